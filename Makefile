@@ -35,15 +35,16 @@ $(VENV)/.base: requirements/base.txt requirements/build.txt | $(VENV)/.made
 	$(PIP_PINNED) -r requirements/build.txt -r requirements/base.txt
 	@touch $@
 
-$(VENV)/.self: pyproject.toml $(VENV)/.base
+# Not keyed on pyproject.toml: a change of lint rules is no reason to install anything.
+$(VENV)/.self: $(VENV)/.base
 	$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/.dev: requirements/dev.txt $(VENV)/.self
+$(VENV)/.dev: requirements/dev.txt | $(VENV)/.self
 	$(PIP_PINNED) -r requirements/dev.txt
 	@touch $@
 
-$(VENV)/.local: requirements/local.txt $(VENV)/.self
+$(VENV)/.local: requirements/local.txt | $(VENV)/.self
 	$(PIP_PINNED) --no-deps --only-binary :all: -r requirements/local.txt
 	@touch $@
 

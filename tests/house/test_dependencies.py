@@ -1,0 +1,87 @@
+"""What we stand on is pinned, starts nothing behind our back, and names no machine."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import pytest
+
+from tests.house.source import ROOT
+
+PINS = sorted((ROOT / "requirements").glob("*.txt"))
+REQUIREMENT = re.compile(r"^(?P<name>[a-z0-9.-]+)==[^\s;]+( ; (?P<marker>[^\\]+))? \\$")
+HASH = re.compile(r"^    --hash=sha256:[0-9a-f]{64}( \\)?$")
+
+# What must stand in no tracked file: the address of a package index, a path of somebody's machine.
+INDEX_HOST = re.compile(r"(?:pypi|pythonhosted|npmjs)\.(?:org|com|io)|\b(?:extra-)?index-url\b")
+MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|root|home|Users|opt)/\w")
+MAY_NAME_INDEX_OPTIONS = {"tests/house/test_dependencies.py"}
+BINARY = {".db", ".gif", ".ico", ".jpg", ".png", ".webp", ".woff2"}
+
+
+def test_the_pins_are_four_files() -> None:
+    assert [path.name for path in PINS] == ["base.txt", "build.txt", "dev.txt", "local.txt"]
+
+
+@pytest.mark.parametrize("path", PINS, ids=lambda path: path.name)
+def test_every_pin_has_a_version_and_hashes_and_no_address(path: Path) -> None:
+    unpinned = []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        is_requirement = REQUIREMENT.match(line) is not None and HASH.match(following) is not None
+        if not is_requirement and not HASH.match(line):
+            unpinned.append(line)
+    assert unpinned == []
+
+
+def test_no_runtime_dependency_hooks_the_start_of_every_interpreter() -> None:
+    hooks = {
+        name: [str(file) for file in distribution(name).files or () if file.suffix == ".pth"]
+        for name in _names(ROOT / "requirements" / "base.txt")
+        if _is_installed(name)
+    }
+    assert {name: files for name, files in hooks.items() if files} == {}
+    assert "msgspec" in hooks, "nothing was looked at"
+
+
+def test_no_tracked_file_names_an_index_or_a_machine() -> None:
+    found = [
+        f"{name}:{number}: {match.group()}"
+        for name in _tracked_files()
+        if name not in MAY_NAME_INDEX_OPTIONS
+        for number, line in enumerate(_lines(ROOT / name), start=1)
+        if (match := INDEX_HOST.search(line) or MACHINE_PATH.search(line))
+    ]
+    assert found == []
+
+
+def _names(pins: Path) -> list[str]:
+    lines = pins.read_text(encoding="utf-8").splitlines()
+    return [match["name"] for line in lines if (match := REQUIREMENT.match(line))]
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False  # a marker keeps it off this platform
+    return True
+
+
+def _tracked_files() -> list[str]:
+    try:
+        done = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True
+        )
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        pytest.skip("not a git checkout")
+    return [name for name in done.stdout.split("\0") if name]
+
+
+def _lines(path: Path) -> list[str]:
+    if path.suffix in BINARY or not path.is_file():
+        return []
+    return path.read_text(encoding="utf-8", errors="replace").splitlines()

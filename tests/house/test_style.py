@@ -1,0 +1,149 @@
+"""The rules of style that a machine can check and the linter does not."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.house.source import (
+    Function,
+    full_name,
+    functions,
+    imported_names,
+    in_package,
+    name_of,
+    parsed,
+    python_files,
+)
+
+SOURCE = python_files("src/midstream")
+
+# Clocks, chance, identity and background tasks come in through `midstream.world.World`.
+ONLY_IN_WORLD = re.compile(
+    r"time\.(time|monotonic|perf_counter|process_time)(_ns)?|time\.sleep"
+    r"|datetime\.(datetime|date)\.(now|utcnow|today)"
+    r"|random\.\w+|secrets\.\w+|uuid\.uuid\d|os\.urandom"
+    r"|asyncio\.(create_task|ensure_future|sleep)"
+)
+# File below src/midstream: why it needs no other world than the real one.
+MAY_TOUCH_THE_WORLD: dict[str, str] = {
+    "world.py": "it is the door",
+}
+
+# File below src/midstream: why nothing narrower can be caught there.
+MAY_CATCH_EVERYTHING: dict[str, str] = {
+    "cli/__init__.py": "the top of the process: it logs the traceback and sets the exit code",
+    "runtime/tools.py": "a tool is somebody else's code; whatever it raises is its outcome",
+}
+
+NAMES_THAT_SAY_NOTHING = {"base", "common", "helper", "helpers", "misc", "util", "utils"}
+CLASS_THAT_SAYS_NOTHING = re.compile(r"(Manager|Helper|Helpers|Util|Utils)$")
+
+
+def test_only_the_world_knows_time_chance_identity_and_tasks() -> None:
+    found = [
+        f"{name_of(path)}:{line} {name}"
+        for path in SOURCE
+        if in_package(path) not in MAY_TOUCH_THE_WORLD
+        for line, name in _names_used(path)
+        if ONLY_IN_WORLD.fullmatch(name)
+    ]
+    assert found == []
+
+
+def test_input_is_never_asserted() -> None:
+    """A parameter of a public function is input: refuse it with an error that says what to do."""
+    found = [
+        f"{name_of(path)}:{check.lineno} assert on `{parameter}` in {function.name}"
+        for path in SOURCE
+        for function in functions(parsed(path))
+        if not function.name.startswith("_")
+        for check in ast.walk(function)
+        if isinstance(check, ast.Assert)
+        for parameter in sorted(_parameters(function) & _bare_names(check.test))
+    ]
+    assert found == []
+
+
+def test_everything_is_caught_only_in_the_named_places() -> None:
+    found = [
+        f"{name_of(path)}:{handler.lineno}"
+        for path in SOURCE
+        if in_package(path) not in MAY_CATCH_EVERYTHING
+        for handler in ast.walk(parsed(path))
+        if isinstance(handler, ast.ExceptHandler) and _is_broad(handler) and not _raises(handler)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("exceptions", [MAY_TOUCH_THE_WORLD, MAY_CATCH_EVERYTHING])
+def test_every_exception_has_its_reason(exceptions: dict[str, str]) -> None:
+    assert [name for name, reason in exceptions.items() if not reason.strip()] == []
+
+
+def test_no_module_and_no_class_has_a_name_that_says_nothing() -> None:
+    modules = [name_of(path) for path in SOURCE if path.stem.strip("_") in NAMES_THAT_SAY_NOTHING]
+    folders = [name_of(path) for path in SOURCE if path.parent.name in NAMES_THAT_SAY_NOTHING]
+    classes = [
+        f"{name_of(path)}:{node.lineno} {node.name}"
+        for path in SOURCE
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.ClassDef) and CLASS_THAT_SAYS_NOTHING.search(node.name)
+    ]
+    assert modules + folders + classes == []
+
+
+def test_no_test_sleeps() -> None:
+    """`asyncio.sleep(0)` lets others run and waits for nothing."""
+    found = [
+        f"{name_of(path)}:{call.lineno}"
+        for path in python_files("tests")
+        for imported in [imported_names(parsed(path))]
+        for call in ast.walk(parsed(path))
+        if isinstance(call, ast.Call)
+        and full_name(call.func, imported) in {"time.sleep", "asyncio.sleep"}
+        and not _is_zero(call)
+    ]
+    assert found == []
+
+
+def _names_used(path: Path) -> Iterator[tuple[int, str]]:
+    tree = parsed(path)
+    imported = imported_names(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute | ast.Name) and (name := full_name(node, imported)):
+            yield node.lineno, name
+
+
+def _parameters(function: Function) -> set[str]:
+    arguments = function.args
+    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return {argument.arg for argument in every} - {"self", "cls"}
+
+
+def _bare_names(expression: ast.expr) -> set[str]:
+    return {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
+
+
+def _is_broad(handler: ast.ExceptHandler) -> bool:
+    caught = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(
+        kind is None or (isinstance(kind, ast.Name) and kind.id in {"Exception", "BaseException"})
+        for kind in caught
+    )
+
+
+def _raises(handler: ast.ExceptHandler) -> bool:
+    """Whether the handler only tidies up: its last statement raises."""
+    return isinstance(handler.body[-1], ast.Raise)
+
+
+def _is_zero(call: ast.Call) -> bool:
+    match call.args:
+        case [ast.Constant(value=0)]:
+            return True
+    return False

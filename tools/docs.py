@@ -1,0 +1,172 @@
+"""Keep the documentation true: write its generated blocks anew, and look for references to nothing.
+
+    python tools/docs.py            write the blocks, then report
+    python tools/docs.py --check    report only; a stale block is a problem too
+
+A generated block stands between `<!-- generated: NAME -->` and `<!-- end of generated -->`; the names are the
+keys of `GENERATORS`. Checked are relative links with their anchors, and every path of this repository that
+stands in backticks, also as `tests/a/test_b.py::test_name`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+BLOCK = re.compile(
+    r"(?P<head><!-- generated: (?P<name>[\w-]+) -->\n)(?P<body>.*?)(?P<end><!-- end of generated -->)",
+    re.DOTALL,
+)
+FENCE = re.compile(r"^(?P<fence>```+|~~~+).*?^(?P=fence)$", re.DOTALL | re.MULTILINE)
+INLINE_CODE = re.compile(r"`([^`\n]+)`")
+LINK = re.compile(r"\]\(<?([^()\s>]+)>?(?:\s+\"[^\"]*\")?\)")
+HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*$", re.MULTILINE)
+ANCHOR = re.compile(r"<a\s+(?:id|name)=\"([^\"]+)\"")
+REPOSITORY_PATH = re.compile(
+    r"(?:src|tests|docs|tools|bench|examples|requirements|\.ci)/[\w./-]*(?:::\w+)?"
+)
+
+
+def make_targets() -> str:
+    targets = re.findall(r"^([a-z-]+):.*?## (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    rows = "".join(f"| `make {name}` | {meaning} |\n" for name, meaning in targets)
+    return f"| command | does |\n| --- | --- |\n{rows}"
+
+
+def error_codes() -> str:
+    from midstream import errors  # noqa: PLC0415 - the links can be checked without the package
+
+    kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
+    rows = "".join(
+        f"| `{kind.code}` | `{kind.__name__}` | {kind.retry} | {_first_line(kind)} |\n"
+        for kind in sorted(kinds, key=lambda kind: str(getattr(kind, "code", "")))
+        if issubclass(kind, errors.MidstreamError)
+    )
+    return f"| code | class | retry | means |\n| --- | --- | --- | --- |\n{rows}"
+
+
+def public_names() -> str:
+    import midstream  # noqa: PLC0415 - see error_codes
+
+    rows = "".join(
+        f"| `{name}` | {_first_line(getattr(midstream, name))} |\n"
+        for name in sorted(getattr(midstream, "__all__", ()))
+    )
+    return f"| name | is |\n| --- | --- |\n{rows}"
+
+
+GENERATORS: dict[str, Callable[[], str]] = {
+    "error-codes": error_codes,
+    "make-targets": make_targets,
+    "public-names": public_names,
+}
+
+
+def pages(root: Path = ROOT) -> list[Path]:
+    """Return the Markdown files of the repository, without those of tools and environments."""
+    return sorted(
+        path
+        for path in root.rglob("*.md")
+        if not any(
+            part.startswith(".") or part == "node_modules" for part in path.relative_to(root).parts
+        )
+    )
+
+
+def with_fresh_blocks(text: str) -> str:
+    """Return a page's text with its generated blocks made anew; an unknown name is left alone."""
+
+    def fresh(block: re.Match[str]) -> str:
+        generate = GENERATORS.get(block["name"])
+        body = generate() if generate else block["body"]
+        return f"{block['head']}{body}{block['end']}"
+
+    return BLOCK.sub(fresh, text)
+
+
+def problems(page: Path, root: Path = ROOT) -> Iterator[str]:
+    """Say what a page refers to that is not there, and which of its blocks are stale or unknown."""
+    text = page.read_text(encoding="utf-8")
+    name = page.relative_to(root).as_posix()
+    for block in BLOCK.finditer(text):
+        if block["name"] not in GENERATORS:
+            yield f"{name}: nothing generates {block['name']!r}"
+    if with_fresh_blocks(text) != text:
+        yield f"{name}: a generated block is stale: run `make docs`"
+    prose = FENCE.sub("", text)
+    for target in LINK.findall(INLINE_CODE.sub("", prose)):
+        if not _is_elsewhere(target) and not _leads_somewhere(page, target):
+            yield f"{name}: the link {target!r} leads nowhere"
+    for code in INLINE_CODE.findall(prose):
+        if REPOSITORY_PATH.fullmatch(code) and not _is_there(root, code):
+            yield f"{name}: there is no `{code}`"
+
+
+def main() -> int:
+    if "--check" not in sys.argv[1:]:
+        for page in pages():
+            text = page.read_text(encoding="utf-8")
+            if (fresh := with_fresh_blocks(text)) != text:
+                page.write_text(fresh, encoding="utf-8")
+                print(f"wrote {page.relative_to(ROOT)}")
+    found = [problem for page in pages() for problem in problems(page)]
+    for problem in found:
+        print(problem, file=sys.stderr)
+    print(f"{len(pages())} pages, {len(found)} problems")
+    return 1 if found else 0
+
+
+def _first_line(documented: object) -> str:
+    return (
+        (inspect.getdoc(documented) or "")
+        .partition("\n\n")[0]
+        .replace("\n", " ")
+        .replace("|", "\\|")
+    )
+
+
+def _is_elsewhere(target: str) -> bool:
+    return re.match(r"[a-z][a-z0-9+.-]*:", target) is not None
+
+
+def _leads_somewhere(page: Path, target: str) -> bool:
+    path, _, anchor = target.partition("#")
+    there = page.parent / path if path else page
+    if not there.exists():
+        return False
+    return not anchor or there.suffix != ".md" or anchor in _anchors(there)
+
+
+def _anchors(page: Path) -> set[str]:
+    """Return a page's anchors as GitHub makes them: repeated headings get a number."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    anchors = set(ANCHOR.findall(text))
+    for heading in HEADING.findall(text):
+        slug = re.sub(r"[^\w\- ]", "", re.sub(r"\]\([^)]*\)", "", heading).lower()).replace(
+            " ", "-"
+        )
+        repeated = sum(
+            1 for anchor in anchors if re.fullmatch(rf"{re.escape(slug)}(-\d+)?", anchor)
+        )
+        anchors.add(f"{slug}-{repeated}" if repeated else slug)
+    return anchors
+
+
+def _is_there(root: Path, code: str) -> bool:
+    path, _, test = code.partition("::")
+    there = root / path
+    if not test:
+        return there.exists()
+    return (
+        there.is_file()
+        and re.search(rf"def {test}\(", there.read_text(encoding="utf-8")) is not None
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
