@@ -1,0 +1,57 @@
+"""midstream: AI-agent sessions that survive anything.
+
+The public names. Each is loaded when it is first used, so that `import midstream` costs next to nothing and a
+client never pays for a server.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from midstream.client import Client, connect
+    from midstream.errors import MidstreamError
+    from midstream.runtime.agent import Agent
+    from midstream.runtime.host import Host
+    from midstream.runtime.models import Model
+    from midstream.server.app import asgi
+    from midstream.tools import Tool, current_call, tool
+
+_HOMES = {
+    "Agent": "midstream.runtime.agent",
+    "Client": "midstream.client",
+    "Host": "midstream.runtime.host",
+    "MidstreamError": "midstream.errors",
+    "Model": "midstream.runtime.models",
+    "Tool": "midstream.tools",
+    "asgi": "midstream.server.app",
+    "connect": "midstream.client",
+    "current_call": "midstream.tools",
+    "tool": "midstream.tools",
+}
+
+__all__ = [
+    "Agent",
+    "Client",
+    "Host",
+    "MidstreamError",
+    "Model",
+    "Tool",
+    "asgi",
+    "connect",
+    "current_call",
+    "tool",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'midstream' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

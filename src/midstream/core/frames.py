@@ -1,0 +1,262 @@
+"""Every frame on the wire, both ways, and its JSON form.
+
+One frame is one JSON object with a `type`. Frames are the same on every transport: a WebSocket message each, or
+the body of a POST and the data of a server-sent event. A receiver ignores members it does not know and answers a
+type it does not know with `error`; the version in `open` and `welcome` says which frames may come.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from midstream.core.messages import Result, UserPart
+from midstream.core.records import ClientTool
+from midstream.errors import FrameTooLargeError, MalformedFrameError
+
+_T = TypeVar("_T")
+
+PROTOCOL_VERSION = 1
+FRAME_BYTES_MAX = 1024 * 1024
+"""One frame, encoded; larger ones are refused before they are parsed."""
+IN_FLIGHT_MAX = 64
+"""Chunks a client may have sent and not seen acknowledged."""
+EVENT_ID_CHARS_MAX = 40
+"""Two numbers of up to 19 digits and the dash."""
+EVENTS_PER_FRAME_MAX = 512
+"""Records in one `events` frame; replay sends frames of this many."""
+HEARTBEAT_S = 10.0
+"""Seconds of silence after which a server sends a heartbeat; three missed ones end a connection."""
+
+
+class EventId(Struct, frozen=True, order=True):
+    """The place of a record on a journal's line: the epoch it was written under, and its position."""
+
+    epoch: int
+    position: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}-{self.position}"
+
+    @classmethod
+    def parse(cls, text: str) -> EventId:
+        """Read `epoch-position`.
+
+        Raises:
+            MalformedFrameError: It is not of that form.
+        """
+        epoch, dash, position = text.partition("-")
+        is_short = len(text) <= EVENT_ID_CHARS_MAX and text.isascii()
+        if not (is_short and dash and epoch.isdecimal() and position.isdecimal()):
+            raise MalformedFrameError(f"an event id looks like '3-17', not {text[:EVENT_ID_CHARS_MAX]!r}")
+        return cls(int(epoch), int(position))
+
+
+START = EventId(0, 0)
+"""Before the first record."""
+
+
+# --- what a client says -----------------------------------------------------------------------------------------
+
+
+class Open(Struct, frozen=True, tag="open", tag_field="type", omit_defaults=True):
+    """The first frame of a connection.
+
+    Args:
+        stream: The stream key; empty for a reader who only follows the session.
+        secret: 32 random bytes of the client, base64url; the same at each reconnect.
+        event_id: The last event the client has; None for a new stream (begin where the stream begins) or to
+            follow from the end.
+        next_seqno: How many chunks the client has numbered; the server tells which it has.
+    """
+
+    stream: str = ""
+    secret: str = ""
+    event_id: str | None = None
+    next_seqno: int = 0
+    version: int = PROTOCOL_VERSION
+
+
+class Chunk(Struct, frozen=True, tag="chunk", tag_field="type"):
+    """A numbered payload. Its bytes are the same whenever it is played back."""
+
+    seqno: int
+    payload: msgspec.Raw
+
+
+class Close(Struct, frozen=True, tag="close", tag_field="type"):
+    """The client has seen all it wants; the turn goes on without it."""
+
+
+class Ping(Struct, frozen=True, tag="ping", tag_field="type"):
+    """The client asks for a sign of life; the answer is a heartbeat."""
+
+
+ClientFrame = Open | Chunk | Close | Ping
+
+
+# --- what a chunk may carry -------------------------------------------------------------------------------------
+
+
+class SayPayload(Struct, frozen=True, tag="say", tag_field="type", omit_defaults=True):
+    """A user's message, which opens the stream's turn, and the tools the client runs itself in it."""
+
+    parts: tuple[UserPart, ...]
+    tools: tuple[ClientTool, ...] = ()
+
+
+class ResultPayload(Struct, frozen=True, tag="result", tag_field="type"):
+    """The outcome of a call that the client ran."""
+
+    turn: int
+    reply: int
+    result: Result
+
+
+class AbortPayload(Struct, frozen=True, tag="abort", tag_field="type", omit_defaults=True):
+    """Stop the turn; numbered like every chunk, so that it is retried until it is acknowledged."""
+
+    turn: int | None = None
+
+
+Payload = SayPayload | ResultPayload | AbortPayload
+
+
+# --- what a server says -----------------------------------------------------------------------------------------
+
+
+class Welcome(Struct, frozen=True, tag="welcome", tag_field="type"):
+    """The first frame of a server, at once.
+
+    Args:
+        stream: Echo of the stream key.
+        is_degraded: The client will not be able to resume here: keep nothing, retry nothing.
+        reason: Why it is degraded, else "".
+        event_id: Newest event on the journal's line.
+        resume_from: The event after which this connection's events begin.
+        acked: Chunks of this stream accepted so far: the seqno expected next.
+        turn: The stream's turn, 0 before its first chunk.
+        status: What the session is doing: idle, model, tools, cancelling.
+        heartbeat_s: Seconds of silence after which a heartbeat comes.
+        frame_bytes_max, in_flight_max: Limits.
+        retention_s: How long after its last record a stream can be resumed.
+    """
+
+    stream: str
+    event_id: str
+    resume_from: str
+    acked: int = 0
+    turn: int = 0
+    status: str = "idle"
+    is_degraded: bool = False
+    reason: str = ""
+    heartbeat_s: float = HEARTBEAT_S
+    frame_bytes_max: int = FRAME_BYTES_MAX
+    in_flight_max: int = IN_FLIGHT_MAX
+    retention_s: float = 7200.0
+    version: int = PROTOCOL_VERSION
+
+
+class Ack(Struct, frozen=True, tag="ack", tag_field="type"):
+    """Every chunk up to and with `seqno` is in the journal, on disk. Cumulative; may repeat."""
+
+    seqno: int
+
+
+class Event(Struct, frozen=True):
+    """One record and its place."""
+
+    id: str
+    record: msgspec.Raw
+
+
+class Events(Struct, frozen=True, tag="events", tag_field="type"):
+    """Records in order, without gap: each position follows the one before it."""
+
+    events: tuple[Event, ...]
+
+
+class Gone(Struct, frozen=True, tag="gone", tag_field="type"):
+    """The client's event id is not on the line. Events after `resume_from` follow: forget what came later."""
+
+    resume_from: str
+    reason: str
+
+
+class Error(Struct, frozen=True, tag="error", tag_field="type", omit_defaults=True):
+    """Something was refused. `seqno` names the chunk it is about; without it the connection ends.
+
+    `expected` is the seqno to send next where the code is `seqno_gap`.
+    """
+
+    code: str
+    message: str
+    retry: str = "never"
+    seqno: int | None = None
+    expected: int | None = None
+    retry_after_s: float | None = None
+
+
+class Heartbeat(Struct, frozen=True, tag="heartbeat", tag_field="type"):
+    """The connection lives. `event_id` is the newest event, `waiting_on` what the turn waits for."""
+
+    event_id: str
+    waiting_on: str = "nothing"
+
+
+ServerFrame = Welcome | Ack | Events | Gone | Error | Heartbeat
+
+_encoder = msgspec.json.Encoder()
+_from_client: msgspec.json.Decoder[ClientFrame] = msgspec.json.Decoder(ClientFrame)
+_from_server: msgspec.json.Decoder[ServerFrame] = msgspec.json.Decoder(ServerFrame)
+_payload: msgspec.json.Decoder[Payload] = msgspec.json.Decoder(Payload)
+
+
+def encode(frame: ClientFrame | ServerFrame | Payload) -> bytes:
+    """Return a frame's (or payload's) JSON."""
+    return _encoder.encode(frame)
+
+
+def decode_client(body: bytes) -> ClientFrame:
+    """Read what a client sent.
+
+    Raises:
+        FrameTooLargeError: Above `FRAME_BYTES_MAX`; it was not parsed.
+        MalformedFrameError: Not a frame.
+    """
+    return _decode(body, _from_client)
+
+
+def decode_server(body: bytes) -> ServerFrame:
+    """Read what a server sent; raises like `decode_client`, but has no size limit of its own."""
+    try:
+        return _from_server.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedFrameError(f"not a server frame: {error}") from error
+
+
+def decode_payload(body: bytes | msgspec.Raw) -> Payload:
+    """Read what a chunk carries; raises `MalformedFrameError`."""
+    return _decode(bytes(body), _payload)
+
+
+def _decode(body: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
+    if len(body) > FRAME_BYTES_MAX:
+        raise FrameTooLargeError(f"a frame has {len(body)} bytes; the limit is {FRAME_BYTES_MAX}")
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedFrameError(f"not a frame of this protocol: {error}") from error
+
+
+def digest_of(payload: bytes | msgspec.Raw) -> str:
+    """Return the digest by which a repeated chunk is told from a conflicting one."""
+    return hashlib.blake2b(bytes(payload), digest_size=16, person=b"midstream-chunk").hexdigest()
+
+
+def secret_digest_of(secret: str) -> str:
+    """Return the commitment to a stream secret that a journal may hold."""
+    return hashlib.blake2b(secret.encode(), digest_size=32, person=b"midstream-key").hexdigest()

@@ -1,0 +1,185 @@
+"""Messages and exchanges that cannot be invalid.
+
+A call is answered or it is not history: `Exchange` refuses to exist with a result missing, surplus or out of
+order, so a dangling call is a state of the turn (`core/turn.py`) and never a state of the history.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from midstream.errors import InvalidHistoryError
+
+
+class Text(Struct, frozen=True, tag="text"):
+    """Words to read."""
+
+    text: str
+
+
+class Thinking(Struct, frozen=True, tag="thinking", omit_defaults=True):
+    """What a model thought aloud. `signature` is the provider's, kept byte for byte."""
+
+    text: str
+    signature: str | None = None
+
+
+class File(Struct, frozen=True, tag="file", omit_defaults=True):
+    """An attachment: `data` is base64, or `url` says where it is."""
+
+    media_type: str
+    data: str | None = None
+    url: str | None = None
+    name: str | None = None
+
+
+class Call(Struct, frozen=True, tag="call", omit_defaults=True):
+    """A tool request.
+
+    `id` is unique within its reply; where the provider gave none or gave one twice, it was minted and
+    `provider_id` holds the original. `arguments` is the JSON text exactly as the model wrote it, also when it
+    is broken.
+    """
+
+    id: str
+    name: str
+    arguments: str = "{}"
+    provider_id: str | None = None
+
+
+UserPart = Text | File
+ReplyPart = Text | Thinking | Call
+
+
+class Outcome(StrEnum):
+    """How a call ended."""
+
+    OK = "ok"
+    ERROR = "error"
+    CANCELLED = "cancelled"
+    """It never started, or was stopped on request."""
+    UNKNOWN = "unknown"
+    """It started and nobody knows whether it took effect."""
+
+
+class Result(Struct, frozen=True, omit_defaults=True):
+    """The answer to one call. `content` is what the model reads: plain text or JSON text."""
+
+    call_id: str
+    content: str
+    outcome: Outcome = Outcome.OK
+
+
+class Usage(Struct, frozen=True, omit_defaults=True):
+    """Tokens, as the provider counted them."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class Finish(StrEnum):
+    """Why a reply ended."""
+
+    STOP = "stop"
+    CALLS = "calls"
+    LENGTH = "length"
+    """The output limit cut it."""
+    FILTER = "filter"
+    INTERRUPTED = "interrupted"
+    """We stopped listening: a cancel, or an owner that died. The text so far was kept."""
+
+
+class UserMessage(Struct, frozen=True, tag="user"):
+    """What a person (or the host on their behalf) said."""
+
+    parts: tuple[UserPart, ...]
+
+    @classmethod
+    def of(cls, text: str) -> UserMessage:
+        """Make a message of one text."""
+        return cls((Text(text),))
+
+
+class Reply(Struct, frozen=True, omit_defaults=True):
+    """One answer of a model, whole. Its calls carry distinct ids."""
+
+    parts: tuple[ReplyPart, ...]
+    finish: Finish = Finish.STOP
+    model: str = ""
+    usage: Usage | None = None
+
+    def __post_init__(self) -> None:
+        ids = [part.id for part in self.parts if isinstance(part, Call)]
+        if len(set(ids)) != len(ids) or "" in ids:
+            raise InvalidHistoryError(f"the calls of one reply need distinct, non-empty ids, got {ids!r}")
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The tool requests, in the model's order."""
+        return tuple(part for part in self.parts if isinstance(part, Call))
+
+    @property
+    def text(self) -> str:
+        """The words for the reader, without thinking and calls."""
+        return "".join(part.text for part in self.parts if isinstance(part, Text))
+
+
+class Exchange(Struct, frozen=True, tag="exchange", omit_defaults=True):
+    """A reply with the results of all its calls, in the calls' order: the unit of history.
+
+    Raises:
+        InvalidHistoryError: A result is missing, surplus or out of order.
+    """
+
+    reply: Reply
+    results: tuple[Result, ...] = ()
+
+    def __post_init__(self) -> None:
+        asked = [call.id for call in self.reply.calls]
+        answered = [result.call_id for result in self.results]
+        if asked != answered:
+            raise InvalidHistoryError(f"calls {asked!r} do not match results {answered!r}")
+
+
+Entry = UserMessage | Exchange
+
+
+class History(Struct, frozen=True):
+    """A conversation that every model can be shown: user messages and whole exchanges."""
+
+    entries: tuple[Entry, ...] = ()
+
+    def then(self, entry: Entry) -> History:
+        """Return this history with one more entry."""
+        return History((*self.entries, entry))
+
+
+class ToolSpec(Struct, frozen=True, omit_defaults=True):
+    """What a model is told of a tool. `parameters` is a JSON schema of an object."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+def with_distinct_ids(parts: tuple[ReplyPart, ...], *, reply_no: int) -> tuple[ReplyPart, ...]:
+    """Mint an id for each call that came with none or with one used before in this reply.
+
+    Providers send empty ids (MiniMax) and repeat them; the minted id follows from the place of the call, so
+    that it is the same whenever the same reply is parsed again.
+    """
+    seen: set[str] = set()
+    distinct: list[ReplyPart] = []
+    for index, part in enumerate(parts):
+        if isinstance(part, Call):
+            if not part.id or part.id in seen:
+                minted = f"call-{reply_no}-{index}"
+                part = Call(minted, part.name, part.arguments, provider_id=part.id)
+            seen.add(part.id)
+        distinct.append(part)
+    return tuple(distinct)

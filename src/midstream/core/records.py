@@ -1,0 +1,232 @@
+"""The facts a journal may hold: one tagged union, its codec, and how hard each must be synced.
+
+A record is a fact: it is never refused and never changed. Its JSON is both what the store keeps and what every
+reader is sent, encoded once. Old journals fold for ever: fields may be added with a default, never removed,
+renamed or given another meaning; a new kind of record is a new tag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from midstream.core.calls import CallPlan, OnDoubt
+from midstream.core.messages import Reply, Result, ToolSpec, UserMessage
+from midstream.errors import RecordUndecodableError
+
+VERSION = 1
+"""Version of the record format, written into every `EpochStarted`."""
+
+
+class Sync(StrEnum):
+    """How durable an append is when it returns."""
+
+    FULL = "full"
+    """On the disk: survives a power cut."""
+    NORMAL = "normal"
+    """With the operating system: survives the death of the process; a power cut may lose the tail."""
+
+
+class TurnStatus(StrEnum):
+    """How a turn ended."""
+
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    """Nobody went on with it in time, or it kept killing its owner; what had finished was kept."""
+
+
+class ClientTool(Struct, frozen=True, omit_defaults=True):
+    """A tool that the client of this turn runs itself."""
+
+    spec: ToolSpec
+    has_effects: bool = True
+    on_doubt: OnDoubt = OnDoubt.UNKNOWN
+    timeout_s: float = 0.0
+
+
+class EpochStarted(Struct, frozen=True, tag="epoch_started", tag_field="type"):
+    """A new owner took the session. What older epochs were doing is in doubt from here on."""
+
+    epoch: int
+    owner: str
+    at: float
+    version: int = VERSION
+
+
+class StreamOpened(Struct, frozen=True, tag="stream_opened", tag_field="type"):
+    """A client's stream sent its first chunk. `secret_digest` commits to the secret it must show again."""
+
+    stream: str
+    secret_digest: str
+
+
+class ChunkAccepted(Struct, frozen=True, tag="chunk_accepted", tag_field="type"):
+    """The chunk `seqno` of a stream was taken, once. What it did follows in the same append."""
+
+    stream: str
+    seqno: int
+    digest: str
+
+
+class MessageAccepted(Struct, frozen=True, tag="message_accepted", tag_field="type", omit_defaults=True):
+    """A user's message opened turn number `turn`."""
+
+    turn: int
+    message: UserMessage
+    at: float
+    tools: tuple[ClientTool, ...] = ()
+    stream: str = ""
+    """The stream that carried it; empty where a host spoke without one."""
+
+
+class AttemptStarted(Struct, frozen=True, tag="attempt_started", tag_field="type", omit_defaults=True):
+    """The model is asked for reply `reply`; what earlier attempts said of this reply is void for readers."""
+
+    turn: int
+    reply: int
+    attempt: int
+    at: float
+    not_before: float = 0.0
+    """Seconds since 1970 before which it is not sent: the backoff after a failed attempt."""
+
+
+class Delta(Struct, frozen=True, tag="delta", tag_field="type"):
+    """Words of a reply that is being made. `part` counts the parts of the reply from 0."""
+
+    turn: int
+    reply: int
+    attempt: int
+    part: int
+    kind: Literal["text", "thinking"]
+    text: str
+
+
+class AttemptFailed(Struct, frozen=True, tag="attempt_failed", tag_field="type", omit_defaults=True):
+    """The attempt gave no usable reply."""
+
+    turn: int
+    reply: int
+    attempt: int
+    code: str
+    message: str
+    at: float
+
+
+class ReplyCompleted(Struct, frozen=True, tag="reply_completed", tag_field="type", omit_defaults=True):
+    """The reply is whole; none of its calls had started before this record."""
+
+    turn: int
+    reply: int
+    attempt: int
+    body: Reply
+    at: float
+    plans: tuple[CallPlan, ...] = ()
+
+
+class CallStarted(Struct, frozen=True, tag="call_started", tag_field="type", omit_defaults=True):
+    """The intent to run a call, the `run`-th time. Written before the tool is touched."""
+
+    turn: int
+    reply: int
+    call_id: str
+    run: int
+    at: float
+    has_effects: bool = True
+
+
+class CallEnded(Struct, frozen=True, tag="call_ended", tag_field="type"):
+    """The one outcome of a call."""
+
+    turn: int
+    reply: int
+    result: Result
+    at: float
+
+
+class ExchangeCommitted(Struct, frozen=True, tag="exchange_committed", tag_field="type"):
+    """The reply and all its results entered history together."""
+
+    turn: int
+    reply: int
+
+
+class CancelRequested(Struct, frozen=True, tag="cancel_requested", tag_field="type"):
+    """Somebody stopped the turn. Running tools have until `deadline_at` (seconds since 1970) to end."""
+
+    turn: int
+    at: float
+    deadline_at: float
+
+
+class TurnEnded(Struct, frozen=True, tag="turn_ended", tag_field="type", omit_defaults=True):
+    """The turn is over; the next message may come."""
+
+    turn: int
+    status: TurnStatus
+    at: float
+    code: str = ""
+    message: str = ""
+
+
+Record = (
+    EpochStarted
+    | StreamOpened
+    | ChunkAccepted
+    | MessageAccepted
+    | AttemptStarted
+    | Delta
+    | AttemptFailed
+    | ReplyCompleted
+    | CallStarted
+    | CallEnded
+    | ExchangeCommitted
+    | CancelRequested
+    | TurnEnded
+)
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
+
+
+def encode(record: Record) -> bytes:
+    """Return the record's JSON: what is stored and what is sent."""
+    return _encoder.encode(record)
+
+
+def decode(body: bytes) -> Record:
+    """Read one stored record.
+
+    Raises:
+        RecordUndecodableError: It is no record this version knows. Nothing had changed.
+    """
+    try:
+        return _decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RecordUndecodableError(f"a journal record cannot be read: {error}") from error
+
+
+def decode_all(bodies: Iterable[bytes]) -> tuple[Record, ...]:
+    """Read stored records in order; raises like `decode`."""
+    return tuple(decode(body) for body in bodies)
+
+
+_FULL = (EpochStarted, StreamOpened, ChunkAccepted, MessageAccepted, CancelRequested, TurnEnded)
+
+
+def sync_of(records: Sequence[Record]) -> Sync:
+    """Return how hard one append of these records must be synced (design.md section 6, the table of appends).
+
+    A client's command, the end of a turn, a new epoch and the start of a call with effects reach the disk before
+    anybody acts on them. Tokens, outcomes and read-only starts need only survive the process: after a power cut a
+    lost outcome shows as a call in doubt, never as silence.
+    """
+    for record in records:
+        if isinstance(record, _FULL) or (isinstance(record, CallStarted) and record.has_effects):
+            return Sync.FULL
+    return Sync.NORMAL

@@ -1,0 +1,138 @@
+"""What a model says while it speaks, and the reply that comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from midstream.core.messages import (
+    Call,
+    Finish,
+    History,
+    Reply,
+    ReplyPart,
+    Text,
+    Thinking,
+    ToolSpec,
+    Usage,
+    with_distinct_ids,
+)
+from midstream.core.records import Delta
+
+DELTA_CHARS_MAX = 64 * 1024
+"""Characters of one `Delta`; a longer piece is split, so that no record outgrows a frame."""
+
+
+class ModelRequest(Struct, frozen=True):
+    """What a model is asked.
+
+    Args:
+        instructions: The system prompt, or "".
+        history: Every message so far; the last entry is what to answer.
+        tools: What may be called.
+        attempt: 1 for the first try of this reply.
+        key: Stable over the attempts of one reply; for a provider's idempotency header.
+    """
+
+    instructions: str
+    history: History
+    tools: tuple[ToolSpec, ...] = ()
+    attempt: int = 1
+    key: str = ""
+
+
+class TextDelta(Struct, frozen=True):
+    """Some more words for the reader."""
+
+    text: str
+
+
+class ThinkingDelta(Struct, frozen=True):
+    """Some more thinking; `signature`, where the provider gives one, ends the part."""
+
+    text: str
+    signature: str | None = None
+
+
+class CallRequested(Struct, frozen=True):
+    """A whole tool request. `arguments` is JSON text exactly as the model wrote it; `id` may be empty."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Finished(Struct, frozen=True):
+    """The reply is whole. Nothing may follow."""
+
+    finish: Finish = Finish.STOP
+    model: str = ""
+    usage: Usage | None = None
+
+
+ModelEvent = TextDelta | ThinkingDelta | CallRequested | Finished
+
+
+class ReplyBuilder:
+    """Collect a model's events: `add` returns the deltas to journal, `reply` the whole in the end."""
+
+    def __init__(self, turn: int, reply_no: int, attempt: int) -> None:
+        self._ids = (turn, reply_no, attempt)
+        self._parts: list[ReplyPart] = []
+        self._texts: list[str] = []
+        self._kind: Literal["text", "thinking"] | None = None
+        self._finished: Finished | None = None
+
+    def add(self, event: ModelEvent) -> Sequence[Delta]:
+        """Take one event; return what readers may be shown of it."""
+        match event:
+            case TextDelta():
+                return self._say("text", event.text)
+            case ThinkingDelta():
+                deltas = self._say("thinking", event.text)
+                if event.signature is not None:
+                    self._close_part(event.signature)
+                return deltas
+            case CallRequested():
+                self._close_part()
+                self._parts.append(Call(event.id, event.name, event.arguments))
+            case Finished():
+                self._finished = event
+        return ()
+
+    def reply(self) -> Reply | None:
+        """Return the whole reply, or None while the model has not finished or said nothing at all."""
+        if self._finished is None:
+            return None
+        self._close_part()
+        parts = with_distinct_ids(tuple(self._parts), reply_no=self._ids[1])
+        if not any(isinstance(part, Call) or part.text.strip() for part in parts):
+            return None
+        return Reply(parts, self._finished.finish, self._finished.model, self._finished.usage)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the model has said that its reply is whole."""
+        return self._finished is not None
+
+    def _say(self, kind: Literal["text", "thinking"], text: str) -> Sequence[Delta]:
+        if self._kind != kind:
+            self._close_part()
+            self._kind = kind
+        if not text:
+            return ()
+        self._texts.append(text)
+        part = len(self._parts)
+        pieces = (text[at : at + DELTA_CHARS_MAX] for at in range(0, len(text), DELTA_CHARS_MAX))
+        return [Delta(*self._ids, part, kind, piece) for piece in pieces]
+
+    def _close_part(self, signature: str | None = None) -> None:
+        text = "".join(self._texts)
+        if self._kind == "text" and text:
+            self._parts.append(Text(text))
+        elif self._kind == "thinking" and (text or signature):
+            self._parts.append(Thinking(text, signature))
+        self._texts.clear()
+        self._kind = None

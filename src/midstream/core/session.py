@@ -1,0 +1,165 @@
+"""The fold of a whole session: history, turn, streams.
+
+`decide` here judges what concerns the session as a whole (streams, numbering, turns) and hands the rest to the
+turn. `evolve` folds one record at its position.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from midstream.core import turn as turns
+from midstream.core.messages import History
+from midstream.core.records import (
+    ChunkAccepted,
+    EpochStarted,
+    ExchangeCommitted,
+    MessageAccepted,
+    Record,
+    StreamOpened,
+    TurnEnded,
+)
+from midstream.core.turn import Command, Idle, Obligation, Refused, SendMessage, TurnState
+from midstream.errors import MalformedFrameError, SeqnoGapError, SeqnoReusedError, WrongSecretError
+
+STREAMS_KEPT_MAX = 1024
+"""Streams a session remembers; the oldest goes first. One stream is one turn of one client."""
+CHUNKS_MAX = 10_000
+"""Chunks of one stream, all of whose digests are kept to tell a repetition from a conflict."""
+
+
+class StreamState(Struct, frozen=True):
+    """One client's stream, as the journal knows it."""
+
+    secret_digest: str
+    since: int
+    """Position before its first record: where a reader of this stream begins."""
+    turn: int = 0
+    """The turn it opened; 0 before."""
+    digests: tuple[str, ...] = ()
+    """Digest of each accepted chunk; the next seqno is their number."""
+
+
+class Received(Struct, frozen=True):
+    """A client's chunk with its place in its stream, and the command it carries.
+
+    `command` is None where the chunk says nothing to the turn (a result nobody waits for any more).
+    """
+
+    stream: str
+    secret_digest: str
+    seqno: int
+    digest: str
+    command: Command | None
+
+
+class Session(Struct, frozen=True):
+    """Everything there is to know of a session; equal journals give equal sessions."""
+
+    position: int = 0
+    """Position of the last folded record; the first record stands at 1."""
+    epoch: int = 0
+    turn: TurnState = field(default_factory=Idle)
+    turns: int = 0
+    """Number of turns opened so far."""
+    history: History = field(default_factory=History)
+    streams: dict[str, StreamState] = field(default_factory=dict)
+    last_turn: TurnEnded | None = None
+    started_at: float = 0.0
+    """When its first epoch began, in seconds since 1970."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a turn is open, so that somebody owes this session something."""
+        return not isinstance(self.turn, Idle)
+
+
+def decide(session: Session, command: Command | Received, *, epoch: int, at: float) -> tuple[Record, ...]:
+    """Return what must be appended because of `command`; nothing, where it changes nothing.
+
+    Raises:
+        Refused: It cannot be taken; its `error` is what the sender is told.
+    """
+    if isinstance(command, Received):
+        return _decide_received(session, command, epoch=epoch, at=at)
+    if isinstance(command, SendMessage) and isinstance(session.turn, Idle):
+        return turns.opening(session.turns + 1, command, at=at)
+    return turns.decide(session.turn, command, epoch=epoch, at=at)
+
+
+def _decide_received(session: Session, chunk: Received, *, epoch: int, at: float) -> tuple[Record, ...]:
+    known = session.streams.get(chunk.stream)
+    digests = known.digests if known else ()
+    if known and not hmac.compare_digest(known.secret_digest, chunk.secret_digest):
+        raise Refused(WrongSecretError("this stream was opened with another secret"))
+    if chunk.seqno < len(digests):
+        if digests[chunk.seqno] != chunk.digest:
+            message = f"chunk {chunk.seqno} was already accepted with another payload"
+            raise Refused(SeqnoReusedError(message))
+        return ()  # STREAM: a repeated chunk is acknowledged again and changes nothing
+    if chunk.seqno > len(digests) or len(digests) >= CHUNKS_MAX:
+        expected = len(digests)
+        message = f"chunk {chunk.seqno} came before chunk {expected} (a stream takes {CHUNKS_MAX} at most)"
+        raise Refused(SeqnoGapError(message, expected=expected))
+    command = chunk.command
+    if isinstance(command, SendMessage):
+        if known and known.turn:
+            raise Refused(
+                MalformedFrameError("a stream carries one message: open a new stream for the next turn")
+            )
+        command = replace(command, stream=chunk.stream)
+    opened = () if known else (StreamOpened(chunk.stream, chunk.secret_digest),)
+    accepted = ChunkAccepted(chunk.stream, chunk.seqno, chunk.digest)
+    did = () if command is None else decide(session, command, epoch=epoch, at=at)
+    return (*opened, accepted, *did)
+
+
+def evolve(session: Session, record: Record, *, epoch: int) -> Session:
+    """Fold the next record; `epoch` is the one it was appended under."""
+    position = session.position + 1
+    turn = turns.evolve(session.turn, record, epoch=epoch)
+    match record:
+        case ExchangeCommitted():
+            exchange = turns.exchange_of(session.turn)
+            history = session.history.then(exchange) if exchange else session.history
+            return replace(session, position=position, turn=turn, history=history)
+        case MessageAccepted():
+            history = session.history.then(record.message)
+            streams = session.streams
+            if record.stream in streams:
+                streams = {**streams, record.stream: replace(streams[record.stream], turn=record.turn)}
+            return replace(
+                session, position=position, turn=turn, turns=record.turn, history=history, streams=streams
+            )
+        case StreamOpened():
+            stream = StreamState(record.secret_digest, since=session.position)
+            kept = list(session.streams.items())[-(STREAMS_KEPT_MAX - 1) :]
+            return replace(session, position=position, streams=dict([*kept, (record.stream, stream)]))
+        case ChunkAccepted():
+            known = session.streams[record.stream]
+            stream = replace(known, digests=(*known.digests, record.digest))
+            return replace(session, position=position, streams={**session.streams, record.stream: stream})
+        case EpochStarted():
+            started_at = session.started_at or record.at
+            return replace(session, position=position, turn=turn, epoch=record.epoch, started_at=started_at)
+        case TurnEnded():
+            return replace(session, position=position, turn=turn, last_turn=record)
+        case _:
+            return replace(session, position=position, turn=turn)
+
+
+def fold(records: Iterable[tuple[int, Record]], session: Session | None = None) -> Session:
+    """Fold `(epoch, record)` pairs onto a session (an empty one by default)."""
+    state = session or Session()
+    for epoch, record in records:
+        state = evolve(state, record, epoch=epoch)
+    return state
+
+
+def owed(session: Session) -> frozenset[Obligation]:
+    """Return what the world owes this session."""
+    return turns.owed(session.turn)

@@ -1,0 +1,290 @@
+"""Every error midstream raises, grouped by what the caller can do about it.
+
+MidstreamError
+├── UsageError            the program that calls us must change
+│   ├── ToolDefinitionError    a function cannot be offered as a tool
+│   ├── AgentNotFoundError     `module:attribute` names no agent
+│   └── InvalidHistoryError    messages that can never form a history
+├── ProtocolError         the peer broke the wire protocol
+│   ├── MalformedFrameError
+│   └── FrameTooLargeError
+├── NotFoundError         there is no such thing (or it is not yours to see)
+│   ├── SessionNotFoundError
+│   ├── StreamNotFoundError
+│   └── EventGoneError         the event id is not on the journal's line: take a snapshot
+├── ConflictError         somebody else was first: look again, then decide again
+│   ├── JournalMovedError
+│   ├── LeaseHeldError
+│   ├── LeaseLostError
+│   ├── SessionBusyError
+│   ├── SeqnoGapError
+│   ├── SeqnoReusedError
+│   └── StreamFencedError
+├── AccessError           the caller may not do this
+│   └── WrongSecretError
+├── UnavailableError      nothing is wrong with the request: try again later
+│   ├── RecoveringError
+│   ├── DrainingError
+│   ├── StoreBusyError
+│   ├── StoreFullError
+│   ├── PortTakenError
+│   └── ConnectionLostError
+├── StoreDamagedError     the data on disk cannot be trusted: a person must look
+│   └── RecordUndecodableError
+└── ModelError            the model did not answer (see each class for whether to ask again)
+    ├── ModelUnavailableError  network, 429, 5xx, timeout: asked again
+    ├── ModelStalledError      silence past the budget: asked again
+    ├── ModelEmptyError        nothing but whitespace came: asked again
+    ├── ModelRejectedError     the request will never be accepted as it is
+    └── ModelMissingError      the model's software is not installed
+
+`code` is stable and safe to match on, `retry` says when the same call may be tried again. Messages name ids
+and never carry what a user or a model wrote.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+Retry = Literal["never", "later", "now"]
+
+
+class MidstreamError(Exception):
+    """Anything midstream refuses or fails to do. Catch this to catch them all."""
+
+    code: ClassVar[str] = "midstream"
+    retry: ClassVar[Retry] = "never"
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_s = retry_after_s
+        """Seconds to wait before trying again, where somebody said so."""
+
+
+class UsageError(MidstreamError):
+    """The calling program must change; nothing was done."""
+
+    code = "usage"
+
+
+class ToolDefinitionError(UsageError):
+    """A function cannot become a tool: an annotation is missing or has no JSON form."""
+
+    code = "tool_definition"
+
+
+class AgentNotFoundError(UsageError):
+    """`module:attribute` could not be imported or is no `Agent`."""
+
+    code = "agent_not_found"
+
+
+class InvalidHistoryError(UsageError):
+    """These messages can never be a history: a call without its result, or the reverse."""
+
+    code = "invalid_history"
+
+
+class ProtocolError(MidstreamError):
+    """The peer broke the wire protocol; the connection is closed, the stream lives on."""
+
+    code = "protocol"
+
+
+class MalformedFrameError(ProtocolError):
+    """A frame that is not JSON of a known shape. It had no effect."""
+
+    code = "malformed_frame"
+
+
+class FrameTooLargeError(ProtocolError):
+    """A frame above the limit named in the welcome. It had no effect."""
+
+    code = "frame_too_large"
+
+
+class NotFoundError(MidstreamError):
+    """No such thing. Foreign things look the same as missing ones."""
+
+    code = "not_found"
+
+
+class SessionNotFoundError(NotFoundError):
+    """No journal has this session id."""
+
+    code = "session_not_found"
+
+
+class StreamNotFoundError(NotFoundError):
+    """The session does not know this stream: it is too old, or never reached the server."""
+
+    code = "stream_not_found"
+
+
+class EventGoneError(NotFoundError):
+    """The event id is not on this journal's line (pruned, or lost with a power cut): read from the start."""
+
+    code = "event_gone"
+
+
+class ConflictError(MidstreamError):
+    """Somebody else was first. Nothing was written."""
+
+    code = "conflict"
+
+
+class JournalMovedError(ConflictError):
+    """Somebody appended first: fold the rest and decide again. Nothing was written."""
+
+    code = "journal_moved"
+    retry = "now"
+
+
+class LeaseHeldError(ConflictError):
+    """A living process owns this session. Nothing was written."""
+
+    code = "lease_held"
+    retry = "later"
+
+
+class LeaseLostError(ConflictError):
+    """A newer owner exists: stop at once. Nothing was written."""
+
+    code = "lease_lost"
+
+
+class SessionBusyError(ConflictError):
+    """A turn is running in this session: wait for its end, or cancel it. Nothing was written."""
+
+    code = "session_busy"
+    retry = "later"
+
+
+class SeqnoGapError(ConflictError):
+    """A chunk came before the ones it follows. `expected` is the number to send next."""
+
+    code = "seqno_gap"
+
+    def __init__(self, message: str, *, expected: int) -> None:
+        super().__init__(message)
+        self.expected = expected
+
+
+class SeqnoReusedError(ConflictError):
+    """This number was accepted before with another payload. The first one stands."""
+
+    code = "seqno_reused"
+
+
+class StreamFencedError(ConflictError):
+    """A newer connection took this stream over; this one is closed."""
+
+    code = "stream_fenced"
+
+
+class AccessError(MidstreamError):
+    """The caller may not do this."""
+
+    code = "access"
+
+
+class WrongSecretError(AccessError):
+    """The stream exists under another secret."""
+
+    code = "wrong_secret"
+
+
+class UnavailableError(MidstreamError):
+    """Not now. Nothing was written; the same call may be repeated."""
+
+    code = "unavailable"
+    retry: ClassVar[Retry] = "later"
+
+
+class RecoveringError(UnavailableError):
+    """The server is still recovering interrupted sessions."""
+
+    code = "recovering"
+
+
+class DrainingError(UnavailableError):
+    """The server is shutting down: reconnect, it or another one will carry on."""
+
+    code = "draining"
+
+
+class StoreBusyError(UnavailableError):
+    """The database stayed locked by somebody else past the limit. Nothing was written."""
+
+    code = "store_busy"
+
+
+class StoreFullError(UnavailableError):
+    """The disk is full. Nothing was written; free some space and the session carries on."""
+
+    code = "store_full"
+
+
+class PortTakenError(UnavailableError):
+    """Another program listens on this port: choose another one or stop it."""
+
+    code = "port_taken"
+    retry = "never"
+
+
+class ConnectionLostError(UnavailableError):
+    """The connection to the server broke and could not be made again in time."""
+
+    code = "connection_lost"
+
+
+class StoreDamagedError(MidstreamError):
+    """The file is no intact database. Nothing was written: restore a copy, or ask `midstream doctor`."""
+
+    code = "store_damaged"
+
+
+class RecordUndecodableError(StoreDamagedError):
+    """A journal holds a record this version cannot read."""
+
+    code = "record_undecodable"
+
+
+class ModelError(MidstreamError):
+    """The model did not give a usable reply."""
+
+    code = "model"
+
+
+class ModelUnavailableError(ModelError):
+    """Network fault, rate limit, overload or timeout. Asking again may help."""
+
+    code = "model_unavailable"
+    retry = "later"
+
+
+class ModelStalledError(ModelError):
+    """Nothing came for longer than the budget allows. Asking again may help."""
+
+    code = "model_stalled"
+    retry = "later"
+
+
+class ModelEmptyError(ModelError):
+    """The model ended its reply without a word or a call. Asking again may help."""
+
+    code = "model_empty"
+    retry = "later"
+
+
+class ModelRejectedError(ModelError):
+    """The provider will never accept this request: wrong key, bad request, content filter, context overflow."""
+
+    code = "model_rejected"
+
+
+class ModelMissingError(ModelError):
+    """The software or the weights of this model are not installed; the message says how to."""
+
+    code = "model_missing"

@@ -1,0 +1,1 @@
+"""What is kept: journals, and who owns them. One method is one transaction."""

@@ -1,0 +1,130 @@
+"""The store contract: what every store promises, in prose and as a protocol.
+
+A session's journal is a line of records numbered from 1 without gap. The one durable operation is `append`: all
+records or none, only at the expected position, only under the newest epoch. A record once read is never changed.
+
+* **Order.** Appends to one session take effect in the order in which they return; sessions are independent.
+* **Durability.** `Sync.FULL`: the records, and all appended before them in this store, are on disk when `append`
+  returns. `Sync.NORMAL`: they survive the death of the process. A reader never sees a record of an append that
+  later turns out not to have happened, except after a power cut under `NORMAL`, which a new epoch makes visible.
+* **Epochs.** `claim` gives a session to an owner and raises its epoch. From then on appends under an older epoch
+  fail with `LeaseLostError`. A claim fails with `LeaseHeldError` while another living owner holds the session.
+* **Life of an owner.** An owner lives as long as its process holds its operating-system lock: a killed process
+  frees it at once, so the next claim succeeds within milliseconds.
+* **Cancellation.** A cancelled `append` may have happened or not; the caller reads the journal to know.
+* **Errors** are those of `midstream.errors`; whatever is raised, nothing was half-written.
+
+`midstream.testing.store_contract` is this page as a test suite; every store runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from midstream.core.records import Sync
+
+
+class Stored(Struct, frozen=True):
+    """A record as it lies in the journal; `body` is its JSON."""
+
+    position: int
+    epoch: int
+    body: bytes
+
+
+class Mark(Struct, frozen=True, omit_defaults=True):
+    """What a listing shows of a session; written in the transaction of the append that changed it.
+
+    Args:
+        is_live: A turn is open, so that a new owner must look at it.
+        at: Time of the change in seconds since 1970.
+        title: First words of the first message; "" leaves the old one.
+        turns: Turns opened so far.
+        status: How the last turn ended, or "running".
+    """
+
+    is_live: bool
+    at: float
+    title: str = ""
+    turns: int = 0
+    status: str = ""
+
+
+class SessionInfo(Struct, frozen=True):
+    """One line of a listing."""
+
+    session: str
+    end: int
+    epoch: int
+    created_at: float
+    mark: Mark
+
+
+class Store(Protocol):
+    """Where journals live. See the module's text for what holds of every method."""
+
+    async def open(self) -> None:
+        """Make ready: create what is missing, take the owner's lock. Calling it twice is harmless.
+
+        Raises:
+            StoreBusyError, StoreFullError, StoreDamagedError: Nothing was changed.
+        """
+
+    async def close(self) -> None:
+        """Finish what was asked for, give up all leases, let go of files. Calling it twice is harmless."""
+
+    async def claim(self, session: str, *, at: float) -> int:
+        """Take a session (new or not) for this store's owner and return its new epoch, one above the last.
+
+        Raises:
+            LeaseHeldError: Another living owner holds it. Nothing was changed.
+        """
+
+    async def release(self, session: str, *, epoch: int) -> None:
+        """Give a session up, so that anybody may claim it. Without effect if `epoch` is not the newest."""
+
+    async def append(
+        self,
+        session: str,
+        bodies: Sequence[bytes],
+        *,
+        expected: int,
+        epoch: int,
+        sync: Sync,
+        mark: Mark | None = None,
+    ) -> int:
+        """Append records, all or none, and return the new end.
+
+        Args:
+            expected: Position of the last record the caller has folded; 0 for an empty journal.
+            epoch: The caller's epoch, from `claim`.
+            sync: How durable it must be when this returns.
+            mark: The session's new line in listings, if it changed.
+
+        Raises:
+            JournalMovedError: The end is not `expected`. Nothing was written.
+            LeaseLostError: A newer epoch exists. Nothing was written.
+            StoreFullError, StoreBusyError, StoreDamagedError: Nothing was written.
+        """
+
+    async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
+        """Return up to `limit` records that follow position `after`, in order; empty at the end.
+
+        A session nobody ever claimed reads as empty.
+        """
+
+    async def find(self, session: str) -> SessionInfo | None:
+        """Return the session's line, or None where there is no such session."""
+
+    def list(self, *, live: bool | None = None) -> AsyncIterator[SessionInfo]:
+        """Iterate over the sessions, last changed first; `live` keeps those with (or without) an open turn."""
+
+    async def delete(self, session: str) -> bool:
+        """Remove a session and all its records for good; return whether there was one.
+
+        Raises:
+            LeaseHeldError: Another living owner holds it. Nothing was changed.
+        """
