@@ -13,7 +13,10 @@ from importlinter import Contract, ContractCheck, fields, output
 
 
 class Homes(Contract):
-    """Each entry of `homes` reads `what: who, who`; a name stands for itself and all below it."""
+    """Each entry of `homes` reads `what: who, who`; a name stands for itself and all below it.
+
+    `package.__init__` stands for that one file.
+    """
 
     type_name = "homes"
     homes = fields.ListField(subfield=fields.StringField())
@@ -47,6 +50,8 @@ def _strays(graph: ImportGraph, what: str, homes: tuple[str, ...]) -> list[str]:
 
 
 def _is_in(module: str, package: str) -> bool:
+    if package.endswith(".__init__"):
+        return module == package.removesuffix(".__init__")
     return module == package or module.startswith(f"{package}.")
 
 

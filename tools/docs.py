@@ -27,9 +27,7 @@ INLINE_CODE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(<?([^()\s>]+)>?(?:\s+\"[^\"]*\")?\)")
 HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*$", re.MULTILINE)
 ANCHOR = re.compile(r"<a\s+(?:id|name)=\"([^\"]+)\"")
-REPOSITORY_PATH = re.compile(
-    r"(?:src|tests|docs|tools|bench|examples|requirements|\.ci)/[\w./-]*(?:::\w+)?"
-)
+REPOSITORY_PATH = re.compile(r"(?:src|tests|docs|tools|bench|examples|requirements|\.ci)/[\w./-]*(?:::\w+)?")
 
 
 def make_targets() -> str:
@@ -72,9 +70,7 @@ def pages(root: Path = ROOT) -> list[Path]:
     return sorted(
         path
         for path in root.rglob("*.md")
-        if not any(
-            part.startswith(".") or part == "node_modules" for part in path.relative_to(root).parts
-        )
+        if not any(part.startswith(".") or part == "node_modules" for part in path.relative_to(root).parts)
     )
 
 
@@ -122,12 +118,7 @@ def main() -> int:
 
 
 def _first_line(documented: object) -> str:
-    return (
-        (inspect.getdoc(documented) or "")
-        .partition("\n\n")[0]
-        .replace("\n", " ")
-        .replace("|", "\\|")
-    )
+    return (inspect.getdoc(documented) or "").partition("\n\n")[0].replace("\n", " ").replace("|", "\\|")
 
 
 def _is_elsewhere(target: str) -> bool:
@@ -147,12 +138,8 @@ def _anchors(page: Path) -> set[str]:
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     anchors = set(ANCHOR.findall(text))
     for heading in HEADING.findall(text):
-        slug = re.sub(r"[^\w\- ]", "", re.sub(r"\]\([^)]*\)", "", heading).lower()).replace(
-            " ", "-"
-        )
-        repeated = sum(
-            1 for anchor in anchors if re.fullmatch(rf"{re.escape(slug)}(-\d+)?", anchor)
-        )
+        slug = re.sub(r"[^\w\- ]", "", re.sub(r"\]\([^)]*\)", "", heading).lower()).replace(" ", "-")
+        repeated = sum(1 for anchor in anchors if re.fullmatch(rf"{re.escape(slug)}(-\d+)?", anchor))
         anchors.add(f"{slug}-{repeated}" if repeated else slug)
     return anchors
 
@@ -162,10 +149,7 @@ def _is_there(root: Path, code: str) -> bool:
     there = root / path
     if not test:
         return there.exists()
-    return (
-        there.is_file()
-        and re.search(rf"def {test}\(", there.read_text(encoding="utf-8")) is not None
-    )
+    return there.is_file() and re.search(rf"def {test}\(", there.read_text(encoding="utf-8")) is not None
 
 
 if __name__ == "__main__":

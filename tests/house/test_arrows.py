@@ -6,11 +6,15 @@ import grimp
 
 from tools.arrows import Homes
 
-HOMES = ["apsw: app.store.sqlite", "app.store: app.cli", "unused:"]
+HOMES = ["apsw: app.store.sqlite", "app.store: app.cli, app.__init__", "unused:"]
 
 
 def test_the_home_itself_may_import_and_nobody_needs_to() -> None:
     assert _strays(("app.store.sqlite", "apsw"), ("app.cli.serve", "app.store")) == []
+
+
+def test_the_face_of_a_package_is_one_file() -> None:
+    assert _strays(("app", "app.store"), ("app.core", "app.store")) == ["app.core -> app.store (line 7)"]
 
 
 def test_a_stray_import_is_named_with_its_line() -> None:
@@ -27,9 +31,7 @@ def test_a_name_that_only_begins_like_the_home_is_a_stray() -> None:
 def _strays(*arrows: tuple[str, str]) -> list[str]:
     graph = grimp.ImportGraph()
     for importer, imported in arrows:
-        graph.add_import(
-            importer=importer, imported=imported, line_number=7, line_contents="import it"
-        )
+        graph.add_import(importer=importer, imported=imported, line_number=7, line_contents="import it")
     contract = Homes(name="homes", session_options={}, contract_options={"homes": HOMES})
     check = contract.check(graph, verbose=False)
     strays: list[str] = check.metadata["strays"]

@@ -73,9 +73,7 @@ def _is_installed(name: str) -> bool:
 
 def _tracked_files() -> list[str]:
     try:
-        done = subprocess.run(
-            ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True
-        )
+        done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True)
     except (FileNotFoundError, subprocess.CalledProcessError):
         pytest.skip("not a git checkout")
     return [name for name in done.stdout.split("\0") if name]

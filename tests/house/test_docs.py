@@ -9,9 +9,7 @@ import pytest
 from tools import docs
 
 
-@pytest.mark.parametrize(
-    "page", docs.pages(), ids=lambda page: page.relative_to(docs.ROOT).as_posix()
-)
+@pytest.mark.parametrize("page", docs.pages(), ids=lambda page: page.relative_to(docs.ROOT).as_posix())
 def test_a_page_is_true(page: Path) -> None:
     assert list(docs.problems(page)) == []
 
@@ -38,9 +36,7 @@ def test_every_kind_of_broken_reference_is_found(tmp_path: Path) -> None:
 def test_a_stale_block_is_found_and_made_anew(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("<!-- generated: make-targets -->\nold\n<!-- end of generated -->\n")
-    assert list(docs.problems(page, tmp_path)) == [
-        "page.md: a generated block is stale: run `make docs`"
-    ]
+    assert list(docs.problems(page, tmp_path)) == ["page.md: a generated block is stale: run `make docs`"]
     page.write_text(docs.with_fresh_blocks(page.read_text()))
     assert "| `make check` |" in page.read_text()
     assert list(docs.problems(page, tmp_path)) == []

@@ -42,6 +42,5 @@ def _is_present_and_tested(path: Path) -> bool:
 def _has_code(path: Path) -> bool:
     """Whether a module does anything: a list of imported public names does not."""
     return any(
-        isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        for node in parsed(path).body
+        isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) for node in parsed(path).body
     )
