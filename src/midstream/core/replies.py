@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from midstream.core.messages import (
     Call,
@@ -136,3 +137,24 @@ class ReplyBuilder:
             self._parts.append(Thinking(text, signature))
         self._texts.clear()
         self._kind = None
+
+
+def merge_deltas(deltas: Sequence[Delta]) -> tuple[Delta, ...]:
+    """Join neighbouring pieces of the same part, up to `DELTA_CHARS_MAX` characters each."""
+    merged: list[Delta] = []
+    texts: list[str] = []
+    length = 0
+    for delta in deltas:
+        last = merged[-1] if merged else None
+        is_same = last is not None and (last.part, last.kind) == (delta.part, delta.kind)
+        if is_same and length + len(delta.text) <= DELTA_CHARS_MAX:
+            texts.append(delta.text)
+            length += len(delta.text)
+            continue
+        if last is not None:
+            merged[-1] = replace(last, text="".join(texts))
+        merged.append(delta)
+        texts, length = [delta.text], len(delta.text)
+    if merged:
+        merged[-1] = replace(merged[-1], text="".join(texts))
+    return tuple(merged)

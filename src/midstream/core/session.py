@@ -38,6 +38,8 @@ class StreamState(Struct, frozen=True):
     secret_digest: str
     since: int
     """Position before its first record: where a reader of this stream begins."""
+    epoch: int = 0
+    """Epoch of the record at `since`, which with it makes an event id."""
     turn: int = 0
     """The turn it opened; 0 before."""
     digests: tuple[str, ...] = ()
@@ -136,7 +138,7 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
                 session, position=position, turn=turn, turns=record.turn, history=history, streams=streams
             )
         case StreamOpened():
-            stream = StreamState(record.secret_digest, since=session.position)
+            stream = StreamState(record.secret_digest, since=session.position, epoch=session.epoch)
             kept = list(session.streams.items())[-(STREAMS_KEPT_MAX - 1) :]
             return replace(session, position=position, streams=dict([*kept, (record.stream, stream)]))
         case ChunkAccepted():

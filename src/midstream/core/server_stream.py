@@ -1,0 +1,432 @@
+"""The server's half of the stream protocol, without I/O: one connection of one client.
+
+Inlets: `receive`, `admit`, `accepted`, `refused`, `deliver`, `handle_deadline`, `fail`. After any of them do
+`requests()`, send `frames_to_send()` in order, arm one timer for `next_deadline()`, and when `is_closed` close
+the transport.
+
+    opening ──open──▶ admitting ──admit()──▶ admitted ──┐
+       └──────────────────┴───────────────────┴─────────┴──▶ closed
+
+The connection is mortal and keeps nothing: what a stream has said stands in the journal, and the fold of the
+journal (`core/session.py`) judges each chunk. Only order lives here: an ack is queued by `accepted`, which the
+shell calls when the append has returned, and events are queued by `deliver`, in the line's order, without gap.
+Clause numbers refer to `docs/spec/stream.md`.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
+from typing import assert_never
+
+from msgspec import Struct
+
+from midstream.core.calls import Site
+from midstream.core.frames import (
+    EVENTS_PER_FRAME_MAX,
+    HEARTBEAT_S,
+    IN_FLIGHT_MAX,
+    START,
+    AbortPayload,
+    Ack,
+    Chunk,
+    Close,
+    Error,
+    EventId,
+    Gone,
+    Heartbeat,
+    Open,
+    Payload,
+    Ping,
+    ResultPayload,
+    SayPayload,
+    ServerFrame,
+    Welcome,
+    decode_client,
+    decode_payload,
+    digest_of,
+    encode,
+    secret_digest_of,
+)
+from midstream.core.messages import UserMessage
+from midstream.core.session import Received, Session
+from midstream.core.timing import Deadline
+from midstream.core.turn import (
+    LOOK_BACK_S,
+    AwaitingModel,
+    CallFinished,
+    Cancel,
+    Cancelling,
+    Command,
+    Idle,
+    RunningCalls,
+    SendMessage,
+)
+from midstream.errors import (
+    MalformedFrameError,
+    MidstreamError,
+    ProtocolError,
+    SeqnoGapError,
+    StreamNotFoundError,
+    WrongSecretError,
+)
+
+OPEN_WITHIN_S = 10.0
+"""Seconds a new connection has for its `open`."""
+EVENTS_BYTES_MAX = 256 * 1024
+"""Bytes of records after which an `events` frame is full; a record above it travels alone."""
+KEY_CHARS_MAX = 256
+"""Characters of a stream key or of a secret."""
+
+
+class Admit(Struct, frozen=True):
+    """Look the session up, and the epoch of the record at `event_id.position`; then call `admit`."""
+
+    open: Open
+    event_id: EventId | None
+
+
+class Submit(Struct, frozen=True):
+    """Decide and append this chunk; then call `accepted` or `refused`."""
+
+    seqno: int
+    chunk: Received
+
+
+Request = Admit | Submit
+
+
+class _State(Enum):
+    OPENING = "opening"
+    ADMITTING = "admitting"
+    ADMITTED = "admitted"
+    CLOSED = "closed"
+
+
+class ServerStream:
+    """One connection, seen from the server. See the module's text for the order of calls.
+
+    Args:
+        heartbeat_s: Seconds of silence after which a heartbeat goes out.
+        retention_s: What the welcome says of how long the stream can be resumed.
+        degraded_reason: Why nothing can be resumed here; "" where it can.
+        now: The shell's clock, as in every call.
+    """
+
+    def __init__(
+        self,
+        *,
+        heartbeat_s: float = HEARTBEAT_S,
+        retention_s: float = LOOK_BACK_S,
+        degraded_reason: str = "",
+        now: float,
+    ) -> None:
+        self._state = _State.OPENING
+        self._heartbeat_s = heartbeat_s
+        self._retention_s = retention_s
+        self._degraded_reason = degraded_reason
+        self._deadline: Deadline | None = Deadline(now + OPEN_WITHIN_S, "the client owes its open frame")
+        self._open = Open()
+        self._event_id: EventId | None = None
+        self._secret_digest = ""
+        self._cursor = START.position
+        self._in_flight: set[int] = set()
+        self._requests: list[Request] = []
+        self._held: list[Request] = []
+        """Chunks that came before the admission; they are requested after it or never."""
+        self._frames: list[bytes] = []
+
+    # --- what the shell may ask ---------------------------------------------------------------------------------
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether this connection is over: send what is queued, close the transport, call nothing more."""
+        return self._state is _State.CLOSED
+
+    @property
+    def is_admitted(self) -> bool:
+        """Whether events may be delivered."""
+        return self._state is _State.ADMITTED
+
+    @property
+    def stream(self) -> str:
+        """The key of the client's stream; "" for a reader and before the `open`."""
+        return self._open.stream
+
+    @property
+    def cursor(self) -> int:
+        """Position after which `deliver` goes on."""
+        return self._cursor
+
+    def requests(self) -> list[Request]:
+        """Return what the shell is asked to do, in order, and forget it."""
+        requests, self._requests = self._requests, []
+        return requests
+
+    def frames_to_send(self) -> list[bytes]:
+        """Return the encoded frames to send, in order, and forget them."""
+        frames, self._frames = self._frames, []
+        return frames
+
+    def next_deadline(self) -> Deadline | None:
+        """Say when to call `handle_deadline`, and why, or None while nothing is owed."""
+        return self._deadline
+
+    # --- inlets -------------------------------------------------------------------------------------------------
+
+    def receive(self, body: bytes, *, now: float) -> None:
+        """Take one frame off the wire.
+
+        Never raises for what the peer did: a broken rule queues an `error` frame and closes (STREAM-40).
+        """
+        if self.is_closed:
+            return
+        try:
+            self._take(body, now=now)
+        except MidstreamError as error:
+            self.fail(error, now=now)
+
+    def admit(self, session: Session, *, epoch_at: int | None, now: float) -> None:
+        """Answer an `Admit`: queue the welcome and set the cursor, or refuse and close.
+
+        Args:
+            session: The fold of the journal, as far as it has gone.
+            epoch_at: Epoch of the record at the position of the client's event id; None where it sent none
+                or where there is no such record.
+        """
+        if self._state is not _State.ADMITTING:
+            return
+        known = session.streams.get(self._open.stream)
+        if known and not hmac.compare_digest(known.secret_digest, self._secret_digest):
+            self.fail(WrongSecretError("this stream was opened with another secret"), now=now)
+            return
+        if self._open.stream and not known and self._open.next_seqno > 0 and self._event_id is not None:
+            # STREAM-6. Without an event id it is a client whose first chunk never arrived: it plays it back.
+            message = f"this session does not know the stream {self._open.stream!r}"
+            self.fail(StreamNotFoundError(message), now=now)
+            return
+        newest = EventId(session.epoch, session.position)
+        begin = EventId(known.epoch, known.since) if known else None
+        is_gone = self._event_id is not None and not _is_on_line(self._event_id, epoch_at)
+        if is_gone:
+            resume_from = begin or START
+        else:
+            resume_from = self._event_id or begin or newest
+        self._cursor = resume_from.position
+        self._state = _State.ADMITTED
+        self._queue(
+            Welcome(
+                stream=self._open.stream,
+                event_id=str(newest),
+                resume_from=str(resume_from),
+                acked=len(known.digests) if known else 0,
+                turn=known.turn if known else 0,
+                status=status_of(session),
+                is_degraded=bool(self._degraded_reason),
+                reason=self._degraded_reason,
+                heartbeat_s=self._heartbeat_s,
+                retention_s=self._retention_s,
+            ),
+            now=now,
+        )
+        if is_gone:
+            reason = f"the event {self._event_id} is not on this session's line"
+            self._queue(Gone(str(resume_from), reason), now=now)
+        self._requests += self._held
+        self._held = []
+
+    def accepted(self, seqno: int, *, now: float) -> None:
+        """Queue the ack of a chunk. Call it when the append has returned, never before (STREAM-13)."""
+        self._in_flight.discard(seqno)
+        if not self.is_closed:
+            self._queue(Ack(seqno), now=now)
+
+    def refused(self, seqno: int, error: MidstreamError, *, now: float) -> None:
+        """Queue the refusal of a chunk; the connection goes on."""
+        self._in_flight.discard(seqno)
+        if not self.is_closed:
+            self._queue(_frame_of(error, seqno), now=now)
+
+    def deliver(self, records: Sequence[tuple[EventId, bytes]], *, now: float) -> None:
+        """Queue records as events; the first one follows `cursor`, each other one the one before it.
+
+        The stored bytes are spliced into the frames as they are.
+        """
+        if self.is_closed or not records:
+            return
+        self._advance_over(records)
+        self._frames += events_frames(records)
+        self._was_heard(now)
+
+    def handle_deadline(self, *, newest: EventId, waiting_on: str, now: float) -> None:
+        """Do what is owed by now; harmless when it is early.
+
+        Args:
+            newest: The newest event of the session, for the heartbeat.
+            waiting_on: What the turn waits for, see `waiting_on`.
+        """
+        if self._deadline is None or now < self._deadline.at:
+            return
+        if self._state is _State.OPENING:
+            self.fail(ProtocolError(f"no open frame came within {OPEN_WITHIN_S:g} s"), now=now)
+            return
+        self._queue(Heartbeat(str(newest), waiting_on), now=now)
+
+    def fail(self, error: MidstreamError, *, now: float) -> None:
+        """End the connection with an `error` frame: draining, fenced, a store that does not answer."""
+        if self.is_closed:
+            return
+        self._queue(_frame_of(error), now=now)
+        self._end()
+
+    # --- frames -------------------------------------------------------------------------------------------------
+
+    def _take(self, body: bytes, *, now: float) -> None:
+        frame = decode_client(body)
+        if self._state is _State.OPENING:
+            if not isinstance(frame, Open):
+                raise ProtocolError("the first frame of a connection is `open`")
+            self._take_open(frame)
+            return
+        match frame:
+            case Open():
+                raise ProtocolError("a connection is opened once")
+            case Chunk():
+                self._take_chunk(frame)
+            case Ping():
+                if self.is_admitted:
+                    self._deadline = Deadline(now, "the client asked for a heartbeat")
+            case Close():
+                self._end()
+            case _:
+                assert_never(frame)
+
+    def _take_open(self, frame: Open) -> None:
+        if frame.version < 1 or frame.next_seqno < 0:
+            raise MalformedFrameError("versions begin with 1, sequence numbers with 0")
+        if len(frame.stream) > KEY_CHARS_MAX or len(frame.secret) > KEY_CHARS_MAX:
+            raise MalformedFrameError(f"stream keys and secrets have {KEY_CHARS_MAX} characters at most")
+        if frame.stream and not frame.secret:
+            raise MalformedFrameError("a stream needs a secret")
+        self._event_id = EventId.parse(frame.event_id) if frame.event_id is not None else None
+        self._secret_digest = secret_digest_of(frame.secret)
+        self._open = frame
+        self._state = _State.ADMITTING
+        self._deadline = None
+        self._requests.append(Admit(frame, self._event_id))
+
+    def _take_chunk(self, frame: Chunk) -> None:
+        if not self._open.stream:
+            raise ProtocolError("a reader has no stream to send chunks on")
+        chunk = read_chunk(frame, stream=self._open.stream, secret_digest=self._secret_digest)
+        self._in_flight.add(chunk.seqno)
+        if len(self._in_flight) > IN_FLIGHT_MAX:
+            raise ProtocolError(f"more than {IN_FLIGHT_MAX} chunks wait for their acks")
+        queue = self._requests if self.is_admitted else self._held
+        queue.append(Submit(chunk.seqno, chunk))
+
+    def _advance_over(self, records: Sequence[tuple[EventId, bytes]]) -> None:
+        assert self.is_admitted, "events before the welcome"
+        for event_id, _ in records:
+            assert event_id.position == self._cursor + 1, f"event {event_id} after position {self._cursor}"
+            self._cursor = event_id.position
+
+    def _queue(self, frame: ServerFrame, *, now: float) -> None:
+        self._frames.append(encode(frame))
+        self._was_heard(now)
+
+    def _was_heard(self, now: float) -> None:
+        self._deadline = Deadline(now + self._heartbeat_s, "the client expects a sign of life")
+
+    def _end(self) -> None:
+        self._state = _State.CLOSED
+        self._deadline = None
+        self._requests = []
+        self._held = []
+
+
+def _is_on_line(event_id: EventId, epoch_at: int | None) -> bool:
+    return event_id == START or (event_id.position > 0 and event_id.epoch == epoch_at)
+
+
+def _frame_of(error: MidstreamError, seqno: int | None = None) -> Error:
+    expected = error.expected if isinstance(error, SeqnoGapError) else None
+    return Error(error.code, error.message, error.retry, seqno, expected, error.retry_after_s)
+
+
+def read_chunk(frame: Chunk, *, stream: str, secret_digest: str) -> Received:
+    """Return what a chunk says, ready for `session.decide`.
+
+    Raises:
+        MalformedFrameError: It is no payload of this protocol, or its number does not fit it.
+    """
+    if frame.seqno < 0:
+        raise MalformedFrameError("sequence numbers begin with 0")
+    command = _command_of(decode_payload(frame.payload), frame.seqno)
+    return Received(stream, secret_digest, frame.seqno, digest_of(frame.payload), command)
+
+
+def _command_of(payload: Payload, seqno: int) -> Command:
+    match payload:
+        case SayPayload():
+            if seqno != 0:
+                raise MalformedFrameError("a message is chunk 0: open a new stream for the next turn")
+            if not payload.parts:
+                raise MalformedFrameError("a message needs a part")
+            return SendMessage(UserMessage(payload.parts), payload.tools)
+        case ResultPayload():
+            return CallFinished(payload.turn, payload.reply, payload.result)
+        case AbortPayload():
+            return Cancel(payload.turn)
+        case _:
+            assert_never(payload)
+
+
+def events_frames(records: Iterable[tuple[EventId, bytes]]) -> Iterator[bytes]:
+    """Yield encoded `events` frames of stored records, within `EVENTS_PER_FRAME_MAX` and `EVENTS_BYTES_MAX`."""
+    events: list[bytes] = []
+    size = 0
+    for event_id, body in records:
+        if events and (len(events) >= EVENTS_PER_FRAME_MAX or size + len(body) > EVENTS_BYTES_MAX):
+            yield _events_frame(events)
+            events, size = [], 0
+        events.append(b'{"id":"%d-%d","record":%b}' % (event_id.epoch, event_id.position, body))
+        size += len(body)
+    if events:
+        yield _events_frame(events)
+
+
+def _events_frame(events: list[bytes]) -> bytes:
+    return b'{"type":"events","events":[' + b",".join(events) + b"]}"
+
+
+def status_of(session: Session) -> str:
+    """Return what a session is doing: idle, model, tools, cancelling."""
+    match session.turn:
+        case Idle():
+            return "idle"
+        case AwaitingModel():
+            return "model"
+        case RunningCalls():
+            return "tools"
+        case Cancelling():
+            return "cancelling"
+        case _:
+            assert_never(session.turn)
+
+
+def waiting_on(session: Session) -> str:
+    """Return what the turn waits for: model, tool, client, nothing."""
+    match session.turn:
+        case Idle():
+            return "nothing"
+        case AwaitingModel():
+            return "model"
+        case Cancelling():
+            return "tool"
+        case RunningCalls():
+            is_ours = any(call.is_running and call.plan.site is Site.SERVER for call in session.turn.calls)
+            return "tool" if is_ours else "client"
+        case _:
+            assert_never(session.turn)

@@ -1,0 +1,113 @@
+"""One session's journal as this process sees it: appends, the tail in memory, and who waits for more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+from midstream.core.frames import START, EventId
+from midstream.core.records import Record, Sync, decode
+from midstream.errors import MidstreamError, RecordUndecodableError
+from midstream.store.contract import Mark, Store, Stored
+from midstream.world import Fault, World
+
+TAIL_RECORDS_MAX = 4096
+"""Newest records kept in memory for the readers at the tail; others read pages from the store."""
+PAGE_RECORDS = 1000
+"""Records read at once when a journal is folded or a reader is far behind."""
+
+
+class Journal:
+    """Append to a session's journal and let readers follow it. Readers are positions, never queues."""
+
+    def __init__(self, store: Store, session_id: str, world: World) -> None:
+        self.session_id = session_id
+        self.newest = START
+        self.epoch = 0
+        """The epoch this process writes under; 0 while it has not claimed the session."""
+        self._store = store
+        self._world = world
+        self._tail: list[Stored] = []
+        self._waiting: list[asyncio.Future[None]] = []
+        self._closed: MidstreamError | None = None
+
+    async def load(self) -> list[tuple[int, Record]]:
+        """Read the whole journal and return its records with their epochs; nothing is claimed.
+
+        Raises:
+            RecordUndecodableError: A record of a newer version, or damage; names session and position.
+        """
+        records: list[tuple[int, Record]] = []
+        while page := await self._store.read(self.session_id, after=self.newest.position, limit=PAGE_RECORDS):
+            records.extend(self._decoded(page))
+            self._remember(page)
+        return records
+
+    def _decoded(self, page: Sequence[Stored]) -> Iterator[tuple[int, Record]]:
+        for stored in page:
+            try:
+                yield stored.epoch, decode(stored.body)
+            except RecordUndecodableError as error:
+                place = f"record {stored.position} of session {self.session_id!r}"
+                raise RecordUndecodableError(f"{place}: {error.message}") from error
+
+    async def claim(self, *, at: float) -> int:
+        """Take the session for this process; appends may follow under the returned epoch."""
+        self._world.reach(Fault.BEFORE_CLAIM)
+        self.epoch = await self._store.claim(self.session_id, at=at)
+        self._world.reach(Fault.AFTER_CLAIM)
+        return self.epoch
+
+    async def append(self, bodies: Sequence[bytes], *, sync: Sync, mark: Mark | None) -> None:
+        """Append, then publish: readers are woken when the records are as durable as `sync` says."""
+        start = self.newest.position
+        self._world.reach(Fault.BEFORE_APPEND)
+        await self._store.append(
+            self.session_id, bodies, expected=start, epoch=self.epoch, sync=sync, mark=mark
+        )
+        self._world.reach(Fault.AFTER_APPEND)
+        self._remember(
+            [Stored(start + number, self.epoch, body) for number, body in enumerate(bodies, start=1)]
+        )
+        self._wake()
+        self._world.reach(Fault.AFTER_PUBLISH)
+
+    async def read(self, *, after: int, limit: int) -> Sequence[Stored]:
+        """Return up to `limit` records after a position: from memory near the tail, else from the store."""
+        if not self._tail or after >= self.newest.position:
+            return ()
+        skip = after + 1 - self._tail[0].position
+        if skip >= 0:
+            return self._tail[skip : skip + limit]
+        return await self._store.read(self.session_id, after=after, limit=min(limit, PAGE_RECORDS))
+
+    async def wait(self, after: int) -> None:
+        """Wait until there is a record after `after`.
+
+        Raises:
+            MidstreamError: The journal was closed here (draining, lease lost, store failed): what was given
+                to `close`.
+        """
+        while self.newest.position <= after:
+            if self._closed is not None:
+                raise self._closed
+            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiting)
+            await waiting
+
+    def close(self, error: MidstreamError) -> None:
+        """Let every present and later waiter end with `error`. Records already here can still be read."""
+        self._closed = self._closed or error
+        self._wake()
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            if not each.done():
+                each.set_result(None)
+
+    def _remember(self, records: Sequence[Stored]) -> None:
+        self._tail.extend(records)
+        self.newest = EventId(records[-1].epoch, records[-1].position)
+        if len(self._tail) > 2 * TAIL_RECORDS_MAX:
+            del self._tail[:-TAIL_RECORDS_MAX]

@@ -1,0 +1,377 @@
+"""One live session: journal -> fold -> owed -> do -> append.
+
+The runner has no opinion. Commands come through its mailbox, one at a time; it appends what `core` decides,
+folds it, tells who waits, and then compares what is owed with what it is doing: it starts what is missing and
+cancels what is no longer owed. A failing store ends the runner as a crash would; the next one takes over.
+
+Order law: append, then ack; append, then publish; append the intent, then act.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import deque
+from collections.abc import Sequence
+
+from midstream.core import session as sessions
+from midstream.core.frames import EventId
+from midstream.core.messages import Text
+from midstream.core.records import (
+    EpochStarted,
+    MessageAccepted,
+    Record,
+    TurnEnded,
+    encode,
+    sync_of,
+)
+from midstream.core.replies import merge_deltas
+from midstream.core.session import Received, Session
+from midstream.core.timing import Backoff
+from midstream.core.turn import LOOK_BACK_S, Command, ModelSaid, Obligation, Recover, Refused
+from midstream.errors import MidstreamError, SessionBusyError, SessionNotFoundError, UnavailableError
+from midstream.runtime.agent import Agent
+from midstream.runtime.journal import Journal
+from midstream.runtime.performers import Performer
+from midstream.store.contract import Mark, Stored
+from midstream.world import World
+
+MAILBOX_MAX = 64
+"""Tokens of a model that may wait for their append; the model is not read further before there is room."""
+APPEND_TRIES_MAX = 6
+"""Tries to append what a model or a tool said while the store is unavailable, before the runner gives up."""
+APPEND_BACKOFF = Backoff(first_s=0.05, most_s=1.0, jitter=0.5)
+TITLE_CHARS_MAX = 80
+
+_log = logging.getLogger(__name__)
+
+
+class _Envelope:
+    """A command on its way, and who waits for it."""
+
+    __slots__ = ("command", "done")
+
+    def __init__(self, command: Command | Received | None, done: asyncio.Future[int] | None) -> None:
+        self.command = command
+        self.done = done
+
+
+class Runner:
+    """A session that is awake in this process."""
+
+    def __init__(
+        self, journal: Journal, agent: Agent, world: World, *, owner: str, look_back_s: float = LOOK_BACK_S
+    ) -> None:
+        self.session_id = journal.session_id
+        self.state = Session()
+        self.readers = 0
+        """Connections that follow this session; the host keeps it awake while there are any."""
+        self._journal = journal
+        self._world = world
+        self._owner = owner
+        self._look_back_s = look_back_s
+        self._performer = Performer(agent, world, self)
+        self._mailbox: deque[_Envelope] = deque()
+        self._arrived = asyncio.Event()
+        self._room = asyncio.Event()
+        self._doing: dict[Obligation, asyncio.Task[None]] = {}
+        self._stopping: set[asyncio.Task[None]] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._failed: MidstreamError | None = None
+        self._parted: MidstreamError | None = None
+        self._is_quiescing = False
+
+    # --- what connections use ---------------------------------------------------------------------------------
+
+    @property
+    def newest(self) -> EventId:
+        """The newest event of the journal."""
+        return self._journal.newest
+
+    async def submit(self, command: Command | Received) -> int:
+        """Let a command be decided; return the journal's end once all it caused is durable.
+
+        Raises:
+            MidstreamError: It was refused (nothing was written), or the session failed under it (look again).
+        """
+        if self._parted is not None:
+            raise self._parted
+        return await self._post(command)
+
+    async def read(self, *, after: int, limit: int) -> Sequence[Stored]:
+        """Return up to `limit` records after position `after`; empty at the end."""
+        return await self._journal.read(after=after, limit=limit)
+
+    async def wait(self, after: int) -> None:
+        """Wait for a record after `after`; raises what ended the session here (draining, lease lost, ...)."""
+        await self._journal.wait(after)
+
+    def attach(self) -> None:
+        """Count one more reader."""
+        self.readers += 1
+
+    def detach(self) -> None:
+        """Count one reader less. The turn goes on without it: a disconnect never cancels."""
+        self.readers -= 1
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing would be lost by letting this session go to sleep."""
+        return not (self.state.is_live or self.readers or self._mailbox or self._doing or self._stopping)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended on an error; a new runner may take over."""
+        return self._failed is not None
+
+    # --- what the host uses -----------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Fold the journal; where a turn is open, take the session over and go on with it.
+
+        Raises:
+            LeaseHeldError: Another process is working on it. Nothing was changed.
+            StoreDamagedError: The journal cannot be read. Nothing was changed.
+        """
+        self.state = sessions.fold(await self._journal.load())
+        self._task = self._world.spawn(self._run(), name=f"runner {self.session_id}")
+        if self.state.is_live:
+            await self._post(None)
+
+    def part(self, error: MidstreamError) -> None:
+        """Send the readers away with `error` and refuse new commands from outside; the turn goes on."""
+        self._parted = error
+        self._journal.close(error)
+
+    async def retire(self) -> None:
+        """End an idle session for good, so that it can be deleted.
+
+        Raises:
+            SessionBusyError: A turn is running. Nothing was changed.
+        """
+        if self.state.is_live:
+            raise SessionBusyError(f"a turn of session {self.session_id!r} is running: cancel it first")
+        await self.close(SessionNotFoundError(f"session {self.session_id!r} was deleted"))
+
+    async def quiesce(self) -> None:
+        """Start nothing new, cut model calls, and wait for the tools that run; their outcomes are kept."""
+        self._is_quiescing = True
+        self._reconcile()
+        while running := [*self._doing.values(), *self._stopping]:
+            await asyncio.wait(running)
+
+    async def close(self, error: MidstreamError) -> None:
+        """Stop at once; readers end with `error`. What was being done is in doubt for the next owner."""
+        self._is_quiescing = True
+        self._failed = self._failed or error
+        self._journal.close(error)
+        tasks = [*self._doing.values(), *self._stopping]
+        if self._task is not None and self._task is not asyncio.current_task():
+            tasks.append(self._task)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=1.0)
+        self._refuse_all(error)
+
+    # --- what performers use ----------------------------------------------------------------------------------
+
+    async def say(self, command: ModelSaid) -> None:
+        """Journal a model's words soon; wait only while too many of them are on their way."""
+        self._mailbox.append(_Envelope(command, None))
+        self._arrived.set()
+        while len(self._mailbox) >= MAILBOX_MAX and self._failed is None:
+            self._room.clear()
+            await self._room.wait()
+
+    async def report(self, command: Command) -> None:
+        """Journal what came of an obligation; a runner that has failed meanwhile leaves it in doubt."""
+        try:
+            await self._post(command)
+        except MidstreamError as error:
+            _log.debug("an outcome was not journaled: %s", error.code, extra={"session": self.session_id})
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether tasks are being stopped because this process lets go, not because nobody owes them."""
+        return self._is_quiescing
+
+    # --- the loop ---------------------------------------------------------------------------------------------
+
+    async def _post(self, command: Command | Received | None) -> int:
+        if self._failed is not None:
+            raise self._failed
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._mailbox.append(_Envelope(command, done))
+        self._arrived.set()
+        return await done
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                await self._arrived.wait()
+                self._arrived.clear()
+                batch = [*self._mailbox]
+                self._mailbox.clear()
+                self._room.set()
+                await self._step(batch)
+        except MidstreamError as error:
+            self._fail(error)
+        except Exception as error:  # noqa: BLE001 - the top of a session: it ends, the others go on
+            _log.exception("a session ended on a bug", extra={"session": self.session_id})
+            self._fail(UnavailableError(f"session {self.session_id!r} stopped on {type(error).__name__}"))
+
+    async def _step(self, batch: list[_Envelope]) -> None:
+        """Decide a batch of commands, append all they cause at once, then tell and act."""
+        taken: list[_Envelope] = []
+        records: list[Record] = []
+        try:
+            state = await self._claim_if_needed(records)
+            at = self._world.now()
+            for envelope in _merged(batch):
+                if envelope.command is not None:
+                    try:
+                        decided = sessions.decide(state, envelope.command, epoch=self._journal.epoch, at=at)
+                    except Refused as refused:
+                        _answer(envelope, refused.error)
+                        continue
+                    state = self._folded(state, decided)
+                    records.extend(decided)
+                taken.append(envelope)
+            if records:
+                await self._append(records, state, is_patient=any(_is_internal(each) for each in taken))
+        except MidstreamError as error:
+            for envelope in batch:
+                _answer(envelope, error)
+            raise
+        self.state = state
+        for envelope in taken:
+            _answer(envelope, self.newest.position)
+        self._reconcile()
+
+    async def _claim_if_needed(self, records: list[Record]) -> Session:
+        """Begin an epoch before the first append of this process, and recover what an older one left."""
+        if self._journal.epoch:
+            return self.state
+        at = self._world.now()
+        epoch = await self._journal.claim(at=at)
+        records.append(EpochStarted(epoch, self._owner, at))
+        state = self._folded(self.state, records)
+        recovered = sessions.decide(state, Recover(self._look_back_s), epoch=epoch, at=at)
+        records.extend(recovered)
+        return self._folded(state, recovered)
+
+    def _folded(self, state: Session, records: Sequence[Record]) -> Session:
+        for record in records:
+            state = sessions.evolve(state, record, epoch=self._journal.epoch)
+        return state
+
+    async def _append(self, records: list[Record], state: Session, *, is_patient: bool) -> None:
+        bodies = [encode(record) for record in records]
+        sync = sync_of(records)
+        mark = _mark_of(records, state)
+        tries = APPEND_TRIES_MAX if is_patient else 1
+        for failures in range(1, tries + 1):
+            try:
+                await self._journal.append(bodies, sync=sync, mark=mark)
+            except UnavailableError as error:
+                # What a model said or a tool did must not be lost to a disk that is full for a moment.
+                if failures == tries:
+                    raise
+                _log.warning(
+                    "append failed: %s; trying again", error.code, extra={"session": self.session_id}
+                )
+                await self._world.sleep(APPEND_BACKOFF.wait_s(failures, chance=self._world.chance()))
+            else:
+                return
+
+    def _reconcile(self) -> None:
+        """Start what is owed and not being done; stop what is being done and not owed."""
+        owed = sessions.owed(self.state)
+        if owed == self._doing.keys() and not self._is_quiescing:
+            return
+        for obligation in [each for each in self._doing if each not in owed or self._is_cut(each)]:
+            task = self._doing.pop(obligation)
+            self._stopping.add(task)
+            task.add_done_callback(self._stopping.discard)
+            task.cancel()
+        if self._is_quiescing:
+            return
+        for obligation in owed:
+            if obligation not in self._doing:
+                work = self._performer.perform(obligation, self.state)
+                task = self._world.spawn(work, name=f"{type(obligation).__name__} {self.session_id}")
+                self._doing[obligation] = task
+                task.add_done_callback(lambda done, key=obligation: self._forget(key, done))  # type: ignore[misc]
+
+    def _is_cut(self, obligation: Obligation) -> bool:
+        return self._is_quiescing and self._performer.is_repeatable(obligation)
+
+    def _forget(self, obligation: Obligation, task: asyncio.Task[None]) -> None:
+        if self._doing.get(obligation) is task:
+            del self._doing[obligation]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("performing an obligation failed", exc_info=error, extra={"session": self.session_id})
+            self._fail(UnavailableError(f"session {self.session_id!r} stopped on {type(error).__name__}"))
+
+    def _fail(self, error: MidstreamError) -> None:
+        """End as a crash would: nothing more is written; whoever takes over finds the doubt in the journal."""
+        self._failed = self._failed or error
+        self._is_quiescing = True
+        self._journal.close(error)
+        for task in [*self._doing.values(), *self._stopping]:
+            task.cancel()
+        self._room.set()
+        self._refuse_all(error)
+
+    def _refuse_all(self, error: MidstreamError) -> None:
+        waiting, self._mailbox = self._mailbox, deque()
+        for envelope in waiting:
+            _answer(envelope, error)
+
+
+def _merged(batch: list[_Envelope]) -> list[_Envelope]:
+    """Join neighbouring words of one model attempt, so that a fast model costs one record and not hundreds."""
+    merged: list[_Envelope] = []
+    for ids, group in itertools.groupby(batch, key=_attempt_of):
+        if ids is None:
+            merged.extend(group)
+            continue
+        said = (each.command for each in group if isinstance(each.command, ModelSaid))
+        deltas = merge_deltas([delta for command in said for delta in command.deltas])
+        merged.append(_Envelope(ModelSaid(*ids, deltas), None))
+    return merged
+
+
+def _attempt_of(envelope: _Envelope) -> tuple[int, int, int] | None:
+    said = envelope.command
+    return (said.turn, said.reply_no, said.attempt) if isinstance(said, ModelSaid) else None
+
+
+def _answer(envelope: _Envelope, answer: int | MidstreamError) -> None:
+    if envelope.done is None or envelope.done.done():
+        return
+    if isinstance(answer, MidstreamError):
+        envelope.done.set_exception(answer)
+    else:
+        envelope.done.set_result(answer)
+
+
+def _is_internal(envelope: _Envelope) -> bool:
+    return not isinstance(envelope.command, Received)
+
+
+def _mark_of(records: Sequence[Record], state: Session) -> Mark | None:
+    """Return the session's new line in listings where these records change it."""
+    mark = None
+    for record in records:
+        if isinstance(record, MessageAccepted):
+            text = " ".join(part.text for part in record.message.parts if isinstance(part, Text))
+            title = " ".join(text.split())[:TITLE_CHARS_MAX] if record.turn == 1 else ""
+            mark = Mark(is_live=True, at=record.at, title=title, turns=state.turns, status="running")
+        elif isinstance(record, TurnEnded):
+            title = mark.title if mark else ""
+            status = record.status.value
+            mark = Mark(is_live=False, at=record.at, title=title, turns=state.turns, status=status)
+    return mark
