@@ -26,6 +26,8 @@ IN_FLIGHT_MAX = 64
 """Chunks a client may have sent and not seen acknowledged."""
 EVENT_ID_CHARS_MAX = 40
 """Two numbers of up to 19 digits and the dash."""
+EVENT_NUMBER_MAX = 2**63 - 1
+"""What every database holds in one integer."""
 EVENTS_PER_FRAME_MAX = 512
 """Records in one `events` frame; replay sends frames of this many."""
 HEARTBEAT_S = 10.0
@@ -50,9 +52,11 @@ class EventId(Struct, frozen=True, order=True):
         """
         epoch, dash, position = text.partition("-")
         is_short = len(text) <= EVENT_ID_CHARS_MAX and text.isascii()
-        if not (is_short and dash and epoch.isdecimal() and position.isdecimal()):
-            raise MalformedFrameError(f"an event id looks like '3-17', not {text[:EVENT_ID_CHARS_MAX]!r}")
-        return cls(int(epoch), int(position))
+        if is_short and dash and epoch.isdecimal() and position.isdecimal():
+            event_id = cls(int(epoch), int(position))
+            if max(event_id.epoch, event_id.position) <= EVENT_NUMBER_MAX:
+                return event_id
+        raise MalformedFrameError(f"an event id looks like '3-17', not {text[:EVENT_ID_CHARS_MAX]!r}")
 
 
 START = EventId(0, 0)

@@ -50,7 +50,7 @@ from midstream.core.frames import (
     secret_digest_of,
 )
 from midstream.core.messages import UserMessage
-from midstream.core.session import Received, Session
+from midstream.core.session import CHUNKS_MAX, Received, Session
 from midstream.core.timing import Deadline
 from midstream.core.turn import (
     LOOK_BACK_S,
@@ -361,8 +361,8 @@ def read_chunk(frame: Chunk, *, stream: str, secret_digest: str) -> Received:
     Raises:
         MalformedFrameError: It is no payload of this protocol, or its number does not fit it.
     """
-    if frame.seqno < 0:
-        raise MalformedFrameError("sequence numbers begin with 0")
+    if not 0 <= frame.seqno <= CHUNKS_MAX:
+        raise MalformedFrameError(f"sequence numbers go from 0 to {CHUNKS_MAX}")
     command = _command_of(decode_payload(frame.payload), frame.seqno)
     return Received(stream, secret_digest, frame.seqno, digest_of(frame.payload), command)
 

@@ -1,0 +1,432 @@
+"""The server's half of the stream protocol, told as stories."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from midstream.core import frames
+from midstream.core.calls import CallPlan, Site
+from midstream.core.frames import (
+    START,
+    AbortPayload,
+    Ack,
+    Chunk,
+    Close,
+    Error,
+    Event,
+    EventId,
+    Events,
+    Gone,
+    Heartbeat,
+    Open,
+    Ping,
+    ResultPayload,
+    SayPayload,
+    ServerFrame,
+    Welcome,
+)
+from midstream.core.messages import Call, Finish, Reply, Result, Text, UserMessage
+from midstream.core.records import (
+    AttemptStarted,
+    CallStarted,
+    ChunkAccepted,
+    EpochStarted,
+    MessageAccepted,
+    Record,
+    ReplyCompleted,
+    StreamOpened,
+    TurnEnded,
+    TurnStatus,
+)
+from midstream.core.server_stream import (
+    EVENTS_BYTES_MAX,
+    KEY_CHARS_MAX,
+    OPEN_WITHIN_S,
+    Admit,
+    ServerStream,
+    Submit,
+    events_frames,
+    status_of,
+    waiting_on,
+)
+from midstream.core.session import CHUNKS_MAX, Received, Session, fold
+from midstream.core.turn import CallFinished, Cancel, SendMessage
+from midstream.errors import DrainingError, MidstreamError, SeqnoGapError, SessionBusyError, StreamFencedError
+
+SECRET = "s" * 43
+DIGEST = frames.secret_digest_of(SECRET)
+HI = SayPayload((Text("hi"),))
+
+
+def test_the_open_asks_for_admission_and_the_welcome_answers_it() -> None:
+    stream = ServerStream(now=0.0)
+    assert stream.next_deadline() is not None
+    opened = Open("a", SECRET)
+    stream.receive(frames.encode(opened), now=1.0)
+    assert stream.requests() == [Admit(opened, None)]
+    assert stream.frames_to_send() == []
+
+    stream.admit(_session(EpochStarted(3, "host", 1.0)), epoch_at=None, now=1.0)
+
+    assert _sent(stream) == [Welcome("a", event_id="3-1", resume_from="3-1")]
+    assert (stream.is_admitted, stream.cursor) == (True, 1)
+
+
+def test_an_empty_session_begins_before_its_first_record() -> None:
+    stream = _opened(Open("a", SECRET))
+    stream.admit(Session(), epoch_at=None, now=0.0)
+    assert _sent(stream) == [Welcome("a", event_id="0-0", resume_from="0-0")]
+
+
+def test_a_connection_that_never_opens_is_ended() -> None:
+    stream = ServerStream(now=5.0)
+    stream.handle_deadline(newest=START, waiting_on="nothing", now=5.0 + OPEN_WITHIN_S - 0.1)
+    assert (stream.frames_to_send(), stream.is_closed) == ([], False)
+    stream.handle_deadline(newest=START, waiting_on="nothing", now=5.0 + OPEN_WITHIN_S)
+    assert [_code(frame) for frame in _sent(stream)] == ["protocol"]
+    assert stream.is_closed
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"not json",
+        b'{"type":"nothing"}',
+        frames.encode(Chunk(0, msgspec.Raw(frames.encode(HI)))),
+        frames.encode(Open("a")),
+        frames.encode(Open("a" * (KEY_CHARS_MAX + 1), SECRET)),
+        frames.encode(Open("a", SECRET, event_id="x")),
+        frames.encode(Open("a", SECRET, event_id="9999999999999999999-1")),
+        frames.encode(Open("a", SECRET, next_seqno=-1)),
+        frames.encode(Open("a", SECRET, version=0)),
+        b'"' + b"x" * frames.FRAME_BYTES_MAX + b'"',
+    ],
+)
+def test_a_first_frame_that_is_no_good_open_ends_the_connection(body: bytes) -> None:
+    stream = ServerStream(now=0.0)
+    stream.receive(body, now=0.0)
+    assert [_code(frame) for frame in _sent(stream)] in (
+        ["malformed_frame"],
+        ["protocol"],
+        ["frame_too_large"],
+    )
+    assert (stream.is_closed, stream.requests(), stream.next_deadline()) == (True, [], None)
+
+
+def test_a_second_open_ends_the_connection() -> None:
+    stream = _admitted(Open("a", SECRET))
+    stream.receive(frames.encode(Open("a", SECRET)), now=0.0)
+    assert ([_code(frame) for frame in _sent(stream)], stream.is_closed) == (["protocol"], True)
+
+
+def test_a_chunk_is_submitted_and_acked_only_when_it_was_appended() -> None:
+    stream = _admitted(Open("a", SECRET))
+    raw = frames.encode(HI)
+    stream.receive(_chunk(0, raw), now=0.0)
+    command = SendMessage(UserMessage((Text("hi"),)))
+    assert stream.requests() == [Submit(0, Received("a", DIGEST, 0, frames.digest_of(raw), command))]
+    assert stream.frames_to_send() == []
+
+    stream.accepted(0, now=0.0)
+
+    assert _sent(stream) == [Ack(0)]
+
+
+def test_results_and_aborts_become_commands() -> None:
+    stream = _admitted(Open("a", SECRET))
+    stream.receive(_chunk(1, frames.encode(ResultPayload(1, 2, Result("c", "done")))), now=0.0)
+    stream.receive(_chunk(2, frames.encode(AbortPayload(1))), now=0.0)
+    commands = [request.chunk.command for request in stream.requests() if isinstance(request, Submit)]
+    assert commands == [CallFinished(1, 2, Result("c", "done")), Cancel(1)]
+
+
+@pytest.mark.parametrize(
+    ("seqno", "payload"),
+    [
+        (1, frames.encode(HI)),
+        (0, frames.encode(SayPayload(()))),
+        (0, b'{"type":"dance"}'),
+        (-1, frames.encode(AbortPayload())),
+        (CHUNKS_MAX + 1, frames.encode(AbortPayload())),
+    ],
+)
+def test_a_chunk_that_breaks_a_rule_ends_the_connection(seqno: int, payload: bytes) -> None:
+    stream = _admitted(Open("a", SECRET))
+    stream.receive(_chunk(seqno, payload), now=0.0)
+    assert [_code(frame) for frame in _sent(stream)] == ["malformed_frame"]
+    assert (stream.is_closed, stream.requests()) == (True, [])
+
+
+def test_a_refused_chunk_is_told_why_and_the_connection_goes_on() -> None:
+    stream = _admitted(Open("a", SECRET))
+    stream.receive(_chunk(3, frames.encode(AbortPayload())), now=0.0)
+    stream.refused(3, SeqnoGapError("too early", expected=1), now=0.0)
+    stream.refused(0, SessionBusyError("busy", retry_after_s=2.0), now=0.0)
+    assert _sent(stream) == [
+        Error("seqno_gap", "too early", "never", seqno=3, expected=1),
+        Error("session_busy", "busy", "later", seqno=0, retry_after_s=2.0),
+    ]
+    assert not stream.is_closed
+
+
+def test_chunks_before_the_admission_wait_for_it() -> None:
+    stream = _opened(Open("a", SECRET))
+    stream.receive(_chunk(0, frames.encode(HI)), now=0.0)
+    assert stream.requests() == []
+    stream.admit(Session(), epoch_at=None, now=0.0)
+    assert [request.seqno for request in stream.requests() if isinstance(request, Submit)] == [0]
+
+
+def test_chunks_before_a_refused_admission_are_forgotten() -> None:
+    stream = _opened(Open("a", "another secret"))
+    stream.receive(_chunk(0, frames.encode(HI)), now=0.0)
+    stream.admit(_session(*_said()), epoch_at=None, now=0.0)
+    assert [_code(frame) for frame in _sent(stream)] == ["wrong_secret"]
+    assert (stream.is_closed, stream.requests()) == (True, [])
+
+
+def test_more_chunks_in_flight_than_the_welcome_allows_end_the_connection() -> None:
+    stream = _admitted(Open("a", SECRET))
+    for seqno in range(frames.IN_FLIGHT_MAX):
+        stream.receive(_chunk(seqno, frames.encode(AbortPayload())), now=0.0)
+    assert not stream.is_closed
+    stream.accepted(0, now=0.0)
+    stream.receive(_chunk(frames.IN_FLIGHT_MAX, frames.encode(AbortPayload())), now=0.0)
+    assert not stream.is_closed
+    stream.receive(_chunk(frames.IN_FLIGHT_MAX + 1, frames.encode(AbortPayload())), now=0.0)
+    assert stream.is_closed
+
+
+def test_a_known_stream_goes_on_where_the_client_was() -> None:
+    stream = _opened(Open("a", SECRET, event_id="3-4", next_seqno=1))
+    stream.admit(_session(*_said()), epoch_at=3, now=0.0)
+    welcome = Welcome("a", event_id="3-5", resume_from="3-4", acked=1, turn=1, status="model")
+    assert _sent(stream) == [welcome]
+    assert stream.cursor == 4
+
+
+def test_a_known_stream_without_an_event_id_begins_where_it_began() -> None:
+    stream = _opened(Open("a", SECRET, next_seqno=1))
+    stream.admit(_session(*_said()), epoch_at=None, now=0.0)
+    assert _sent(stream) == [Welcome("a", "3-5", "3-1", acked=1, turn=1, status="model")]
+
+
+@pytest.mark.parametrize(("event_id", "epoch_at"), [("2-4", 3), ("3-9", None), ("1-0", None)])
+def test_an_event_that_is_not_on_the_line_is_gone(event_id: str, epoch_at: int | None) -> None:
+    stream = _opened(Open("a", SECRET, event_id=event_id, next_seqno=1))
+    stream.admit(_session(*_said()), epoch_at=epoch_at, now=0.0)
+    welcome, gone = _sent(stream)
+    assert welcome == Welcome("a", "3-5", "3-1", acked=1, turn=1, status="model")
+    assert gone == Gone("3-1", f"the event {event_id} is not on this session's line")
+    assert stream.cursor == 1
+
+
+def test_a_reader_whose_event_is_gone_begins_at_the_start() -> None:
+    stream = _opened(Open(event_id="2-4"))
+    stream.admit(_session(*_said()), epoch_at=3, now=0.0)
+    assert (stream.cursor, len(stream.frames_to_send())) == (0, 2)
+
+
+def test_a_reader_may_begin_before_the_first_record_and_has_nothing_to_say() -> None:
+    stream = _opened(Open(event_id="0-0"))
+    stream.admit(_session(*_said()), epoch_at=None, now=0.0)
+    assert _sent(stream) == [Welcome("", "3-5", "0-0", status="model")]
+    stream.receive(_chunk(0, frames.encode(HI)), now=0.0)
+    assert ([_code(frame) for frame in _sent(stream)], stream.is_closed) == (["protocol"], True)
+
+
+def test_a_stream_the_server_forgot_is_refused() -> None:
+    stream = _opened(Open("b", SECRET, event_id="3-4", next_seqno=1))
+    stream.admit(_session(*_said()), epoch_at=3, now=0.0)
+    assert _sent(stream) == [Error("stream_not_found", "this session does not know the stream 'b'")]
+    assert stream.is_closed
+
+
+def test_a_first_chunk_that_never_arrived_is_no_forgotten_stream() -> None:
+    stream = _opened(Open("b", SECRET, next_seqno=1))
+    stream.admit(_session(*_said()), epoch_at=None, now=0.0)
+    assert _sent(stream) == [Welcome("b", "3-5", "3-5", status="model")]
+
+
+def test_a_degraded_server_says_so_at_once() -> None:
+    stream = ServerStream(degraded_reason="no durable store", now=0.0)
+    stream.receive(frames.encode(Open("a", SECRET)), now=0.0)
+    stream.admit(Session(), epoch_at=None, now=0.0)
+    (welcome,) = _sent(stream)
+    assert welcome == Welcome("a", "0-0", "0-0", is_degraded=True, reason="no durable store")
+
+
+def test_stored_bytes_travel_as_they_are() -> None:
+    stream = _admitted(Open())
+    odd = b'{"type":"later",  "unknown":1.0}'
+    stream.deliver([(EventId(1, 1), odd), (EventId(2, 2), b"{}")], now=0.0)
+    (body,) = stream.frames_to_send()
+    assert body == b'{"type":"events","events":[{"id":"1-1","record":%b},{"id":"2-2","record":{}}]}' % odd
+    assert stream.cursor == 2
+
+
+def test_frames_of_events_are_bounded_by_number_and_by_bytes() -> None:
+    small = [(EventId(1, position), b"{}") for position in range(1, frames.EVENTS_PER_FRAME_MAX + 2)]
+    assert [len(_events(body)) for body in events_frames(small)] == [frames.EVENTS_PER_FRAME_MAX, 1]
+    big = b'"' + b"x" * (EVENTS_BYTES_MAX * 2 // 3) + b'"'
+    many = [(EventId(1, 1), big), (EventId(1, 2), b"{}"), (EventId(1, 3), big), (EventId(1, 4), big)]
+    assert [len(_events(body)) for body in events_frames(many)] == [2, 1, 1]
+
+
+@pytest.mark.parametrize("position", [0, 2])
+def test_a_shell_that_skips_or_repeats_a_record_is_stopped(position: int) -> None:
+    stream = _admitted(Open())
+    with pytest.raises(AssertionError):
+        stream.deliver([(EventId(1, position), b"{}")], now=0.0)
+
+
+def test_silence_is_broken_by_heartbeats() -> None:
+    stream = ServerStream(heartbeat_s=4.0, now=0.0)
+    stream.receive(frames.encode(Open()), now=0.0)
+    stream.admit(Session(), epoch_at=None, now=1.0)
+    stream.frames_to_send()
+    stream.deliver([(EventId(1, 1), b"{}")], now=3.0)
+    stream.frames_to_send()
+    stream.handle_deadline(newest=EventId(1, 1), waiting_on="model", now=6.9)
+    assert stream.frames_to_send() == []
+    stream.handle_deadline(newest=EventId(1, 1), waiting_on="model", now=7.0)
+    assert _sent(stream) == [Heartbeat("1-1", "model")]
+    deadline = stream.next_deadline()
+    assert deadline is not None
+    assert deadline.at == 11.0
+
+
+def test_a_ping_is_answered_with_a_heartbeat_at_once() -> None:
+    stream = _admitted(Open())
+    stream.receive(frames.encode(Ping()), now=2.0)
+    stream.handle_deadline(newest=START, waiting_on="nothing", now=2.0)
+    assert _sent(stream) == [Heartbeat("0-0", "nothing")]
+
+
+def test_a_close_ends_the_connection_without_a_word() -> None:
+    stream = _admitted(Open("a", SECRET))
+    stream.receive(frames.encode(Close()), now=0.0)
+    assert (stream.is_closed, stream.frames_to_send()) == (True, [])
+
+
+@pytest.mark.parametrize("error", [DrainingError("restarting"), StreamFencedError("a newer connection")])
+def test_a_failure_of_the_shell_is_told_once(error: MidstreamError) -> None:
+    stream = _admitted(Open("a", SECRET))
+    stream.fail(error, now=0.0)
+    stream.fail(error, now=0.0)
+    assert _sent(stream) == [Error(error.code, error.message, error.retry)]
+    stream.accepted(0, now=0.0)
+    stream.deliver([(EventId(1, 1), b"{}")], now=0.0)
+    stream.receive(b"{", now=0.0)
+    assert (stream.is_closed, stream.frames_to_send(), stream.requests()) == (True, [], [])
+
+
+def test_what_a_session_does_and_waits_for() -> None:
+    server, client = (_with_call(site) for site in (Site.SERVER, Site.CLIENT))
+    sessions = [Session(), _session(*_said()), server, client]
+    assert [status_of(session) for session in sessions] == ["idle", "model", "tools", "tools"]
+    assert [waiting_on(session) for session in sessions] == ["nothing", "model", "tool", "client"]
+    ended = fold([(3, TurnEnded(1, TurnStatus.COMPLETED, 4.0))], server)
+    assert waiting_on(ended) == "nothing"
+
+
+PAYLOADS: list[frames.Payload] = [HI, SayPayload(()), AbortPayload(2), ResultPayload(1, 1, Result("c", ""))]
+
+_client_frames = st.one_of(
+    st.builds(
+        Open,
+        stream=st.sampled_from(["", "a", "b"]),
+        secret=st.sampled_from(["", SECRET, "other"]),
+        event_id=st.sampled_from([None, "0-0", "3-4", "3-99", "x"]),
+        next_seqno=st.integers(-1, 3),
+        version=st.integers(0, 2),
+    ).map(frames.encode),
+    st.tuples(
+        st.integers(-1, 3),
+        st.sampled_from(PAYLOADS),
+    ).map(lambda pair: _chunk(pair[0], frames.encode(pair[1]))),
+    st.sampled_from([frames.encode(Close()), frames.encode(Ping())]),
+    st.binary(max_size=40),
+    st.text(max_size=40).map(str.encode),
+)
+
+
+@given(
+    st.lists(st.tuples(_client_frames, st.sampled_from(["admit", "ack", "refuse", "time", ""])), max_size=20)
+)
+def test_nothing_a_client_sends_raises(script: list[tuple[bytes, str]]) -> None:
+    stream = ServerStream(now=0.0)
+    session = _session(*_said())
+    for number, (body, then) in enumerate(script):
+        now = float(number * 4)
+        stream.receive(body, now=now)
+        match then:
+            case "admit":
+                stream.admit(session, epoch_at=3, now=now)
+            case "ack":
+                stream.accepted(number % 3, now=now)
+            case "refuse":
+                stream.refused(number % 3, SessionBusyError("busy"), now=now)
+            case "time":
+                stream.handle_deadline(newest=EventId(3, 5), waiting_on="model", now=now)
+        assert not (stream.is_closed and stream.requests())
+    assert [frame for frame in _sent(stream) if isinstance(frame, Events)] == []
+
+
+def _opened(frame: Open) -> ServerStream:
+    stream = ServerStream(now=0.0)
+    stream.receive(frames.encode(frame), now=0.0)
+    assert [type(request) for request in stream.requests()] == [Admit]
+    return stream
+
+
+def _admitted(frame: Open) -> ServerStream:
+    stream = _opened(frame)
+    stream.admit(Session(), epoch_at=None, now=0.0)
+    assert len(stream.frames_to_send()) == 1
+    return stream
+
+
+def _sent(stream: ServerStream) -> list[ServerFrame]:
+    return [frames.decode_server(body) for body in stream.frames_to_send()]
+
+
+def _code(frame: ServerFrame) -> str:
+    assert isinstance(frame, Error)
+    assert frame.seqno is None
+    return frame.code
+
+
+def _events(body: bytes) -> tuple[Event, ...]:
+    frame = frames.decode_server(body)
+    assert isinstance(frame, Events)
+    return frame.events
+
+
+def _chunk(seqno: int, payload: bytes) -> bytes:
+    return frames.encode(Chunk(seqno, msgspec.Raw(payload)))
+
+
+def _session(*records: Record) -> Session:
+    return fold((3, record) for record in records)
+
+
+def _said() -> tuple[Record, ...]:
+    """Stream `a` has said `hi`, and the model was asked: five records."""
+    return (
+        EpochStarted(3, "host", 1.0),
+        StreamOpened("a", DIGEST),
+        ChunkAccepted("a", 0, frames.digest_of(frames.encode(HI))),
+        MessageAccepted(1, UserMessage.of("hi"), 2.0, stream="a"),
+        AttemptStarted(1, 1, 1, 2.0),
+    )
+
+
+def _with_call(site: Site) -> Session:
+    reply = Reply((Call("c", "look"),), Finish.CALLS)
+    plans = (CallPlan("c", "digest", site),)
+    return _session(*_said(), ReplyCompleted(1, 1, 1, reply, 3.0, plans), CallStarted(1, 1, "c", 1, 3.0))
