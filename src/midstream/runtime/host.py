@@ -8,12 +8,14 @@ import re
 
 from msgspec import Struct
 
+from midstream.core.timing import RECONNECT_BACKOFF
 from midstream.core.turn import LOOK_BACK_S
 from midstream.errors import (
     DrainingError,
     LeaseHeldError,
     MidstreamError,
     SessionNotFoundError,
+    UnavailableError,
     UsageError,
 )
 from midstream.runtime.agent import Agent
@@ -26,6 +28,8 @@ SESSIONS_AWAKE_MAX = 1000
 """Sessions kept in memory; beyond it idle ones without readers go to sleep, the longest unused first."""
 RECOVERIES_MAX = 16
 """Sessions recovered side by side at start-up."""
+REVIVALS_MAX = 100
+"""Tries to take up a turn whose runner failed on a store that was busy or full; about 25 minutes."""
 _SESSION_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 
 _log = logging.getLogger(__name__)
@@ -63,6 +67,7 @@ class Host:
         self._owner = self.world.new_id("owner")
         self._awake: dict[str, Runner] = {}
         self._opening: dict[str, asyncio.Task[Runner]] = {}
+        self._reviving: set[asyncio.Task[None]] = set()
         self._recovering: asyncio.Task[None] | None = None
         self._is_started = False
         self._is_stopped = False
@@ -141,8 +146,8 @@ class Host:
         if self._recovering is not None:
             self._recovering.cancel()
             await asyncio.wait([self._recovering])
-        for opening in self._opening.values():
-            opening.cancel()
+        for task in [*self._opening.values(), *self._reviving]:
+            task.cancel()
         runners = [*self._awake.values()]
         if runners:
             tasks = [self.world.spawn(each.quiesce(), name="quiesce") for each in runners]
@@ -173,7 +178,14 @@ class Host:
 
     async def _open(self, session_id: str) -> Runner:
         journal = Journal(self.store, session_id, self.world)
-        runner = Runner(journal, self.agent, self.world, owner=self._owner, look_back_s=self._look_back_s)
+        runner = Runner(
+            journal,
+            self.agent,
+            self.world,
+            owner=self._owner,
+            look_back_s=self._look_back_s,
+            on_failed=self._runner_failed,
+        )
         await runner.open()
         await self._make_room()
         self._awake[session_id] = runner
@@ -187,6 +199,26 @@ class Host:
         for key in idle[:surplus]:
             runner = self._awake.pop(key)
             await runner.close(DrainingError("this session went to sleep: reconnect to wake it"))
+
+    def _runner_failed(self, runner: Runner, error: MidstreamError) -> None:
+        """See to it that a turn does not wait for somebody to ask after its runner failed."""
+        if runner.state.is_live and error.retry == "later" and not self._is_stopped:
+            task = self.world.spawn(self._revive(runner.session_id), name=f"revive {runner.session_id}")
+            self._reviving.add(task)
+            task.add_done_callback(self._reviving.discard)
+
+    async def _revive(self, session_id: str) -> None:
+        for failures in range(1, REVIVALS_MAX + 1):
+            await self.world.sleep(RECONNECT_BACKOFF.wait_s(failures, chance=self.world.chance()))
+            try:
+                await self.session(session_id)
+            except UnavailableError as error:
+                _log.warning("not yet revived: %s", error.code, extra={"session": session_id})
+            except MidstreamError as error:
+                _log.error("not revived: %s", error.message, extra={"session": session_id})
+                return
+            else:
+                return
 
     async def _recover(self) -> None:
         found = [info.session async for info in self.store.list(live=True)]

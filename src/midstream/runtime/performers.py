@@ -92,14 +92,12 @@ class Performer:
     async def _ask_model(self, owed: AskModel, session: Session) -> None:
         await self._until(owed.not_before)
         assert isinstance(session.turn, AwaitingModel)
-        client_tools = {each.spec.name: each for each in session.turn.tools}
+        own = self._agent.tools
+        client_tools = {each.spec.name: each for each in session.turn.tools if each.spec.name not in own}
         request = ModelRequest(
             self._agent.instructions,
             session.history,
-            (
-                *(each.spec for each in self._agent.tools.values()),
-                *(each.spec for each in session.turn.tools),
-            ),
+            (*(each.spec for each in own.values()), *(each.spec for each in client_tools.values())),
             owed.attempt,
             f"{self._reports.session_id}/{owed.turn}/{owed.reply_no}",
         )
@@ -154,7 +152,7 @@ class Performer:
 
     def _plan(self, call: Call, client_tools: dict[str, ClientTool]) -> CallPlan:
         theirs = client_tools.get(call.name)
-        if theirs is None or call.name in self._agent.tools:
+        if theirs is None:
             return plan_call(call, self._agent.tools)
         return CallPlan(
             call.id,

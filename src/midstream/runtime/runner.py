@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from midstream.core import session as sessions
 from midstream.core.frames import EventId
@@ -61,7 +61,14 @@ class Runner:
     """A session that is awake in this process."""
 
     def __init__(
-        self, journal: Journal, agent: Agent, world: World, *, owner: str, look_back_s: float = LOOK_BACK_S
+        self,
+        journal: Journal,
+        agent: Agent,
+        world: World,
+        *,
+        owner: str,
+        look_back_s: float = LOOK_BACK_S,
+        on_failed: Callable[[Runner, MidstreamError], None] = lambda _runner, _error: None,
     ) -> None:
         self.session_id = journal.session_id
         self.state = Session()
@@ -71,6 +78,7 @@ class Runner:
         self._world = world
         self._owner = owner
         self._look_back_s = look_back_s
+        self._on_failed = on_failed
         self._performer = Performer(agent, world, self)
         self._mailbox: deque[_Envelope] = deque()
         self._arrived = asyncio.Event()
@@ -81,6 +89,8 @@ class Runner:
         self._failed: MidstreamError | None = None
         self._parted: MidstreamError | None = None
         self._is_quiescing = False
+        self._has_begun = False
+        """Whether this process's epoch is on the journal."""
 
     # --- what connections use ---------------------------------------------------------------------------------
 
@@ -244,7 +254,10 @@ class Runner:
         except MidstreamError as error:
             for envelope in batch:
                 _answer(envelope, error)
+            if isinstance(error, UnavailableError) and not any(_is_internal(each) for each in batch):
+                return  # nothing was written and only clients asked: they may ask again
             raise
+        self._has_begun = self._has_begun or bool(records)
         self.state = state
         for envelope in taken:
             _answer(envelope, self.newest.position)
@@ -252,7 +265,7 @@ class Runner:
 
     async def _claim_if_needed(self, records: list[Record]) -> Session:
         """Begin an epoch before the first append of this process, and recover what an older one left."""
-        if self._journal.epoch:
+        if self._has_begun:
             return self.state
         at = self._world.now()
         epoch = await self._journal.claim(at=at)
@@ -317,13 +330,16 @@ class Runner:
 
     def _fail(self, error: MidstreamError) -> None:
         """End as a crash would: nothing more is written; whoever takes over finds the doubt in the journal."""
-        self._failed = self._failed or error
+        if self._failed is not None:
+            return
+        self._failed = error
         self._is_quiescing = True
         self._journal.close(error)
         for task in [*self._doing.values(), *self._stopping]:
             task.cancel()
         self._room.set()
         self._refuse_all(error)
+        self._on_failed(self, error)
 
     def _refuse_all(self, error: MidstreamError) -> None:
         waiting, self._mailbox = self._mailbox, deque()
