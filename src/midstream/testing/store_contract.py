@@ -24,6 +24,9 @@ import pytest
 from midstream.core.records import Sync
 from midstream.errors import JournalMovedError, LeaseHeldError, LeaseLostError, UsageError
 from midstream.store.contract import Mark, SessionInfo, Store, Stored
+from midstream.world import World
+
+WORLD = World()
 
 ODD_NAMES = ("s", "a/b", "it's", '"', "%_", "naïve ☃ 😀", "x" * 500, "line\nbreak", " ")
 ODD_BODIES = (b"", b"{}", b"\x00\xff\r\n'", b"x" * 300_000)
@@ -153,8 +156,8 @@ class StoreContract:
     async def test_a_cancelled_append_happened_whole_or_not_at_all(self, place: Place) -> None:
         async with _opened(place) as store:
             epoch = await store.claim("s", at=1.0)
-            append = asyncio.ensure_future(_append(store, "s", b"a", b"b", expected=0, epoch=epoch))
-            await asyncio.sleep(0)
+            append = WORLD.spawn(_append(store, "s", b"a", b"b", expected=0, epoch=epoch), name="append")
+            await WORLD.sleep(0)
             append.cancel()
             await asyncio.gather(append, return_exceptions=True)
             end = len(await _journal(store))
@@ -286,7 +289,7 @@ class StoreContract:
                             epoch = await store.claim("s", at=float(turn))
                             break
                         except LeaseHeldError:
-                            await asyncio.sleep(0)
+                            await WORLD.sleep(0)
                     end = len(await _journal(store))
                     await _append(store, "s", b"x", expected=end, epoch=epoch)
                     await store.release("s", epoch=epoch)
@@ -420,7 +423,7 @@ class StoreContract:
         appends = asyncio.gather(
             *(_append(store, "s", b"x", expected=number, epoch=epoch) for number in range(20))
         )
-        await asyncio.sleep(0)
+        await WORLD.sleep(0)
         await store.close()
         assert await appends == [*range(1, 21)]
         async with _opened(place) as again:
