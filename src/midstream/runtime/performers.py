@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from typing import Protocol, cast
 
 from midstream.core.calls import STOPPED_CONTENT, CallPlan, CallState, Site, digest_of
-from midstream.core.messages import Call, Outcome, Reply, Result
+from midstream.core.messages import Call, Outcome, Reply, Result, storable
 from midstream.core.records import ClientTool
 from midstream.core.replies import ModelEvent, ModelRequest, ReplyBuilder
 from midstream.core.session import Session
@@ -144,7 +144,7 @@ class Performer:
             owed.reply_no,
             owed.attempt,
             error.code,
-            error.message,
+            storable(error.message),
             is_retriable=error.retry != "never",
             retry_after_s=error.retry_after_s,
             chance=self._world.chance(),

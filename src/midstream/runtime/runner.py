@@ -29,7 +29,16 @@ from midstream.core.records import (
 from midstream.core.replies import merge_deltas
 from midstream.core.session import Received, Session
 from midstream.core.timing import Backoff
-from midstream.core.turn import LOOK_BACK_S, Command, ModelSaid, Obligation, Recover, Refused
+from midstream.core.turn import (
+    LOOK_BACK_S,
+    Cancel,
+    Command,
+    ModelSaid,
+    Obligation,
+    Recover,
+    Refused,
+    SendMessage,
+)
 from midstream.errors import MidstreamError, SessionBusyError, SessionNotFoundError, UnavailableError
 from midstream.runtime.agent import Agent
 from midstream.runtime.journal import Journal
@@ -230,7 +239,7 @@ class Runner:
             self._fail(error)
         except Exception as error:  # noqa: BLE001 - the top of a session: it ends, the others go on
             _log.exception("a session ended on a bug", extra={"session": self.session_id})
-            self._fail(UnavailableError(f"session {self.session_id!r} stopped on {type(error).__name__}"))
+            self._fail(_stopped_on(error, self.session_id))
 
     async def _step(self, batch: list[_Envelope]) -> None:
         """Decide a batch of commands, append all they cause at once, then tell and act."""
@@ -256,6 +265,10 @@ class Runner:
                 _answer(envelope, error)
             if isinstance(error, UnavailableError) and not any(_is_internal(each) for each in batch):
                 return  # nothing was written and only clients asked: they may ask again
+            raise
+        except Exception as error:
+            for envelope in batch:  # a bug ends the session, but nobody may wait for its answer for ever
+                _answer(envelope, _stopped_on(error, self.session_id))
             raise
         self._has_begun = self._has_begun or bool(records)
         self.state = state
@@ -326,7 +339,7 @@ class Runner:
             del self._doing[obligation]
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("performing an obligation failed", exc_info=error, extra={"session": self.session_id})
-            self._fail(UnavailableError(f"session {self.session_id!r} stopped on {type(error).__name__}"))
+            self._fail(_stopped_on(error, self.session_id))
 
     def _fail(self, error: MidstreamError) -> None:
         """End as a crash would: nothing more is written; whoever takes over finds the doubt in the journal."""
@@ -365,6 +378,10 @@ def _attempt_of(envelope: _Envelope) -> tuple[int, int, int] | None:
     return (said.turn, said.reply_no, said.attempt) if isinstance(said, ModelSaid) else None
 
 
+def _stopped_on(error: BaseException, session_id: str) -> UnavailableError:
+    return UnavailableError(f"session {session_id!r} stopped on {type(error).__name__}")
+
+
 def _answer(envelope: _Envelope, answer: int | MidstreamError) -> None:
     if envelope.done is None or envelope.done.done():
         return
@@ -375,7 +392,8 @@ def _answer(envelope: _Envelope, answer: int | MidstreamError) -> None:
 
 
 def _is_internal(envelope: _Envelope) -> bool:
-    return not isinstance(envelope.command, Received)
+    """Whether it says what a model or a tool did, which nobody would say again."""
+    return not isinstance(envelope.command, Received | SendMessage | Cancel)
 
 
 def _mark_of(records: Sequence[Record], state: Session) -> Mark | None:
