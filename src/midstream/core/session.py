@@ -23,7 +23,7 @@ from midstream.core.records import (
     StreamOpened,
     TurnEnded,
 )
-from midstream.core.turn import Command, Idle, Obligation, Refused, SendMessage, TurnState
+from midstream.core.turn import Cancel, Command, Idle, Obligation, Refused, SendMessage, TurnState
 from midstream.errors import MalformedFrameError, SeqnoGapError, SeqnoReusedError, WrongSecretError
 
 STREAMS_KEPT_MAX = 1024
@@ -114,6 +114,8 @@ def _decide_received(session: Session, chunk: Received, *, epoch: int, at: float
                 MalformedFrameError("a stream carries one message: open a new stream for the next turn")
             )
         command = replace(command, stream=chunk.stream)
+    if isinstance(command, Cancel) and command.turn is None and known and known.turn:
+        command = Cancel(known.turn)  # STREAM-15: a stream stops its own turn, not one that came after it
     opened = () if known else (StreamOpened(chunk.stream, chunk.secret_digest),)
     accepted = ChunkAccepted(chunk.stream, chunk.seqno, chunk.digest)
     did = () if command is None else decide(session, command, epoch=epoch, at=at)
