@@ -72,7 +72,7 @@ async def test_a_model_is_asked_with_history_instructions_and_a_key_stable_over_
 
 
 async def test_calls_with_empty_or_repeated_ids_get_distinct_ones() -> None:
-    steps = [
+    steps: list[Step] = [
         CallRequested("", "a", "{}"),
         CallRequested("x", "a", "{}"),
         CallRequested("x", "a", "{}"),
