@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from midstream.core import session as sessions
 from midstream.core.frames import EventId
@@ -59,11 +59,18 @@ _log = logging.getLogger(__name__)
 class _Envelope:
     """A command on its way, and who waits for it."""
 
-    __slots__ = ("command", "done")
+    __slots__ = ("command", "done", "reporter")
 
-    def __init__(self, command: Command | Received | None, done: asyncio.Future[int] | None) -> None:
+    def __init__(
+        self,
+        command: Command | Received | None,
+        done: asyncio.Future[int] | None,
+        reporter: asyncio.Task[None] | None = None,
+    ) -> None:
         self.command = command
         self.done = done
+        self.reporter = reporter
+        """The task whose obligation this command ends: it needs no stopping."""
 
 
 class Runner:
@@ -207,7 +214,7 @@ class Runner:
     async def report(self, command: Command) -> None:
         """Journal what came of an obligation; a runner that has failed meanwhile leaves it in doubt."""
         try:
-            await self._post(command)
+            await self._post(command, asyncio.current_task())
         except MidstreamError as error:
             _log.debug("an outcome was not journaled: %s", error.code, extra={"session": self.session_id})
 
@@ -218,11 +225,13 @@ class Runner:
 
     # --- the loop ---------------------------------------------------------------------------------------------
 
-    async def _post(self, command: Command | Received | None) -> int:
+    async def _post(
+        self, command: Command | Received | None, reporter: asyncio.Task[None] | None = None
+    ) -> int:
         if self._failed is not None:
             raise self._failed
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._mailbox.append(_Envelope(command, done))
+        self._mailbox.append(_Envelope(command, done, reporter))
         self._arrived.set()
         return await done
 
@@ -274,7 +283,7 @@ class Runner:
         self.state = state
         for envelope in taken:
             _answer(envelope, self.newest.position)
-        self._reconcile()
+        self._reconcile(reporters={each.reporter for each in taken})
 
     async def _claim_if_needed(self, records: list[Record]) -> Session:
         """Begin an epoch before the first append of this process, and recover what an older one left."""
@@ -312,7 +321,7 @@ class Runner:
             else:
                 return
 
-    def _reconcile(self) -> None:
+    def _reconcile(self, reporters: Collection[asyncio.Task[None] | None] = ()) -> None:
         """Start what is owed and not being done; stop what is being done and not owed."""
         owed = sessions.owed(self.state)
         if owed == self._doing.keys() and not self._is_quiescing:
@@ -321,7 +330,8 @@ class Runner:
             task = self._doing.pop(obligation)
             self._stopping.add(task)
             task.add_done_callback(self._stopping.discard)
-            task.cancel()
+            if task not in reporters:
+                task.cancel()
         if self._is_quiescing:
             return
         for obligation in owed:
