@@ -31,6 +31,7 @@ from midstream.errors import (
     LeaseHeldError,
     LeaseLostError,
     MidstreamError,
+    NotFoundError,
     StoreBusyError,
     StoreDamagedError,
     StoreFullError,
@@ -57,9 +58,11 @@ BUSY_TRIES_MAX = 1000
 waiting lets one process starve the others."""
 BUSY_PAUSE_MIN_S = 0.0002
 BUSY_PAUSE_MAX_S = 0.004
-IDLE_CHECKPOINT_PAGES = 1000
+PAGE_BYTES = 2048
+"""An append rewrites about two pages, however small it is; half of SQLite's usual size is nearly half the bytes."""
+IDLE_CHECKPOINT_PAGES = 2000
 """Pages in the write-ahead log from which it is copied back when nobody waits (4 MB)."""
-BUSY_CHECKPOINT_PAGES = 8000
+BUSY_CHECKPOINT_PAGES = 16_000
 """Pages from which it is copied back even if somebody waits (32 MB)."""
 LOG_BYTES_MAX = 64 * 2**20
 """Size to which a log is cut that a slow reader of another process had made grow."""
@@ -197,7 +200,7 @@ class SQLiteStore:
 class _Opened:
     """What exists between open and close: the owner's lock, two connections, a thread for each."""
 
-    def __init__(self, writer: _Writer, reader: _Reader, threads: _Threads) -> None:
+    def __init__(self, writer: _Writer, reader: Reader, threads: _Threads) -> None:
         self.writer = writer
         self.reader = reader
         self.queue = _Queue(writer, threads.writing)
@@ -244,7 +247,7 @@ class _Threads(NamedTuple):
         self.reading.shutdown(wait=False)
 
 
-def _open(file: _File, owner: str, durability: Durability) -> tuple[_Writer, _Reader]:
+def _open(file: _File, owner: str, durability: Durability) -> tuple[_Writer, Reader]:
     with contextlib.ExitStack() as undo, file.named_errors():
         db = file.connect()
         undo.callback(db.close)
@@ -254,7 +257,7 @@ def _open(file: _File, owner: str, durability: Durability) -> tuple[_Writer, _Re
         lock = owners.OwnerLock(file.owners, owner)
         owners.sweep(file.owners)
         undo.pop_all()
-    return _Writer(file, db, lock, durability), _Reader(file, reading)
+    return _Writer(file, db, lock, durability), Reader(file, reading)
 
 
 class _Asked(Struct):
@@ -515,27 +518,32 @@ select id from session where ?1 is null or is_live = ?1 order by changed_at desc
 LIST_LINES = f"{LINE}, json_each(?) as wanted where session.id = wanted.value order by wanted.key"
 
 
-class _Reader:
-    """A connection that only reads. After `_open` it belongs to the reader's thread."""
+class Reader:
+    """A connection that only reads. It belongs to the thread that uses it (the store's: to its reader's thread)."""
 
     def __init__(self, file: _File, db: apsw.Connection) -> None:
         self._file = file
         self._db = db
 
     def close(self) -> None:
+        """Let go of the file."""
         self._db.close()
 
     def records(self, session: str, after: int, limit: int) -> list[Stored]:
+        """See `Store.read`."""
         return [Stored(*row) for row in self._rows(FIND_RECORDS, (session, after, limit))]
 
     def find(self, session: str) -> SessionInfo | None:
+        """See `Store.find`."""
         rows = self._rows(FIND_LINE, (session,))
         return _line(rows[0]) if rows else None
 
     def numbers(self, live: bool | None) -> list[int]:  # noqa: FBT001 - three values, one column
+        """Return the rows of a listing, last changed first."""
         return [number for (number,) in self._rows(LIST_NUMBERS, (live,))]
 
     def lines(self, numbers: Sequence[int]) -> list[SessionInfo]:
+        """Return the lines of these rows, in their order; what was deleted meanwhile is left out."""
         wanted = ",".join(map(str, numbers))
         return [_line(row) for row in self._rows(LIST_LINES, (f"[{wanted}]",))]
 
@@ -565,13 +573,14 @@ class _File:
         Raises:
             UsageError: They are not, or a newer version made them. Nothing was changed.
         """
-        self.patiently(partial(self._require_ours, db))
+        db.execute(f"pragma page_size = {PAGE_BYTES}")  # of a new file
+        self.patiently(partial(self.require_ours, db))
         self.patiently(partial(db.execute, "pragma journal_mode = wal"))
         db.execute(f"pragma journal_size_limit = {LOG_BYTES_MAX}")
         db.execute("pragma secure_delete = on")  # what is deleted is overwritten
         self.patiently(partial(db.execute, "begin immediate"))
         try:
-            if not self._require_ours(db):
+            if not self.require_ours(db):
                 db.execute(files("midstream.store").joinpath("schema/sqlite.sql").read_text())
                 db.execute(f"pragma application_id = {APPLICATION_ID}")
                 db.execute(f"pragma user_version = {SCHEMA_VERSION}")
@@ -633,8 +642,8 @@ class _File:
             raise UsageError(f"database {str(self.path)!r} cannot be made: {error.strerror}") from error
         os.close(descriptor)
 
-    def _require_ours(self, db: apsw.Connection) -> bool:
-        """Return whether the tables are there."""
+    def require_ours(self, db: apsw.Connection) -> bool:
+        """Return whether the tables are there; raise `UsageError` where others are."""
         application = _number(db.execute("pragma application_id"))
         version = _number(db.execute("pragma user_version"))
         if application == APPLICATION_ID:
@@ -647,6 +656,31 @@ class _File:
         if application or version or _number(db.execute("select count(*) from sqlite_schema")):
             raise UsageError(f"database {str(self.path)!r} belongs to another program")
         return False
+
+
+@contextlib.contextmanager
+def reading(path: str | Path, *, world: World = World()) -> Iterator[Reader]:
+    """Look into a database without making, locking or writing anything, also while a server works on it.
+
+    Raises:
+        NotFoundError: There is no such file, or nothing was ever stored in it.
+        UsageError: The file is not ours, or may not be read.
+        StoreDamagedError: It is no intact database.
+    """
+    file = _File(Path(path), world, None)
+    if not file.path.is_file():
+        raise NotFoundError(
+            f"there is no database {str(file.path)!r}: name one with --store, or start a server"
+        )
+    with file.named_errors():
+        db = file.connect(flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        with file.named_errors(db):
+            if not file.patiently(partial(file.require_ours, db)):
+                raise NotFoundError(f"nothing was stored in {str(file.path)!r} yet")
+        yield Reader(file, db)
+    finally:
+        db.close()
 
 
 def _answer(write: Callable[[], T]) -> T | MidstreamError:
