@@ -64,6 +64,7 @@ from midstream.core.turn import (
     SendMessage,
 )
 from midstream.errors import (
+    ConnectionLostError,
     MalformedFrameError,
     MidstreamError,
     ProtocolError,
@@ -300,7 +301,8 @@ class ServerStream:
         if self._deadline is None or now < self._deadline.at:
             return
         if self._state is _State.OPENING:
-            self.fail(ProtocolError(f"no open frame came within {OPEN_WITHIN_S:g} s"), now=now)
+            # Not the client's fault: a bad network may hold its first frame back. It tries again.
+            self.fail(ConnectionLostError(f"no open frame came within {OPEN_WITHIN_S:g} s"), now=now)
             return
         self._queue(Heartbeat(str(newest), waiting_on), now=now)
 
