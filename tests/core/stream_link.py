@@ -138,12 +138,13 @@ class Link:
         self.now = 0.0
         self.unread: deque[Applied | Forget] = deque()
         self.connections = 0
+        self.is_swallowing = False
 
     def settle(self) -> None:
         """Writes, then frames, then events: what every shell does."""
         self.checkpoint.write(self.client.writes())
         sent = self.client.frames_to_send()
-        if self.server is not None:
+        if self.server is not None and not self.is_swallowing:
             self.up.extend(sent)
         self.unread.extend(self.client.events())
 
@@ -156,7 +157,8 @@ class Link:
     def feed(self) -> None:
         if self.server is not None:
             self.host.serve(self.server, now=self.now)
-            self.down.extend(self.server.frames_to_send())
+            sent = self.server.frames_to_send()
+            self.down.extend([] if self.is_swallowing else sent)
 
     def send_down(self) -> None:
         """One frame of the server reaches the client; a closed connection ends when all have."""
@@ -178,13 +180,15 @@ class Link:
             self.settle()
 
     def black_hole(self) -> None:
-        """What is under way is lost, and nobody is told."""
+        """What is under way and all that follows on this connection is lost, and nobody is told."""
         self.up.clear()
         self.down.clear()
+        self.is_swallowing = self.server is not None
 
     def connect(self) -> None:
         self.server = ServerStream(now=self.now)
         self.connections += 1
+        self.is_swallowing = False
         self.client.connected(now=self.now)
         self.settle()
 

@@ -373,6 +373,22 @@ def test_an_event_announced_twice_that_never_comes_is_lost() -> None:
     assert not stream.is_connection_wanted
 
 
+def test_a_chunk_that_three_heartbeats_left_unanswered_is_played_back() -> None:
+    stream = _live(HI)
+    _receive(stream, *[Heartbeat("0-0")] * 2)
+    assert stream.is_connection_wanted
+    _receive(stream, Heartbeat("0-0"))
+    assert not stream.is_connection_wanted
+    _reconnect(stream)
+    assert stream.frames_to_send()[1:] == [_chunk(0, HI)]
+
+
+def test_heartbeats_owe_nothing_while_nothing_is_unacknowledged() -> None:
+    stream = _begun()
+    _receive(stream, *[Heartbeat("1-3")] * 9)
+    assert stream.is_connection_wanted
+
+
 def test_an_abort_is_numbered_once_and_played_back() -> None:
     stream = _begun()
     stream.abort()

@@ -63,7 +63,7 @@ from midstream.errors import (
 )
 
 HEARTBEATS_MISSED_MAX = 3
-"""Heartbeats that may fail to come before a connection counts as dead."""
+"""Heartbeats that may fail to come, or come instead of an ack, before a connection counts as dead."""
 HEARTBEAT_S_MAX = 300.0
 """No server may ask for more patience with its silence."""
 RETRY_AFTER_S_MAX = 300.0
@@ -200,6 +200,8 @@ class ClientStream:
         self._silence_s = HEARTBEATS_MISSED_MAX * HEARTBEAT_S
         self._promised: EventId | None = None
         """The event a heartbeat spoke of before it came; if it has not come by the next one, it is lost."""
+        self._unanswered = 0
+        """Heartbeats that came while an ack was owed."""
         self._waiting_on = "nothing"
         self._writes: list[Write] = []
         self._frames: list[bytes] = []
@@ -460,6 +462,7 @@ class ClientStream:
         self._state = _State.LIVE
         self._is_reconnecting = False
         self._promised = None
+        self._unanswered = 0
         self._turn = frame.turn or self._turn
         if frame.heartbeat_s > 0:
             self._silence_s = HEARTBEATS_MISSED_MAX * min(frame.heartbeat_s, HEARTBEAT_S_MAX)
@@ -478,7 +481,7 @@ class ClientStream:
             self._acked = seqno + 1
             self._sent = max(self._sent, self._acked)
             self._keep(ChunksAcked(seqno))
-            self._failures = 0
+            self._failures = self._unanswered = 0
         self._send_chunks()
         self._end_if_finished()
 
@@ -536,6 +539,9 @@ class ClientStream:
         if self._promised is not None and self._received.position < self._promised.position:
             raise ProtocolError(f"the event {self._promised} was announced and did not come")
         self._promised = newest
+        self._unanswered += self._sent > self._acked
+        if self._unanswered >= HEARTBEATS_MISSED_MAX:
+            raise ProtocolError(f"chunk {self._acked} was not acknowledged")  # STREAM-14
         self._failures = 0
 
     def _take_error(self, frame: Error) -> None:
