@@ -15,7 +15,7 @@ from typing import Any
 import apsw
 import msgspec
 
-from bench import loop, startup, steps, takeover, turns
+from bench import loop, startup, steps, streaming, takeover, turns
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -34,6 +34,7 @@ BENCHES: dict[str, Callable[[Path], Any]] = {
     "turns": turns.run,
     "takeover": takeover.run,
     "startup": startup.run,
+    "streaming": streaming.run,
 }
 """What it is called, and what measures it in a scratch folder."""
 

@@ -10,6 +10,7 @@ Times are medians over rounds in which the contestants take turns, because share
 next. Syncs and bytes are counted in a run of their own, in a file system written in Python: everything handed to the
 disk, checkpoints and closing included.
 """
+# ruff: noqa: N802 - the methods of a file system have SQLite's names
 
 from __future__ import annotations
 
@@ -232,9 +233,7 @@ class Counting(apsw.VFS):
         self.syncs = 0
         self.written = 0
 
-    def xOpen(  # noqa: N802 - SQLite's name
-        self, name: str | apsw.URIFilename | None, flags: list[int]
-    ) -> CountingFile:
+    def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> CountingFile:
         return CountingFile(self, name, flags)
 
 
@@ -245,11 +244,11 @@ class CountingFile(apsw.VFSFile):
         super().__init__("", name, flags)
         self._counting = counting
 
-    def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802 - SQLite's name
+    def xWrite(self, data: bytes, offset: int) -> None:
         self._counting.written += len(data)
         super().xWrite(data, offset)
 
-    def xSync(self, flags: int) -> None:  # noqa: N802 - SQLite's name
+    def xSync(self, flags: int) -> None:
         self._counting.syncs += 1
         super().xSync(flags)
 
