@@ -334,7 +334,7 @@ class ClientStream:
         self._end_if_finished()
 
     def detach(self) -> None:
-        """Leave. The turn goes on without this client, and the stream can be resumed (STREAM-26)."""
+        """Leave. The turn goes on without this client, and the stream can be resumed (STREAM-25)."""
         if self.is_ended:
             return
         if self._state is _State.LIVE:
@@ -372,7 +372,7 @@ class ClientStream:
             return
         self._frames = []
         if self._is_degraded:
-            # STREAM-32: nothing was kept on either side, so that there is nothing to go on with.
+            # STREAM-9: nothing was kept on either side, so that there is nothing to go on with.
             self._end_with(error or ConnectionLostError("the connection to a degraded server broke"))
             return
         if error is not None and error.retry == "never":
@@ -552,7 +552,7 @@ class ClientStream:
         if is_final and not is_lost_order:
             self._end_with(error)
         else:
-            self._drop()  # STREAM-41: the next connection plays back what was refused
+            self._drop()  # STREAM-28: the next connection plays back what was refused
 
     # --- ends ---------------------------------------------------------------------------------------------------
 

@@ -184,7 +184,7 @@ class ServerStream:
     def is_turn_over(self, session: Session) -> bool:
         """Whether the turn of this stream has ended and all events so far were delivered.
 
-        A transport whose body has an end ends it here and nowhere else (STREAM-41).
+        A transport whose body has an end ends it here and nowhere else (STREAM-27).
         """
         known = session.streams.get(self._open.stream)
         if not known or not known.turn or self._cursor < session.position:
@@ -210,7 +210,7 @@ class ServerStream:
     def receive(self, body: bytes, *, now: float) -> None:
         """Take one frame off the wire.
 
-        Never raises for what the peer did: a broken rule queues an `error` frame and closes (STREAM-40).
+        Never raises for what the peer did: a broken rule queues an `error` frame and closes (STREAM-33).
         """
         if self.is_closed:
             return

@@ -52,7 +52,7 @@ SSE_HEADERS = [
 class StreamCutError(Exception):
     """Raised out of an event stream so that the ASGI server resets the connection.
 
-    A body must not end cleanly before the turn has: the client could not tell it from the end (STREAM-41).
+    A body must not end cleanly before the turn has: the client could not tell it from the end (STREAM-27).
     """
 
 
