@@ -157,8 +157,8 @@ export class Client {
   send(session: string, text: string, options?: { after?: string | null }): LiveStream;
   /** Follow a session: events after `after`, or from now on. */
   follow(session: string, after?: string | null): LiveStream;
-  /** Stop the session's turn, whoever began it. */
-  cancel(session: string): Promise<void>;
+  /** Stop the session's turn, whoever began it: `turn`, or whichever runs. */
+  cancel(session: string, turn?: number): Promise<void>;
   /** Take up what a reload or a crash interrupted (look-back 2 h); events begin at the stored cursor, or `after`. */
   resumeInterrupted(options?: { session?: string; after?: string | null }): Promise<LiveStream[]>;
   /** Cut every connection as a lost network would. */

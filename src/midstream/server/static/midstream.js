@@ -330,11 +330,15 @@ export class Client {
     return this.#run(new Stream({ session, cursor: after }, this.#means.now()));
   }
 
-  /** Stop the session's turn, whoever began it. Resolves when the request is in the journal, or the turn over. */
-  async cancel(session) {
-    const own = [...this.#live.keys()].find((live) => live.session === session && live.key && live.isHeard);
+  /**
+   * Stop the session's turn, whoever began it: `turn`, or whichever runs. Resolves when the request is in the
+   * journal, or the turn over.
+   */
+  async cancel(session, turn = 0) {
+    const isOwn = (live) => live.session === session && live.key && live.isHeard;
+    const own = [...this.#live.keys()].find((live) => isOwn(live) && (!turn || live.turn === turn));
     if (own) return own.abort();
-    const stream = this.#start(session, null, (core, now) => core.abort(0, now));
+    const stream = this.#start(session, null, (core, now) => core.abort(turn, now));
     stream.detach();
     return stream.accepted;
   }

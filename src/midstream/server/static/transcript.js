@@ -18,6 +18,28 @@ export class Transcript {
     this.turns = new Map();
   }
 
+  /** Begin from a server's snapshot. It tells words and outcomes, and of finished turns neither times nor attempts. */
+  static fromSnapshot(snapshot) {
+    const transcript = new Transcript(snapshot.event_id);
+    const said = snapshot.history.filter((entry) => entry.type === "user").length;
+    let number = snapshot.turns - said;
+    let reply = 0;
+    for (const entry of snapshot.history) {
+      if (entry.type === "user") {
+        number += 1;
+        reply = 0;
+        transcript.#turn(number).message = { parts: entry.parts };
+      } else {
+        reply += 1;
+        transcript.#exchange(number, reply, entry);
+      }
+    }
+    for (const turn of transcript.turns.values()) turn.status = "completed";
+    if (snapshot.running) transcript.#takeUp(snapshot.running);
+    else if (transcript.turns.has(snapshot.turns)) transcript.turns.get(snapshot.turns).status = snapshot.last;
+    return transcript;
+  }
+
   /** The turn that runs, or null. */
   get running() {
     const last = [...this.turns.values()].at(-1);
@@ -50,10 +72,11 @@ export class Transcript {
         break;
       case "attempt_failed":
         Object.assign(replyOf(turn, record.reply), { failure: { code: record.code, message: record.message } });
-        mark(turn, "failed", record.at, record.code);
+        endSpan(turn, record.at, true);
         break;
       case "reply_completed":
         complete(turn, record);
+        endSpan(turn, record.at, false);
         break;
       case "call_started":
         Object.assign(callOf(turn, record), { state: "running", run: record.run, startedAt: record.at });
@@ -66,6 +89,7 @@ export class Transcript {
         mark(turn, "cancel", record.at);
         break;
       case "turn_ended":
+        endSpan(turn, record.at, true);
         Object.assign(turn, {
           status: record.status,
           code: record.code ?? "",
@@ -81,7 +105,8 @@ export class Transcript {
 
   #turn(number) {
     if (!this.turns.has(number)) {
-      this.turns.set(number, { number, message: null, replies: new Map(), marks: [], status: "", startedAt: null });
+      const turn = { number, message: null, stream: "", replies: new Map(), marks: [], spans: [], status: "" };
+      this.turns.set(number, { ...turn, code: "", problem: "", isCancelling: false, startedAt: null, endedAt: null });
     }
     return this.turns.get(number);
   }
@@ -94,6 +119,8 @@ export class Transcript {
       reply.voided += had ? 1 : 0;
       mark(turn, "repeat", record.at, `attempt ${record.attempt}`);
     }
+    endSpan(turn, record.at, true);
+    turn.spans.push({ from: Math.max(record.at, record.not_before ?? 0), to: null, isVoid: false });
     // Whatever an earlier attempt said of this reply is void.
     Object.assign(reply, {
       attempt: record.attempt,
@@ -111,11 +138,33 @@ export class Transcript {
     part.text += record.text;
   }
 
+  #exchange(number, reply, { reply: body, results = [] }) {
+    const turn = this.#turn(number);
+    complete(turn, { reply, attempt: 1, body, at: null });
+    for (const result of results) endCall(turn, { reply, result, at: null });
+  }
+
+  #takeUp(running) {
+    const turn = this.#turn(running.turn);
+    turn.status = "";
+    const reply = replyOf(turn, running.reply);
+    if (running.calls?.length) {
+      complete(turn, { reply: running.reply, attempt: 1, body: running.said, at: null });
+      for (const { call, status, started_at: startedAt = null, result } of running.calls) {
+        if (status === "running") Object.assign(reply.calls.get(call.id), { state: "running", startedAt });
+        if (result) endCall(turn, { reply: running.reply, result, at: null });
+      }
+    } else {
+      const parts = (running.said?.parts ?? []).map((part) => ({ kind: part.type, text: part.text }));
+      Object.assign(reply, { attempt: running.attempt ?? 0, parts });
+    }
+  }
+
   #interrupted(record) {
     const turn = this.running;
     if (turn === null) return null;
     mark(turn, "owner", record.at);
-    turn.owners += 1;
+    endSpan(turn, record.at, true);
     return turn;
   }
 }
@@ -158,6 +207,12 @@ function callOf(turn, record) {
 function endCall(turn, record) {
   const { outcome = "ok", content } = record.result;
   Object.assign(callOf(turn, record), { state: outcome, content, endedAt: record.at });
+}
+
+/** Say when the model stopped speaking, and whether in vain. */
+function endSpan(turn, at, isVoid) {
+  const span = turn.spans.at(-1);
+  if (span && span.to === null) Object.assign(span, { to: Math.max(at, span.from), isVoid });
 }
 
 function mark(turn, kind, at, note = "") {
