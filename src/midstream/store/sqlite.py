@@ -703,6 +703,5 @@ def _line(row: tuple[Any, ...]) -> SessionInfo:  # as SQLite has them
 
 def _is_for_lack_of_space(error: apsw.Error, db: apsw.Connection | None) -> bool:
     # SQLite knows a full disk by itself, except where it makes its index of the log, and a spent quota.
-    code: int = error.extendedresult  # type: ignore[attr-defined] # apsw's stub tells it only in prose
-    is_quota = db is not None and db.system_errno in {errno.ENOSPC, errno.EDQUOT}
-    return is_quota or code == apsw.SQLITE_IOERR_SHMSIZE
+    is_index = getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHMSIZE
+    return is_index or (db is not None and db.system_errno in {errno.ENOSPC, errno.EDQUOT})
