@@ -13,7 +13,9 @@ NODE = shutil.which("node")
 RUN_S = 50.0
 
 
-@pytest.mark.skipif(NODE is None, reason="the browser client is tested by node (20 or newer), which is not here")
+@pytest.mark.skipif(
+    NODE is None, reason="the browser client is tested by node (20 or newer), which is not here"
+)
 @pytest.mark.parametrize("suite", ["browser_client", "transcript"])
 async def test_the_browser_client_keeps_its_promises(suite: str) -> None:
     assert NODE is not None
