@@ -7,6 +7,7 @@ name was pointed at this machine after it was loaded (DNS rebinding).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
@@ -16,6 +17,7 @@ from midstream.errors import ForeignOriginError
 from midstream.server.problems import problem_of, refuse
 
 ANY_HOST = "*"
+_HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^:,\[\]]+))(?::[0-9]+)?")
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -57,9 +59,8 @@ class HostGuard:
         await refuse(problem_of(error), scope, receive, send)
 
     def _is_ours(self, scope: Scope) -> bool:
-        host = _header(scope, b"host").lower()
-        name = host.partition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
-        return name in self._names
+        found = _HOST.fullmatch(_header(scope, b"host").lower())
+        return found is not None and (found["address"] or found["name"]) in self._names
 
 
 def _header(scope: Scope, name: bytes) -> str:
