@@ -1,13 +1,11 @@
-"""What the server's tests share: a served app, clients of it, a store that fails, a clock to turn by hand."""
+"""What the server's tests share: a served app, and clients of it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import heapq
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from itertools import count
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,13 +14,11 @@ import websockets
 from msgspec import Struct
 from websockets.typing import Origin
 
-from midstream.core.records import Sync
-from midstream.errors import MidstreamError
 from midstream.runtime.agent import Agent
 from midstream.server.app import App, asgi
 from midstream.server.connection import CONNECTIONS_MAX
 from midstream.server.serve import STOP_WITHIN_S, serve
-from midstream.store.contract import Mark, SessionInfo, Store
+from midstream.store.contract import Store
 from midstream.store.memory import MemoryStore
 from midstream.testing.models import Script, ScriptedModel
 from midstream.tools import Tool
@@ -32,73 +28,6 @@ SECRET = "s" * 43
 KEYS = {"x-idempotency-key": "k1", "x-idempotent-encryption-key": SECRET}
 WAIT_S = 10.0
 Json = dict[str, Any]
-
-
-class FailingStore(MemoryStore):
-    """A store whose disk is full, locked or broken while `error` is set."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.error: MidstreamError | None = None
-
-    async def open(self) -> None:
-        if self.error:
-            raise self.error
-        await super().open()
-
-    async def append(
-        self,
-        session: str,
-        bodies: Sequence[bytes],
-        *,
-        expected: int,
-        epoch: int,
-        sync: Sync,
-        mark: Mark | None = None,
-    ) -> int:
-        if self.error:
-            raise self.error
-        return await super().append(session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark)
-
-    async def find(self, session: str) -> SessionInfo | None:
-        if self.error:
-            raise self.error
-        return await super().find(session)
-
-
-class HandClock(World):
-    """A world whose time passes only when a test says so."""
-
-    def __init__(self) -> None:
-        self.passed_s = 0.0
-        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
-        self._number = count()
-
-    def monotonic(self) -> float:
-        return self.passed_s
-
-    async def sleep(self, seconds: float) -> None:
-        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._sleepers, (self.passed_s + seconds, next(self._number), woken))
-        await woken
-
-    async def advance(self, seconds: float) -> None:
-        """Let time pass, waking each sleeper at its instant."""
-        until = self.passed_s + seconds
-        await settled()
-        while self._sleepers and self._sleepers[0][0] <= until:
-            at, _, woken = heapq.heappop(self._sleepers)
-            self.passed_s = max(self.passed_s, at)
-            if not woken.done():
-                woken.set_result(None)
-            await settled()
-        self.passed_s = until
-
-
-async def settled() -> None:
-    """Let everything run that can."""
-    for _ in range(50):
-        await asyncio.sleep(0)
 
 
 def make_app(

@@ -14,10 +14,23 @@ from starlette.types import Message
 from midstream.errors import StoreDamagedError
 from midstream.runtime.agent import Agent
 from midstream.server.app import App, asgi
+from midstream.store.memory import MemoryStore
 from midstream.testing.models import ScriptedModel, Stall, text
-from tests.server.serving import KEYS, FailingStore, HandClock, called, chunk, make_app
+from midstream.testing.worlds import FakeWorld
+from tests.server.serving import KEYS, called, chunk, make_app
 
 CHUNKS = "/v1/sessions/s1/chunks"
+
+
+class UnopenedStore(MemoryStore):
+    """A store that cannot be opened while it is broken."""
+
+    is_broken = True
+
+    async def open(self) -> None:
+        if self.is_broken:
+            raise StoreDamagedError("this file is no database")
+        await super().open()
 
 
 async def live(app: App, script: list[str]) -> list[Message]:
@@ -45,19 +58,16 @@ async def test_its_own_lifespan_starts_and_stops_the_host() -> None:
 
 
 async def test_a_store_that_cannot_be_opened_fails_the_start_and_says_why() -> None:
-    store = FailingStore()
-    store.error = StoreDamagedError("this file is no database")
-    assert await live(make_app(store=store), ["startup"]) == [
+    assert await live(make_app(store=UnopenedStore()), ["startup"]) == [
         {"type": "lifespan.startup.failed", "message": "store_damaged: this file is no database"}
     ]
 
 
 async def test_a_start_that_failed_is_tried_again_by_the_next_request() -> None:
-    store = FailingStore()
-    store.error = StoreDamagedError("this file is no database")
+    store = UnopenedStore()
     async with called(make_app([text("hi")], store=store)) as client:
         refused = await client.post(CHUNKS, json=chunk(), headers=KEYS)
-        store.error = None
+        store.is_broken = False
         taken = await client.post(CHUNKS, json=chunk(), headers=KEYS)
     assert (refused.status_code, refused.json()["code"]) == (500, "store_damaged")
     assert taken.status_code == 200
@@ -100,7 +110,7 @@ async def test_errors_of_a_mounted_app_are_its_own_answers() -> None:
 
 
 async def test_a_bug_is_answered_as_a_bug_and_raised_for_the_log() -> None:
-    store = FailingStore()
+    store = MemoryStore()
     app = make_app(store=store)
     await app.start()
     store.find = None  # type: ignore[assignment,method-assign] # a bug
@@ -144,5 +154,5 @@ async def test_while_draining_new_work_is_refused_and_old_work_may_be_looked_at(
 
 
 async def test_the_given_world_is_the_only_one() -> None:
-    app = make_app(world=HandClock())
-    assert app.host.world.monotonic() == 0.0
+    app = make_app(world=FakeWorld(at=7.0))
+    assert app.host.world.monotonic() == 7.0

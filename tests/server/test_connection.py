@@ -15,10 +15,11 @@ from midstream.errors import DrainingError, MidstreamError, OverloadedError
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
 from midstream.server.connection import SEND_S, Connection, Connections
-from midstream.store.memory import MemoryStore
+from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.models import Gate, ScriptedModel, Stall, Step, text
-from midstream.world import Fault, World
-from tests.server.serving import WAIT_S, HandClock, Json, abort, chunk, opening, records_of, settled
+from midstream.testing.worlds import FakeWorld
+from midstream.world import Fault
+from tests.server.serving import WAIT_S, Json, abort, chunk, opening, records_of
 
 
 class Wire:
@@ -57,8 +58,9 @@ class Wire:
 class Bench:
     """A host, its connections and a clock."""
 
-    def __init__(self, host: Host, world: World, among: Connections) -> None:
+    def __init__(self, host: Host, store: MemoryStore, world: FakeWorld, among: Connections) -> None:
         self.host = host
+        self.store = store
         self.world = world
         self.among = among
         self.running: list[asyncio.Task[MidstreamError | None]] = []
@@ -73,12 +75,13 @@ class Bench:
 
 @asynccontextmanager
 async def bench(
-    *script: Sequence[Step], world: World | None = None, store: MemoryStore | None = None
+    *script: Sequence[Step], world: FakeWorld | None = None, memory: Memory | None = None
 ) -> AsyncIterator[Bench]:
-    world = world or HandClock()
-    host = Host(Agent(ScriptedModel(script)), store or MemoryStore(), world=world)
+    world = world or FakeWorld()
+    store = MemoryStore(memory)
+    host = Host(Agent(ScriptedModel(script)), store, world=world)
     await host.start()
-    made = Bench(host, world, Connections(limit=3))
+    made = Bench(host, store, world, Connections(limit=3))
     yield made
     for task in made.running:
         task.cancel()
@@ -92,26 +95,22 @@ async def ended(task: asyncio.Task[MidstreamError | None]) -> str:
 
 
 async def test_the_ack_leaves_after_the_append_and_not_if_the_process_dies_between() -> None:
-    class DiesOnce(HandClock):
-        reached: list[Fault] = []  # noqa: RUF012 - one test, one list
-
-        def reach(self, point: Fault) -> None:
-            self.reached.append(point)
-            if point is Fault.BEFORE_ACK and self.reached.count(point) == 1:
-                raise SystemError("died")
-
-    async with bench([Stall()], world=DiesOnce()) as on:
+    memory = Memory()
+    world = FakeWorld()
+    world.crash_at(Fault.BEFORE_ACK)
+    async with bench([Stall()], world=world, memory=memory) as on:
         wire = Wire()
         wire.say(opening(), chunk())
         with pytest.raises(ExceptionGroup, match="unhandled"):
             await ended(on.connect(wire))
         assert wire.heard("ack") == []
-        assert on.host.world.reached.index(Fault.AFTER_APPEND) < on.host.world.reached.index(Fault.BEFORE_ACK)  # type: ignore[attr-defined]
+        memory.kill(on.store.owner)
 
+    async with bench([Stall()], memory=memory) as on:
         again = Wire()
         again.say(opening(), chunk())
         on.connect(again)
-        await settled()
+        await on.world.settle()
         assert again.heard("welcome")[0]["acked"] == 1
         assert again.heard("ack") == [{"type": "ack", "seqno": 0}]
         assert (await on.host.session("s1")).state.turns == 1
@@ -125,20 +124,20 @@ async def test_a_slow_reader_costs_one_write_and_its_position() -> None:
         slow.say(opening(), chunk())
         on.connect(slow)
         quick.say(opening(stream="", secret="", event_id="0-0"))
-        await settled()
+        await on.world.settle()
         on.connect(quick)
-        await settled()
+        await on.world.settle()
         slow.is_open.clear()
         writes = slow.writes
         gate.set()
         for _ in range(100):
-            await settled()
+            await on.world.settle()
         assert slow.writes == writes + 1, "one batch is in flight and nothing waits behind it"
         assert len(records_of(quick.sent)) > len(records_of(slow.sent))
 
         slow.is_open.set()
         for _ in range(20):
-            await settled()
+            await on.world.settle()
         ids = [event["id"] for event in records_of(slow.sent)]
         assert ids == [event["id"] for event in records_of(quick.sent)]
         assert slow.writes < writes + 40, "it caught up in batches, not word by word"
@@ -146,14 +145,13 @@ async def test_a_slow_reader_costs_one_write_and_its_position() -> None:
 
 async def test_a_client_that_stops_reading_is_given_up_in_the_end() -> None:
     async with bench([Stall()]) as on:
-        assert isinstance(on.world, HandClock)
         wire = Wire()
         wire.say(opening())
         task = on.connect(wire)
-        await settled()
+        await on.world.settle()
         wire.is_open.clear()
         wire.say(chunk())
-        await settled()
+        await on.world.settle()
         await on.world.advance(SEND_S - 1)
         assert not task.done()
         await on.world.advance(2 + HEARTBEAT_S)
@@ -164,11 +162,10 @@ async def test_a_client_that_stops_reading_is_given_up_in_the_end() -> None:
 
 async def test_silence_is_filled_with_heartbeats() -> None:
     async with bench([Stall()]) as on:
-        assert isinstance(on.world, HandClock)
         wire = Wire()
         wire.say(opening(), chunk())
         on.connect(wire)
-        await settled()
+        await on.world.settle()
         await on.world.advance(3 * HEARTBEAT_S + 1)
         newest = records_of(wire.sent)[-1]["id"]
         assert (
@@ -178,7 +175,6 @@ async def test_silence_is_filled_with_heartbeats() -> None:
 
 async def test_who_does_not_open_in_time_is_sent_away() -> None:
     async with bench() as on:
-        assert isinstance(on.world, HandClock)
         wire = Wire()
         task = on.connect(wire)
         await on.world.advance(OPEN_WITHIN_S + 1)
@@ -191,7 +187,7 @@ async def test_a_client_that_hangs_up_cancels_nothing() -> None:
         wire = Wire()
         wire.say(opening(), chunk())
         task = on.connect(wire)
-        await settled()
+        await on.world.settle()
         wire.hang_up()
         assert await ended(task) == ""
         runner = await on.host.session("s1")
@@ -203,7 +199,7 @@ async def test_a_connection_that_breaks_while_it_is_written_to_ends_quietly() ->
         wire = Wire()
         wire.say(opening())
         task = on.connect(wire)
-        await settled()
+        await on.world.settle()
         wire.error = ConnectionResetError("peer reset")
         wire.say(chunk())
         assert await ended(task) == ""
@@ -215,28 +211,28 @@ async def test_one_connection_speaks_for_a_stream_and_others_read_on() -> None:
         first, second, reader = Wire(), Wire(), Wire()
         first.say(opening())
         older = on.connect(first)
-        await settled()
+        await on.world.settle()
         reader.say(opening(stream="k2"))
         on.connect(reader)
         second.say(opening(), chunk())
         on.connect(second)
         assert await ended(older) == "stream_fenced"
-        await settled()
+        await on.world.settle()
         assert first.sent[-1]["code"] == "stream_fenced"
         assert second.heard("ack")
         assert records_of(reader.sent)
 
 
 async def test_a_fenced_connection_that_does_not_read_ends_too() -> None:
-    async with bench([Stall()], world=World()) as on:
+    async with bench([Stall()]) as on:
         stuck, newer = Wire(), Wire()
         stuck.say(opening())
         older = on.connect(stuck)
-        await settled()
+        await on.world.settle()
         stuck.is_open.clear()
         stuck.say(chunk())
         newer.say(opening())
-        await settled()
+        await on.world.settle()
         on.connect(newer)
         assert await ended(older) == "stream_fenced"
 
@@ -259,12 +255,12 @@ async def test_an_abort_and_its_turn_are_seen_by_every_reader() -> None:
         speaker, reader = Wire(), Wire()
         speaker.say(opening(), chunk())
         on.connect(speaker)
-        await settled()
+        await on.world.settle()
         reader.say(opening(stream="", secret=""))
         on.connect(reader)
-        await settled()
+        await on.world.settle()
         speaker.say(abort(1))
-        await settled()
+        await on.world.settle()
         assert [records_of(each.sent)[-1]["record"]["status"] for each in (speaker, reader)] == [
             "cancelled"
         ] * 2
@@ -275,7 +271,7 @@ async def test_draining_tells_all_whatever_they_wait_for() -> None:
         silent, idle = Wire(), Wire()
         idle.say(opening())
         tasks = [on.connect(silent), on.connect(idle)]
-        await settled()
+        await on.world.settle()
         on.among.drain(DrainingError("bye", retry_after_s=1.0))
         assert [await ended(task) for task in tasks] == ["draining"] * 2
         for wire in (silent, idle):
@@ -295,7 +291,7 @@ async def test_a_host_that_drains_by_itself_ends_its_readers() -> None:
         wire = Wire()
         wire.say(opening(), chunk())
         task = on.connect(wire)
-        await settled()
+        await on.world.settle()
         on.host.drain()
         assert await ended(task) == "draining"
 
@@ -304,7 +300,7 @@ async def test_connections_are_counted_and_bounded() -> None:
     async with bench() as on:
         wires = [Wire() for _ in range(3)]
         tasks = [on.connect(wire) for wire in wires]
-        await settled()
+        await on.world.settle()
         with pytest.raises(OverloadedError):
             on.among.make_room()
         wires[0].hang_up()

@@ -13,12 +13,13 @@ import pytest
 from midstream.core.frames import FRAME_BYTES_MAX
 from midstream.core.sse import ServerSentEvent, SseDecoder
 from midstream.errors import MidstreamError, StoreBusyError, StoreDamagedError, StoreFullError
+from midstream.store.memory import MemoryStore
 from midstream.testing.models import Gate, Stall, calls, text
+from midstream.testing.stores import FailingStore
 from midstream.tools import tool
 from tests.server.serving import (
     KEYS,
     WAIT_S,
-    FailingStore,
     Json,
     Served,
     abort,
@@ -247,12 +248,12 @@ STORE_ERRORS = [
 async def test_a_store_that_fails_is_told_as_what_it_is(
     error: MidstreamError, status: int, retry: str
 ) -> None:
-    store = FailingStore()
+    store = FailingStore(MemoryStore())
     async with called(make_app([text("hi")], store=store)) as client:
         await client.get("/health")
-        store.error = error
+        store.outage = error
         answer = await post(client, chunk())
-        store.error = None
+        store.outage = None
         assert (answer.status_code, answer.json()["code"]) == (status, error.code)
         assert answer.json().get("retry", "never") == retry
         assert ("retry-after" in answer.headers) == (retry == "later")

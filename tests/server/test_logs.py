@@ -8,7 +8,7 @@ import pytest
 
 from midstream.server.http import StreamCutError
 from midstream.server.logs import PEER_LINES_MAX, PERIOD_S, PeerNoise
-from tests.server.serving import HandClock
+from midstream.testing.worlds import FakeWorld
 
 
 def line(message: str, error: Exception | None = None, *values: object) -> logging.LogRecord:
@@ -17,7 +17,7 @@ def line(message: str, error: Exception | None = None, *values: object) -> loggi
 
 
 def test_a_cut_stream_leaves_no_traceback_and_a_bug_does() -> None:
-    noise = PeerNoise(HandClock())
+    noise = PeerNoise(FakeWorld())
     assert not noise.filter(line("Exception in ASGI application\n", StreamCutError("draining")))
     assert noise.filter(line("Exception in ASGI application\n", ValueError("a bug")))
 
@@ -26,7 +26,7 @@ def test_a_cut_stream_leaves_no_traceback_and_a_bug_does() -> None:
     "message", ["Invalid HTTP request received.", "Invalid UTF-8 sequence received from client."]
 )
 async def test_lines_that_peers_cause_are_few_and_short(message: str) -> None:
-    clock = HandClock()
+    clock = FakeWorld()
     noise = PeerNoise(clock)
     lines = [line(message, ValueError("what the peer sent")) for _ in range(3 * PEER_LINES_MAX)]
     assert sum(noise.filter(each) for each in lines) == PEER_LINES_MAX
@@ -38,4 +38,4 @@ async def test_lines_that_peers_cause_are_few_and_short(message: str) -> None:
 
 def test_addresses_of_requests_are_not_logged() -> None:
     accepted = '%s - "WebSocket %s" [accepted]'
-    assert not PeerNoise(HandClock()).filter(line(accepted, None, "peer", "/?ticket=1"))
+    assert not PeerNoise(FakeWorld()).filter(line(accepted, None, "peer", "/?ticket=1"))

@@ -20,12 +20,12 @@ import pytest
 from midstream.core.replies import DELTA_CHARS_MAX, TextDelta
 from midstream.errors import PortTakenError, StoreDamagedError, UsageError
 from midstream.server.serve import listen, serve
+from midstream.store.memory import MemoryStore
 from midstream.testing.models import Gate, Stall, calls, text
 from midstream.tools import tool
 from tests.server.serving import (
     KEYS,
     WAIT_S,
-    FailingStore,
     Served,
     Socket,
     chunk,
@@ -38,7 +38,7 @@ STREAMS = 500
 
 
 async def test_a_taken_port_is_told_with_what_to_do_and_nothing_is_started() -> None:
-    store = FailingStore()
+    store = MemoryStore()
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(PortTakenError, match=rf"127\.0\.0\.1:{port}: stop it, or choose another port"):
@@ -60,12 +60,14 @@ async def test_the_network_is_let_in_only_under_named_hosts() -> None:
 
 
 async def test_a_damaged_store_ends_the_start_and_frees_the_port() -> None:
-    store = FailingStore()
-    store.error = StoreDamagedError("no database")
+    class DamagedStore(MemoryStore):
+        async def open(self) -> None:
+            raise StoreDamagedError("no database")
+
     with listen("127.0.0.1", 0) as found:
         port = found.getsockname()[1]
     with pytest.raises(StoreDamagedError):
-        await serve(make_app(store=store), port=port)
+        await serve(make_app(store=DamagedStore()), port=port)
     listen("127.0.0.1", port).close()
 
 

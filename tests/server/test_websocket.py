@@ -20,9 +20,10 @@ from midstream.errors import (
 )
 from midstream.server.serve import WS_FRAME_BYTES_MAX
 from midstream.server.websocket import close_code_of
+from midstream.store.memory import MemoryStore
 from midstream.testing.models import Gate, Stall, text
+from midstream.testing.stores import FailingStore
 from tests.server.serving import (
-    FailingStore,
     Json,
     Socket,
     abort,
@@ -212,16 +213,16 @@ async def test_a_second_message_while_a_turn_runs_is_refused_as_busy() -> None:
 async def test_a_chunk_the_store_cannot_take_is_refused_for_now_and_taken_later(
     error: MidstreamError,
 ) -> None:
-    store = FailingStore()
+    store = FailingStore(MemoryStore())
     async with served(make_app([text("hi")], store=store)) as server, Socket(server.socket()) as socket:
         await socket.say(opening())
         await socket.hear_until("welcome")
-        store.error = error
+        store.outage = error
         await socket.say(chunk())
         refusal = await socket.hear()
         assert (refusal["code"], refusal["retry"], refusal["seqno"]) == (error.code, "later", 0)
 
-        store.error = None
+        store.outage = None
         await socket.say(chunk())
         frames = await socket.hear_until("turn_ended")
     assert {"type": "ack", "seqno": 0} in frames
