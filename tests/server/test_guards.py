@@ -106,4 +106,6 @@ async def test_a_served_app_is_guarded_on_its_websockets_too() -> None:
         with pytest.raises(websockets.InvalidStatus) as refused:
             async with server.socket(headers={"Host": "evil.example"}):
                 pass
-    assert answer.status_code == refused.value.response.status_code == 403
+    assert answer.status_code == 403
+    # The parser of an install without compiled parts (h11) refuses that by itself, as 400.
+    assert refused.value.response.status_code in {400, 403}
