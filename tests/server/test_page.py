@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import shutil
@@ -20,7 +21,7 @@ from midstream.runtime.agent import Agent
 from midstream.server.app import App, asgi
 from midstream.server.serve import serve
 from midstream.store.sqlite import SQLiteStore
-from midstream.testing.models import Gate, ScriptedModel, Step, calls, text
+from midstream.testing.models import Gate, Pause, ScriptedModel, Step, calls, exchanges_since_user, text
 from midstream.tools import tool
 from tests.server.serving import Json, Served, make_app, served, words_of
 
@@ -99,7 +100,8 @@ class Chat(Struct):
 
 
 async def opened(browser: Browser, url: str) -> Chat:
-    page = await browser.new_page()
+    context = await browser.new_context()
+    page = await context.new_page()
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("console", lambda said: problems.append(said.text) if "Security Policy" in said.text else None)
@@ -137,6 +139,42 @@ def without_news() -> Callable[[WebSocketRoute], None]:
         )
 
     return route
+
+
+def dying_after(messages: int, sockets: list[WebSocketRoute]) -> Callable[[WebSocketRoute], None]:
+    """Close every socket of a page after so many messages of the server."""
+
+    def route(socket: WebSocketRoute) -> None:
+        sockets.append(socket)
+        left = [messages]
+        server = socket.connect_to_server()
+
+        async def pass_on(frame: str | bytes) -> None:
+            left[0] -= 1
+            if left[0] >= 0:
+                socket.send(frame)
+            elif left[0] == -1:
+                await socket.close(code=1011)
+                await server.close()
+
+        server.on_message(pass_on)
+
+    return route
+
+
+@contextlib.asynccontextmanager
+async def served_again(before: Served, app: App) -> AsyncIterator[None]:
+    """Serve another app where an older server was."""
+    listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    stop = asyncio.Event()
+    port = int(before.url.rpartition(":")[2])
+    serving = asyncio.create_task(serve(app, port=port, on_listening=listening.set_result, stop=stop))
+    try:
+        await asyncio.wait_for(listening, WAIT_S)
+        yield
+    finally:
+        stop.set()
+        await asyncio.wait_for(serving, WAIT_S)
 
 
 async def test_words_appear_as_they_come_and_equal_the_journal(browser: Browser) -> None:
@@ -258,12 +296,14 @@ async def test_stop_ends_the_turn_and_keeps_what_was_said(browser: Browser, way:
         assert said.count("cancel_requested") == 1
 
 
-async def test_a_second_page_sees_the_turn_and_can_stop_it(browser: Browser) -> None:
+@pytest.mark.parametrize("place", ["same browser", "other browser"])
+async def test_a_second_page_sees_the_turn_and_can_stop_it(browser: Browser, place: str) -> None:
     async with served(make_app(two_halves(asyncio.Event()))) as server:
         chat = await opened(browser, server.url)
         await chat.say("go on")
         await chat.sees("".join(WORDS[:HALF]))
-        other = Chat(await (await browser.new_context()).new_page(), [])
+        context = chat.page.context if place == "same browser" else await browser.new_context()
+        other = Chat(await context.new_page(), [])
         await other.page.goto(chat.page.url)
         await other.sees("".join(WORDS[:HALF]))
         await other.sees_light("live")
@@ -298,23 +338,97 @@ async def test_a_server_that_is_stopped_and_started_again_goes_on(browser: Brows
         await chat.say("go on")
         await chat.sees("".join(WORDS[:HALF]))
     await chat.sees_light("reconnecting")
-    listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    stop = asyncio.Event()
-    port = int(first.url.rpartition(":")[2])
-    serving = asyncio.create_task(
-        serve(make(), port=port, on_listening=listening.set_result, stop=stop, stop_within_s=5)
-    )
-    try:
-        await asyncio.wait_for(listening, WAIT_S)
+    async with served_again(first, make()):
         gate.set()
         await chat.sees_light("live")
         await chat.sees(WHOLE)
         await chat.sees_end("completed")
         await expect(chat.turn.locator(".again")).to_contain_text("this is try 2")
         await expect(chat.turn.locator(".how")).to_contain_text("1 server restart survived")
-    finally:
-        stop.set()
-        await asyncio.wait_for(serving, WAIT_S)
+
+
+async def test_after_an_older_copy_was_put_back_the_page_shows_what_the_server_has(
+    browser: Browser, tmp_path: Path
+) -> None:
+    def make(folder: str) -> App:
+        script = ScriptedModel([text("hello")])
+        return asgi(Agent(script), store=SQLiteStore(tmp_path / folder / "journal.db"))
+
+    (tmp_path / "now").mkdir()
+    async with served(make("now")) as first:
+        chat = await opened(browser, first.url)
+        await chat.say("one")
+        await chat.sees_end("completed")
+    shutil.copytree(tmp_path / "now", tmp_path / "older")
+    async with served_again(first, make("now")):
+        await chat.sees_light("live")
+        await chat.say("two")
+        await expect(chat.page.locator(".turn")).to_have_count(2)
+        await chat.sees_end("completed")
+    async with served_again(first, make("older")):
+        await expect(chat.page.locator(".turn")).to_have_count(1, timeout=WAIT_MS)
+        await chat.sees_light("live")
+        await chat.say("three")
+        await expect(chat.turn.locator(".said")).to_have_text("three")
+        await chat.sees_end("completed")
+
+
+async def test_a_server_that_lost_the_session_is_told_and_what_was_seen_stays(browser: Browser) -> None:
+    async with served(make_app([text("hello")])) as first:
+        chat = await opened(browser, first.url)
+        await chat.say("one")
+        await chat.sees_end("completed")
+    async with served_again(first, make_app()):
+        await expect(chat.page.locator("#notice")).to_contain_text("no longer has this", timeout=WAIT_MS)
+        await chat.sees("hello")
+        await chat.sees_light("idle")
+        await expect(chat.page.locator("#text")).to_be_disabled()
+        await chat.page.click("#new")
+        await expect(chat.page.locator("#text")).to_be_enabled()
+
+
+async def test_a_line_that_dies_after_every_few_messages_loses_and_repeats_nothing(browser: Browser) -> None:
+    sockets: list[WebSocketRoute] = []
+    context = await browser.new_context()
+    await context.route_web_socket("**/stream", dying_after(4, sockets))
+    chat = Chat(await context.new_page(), [])
+    slowly = [step for word in WORDS for step in (TextDelta(word), Pause(0.01))]
+    async with served(make_app([[*slowly, Finished()]])) as server:
+        await chat.page.goto(server.url)
+        await chat.say("go on")
+        await chat.sees(WHOLE)
+        await chat.sees_end("completed")
+        assert words_of(await records_of(server, chat.session)) == WHOLE
+        assert len(sockets) > 5
+
+
+async def test_a_long_session_is_opened_from_its_snapshot_in_the_middle_of_a_turn(browser: Browser) -> None:
+    """Beyond 5000 records the page takes the snapshot; no word is missing where it meets the events."""
+    gate = asyncio.Event()
+    long = [f"{number} " for number in range(5200)]
+
+    def reply(request: ModelRequest) -> Sequence[Step]:
+        if exchanges_since_user(request.history) == 0:
+            return calls(("look_up", '{"word": "x"}'), say="Looking.")
+        return [*(TextDelta(word) for word in long), Gate(gate), TextDelta("and the end"), Finished()]
+
+    @tool(has_effects=False)
+    async def look_up(word: str) -> str:
+        """Look a word up."""
+        return word
+
+    async with served(make_app(reply, tools=[look_up])) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("go on")
+        await chat.sees_some("5199")
+        await chat.page.reload()
+        await chat.sees_some("5199")
+        await expect(chat.page.locator(".call")).to_have_attribute("data-state", "ok")
+        await chat.sees_end("running")
+        gate.set()
+        await chat.sees("".join(long) + "and the end")
+        await chat.sees_end("completed")
+        await expect(chat.turn.locator(".said")).to_have_text("go on")
 
 
 async def test_hostile_words_are_shown_and_never_run(browser: Browser) -> None:

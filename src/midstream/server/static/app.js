@@ -36,6 +36,7 @@ class Page {
   #views = new Map();
   #source = null;
   #isKnown = false; // the server has this session
+  #isLost = false; // the server had it and has it no longer
   #unborn = new Set(); // sessions made here in which nothing was said yet
   #pending = null; // {text, node} of a message that is not in the journal yet
   #isStopping = false; // a stop was asked for and the turn has not ended
@@ -47,8 +48,14 @@ class Page {
   #lightTimer = null;
 
   async start() {
-    this.#client = await connect({ url: BASE, onstate: (connection, stream) => this.#heard(connection, stream) });
-    if (!this.#client.isDurable) this.#tell("This browser keeps nothing for pages: a message that is not sent yet would not survive a reload.");
+    this.#client = await connect({
+      url: BASE,
+      onstate: (connection, stream) => this.#heard(connection, stream),
+    });
+    if (!this.#client.isDurable)
+      this.#tell(
+        "This browser keeps nothing for pages: a message that is not sent yet would not survive a reload.",
+      );
     this.#listen();
     for (const text of SUGGESTIONS) {
       const button = element("button", "quiet", text);
@@ -74,6 +81,7 @@ class Page {
     this.#source?.detach();
     this.#source = null;
     this.#session = named;
+    this.#isKnown = this.#isLost = false;
     this.#reset(new Transcript());
     this.#showLight();
     this.#list();
@@ -107,7 +115,8 @@ class Page {
         const path = `/v1/sessions/${encodeURIComponent(this.#session)}`;
         const snapshot = await ask(path);
         if (snapshot === null) return null;
-        if (Number(snapshot.event_id.split("-")[1]) > RECORDS_READ_MAX) return Transcript.fromSnapshot(snapshot);
+        if (Number(snapshot.event_id.split("-")[1]) > RECORDS_READ_MAX)
+          return Transcript.fromSnapshot(snapshot);
         const transcript = new Transcript();
         for (const line of (await ask(`${path}/records`, "text")).split("\n")) {
           if (line) transcript.apply(JSON.parse(line));
@@ -142,6 +151,7 @@ class Page {
     if (before && before !== source) before.detach();
     this.#heard(source.connection, source);
     this.#showAll();
+    let isFinal = false;
     const isCurrent = () => visit === this.#visit && this.#source === source;
     try {
       for await (const event of source) {
@@ -152,16 +162,18 @@ class Page {
     } catch (error) {
       if (!isCurrent()) return;
       if (!(error instanceof MidstreamError)) throw error;
-      if (!this.#refused(error)) return;
+      this.#refused(error);
+      isFinal = !source.key; // a follower that is refused would be refused again
     }
     if (!isCurrent()) return;
     this.#source = null;
     this.#list();
-    if (this.#isKnown) this.#feedFrom(this.#client.follow(this.#session, this.#transcript.cursor));
-    else {
-      this.#showAll();
-      this.#showLight();
+    if (this.#isKnown && !isFinal) {
+      this.#feedFrom(this.#client.follow(this.#session, this.#transcript.cursor));
+      return;
     }
+    this.#showAll();
+    this.#showLight();
   }
 
   #apply(event, source) {
@@ -170,22 +182,28 @@ class Page {
     const turn = this.#transcript.apply(event);
     if (turn === null) return;
     if (record.at) this.#skewMs = Math.max(this.#skewMs, record.at * 1000 - Date.now());
-    if (record.type === "message_accepted" && record.stream && record.stream === source.key) this.#showPending(null);
+    if (record.type === "message_accepted" && record.stream && record.stream === source.key)
+      this.#showPending(null);
     this.#dirty.add(turn);
     this.#draw();
     if (record.type === "message_accepted" || record.type === "turn_ended") this.#list();
   }
 
-  /** Tell a refusal; return whether following the session may go on. */
+  /** Tell a refusal, and give back what was not said. */
   #refused(error) {
     const unsaid = this.#pending?.text;
     this.#showPending(null);
     if (unsaid && !find("text").value) this.#write(unsaid);
-    if (error.code === "session_busy") this.#tell("This session is still answering. Your message was not sent; it is back in the box.");
+    if (error.code === "session_not_found") {
+      this.#isKnown = false;
+      this.#isLost = true;
+      this.#tell(
+        "The server no longer has this session. What you see is what this page had of it; begin a new one to go on.",
+      );
+    } else if (error.code === "session_busy")
+      this.#tell("This session is still answering. Your message was not sent; it is back in the box.");
     else if (error.code !== "stream_fenced") this.#tell(`${error.message} (${error.code})`);
-    if (error.code === "session_not_found") this.#isKnown = false;
-    this.#showAll();
-    return error.code !== "session_not_found";
+    this.#scrollToEnd();
   }
 
   // --- what a person does ---
@@ -199,13 +217,17 @@ class Page {
       this.#showSidebar(false);
       find("text").focus();
     });
-    find("menu").addEventListener("click", () => this.#showSidebar(!document.body.classList.contains("has-sidebar")));
+    find("menu").addEventListener("click", () =>
+      this.#showSidebar(!document.body.classList.contains("has-sidebar")),
+    );
     find("scrim").addEventListener("click", () => this.#showSidebar(false));
     find("sessions").addEventListener("click", () => this.#showSidebar(false));
     find("cut").addEventListener("click", () => this.#client.cut(CUT_MS));
     find("stop").addEventListener("click", () => this.#stop());
     find("to-end").addEventListener("click", () => this.#scrollToEnd());
-    find("scroller").addEventListener("scroll", () => (find("to-end").hidden = this.#isAtEnd()), { passive: true });
+    find("scroller").addEventListener("scroll", () => (find("to-end").hidden = this.#isAtEnd()), {
+      passive: true,
+    });
     find("composer").addEventListener("submit", (event) => {
       event.preventDefault();
       this.#send();
@@ -225,11 +247,13 @@ class Page {
 
   #send() {
     const text = find("text").value;
-    if (!text.trim() || this.#isBusy()) return;
+    if (!text.trim() || this.#isBusy() || this.#isLost) return;
     this.#tell("");
     let stream;
     try {
-      stream = this.#client.send(this.#session, text, { after: this.#isKnown ? this.#transcript.cursor : null });
+      stream = this.#client.send(this.#session, text, {
+        after: this.#isKnown ? this.#transcript.cursor : null,
+      });
     } catch (error) {
       if (!(error instanceof MidstreamError)) throw error;
       this.#tell(error.message);
@@ -260,7 +284,7 @@ class Page {
   }
 
   #isBusy() {
-    return this.#pending !== null || this.#transcript.running !== null;
+    return !this.#isLost && (this.#pending !== null || this.#transcript.running !== null);
   }
 
   // --- what is shown ---
@@ -308,6 +332,7 @@ class Page {
     this.#isStopping &&= isBusy;
     find("stop").disabled = this.#isStopping || isCancelling;
     find("cut").disabled = this.#source === null;
+    find("text").disabled = find("send").disabled = this.#isLost;
     find("turns").setAttribute("aria-busy", String(isBusy));
     const first = this.#transcript.turns.values().next().value;
     const title = visible(textOf(first?.message).split("\n", 1)[0]).slice(0, TITLE_CHARS);
@@ -321,7 +346,12 @@ class Page {
     if (text === null) return;
     const said = element("div", "said", text);
     said.dir = "auto";
-    const node = element("article", "turn pending", said, element("footer", "foot", "Kept here until the server has it"));
+    const node = element(
+      "article",
+      "turn pending",
+      said,
+      element("footer", "foot", "Kept here until the server has it"),
+    );
     this.#pending = { text, node };
     find("turns").append(node);
   }
@@ -376,7 +406,9 @@ class Page {
     const lines = page.sessions.map((session) => {
       const link = element("a", "", element("bdi", "name", visible(session.title) || "Untitled"));
       link.href = `#${encodeURIComponent(session.id)}`;
-      link.append(element("span", "when", session.status === "running" ? "running" : ago(session.updated_at)));
+      link.append(
+        element("span", "when", session.status === "running" ? "running" : ago(session.updated_at)),
+      );
       if (session.id === this.#session) link.setAttribute("aria-current", "page");
       const line = element("li", session.status, link);
       return line;

@@ -10,14 +10,14 @@
  * `Stream`, one socket at a time and one timer, and obeys. `IndexedStorage` (storage.js) keeps what must survive
  * a reload.
  *
- * No dependency, no build step; runs wherever WebSocket, IndexedDB and modules do.
+ * No dependency and no build step: to use it elsewhere, copy these three files and midstream.d.ts.
  */
 
 import { IndexedStorage, MemoryStorage, sortInterrupted } from "./storage.js";
 import { MidstreamError, Stream } from "./stream.js";
 
-export { IndexedStorage, LOOK_BACK_MS, MemoryStorage, sortInterrupted } from "./storage.js";
-export { MidstreamError, PROTOCOL_VERSION, Stream, backoffMs, parseEventId } from "./stream.js";
+export { LOOK_BACK_MS } from "./storage.js";
+export { MidstreamError, PROTOCOL_VERSION, parseEventId } from "./stream.js";
 
 /** Events waiting for a slow consumer; above it the socket is closed and the rest is asked for later. */
 const UNREAD_EVENTS_MAX = 8192;
@@ -162,8 +162,8 @@ export class LiveStream {
     this.#work = this.#work.then(async () => {
       try {
         if (writes.length > 0) await this.#means.storage.apply(this.#addressed(writes));
-        // Frames of a socket that is gone are not sent: the next welcome plays back what is owed.
-        if (socket !== null && socket === this.#socket) for (const frame of frames) socket.send(frame);
+        // A socket that was dropped meanwhile swallows them: the next welcome plays back what is owed.
+        for (const frame of frames) socket?.send(frame);
         if (isLast) this.#finish();
       } catch (error) {
         this.#fail(error);
@@ -426,7 +426,10 @@ function streamUrl(url, session) {
 /** Return `bytes` random bytes as base64url. */
 export function randomText(bytes) {
   const random = crypto.getRandomValues(new Uint8Array(bytes));
-  return btoa(String.fromCharCode(...random)).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+  return btoa(String.fromCharCode(...random))
+    .replaceAll("+", "-")
+    .replaceAll("/", "_")
+    .replaceAll("=", "");
 }
 
 /**

@@ -19,7 +19,8 @@ export class MemoryStorage {
   async apply(writes) {
     for (const write of writes) {
       if (write.op === "stream") this.#streams.set(write.value.key, structuredClone(write.value));
-      if (write.op === "chunk") this.#chunks.set(`${write.value.key} ${write.value.seqno}`, { ...write.value });
+      if (write.op === "chunk")
+        this.#chunks.set(`${write.value.key} ${write.value.seqno}`, { ...write.value });
       if (write.op === "forget") this.#streams.delete(write.key);
       if (write.op === "acked" || write.op === "forget") {
         const below = write.op === "forget" ? Infinity : write.accepted;
@@ -89,7 +90,8 @@ function answered(request) {
   return new Promise((resolve, reject) => {
     request.onsuccess = () => resolve(request.result);
     request.onerror = () => reject(request.error);
-    request.onblocked = () => reject(new MidstreamError("storage", "another page holds an older database open"));
+    request.onblocked = () =>
+      reject(new MidstreamError("storage", "another page holds an older database open"));
   });
 }
 
@@ -108,5 +110,8 @@ export function sortInterrupted({ streams, chunks }, now) {
     const isEmpty = stream.acked === 0 && stream.chunks.length === 0;
     if (isEmpty || now - stream.touchedAt > LOOK_BACK_MS) orphans.add(stream.key);
   }
-  return { interrupted: [...known.values()].filter((stream) => !orphans.has(stream.key)), orphans: [...orphans] };
+  return {
+    interrupted: [...known.values()].filter((stream) => !orphans.has(stream.key)),
+    orphans: [...orphans],
+  };
 }

@@ -167,7 +167,10 @@ export class Stream {
     if (this.phase === "ended") return;
     this.#frames = [];
     if (this.isDegraded) {
-      this.#end(new MidstreamError("connection_lost", "the connection broke and this server cannot resume"), now);
+      this.#end(
+        new MidstreamError("connection_lost", "the connection broke and this server cannot resume"),
+        now,
+      );
       return;
     }
     this.phase = "waiting";
@@ -203,7 +206,8 @@ export class Stream {
     try {
       return this.#receive(JSON.parse(text), now) === "reconnect";
     } catch (error) {
-      if (error instanceof SyntaxError || error instanceof TypeError || error instanceof MidstreamError) return true;
+      if (error instanceof SyntaxError || error instanceof TypeError || error instanceof MidstreamError)
+        return true;
       throw error;
     }
   }
@@ -301,7 +305,10 @@ export class Stream {
       if (!this.isDetached) this.#events.push({ type: "record", id, record });
       if (record.type === "message_accepted" && record.stream === this.key) this.turn = record.turn;
       const isMine = this.key && this.turn && record.turn;
-      if (isMine && (record.turn > this.turn || (record.type === "turn_ended" && record.turn === this.turn))) {
+      if (
+        isMine &&
+        (record.turn > this.turn || (record.type === "turn_ended" && record.turn === this.turn))
+      ) {
         return this.#end(null, now);
       }
     }
@@ -310,7 +317,8 @@ export class Stream {
 
   /** An idle session with all chunks taken and all events seen owes this stream nothing. */
   #endIfDone(now) {
-    if (!this.key || !this.isAcknowledged || this.phase !== "live" || this.nextSeqno === 0 || this.#isGoneDue) return;
+    if (!this.key || !this.isAcknowledged || this.phase !== "live" || this.nextSeqno === 0 || this.#isGoneDue)
+      return;
     const isOver = this.#turnEnd !== null && this.#at.position >= this.#turnEnd.position;
     if (this.isDetached || isOver) this.#end(null, now);
   }
@@ -327,7 +335,8 @@ export class Stream {
 
   #refused(frame, now) {
     const error = new MidstreamError(frame.code, frame.message, frame.retry, frame.retry_after_s ?? null);
-    const canPlayBack = frame.code === "seqno_gap" && this.#chunks.some((chunk) => chunk.seqno === frame.expected);
+    const canPlayBack =
+      frame.code === "seqno_gap" && this.#chunks.some((chunk) => chunk.seqno === frame.expected);
     if (canPlayBack) return "reconnect";
     if (FINAL_CODES.has(error.code) || (error.retry ?? "never") === "never") return this.#end(error, now);
     this.#notBefore = now + 1000 * (error.retryAfterS ?? 0);
@@ -345,7 +354,10 @@ export class Stream {
     }
     this.nextSeqno += 1;
     this.#chunks.push({ seqno, frame });
-    this.#write({ op: "chunk", value: { key: this.key, seqno, frame } }, { op: "stream", value: this.record(now) });
+    this.#write(
+      { op: "chunk", value: { key: this.key, seqno, frame } },
+      { op: "stream", value: this.record(now) },
+    );
     this.#playBack();
   }
 

@@ -36,7 +36,8 @@ export class Transcript {
     }
     for (const turn of transcript.turns.values()) turn.status = "completed";
     if (snapshot.running) transcript.#takeUp(snapshot.running);
-    else if (transcript.turns.has(snapshot.turns)) transcript.turns.get(snapshot.turns).status = snapshot.last;
+    else if (transcript.turns.has(snapshot.turns))
+      transcript.turns.get(snapshot.turns).status = snapshot.last;
     return transcript;
   }
 
@@ -71,7 +72,9 @@ export class Transcript {
         this.#delta(turn, record);
         break;
       case "attempt_failed":
-        Object.assign(replyOf(turn, record.reply), { failure: { code: record.code, message: record.message } });
+        Object.assign(replyOf(turn, record.reply), {
+          failure: { code: record.code, message: record.message },
+        });
         endSpan(turn, record.at, true);
         break;
       case "reply_completed":
@@ -105,8 +108,23 @@ export class Transcript {
 
   #turn(number) {
     if (!this.turns.has(number)) {
-      const turn = { number, message: null, stream: "", replies: new Map(), marks: [], spans: [], status: "" };
-      this.turns.set(number, { ...turn, code: "", problem: "", isCancelling: false, startedAt: null, endedAt: null });
+      const turn = {
+        number,
+        message: null,
+        stream: "",
+        replies: new Map(),
+        marks: [],
+        spans: [],
+        status: "",
+      };
+      this.turns.set(number, {
+        ...turn,
+        code: "",
+        problem: "",
+        isCancelling: false,
+        startedAt: null,
+        endedAt: null,
+      });
     }
     return this.turns.get(number);
   }
@@ -171,7 +189,15 @@ export class Transcript {
 
 function replyOf(turn, number) {
   if (!turn.replies.has(number)) {
-    const reply = { number, attempt: 0, voided: 0, parts: [], calls: new Map(), failure: null, isWhole: false };
+    const reply = {
+      number,
+      attempt: 0,
+      voided: 0,
+      parts: [],
+      calls: new Map(),
+      failure: null,
+      isWhole: false,
+    };
     turn.replies.set(number, { ...reply, startedAt: null, endedAt: null, notBefore: 0, finish: "" });
   }
   return turn.replies.get(number);

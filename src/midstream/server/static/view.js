@@ -90,8 +90,11 @@ export class TurnView {
 }
 
 function footOf(turn, cuts, now) {
-  const words = [turn.status ? (ENDS[turn.status] ?? turn.status) : turn.isCancelling ? "Stopping" : "Working"];
-  if (turn.startedAt !== null) words[0] += ` ${turn.status ? "in" : "for"} ${duration((turn.endedAt ?? now) - turn.startedAt)}`;
+  const words = [
+    turn.status ? (ENDS[turn.status] ?? turn.status) : turn.isCancelling ? "Stopping" : "Working",
+  ];
+  if (turn.startedAt !== null)
+    words[0] += ` ${turn.status ? "in" : "for"} ${duration((turn.endedAt ?? now) - turn.startedAt)}`;
   if (turn.problem) words[0] += `: ${turn.problem}`;
   const calls = [...turn.replies.values()].reduce((count, reply) => count + reply.calls.size, 0);
   const repeats = turn.marks.filter((mark) => mark.kind === "repeat").length;
@@ -183,7 +186,14 @@ class CallView {
     const name = element("bdi", "name", visible(call.name));
     const preview = element("bdi", "preview", visible(call.arguments).slice(0, PREVIEW_CHARS));
     const row = element("summary", "", element("span", "dot"), name, preview, this.#time, this.#state);
-    const body = element("div", "body", element("h4", "", "Arguments"), this.#arguments, this.#resultLabel, this.#result);
+    const body = element(
+      "div",
+      "body",
+      element("h4", "", "Arguments"),
+      this.#arguments,
+      this.#resultLabel,
+      this.#result,
+    );
     this.root = element("li", "call", element("details", "", row, body));
     this.root.dataset.call = call.id;
     this.#arguments.textContent = visible(indented(call.arguments));
@@ -191,7 +201,10 @@ class CallView {
 
   show(call) {
     this.root.dataset.state = call.state;
-    setText(this.#state, `${STATE_WORDS[call.state] ?? call.state}${call.run > 1 ? `, run ${call.run}` : ""}`);
+    setText(
+      this.#state,
+      `${STATE_WORDS[call.state] ?? call.state}${call.run > 1 ? `, run ${call.run}` : ""}`,
+    );
     setText(this.#time, call.startedAt && call.endedAt ? duration(call.endedAt - call.startedAt) : "");
     this.#resultLabel.hidden = this.#result.hidden = call.content === null;
     if (call.content !== null) setText(this.#result, visible(indented(call.content)));
@@ -227,7 +240,16 @@ class Band {
     const bars = [bar("base", 0, BAND_WIDTH, 3, 1, "waiting")];
     for (const { from, to, isVoid } of turn.spans) {
       const told = isVoid ? "model, cut off" : "model";
-      bars.push(bar(isVoid ? "model void" : "model", at(from), at(to ?? end), 0, 7, `${told}: ${duration((to ?? end) - from)}`));
+      bars.push(
+        bar(
+          isVoid ? "model void" : "model",
+          at(from),
+          at(to ?? end),
+          0,
+          7,
+          `${told}: ${duration((to ?? end) - from)}`,
+        ),
+      );
     }
     for (const reply of turn.replies.values()) {
       for (const { name, state, startedAt, endedAt } of reply.calls.values()) {
@@ -237,10 +259,13 @@ class Band {
       }
     }
     for (const { from, to } of cuts) {
-      bars.push(bar("cut", at(from), at(to ?? end), 9, 3, `this page was cut off: ${duration((to ?? end) - from)}`));
+      bars.push(
+        bar("cut", at(from), at(to ?? end), 9, 3, `this page was cut off: ${duration((to ?? end) - from)}`),
+      );
     }
     for (const mark of turn.marks) {
-      if (mark.kind === "owner") bars.push(bar("owner", at(mark.at) - 2, at(mark.at) + 2, 0, 7, "another server went on"));
+      if (mark.kind === "owner")
+        bars.push(bar("owner", at(mark.at) - 2, at(mark.at) + 2, 0, 7, "another server went on"));
       if (mark.kind === "cancel") bars.push(bar("stop", at(mark.at) - 2, at(mark.at) + 2, 0, 7, "stopped"));
     }
     this.root.replaceChildren(...bars);
