@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,25 @@ def test_a_sweep_removes_dead_owners_only(tmp_path: Path) -> None:
     sweep(tmp_path)
     assert [path.stem for path in tmp_path.iterdir()] == ["living"]
     living.give_up()
+
+
+def test_a_sweep_never_takes_away_what_is_just_being_locked(tmp_path: Path) -> None:
+    is_over = threading.Event()
+
+    def sweep_on() -> None:
+        while not is_over.is_set():
+            sweep(tmp_path)
+
+    sweeper = threading.Thread(target=sweep_on)
+    sweeper.start()
+    try:
+        for number in range(300):
+            lock = OwnerLock(tmp_path, f"o{number}")
+            assert is_alive(tmp_path, lock.owner)
+            lock.give_up()
+    finally:
+        is_over.set()
+        sweeper.join()
 
 
 def test_a_lock_that_cannot_be_taken_says_what_to_do(tmp_path: Path) -> None:

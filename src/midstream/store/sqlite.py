@@ -328,13 +328,6 @@ class _Queue:
             self._idle.set()
 
 
-# The end of a session's journal, and under which epoch of which row it was seen.
-class _End(NamedTuple):
-    number: int
-    epoch: int
-    position: int
-
-
 FIND_OWNED = "select id, epoch, owner from session where name = ?"
 FIND_EPOCH = "select id, epoch from session where name = ?"
 # A new session starts above the epochs of all deleted ones, so that no old owner and no old event id fits it.
@@ -370,7 +363,8 @@ class _Writer:
         self._db = db
         self._durability = durability
         self._is_full: bool | None = None
-        self._ends: dict[str, _End] = {}
+        self._ends: dict[str, tuple[int, int]] = {}
+        """Where a session's journal ends, and under which epoch that was seen."""
         self._copied_pages = 0
         # Takes the place of SQLite's own checkpoints, which would come inside somebody's commit.
         db.set_wal_hook(self._count_log)
@@ -429,7 +423,6 @@ class _Writer:
     # --- operations: check, then write
 
     def claim(self, session: str, at: float) -> int:
-        self._ends.pop(session, None)
         row = self._db.execute(FIND_OWNED, (session,)).fetchone()
         if row is None:
             return _number(self._db.execute(CREATE, (session, self.lock.owner, at, at)))
@@ -449,11 +442,9 @@ class _Writer:
             self._ends.pop(session, None)
             raise LeaseLostError(f"session {session!r} has another epoch than {epoch}")
         number = row[0]
-        seen = self._ends.get(session)
-        # Nobody else appends under this epoch, so what was once seen under it still holds.
-        if seen is not None and seen.number == number and seen.epoch == epoch:
-            end = seen.position
-        else:
+        end, seen_under = self._ends.get(session, (0, None))
+        # Nobody else appends under our epoch, and none is given twice: what was once seen under it still holds.
+        if seen_under != epoch:
             end = _number(self._db.execute(FIND_END, (number,)))
         if end != expected:
             raise JournalMovedError(f"session {session!r} ends at {end}, not at {expected}")
@@ -462,7 +453,7 @@ class _Writer:
             self._db.execute(APPEND, (number, end, epoch, body))
         if mark is not None:
             self._db.execute(MARK, (mark.is_live, mark.at, mark.title, mark.turns, mark.status, number))
-        self._ends[session] = _End(number, epoch, end)
+        self._ends[session] = (end, epoch)
         return end
 
     def delete(self, session: str) -> bool:

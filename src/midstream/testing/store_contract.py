@@ -420,12 +420,13 @@ class StoreContract:
         store = place.store()
         await store.open()
         epoch = await store.claim("s", at=1.0)
-        appends = asyncio.gather(
-            *(_append(store, "s", b"x", expected=number, epoch=epoch) for number in range(20))
-        )
-        await WORLD.sleep(0)
+        appends = []
+        for number in range(20):  # some on their way to the disk, some still waiting
+            append = _append(store, "s", b"x", expected=number, epoch=epoch)
+            appends.append(WORLD.spawn(append, name="append"))
+            await WORLD.sleep(0)
         await store.close()
-        assert await appends == [*range(1, 21)]
+        assert await asyncio.gather(*appends) == [*range(1, 21)]
         async with _opened(place) as again:
             assert len(await _journal(again)) == 20
 
