@@ -229,9 +229,13 @@ class ClientStream:
         stream._next_seqno = checkpoint.next_seqno
         stream._unacked = dict(checkpoint.unacked)
         stream._acked = checkpoint.next_seqno - len(checkpoint.unacked)
-        stream._is_abort_numbered = any(
-            isinstance(decode_payload(payload), AbortPayload) for payload in stream._unacked.values()
-        )
+        aborts = [
+            seqno
+            for seqno, payload in checkpoint.unacked
+            if isinstance(decode_payload(payload), AbortPayload)
+        ]
+        stream._is_abort_numbered = bool(aborts)
+        stream._is_finishing = 0 in aborts
         return stream
 
     # --- what the shell may ask ---------------------------------------------------------------------------------
@@ -265,6 +269,26 @@ class ClientStream:
     def is_degraded(self) -> bool:
         """Whether the server said that nothing can be resumed here."""
         return self._is_degraded
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether there is a checkpoint of this stream: not for a reader, a degraded or a forgotten one."""
+        return self._is_kept
+
+    @property
+    def is_acknowledged(self) -> bool:
+        """Whether everything that was said is in the journal."""
+        return not self._unacked
+
+    @property
+    def end(self) -> EventId | None:
+        """The event that ended the stream's turn, once it came."""
+        return self._end
+
+    @property
+    def is_finishing(self) -> bool:
+        """Whether it only waits for acks: a stream that stops a turn and has none."""
+        return self._is_finishing
 
     @property
     def turn(self) -> int:
