@@ -68,7 +68,12 @@ class Bench:
     def connect(self, wire: Wire) -> asyncio.Task[MidstreamError | None]:
         stream = ServerStream(now=self.world.monotonic())
         connection = Connection(self.host, "s1", stream, wire, self.among)
-        task = asyncio.create_task(connection.run())
+
+        async def serve() -> MidstreamError | None:
+            with connection:
+                return await connection.run()
+
+        task = asyncio.create_task(serve())
         self.running.append(task)
         return task
 
@@ -282,8 +287,9 @@ async def test_draining_tells_all_whatever_they_wait_for() -> None:
                 "retry": "later",
                 "retry_after_s": 1.0,
             }
+        late = on.connect(Wire())
         with pytest.raises(DrainingError):
-            on.among.make_room()
+            await late
 
 
 async def test_a_host_that_drains_by_itself_ends_its_readers() -> None:
@@ -301,8 +307,11 @@ async def test_connections_are_counted_and_bounded() -> None:
         wires = [Wire() for _ in range(3)]
         tasks = [on.connect(wire) for wire in wires]
         await on.world.settle()
+        surplus = on.connect(Wire())
         with pytest.raises(OverloadedError):
-            on.among.make_room()
+            await surplus
         wires[0].hang_up()
         await ended(tasks[0])
-        on.among.make_room()
+        one_more = on.connect(Wire())
+        await on.world.settle()
+        assert (one_more.done(), len(on.among)) == (False, 3)

@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager
 
 import httpx2
 import pytest
+from starlette.types import Message
 
 from midstream.core.frames import FRAME_BYTES_MAX
 from midstream.core.sse import ServerSentEvent, SseDecoder
@@ -137,6 +138,48 @@ async def test_an_event_id_of_another_line_is_told_by_a_gone_event() -> None:
         ("gone", "1-1"),
         ("record", "1-2"),
     ]
+
+
+async def test_a_browser_is_told_to_come_back_within_a_second() -> None:
+    async with served(make_app([text("hi")])) as server:
+        await post(server.http, chunk())
+        async with asyncio.timeout(WAIT_S), following(server, **KEYS) as response:
+            decoder = SseDecoder()
+            decoder.feed(await response.aread())
+    assert decoder.retry_ms == 1000
+
+
+async def test_a_refused_event_stream_gives_its_place_back() -> None:
+    async with served(make_app([[Stall()]], connections_max=1)) as server:
+        await post(server.http, chunk())
+        wrong = {**KEYS, "x-idempotent-encryption-key": "t" * 43}
+        for _ in range(2):
+            refused = await server.http.get("/v1/sessions/s1/events", headers=wrong)
+            assert refused.status_code == 403
+        runner = await server.app.host.session("s1")
+        assert (len(server.app.connections), runner.readers) == (0, 0)
+
+        async with asyncio.timeout(WAIT_S), following(server) as response:
+            await anext(events_of(response))
+            full = await server.http.get("/v1/sessions/s1/events")
+    assert (full.status_code, full.json()["code"], full.headers["retry-after"]) == (503, "overloaded", "5")
+
+
+async def test_a_client_that_goes_before_its_chunk_is_whole_changes_nothing() -> None:
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    app = make_app()
+    headers = [(name.encode(), value.encode()) for name, value in KEYS.items()]
+    scope = {"type": "http", "method": "POST", "path": "/v1/sessions/s1/chunks", "headers": headers}
+    await app({**scope, "query_string": b""}, receive, send)
+    await app.stop()
+    assert [sent[0]["status"], json.loads(sent[1]["body"])["code"]] == [503, "connection_lost"]
 
 
 async def test_a_repeated_chunk_is_acknowledged_again_and_marked() -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
 from midstream.core.frames import EVENTS_PER_FRAME_MAX, HEARTBEAT_S, START, EventId
 from midstream.core.server_stream import Admit, Request, ServerStream, Submit, waiting_on
@@ -63,8 +64,8 @@ class Connections:
     def __len__(self) -> int:
         return len(self._open)
 
-    def make_room(self) -> None:
-        """Refuse one more connection where there is no room for it.
+    def enter(self, connection: Connection) -> None:
+        """Count a connection, if there is room for it.
 
         Raises:
             OverloadedError: As many are open as are allowed.
@@ -75,9 +76,6 @@ class Connections:
         if len(self._open) >= self._limit:
             message = f"this server has {self._limit} open streams, which is all it allows"
             raise OverloadedError(message, retry_after_s=5.0)
-
-    def enter(self, connection: Connection) -> None:
-        """Count a connection."""
         self._open.add(connection)
 
     def leave(self, connection: Connection) -> None:
@@ -101,7 +99,10 @@ class Connections:
 
 
 class Connection:
-    """Serve one client. Make it, then `await run()` (or `admit()` first, to know whether it is let in)."""
+    """Serve one client: `with` it, `await run()` (after `admit()`, to know first whether the client is let in).
+
+    Entering raises what `Connections.enter` raises; leaving gives its place and its session back.
+    """
 
     def __init__(
         self, host: Host, session_id: str, stream: ServerStream, transport: Transport, among: Connections
@@ -119,6 +120,17 @@ class Connection:
         self._is_admitted = asyncio.Event()
         self._sending = asyncio.Lock()
         self._sending_since: float | None = None
+
+    def __enter__(self) -> Self:
+        self._among.enter(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._among.leave(self)
+        if self._runner is not None:
+            self._runner.detach()
 
     @property
     def place(self) -> tuple[str, str]:
@@ -140,7 +152,6 @@ class Connection:
         for request in self._stream.requests():
             await self._do(request)
         if self._stream.failure is not None:
-            self._let_go()
             raise self._stream.failure
 
     async def run(self) -> MidstreamError | None:
@@ -148,18 +159,12 @@ class Connection:
 
         After None the client has gone, said `close`, or has been sent its turn to the end.
         """
-        self._among.enter(self)
-        try:
-            async with asyncio.TaskGroup() as group:
-                loops = [
-                    group.create_task(loop) for loop in (self._listen(), self._follow(), self._keep_time())
-                ]
-                await self._is_over.wait()
-                for loop in loops:
-                    loop.cancel()
-            await self._say_last_words()
-        finally:
-            self._let_go()
+        async with asyncio.TaskGroup() as group:
+            loops = [group.create_task(loop) for loop in (self._listen(), self._follow(), self._keep_time())]
+            await self._is_over.wait()
+            for loop in loops:
+                loop.cancel()
+        await self._say_last_words()
         return self._stream.failure
 
     # --- the three loops ----------------------------------------------------------------------------------------
@@ -287,12 +292,6 @@ class Connection:
                 await self._flush()
         except TimeoutError:
             _log.debug("a client did not take the last frame", extra={"session": self._session_id})
-
-    def _let_go(self) -> None:
-        self._among.leave(self)
-        if self._runner is not None:
-            self._runner.detach()
-            self._runner = None
 
     def _now(self) -> float:
         return self._world.monotonic()

@@ -75,13 +75,12 @@ class WebSocketEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one WebSocket."""
         await receive()  # websocket.connect
-        self._connections.make_room()
         session_id = scope["path_params"]["session_id"]
-        await send({"type": "websocket.accept"})
         stream = ServerStream(retention_s=self._retention_s, now=self._host.world.monotonic())
         transport = WebSocketTransport(receive, send)
-        connection = Connection(self._host, session_id, stream, transport, self._connections)
-        failure = await connection.run()
+        with Connection(self._host, session_id, stream, transport, self._connections) as connection:
+            await send({"type": "websocket.accept"})
+            failure = await connection.run()
         if connection.is_gone:
             return
         with contextlib.suppress(OSError):  # the client may go at this very moment
