@@ -569,6 +569,8 @@ class _File:
         self.patiently(partial(db.execute, "pragma journal_mode = wal"))
         db.execute(f"pragma journal_size_limit = {LOG_BYTES_MAX}")
         db.execute("pragma secure_delete = on")  # what is deleted is overwritten
+        # macOS: a plain sync stops at the drive's own memory. Without effect elsewhere.
+        db.execute("pragma fullfsync = on; pragma checkpoint_fullfsync = on")
         self.patiently(partial(db.execute, "begin immediate"))
         try:
             if not self.require_ours(db):
