@@ -7,9 +7,7 @@ below.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -28,7 +26,7 @@ __all__ = ["Surroundings", "main", "midstream_command"]
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("midstream.cli.chat:chat", "Talk to an agent; survives Ctrl-C, cuts and restarts."),
-    "demo": ("midstream.cli.demo:demo", "Watch a session survive a cut and a SIGKILL."),
+    "demo": ("midstream.cli.demo.command:demo", "Watch a session survive a cut and a SIGKILL."),
     "serve": ("midstream.cli.serve:serve", "Serve an agent."),
     "sessions": ("midstream.cli.sessions:sessions", "List, show, export and delete sessions."),
 }
@@ -90,7 +88,6 @@ def _exit_code(command: Callable[[], object]) -> int:
     """Run a command; say what went wrong in one line; return how the process should end."""
     try:
         code = command()
-        sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except MidstreamError as error:
         return _refuse(*of_error(error))
@@ -103,11 +100,6 @@ def _exit_code(command: Callable[[], object]) -> int:
         return _refuse(error.format_message(), 1)
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader (`head`) has seen enough; Python must not try to flush into the broken pipe at its end.
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:  # noqa: BLE001 - the top of the process
         return _refuse(*of_bug(error, Places.found().state))
 

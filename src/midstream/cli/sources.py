@@ -180,9 +180,9 @@ class ServerSource:
 
     def records(self, session: str) -> Iterator[Line]:
         """See `Source.records`."""
-        answer = self._ask("GET", f"/v1/sessions/{quote(session, safe='')}/records")
-        for line in iter(answer.readline, b""):
-            yield self._read(line, Line)
+        with self._ask("GET", f"/v1/sessions/{quote(session, safe='')}/records") as answer:
+            for line in iter(answer.readline, b""):
+                yield self._read(line, Line)
 
     def delete(self, session: str) -> None:
         """See `Source.delete`."""
@@ -190,7 +190,8 @@ class ServerSource:
 
     def _ask(self, method: str, path: str) -> http.client.HTTPResponse:
         try:
-            self._connection.request(method, self._path + path)
+            # A connection each: nobody has to remember to close it.
+            self._connection.request(method, self._path + path, headers={"connection": "close"})
             answer = self._connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()

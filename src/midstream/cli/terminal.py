@@ -144,7 +144,7 @@ def indented(text: str, indent: str, width: int) -> list[str]:
                 initial_indent=indent,
                 subsequent_indent=indent,
                 replace_whitespace=False,
-                drop_whitespace=True,
+                break_on_hyphens=False,
             )
             or [""]
         )
