@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx2
 import pytest
 from starlette.applications import Starlette
-from starlette.routing import Mount
+from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.types import Message
 
 from midstream.errors import StoreDamagedError
@@ -20,6 +20,7 @@ from midstream.testing.worlds import FakeWorld
 from tests.server.serving import KEYS, called, chunk, make_app
 
 CHUNKS = "/v1/sessions/s1/chunks"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "http.md"
 
 
 class UnopenedStore(MemoryStore):
@@ -151,6 +152,18 @@ async def test_while_draining_new_work_is_refused_and_old_work_may_be_looked_at(
         "1",
     )
     assert shown.json()["status"] == "model"
+
+
+def test_every_endpoint_is_in_the_reference() -> None:
+    routes = [route for route in routes_of(make_app()) if isinstance(route, Route | WebSocketRoute)]
+    page = PAGE.read_text(encoding="utf-8")
+    described = [route.path.replace("{session_id}", "{id}") for route in routes]
+    assert len(described) > 9
+    assert [path for path in described if f"{path}`" not in page] == []
+
+
+def routes_of(app: App) -> list[BaseRoute]:
+    return app._router.routes
 
 
 async def test_the_given_world_is_the_only_one() -> None:

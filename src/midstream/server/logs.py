@@ -12,13 +12,16 @@ PEER_LINES_MAX = 10
 PERIOD_S = 60.0
 
 _BY_PEERS = ("Invalid HTTP request", "Invalid UTF-8", "Unsupported upgrade request")
-
-_WITH_ADDRESS = '%s - "WebSocket %s" [accepted]'
-"""It would write whole addresses into the log, with what stands after the question mark."""
+_NEVER = (
+    # With the whole address, and what stands after its question mark.
+    '%s - "WebSocket %s"',
+    # uvicorn says so of each handshake that was refused with a whole answer, as the standard has it.
+    "ASGI callable returned without completing handshake.",
+)
 
 
 class PeerNoise(logging.Filter):
-    """Drop the traceback of every cut stream, and most of what malformed requests cause."""
+    """Drop what people wrote, the traceback of every cut stream, and most of what malformed requests cause."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -28,8 +31,8 @@ class PeerNoise(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Say whether a line is written; a peer's line loses its traceback."""
-        if record.msg == _WITH_ADDRESS:
-            return False
+        if record.levelno < logging.INFO or str(record.msg).startswith(_NEVER):
+            return False  # below INFO it writes whole frames
         if record.exc_info and isinstance(record.exc_info[1], StreamCutError):
             return False
         if not record.getMessage().startswith(_BY_PEERS):
