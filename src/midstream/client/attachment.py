@@ -68,6 +68,8 @@ class Attachment:
         """What the application has and may not be done with."""
         self._is_paused = False
         self._is_closing = False
+        self._is_over = False
+        """The stream has ended and its last events are in `_unread`: before that its end is nobody's business."""
         self._is_failure_told = False
         self._bell = asyncio.Event()
         self._news = asyncio.Event()
@@ -96,9 +98,9 @@ class Attachment:
         self._hand_over()
         while not self._unread:
             self._raise_failure()
-            if self.stream.error is not None:
+            if self._is_over and self.stream.error is not None:
                 raise self.stream.error
-            if self.stream.is_ended:
+            if self._is_over:
                 return None
             self._news.clear()
             await self._news.wait()
@@ -185,6 +187,7 @@ class Attachment:
                 if task := self._calls.pop(place, None):
                     self._stop(task)
         self._unread.extend(events)
+        self._is_over = self.stream.is_ended
         if self.stream.is_reconnecting is not self._was_reconnecting:
             self._was_reconnecting = self.stream.is_reconnecting
             self._on_reconnecting(self._was_reconnecting)
