@@ -23,7 +23,7 @@ def test_the_xdg_folders_are_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     places = Places.found()
     assert places.store == tmp_path / "data" / "midstream" / "sessions.db"
-    assert places.client == tmp_path / "state" / "midstream" / "client.db"
+    assert places.state == tmp_path / "state" / "midstream"
     assert list(tmp_path.iterdir()) == []
 
 

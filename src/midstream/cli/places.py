@@ -39,16 +39,6 @@ class Places:
         """The database that `serve` and `sessions` use where none is named."""
         return self.data / "sessions.db"
 
-    @property
-    def client(self) -> Path:
-        """The checkpoints of `chat`: how far it has read, and what it has sent."""
-        return self.state / "client.db"
-
-    @property
-    def last_chats(self) -> Path:
-        """The last session of `chat` at each address, as JSON."""
-        return self.state / "last-chats.json"
-
 
 def made(folder: Path) -> Path:
     """Make a folder that only this user may look into, unless it is there, and return it."""

@@ -147,6 +147,10 @@ class _Page(Struct, frozen=True):
     next: str | None
 
 
+class _Health(Struct, frozen=True):
+    status: str
+
+
 class _Problem(Struct, frozen=True):
     """What our servers say of an error (RFC 9457 with a code)."""
 
@@ -187,6 +191,15 @@ class ServerSource:
     def delete(self, session: str) -> None:
         """See `Source.delete`."""
         self._ask("DELETE", f"/v1/sessions/{quote(session, safe='')}").read()
+
+    def greet(self) -> None:
+        """Ask whether a server is there.
+
+        Raises:
+            ConnectionLostError: Nobody answers.
+            MidstreamError: Somebody else does.
+        """
+        self._read(self._ask("GET", "/health").read(), _Health)
 
     def _ask(self, method: str, path: str) -> http.client.HTTPResponse:
         try:
