@@ -67,7 +67,7 @@ class Host:
         self._owner = self.world.new_id("owner")
         self._awake: dict[str, Runner] = {}
         self._opening: dict[str, asyncio.Task[Runner]] = {}
-        self._reviving: set[asyncio.Task[None]] = set()
+        self._reviving: dict[str, asyncio.Task[None]] = {}
         self._recovering: asyncio.Task[None] | None = None
         self._is_started = False
         self._is_stopped = False
@@ -150,7 +150,7 @@ class Host:
         if self._recovering is not None:
             self._recovering.cancel()
             await asyncio.wait([self._recovering])
-        for task in [*self._opening.values(), *self._reviving]:
+        for task in [*self._opening.values(), *self._reviving.values()]:
             task.cancel()
         runners = [*self._awake.values()]
         if runners:
@@ -201,28 +201,32 @@ class Host:
             return
         idle = [key for key, runner in self._awake.items() if runner.is_idle or runner.has_failed]
         for key in idle[:surplus]:
-            runner = self._awake.pop(key)
-            await runner.close(DrainingError("this session went to sleep: reconnect to wake it"))
+            await self._awake.pop(key).sleep()
 
     def _runner_failed(self, runner: Runner, error: MidstreamError) -> None:
         """See to it that a turn does not wait for somebody to ask after its runner failed."""
-        if runner.state.is_live and error.retry == "later" and not self._is_stopped:
-            task = self.world.spawn(self._revive(runner.session_id), name=f"revive {runner.session_id}")
-            self._reviving.add(task)
-            task.add_done_callback(self._reviving.discard)
+        session_id = runner.session_id
+        if session_id in self._reviving or self._is_stopped:
+            return  # its own runner has failed again: it goes on trying
+        if runner.state.is_live and error.retry == "later":
+            name = f"revive {session_id}"
+            self._reviving[session_id] = self.world.spawn(self._revive(session_id), name=name)
 
     async def _revive(self, session_id: str) -> None:
-        for failures in range(1, REVIVALS_MAX + 1):
-            await self.world.sleep(RECONNECT_BACKOFF.wait_s(failures, chance=self.world.chance()))
-            try:
-                await self.session(session_id)
-            except UnavailableError as error:
-                _log.warning("not yet revived: %s", error.code, extra={"session": session_id})
-            except MidstreamError as error:
-                _log.error("not revived: %s", error.message, extra={"session": session_id})
-                return
-            else:
-                return
+        try:
+            for failures in range(1, REVIVALS_MAX + 1):
+                await self.world.sleep(RECONNECT_BACKOFF.wait_s(failures, chance=self.world.chance()))
+                try:
+                    runner = await self.session(session_id)
+                except UnavailableError as error:
+                    _log.warning("not yet revived: %s", error.code, extra={"session": session_id})
+                    continue
+                if not runner.has_failed:
+                    return
+        except MidstreamError as error:
+            _log.error("not revived: %s", error.message, extra={"session": session_id})
+        finally:
+            self._reviving.pop(session_id, None)
 
     async def _recover(self) -> None:
         found = [info.session async for info in self.store.list(live=True)]

@@ -58,6 +58,11 @@ class Journal:
         self._world.reach(Fault.AFTER_CLAIM)
         return self.epoch
 
+    async def release(self) -> None:
+        """Give the session up, where this process had claimed it, so that anybody may claim it."""
+        if self.epoch:
+            await self._store.release(self.session_id, epoch=self.epoch)
+
     async def append(self, bodies: Sequence[bytes], *, sync: Sync, mark: Mark | None) -> None:
         """Append, then publish: readers are woken when the records are as durable as `sync` says."""
         start = self.newest.position

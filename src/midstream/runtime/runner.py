@@ -39,7 +39,13 @@ from midstream.core.turn import (
     Refused,
     SendMessage,
 )
-from midstream.errors import MidstreamError, SessionBusyError, SessionNotFoundError, UnavailableError
+from midstream.errors import (
+    DrainingError,
+    MidstreamError,
+    SessionBusyError,
+    SessionNotFoundError,
+    UnavailableError,
+)
 from midstream.runtime.agent import Agent
 from midstream.runtime.journal import Journal
 from midstream.runtime.performers import Performer
@@ -170,6 +176,11 @@ class Runner:
         self._parted = error
         self._journal.close(error)
 
+    async def sleep(self) -> None:
+        """Let an idle session go: its memory, and the right to write to it."""
+        await self.close(DrainingError("this session went to sleep: reconnect to wake it"))
+        await self._journal.release()
+
     async def retire(self) -> None:
         """End an idle session for good, so that it can be deleted.
 
@@ -244,6 +255,11 @@ class Runner:
                 self._mailbox.clear()
                 self._room.set()
                 await self._step(batch)
+        except asyncio.CancelledError:
+            # Also when a whole event loop is cancelled at its end: a tool that reports its own cancellation must
+            # not wait for an append that nobody makes any more.
+            self._let_go(DrainingError(f"session {self.session_id!r} is let go: reconnect to carry on"))
+            raise
         except MidstreamError as error:
             self._fail(error)
         except Exception as error:  # noqa: BLE001 - the top of a session: it ends, the others go on
@@ -275,7 +291,7 @@ class Runner:
             if isinstance(error, UnavailableError) and not any(_is_internal(each) for each in batch):
                 return  # nothing was written and only clients asked: they may ask again
             raise
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             for envelope in batch:  # a bug ends the session, but nobody may wait for its answer for ever
                 _answer(envelope, _stopped_on(error, self.session_id))
             raise
@@ -353,16 +369,18 @@ class Runner:
 
     def _fail(self, error: MidstreamError) -> None:
         """End as a crash would: nothing more is written; whoever takes over finds the doubt in the journal."""
-        if self._failed is not None:
-            return
-        self._failed = error
+        if self._failed is None:
+            self._let_go(error)
+            self._on_failed(self, error)
+
+    def _let_go(self, error: MidstreamError) -> None:
+        self._failed = self._failed or error
         self._is_quiescing = True
         self._journal.close(error)
         for task in [*self._doing.values(), *self._stopping]:
             task.cancel()
         self._room.set()
         self._refuse_all(error)
-        self._on_failed(self, error)
 
     def _refuse_all(self, error: MidstreamError) -> None:
         waiting, self._mailbox = self._mailbox, deque()

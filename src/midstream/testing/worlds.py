@@ -9,8 +9,12 @@ import os
 import random
 import signal
 from collections import Counter
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from midstream.world import Fault, World
+
+T = TypeVar("T")
 
 SETTLE_TURNS = 50
 """Turns of the event loop that `FakeWorld.advance` gives to whoever it woke."""
@@ -91,6 +95,31 @@ class FakeWorld(World):
         """Give everybody who is ready a few turns of the event loop."""
         for _ in range(SETTLE_TURNS):
             await asyncio.sleep(0)
+
+    async def live_through(self, work: Coroutine[Any, Any, T], *, wakes_max: int = 1000) -> T:
+        """Await `work`, moving the clock to the next sleeper whenever nobody has anything else to do.
+
+        For work that waits only for this world and for other tasks: what runs in threads or waits for a socket
+        looks idle from here.
+
+        Raises:
+            Crashed: The world ended first.
+            TimeoutError: The work waits and nobody sleeps, or more than `wakes_max` sleepers were woken.
+        """
+        task = self.spawn(work, name="live through")
+        try:
+            for _ in range(wakes_max):
+                await self.settle()
+                if task.done():
+                    return task.result()
+                if self._is_dead:
+                    raise Crashed("the world ended before the work")
+                if (at := self.next_wake_at) is None:
+                    raise TimeoutError("everybody waits and nobody sleeps")
+                await self.advance(at - self._now)
+            raise TimeoutError(f"not done after {wakes_max} sleepers were woken")
+        finally:
+            task.cancel()
 
     def crash_at(self, point: Fault, *, count: int = 1) -> None:
         """End this world when `point` is reached for the `count`-th time from the beginning."""
