@@ -215,7 +215,7 @@ class Talk:
         self._screen.pause()
         again = f"midstream chat {self.url} --session {self.session} --resume"
         if interrupts.count < self.stops_at:
-            self.tell(f"\nDetached: the turn goes on. Come back with: {again}\n")
+            self.tell(f"\nDetached: the turn goes on. Come back with:\n  {again}\n")
             self.tell(f"Ctrl-C again within {SECOND_CTRL_C_S:g} s stops it.\n")
             try:
                 async with asyncio.timeout(SECOND_CTRL_C_S):

@@ -13,12 +13,13 @@ ASK = "Search the files for the word keeper, read lighthouse.txt, and tell me ab
 """Answered at length: the connection is cut in the middle."""
 WRITE = "Write a note to keeper.txt about Mary Quinn and the light."
 """The server is killed in the middle of the tool."""
-CHECK = "List the files, and tell me what spring tides are."
-"""Answered by the model from the history that recovery left."""
+AGAIN = "List the files, and write the note to keeper.txt again: Mary Quinn kept the light for 41 years."
+"""A new message, answered from the history that recovery left; on request, the tool may run again."""
 
 DELAY_S = 0.02
 """Seconds before each word of the scripted model."""
 
+_NOTE = '{"path": "keeper.txt", "text": "Mary Quinn kept the light at Grey Point for 41 years. She wrote a diary."}'
 _SCRIPT: dict[str, Sequence[Reply]] = {
     ASK: (
         calls(("search_files", '{"word": "keeper"}')),
@@ -30,25 +31,17 @@ _SCRIPT: dict[str, Sequence[Reply]] = {
         ),
     ),
     WRITE: (
-        calls(
-            (
-                "write_note",
-                (
-                    '{"path": "keeper.txt", "text": "Mary Quinn kept the light at Grey Point for 41 years. '
-                    'She wrote a diary."}'
-                ),
-            )
-        ),
+        calls(("write_note", _NOTE)),
         text(
             "I began to write keeper.txt, but the outcome is unknown: the note may or may not be there. I will not "
             "write it again before somebody has looked."
         ),
     ),
-    CHECK: (
+    AGAIN: (
         calls(("list_files", "{}")),
+        calls(("write_note", _NOTE)),
         text(
-            "I looked at the folder: these are all the files there are. Spring tides come with the new moon and the "
-            "full moon, and they are the highest."
+            "I looked first: the note was not finished. Now keeper.txt is written, once, because you asked for it."
         ),
     ),
 }

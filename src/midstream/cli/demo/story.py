@@ -12,7 +12,7 @@ from pathlib import Path
 from midstream.cli.demo.check import Journaled, Shown, Timings, Verdict, journal_of, judge, table
 from midstream.cli.demo.cutter import Cutter
 from midstream.cli.demo.folder import NOTES, Folder
-from midstream.cli.demo.script import ASK, CHECK, WRITE
+from midstream.cli.demo.script import AGAIN, ASK, WRITE
 from midstream.cli.demo.server import DemoServer
 from midstream.cli.screen import Screen
 from midstream.cli.terminal import Ink, indented
@@ -26,6 +26,8 @@ CUT_AFTER_PIECES = 12
 """Pieces of the answer that are shown before the connection is cut."""
 KILL_AT = "wrote 2/5"
 """Line of the ledger at which the server is killed."""
+PATIENCE_S = 120.0
+"""Seconds the client goes on trying to reach a server that does not come back."""
 LEDGER_LOOK_S = 0.01
 """Seconds between two looks into the ledger; writing takes a hundred times as long."""
 
@@ -64,17 +66,16 @@ class Story:
         Raises:
             MidstreamError: The story could not be told (no server, no cut, no kill): nothing was proved.
         """
-        self._chapter(
-            1, f"A folder with {len(NOTES)} notes, and a ledger of what tools really do: {self._folder.path}"
-        )
+        self._chapter(1, f"A folder with {len(NOTES)} notes and a ledger of what its tools really do:")
+        self._write(f"    {self._folder.path}\n")
         await self._server.start()
         self._chapter(
             2,
-            f"A real server, process {self._server.pid}, on {self._server.url}, with one SQLite file. {model}",
+            f"A server, process {self._server.pid}, on {self._server.url}, with one SQLite file. {model}",
         )
         async with (
             Cutter(self._server.port, self._world) as cutter,
-            connect(cutter.url, state=self._folder.client) as client,
+            connect(cutter.url, state=self._folder.client, patience_s=PATIENCE_S) as client,
         ):
             self._chapter(
                 3,
@@ -88,7 +89,7 @@ class Story:
             )
             await self._write_and_kill(client)
             self._chapter(5, "Is the history still one that a model accepts? The next message will tell.")
-            await self._say(client, CHECK, self._show)
+            await self._say(client, AGAIN, self._show)
         return self._judged()
 
     # --- the acts -----------------------------------------------------------------------------------------------
@@ -122,19 +123,24 @@ class Story:
                 self._restart_to_words = self._world.now() - self._server.started_at
             self._show(event)
 
-        killing = self._world.spawn(self._kill_in_the_middle(), name="kill")
+        talking = self._world.spawn(self._say(client, WRITE, show), name="write")
+        killing = self._world.spawn(self._kill_in_the_middle(talking), name="kill")
         try:
-            await self._say(client, WRITE, show)
+            await asyncio.wait((talking, killing), return_when=asyncio.FIRST_EXCEPTION)
         finally:
-            killing.cancel()
-            await asyncio.wait([killing])
-        if not killing.cancelled():
-            await killing
+            for task in (talking, killing):
+                task.cancel()
+            await asyncio.wait((talking, killing))
+        for task in (killing, talking):
+            if not task.cancelled():
+                task.result()
         if not self._is_restarted:
             raise UnavailableError("the model did not call write_note, so nothing could be killed")
 
-    async def _kill_in_the_middle(self) -> None:
+    async def _kill_in_the_middle(self, talking: asyncio.Task[None]) -> None:
         while not any(entry.what == KILL_AT for entry in self._folder.entries(self.session)):
+            if talking.done():
+                return
             await self._world.sleep(LEDGER_LOOK_S)
         victim = self._server.pid
         await self._server.kill()
@@ -162,7 +168,6 @@ class Story:
         lines = indented(text, "    ", WIDTH)
         self._write(self._ink.bold(f"\n {number}  {lines[0].lstrip()}\n"))
         self._write("".join(self._ink.bold(f"{line}\n") for line in lines[1:]))
-        self._write("\n")
 
     def _note(self, text: str) -> None:
         self._screen.remark(self._ink.yellow(f"  {text}"))
