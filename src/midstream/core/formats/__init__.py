@@ -1,0 +1,1 @@
+"""Provider shapes, one file each: plain values in, plain values out, no SDK, nothing repaired."""
