@@ -354,11 +354,12 @@ def test_a_transport_error_that_will_not_pass_ends_the_stream() -> None:
 def test_silence_for_three_heartbeats_drops_the_connection() -> None:
     stream = _opening(HI)
     stream.receive(frames.encode(Welcome("a", "1-0", "1-0", heartbeat_s=2.0)), now=1.0)
+    assert _due_at(stream) == 7.0
     stream.receive(frames.encode(Heartbeat("1-0", "model")), now=5.0)
     assert stream.waiting_on == "model"
     stream.handle_deadline(now=10.9)
     assert stream.is_connection_wanted
-    stream.was_paused(now=10.9)
+    stream.was_heard(now=10.9)
     stream.handle_deadline(now=11.0)
     assert stream.is_connection_wanted
     stream.handle_deadline(now=16.9)
