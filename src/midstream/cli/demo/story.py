@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 
 from midstream.cli.demo.check import Journaled, Shown, Timings, Verdict, journal_of, judge, table
 from midstream.cli.demo.cutter import Cutter
 from midstream.cli.demo.folder import NOTES, Folder
-from midstream.cli.demo.script import AGAIN, ASK, WRITE
+from midstream.cli.demo.script import LINES, Lines
 from midstream.cli.demo.server import DemoServer
 from midstream.cli.screen import Screen
 from midstream.cli.terminal import Ink, indented
@@ -41,10 +40,18 @@ class Story:
         write: Takes what the audience sees.
         ink: Its colours.
         world: Clock and tasks.
+        lines: What the user says.
     """
 
     def __init__(
-        self, folder: Folder, server: DemoServer, write: Callable[[str], None], ink: Ink, world: World
+        self,
+        folder: Folder,
+        server: DemoServer,
+        write: Callable[[str], None],
+        ink: Ink,
+        world: World,
+        *,
+        lines: Lines = LINES,
     ) -> None:
         self.session = world.new_id("demo")[:9]
         self._folder = folder
@@ -52,6 +59,7 @@ class Story:
         self._write = write
         self._ink = ink
         self._world = world
+        self._lines = lines
         self._screen = Screen(write, write, ink, WIDTH)
         self._shown: list[Shown] = []
         self._cut_at: float | None = None
@@ -89,7 +97,7 @@ class Story:
             )
             await self._write_and_kill(client)
             self._chapter(5, "Is the history still one that a model accepts? The next message will tell.")
-            await self._say(client, AGAIN, self._show)
+            await self._say(client, self._lines.again, self._show)
         return self._judged()
 
     # --- the acts -----------------------------------------------------------------------------------------------
@@ -111,7 +119,7 @@ class Story:
                 cut = cutter.cut()
                 self._note(f"✂ {cut} connection reset after event {event.id}; the turn goes on without us")
 
-        await self._say(client, ASK, show)
+        await self._say(client, self._lines.ask, show)
         if self._cut_to_words is None:
             raise UnavailableError(
                 f"the answer had no {CUT_AFTER_PIECES} pieces and something after them, so nothing was cut"
@@ -123,7 +131,7 @@ class Story:
                 self._restart_to_words = self._world.now() - self._server.started_at
             self._show(event)
 
-        talking = self._world.spawn(self._say(client, WRITE, show), name="write")
+        talking = self._world.spawn(self._say(client, self._lines.write, show), name="write")
         killing = self._world.spawn(self._kill_in_the_middle(talking), name="kill")
         try:
             await asyncio.wait((talking, killing), return_when=asyncio.FIRST_EXCEPTION)
@@ -195,10 +203,3 @@ class Story:
         self._chapter(6, "Checked from the outside")
         self._write("".join(f"{line}\n" for line in table(verdict, timings, self._ink)))
         return verdict
-
-
-def folder_at(path: Path) -> Folder:
-    """Return a folder with notes and a ledger at `path`."""
-    folder = Folder(path)
-    folder.make()
-    return folder
