@@ -114,7 +114,8 @@ print("never")
 def test_a_killing_world_kills_its_process_and_says_where() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, timeout=30, check=False)
     assert done.returncode == -signal.SIGKILL
-    assert done.stdout == b"before_append 1\nbefore_tool 1\nbefore_tool 2\n"
+    said = [line.split()[:2] for line in done.stdout.splitlines()]
+    assert said == [[b"before_append", b"1"], [b"before_tool", b"1"], [b"before_tool", b"2"]]
 
 
 def test_without_a_point_it_only_counts() -> None:
@@ -123,5 +124,5 @@ def test_without_a_point_it_only_counts() -> None:
     world.reach(Fault.BEFORE_ACK)
     os.close(write_end)
     with os.fdopen(read_end, "rb") as report:
-        assert report.read() == b"before_ack 1\n"
+        assert report.read().startswith(b"before_ack 1 ")
     assert world.reached == {Fault.BEFORE_ACK: 1}

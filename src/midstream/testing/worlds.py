@@ -148,7 +148,7 @@ class KillingWorld(World):
     Args:
         point: Where to die with SIGKILL; None to live and only count.
         count: The time at which it dies there; 1 is the first.
-        report_to: A file descriptor that is told of every point reached, one line `name number` each.
+        report_to: A file descriptor that is told of every point reached, one line `name number time` each.
     """
 
     def __init__(self, point: Fault | None, count: int = 1, *, report_to: int | None = None) -> None:
@@ -161,7 +161,7 @@ class KillingWorld(World):
         """Count, report, and die if it is time: nothing of this process runs after that."""
         self.reached[point] += 1
         if self._report_to is not None:
-            os.write(self._report_to, f"{point.value} {self.reached[point]}\n".encode())
+            os.write(self._report_to, f"{point.value} {self.reached[point]} {self.now():.6f}\n".encode())
         if self._death == (point, self.reached[point]):
             os.kill(os.getpid(), signal.SIGKILL)
             signal.pause()  # another thread may take the signal: this one goes no further
