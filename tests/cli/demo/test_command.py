@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import socket
 import urllib.request
 from pathlib import Path
@@ -48,6 +51,28 @@ def test_the_server_is_left_up_until_ctrl_c(tmp_path: Path) -> None:
     assert terminal.ended().code == 0
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(page, timeout=10)
+
+
+@pytest.mark.slow
+def test_json_is_what_was_found_and_the_story_is_talk(tmp_path: Path) -> None:
+    done = run("demo", "--model", "scripted", "--once", "--json", "--keep", tmp_path)
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["problems"]) == (0, [])
+    assert found["verdict"]["words"]["lost"] == 0
+    assert found["timings"]["restart_to_words"] > 0
+    assert WELL in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_demo_that_is_told_to_end_leaves_no_server_behind(tmp_path: Path, number: signal.Signals) -> None:
+    terminal = Terminal(["demo", "--model", "scripted", "--keep", str(tmp_path)], {"TERM": "xterm"})
+    terminal.until("A conversation.")
+    pid = int(terminal.text.partition("server, process ")[2].partition(",")[0])
+    terminal.process.send_signal(number)
+    assert terminal.ended().code == 130
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 def test_a_taken_port_is_one_line() -> None:

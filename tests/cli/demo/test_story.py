@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from midstream.cli.demo.check import Verdict
 from midstream.cli.demo.folder import Folder
 from midstream.cli.demo.script import LINES, Lines
 from midstream.cli.demo.server import DemoServer
@@ -31,6 +32,13 @@ class Stage:
         return Story(self.folder, self.server, self.seen.append, PLAIN, World(), lines=lines)
 
 
+async def told(story: Story) -> Verdict:
+    await story.tell("")
+    assert story.verdict is not None
+    assert story.timings is not None
+    return story.verdict
+
+
 @pytest.fixture
 async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     stage = Stage(tmp_path)
@@ -49,7 +57,7 @@ async def test_a_tool_that_was_not_called_is_no_proof(stage: Stage) -> None:
 
 
 async def test_a_told_story_has_a_verdict_and_leaves_the_server_up(stage: Stage) -> None:
-    verdict = await stage.story().tell("")
+    verdict = await told(stage.story())
     assert verdict.problems == []
     assert [(each.tool, each.started, each.outcome) for each in verdict.executions] == [
         ("search_files", 1, "ok"),
@@ -66,6 +74,6 @@ async def test_a_told_story_has_a_verdict_and_leaves_the_server_up(stage: Stage)
 async def test_a_second_story_in_a_kept_folder_is_judged_by_itself(stage: Stage) -> None:
     first, second = stage.story(), stage.story()
     assert first.session != second.session
-    assert (await first.tell("")).problems == []
+    assert (await told(first)).problems == []
     await stage.server.stop()
-    assert (await second.tell("")).problems == []
+    assert (await told(second)).problems == []

@@ -61,6 +61,8 @@ class Story:
         self._world = world
         self._lines = lines
         self._screen = Screen(write, write, ink, WIDTH)
+        self.verdict: Verdict | None = None
+        self.timings: Timings | None = None
         self._shown: list[Shown] = []
         self._cut_at: float | None = None
         self._cut_to_words: float | None = None
@@ -68,8 +70,8 @@ class Story:
         self._is_restarted = False
         self._restart_to_words: float | None = None
 
-    async def tell(self, model: str) -> Verdict:
-        """Tell it from the first note to the table, and return what was found. The server is left up.
+    async def tell(self, model: str) -> None:
+        """Tell it from the first note to the table; `verdict` and `timings` hold what was found. The server is left up.
 
         Raises:
             MidstreamError: The story could not be told (no server, no cut, no kill): nothing was proved.
@@ -98,7 +100,7 @@ class Story:
             await self._write_and_kill(client)
             self._chapter(5, "Is the history still one that a model accepts? The next message will tell.")
             await self._say(client, self._lines.again, self._show)
-        return self._judged()
+        self._judge()
 
     # --- the acts -----------------------------------------------------------------------------------------------
 
@@ -185,21 +187,20 @@ class Story:
     def _journal(self) -> list[Journaled]:
         return journal_of(self._folder.store, self.session)
 
-    def _judged(self) -> Verdict:
+    def _judge(self) -> None:
         journal = self._journal()
         ledger = self._folder.entries(self.session)
-        verdict = judge(journal, self._shown, ledger, self.session)
+        self.verdict = judge(journal, self._shown, ledger, self.session)
         recovered = [
             each.record.at
             for each in journal
             if isinstance(each.record, EpochStarted) and each.epoch > self._killed_epoch
         ]
-        timings = Timings(
+        self.timings = Timings(
             cut_to_words=self._cut_to_words,
             restart_to_listening=self._server.listened_at - self._server.started_at,
             restart_to_record=recovered[0] - self._server.started_at if recovered else None,
             restart_to_words=self._restart_to_words,
         )
         self._chapter(6, "Checked from the outside")
-        self._write("".join(f"{line}\n" for line in table(verdict, timings, self._ink)))
-        return verdict
+        self._write("".join(f"{line}\n" for line in table(self.verdict, self.timings, self._ink)))
