@@ -92,7 +92,7 @@ def _ask_and_answer(talk: Talk) -> int:
     """Take messages from the terminal until its end (Ctrl-D), or until a turn was left by Ctrl-C."""
     with contextlib.suppress(ImportError):
         importlib.import_module("readline")  # makes `input` editable where it exists
-    talk.tell(f"{talk.session} at {talk.url}. Ctrl-D ends; Ctrl-C leaves a turn that is running.\n")
+    talk.tell(f"{talk.session} at {talk.url}. Ctrl-C leaves a running turn, Ctrl-D ends.\n")
     while True:
         try:
             words = input(PROMPT)
@@ -174,7 +174,7 @@ class Talk:
         with Interrupts() as interrupts, self._chats.shown(self.session) as shown:
             interrupted = self._world.spawn(interrupts.reached(1), name="ctrl-c")
             try:
-                while not interrupted.done():
+                while True:
                     coming = self._world.spawn(_next(events), name="next event")
                     await asyncio.wait({coming, interrupted}, return_when=asyncio.FIRST_COMPLETED)
                     if not coming.done():
