@@ -71,11 +71,11 @@ class OpenAICompatible:
         world: World = World(),
     ) -> None:
         try:
-            scheme = httpx2.URL(base_url).scheme
+            url = httpx2.URL(base_url)
         except httpx2.InvalidURL as error:
             raise UsageError(f"{base_url!r} is no address of a model: {error}") from error
-        if scheme not in {"http", "https"}:
-            raise UsageError(f"the address of a model begins with http:// or https://, not {base_url!r}")
+        if url.scheme not in {"http", "https"} or not url.host:
+            raise UsageError(f"{base_url!r} is no address of a model: it begins with http:// or https://")
         self.name = f"openai-compatible:{model}"
         self._url = f"{base_url.rstrip('/')}/chat/completions"
         self._model = model

