@@ -90,7 +90,7 @@ def test_resume_talks_on_in_the_last_session(server: Serving, environment: dict[
 
 
 @pytest.mark.slow
-def test_a_chat_that_was_killed_shows_the_rest_and_nothing_twice(
+def test_a_chat_that_was_killed_shows_the_rest_and_nothing_twice_without_saying_so(
     server: Serving, environment: dict[str, str]
 ) -> None:
     command = [sys.executable, "-m", "midstream", "chat", server.url, "--json", "--message", "long"]
@@ -102,7 +102,12 @@ def test_a_chat_that_was_killed_shows_the_rest_and_nothing_twice(
         killed.kill()
         before += killed.stdout.readlines()
     done = run("chat", server.url, "--json", "--resume", environment=environment)
-    events = [json.loads(line) for line in [*before, *done.stdout.splitlines()]]
+    after = done.stdout.splitlines()
+    if "it may stand there twice" in done.stderr:  # killed between printing an event and noting it
+        doubtful = json.loads(after[0])["id"]
+        assert f"while it showed event {doubtful}:" in done.stderr
+        before = [line for line in before if json.loads(line)["id"] != doubtful]
+    events = [json.loads(line) for line in [*before, *after]]
     assert events == exported(server, "-")[1:]
     assert "".join(each["record"].get("text", "") for each in events) == LONG
 

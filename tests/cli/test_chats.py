@@ -39,13 +39,26 @@ def test_what_was_shown_survives_the_process(tmp_path: Path) -> None:
     chats = Chats(tmp_path)
     with chats.shown("one") as shown:
         assert not shown.has("1-1")
-        shown.note("1-12")
+        shown.end("1-12")
     with chats.shown("one") as shown:
         assert (shown.has("1-12"), shown.has("1-3"), shown.has("2-13")) == (True, True, False)
-        shown.note("2-9")  # the server lost what came after, and said so
+        shown.end("2-9")  # the server lost what came after, and said so
         assert not shown.has("2-10")
     with chats.shown("two") as shown:
         assert not shown.has("1-1")
+
+
+def test_an_event_that_was_being_shown_is_in_doubt_for_the_next_process(tmp_path: Path) -> None:
+    with Chats(tmp_path).shown("one") as shown:
+        shown.begin("1-3")
+        shown.end("1-3")
+        shown.begin("1-4")
+    with Chats(tmp_path).shown("one") as shown:
+        assert (shown.has("1-3"), shown.has("1-4")) == (True, False)
+        assert (shown.may_have("1-4"), shown.may_have("1-5")) == (True, False)
+        shown.end("1-4")
+    with Chats(tmp_path).shown("one") as shown:
+        assert (shown.has("1-4"), shown.may_have("1-4")) == (True, False)
 
 
 def test_a_damaged_note_is_no_note(tmp_path: Path) -> None:

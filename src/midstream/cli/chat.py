@@ -192,14 +192,19 @@ class Talk:
 
     def _show(self, event: Event, shown: LastShown, *, is_ours: bool) -> None:
         if isinstance(event.record, Gone):
-            shown.note(event.record.resume_from)
+            shown.end(event.record.resume_from)
         elif shown.has(event.id):
             return
+        elif shown.may_have(event.id):
+            self._screen.note(
+                f"the last chat was killed while it showed event {event.id}: it may stand there twice"
+            )
+        shown.begin(event.id)
         if self._is_json:
             _write(f"{escaped_json(msgspec.json.encode(event).decode())}\n")
         elif not (is_ours and isinstance(event.record, MessageAccepted) and self._ink.is_terminal):
             self._screen.show(event.record)
-        shown.note(event.id)
+        shown.end(event.id)
 
     # --- Ctrl-C -------------------------------------------------------------------------------------------------
 
