@@ -24,7 +24,7 @@ from midstream.core.calls import CallPlan, CallState, Site
 from midstream.core.client_stream import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten
 from midstream.core.frames import EventId
 from midstream.core.messages import Call, Outcome, Result
-from midstream.errors import StoreBusyError, StoreDamagedError, StoreFullError
+from midstream.errors import StoreBusyError, StoreDamagedError, StoreFullError, UsageError
 from midstream.testing.worlds import FakeWorld
 from midstream.world import Fault
 from tests.spec import spec
@@ -64,6 +64,17 @@ async def test_a_cursor_can_be_taken_back(file: CheckpointFile) -> None:
     await file.write("a", [*BEGUN, CursorMoved(EventId(2, 7))])
     await file.write("a", [CursorMoved(None)])
     assert [kept.checkpoint.event_id for kept in await file.streams()] == [None]
+
+
+async def test_every_change_says_when_it_was(path: Path) -> None:
+    world = FakeWorld(at=100.0)
+    file = CheckpointFile(path, server=SERVER, world=world)
+    await file.open()
+    await file.write("a", BEGUN)
+    await world.advance(50.0)
+    await file.write("a", [CursorMoved(EventId(1, 1))])
+    assert [kept.touched_at for kept in await file.streams()] == [150.0]
+    await file.close()
 
 
 async def test_what_is_forgotten_leaves_nothing_behind(file: CheckpointFile, path: Path) -> None:
@@ -153,7 +164,13 @@ async def test_a_write_is_all_or_nothing(file: CheckpointFile) -> None:
     assert [kept.checkpoint.next_seqno for kept in await file.streams()] == [1]
 
 
-async def test_nobody_else_may_read_the_file(file: CheckpointFile, path: Path) -> None:
+@pytest.fixture
+def readable(path: Path) -> None:
+    path.parent.mkdir()
+    path.touch(mode=0o644)
+
+
+async def test_nobody_else_may_read_the_file(readable: None, file: CheckpointFile, path: Path) -> None:
     await file.write("a", BEGUN)
     modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()}
     assert modes == {"state.db": 0o600, "state.db-wal": 0o600}
@@ -227,8 +244,8 @@ async def test_a_folder_that_cannot_be_made_is_named() -> None:
     await file.close()
 
 
-async def test_a_closed_file_refuses_politely(file: CheckpointFile) -> None:
+async def test_a_closed_file_says_how_to_use_it(file: CheckpointFile) -> None:
     await file.close()
     await file.close()
-    with pytest.raises(StoreBusyError):
+    with pytest.raises(UsageError, match="async with"):
         await file.streams()

@@ -11,8 +11,9 @@ import pytest
 
 from midstream.client import Client, Event, connect
 from midstream.core import records
+from midstream.core.calls import CallPlan, Site
 from midstream.core.frames import Ack, Error, Gone, Welcome
-from midstream.core.messages import Outcome, Reply, Text
+from midstream.core.messages import Call, Finish, Outcome, Reply, Text
 from midstream.core.records import (
     CallEnded,
     CallStarted,
@@ -102,6 +103,28 @@ async def test_a_tool_of_the_client_runs_where_the_client_is(server: Served) -> 
     assert _status(events) is TurnStatus.COMPLETED
 
 
+async def test_a_tool_whose_turn_was_stopped_is_stopped_too(server: Served) -> None:
+    running, stopped = asyncio.Event(), asyncio.Event()
+
+    async def push(button: str) -> None:
+        """Push a button, for ever."""
+        running.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    async with connect(server.url, tools=[push]) as client:
+        turn = client.send("s1", "push it")
+        await anext(turn)
+        await asyncio.wait_for(running.wait(), WAIT_S)
+        await client.cancel("s1")
+        async with asyncio.timeout(WAIT_S):
+            async for event in turn:
+                if event.is_end:
+                    await stopped.wait()
+
+
 async def test_a_plain_function_is_a_tool(server: Served) -> None:
     done: list[str] = []
 
@@ -119,6 +142,7 @@ async def test_a_busy_session_is_told_at_once() -> None:
     async with served(make_app([[Gate(gate), *text(WORDS)]])) as server, connect(server.url) as client:
         first = client.send("s1", "hi")
         await anext(first)
+        assert await client.resume_interrupted() == [], "what is attached is not interrupted"
         with pytest.raises(SessionBusyError):
             await _all(client.send("s1", "me too"))
         gate.set()
@@ -245,10 +269,11 @@ async def test_one_state_file_serves_one_process_at_a_time(tmp_path: Path) -> No
 
 
 @spec("STREAM-14", "STREAM-21")
-async def test_a_turn_survives_a_cut_at_every_hundredth_byte() -> None:
+@pytest.mark.parametrize("step", [401, pytest.param(53, marks=pytest.mark.slow)])
+async def test_a_turn_survives_a_cut_at_every_so_many_bytes(step: int) -> None:
     script = [calls(("c1", "push", '{"button":"red"}')), text(WORDS)]
     async with served(make_app(script)) as server, Cutter(server.url).listening() as wire:
-        for cut_after in range(1, CUTS_MAX * 101, 101):
+        for cut_after in range(1, CUTS_MAX * step, step):
             hand = Hand()
             wire.connections, wire.cut_after = 0, [cut_after, cut_after // 2]
             async with connect(wire.url, tools=[hand.tool], world=Eager()) as client:
@@ -419,11 +444,18 @@ async def test_a_refusal_in_http_is_raised_and_nothing_is_lost(status: int) -> N
 @spec("STREAM-9")
 async def test_a_degraded_server_is_used_once_and_nothing_is_kept() -> None:
     peer = Peer(degraded_reason="no disk")
-    async with peer.serving(), connect(peer.url) as client:
+    hand = Hand()
+    async with peer.serving(), connect(peer.url, tools=[hand.tool]) as client:
         turn = client.send("s1", "hi")
         first = await asyncio.wait_for(anext(turn), WAIT_S)
         assert isinstance(first.record, StreamOpened)
+        await _ask_for_push(peer)
+        async with asyncio.timeout(WAIT_S):
+            while not isinstance((await anext(turn)).record, CallEnded):
+                pass
+        assert hand.done == ["red"], "what needs no memory works"
         assert await client._file.streams() == []
+        assert await client._file.calls(first.record.stream) == []
         peer.cut()
         with pytest.raises(ConnectionLostError):
             await _all(turn)
@@ -460,6 +492,14 @@ async def _turn_at(peer: Peer, client: Client) -> list[Event]:
     events = await _all(client.send("s1", "hi"))
     await answering
     return events
+
+
+async def _ask_for_push(peer: Peer) -> None:
+    """Let the peer's model ask for the client's tool."""
+    reply = Reply((Call("c1", "push", '{"button":"red"}'),), Finish.CALLS)
+    plans = (CallPlan("c1", "digest", Site.CLIENT),)
+    peer.host.do(ModelReplied(1, 1, 1, reply, plans), at=1.0)
+    await peer.feed()
 
 
 async def _answer(peer: Peer) -> None:

@@ -88,6 +88,13 @@ def test_a_call_that_was_asked_for_and_never_begun_begins() -> None:
     assert tools.to_start() == [Start(PLACE, CALL, 1)]
 
 
+def test_a_call_that_nobody_asked_for_yet_waits() -> None:
+    tools = _tools(KeptCall(1, 1, CallState(CALL, PLAN), is_asked=False))
+    assert (tools.writes(), tools.to_start()) == ([], [])
+    tools.take(STARTED)
+    assert tools.to_start() == [Start(PLACE, CALL, 1)]
+
+
 def test_a_call_that_has_its_outcome_is_left_alone() -> None:
     kept = KeptCall(1, 1, CallState(CALL, PLAN, runs=1, epoch=3, result=Result("c1", "x")), is_asked=True)
     tools = _tools(kept)

@@ -32,7 +32,7 @@ from midstream.core.client_stream import (
 )
 from midstream.core.frames import EventId, digest_of
 from midstream.core.messages import Call, Result
-from midstream.errors import MidstreamError, StoreBusyError, StoreDamagedError, StoreFullError
+from midstream.errors import MidstreamError, StoreBusyError, StoreDamagedError, StoreFullError, UsageError
 from midstream.world import Fault, World
 
 T = TypeVar("T")
@@ -231,7 +231,7 @@ class CheckpointFile:
 
     async def _call(self, work: Callable[[], T]) -> T:
         if self._thread is None:
-            raise StoreBusyError("the state file is closed")
+            raise UsageError("the client is not open: use it inside `async with connect(...)`")
         return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: _translated(work))
 
     def _open(self) -> None:
