@@ -19,10 +19,13 @@ from midstream.client import Client, Event, connect
 from midstream.core.frames import Gone
 from midstream.core.records import CallStarted, TurnEnded, decode, encode
 from midstream.testing.worlds import KillingWorld
+from midstream.world import World
 from tests.fault.options import Options
 from tests.fault.turn import QUESTION, SESSION, Ledger, client_tools
 
 SLOW_REPLY = 3
+HAND_S = 0.002
+"""Seconds an event is in the application's hands before it is written down: a death in between must show it again."""
 
 
 class HastyWorld(KillingWorld):
@@ -93,6 +96,7 @@ async def _follow(client: Client, events: AsyncIterator[Event], seen: Notes, opt
         if options.is_cancelling and any(_is_slow(decode(bytes(line.record))) for line in seen.lines):
             group.create_task(client.cancel(SESSION))  # this client was killed before it knew
         async for event in events:
+            await World().sleep(HAND_S)
             seen.add(event)
             if options.is_cancelling and _is_slow(event.record):
                 group.create_task(client.cancel(SESSION))

@@ -312,7 +312,7 @@ def _reader_log(folder: Path) -> ClientLog:
 
 
 def text_shown(records: Sequence[Record]) -> tuple[str, ...]:
-    """Return the text of each reply as a reader makes it: from deltas, dropping attempts that were cut."""
+    """Return the texts of the replies as a reader makes them: from deltas, dropping attempts that were cut."""
     texts: dict[int, str] = {}
     for record in records:
         match record:
@@ -320,12 +320,14 @@ def text_shown(records: Sequence[Record]) -> tuple[str, ...]:
                 texts[reply] = ""
             case Delta(reply=reply, kind="text", text=text):
                 texts[reply] += text
-    return tuple(texts[reply] for reply in sorted(texts))
+    return tuple(text for _, text in sorted(texts.items()) if text)
 
 
 def text_kept(records: Sequence[Record]) -> tuple[str, ...]:
-    """Return the text of each reply as the journal keeps it whole."""
-    return tuple(record.body.text for record in records if isinstance(record, ReplyCompleted))
+    """Return the texts of the replies as the journal keeps them whole."""
+    return tuple(
+        record.body.text for record in records if isinstance(record, ReplyCompleted) and record.body.text
+    )
 
 
 def _measure_takeovers(folder: Path, server: Process, report: Report) -> None:

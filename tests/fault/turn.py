@@ -66,8 +66,8 @@ def script() -> list[list[Step]]:
     ]
 
 
-TEXTS = (FIRST_WORDS, "", "This takes a while.", "And you?", LAST_WORDS)
-"""The text of each reply, without thinking."""
+TEXTS = (FIRST_WORDS, "This takes a while.", "And you?", LAST_WORDS)
+"""The texts of the replies, without thinking; the second reply has none."""
 ANSWER_OF_CLIENT = "Fine."
 
 
