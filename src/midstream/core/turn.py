@@ -67,6 +67,8 @@ from midstream.errors import MidstreamError, SessionBusyError
 
 ATTEMPTS_MAX = 3
 """Failed attempts of one model call before the turn fails."""
+RETRY_AFTER_MAX_S = 120.0
+"""Seconds a provider may ask us to wait before the next attempt; who asks for more is asked again after these."""
 MODEL_CALLS_MAX = 1000
 """Replies in one turn; an agent that loops ends here."""
 RESTARTS_MAX = 2
@@ -467,7 +469,8 @@ def _take_failure(state: AwaitingModel, command: ModelFailed, *, at: float) -> t
             state, TurnStatus.FAILED, at=at, code=command.code, message=command.message
         )
         return (failed, *ended)
-    wait_s = max(MODEL_BACKOFF.wait_s(failures, chance=command.chance), command.retry_after_s or 0.0)
+    asked_s = min(command.retry_after_s or 0.0, RETRY_AFTER_MAX_S)
+    wait_s = max(MODEL_BACKOFF.wait_s(failures, chance=command.chance), asked_s)
     again = AttemptStarted(state.turn, state.reply_no, state.attempt + 1, at, not_before=at + wait_s)
     return (failed, again)
 
