@@ -53,7 +53,7 @@ def _of_exchange(exchange: Exchange) -> list[dict[str, Any]]:
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.name, "arguments": _arguments_of(call)},
+                "function": {"name": call.name, "arguments": arguments_of(call)},
             }
             for call in reply.calls
         ]
@@ -66,8 +66,8 @@ def _of_exchange(exchange: Exchange) -> list[dict[str, Any]]:
     return [message, *results]
 
 
-def _arguments_of(call: Call) -> str:
-    """Servers that parse the arguments for their template refuse broken JSON: it travels inside valid JSON."""
+def arguments_of(call: Call) -> str:
+    """Return a call's arguments as a JSON object; broken ones travel inside one, because servers parse them."""
     try:
         parsed = msgspec.json.decode(call.arguments or "{}")
     except (msgspec.DecodeError, UnicodeError, RecursionError):
