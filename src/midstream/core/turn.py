@@ -30,6 +30,7 @@ from midstream.core.calls import (
     Site,
     Verdict,
     closing_result,
+    digest_of,
     judge,
     startable,
 )
@@ -597,7 +598,10 @@ def _evolve_attempt(state: TurnState, record: AttemptStarted, *, epoch: int) -> 
 
 def _evolve_reply(state: TurnState, record: ReplyCompleted) -> TurnState:
     plans = {plan.call_id: plan for plan in record.plans}
-    calls = tuple(CallState(call, plans[call.id]) for call in record.body.calls)
+    calls = tuple(
+        CallState(call, plans.get(call.id) or CallPlan(call.id, digest_of(call.name, call.arguments)))
+        for call in record.body.calls
+    )
     tools = state.tools if isinstance(state, AwaitingModel) else ()
     return RunningCalls(record.turn, record.reply, record.body, calls, tools, touched_at=record.at)
 
