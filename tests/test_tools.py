@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import subprocess
+import sys
 import threading
 from typing import Any, Literal
 
@@ -110,6 +112,47 @@ async def test_a_plain_function_that_hangs_does_not_hold_the_loop() -> None:
     result = await _run(hang)
     release.set()
     assert result.outcome is Outcome.UNKNOWN
+
+
+HUNG_PROGRAM = """
+import asyncio, threading
+from midstream.core.calls import Call
+from midstream.tools import CallContext, run_call, tool
+
+@tool(timeout_s=0.05)
+def hang() -> str:
+    threading.Event().wait()
+    return ""
+
+async def main() -> None:
+    for _ in range(40):  # more than any pool has threads
+        print((await run_call(hang, Call("c", "hang"), CallContext("s", 1, 1, "c"))).outcome)
+
+asyncio.run(main())
+"""
+
+
+def test_hung_functions_keep_neither_other_tools_nor_the_end_of_the_process_waiting() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HUNG_PROGRAM], capture_output=True, check=True, text=True, timeout=30
+    )
+    assert done.stdout == "unknown\n" * 40
+
+
+@pytest.mark.parametrize("raised", [SystemExit(3), StopIteration(3), TimeoutError(3)], ids=repr)
+async def test_whatever_a_tool_raises_is_its_answer(raised: BaseException) -> None:
+    @tool
+    def plainly() -> str:
+        raise raised
+
+    @tool
+    async def slowly() -> str:
+        raise raised
+
+    for each in (plainly, slowly):
+        result = await _run(each)
+        assert result.outcome is Outcome.ERROR
+        assert "no answer" not in result.content
 
 
 @pytest.mark.parametrize("value", [object(), {"a": {1j}}, lambda: 1])
