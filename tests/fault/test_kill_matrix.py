@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import platform
+import time
 from pathlib import Path
 
+import apsw
 import pytest
 
 from midstream.world import Fault
@@ -62,12 +65,23 @@ async def test_everybody_dies_everywhere(tmp_path: Path, capsys: pytest.CaptureF
         print(f"\n{table(figures)}")  # noqa: T201 - the table is what this test is run for
     results = ROOT / "bench" / "results"
     results.mkdir(parents=True, exist_ok=True)
-    (results / "fault.json").write_text(json.dumps(figures, indent=2) + "\n")
+    report = {"machine": _machine(), "result": figures}
+    (results / "fault.json").write_text(json.dumps(report, indent=2) + "\n")
     assert [f"{report.case}: {report.problems}" for report in reports if report.problems] == []
     assert set(figures["deaths_by_point"]) == {point.value for point in Fault}
     assert figures["deaths"] > 0.9 * sum(len(case.kills) for case in cases), (
         "too many points were not reached"
     )
+
+
+def _machine() -> dict[str, object]:
+    """Return what `python -m bench` writes beside its figures."""
+    return {
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "sqlite": apsw.sqlite_lib_version(),
+        "day": time.strftime("%Y-%m-%d"),
+    }
 
 
 def _folder(parent: Path, name: str) -> Path:
