@@ -201,6 +201,40 @@ async def test_a_running_tool_knows_its_call_and_its_effect_key() -> None:
         current_call()
 
 
+async def test_a_tool_that_cancels_itself_cancels_nobody_else() -> None:
+    @tool
+    async def give_up() -> str:
+        raise asyncio.CancelledError
+
+    result = await _run(give_up)
+    assert (result.outcome, "cancelled itself" in result.content) == (Outcome.ERROR, True)
+
+
+async def test_one_hanging_function_too_many_is_refused_and_was_not_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tools, "_free_threads", threading.Semaphore(1))
+    release, ran = threading.Event(), threading.Event()
+
+    @tool(timeout_s=0.01)
+    def hang() -> str:
+        release.wait(10)
+        return ""
+
+    @tool
+    def answer() -> str:
+        ran.set()
+        return "here"
+
+    try:
+        assert (await _run(hang)).outcome is Outcome.UNKNOWN
+        refused = await _run(answer)
+        assert (refused.outcome, "not started" in refused.content) == (Outcome.ERROR, True)
+        assert not ran.is_set()
+    finally:
+        release.set()
+
+
 async def test_cancelling_a_call_cancels_the_tool_and_goes_on_to_the_caller() -> None:
     stopped: list[bool] = []
     started = asyncio.Event()

@@ -27,6 +27,8 @@ TIMEOUT_S = 120.0
 """Seconds a tool may run where it names no timeout (the longest build the originals' users waited for)."""
 RESULT_CHARS_MAX = 512 * 1024
 """Characters of one result; a longer one is cut, with a mark that says by how much."""
+THREADS_MAX = 256
+"""Plain functions at work in one process, abandoned ones that hang included; one more is refused, not started."""
 
 
 class Tool(Struct, frozen=True):
@@ -179,9 +181,18 @@ async def run_call(found: Tool, call: Call, context: CallContext) -> Result:
 async def _invoke(function: Callable[..., Any], arguments: Struct) -> object:
     keywords = {field: getattr(arguments, field) for field in arguments.__struct_fields__}
     if inspect.iscoroutinefunction(function):
-        return await typing.cast("Awaitable[object]", function(**keywords))
+        try:
+            return await typing.cast("Awaitable[object]", function(**keywords))
+        except asyncio.CancelledError as error:
+            caller = asyncio.current_task()
+            if caller is None or caller.cancelling():
+                raise
+            raise RuntimeError("CancelledError: the tool cancelled itself") from error
     context = contextvars.copy_context()
     return await _in_thread(lambda: context.run(lambda: function(**keywords)))
+
+
+_free_threads = threading.Semaphore(THREADS_MAX)
 
 
 async def _in_thread(work: Callable[[], object]) -> object:
@@ -189,6 +200,8 @@ async def _in_thread(work: Callable[[], object]) -> object:
 
     A daemon and no pool: a tool that hangs must keep neither the process from ending nor the next tool from starting.
     """
+    if not _free_threads.acquire(blocking=False):
+        raise RuntimeError(f"not started: {THREADS_MAX} tools are running or hanging in this process")
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[object] = loop.create_future()
 
@@ -208,6 +221,8 @@ async def _in_thread(work: Callable[[], object]) -> object:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - see run_call; a future takes neither of the odd ones
             is_odd = isinstance(error, StopIteration | SystemExit)
             failure = RuntimeError(f"{type(error).__name__}: {error}") if is_odd else error  # type: ignore[assignment]
+        finally:
+            _free_threads.release()
         with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
             loop.call_soon_threadsafe(settle, value, failure)
 
