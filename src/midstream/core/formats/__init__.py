@@ -1,0 +1,1 @@
+"""Provider formats, both ways: plain dicts in, plain dicts out, no SDK imported."""

@@ -1,0 +1,217 @@
+"""The shape every format is read into: turns of parts, each with the object it came from.
+
+A format parses literally and never repairs. A turn that nobody touched is written as the very object it was
+read from, so what was valid stays byte for byte: signatures, cache markers, unknown part types and all.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import Any, Protocol
+
+import msgspec
+from msgspec import Struct, field
+
+Json = dict[str, Any]
+"""A JSON object of a provider. `Any`: providers add fields faster than anybody could type them."""
+
+
+class Kind(StrEnum):
+    """What a part is, to every provider."""
+
+    TEXT = "text"
+    THINKING = "thinking"
+    CALL = "call"
+    RESULT = "result"
+    HOSTED_CALL = "hosted_call"
+    """A tool the provider runs itself; its result stands in the same reply."""
+    HOSTED_RESULT = "hosted_result"
+    SYSTEM = "system"
+    """A system prompt inside a user's message (pydantic-ai)."""
+    MEDIA = "media"
+    OPAQUE = "opaque"
+    """Anything else: kept as it is, never looked into."""
+
+
+class Role(StrEnum):
+    """Who speaks in a turn."""
+
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+    SYSTEM = "system"
+    OTHER = "other"
+
+
+class Layout(StrEnum):
+    """Where a format keeps the results of calls."""
+
+    GROUPED = "grouped"
+    """Parts of the next user message (Anthropic, Bedrock, Gemini, pydantic-ai)."""
+    SEPARATE = "separate"
+    """A message each, after the reply (Chat Completions, Mistral, LangChain)."""
+    FLAT = "flat"
+    """No messages: calls and results are items of one list (Responses)."""
+
+
+class Part(Struct, eq=False):
+    """One piece of a turn.
+
+    `body` is the text, the arguments of a call (text or object, as the format has them) or the content of a
+    result. `raw` is the provider's object, or None for a part that is not written yet.
+    """
+
+    kind: Kind
+    raw: Any = None
+    id: str | None = None
+    name: str = ""
+    body: Any = None
+    signature: str | None = None
+    failed: bool = False
+    owner: Part | None = None
+    """Of a result: the call it answers."""
+    answers: list[Part] | None = None
+    """Of a call: its results, in the order they were found."""
+    reply: int = -1
+    """Of a call: the number of the reply it stands in. Of a result: that of its call."""
+    turn: int = -1
+    """Where it was read: the number of its turn."""
+    is_by_name: bool = False
+    """Has no id and needs none: results are found by the tool's name."""
+    is_new: bool = False
+    """Made by a repair."""
+
+
+class Turn(Struct, eq=False):
+    """One message (or item) of a history: who speaks, in parts.
+
+    `source` is the object it was read from; it is written back untouched unless `is_changed`.
+    """
+
+    role: Role
+    parts: list[Part]
+    source: Any = None
+    at: int = -1
+    """Its place in the input, or -1 for a turn made by a repair."""
+    is_changed: bool = False
+    faults: list[str] = field(default_factory=list)
+    """What only the format's reader can see, such as an empty `tool_calls` list."""
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether any part asks for a tool."""
+        return any(part.kind is Kind.CALL for part in self.parts)
+
+
+class Format(Protocol):
+    """One provider's messages, both ways. `parse` is literal; `build` writes what `parse` would read."""
+
+    name: str
+    layout: Layout
+    profile: str
+    """The name of the profile that is meant when nobody names one."""
+
+    def parse(self, message: Json, at: int) -> Turn:
+        """Read one message. Never raises for what is in it: the unknown becomes opaque parts."""
+
+    def build(self, turn: Turn) -> Json:
+        """Write one turn: a copy of its source with the parts replaced, or a new message."""
+
+    def text(self, words: str, role: Role) -> Part:
+        """Make a text part for a turn of this role."""
+
+    def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
+        """Make a result part for a call."""
+
+    def rename(self, part: Part, new_id: str) -> None:
+        """Give a call or a result another call id."""
+
+    def reargue(self, part: Part, arguments: Json) -> None:
+        """Give a call other arguments."""
+
+    def refill(self, part: Part, words: str) -> None:
+        """Give a text or a result these words as its whole content."""
+
+    def retool(self, part: Part, name: str) -> None:
+        """Give a call or a result another tool name."""
+
+    def bad_arguments(self, part: Part) -> Json | None:
+        """Return the arguments to send where a call's own are no JSON object, else None."""
+
+    def pieces(self, part: Part) -> tuple[str, list[Part]]:
+        """Take a result apart: its words, and what else it carries (images) as parts of a user turn."""
+
+    def join(self, first: Part, second: Part) -> None:
+        """Append the content of a second result of the same call to the first."""
+
+    def tidy(self, part: Part) -> str | None:
+        """Make a result's content sendable; say what was wrong (a code), or None if nothing was."""
+
+
+RAW = "_raw"
+"""The argument that carries a text which is no JSON object, so that nothing of it is lost."""
+
+
+def object_of(value: Any) -> Json | None:
+    """Read arguments that should have been an object; None if they are one."""
+    if isinstance(value, dict):
+        return None
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return _object_in(value, depth=2)
+    return {RAW: as_json(value)}
+
+
+def object_in_text(value: Any) -> Json | None:
+    """Read arguments that should have been the JSON text of an object; None if they are."""
+    if isinstance(value, str):
+        try:
+            if isinstance(msgspec.json.decode(value), dict):
+                return None
+        except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+            pass
+        return _object_in_strict(value)
+    return value if isinstance(value, dict) else object_of(value)
+
+
+def _object_in_strict(text: str) -> Json | None:
+    """What Python's reader takes and msgspec does not (NaN, lone surrogate escapes) is no fault."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return _object_in(text, depth=2)
+    return None if isinstance(found, dict) else _object_in(text, depth=2)
+
+
+def _object_in(text: str, *, depth: int) -> Json:
+    """Find the object in a text, also in a text within the text; keep the text where there is none."""
+    if not text.strip():
+        return {}
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {RAW: text}
+    if isinstance(found, dict):
+        return found
+    if isinstance(found, str) and depth:
+        return _object_in(found, depth=depth - 1)
+    return {} if found is None else {RAW: text}
+
+
+def as_json(value: Any) -> str:
+    """Write any JSON value as text, the same way every time."""
+    return json.dumps(value, ensure_ascii=False, separators=(", ", ": "), default=str)
+
+
+def as_words(value: Any) -> str:
+    """Read any JSON value as words: text as it is, nothing as nothing, the rest as JSON."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None else as_json(value)
+
+
+def both_words(first: str, second: str) -> str:
+    """Put two texts after one another, each on lines of its own."""
+    return f"{first}\n{second}" if first and second else first or second

@@ -1,0 +1,198 @@
+"""What each provider accepts, as data.
+
+A profile is read by `repair` and `check` and by nothing else; a rule that cannot be said as a value here does
+not exist. Sources and error texts: `docs/spec/history.md`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from msgspec import Struct
+
+from midstream.errors import UsageError
+
+
+class Profile(Struct, frozen=True, kw_only=True):
+    """The rules of one provider."""
+
+    name: str
+    signs: str = ""
+    """Whose signed thinking it wants back: its own name for a signing provider, else empty."""
+    is_thinking_signed: bool = False
+    """Unsigned thinking is refused, and so is thinking at the end of a reply."""
+    wants_reasoning: bool = False
+    """While thinking, each reply with calls must bring its reasoning along (DeepSeek)."""
+    signs_calls: bool = False
+    """The first call of each step of the current turn must bring its signature along (Gemini 3)."""
+    id_pattern: str = r"[^\0]+"
+    """What a call id must match as a whole."""
+    id_size_max: int = 0
+    """In characters; 0 for no limit."""
+    id_size_exact: int = 0
+    """In characters; 0 where any length will do."""
+    ids_refused: frozenset[str] = frozenset()
+    ids_are_unique: Literal["reply", "list"] = "reply"
+    """How far a call id must be unique."""
+    joins_users: bool = True
+    """User messages in a row are read as one turn."""
+    alternates: Literal["no", "roles", "spoken"] = "no"
+    """`roles`: user and assistant strictly in turn. `spoken`: the same, not counting calls and results."""
+    first: Literal["any", "call-later", "user"] = "call-later"
+    """Who may begin: anybody; anybody but a reply with calls; the user only."""
+    call_follows_user: bool = False
+    """A reply with calls may not follow another reply (Gemini)."""
+    system: Literal["any", "first", "apart"] = "any"
+    """Where system prompts stand: anywhere; at the top of the list; in a parameter of their own."""
+    repeats_system: bool = True
+    """Whether equal system prompts may be said again."""
+    blank: Literal["ok", "empty", "white"] = "ok"
+    """Which texts are refused: none; empty ones; also those of nothing but white space."""
+    is_empty_user_refused: bool = True
+    """User messages without any content are refused."""
+    is_hollow_refused: bool = True
+    """Replies without words and calls are refused."""
+    mixes_results: bool = True
+    """Results and words may stand in one user message."""
+    pairs_hosted: bool = False
+    """A hosted call and its result must stand in the same reply."""
+
+    def takes_id(self, call_id: object) -> bool:
+        """Whether this can be a call's id here."""
+        if not isinstance(call_id, str) or call_id in self.ids_refused:
+            return False
+        if self.id_size_exact and len(call_id) != self.id_size_exact:
+            return False
+        if self.id_size_max and len(call_id) > self.id_size_max:
+            return False
+        return re.fullmatch(self.id_pattern, call_id) is not None
+
+
+_WORD = r"[a-zA-Z0-9_-]+"
+_ALNUM = r"[a-zA-Z0-9]+"
+
+_PROFILES = (
+    Profile(
+        name="anthropic",
+        signs="anthropic",
+        is_thinking_signed=True,
+        id_pattern=_WORD,
+        ids_are_unique="list",
+        first="user",
+        system="apart",
+        blank="white",
+        pairs_hosted=True,
+    ),
+    Profile(
+        name="bedrock-claude",
+        signs="anthropic",
+        is_thinking_signed=True,
+        id_pattern=_WORD,
+        id_size_max=64,
+        ids_are_unique="list",
+        joins_users=False,
+        alternates="roles",
+        first="user",
+        system="apart",
+        blank="white",
+        pairs_hosted=True,
+    ),
+    Profile(
+        name="bedrock-mistral",
+        id_pattern=_WORD,
+        id_size_max=64,
+        ids_are_unique="list",
+        joins_users=False,
+        alternates="roles",
+        first="user",
+        system="apart",
+        blank="white",
+        mixes_results=False,
+    ),
+    Profile(
+        name="vertex",
+        signs="anthropic",
+        is_thinking_signed=True,
+        id_pattern=_WORD,
+        ids_are_unique="list",
+        joins_users=False,
+        alternates="roles",
+        first="user",
+        system="apart",
+        blank="white",
+        pairs_hosted=True,
+    ),
+    Profile(name="openai-chat", signs="openai", id_size_max=40, is_empty_user_refused=False),
+    Profile(name="responses", signs="openai", id_size_max=64, ids_are_unique="list", is_hollow_refused=False),
+    Profile(
+        name="gemini", signs="google", system="apart", joins_users=False, call_follows_user=True, blank="empty"
+    ),
+    Profile(
+        name="gemini-3",
+        signs="google",
+        system="apart",
+        joins_users=False,
+        call_follows_user=True,
+        blank="empty",
+        signs_calls=True,
+    ),
+    Profile(name="mistral", ids_refused=frozenset({"null"})),
+    Profile(name="mistral-v3", id_pattern=_ALNUM, id_size_exact=9),
+    Profile(name="deepseek", ids_are_unique="list", wants_reasoning=True),
+    Profile(name="kimi"),
+    Profile(name="minimax", mixes_results=False),
+    Profile(
+        name="strict-template",
+        id_pattern=_ALNUM,
+        id_size_exact=9,
+        joins_users=False,
+        alternates="spoken",
+        first="user",
+        system="first",
+        repeats_system=False,
+    ),
+    Profile(name="neutral", blank="white"),
+    Profile(
+        name="portable",
+        is_thinking_signed=True,
+        id_pattern=_ALNUM,
+        id_size_exact=9,
+        ids_are_unique="list",
+        joins_users=False,
+        alternates="spoken",
+        first="user",
+        call_follows_user=True,
+        system="first",
+        repeats_system=False,
+        blank="white",
+        mixes_results=False,
+        pairs_hosted=True,
+    ),
+)
+
+PROFILES: dict[str, Profile] = {profile.name: profile for profile in _PROFILES}
+"""Every profile by its name. `neutral` asks only for what everybody asks for."""
+
+_ALIASES = {
+    "bedrock": "bedrock-claude",
+    "openai": "openai-chat",
+    "openai-responses": "responses",
+    "google": "gemini",
+    "chat": "openai-chat",
+    "pydantic-ai": "neutral",
+    "langchain": "neutral",
+}
+
+
+def profile_named(name: str) -> Profile:
+    """Find a profile by its name or by the name of its format.
+
+    Raises:
+        UsageError: There is none of this name; the message lists those there are.
+    """
+    plain = name.strip().lower().replace("_", "-")
+    found = PROFILES.get(plain) or PROFILES.get(_ALIASES.get(plain, ""))
+    if found is None:
+        raise UsageError(f"no profile is called {name!r}; there are {', '.join(PROFILES)}")
+    return found

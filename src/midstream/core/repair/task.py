@@ -1,0 +1,59 @@
+"""What the steps of one repair share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from midstream.core.formats.parts import Format, Kind, Layout, Part, Role, Turn
+from midstream.core.profiles import Profile
+from midstream.core.repair.report import Report
+
+
+class Task:
+    """One repair: how to read and write, what is accepted, what was found so far."""
+
+    def __init__(
+        self,
+        *,
+        form: Format,
+        profile: Profile,
+        is_live: bool = False,
+        model: str | None = None,
+        outcomes: dict[str, str] | None = None,
+    ) -> None:
+        self.form = form
+        self.profile = profile
+        self.is_live = is_live
+        self.model = model
+        self.outcomes = outcomes or {}
+        self.report = Report()
+        self.is_grouped = form.layout is Layout.GROUPED
+        self.is_flat = form.layout is Layout.FLAT
+
+    def turn_of(self, role: Role, words: str) -> Turn:
+        """Make a new turn of one text."""
+        return Turn(role, [self.form.text(words, role)], is_changed=True)
+
+    def drop(self, turn: Turn, gone: set[int]) -> None:
+        """Take parts (by identity) out of a turn."""
+        turn.parts = [part for part in turn.parts if id(part) not in gone]
+        turn.is_changed = True
+
+
+def is_silent(turn: Turn) -> bool:
+    """Whether a turn is part of the talk with tools and not of that between user and assistant."""
+    if turn.role is Role.TOOL:
+        return True
+    if turn.role is Role.ASSISTANT:
+        return turn.has_calls
+    return bool(turn.parts) and all(part.kind is Kind.RESULT for part in turn.parts)
+
+
+def words_in(part: Part) -> str:
+    """The words of a text or thinking part, or nothing."""
+    return part.body if isinstance(part.body, str) else ""
+
+
+def is_text(value: Any) -> bool:
+    """Whether a value is a text that says something."""
+    return isinstance(value, str) and bool(value.strip())
