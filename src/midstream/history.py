@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from midstream.core.formats.named import format_named
-from midstream.core.profiles import profile_named
+from midstream.core.profiles import profile_for
 from midstream.core.repair.engine import repaired
 from midstream.core.repair.report import Advice, Edit, Finding, Repaired
 from midstream.errors import InvalidHistoryError
@@ -33,7 +33,7 @@ def repair(
     return repaired(
         messages,
         form,
-        profile_named(profile or form.profile),
+        profile_for(form, profile),
         system=system,
         model=model,
         thinking=thinking,

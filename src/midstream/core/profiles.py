@@ -7,11 +7,20 @@ not exist. Sources and error texts: `docs/spec/history.md`.
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Literal, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from midstream.core.formats.parts import Format
 from midstream.errors import UsageError
+
+
+T = TypeVar("T")
+
+_ANYTHING = r"(?s:.+)"
+_WORD = r"[a-zA-Z0-9_-]+"
+_ALNUM = r"[a-zA-Z0-9]+"
 
 
 class Profile(Struct, frozen=True, kw_only=True):
@@ -26,7 +35,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     """While thinking, each reply with calls must bring its reasoning along (DeepSeek)."""
     signs_calls: bool = False
     """The first call of each step of the current turn must bring its signature along (Gemini 3)."""
-    id_pattern: str = r"[^\0]+"
+    id_pattern: str = _ANYTHING
     """What a call id must match as a whole."""
     id_size_max: int = 0
     """In characters; 0 for no limit."""
@@ -69,8 +78,6 @@ class Profile(Struct, frozen=True, kw_only=True):
         return re.fullmatch(self.id_pattern, call_id) is not None
 
 
-_WORD = r"[a-zA-Z0-9_-]+"
-_ALNUM = r"[a-zA-Z0-9]+"
 
 _PROFILES = (
     Profile(
@@ -137,11 +144,11 @@ _PROFILES = (
         blank="empty",
         signs_calls=True,
     ),
-    Profile(name="mistral", ids_refused=frozenset({"null"})),
-    Profile(name="mistral-v3", id_pattern=_ALNUM, id_size_exact=9),
-    Profile(name="deepseek", ids_are_unique="list", wants_reasoning=True),
-    Profile(name="kimi"),
-    Profile(name="minimax", mixes_results=False),
+    Profile(name="mistral", is_empty_user_refused=False, ids_refused=frozenset({"null"})),
+    Profile(name="mistral-v3", is_empty_user_refused=False, id_pattern=_ALNUM, id_size_exact=9),
+    Profile(name="deepseek", is_empty_user_refused=False, ids_are_unique="list", wants_reasoning=True),
+    Profile(name="kimi", is_empty_user_refused=False),
+    Profile(name="minimax", is_empty_user_refused=False, mixes_results=False),
     Profile(
         name="strict-template",
         id_pattern=_ALNUM,
@@ -153,25 +160,55 @@ _PROFILES = (
         repeats_system=False,
     ),
     Profile(name="neutral", blank="white"),
-    Profile(
-        name="portable",
-        is_thinking_signed=True,
-        id_pattern=_ALNUM,
-        id_size_exact=9,
-        ids_are_unique="list",
-        joins_users=False,
-        alternates="spoken",
-        first="user",
-        call_follows_user=True,
-        system="first",
-        repeats_system=False,
-        blank="white",
-        mixes_results=False,
-        pairs_hosted=True,
-    ),
 )
 
-PROFILES: dict[str, Profile] = {profile.name: profile for profile in _PROFILES}
+
+def both(first: Profile, second: Profile, *, name: str | None = None) -> Profile:
+    """Return the profile that accepts only what two others accept."""
+    sizes = [size for size in (first.id_size_max, second.id_size_max) if size]
+    return Profile(
+        name=name or second.name,
+        signs=second.signs or first.signs,
+        is_thinking_signed=first.is_thinking_signed or second.is_thinking_signed,
+        wants_reasoning=first.wants_reasoning or second.wants_reasoning,
+        signs_calls=first.signs_calls or second.signs_calls,
+        id_pattern=_narrower(first.id_pattern, second.id_pattern),
+        id_size_max=min(sizes, default=0),
+        id_size_exact=max(first.id_size_exact, second.id_size_exact),
+        ids_refused=first.ids_refused | second.ids_refused,
+        ids_are_unique=_later(first.ids_are_unique, second.ids_are_unique, ("reply", "list")),
+        joins_users=first.joins_users and second.joins_users,
+        alternates=_later(first.alternates, second.alternates, ("no", "roles", "spoken")),
+        first=_later(first.first, second.first, ("any", "call-later", "user")),
+        call_follows_user=first.call_follows_user or second.call_follows_user,
+        system=_later(first.system, second.system, ("any", "first", "apart")),
+        repeats_system=first.repeats_system and second.repeats_system,
+        blank=_later(first.blank, second.blank, ("ok", "empty", "white")),
+        is_empty_user_refused=first.is_empty_user_refused or second.is_empty_user_refused,
+        is_hollow_refused=first.is_hollow_refused or second.is_hollow_refused,
+        mixes_results=first.mixes_results and second.mixes_results,
+        pairs_hosted=first.pairs_hosted or second.pairs_hosted,
+    )
+
+
+def _later(first: T, second: T, order: tuple[T, ...]) -> T:
+    """The stricter of two values: the one that stands later in their order."""
+    return max(first, second, key=order.index)
+
+
+def _narrower(first: str, second: str) -> str:
+    return max(first, second, key=(_ANYTHING, _WORD, _ALNUM).index)
+
+
+def _everybody() -> Profile:
+    """What all of them accept. System prompts stay in the list: where they go is the format's matter."""
+    union = _PROFILES[0]
+    for profile in _PROFILES:
+        union = both(union, profile, name="portable")
+    return replace(union, system="first", wants_reasoning=False, signs_calls=False)
+
+
+PROFILES: dict[str, Profile] = {profile.name: profile for profile in (*_PROFILES, _everybody())}
 """Every profile by its name. `neutral` asks only for what everybody asks for."""
 
 _ALIASES = {
@@ -196,3 +233,15 @@ def profile_named(name: str) -> Profile:
     if found is None:
         raise UsageError(f"no profile is called {name!r}; there are {', '.join(PROFILES)}")
     return found
+
+
+def profile_for(form: Format, name: str | None) -> Profile:
+    """Return the rules for a format's messages at a provider: the format's own, and the provider's.
+
+    Raises:
+        UsageError: No profile has this name.
+    """
+    named = profile_named(name or form.profile)
+    if not form.wire or named.name == form.wire:
+        return named
+    return both(PROFILES[form.wire], named)

@@ -16,6 +16,7 @@ class Anthropic:
     name = "anthropic"
     layout = Layout.GROUPED
     profile = "anthropic"
+    wire = "anthropic"
 
     def parse(self, message: Json, at: int) -> Turn:
         """Read one message."""

@@ -16,6 +16,7 @@ class Bedrock:
     name = "bedrock"
     layout = Layout.GROUPED
     profile = "bedrock-claude"
+    wire = ""
 
     def parse(self, message: Json, at: int) -> Turn:
         """Read one message."""

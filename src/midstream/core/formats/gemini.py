@@ -25,6 +25,7 @@ class Gemini:
     name = "gemini"
     layout = Layout.GROUPED
     profile = "gemini"
+    wire = "gemini"
 
     def parse(self, message: Json, at: int) -> Turn:
         """Read one content. A content without a role is a user's."""

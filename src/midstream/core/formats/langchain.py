@@ -52,6 +52,7 @@ class LangChain:
     name = "langchain"
     layout = Layout.SEPARATE
     profile = "neutral"
+    wire = ""
 
     def __init__(self) -> None:
         self._wrap = "data"

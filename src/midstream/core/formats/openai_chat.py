@@ -34,6 +34,7 @@ class OpenAIChat:
     name = "openai-chat"
     layout = Layout.SEPARATE
     profile = "openai-chat"
+    wire = ""
 
     def parse(self, message: Json, at: int) -> Turn:
         """Read one message."""

@@ -43,6 +43,7 @@ class OpenAIResponses:
     name = "openai-responses"
     layout = Layout.FLAT
     profile = "responses"
+    wire = "responses"
 
     def parse(self, message: Json, at: int) -> Turn:
         """Read one item."""

@@ -111,6 +111,8 @@ class Format(Protocol):
     layout: Layout
     profile: str
     """The name of the profile that is meant when nobody names one."""
+    wire: str
+    """The profile whose rules come with the format itself, whoever serves it; or empty."""
 
     def parse(self, message: Json, at: int) -> Turn:
         """Read one message. Never raises for what is in it: the unknown becomes opaque parts."""

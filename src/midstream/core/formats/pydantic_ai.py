@@ -26,6 +26,7 @@ class PydanticAI:
     name = "pydantic-ai"
     layout = Layout.GROUPED
     profile = "neutral"
+    wire = ""
 
     def parse(self, message: Json, at: int) -> Turn:
         """Read one message."""

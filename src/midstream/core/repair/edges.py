@@ -70,23 +70,40 @@ def _unmixed(turns: list[Turn], task: Task) -> list[Turn]:
 def _joined(turns: list[Turn], task: Task) -> list[Turn]:
     """Join neighbours of one role, or part them where they cannot be joined."""
     out: list[Turn] = []
-    pending: list[Part] | None = None  # of out[-1] while it grows: many in a row stay linear
-    for turn in turns:
-        before = out[-1] if out else None
-        if before is None or not _is_refused_pair(before, turn, task):
-            out.append(turn)
-            pending = None
-        elif _can_join(before, turn, task):
-            if pending is None:
-                pending = list(before.parts)
-                out[-1] = Turn(before.role, pending, _source(before, turn), before.at, is_changed=True)
-            pending += turn.parts
+    start, count = 0, len(turns)
+    while start < count:
+        end = start + 1
+        while end < count and turns[end].role is turns[start].role:
+            end += 1
+        run = turns[start:end]
+        out += _run(run, task) if _is_refused_run(run, task) else run
+        start = end
+    return out
+
+
+def _is_refused_run(run: list[Turn], task: Task) -> bool:
+    """Whether these may not follow one another; a reply with calls is always the last of its run."""
+    if len(run) == 1 or run[0].role not in _SPEAKERS or task.is_flat:
+        return False
+    return task.profile.alternates != "no" or run[-1].has_calls
+
+
+def _run(run: list[Turn], task: Task) -> list[Turn]:
+    out = [run[0]]
+    parts: list[Part] | None = None  # of out[-1] while it grows: thousands in a row stay linear
+    for turn in run[1:]:
+        before = out[-1]
+        if _can_join(before, turn, task):
+            if parts is None:
+                parts = list(before.parts)
+                out[-1] = Turn(before.role, parts, _source(before, turn), before.at, is_changed=True)
+            parts += turn.parts
             if turn.at >= 0:
                 task.report.tell("same-role-twice", turn.at, "joined with the message before")
         else:
             other, words = (Role.USER, GO_ON) if turn.role is Role.ASSISTANT else (Role.ASSISTANT, NO_REPLY)
             out += [task.turn_of(other, words), turn]
-            pending = None
+            parts = None
             task.report.tell("same-role-twice", max(turn.at, 0), "parted from the message before")
     return out
 
@@ -95,20 +112,10 @@ def _source(before: Turn, turn: Turn) -> object:
     return before.source if before.source is not None else turn.source
 
 
-def _is_refused_pair(before: Turn, turn: Turn, task: Task) -> bool:
-    if before.role is not turn.role or turn.role not in _SPEAKERS or task.is_flat:
-        return False
-    if task.profile.alternates != "no":
-        return True
-    return turn.role is Role.ASSISTANT and turn.has_calls
-
-
 def _can_join(before: Turn, turn: Turn, task: Task) -> bool:
-    if not task.profile.mixes_results and task.is_grouped:
-        return is_silent(before) == is_silent(turn) or turn.role is Role.ASSISTANT
-    if turn.role is Role.ASSISTANT and task.profile.is_thinking_signed:
-        return not (_thinks(before) and _thinks(turn))
-    return True
+    if turn.role is Role.ASSISTANT:
+        return not (task.profile.is_thinking_signed and _thinks(turn) and _thinks(before))
+    return task.profile.mixes_results or not task.is_grouped or is_silent(before) == is_silent(turn)
 
 
 def _thinks(turn: Turn) -> bool:

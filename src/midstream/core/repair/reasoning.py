@@ -100,7 +100,9 @@ def _summary(item: Json) -> str:
 
 
 def _sign_calls(turns: list[Turn], task: Task) -> None:
-    """Give the first call of each step of the current turn the documented stand-in for its signature."""
+    """Give the first call of each step of the turn in progress the documented stand-in for its signature."""
+    if not turns or turns[-1].role is not Role.USER:
+        return  # the answer is complete: the next prompt begins a new turn
     start = 0
     for number, turn in enumerate(turns):
         if turn.role is Role.USER and any(part.kind is not Kind.RESULT for part in turn.parts):

@@ -102,6 +102,10 @@ def _tidy_parts(turn: Turn, task: Task) -> None:
             if _is_refused_text(part, task):
                 gone.add(id(part))
                 task.report.tell("blank-text", turn.at, "dropped", part=place)
+        elif kind is Kind.THINKING and task.profile.blank == "empty":
+            if part.body == "" and not part.signature:
+                gone.add(id(part))
+                task.report.tell("blank-text", turn.at, "dropped", part=place)
         elif kind is Kind.OPAQUE and part.name == "nothing":
             gone.add(id(part))
             task.report.tell("empty-part", turn.at, "dropped", part=place)
@@ -213,7 +217,8 @@ def _is_kept(turn: Turn, task: Task) -> bool:
     else:
         is_refused = task.is_grouped or bool(turn.faults) or profile.is_empty_user_refused
     if task.is_flat:
-        is_refused = not isinstance(turn.source.get("content"), str) if turn.source else True
+        content = turn.source.get("content") if turn.source else None
+        is_refused = not isinstance(content, str) or profile.blank != "ok"
     if is_refused:
         task.report.tell("empty-message", turn.at, "dropped: it says nothing")
     return not is_refused
