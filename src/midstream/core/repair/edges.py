@@ -54,7 +54,8 @@ def _unmixed(turns: list[Turn], task: Task) -> list[Turn]:
     """Part results from a user's words where they may not share a message."""
     out: list[Turn] = []
     for turn in turns:
-        results = [part for part in turn.parts if part.kind is Kind.RESULT] if turn.role is Role.USER else []
+        may_mix = turn.role is Role.USER and not turn.mark
+        results = [part for part in turn.parts if part.kind is Kind.RESULT] if may_mix else []
         if not results or len(results) == len(turn.parts):
             out.append(turn)
             continue

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from midstream.core.formats.parts import Kind, Part, Role, Turn
+from midstream.core.formats.parts import Kind, Mark, Part, Role, Turn
 from midstream.core.repair.task import Task
 from midstream.core.repair.words import ANSWERS
 
@@ -40,17 +40,28 @@ class Pairing:
         self.named: dict[str, deque[Part]] = {}
         """Calls of the present reply that have an id, by name: Gemini's responses may lack theirs."""
         self.named_reply = -1
+        self.stepped: dict[str, int] = {}
+        """Ids of the calls in marked turns, with the number of the turn: stepped over, not read."""
+        self.armed: set[str] = set()
+        """Ids of the calls that were read."""
+        self.is_list_unique = task.profile.ids_are_unique == "list"
+        self.is_mixed_up = False
 
     def run(self) -> list[Turn]:
         """Give each result its call (`owner`) and each call its results (`answers`)."""
         reply, is_replying, is_near = 0, False, True
         for number, turn in enumerate(self.turns):
-            if turn.role is Role.ASSISTANT:
+            role = turn.role
+            if role is Role.ASSISTANT:
                 if not self.task.is_flat or not is_replying:
                     reply += 1
                 is_replying = is_near = True
-            elif turn.role is not Role.SYSTEM:
+            elif role is not Role.SYSTEM:
                 is_replying = False
+            turn.reply = reply
+            if turn.mark and (turn.ids is None or self._step_over(turn, number)):
+                is_near = is_near and turn.mark != Mark.USER
+                continue
             for part in turn.parts:
                 part.turn = number
                 if part.kind is Kind.CALL:
@@ -58,12 +69,54 @@ class Pairing:
                     self._arm(part, turn)
                 elif part.kind is Kind.RESULT:
                     self._consume(part, reply, is_near=is_near)
-                elif turn.role is Role.USER:
+                elif role is Role.USER:
                     is_near = False
         self._find_early()
         self._relink()
+        if self.is_mixed_up:
+            self.calls.sort(key=lambda call: call.turn)
         self._settle_repeats()
         return self._without_copies()
+
+    def _step_over(self, turn: Turn, number: int) -> bool:
+        """Note the ids of a marked reply; false if one of them was used before and it must be read."""
+        ids = turn.ids or []
+        if self.is_list_unique and not (
+            self.armed.isdisjoint(ids) and (not self.stepped or self.stepped.keys().isdisjoint(ids))
+        ):
+            for other in self._unit(number):
+                other.mark = Mark.DOUBT
+            return False
+        for call_id in ids:
+            self.stepped[call_id] = number
+            self.done.pop(("id", call_id), None)
+        return True
+
+    def _unit(self, number: int) -> list[Turn]:
+        """The marked turns that make one reply with its results."""
+        count = len(self.turns[number].ids or ())
+        size = 2 if self.task.is_grouped else 2 * count if self.task.is_flat else 1 + count
+        return self.turns[number : number + size]
+
+    def _read_again(self, call_id: object) -> None:
+        """Read a reply that was stepped over: one of its calls has another result."""
+        number = self.stepped.get(call_id) if isinstance(call_id, str) else None
+        if number is None:
+            return
+        calls: dict[object, Part] = {}
+        for place, turn in enumerate(self._unit(number), start=number):
+            turn.mark = Mark.DOUBT
+            for part in turn.parts:
+                part.turn = place
+                if part.kind is Kind.CALL:
+                    part.reply = turn.reply
+                    calls[part.id] = part
+                    self.calls.append(part)
+                    self.stepped.pop(str(part.id), None)
+                    self.armed.add(str(part.id))
+                elif part.kind is Kind.RESULT:
+                    self._give(calls[part.id], part)
+        self.is_mixed_up = True
 
     def _arm(self, call: Part, turn: Turn) -> None:
         key = _key(call)
@@ -76,6 +129,9 @@ class Pairing:
         else:
             replies.append(deque([call]))
         self.calls.append(call)
+        if isinstance(call.id, str):
+            call.is_repeat = self.is_list_unique and call.id in self.stepped
+            self.armed.add(call.id)
         if self.goes_by_name and not call.is_by_name:
             if self.named_reply != call.reply:
                 self.named, self.named_reply = {}, call.reply
@@ -105,6 +161,8 @@ class Pairing:
             if call is not None:
                 self._take(call)
         if call is None:
+            if self.stepped and _key(result) not in self.done:
+                self._read_again(result.id)
             earlier = self.done.get(_key(result))
             if earlier is None or result.is_by_name:
                 self.strays.append((reply, is_near, result))
@@ -245,6 +303,9 @@ class Pairing:
             return self.turns
         kept: list[Turn] = []
         for turn in self.turns:
+            if turn.mark:
+                kept.append(turn)
+                continue
             size = len(turn.parts)
             parts = [part for part in turn.parts if id(part) not in self.copies]
             if len(parts) != size:

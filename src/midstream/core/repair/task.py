@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from midstream.core.formats.parts import Format, Kind, Layout, Part, Role, Turn
+from midstream.core.formats.parts import Format, Kind, Layout, Mark, Part, Role, Turn
 from midstream.core.profiles import Profile
 from midstream.core.repair.report import Report
 
@@ -42,6 +42,8 @@ class Task:
 
 def is_silent(turn: Turn) -> bool:
     """Whether a turn is part of the talk with tools and not of that between user and assistant."""
+    if turn.mark:
+        return turn.mark in (Mark.CALLS, Mark.ANSWER)
     if turn.role is Role.TOOL:
         return True
     if turn.role is Role.ASSISTANT:
