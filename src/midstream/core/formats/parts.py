@@ -80,6 +80,8 @@ class Part(Struct, eq=False):
     """Where it was read: the number of its turn."""
     is_repeat: bool = False
     """Of a call: an earlier call of the list has its id."""
+    is_second: bool = False
+    """Of a result: its call has another one already."""
     is_by_name: bool = False
     """Has no id and needs none: results are found by the tool's name."""
     is_new: bool = False

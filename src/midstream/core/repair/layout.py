@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from midstream.core.formats.parts import Kind, Part, Role, Turn
 from midstream.core.repair.task import Task
-from midstream.core.repair.words import NOT_STARTED, ORPHAN, OUTCOMES, UNKNOWN
+from midstream.core.repair.words import NOT_STARTED, ORPHAN, OUTCOMES, SECOND, UNKNOWN
 
 
 class Layout:
@@ -181,12 +181,11 @@ class Layout:
                 kept.append(part)
             elif part.owner is None:
                 words, others = self.task.form.pieces(part)
-                note = f"{ORPHAN} {words}".rstrip()
+                note = f"{SECOND if part.is_second else ORPHAN} {words}".rstrip()
+                code = "repeated-result" if part.is_second else "orphan-result"
                 role = Role.ASSISTANT if turn.role is Role.ASSISTANT else Role.USER
                 kept += [self.task.form.text(note, role), *others]
-                self.task.report.tell(
-                    "orphan-result", turn.at, "kept as a user's words", call_id=_text(part.id)
-                )
+                self.task.report.tell(code, turn.at, "kept as a user's words", call_id=_text(part.id))
         return kept
 
 

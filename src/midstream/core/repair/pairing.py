@@ -11,8 +11,7 @@ from collections import deque
 from typing import Any
 
 from midstream.core.formats.parts import Kind, Mark, Part, Role, Turn
-from midstream.core.repair.task import Task
-from midstream.core.repair.words import ANSWERS
+from midstream.core.repair.task import Task, stands_in
 
 Key = tuple[str, Any]
 
@@ -263,7 +262,7 @@ class Pairing:
         )
 
     def _settle_repeats(self) -> None:
-        """Of several results of one call make one: copies go, different ones are joined in order."""
+        """Of several results of one call keep one: copies go, others are joined to it or become words."""
         for call in self.calls:
             if call.answers is None or len(call.answers) == 1:
                 continue
@@ -273,30 +272,24 @@ class Pairing:
             call.answers = [first]
 
     def _settled(self, call: Part, first: Part, other: Part) -> Part:
-        form, report = self.task.form, self.task.report
+        report = self.task.report
         place = self.turns[other.turn]
+        if other.turn != first.turn and not (stands_in(first) or stands_in(other) or first.body == other.body):
+            other.owner, other.is_second = None, True  # joining would change what came before it
+            return first
         self.copies.add(id(other))
-        if self.stands_in(other) or first.body == other.body:
+        if stands_in(other) or first.body == other.body:
             report.tell("repeated-result", place.at, "dropped the copy", call_id=_text(call.id))
             return first
-        if self.stands_in(first):
+        if stands_in(first):
             self.copies.add(id(first))
             self.copies.discard(id(other))
             report.tell("late-result", place.at, "put in the place of its stand-in", call_id=_text(call.id))
             return other
-        form.join(first, other)
+        self.task.form.join(first, other)
         self.turns[first.turn].is_changed = True
         report.tell("repeated-result", place.at, "joined with the first", call_id=_text(call.id))
         return first
-
-    def stands_in(self, result: Part) -> bool:
-        """Whether a result is only what a repair wrote in its place."""
-        body = result.body
-        if isinstance(body, dict):
-            body = body.get("error")
-        elif isinstance(body, list) and len(body) == 1 and isinstance(body[0], dict):
-            body = body[0].get("text")
-        return isinstance(body, str) and body in ANSWERS
 
     def _without_copies(self) -> list[Turn]:
         if not self.copies:
