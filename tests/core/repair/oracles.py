@@ -52,7 +52,9 @@ def _of_anthropic(message: Json) -> list[Json]:
         calls = [_call(b["id"], b["name"], b["input"]) for b in blocks if b["type"] == "tool_use"]
         text = "".join(b.get("text", "") for b in blocks if b["type"] == "text")
         return [_reply(text, calls)]
-    return _grouped(blocks, lambda b: b.get("tool_use_id") if b["type"] == "tool_result" else None, message["role"])
+    return _grouped(
+        blocks, lambda b: b.get("tool_use_id") if b["type"] == "tool_result" else None, message["role"]
+    )
 
 
 def _of_bedrock(message: Json) -> list[Json]:
@@ -73,7 +75,9 @@ def _of_pydantic_ai(message: Json) -> list[Json]:
             if p["part_kind"] == "tool-call"
         ]
         return [_reply("".join(p["content"] for p in parts if p["part_kind"] == "text"), calls)]
-    return _grouped(parts, lambda p: p.get("tool_call_id") if p["part_kind"] == "tool-return" else None, "user")
+    return _grouped(
+        parts, lambda p: p.get("tool_call_id") if p["part_kind"] == "tool-return" else None, "user"
+    )
 
 
 def _grouped(pieces: list[Any], result_id: Callable[[Any], Any], role: str) -> list[Json]:

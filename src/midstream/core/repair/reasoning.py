@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from midstream.core.formats.parts import Json, Kind, Part, Role, Turn, as_words, both_words
+from midstream.core.formats.parts import Json, Kind, Part, Role, Turn, Value, as_words, both_words
 from midstream.core.repair.task import Task, is_text
 from midstream.core.repair.words import NO_REASONING, SENTINEL
 
@@ -62,7 +60,7 @@ def _is_reasoning(turn: Turn) -> bool:
     return isinstance(turn.source, dict) and turn.source.get("type") == "reasoning"
 
 
-def _item_fault(turn: Turn, item_id: Any, seen: set[str]) -> str | None:
+def _item_fault(turn: Turn, item_id: Value, seen: set[str]) -> str | None:
     if turn.role is Role.USER or turn.role is Role.SYSTEM or turn.source.get("type") == "item_reference":
         return "repeated-item" if item_id in seen and "type" not in turn.source else None
     if not isinstance(item_id, str) or not item_id or len(item_id) > _ITEM_ID_SIZE_MAX:

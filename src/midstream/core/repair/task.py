@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from midstream.core.formats.parts import Format, Kind, Layout, Mark, Part, Role, Turn
+from midstream.core.formats.parts import Format, Kind, Layout, Mark, Part, Role, Turn, Value
 from midstream.core.profiles import Profile
 from midstream.core.repair.report import Report
 from midstream.core.repair.words import ANSWERS
@@ -57,7 +55,7 @@ def words_in(part: Part) -> str:
     return part.body if isinstance(part.body, str) else ""
 
 
-def is_text(value: Any) -> bool:
+def is_text(value: Value) -> bool:
     """Whether a value is a text that says something."""
     return isinstance(value, str) and bool(value.strip())
 
