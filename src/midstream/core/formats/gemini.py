@@ -17,10 +17,7 @@ from midstream.core.formats.parts import (
 
 _ROLES = {
     "user": Role.USER,
-    "function": Role.USER,
-    "tool": Role.USER,
     "model": Role.ASSISTANT,
-    "assistant": Role.ASSISTANT,
     "system": Role.SYSTEM,
 }
 _MEDIA = ("inlineData", "fileData", "inline_data", "file_data")
@@ -37,8 +34,13 @@ class Gemini:
     wire = "gemini"
 
     def parse(self, message: Json, at: int) -> Turn:
-        """Read one content. A content without a role is a user's."""
-        role = _ROLES.get(message.get("role") or "user", Role.OTHER)
+        """Read one content. Without a role it is a user's; `function` and `assistant` are no roles any more."""
+        named = message.get("role") or "user"
+        role = _ROLES.get(named, Role.OTHER)
+        if named == "assistant":
+            turn = self.parse({**message, "role": "model"}, at)
+            turn.source, turn.is_changed = message, True
+            return turn
         parts = message.get("parts")
         if isinstance(parts, dict | str):
             return Turn(role, [_part(parts)], message, at, is_changed=True)
@@ -48,6 +50,8 @@ class Gemini:
         """Write one content."""
         role = {Role.ASSISTANT: "model", Role.SYSTEM: "system"}.get(turn.role, "user")
         source: Json = turn.source or {"role": role}
+        if "role" in source:
+            source = {**source, "role": role}
         return {**source, "parts": [part.raw for part in turn.parts]}
 
     def text(self, words: str, role: Role) -> Part:

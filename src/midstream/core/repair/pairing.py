@@ -158,6 +158,10 @@ class Pairing:
             call = self.by_item.get(result.id)
             if call is not None:
                 self._take(call)
+                place = self.turns[result.turn].at
+                self.task.report.tell(
+                    "foreign-result-id", place, "linked by the item's id", call_id=result.id
+                )
         if call is None:
             if self.stepped and _key(result) not in self.done:
                 self._read_again(result.id)
