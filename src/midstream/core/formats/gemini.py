@@ -12,7 +12,9 @@ from midstream.core.formats.parts import (
     Value,
     as_words,
     both_words,
+    name_of,
     object_of,
+    role_in,
 )
 
 _ROLES = {
@@ -36,7 +38,7 @@ class Gemini:
     def parse(self, message: Json, at: int) -> Turn:
         """Read one content. Without a role it is a user's; `function` and `assistant` are no roles any more."""
         named = message.get("role") or "user"
-        role = _ROLES.get(named, Role.OTHER)
+        role = role_in(_ROLES, named)
         if named == "assistant":
             turn = self.parse({**message, "role": "model"}, at)
             turn.source, turn.is_changed = message, True
@@ -152,17 +154,17 @@ def _set(part: Part, name: str, value: Value) -> None:
 def _part(raw: Value) -> Part:
     if not isinstance(raw, dict):
         words = as_words(raw)
-        return Part(Kind.TEXT, {"text": words}, body=words)
+        return Part(Kind.TEXT, {"text": words}, body=words, is_new=True)
     call = raw.get("functionCall") or raw.get("function_call")
     signature = raw.get("thoughtSignature") or raw.get("thought_signature")
     if isinstance(call, dict):
         by_name = not call.get("id")
-        name = call.get("name") or ""
+        name = name_of(call.get("name"))
         return Part(Kind.CALL, raw, call.get("id"), name, call.get("args"), signature, is_by_name=by_name)
     answer = raw.get("functionResponse") or raw.get("function_response")
     if isinstance(answer, dict):
         by_name = not answer.get("id")
-        name = answer.get("name") or ""
+        name = name_of(answer.get("name"))
         return Part(Kind.RESULT, raw, answer.get("id"), name, answer.get("response"), is_by_name=by_name)
     if raw.get("thought"):
         return Part(Kind.THINKING, raw, body=raw.get("text"), signature=signature)

@@ -13,7 +13,9 @@ from midstream.core.formats.parts import (
     as_json,
     as_words,
     both_words,
+    name_of,
     object_of,
+    type_of,
 )
 
 _ROLES = {
@@ -62,7 +64,7 @@ class LangChain:
         role = _role(message, inner)
         if role is Role.TOOL:
             failed = inner.get("status") == "error"
-            body, name = inner.get("content"), inner.get("name") or ""
+            body, name = inner.get("content"), name_of(inner.get("name"))
             call_id = inner.get("tool_call_id")
             part = Part(Kind.RESULT, message, call_id, name, body, failed=failed)
             return Turn(role, [part], message, at)
@@ -70,9 +72,9 @@ class LangChain:
         turn = Turn(role, parts, message, at)
         if role is Role.ASSISTANT:
             turn.parts = [part for part in parts if not _is_mirrored(part)]
-            turn.parts += [_call(call) for call in inner.get("tool_calls") or () if isinstance(call, dict)]
+            turn.parts += [_call(call) for call in _listed(inner.get("tool_calls")) if isinstance(call, dict)]
             turn.parts += [
-                _call(call) for call in inner.get("invalid_tool_calls") or () if isinstance(call, dict)
+                _call(call) for call in _listed(inner.get("invalid_tool_calls")) if isinstance(call, dict)
             ]
         return turn
 
@@ -218,10 +220,14 @@ def _with(message: Json, key: str, value: Value) -> Json:
     return {**message, wrap: changed} if wrap in ("data", "kwargs") else changed
 
 
+def _listed(value: Value) -> list[Value]:
+    return value if isinstance(value, list) else []
+
+
 def _call(call: Json) -> Part:
     if "function" in call and isinstance(inner := call["function"], dict):
-        return Part(Kind.CALL, call, call.get("id"), inner.get("name") or "", inner.get("arguments"))
-    return Part(Kind.CALL, call, call.get("id"), call.get("name") or "", call.get("args"))
+        return Part(Kind.CALL, call, call.get("id"), name_of(inner.get("name")), inner.get("arguments"))
+    return Part(Kind.CALL, call, call.get("id"), name_of(call.get("name")), call.get("args"))
 
 
 def _is_mirrored(part: Part) -> bool:
@@ -261,8 +267,8 @@ def _block(block: Value) -> Part:
     if isinstance(block, str):
         return Part(Kind.TEXT, block, body=block)
     if not isinstance(block, dict):
-        return Part(Kind.TEXT, as_json(block), body=as_json(block))
-    kind = block.get("type")
+        return Part(Kind.TEXT, as_json(block), body=as_json(block), is_new=True)
+    kind = type_of(block)
     if kind == "text":
         return Part(Kind.TEXT, block, body=block.get("text"))
     if kind in ("thinking", "redacted_thinking", "reasoning"):

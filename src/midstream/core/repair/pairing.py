@@ -154,7 +154,7 @@ class Pairing:
         call = self._waiting_for(_key(result))
         if call is None and self.goes_by_name:
             call = self._waiting_by_name(result)
-        if call is None and result.id is not None and not result.is_by_name:
+        if call is None and isinstance(result.id, str) and not result.is_by_name:
             call = self.by_item.get(result.id)
             if call is not None:
                 self._take(call)

@@ -46,7 +46,10 @@ def turns_of(messages: list[Value], task: Task, marks: Marks) -> list[Turn]:
             turn.ids = ids.get(at)
             turns.append(turn)
         elif isinstance(message, dict):
-            turns.append(parse(message, at))
+            turn = parse(message, at)
+            if any(part.is_new for part in turn.parts):
+                turn.is_changed = True
+            turns.append(turn)
         elif message in (None, "", []):
             task.report.tell("not-a-message", at, "dropped: it is empty")
         else:

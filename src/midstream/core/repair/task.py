@@ -25,6 +25,7 @@ class Task:
         self.is_live = is_live
         self.model = model
         self.outcomes = outcomes or {}
+        self.odd_signatures: frozenset[str] = frozenset()
         self.report = Report()
         self.is_grouped = form.layout is Layout.GROUPED
         self.is_flat = form.layout is Layout.FLAT
