@@ -67,7 +67,9 @@ class OpenAIChat:
         if "tool_calls" in message:
             calls = message["tool_calls"]
             if calls and isinstance(calls, list):
-                turn.parts += [self._call(call) for call in calls]
+                turn.parts += [self._call(call) for call in calls if call]
+                if not all(calls):
+                    turn.faults = ("empty-calls",)
             else:
                 turn.faults = ("empty-calls",)
         legacy = message.get("function_call")

@@ -23,7 +23,13 @@ _HEADER_MAX = 6
 
 def odd_signatures(messages: list[Value]) -> frozenset[str]:
     """Return the signatures of thinking that do not look like the rest."""
-    every = {signature for message in messages for signature in _signatures(message)}
+    every: set[str] = set()
+    for message in messages:
+        content = message.get("content") if type(message) is dict else None
+        if type(content) is list:
+            for block in content:
+                if type(block) is dict and ("signature" in block or "reasoningContent" in block):
+                    every.update(_in_block(block))
     alike = {signature for signature in every if _LIKE_CLAUDE(signature)}
     if not alike:
         return frozenset()
