@@ -1,0 +1,76 @@
+"""The independent judge: every rule of one format and profile, over a list with the next prompt behind it."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from tests.oracles.claude_rules import anthropic, bedrock
+from tests.oracles.gemini_rules import gemini
+from tests.oracles.openai_rules import chat, responses
+from tests.oracles.stored_rules import (
+    langchain_as_chat,
+    langchain_faults,
+    pydantic_ai_as_chat,
+    pydantic_ai_faults,
+)
+
+Json = dict[str, Any]
+
+PROMPTS: dict[str, Json] = {
+    "anthropic": {"role": "user", "content": "next"},
+    "bedrock": {"role": "user", "content": [{"text": "next"}]},
+    "gemini": {"role": "user", "parts": [{"text": "next"}]},
+    "openai-chat": {"role": "user", "content": "next"},
+    "mistral": {"role": "user", "content": "next"},
+    "openai-responses": {"role": "user", "content": "next"},
+    "pydantic-ai": {
+        "kind": "request",
+        "parts": [{"part_kind": "user-prompt", "content": "next", "timestamp": "2026-01-01T00:00:00Z"}],
+    },
+    "langchain": {"type": "human", "data": {"content": "next", "type": "human"}},
+}
+"""What the user says next, per format."""
+
+_LONE = re.compile("[\ud800-\udfff]")
+
+
+def with_prompt(form: str, messages: list[Any], profile: str = "") -> list[Any]:
+    """Put the next prompt behind a stored history; where roles must alternate it joins the last user turn."""
+    prompt = PROMPTS[form]
+    key = {"anthropic": "content", "bedrock": "content", "gemini": "parts"}.get(form)
+    is_strict = form == "bedrock" or profile in ("vertex", "bedrock-claude", "bedrock-mistral", "portable")
+    last = messages[-1] if messages else None
+    if key is None or not is_strict or not isinstance(last, dict) or last.get("role") != "user":
+        return [*messages, prompt]
+    said = last[key] if isinstance(last[key], list) else [{"type": "text", "text": last[key]}]
+    words = prompt[key] if isinstance(prompt[key], list) else [{"type": "text", "text": "next"}]
+    return [*messages[:-1], {**last, key: [*said, *words]}]
+
+
+def refusals(form: str, messages: list[Any], profile: str = "") -> list[str]:
+    """Everything the servers would say of a repaired list when the next prompt follows it."""
+    found = [f"SHAPE {at}" for at, message in enumerate(messages) if not isinstance(message, dict)]
+    if found:
+        return found
+    if profile not in ("bedrock-mistral", "minimax", "portable", "strict-template"):
+        messages = with_prompt(form, messages, profile)
+    match form:
+        case "anthropic":
+            found += anthropic(messages, profile or "anthropic")
+        case "bedrock":
+            found += bedrock(messages, profile or "bedrock-claude")
+        case "gemini":
+            found += gemini(messages, profile or "gemini")
+        case "openai-chat" | "mistral":
+            found += chat(messages, profile or form)
+        case "openai-responses":
+            found += responses(messages)
+        case "pydantic-ai":
+            found += [*pydantic_ai_faults(messages), *chat(pydantic_ai_as_chat(messages), "stored")]
+        case _:
+            found += [*langchain_faults(messages), *chat(langchain_as_chat(messages), "stored")]
+    if _LONE.search(json.dumps(messages, ensure_ascii=False)):
+        found.append("X-UTF8")
+    return found
