@@ -5,9 +5,8 @@ Needs nothing else of midstream: plain dicts of one provider in, plain dicts out
 
 from __future__ import annotations
 
-from typing import Any
-
 from midstream.core.formats.named import format_named
+from midstream.core.formats.parts import Value
 from midstream.core.profiles import profile_for
 from midstream.core.repair.engine import repaired
 from midstream.core.repair.report import Advice, Edit, Finding, Repaired
@@ -17,13 +16,13 @@ __all__ = ["Advice", "Edit", "Finding", "Repaired", "repair"]
 
 
 def repair(
-    messages: list[Any],
+    messages: list[Value],
     *,
     format: str = "anthropic",  # noqa: A002 - the word every caller will look for
     profile: str | None = None,
     model: str | None = None,
     thinking: bool | None = None,
-    system: Any = None,
+    system: Value = None,
     live_tail: bool = False,
 ) -> Repaired:
     """Make a history acceptable to its provider, losing nothing; the same list comes back if it already is."""

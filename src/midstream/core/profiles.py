@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from midstream.core.formats.parts import Format
+from midstream.core.formats.parts import Format, Value
 from midstream.errors import UsageError
-
 
 T = TypeVar("T")
 
@@ -74,14 +73,14 @@ class Profile(Struct, frozen=True, kw_only=True):
         """Whether this can be a call's id here."""
         return self.id_test()(call_id)
 
-    def id_test(self) -> Callable[[Any], bool]:
+    def id_test(self) -> Callable[[Value], bool]:
         """Return `takes_id` as a function, for those who ask ten thousand times."""
         match = re.compile(self.id_pattern).fullmatch
         size_max = self.id_size_exact or self.id_size_max or _ID_SIZE_LIMIT
         size_min = self.id_size_exact or 1
         refused = self.ids_refused
 
-        def test(call_id: Any) -> bool:
+        def test(call_id: Value) -> bool:
             return (
                 type(call_id) is str
                 and size_min <= len(call_id) <= size_max
@@ -146,7 +145,12 @@ _PROFILES = (
     Profile(name="openai-chat", signs="openai", id_size_max=40, is_empty_user_refused=False),
     Profile(name="responses", signs="openai", id_size_max=64, ids_are_unique="list", is_hollow_refused=False),
     Profile(
-        name="gemini", signs="google", system="apart", joins_users=False, call_follows_user=True, blank="empty"
+        name="gemini",
+        signs="google",
+        system="apart",
+        joins_users=False,
+        call_follows_user=True,
+        blank="empty",
     ),
     Profile(
         name="gemini-3",

@@ -57,10 +57,14 @@ def pairs(turns: list[tuple[str, list[Any]]], *, joined: bool) -> list[str]:
             while joined and before >= 0 and turns[before][0] == "user":
                 before -= 1
             asked = turns[before][1] if joined and before >= 0 else []
-            found += [f"ORPHAN at {place}: {item}" for item in items if item is not None and item not in asked]
+            found += [
+                f"ORPHAN at {place}: {item}" for item in items if item is not None and item not in asked
+            ]
         else:
             asked = turns[place - 1][1]
-            found += [f"ORPHAN at {place}: {item}" for item in items if item is not None and item not in asked]
+            found += [
+                f"ORPHAN at {place}: {item}" for item in items if item is not None and item not in asked
+            ]
             results = [item for item in items if item is not None]
             if len(results) != len(set(results)):
                 found.append(f"DUPRESULT at {place}")
@@ -110,7 +114,9 @@ def _anthropic_blocks(blocks: list[Any], place: int, seen: set[str], role: Any) 
         if kind == "tool_use":
             if role != "assistant":
                 found.append(f"tool_use in {role} at {place}")
-            if not re.fullmatch("[a-zA-Z0-9_-]+", str(block.get("id"))) or not isinstance(block.get("id"), str):
+            if not re.fullmatch("[a-zA-Z0-9_-]+", str(block.get("id"))) or not isinstance(
+                block.get("id"), str
+            ):
                 found.append(f"ID at {place}")
             if block.get("id") in seen:
                 found.append(f"UNIQUE at {place}")
@@ -126,7 +132,9 @@ def _anthropic_blocks(blocks: list[Any], place: int, seen: set[str], role: Any) 
                 found += [f"BLANK in result at {place}"] * len(bad)
             if block.get("is_error") and not content:
                 found.append(f"empty error at {place}")
-        if kind == "thinking" and not (isinstance(block.get("signature"), str) and block["signature"].strip()):
+        if kind == "thinking" and not (
+            isinstance(block.get("signature"), str) and block["signature"].strip()
+        ):
             found.append(f"SIGNATURE at {place}")
         if isinstance(kind, str) and kind.endswith("_tool_result"):
             if block.get("tool_use_id") not in hosted:
@@ -171,12 +179,17 @@ def bedrock(messages: list[Json], profile: str) -> list[str]:
                 if not re.fullmatch("[a-zA-Z0-9_-]{1,64}", str(use.get("toolUseId") or "")):
                     found.append(f"ID at {place}")
             if "reasoningContent" in block and "reasoningText" in block["reasoningContent"]:
-                if not block["reasoningContent"]["reasoningText"].get("signature") and profile != "bedrock-mistral":
+                if (
+                    not block["reasoningContent"]["reasoningText"].get("signature")
+                    and profile != "bedrock-mistral"
+                ):
                     found.append(f"SIGNATURE at {place}")
             items.append(block["toolResult"].get("toolUseId") if "toolResult" in block else None)
             if "toolResult" in block:
                 content = block["toolResult"].get("content")
-                if not isinstance(content, list) or (not content and block["toolResult"].get("status") == "error"):
+                if not isinstance(content, list) or (
+                    not content and block["toolResult"].get("status") == "error"
+                ):
                     found.append(f"result content at {place}")
                 for piece in content or []:
                     if "text" in piece and not str(piece["text"] or "").strip():
@@ -245,7 +258,11 @@ def chat(messages: list[Json], profile: str) -> list[str]:
             if calls is not None and not calls:
                 found.append(f"EMPTYCALLS at {place}")
             ids = [call.get("id") for call in calls or []]
-            found += [f"ID at {place}" for i in ids if not isinstance(i, str) or not i or (not profile and len(i) > 40)]
+            found += [
+                f"ID at {place}"
+                for i in ids
+                if not isinstance(i, str) or not i or (not profile and len(i) > 40)
+            ]
             if len(set(ids)) != len(ids):
                 found.append(f"UNIQUE at {place}")
             if profile == "deepseek" and all_ids & set(ids):
@@ -256,7 +273,9 @@ def chat(messages: list[Json], profile: str) -> list[str]:
             for call in calls or []:
                 arguments = call["function"]["arguments"]
                 try:
-                    good = isinstance(arguments if isinstance(arguments, dict) else json.loads(arguments), dict)
+                    good = isinstance(
+                        arguments if isinstance(arguments, dict) else json.loads(arguments), dict
+                    )
                 except (TypeError, ValueError):
                     good = False
                 if not good:
@@ -325,7 +344,10 @@ def responses(messages: list[Json], profile: str) -> list[str]:
             as_chat.append({"role": "tool", "tool_call_id": item["call_id"], "content": "x"})
         elif kind == "reasoning":
             after = messages[place + 1] if place + 1 < len(messages) else {}
-            if after.get("type") not in ("function_call", "message", "reasoning") or after.get("role") == "user":
+            if (
+                after.get("type") not in ("function_call", "message", "reasoning")
+                or after.get("role") == "user"
+            ):
                 found.append(f"REASONFOLLOW at {place}")
         elif item.get("role") == "assistant":
             as_chat.append({"role": "assistant", "content": "words"})
@@ -349,7 +371,9 @@ def pydantic_ai(messages: list[Json], profile: str) -> list[str]:
             for call in calls:
                 args = call.get("args")
                 try:
-                    good = args in (None, "") or isinstance(args if isinstance(args, dict) else json.loads(args), dict)
+                    good = args in (None, "") or isinstance(
+                        args if isinstance(args, dict) else json.loads(args), dict
+                    )
                 except (TypeError, ValueError):
                     good = False
                 if not good or not call.get("tool_name"):
@@ -373,7 +397,8 @@ def langchain(messages: list[Json], profile: str) -> list[str]:
             calls = [*(inner.get("tool_calls") or []), *(inner.get("invalid_tool_calls") or [])]
             if calls:
                 made["tool_calls"] = [
-                    {"id": c.get("id"), "function": {"name": c.get("name"), "arguments": c.get("args")}} for c in calls
+                    {"id": c.get("id"), "function": {"name": c.get("name"), "arguments": c.get("args")}}
+                    for c in calls
                 ]
         if role == "tool":
             made["tool_call_id"] = inner.get("tool_call_id")

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from midstream.core.formats.parts import Json, Kind, Layout, Part, Role, Turn, as_words, both_words, object_of
+from midstream.core.formats.parts import (
+    Json,
+    Kind,
+    Layout,
+    Part,
+    Role,
+    Turn,
+    Value,
+    as_words,
+    both_words,
+    object_of,
+)
 
 _ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT, "system": Role.SYSTEM}
 _MEDIA = {"image", "document", "search_result"}
@@ -88,7 +97,7 @@ class Anthropic:
     def join(self, first: Part, second: Part) -> None:
         """Append the second result's content; an error stays one only if both were."""
         if isinstance(first.body, list) or isinstance(second.body, list):
-            content: Any = [*_blocks(first.body), *_blocks(second.body)]
+            content: Value = [*_blocks(first.body), *_blocks(second.body)]
         else:
             content = both_words(as_words(first.body), as_words(second.body))
         first.body, first.raw = content, {**first.raw, "content": content}
@@ -124,20 +133,20 @@ def _drop_null(part: Part) -> str:
     return "null-content"
 
 
-def _is_refused(block: Any) -> bool:
+def _is_refused(block: Value) -> bool:
     """Whether a result may not carry this: blank text."""
     if not isinstance(block, dict):
         return True
     return block.get("type") == "text" and not as_words(block.get("text")).strip()
 
 
-def _blocks(content: Any) -> list[Any]:
+def _blocks(content: Value) -> list[Value]:
     if isinstance(content, list):
         return content
     return [{"type": "text", "text": as_words(content)}] if content else []
 
 
-def _part(block: Any) -> Part:
+def _part(block: Value) -> Part:
     if not isinstance(block, dict):
         words = as_words(block)
         return Part(Kind.TEXT, {"type": "text", "text": words}, body=words)
@@ -160,7 +169,7 @@ def _part(block: Any) -> Part:
     return Part(Kind.MEDIA if kind in _MEDIA else Kind.OPAQUE, block)
 
 
-def _block(part: Part) -> Any:
+def _block(part: Part) -> Value:
     """A text read from a plain string has no block yet."""
     return {"type": "text", "text": part.body} if part.raw is None else part.raw
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from midstream.core.formats.parts import (
     Json,
     Kind,
@@ -11,6 +9,7 @@ from midstream.core.formats.parts import (
     Part,
     Role,
     Turn,
+    Value,
     as_json,
     as_words,
     both_words,
@@ -98,7 +97,7 @@ class OpenAIChat:
             self._write_reply(turn, message)
         return message
 
-    def _content(self, turn: Turn, source: Json) -> Any:
+    def _content(self, turn: Turn, source: Json) -> Value:
         said = [part for part in turn.parts if part.kind in (Kind.TEXT, Kind.MEDIA) or _is_chunk(part)]
         if not said:
             before = source.get("content")
@@ -154,7 +153,7 @@ class OpenAIChat:
         else:
             part.raw = {**part.raw, "name": name}
 
-    def _recalled(self, raw: Json, key: str, value: Any) -> Json:
+    def _recalled(self, raw: Json, key: str, value: Value) -> Json:
         if "function" in raw or "id" in raw:
             inner = raw.get("function")
             inner = inner if isinstance(inner, dict) else {}
@@ -189,7 +188,7 @@ class OpenAIChat:
     def join(self, first: Part, second: Part) -> None:
         """Append the second result's content."""
         if isinstance(first.body, list) or isinstance(second.body, list):
-            content: Any = [*_chunks(first.body), *_chunks(second.body)]
+            content: Value = [*_chunks(first.body), *_chunks(second.body)]
         else:
             content = both_words(as_words(first.body), as_words(second.body))
         first.body, first.raw = content, {**first.raw, "content": content}
@@ -207,13 +206,19 @@ class OpenAIChat:
 
 def _is_chunk(part: Part) -> bool:
     """Whether a part stands in the content rather than beside it."""
-    return part.raw is not None and isinstance(part.raw, dict) and "type" in part.raw and part.kind not in (
-        Kind.CALL,
-        Kind.RESULT,
+    return (
+        part.raw is not None
+        and isinstance(part.raw, dict)
+        and "type" in part.raw
+        and part.kind
+        not in (
+            Kind.CALL,
+            Kind.RESULT,
+        )
     )
 
 
-def _chunk(chunk: Any) -> Part:
+def _chunk(chunk: Value) -> Part:
     if not isinstance(chunk, dict):
         words = as_words(chunk)
         return Part(Kind.TEXT, {"type": "text", "text": words}, body=words)
@@ -225,7 +230,7 @@ def _chunk(chunk: Any) -> Part:
     return Part(Kind.MEDIA if kind in _MEDIA else Kind.OPAQUE, chunk)
 
 
-def _chunks(content: Any) -> list[Any]:
+def _chunks(content: Value) -> list[Value]:
     if isinstance(content, list):
         return content
     return [{"type": "text", "text": as_words(content)}] if content else []

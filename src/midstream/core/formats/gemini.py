@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from midstream.core.formats.parts import Json, Kind, Layout, Part, Role, Turn, as_words, both_words, object_of
+from midstream.core.formats.parts import (
+    Json,
+    Kind,
+    Layout,
+    Part,
+    Role,
+    Turn,
+    Value,
+    as_words,
+    both_words,
+    object_of,
+)
 
 _ROLES = {
     "user": Role.USER,
@@ -54,7 +63,13 @@ class Gemini:
             inner = {"id": call.id, **inner}
         key = "function_response" if "function_call" in call.raw else "functionResponse"
         return Part(
-            Kind.RESULT, {key: inner}, call.id, call.name, inner["response"], is_by_name=call.is_by_name, is_new=True
+            Kind.RESULT,
+            {key: inner},
+            call.id,
+            call.name,
+            inner["response"],
+            is_by_name=call.is_by_name,
+            is_new=True,
         )
 
     def rename(self, part: Part, new_id: str) -> None:
@@ -113,15 +128,19 @@ class Gemini:
 
 
 def _key(raw: Json) -> str:
-    return next(key for key in raw if key in ("functionCall", "function_call", "functionResponse", "function_response"))
+    return next(
+        key
+        for key in raw
+        if key in ("functionCall", "function_call", "functionResponse", "function_response")
+    )
 
 
-def _set(part: Part, name: str, value: Any) -> None:
+def _set(part: Part, name: str, value: Value) -> None:
     key = _key(part.raw)
     part.raw = {**part.raw, key: {**part.raw[key], name: value}}
 
 
-def _part(raw: Any) -> Part:
+def _part(raw: Value) -> Part:
     if not isinstance(raw, dict):
         words = as_words(raw)
         return Part(Kind.TEXT, {"text": words}, body=words)

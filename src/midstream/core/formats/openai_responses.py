@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from midstream.core.formats.parts import (
     Json,
     Kind,
@@ -11,6 +9,7 @@ from midstream.core.formats.parts import (
     Part,
     Role,
     Turn,
+    Value,
     as_json,
     as_words,
     both_words,
@@ -51,7 +50,9 @@ class OpenAIResponses:
         if kind in OUTPUTS:
             body = message.get("arguments") if kind == "function_call" else message.get("input")
             name = message.get("name") or str(kind)
-            return Turn(Role.ASSISTANT, [Part(Kind.CALL, message, message.get("call_id"), name, body)], message, at)
+            return Turn(
+                Role.ASSISTANT, [Part(Kind.CALL, message, message.get("call_id"), name, body)], message, at
+            )
         if kind in _CALLS:
             part = Part(Kind.RESULT, message, message.get("call_id"), "", message.get("output"))
             return Turn(Role.TOOL, [part], message, at)
@@ -70,10 +71,8 @@ class OpenAIResponses:
             raw: Json = first.raw
             return raw
         source: Json = turn.source or {"type": "message", "role": str(turn.role)}
-        if len(turn.parts) == 1 and turn.parts[0].raw is None:
-            kind = "output_text" if turn.role is Role.ASSISTANT else "input_text"
-            body = turn.parts[0].body
-            return {**source, "content": [{"type": kind, "text": body}] if turn.source is None else body}
+        if len(turn.parts) == 1 and (turn.parts[0].raw is None or turn.source is None):
+            return {**source, "content": turn.parts[0].body}
         kind = "output_text" if turn.role is Role.ASSISTANT else "input_text"
         content = [{"type": kind, "text": part.body} if part.raw is None else part.raw for part in turn.parts]
         return {**source, "content": content}
@@ -86,7 +85,7 @@ class OpenAIResponses:
     def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
         """Make the output item of a call, in the shape its kind of call wants."""
         kind = call.raw.get("type", "function_call")
-        output: Any = words
+        output: Value = words
         if kind == "shell_call":
             outcome = {"type": "exit", "exit_code": 1}
             output = [{"stdout": "", "stderr": words, "outcome": outcome}]
@@ -138,7 +137,7 @@ class OpenAIResponses:
     def join(self, first: Part, second: Part) -> None:
         """Append the second output's content."""
         if isinstance(first.body, list) or isinstance(second.body, list):
-            output: Any = [*_outputs(first.body), *_outputs(second.body)]
+            output: Value = [*_outputs(first.body), *_outputs(second.body)]
         else:
             output = both_words(as_words(first.body), as_words(second.body))
         first.body, first.raw = output, {**first.raw, "output": output}
@@ -160,7 +159,7 @@ def _is_item(part: Part) -> bool:
     )
 
 
-def _chunk(chunk: Any) -> Part:
+def _chunk(chunk: Value) -> Part:
     if not isinstance(chunk, dict):
         words = as_words(chunk)
         return Part(Kind.TEXT, {"type": "input_text", "text": words}, body=words)
@@ -170,13 +169,13 @@ def _chunk(chunk: Any) -> Part:
     return Part(Kind.MEDIA if kind in _MEDIA else Kind.OPAQUE, chunk, name="chunk")
 
 
-def _chunks(content: Any) -> list[Part]:
+def _chunks(content: Value) -> list[Part]:
     if isinstance(content, str):
         return [Part(Kind.TEXT, None, body=content)] if content else []
     return [_chunk(chunk) for chunk in content] if isinstance(content, list) else []
 
 
-def _outputs(output: Any) -> list[Any]:
+def _outputs(output: Value) -> list[Value]:
     if isinstance(output, list):
         return output
     return [{"type": "input_text", "text": as_words(output)}] if output else []

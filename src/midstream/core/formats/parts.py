@@ -14,8 +14,10 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct
 
+Value = Any
+"""A JSON value of a provider. `Any`: providers add fields faster than anybody could type them."""
 Json = dict[str, Any]
-"""A JSON object of a provider. `Any`: providers add fields faster than anybody could type them."""
+"""A JSON object of a provider."""
 
 
 class Kind(StrEnum):
@@ -64,10 +66,10 @@ class Part(Struct, eq=False):
     """
 
     kind: Kind
-    raw: Any = None
+    raw: Value = None
     id: str | None = None
     name: str = ""
-    body: Any = None
+    body: Value = None
     signature: str | None = None
     failed: bool = False
     owner: Part | None = None
@@ -80,6 +82,8 @@ class Part(Struct, eq=False):
     """Where it was read: the number of its turn."""
     is_repeat: bool = False
     """Of a call: an earlier call of the list has its id."""
+    is_second: bool = False
+    """Of a result: its call has another one already."""
     is_by_name: bool = False
     """Has no id and needs none: results are found by the tool's name."""
     is_new: bool = False
@@ -111,7 +115,7 @@ class Turn:
         self,
         role: Role,
         parts: list[Part] | None,
-        source: Any = None,
+        source: Value = None,
         at: int = -1,
         *,
         is_changed: bool = False,
@@ -202,7 +206,7 @@ RAW = "_raw"
 """The argument that carries a text which is no JSON object, so that nothing of it is lost."""
 
 
-def object_of(value: Any) -> Json | None:
+def object_of(value: Value) -> Json | None:
     """Read arguments that should have been an object; None if they are one."""
     if isinstance(value, dict):
         return None
@@ -213,7 +217,7 @@ def object_of(value: Any) -> Json | None:
     return {RAW: as_json(value)}
 
 
-def object_in_text(value: Any) -> Json | None:
+def object_in_text(value: Value) -> Json | None:
     """Read arguments that should have been the JSON text of an object; None if they are."""
     if isinstance(value, str):
         try:
@@ -249,12 +253,12 @@ def _object_in(text: str, *, depth: int) -> Json:
     return {} if found is None else {RAW: text}
 
 
-def as_json(value: Any) -> str:
+def as_json(value: Value) -> str:
     """Write any JSON value as text, the same way every time."""
     return json.dumps(value, ensure_ascii=False, separators=(", ", ": "), default=str)
 
 
-def as_words(value: Any) -> str:
+def as_words(value: Value) -> str:
     """Read any JSON value as words: text as it is, nothing as nothing, the rest as JSON."""
     if isinstance(value, str):
         return value

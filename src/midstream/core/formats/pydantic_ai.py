@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from midstream.core.formats.parts import (
     Json,
     Kind,
@@ -11,6 +9,7 @@ from midstream.core.formats.parts import (
     Part,
     Role,
     Turn,
+    Value,
     as_words,
     both_words,
     object_in_text,
@@ -85,14 +84,14 @@ class PydanticAI:
         self.refill(first, both_words(as_words(first.body), as_words(second.body)))
 
     def tidy(self, part: Part) -> str | None:
-        """Any JSON value may be returned; a retry needs words."""
+        """Value JSON value may be returned; a retry needs words."""
         if part.raw.get("part_kind") == _RETRY and not part.body:
             self.refill(part, "(failed without a message)")
             return "empty-result"
         return None
 
 
-def _part(raw: Any) -> Part:
+def _part(raw: Value) -> Part:
     if not isinstance(raw, dict):
         words = as_words(raw)
         return Part(Kind.TEXT, {"content": words, "part_kind": "user-prompt"}, body=words)
@@ -110,7 +109,9 @@ def _part(raw: Any) -> Part:
     if kind == "thinking":
         return Part(Kind.THINKING, raw, body=content, signature=raw.get("signature"))
     if kind in ("builtin-tool-call", "native-tool-call"):
-        return Part(Kind.HOSTED_CALL, raw, raw.get("tool_call_id"), raw.get("tool_name") or "", raw.get("args"))
+        return Part(
+            Kind.HOSTED_CALL, raw, raw.get("tool_call_id"), raw.get("tool_name") or "", raw.get("args")
+        )
     if kind in ("builtin-tool-return", "native-tool-return"):
         return Part(Kind.HOSTED_RESULT, raw, raw.get("tool_call_id"), raw.get("tool_name") or "", content)
     return Part(Kind.OPAQUE, raw)

@@ -8,13 +8,11 @@ call that does.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 
-from midstream.core.formats.parts import Kind, Mark, Part, Role, Turn
-from midstream.core.repair.task import Task
-from midstream.core.repair.words import ANSWERS
+from midstream.core.formats.parts import Kind, Mark, Part, Role, Turn, Value
+from midstream.core.repair.task import Task, stands_in
 
-Key = tuple[str, Any]
+Key = tuple[str, Value]
 
 _COPY_DISTANCE_MAX = 8
 """In messages. A retry writes its copy next to the first; a bound keeps the walk linear."""
@@ -32,7 +30,7 @@ class Pairing:
         """Per id, the replies with calls that wait for it, the latest last."""
         self.done: dict[Key, Part] = {}
         """Per id, the call that was answered last."""
-        self.by_item: dict[Any, Part] = {}
+        self.by_item: dict[Value, Part] = {}
         """Calls by the provider's item id, which some put where the call id belongs."""
         self.strays: list[tuple[int, bool, Part]] = []
         """Results nobody waited for: the reply before them, whether words came between, the result."""
@@ -259,11 +257,14 @@ class Pairing:
     def _link(self, call: Part, result: Part) -> None:
         self._give(call, result)
         self.task.report.tell(
-            "foreign-result-id", self.turns[result.turn].at, "linked to the open call", call_id=_text(result.id)
+            "foreign-result-id",
+            self.turns[result.turn].at,
+            "linked to the open call",
+            call_id=_text(result.id),
         )
 
     def _settle_repeats(self) -> None:
-        """Of several results of one call make one: copies go, different ones are joined in order."""
+        """Of several results of one call keep one: copies go, others are joined to it or become words."""
         for call in self.calls:
             if call.answers is None or len(call.answers) == 1:
                 continue
@@ -273,30 +274,26 @@ class Pairing:
             call.answers = [first]
 
     def _settled(self, call: Part, first: Part, other: Part) -> Part:
-        form, report = self.task.form, self.task.report
+        report = self.task.report
         place = self.turns[other.turn]
+        if other.turn != first.turn and not (
+            stands_in(first) or stands_in(other) or first.body == other.body
+        ):
+            other.owner, other.is_second = None, True  # joining would change what came before it
+            return first
         self.copies.add(id(other))
-        if self.stands_in(other) or first.body == other.body:
+        if stands_in(other) or first.body == other.body:
             report.tell("repeated-result", place.at, "dropped the copy", call_id=_text(call.id))
             return first
-        if self.stands_in(first):
+        if stands_in(first):
             self.copies.add(id(first))
             self.copies.discard(id(other))
             report.tell("late-result", place.at, "put in the place of its stand-in", call_id=_text(call.id))
             return other
-        form.join(first, other)
+        self.task.form.join(first, other)
         self.turns[first.turn].is_changed = True
         report.tell("repeated-result", place.at, "joined with the first", call_id=_text(call.id))
         return first
-
-    def stands_in(self, result: Part) -> bool:
-        """Whether a result is only what a repair wrote in its place."""
-        body = result.body
-        if isinstance(body, dict):
-            body = body.get("error")
-        elif isinstance(body, list) and len(body) == 1 and isinstance(body[0], dict):
-            body = body[0].get("text")
-        return isinstance(body, str) and body in ANSWERS
 
     def _without_copies(self) -> list[Turn]:
         if not self.copies:
@@ -326,7 +323,7 @@ def _key(part: Part) -> Key:
     if part.is_by_name:
         return ("name", part.name)
     call_id = part.id
-    return ("id", call_id if isinstance(call_id, str | int | None) else repr(call_id))
+    return ("id", call_id if isinstance(call_id, str) else repr(call_id))
 
 
 def _text(call_id: object) -> str | None:

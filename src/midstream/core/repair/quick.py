@@ -8,16 +8,20 @@ about a microsecond a message, the walk ten.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from midstream.core.formats.parts import Mark
+from midstream.core.formats.parts import Mark, Value
 from midstream.core.profiles import Profile
-from midstream.core.repair.quick_grouped import look_at_anthropic, look_at_bedrock, look_at_gemini, look_at_pydantic_ai
+from midstream.core.repair.quick_grouped import (
+    look_at_anthropic,
+    look_at_bedrock,
+    look_at_gemini,
+    look_at_pydantic_ai,
+)
 from midstream.core.repair.quick_separate import look_at_chat, look_at_langchain, look_at_responses
 
 DOUBT, USER, REPLY, CALLS, ANSWER, SYSTEM = Mark
 
-Look = Callable[[list[Any], Profile, bytearray, dict[int, list[str]]], None]
+Look = Callable[[list[Value], Profile, bytearray, dict[int, list[str]]], None]
 
 _LOOKS: dict[str, Look] = {
     "anthropic": look_at_anthropic,
@@ -40,7 +44,7 @@ _SILENT = bytes((CALLS, ANSWER))
 class Marks:
     """What the quick look found: one mark a message, and the ids of the marked calls."""
 
-    def __init__(self, messages: list[Any], form: str, profile: Profile) -> None:
+    def __init__(self, messages: list[Value], form: str, profile: Profile) -> None:
         self.marks = bytearray(len(messages))
         self.ids: dict[int, list[str]] = {}
         self.form = form
@@ -70,7 +74,7 @@ def _are_distinct(ids: dict[int, list[str]]) -> bool:
     return len(set(every)) == len(every)
 
 
-def _has_distinct_items(messages: list[Any]) -> bool:
+def _has_distinct_items(messages: list[Value]) -> bool:
     every = [message["id"] for message in messages if "id" in message]
     return len(set(every)) == len(every)
 
@@ -87,4 +91,6 @@ def _is_order_fine(marks: bytes, profile: Profile, *, is_separate: bool) -> bool
     if b"aa" in roles or (profile.alternates != "no" and b"uu" in roles):
         return False
     spoken = marks.translate(_SPOKEN, _SILENT)
-    return profile.alternates != "spoken" or not (b"uu" in spoken or b"aa" in spoken or spoken.startswith(b"a"))
+    return profile.alternates != "spoken" or not (
+        b"uu" in spoken or b"aa" in spoken or spoken.startswith(b"a")
+    )

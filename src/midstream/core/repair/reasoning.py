@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from midstream.core.formats.parts import Json, Kind, Part, Role, Turn, as_words, both_words
+from midstream.core.formats.parts import Json, Kind, Part, Role, Turn, Value, as_words, both_words
 from midstream.core.repair.task import Task, is_text
 from midstream.core.repair.words import NO_REASONING, SENTINEL
 
@@ -62,7 +60,7 @@ def _is_reasoning(turn: Turn) -> bool:
     return isinstance(turn.source, dict) and turn.source.get("type") == "reasoning"
 
 
-def _item_fault(turn: Turn, item_id: Any, seen: set[str]) -> str | None:
+def _item_fault(turn: Turn, item_id: Value, seen: set[str]) -> str | None:
     if turn.role is Role.USER or turn.role is Role.SYSTEM or turn.source.get("type") == "item_reference":
         return "repeated-item" if item_id in seen and "type" not in turn.source else None
     if not isinstance(item_id, str) or not item_id or len(item_id) > _ITEM_ID_SIZE_MAX:
@@ -75,12 +73,20 @@ def _item_fault(turn: Turn, item_id: Any, seen: set[str]) -> str | None:
 
 
 def _drop_item_id(turn: Turn) -> None:
+    """Write an item without its id; a message that came as output is then written as plain input."""
     kept = {key: value for key, value in turn.source.items() if key != "id"}
     first = turn.parts[0] if turn.parts else None
-    if first is not None and first.raw is turn.source:
-        first.raw = kept
-    elif first is not None and isinstance(first.raw, dict) and first.kind in (Kind.CALL, Kind.RESULT):
+    if first is not None and first.kind in (Kind.CALL, Kind.RESULT) and isinstance(first.raw, dict):
         first.raw = {key: value for key, value in first.raw.items() if key != "id"}
+    elif turn.role is Role.ASSISTANT and turn.source.get("type") == "message":
+        words = ""
+        for part in turn.parts:
+            said = part.body if part.kind is Kind.TEXT else part.raw.get("refusal", part.raw)
+            words = both_words(words, as_words(said))
+        turn.parts = [Part(Kind.TEXT, None, body=words)]
+        kept.pop("status", None)
+    elif first is not None and first.raw is turn.source:
+        first.raw = kept
     turn.source, turn.is_changed = kept, True
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from midstream.core.formats.parts import Json, Kind, Part, Role, Turn, as_words, both_words
+from midstream.core.formats.parts import Json, Kind, Part, Role, Turn, Value, as_words, both_words
 from midstream.core.repair.task import Task
 from midstream.core.repair.words import SYSTEM_NOTE
 
 
-def place_systems(turns: list[Turn], system: Any, task: Task) -> tuple[list[Turn], Any]:
+def place_systems(turns: list[Turn], system: Value, task: Task) -> tuple[list[Turn], Value]:
     """Move, merge or mark the system prompts in a list; return it with the system parameter.
 
     Before the first other message they go to the top (or into the parameter); later ones stay where they
@@ -28,7 +26,9 @@ def place_systems(turns: list[Turn], system: Any, task: Task) -> tuple[list[Turn
             continue
         words = _words(turn.parts)
         if not words.strip() or words in said:
-            task.report.tell("repeated-system" if words.strip() else "empty-message", turn.at, "dropped the copy")
+            task.report.tell(
+                "repeated-system" if words.strip() else "empty-message", turn.at, "dropped the copy"
+            )
         elif is_top and profile.system == "apart":
             system = _with_words(system, words)
             task.report.tell("system-in-list", turn.at, "moved into the system parameter")
@@ -54,7 +54,7 @@ def _words(parts: list[Part]) -> str:
     return words
 
 
-def _words_of_system(system: Any) -> str:
+def _words_of_system(system: Value) -> str:
     if isinstance(system, dict):
         system = system.get("parts")
     if isinstance(system, list):
@@ -65,7 +65,7 @@ def _words_of_system(system: Any) -> str:
     return as_words(system)
 
 
-def _with_words(system: Any, words: str) -> Any:
+def _with_words(system: Value, words: str) -> Value:
     """Add words to a system parameter, in the shape it has (or a text where there is none)."""
     if system is None or system == "":
         return words
@@ -76,6 +76,6 @@ def _with_words(system: Any, words: str) -> Any:
         return {**system, "parts": pieces}
     if isinstance(system, list):
         is_typed = any(isinstance(block, dict) and "type" in block for block in system)
-        block: Any = {"type": "text", "text": words} if is_typed or not system else {"text": words}
+        block: Value = {"type": "text", "text": words} if is_typed or not system else {"text": words}
         return [*system, words if system and isinstance(system[0], str) else block]
     return system

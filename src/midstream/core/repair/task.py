@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from midstream.core.formats.parts import Format, Kind, Layout, Mark, Part, Role, Turn
+from midstream.core.formats.parts import Format, Kind, Layout, Mark, Part, Role, Turn, Value
 from midstream.core.profiles import Profile
 from midstream.core.repair.report import Report
+from midstream.core.repair.words import ANSWERS
 
 
 class Task:
@@ -56,6 +55,16 @@ def words_in(part: Part) -> str:
     return part.body if isinstance(part.body, str) else ""
 
 
-def is_text(value: Any) -> bool:
+def is_text(value: Value) -> bool:
     """Whether a value is a text that says something."""
     return isinstance(value, str) and bool(value.strip())
+
+
+def stands_in(result: Part) -> bool:
+    """Whether a result is only what a repair wrote in place of one."""
+    body = result.body
+    if isinstance(body, dict):
+        body = body.get("error")
+    elif isinstance(body, list) and len(body) == 1 and isinstance(body[0], dict):
+        body = body[0].get("text")
+    return isinstance(body, str) and body in ANSWERS
