@@ -13,6 +13,7 @@ Json = dict[str, Any]
 
 _ID = re.compile(r"[a-zA-Z0-9_-]+")
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
+_FOREIGN = ("gAAAA", "skip_thought_signature_validator")  # OpenAI's encrypted reasoning, Google's stand-in
 _PAIRED_BY_TURN = frozenset({"bedrock-claude", "bedrock-mistral", "vertex", "portable"})
 _UNMIXED = frozenset({"bedrock-mistral", "minimax", "portable"})
 
@@ -77,7 +78,8 @@ def _block(block: Json, role: str, seen: set[str]) -> Iterator[str]:
     elif kind in ("thinking", "redacted_thinking"):
         if role != "assistant":
             yield "ANT-ROLE thinking of a user"
-        if not _says(block.get("signature" if kind == "thinking" else "data")):
+        signature = block.get("signature" if kind == "thinking" else "data")
+        if not _says(signature) or signature.startswith(_FOREIGN):
             yield "ANT-SIGNATURE"
         if kind == "thinking" and not isinstance(block.get("thinking"), str):
             yield "ANT-SHAPE thinking"
@@ -87,7 +89,10 @@ def _result(block: Json) -> Iterator[str]:
     content = block.get("content", "")
     if not isinstance(content, str | list):
         yield "ANT-SHAPE result"
-    elif isinstance(content, list):
+    elif isinstance(content, str):
+        if content and not content.strip():
+            yield "ANT-BLANK in a result"
+    else:
         for piece in content:
             if not isinstance(piece, dict) or not isinstance(piece.get("type"), str):
                 yield "ANT-SHAPE result"
@@ -106,7 +111,8 @@ def _reply(blocks: list[Any]) -> Iterator[str]:
     responses = {
         str(block.get("signature")).partition(".")[0] for block in blocks if block.get("type") == "thinking"
     }
-    if len(responses) > 1:
+    signatures = [str(block.get("signature")) for block in blocks if block.get("type") == "thinking"]
+    if len(responses) > 1 or len(set(signatures)) != len(signatures):
         yield "ANT-SPLICE two responses"
     open_calls: list[Any] = []
     closed: set[Any] = set()
@@ -228,6 +234,8 @@ def _converse_block(block: Json, role: Any, seen: set[str], profile: str) -> Ite
         elif any("text" in piece and not _says(piece["text"]) for piece in content):
             yield "BED-BLANK result"
     thought = block.get("reasoningContent")
+    if isinstance(thought, dict) and role != "assistant":
+        yield "BED-ROLE thinking"
     if isinstance(thought, dict) and "redactedContent" not in thought and profile != "bedrock-mistral":
         if not _says((thought.get("reasoningText") or {}).get("signature")):
             yield "BED-SIGNATURE"

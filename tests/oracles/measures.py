@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.oracles.accidents import ACCIDENTS, Accident, objects
 from tests.oracles.scripts import valid
-from tests.oracles.verdicts import refusals
+from tests.oracles.verdicts import doubts, refusals
 
 Repair = Callable[..., Any]
 
@@ -76,7 +76,8 @@ def score(form: str, messages: list[Any], repair: Repair, *, whole: list[Any] | 
         made.faults.append(f"not idempotent: {[edit.code for edit in again.edits]}")
     if twin.messages != result.messages or twin.edits != result.edits:
         made.faults.append("not deterministic")
-    if not refusals(form, before, asked.get("profile") or "") and result.messages is not messages:
+    is_fine = not refusals(form, before, asked.get("profile") or "") and not doubts(form, before)
+    if is_fine and result.messages is not messages:
         made.faults.append(f"touched a valid history: {[edit.code for edit in result.edits]}")
     if (result.messages is not messages) != bool(result.edits):
         made.faults.append("edits and change do not agree")
@@ -127,6 +128,8 @@ def first_defect(whole: list[Any], messages: list[Any]) -> int:
         if mine != its:
             break
         count += 1
+    while count and isinstance(messages[count - 1], dict) and messages[count - 1].get("type") == "reasoning":
+        count -= 1  # it belongs to the item behind it
     return count
 
 

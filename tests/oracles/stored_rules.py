@@ -29,8 +29,9 @@ def langchain_as_chat(messages: list[Any]) -> list[Json]:
         if role == "tool":
             made["tool_call_id"] = inner.get("tool_call_id")
         if isinstance(made["content"], list):
-            kept = [chunk for chunk in made["content"] if _is_sent(chunk)]
-            made["content"] = kept or ("" if made["content"] else [])
+            texts = [{"type": "text", "text": c} if isinstance(c, str) else c for c in made["content"]]
+            kept = [chunk for chunk in texts if _is_sent(chunk)]
+            made["content"] = kept or ""
         chat.append(made)
     return chat
 
@@ -99,7 +100,11 @@ def pydantic_ai_faults(messages: list[Any]) -> Iterator[str]:
             yield f"PYD-ROLE {at}"
         if message["kind"] == "response" and {"user-prompt", "tool-return", "retry-prompt"} & set(kinds):
             yield f"PYD-ROLE {at}"
+        if set(kinds) == {"thinking"}:
+            yield f"PYD-THINKONLY {at}"
         for part in parts:
+            if part.get("part_kind") == "retry-prompt" and not part.get("content"):
+                yield f"PYD-RETRY {at}"
             blank = isinstance(part.get("content"), str) and not part["content"].strip()
             if part.get("part_kind") in ("user-prompt", "text") and blank:
                 yield f"PYD-BLANK {at}"

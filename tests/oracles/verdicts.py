@@ -44,6 +44,8 @@ def with_prompt(form: str, messages: list[Any], profile: str = "") -> list[Any]:
     last = messages[-1] if messages else None
     if key is None or not is_strict or not isinstance(last, dict) or last.get("role") != "user":
         return [*messages, prompt]
+    if not last.get(key):
+        return [*messages, prompt]
     said = last[key] if isinstance(last[key], list) else [{"type": "text", "text": last[key]}]
     words = prompt[key] if isinstance(prompt[key], list) else [{"type": "text", "text": "next"}]
     return [*messages[:-1], {**last, key: [*said, *words]}]
@@ -74,3 +76,55 @@ def refusals(form: str, messages: list[Any], profile: str = "") -> list[str]:
     if _LONE.search(json.dumps(messages, ensure_ascii=False)):
         found.append("X-UTF8")
     return found
+
+
+def doubts(form: str, messages: list[Any]) -> list[str]:
+    """What some servers of a format refuse and others take: neither leaving it nor changing it is wrong."""
+    found = []
+    leading = next((m for m in messages if _role_of(form, m) not in ("system", "developer")), {})
+    if _role_of(form, leading) == "assistant":
+        found.append("starts with a reply")
+    for at, message in enumerate(messages):
+        said = message.get("data", message)
+        content = said.get("content", said.get("parts"))
+        if _role_of(form, message) == "user" and (not content or (isinstance(content, str) and content.isspace())):
+            found.append(f"says nothing {at}")
+        if form == "gemini" and isinstance(content, list):
+            answers = ["functionResponse" in part for part in content]
+            if True in answers and False in answers[: len(answers) - answers[::-1].index(True)]:
+                found.append(f"words before responses {at}")
+    if form == "openai-responses" and list(chat(responses_as_chat(messages), "stored")):
+        found.append("outputs are not next to their calls")
+    return found
+
+
+def _role_of(form: str, message: Any) -> str:
+    if form == "openai-responses" and "role" not in message:
+        kind = str(message.get("type"))
+        return "tool" if kind.endswith("_output") else "assistant"
+    named = message.get("role") or message.get("kind") or message.get("type")
+    return {"model": "assistant", "response": "assistant", "ai": "assistant", "request": "user", "human": "user"}.get(
+        str(named), str(named)
+    )
+
+
+def responses_as_chat(items: list[Any]) -> list[Json]:
+    """Read Responses items, literally, into chat messages: calls in a row are one reply."""
+    made: list[Json] = []
+    for item in items:
+        kind = str(item.get("type", "message"))
+        if kind.endswith("_call") and "call_id" in item:
+            name = item.get("name") or kind
+            call = {"id": item["call_id"], "type": "function", "function": {"name": name, "arguments": "{}"}}
+            call["function"]["arguments"] = item.get("arguments", "{}")
+            if made and made[-1]["role"] == "assistant" and made[-1].get("tool_calls"):
+                made[-1]["tool_calls"].append(call)
+            else:
+                made.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        elif kind.endswith("_call_output"):
+            made.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": "output"})
+        elif kind == "message":
+            words = item.get("content") or ""
+            text = words if isinstance(words, str) else "".join(str(chunk.get("text", "")) for chunk in words)
+            made.append({"role": item.get("role"), "content": text or "(nothing)"})
+    return made
