@@ -50,6 +50,11 @@ class Anthropic:
         del role
         return Part(Kind.TEXT, {"type": "text", "text": words}, body=words, is_new=True)
 
+    def call(self, call_id: str, name: str, arguments: Json) -> Part:
+        """Make a call block."""
+        raw: Json = {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
+        return Part(Kind.CALL, raw, call_id, name, arguments, is_new=True)
+
     def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
         """Make a result block for a call."""
         raw: Json = {"type": "tool_result", "tool_use_id": call.id, "content": words}

@@ -47,6 +47,11 @@ class Bedrock:
         del role
         return Part(Kind.TEXT, {"text": words}, body=words, is_new=True)
 
+    def call(self, call_id: str, name: str, arguments: Json) -> Part:
+        """Make a call block."""
+        raw: Json = {"toolUse": {"toolUseId": call_id, "name": name, "input": arguments}}
+        return Part(Kind.CALL, raw, call_id, name, arguments, is_new=True)
+
     def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
         """Make a result block for a call."""
         inner: Json = {"toolUseId": call.id, "content": [{"text": words}]}

@@ -127,6 +127,12 @@ class OpenAIChat:
         del role
         return Part(Kind.TEXT, None, body=words, is_new=True)
 
+    def call(self, call_id: str, name: str, arguments: Json) -> Part:
+        """Make an entry of `tool_calls`."""
+        body = as_json(arguments)
+        raw: Json = {"id": call_id, "type": "function", "function": {"name": name, "arguments": body}}
+        return Part(Kind.CALL, raw, call_id, name, body, is_new=True)
+
     def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
         """Make a tool message for a call (a function message for a call of the old kind)."""
         if call.is_by_name:

@@ -55,6 +55,11 @@ class Gemini:
         del role
         return Part(Kind.TEXT, {"text": words}, body=words, is_new=True)
 
+    def call(self, call_id: str, name: str, arguments: Json) -> Part:
+        """Make a function call with an id."""
+        raw: Json = {"functionCall": {"id": call_id, "name": name, "args": arguments}}
+        return Part(Kind.CALL, raw, call_id, name, arguments, is_new=True)
+
     def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
         """Make a function response; what is no answer of the tool stands under `error`."""
         del is_failed

@@ -122,6 +122,11 @@ class LangChain:
         del role
         return Part(Kind.TEXT, None, body=words, is_new=True)
 
+    def call(self, call_id: str, name: str, arguments: Json) -> Part:
+        """Make an entry of `tool_calls`."""
+        raw: Json = {"name": name, "args": arguments, "id": call_id, "type": "tool_call"}
+        return Part(Kind.CALL, raw, call_id, name, arguments, is_new=True)
+
     def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
         """Make a tool message for a call."""
         fields: Json = {"content": words, "name": call.name or None, "tool_call_id": call.id}

@@ -82,6 +82,12 @@ class OpenAIResponses:
         kind = "output_text" if role is Role.ASSISTANT else "input_text"
         return Part(Kind.TEXT, {"type": kind, "text": words}, body=words, is_new=True)
 
+    def call(self, call_id: str, name: str, arguments: Json) -> Part:
+        """Make a function call item, without an item id."""
+        body = as_json(arguments)
+        raw: Json = {"type": "function_call", "call_id": call_id, "name": name, "arguments": body}
+        return Part(Kind.CALL, raw, call_id, name, body, is_new=True)
+
     def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
         """Make the output item of a call, in the shape its kind of call wants."""
         kind = call.raw.get("type", "function_call")

@@ -174,6 +174,9 @@ class Format(Protocol):
     def text(self, words: str, role: Role) -> Part:
         """Make a text part for a turn of this role."""
 
+    def call(self, call_id: str, name: str, arguments: Json) -> Part:
+        """Make a call part."""
+
     def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
         """Make a result part for a call."""
 

@@ -43,6 +43,11 @@ class PydanticAI:
         kind = "text" if role is Role.ASSISTANT else "user-prompt"
         return Part(Kind.TEXT, {"content": words, "part_kind": kind}, body=words, is_new=True)
 
+    def call(self, call_id: str, name: str, arguments: Json) -> Part:
+        """Make a tool call part."""
+        raw: Json = {"tool_name": name, "args": arguments, "tool_call_id": call_id, "part_kind": "tool-call"}
+        return Part(Kind.CALL, raw, call_id, name, arguments, is_new=True)
+
     def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
         """Make a tool return for a call."""
         del is_failed

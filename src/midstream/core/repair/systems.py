@@ -16,7 +16,7 @@ def place_systems(turns: list[Turn], system: Value, task: Task) -> tuple[list[Tu
     profile = task.profile
     if profile.system == "any" or not any(turn.role is Role.SYSTEM for turn in turns):
         return turns, system
-    said = {_words_of_system(system)} if system is not None else set()
+    said = {words_of_system(system)} if system is not None else set()
     kept: list[Turn] = []
     is_top = True
     for turn in turns:
@@ -30,7 +30,7 @@ def place_systems(turns: list[Turn], system: Value, task: Task) -> tuple[list[Tu
                 "repeated-system" if words.strip() else "empty-message", turn.at, "dropped the copy"
             )
         elif is_top and profile.system == "apart":
-            system = _with_words(system, words)
+            system = with_words(system, words)
             task.report.tell("system-in-list", turn.at, "moved into the system parameter")
         elif is_top and not kept:
             kept.append(turn)
@@ -54,7 +54,8 @@ def _words(parts: list[Part]) -> str:
     return words
 
 
-def _words_of_system(system: Value) -> str:
+def words_of_system(system: Value) -> str:
+    """The words of a system parameter of any shape."""
     if isinstance(system, dict):
         system = system.get("parts")
     if isinstance(system, list):
@@ -65,7 +66,7 @@ def _words_of_system(system: Value) -> str:
     return as_words(system)
 
 
-def _with_words(system: Value, words: str) -> Value:
+def with_words(system: Value, words: str) -> Value:
     """Add words to a system parameter, in the shape it has (or a text where there is none)."""
     if system is None or system == "":
         return words
