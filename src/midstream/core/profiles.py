@@ -143,7 +143,7 @@ _PROFILES = (
         pairs_hosted=True,
     ),
     Profile(name="openai-chat", signs="openai", id_size_max=40, is_empty_user_refused=False),
-    Profile(name="responses", signs="openai", id_size_max=64, ids_are_unique="list", is_hollow_refused=False),
+    Profile(name="responses", signs="openai", id_size_max=64, ids_are_unique="list"),
     Profile(
         name="gemini",
         signs="google",

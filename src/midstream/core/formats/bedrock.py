@@ -34,9 +34,9 @@ class Bedrock:
         content = message.get("content")
         if isinstance(content, str | dict):
             return Turn(role, [_part(content)], message, at, is_changed=True)
-        return Turn(
-            role, [_part(block) for block in content] if isinstance(content, list) else [], message, at
-        )
+        blocks = content if isinstance(content, list) else []
+        is_changed = not all(isinstance(block, dict) for block in blocks)
+        return Turn(role, [_part(block) for block in blocks], message, at, is_changed=is_changed)
 
     def build(self, turn: Turn) -> Json:
         """Write one turn."""
@@ -162,4 +162,6 @@ def _part(block: Value) -> Part:
         if "redactedContent" in thought or not isinstance(text, dict):
             return Part(Kind.THINKING, block, signature="redacted")
         return Part(Kind.THINKING, block, body=text.get("text"), signature=text.get("signature"))
-    return Part(Kind.MEDIA if any(key in block for key in _MEDIA) else Kind.OPAQUE, block)
+    if any(key in block for key in _MEDIA):
+        return Part(Kind.MEDIA, block)
+    return Part(Kind.OPAQUE, block, name="" if block else "nothing")

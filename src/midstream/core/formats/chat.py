@@ -13,7 +13,9 @@ from midstream.core.formats.parts import (
     as_json,
     as_words,
     both_words,
+    is_typed,
     object_in_text,
+    typed_blocks,
 )
 
 _ROLES = {
@@ -47,7 +49,8 @@ class OpenAIChat:
                 parts.append(Part(Kind.TEXT, None, body=content))
         elif isinstance(content, list):
             parts = [_chunk(chunk) for chunk in content]
-        turn = Turn(role, parts, message, at)
+        is_changed = isinstance(content, list) and not all(map(is_typed, content))
+        turn = Turn(role, parts, message, at, is_changed=is_changed)
         if role is Role.ASSISTANT:
             self._read_reply(message, turn)
         elif content is None or content == []:
@@ -56,6 +59,8 @@ class OpenAIChat:
 
     def _read_reply(self, message: Json, turn: Turn) -> None:
         """Read what only replies have: reasoning before, calls after the words."""
+        if message.get("content") == []:
+            turn.faults = ("empty-content",)
         reasoning = message.get("reasoning_content")
         if isinstance(reasoning, str) and reasoning:
             turn.parts.insert(0, Part(Kind.THINKING, None, body=reasoning))
@@ -64,7 +69,7 @@ class OpenAIChat:
             if calls and isinstance(calls, list):
                 turn.parts += [self._call(call) for call in calls if isinstance(call, dict)]
             else:
-                turn.faults = ("empty-calls",)
+                turn.faults = (*turn.faults, "empty-calls")
         legacy = message.get("function_call")
         if isinstance(legacy, dict):
             name, body = legacy.get("name") or "", legacy.get("arguments")
@@ -101,7 +106,7 @@ class OpenAIChat:
         said = [part for part in turn.parts if part.kind in (Kind.TEXT, Kind.MEDIA) or _is_chunk(part)]
         if not said:
             before = source.get("content")
-            return before if before in (None, "") and turn.role is Role.ASSISTANT else None
+            return before if before in (None, "") else None
         if all(part.raw is None for part in said):
             return "\n\n".join(part.body for part in said)
         return [{"type": "text", "text": part.body} if part.raw is None else part.raw for part in said]
@@ -204,8 +209,12 @@ class OpenAIChat:
         content = part.body
         if isinstance(content, str):
             return None
-        if isinstance(content, list) and content and all(isinstance(chunk, dict) for chunk in content):
-            return None
+        if isinstance(content, list) and content:
+            if all(map(is_typed, content)):
+                return None
+            part.body = typed_blocks(content)
+            part.raw = {**part.raw, "content": part.body}
+            return "bad-result"
         self.refill(part, as_words(content) if content else "(no output)")
         return "bad-result" if content else "null-content"
 
@@ -225,7 +234,7 @@ def _is_chunk(part: Part) -> bool:
 
 
 def _chunk(chunk: Value) -> Part:
-    if not isinstance(chunk, dict):
+    if not is_typed(chunk):
         words = as_words(chunk)
         return Part(Kind.TEXT, {"type": "text", "text": words}, body=words)
     kind = chunk.get("type")

@@ -42,7 +42,9 @@ class Gemini:
         parts = message.get("parts")
         if isinstance(parts, dict | str):
             return Turn(role, [_part(parts)], message, at, is_changed=True)
-        return Turn(role, [_part(part) for part in parts] if isinstance(parts, list) else [], message, at)
+        pieces = parts if isinstance(parts, list) else []
+        is_changed = not all(isinstance(part, dict) for part in pieces)
+        return Turn(role, [_part(part) for part in pieces], message, at, is_changed=is_changed)
 
     def build(self, turn: Turn) -> Json:
         """Write one content."""

@@ -31,7 +31,9 @@ class PydanticAI:
         """Read one message."""
         role = _ROLES.get(message.get("kind", ""), Role.OTHER)
         parts = message.get("parts")
-        return Turn(role, [_part(part) for part in parts] if isinstance(parts, list) else [], message, at)
+        pieces = parts if isinstance(parts, list) else []
+        is_changed = not all(map(_is_kind, pieces))
+        return Turn(role, [_part(part) for part in pieces], message, at, is_changed=is_changed)
 
     def build(self, turn: Turn) -> Json:
         """Write one message."""
@@ -96,8 +98,12 @@ class PydanticAI:
         return None
 
 
+def _is_kind(raw: Value) -> bool:
+    return isinstance(raw, dict) and isinstance(raw.get("part_kind"), str)
+
+
 def _part(raw: Value) -> Part:
-    if not isinstance(raw, dict):
+    if not _is_kind(raw):
         words = as_words(raw)
         return Part(Kind.TEXT, {"content": words, "part_kind": "user-prompt"}, body=words)
     kind, content = raw.get("part_kind"), raw.get("content")

@@ -306,12 +306,18 @@ class Pairing:
             size = len(turn.parts)
             parts = [part for part in turn.parts if id(part) not in self.copies]
             if len(parts) != size:
-                is_copied_reply = turn.role is Role.ASSISTANT and kept and kept[-1].source == turn.source
+                is_copied_reply = kept and _is_copy_of(turn, kept[-1])
                 if not parts or is_copied_reply or not _says(parts):
                     continue
                 turn.parts, turn.is_changed = parts, True
             kept.append(turn)
         return kept
+
+
+def _is_copy_of(turn: Turn, before: Turn) -> bool:
+    """Whether this reply was written twice; two pieces of one message are no copies."""
+    is_other = turn.source is not before.source
+    return turn.role is Role.ASSISTANT and is_other and turn.source == before.source
 
 
 def _says(parts: list[Part]) -> bool:

@@ -6,6 +6,7 @@ import msgspec
 
 from midstream.core.formats.parts import Role, Turn, Value, as_json
 from midstream.core.repair.quick import Marks
+from midstream.core.repair.roles import with_known_role
 from midstream.core.repair.task import Task
 from midstream.errors import InvalidHistoryError
 
@@ -46,7 +47,14 @@ def turns_of(messages: list[Value], task: Task, marks: Marks) -> list[Turn]:
             turn.ids = ids.get(at)
             turns.append(turn)
         elif isinstance(message, dict):
-            turns.append(parse(message, at))
+            named = with_known_role(message, task.form.name)
+            turn = parse(named, at)
+            if turn.is_changed:
+                task.report.tell("content-shape", at, "wrapped the content in a list")
+            if named is not message:
+                turn.is_changed = True
+                task.report.tell("unknown-role", at, "read as the one it resembles")
+            turns.append(turn)
         elif message in (None, "", []):
             task.report.tell("not-a-message", at, "dropped: it is empty")
         else:

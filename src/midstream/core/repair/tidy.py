@@ -10,8 +10,12 @@ from midstream.core.repair.task import Task, is_text, words_in
 from midstream.core.repair.words import HOSTED_CUT, HOSTED_ORPHAN, INTERRUPTED, NO_NAME, SENTINEL, UNKNOWN
 
 _REPLY_KINDS = frozenset({Kind.CALL, Kind.THINKING, Kind.HOSTED_CALL, Kind.HOSTED_RESULT})
+_REQUEST_PARTS = ("user-prompt", "system-prompt", "tool-return", "retry-prompt")
 # How other providers' signatures begin: OpenAI's encrypted reasoning, Google's stand-in.
 _FOREIGN_STARTS = ("gAAAA", SENTINEL)
+
+
+_DID = {"unlisted-call": "put into the list of calls", "null-content": "made a text"}
 
 
 def tidy_turns(turns: list[Turn], task: Task) -> list[Turn]:
@@ -50,13 +54,9 @@ def tidy_turns(turns: list[Turn], task: Task) -> list[Turn]:
 
 
 def _tidy_role(turn: Turn, task: Task) -> None:
-    if turn.role is Role.OTHER and task.form.name != "langchain":
-        turn.role, turn.is_changed = Role.USER, True
-        task.report.tell("unknown-role", turn.at, "read as the user's")
-    elif turn.role is Role.TOOL and task.is_grouped:
+    """Where results are parts, they are the user's."""
+    if turn.role is Role.TOOL and task.is_grouped:
         turn.role = Role.USER
-    elif turn.is_changed and turn.source is not None:
-        task.report.tell("content-shape", turn.at, "wrapped the content in a list")
 
 
 def _split(turn: Turn, task: Task) -> list[Turn]:
@@ -64,9 +64,11 @@ def _split(turn: Turn, task: Task) -> list[Turn]:
     if not task.is_grouped:
         return [turn]
     if turn.role is Role.USER:
-        if not any(part.kind in _REPLY_KINDS for part in turn.parts):
+        if not any(map(_is_replys, turn.parts)):
             return [turn]
-        code, cuts = "reply-in-user-turn", _role_cuts(turn)
+        code, cuts = "reply-in-user-turn", _side_cuts([_is_replys(part) for part in turn.parts])
+    elif turn.role is Role.ASSISTANT and any(map(_is_users, turn.parts)):
+        code, cuts = "user-in-reply", _side_cuts([_is_users(part) for part in turn.parts])
     elif turn.role is Role.ASSISTANT and task.profile.is_thinking_signed:
         code, cuts = "spliced-thinking", _splice_cuts(turn)
         if not cuts:
@@ -79,15 +81,26 @@ def _split(turn: Turn, task: Task) -> list[Turn]:
     for start, end in pairwise(edges):
         parts = turn.parts[start:end]
         role = turn.role
-        if role is Role.USER and parts[0].kind in _REPLY_KINDS:
+        if role is Role.USER and _is_replys(parts[0]):
             role = Role.ASSISTANT
+        elif role is Role.ASSISTANT and _is_users(parts[0]):
+            role = Role.USER
         pieces.append(Turn(role, parts, turn.source if role is turn.role else None, turn.at, is_changed=True))
     return pieces
 
 
-def _role_cuts(turn: Turn) -> list[int]:
-    """Where a user's turn changes between a user's parts and a reply's."""
-    sides = [part.kind in _REPLY_KINDS for part in turn.parts]
+def _is_replys(part: Part) -> bool:
+    """Whether only a reply may hold this part."""
+    return part.kind in _REPLY_KINDS or (isinstance(part.raw, dict) and part.raw.get("part_kind") == "text")
+
+
+def _is_users(part: Part) -> bool:
+    """Whether only a request may hold this part; pydantic-ai's parts say so, results are moved anyway."""
+    return isinstance(part.raw, dict) and part.raw.get("part_kind") in _REQUEST_PARTS
+
+
+def _side_cuts(sides: list[bool]) -> list[int]:
+    """Where a turn changes between a user's parts and a reply's."""
     return [place for place in range(1, len(sides)) if sides[place] != sides[place - 1]]
 
 
@@ -227,14 +240,14 @@ def _is_kept(turn: Turn, task: Task) -> bool:
         turn.is_changed = True
         for fault in turn.faults:
             if fault != "null-content" or turn.parts:
-                task.report.tell(fault, turn.at, "left out")
+                task.report.tell(fault, turn.at, _DID.get(fault, "left out"))
     if turn.parts:
         return _is_hollow_kept(turn, task)
     if turn.role is Role.ASSISTANT:
         is_refused = profile.is_hollow_refused or task.is_grouped
     else:
         is_refused = task.is_grouped or bool(turn.faults) or profile.is_empty_user_refused
-    if task.is_flat:
+    if task.is_flat and turn.role is not Role.ASSISTANT:
         content = turn.source.get("content") if turn.source else None
         is_refused = not isinstance(content, str) or profile.blank != "ok"
     if is_refused:
