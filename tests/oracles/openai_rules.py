@@ -23,7 +23,7 @@ def chat(messages: list[Any], profile: str = "openai-chat") -> Iterator[str]:
         role, content = message.get("role"), message.get("content")
         if role == "tool":
             if message.get("tool_call_id") in expected:
-                expected.remove(message["tool_call_id"])
+                expected.remove(message.get("tool_call_id"))
             else:
                 yield f"OAI-ORPHAN {at}: {message.get('tool_call_id')!r}"
             if not isinstance(content, str) and not _chunks(content):

@@ -53,6 +53,13 @@ def with_prompt(form: str, messages: list[Any], profile: str = "") -> list[Any]:
 
 def refusals(form: str, messages: list[Any], profile: str = "") -> list[str]:
     """Everything the servers would say of a repaired list when the next prompt follows it."""
+    try:
+        return _refusals(form, messages, profile)
+    except (AttributeError, TypeError, KeyError, ValueError) as error:
+        return [f"SHAPE {type(error).__name__}: {error}"]  # not even the judge can read it
+
+
+def _refusals(form: str, messages: list[Any], profile: str) -> list[str]:
     found = [f"SHAPE {at}" for at, message in enumerate(messages) if not isinstance(message, dict)]
     if found:
         return found
@@ -80,7 +87,7 @@ def refusals(form: str, messages: list[Any], profile: str = "") -> list[str]:
 
 def doubts(form: str, messages: list[Any]) -> list[str]:
     """What some servers of a format refuse and others take: neither leaving it nor changing it is wrong."""
-    found = []
+    found: list[str] = []
     leading = next((m for m in messages if _role_of(form, m) not in ("system", "developer")), {})
     if _role_of(form, leading) == "assistant":
         found.append("starts with a reply")
