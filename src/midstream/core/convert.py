@@ -202,4 +202,8 @@ def _object(text: str) -> Value:
 
 
 def _key(part: Part) -> tuple[str, Value]:
-    return ("name", part.name) if part.is_by_name else ("id", part.id)
+    return (
+        ("name", part.name)
+        if part.is_by_name
+        else ("id", part.id if isinstance(part.id, str) else repr(part.id))
+    )

@@ -54,8 +54,8 @@ class Profile(Struct, frozen=True, kw_only=True):
     """Who may begin: anybody; anybody but a reply with calls; the user only."""
     call_follows_user: bool = False
     """A reply with calls may not follow another reply (Gemini)."""
-    system: Literal["any", "first", "apart"] = "any"
-    """Where system prompts stand: anywhere; at the top of the list; in a parameter of their own."""
+    system: Literal["any", "after-user", "first", "apart"] = "any"
+    """Where system prompts stand: anywhere; not after a reply or a result; at the top; in a parameter."""
     repeats_system: bool = True
     """Whether equal system prompts may be said again."""
     blank: Literal["ok", "empty", "white"] = "ok"
@@ -161,8 +161,16 @@ _PROFILES = (
         blank="empty",
         signs_calls=True,
     ),
-    Profile(name="mistral", is_empty_user_refused=False, ids_refused=frozenset({"null"})),
-    Profile(name="mistral-v3", is_empty_user_refused=False, id_pattern=_ALNUM, id_size_exact=9),
+    Profile(
+        name="mistral", system="after-user", is_empty_user_refused=False, ids_refused=frozenset({"null"})
+    ),
+    Profile(
+        name="mistral-v3",
+        system="after-user",
+        is_empty_user_refused=False,
+        id_pattern=_ALNUM,
+        id_size_exact=9,
+    ),
     Profile(name="deepseek", is_empty_user_refused=False, ids_are_unique="list", wants_reasoning=True),
     Profile(name="kimi", is_empty_user_refused=False),
     Profile(name="minimax", is_empty_user_refused=False, mixes_results=False),
@@ -177,6 +185,7 @@ _PROFILES = (
         repeats_system=False,
     ),
     Profile(name="neutral", blank="white"),
+    Profile(name="pydantic-ai", blank="white", first="user"),
 )
 
 
@@ -198,7 +207,7 @@ def both(first: Profile, second: Profile, *, name: str | None = None) -> Profile
         alternates=_later(first.alternates, second.alternates, ("no", "roles", "spoken")),
         first=_later(first.first, second.first, ("any", "call-later", "user")),
         call_follows_user=first.call_follows_user or second.call_follows_user,
-        system=_later(first.system, second.system, ("any", "first", "apart")),
+        system=_later(first.system, second.system, ("any", "after-user", "first", "apart")),
         repeats_system=first.repeats_system and second.repeats_system,
         blank=_later(first.blank, second.blank, ("ok", "empty", "white")),
         is_empty_user_refused=first.is_empty_user_refused or second.is_empty_user_refused,
@@ -234,7 +243,6 @@ _ALIASES = {
     "openai-responses": "responses",
     "google": "gemini",
     "chat": "openai-chat",
-    "pydantic-ai": "neutral",
     "langchain": "neutral",
 }
 

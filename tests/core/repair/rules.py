@@ -253,6 +253,8 @@ def chat(messages: list[Json], profile: str) -> list[str]:
                 expected.remove(message["tool_call_id"])
             if message.get("content") is None:
                 found.append(f"NULL at {place}")
+        elif role == "function":
+            expected = []
         elif role == "assistant":
             calls = message.get("tool_calls")
             if calls is not None and not calls:
@@ -281,7 +283,12 @@ def chat(messages: list[Json], profile: str) -> list[str]:
                 if not good:
                     found.append(f"ARGS at {place}")
             expected = list(ids)
-            if not message.get("content") and not calls and not message.get("refusal"):
+            if (
+                not message.get("content")
+                and not calls
+                and not message.get("refusal")
+                and "function_call" not in message
+            ):
                 found.append(f"HOLLOW at {place}")
         elif role not in ("system", "developer", "user"):
             found.append(f"ROLE at {place}")

@@ -13,7 +13,10 @@ from midstream.core.formats.parts import (
     as_words,
     both_words,
     is_typed,
+    name_of,
     object_of,
+    role_in,
+    type_of,
     typed_blocks,
 )
 
@@ -31,15 +34,14 @@ class Anthropic:
 
     def parse(self, message: Json, at: int) -> Turn:
         """Read one message."""
-        role = _ROLES.get(message.get("role", ""), Role.OTHER)
+        role = role_in(_ROLES, message.get("role"))
         content = message.get("content")
         if isinstance(content, str):
             return Turn(role, [Part(Kind.TEXT, None, body=content)], message, at)
         if not isinstance(content, list):
             parts = [] if content is None else [_part(content)]
             return Turn(role, parts, message, at, is_changed=content is not None)
-        is_changed = not all(map(is_typed, content))
-        return Turn(role, [_part(block) for block in content], message, at, is_changed=is_changed)
+        return Turn(role, [_part(block) for block in content], message, at)
 
     def build(self, turn: Turn) -> Json:
         """Write one turn; a lone new text is written as a string, as people do."""
@@ -158,12 +160,12 @@ def _blocks(content: Value) -> list[Value]:
 def _part(block: Value) -> Part:
     if not is_typed(block):
         words = as_words(block)
-        return Part(Kind.TEXT, {"type": "text", "text": words}, body=words)
-    kind = block.get("type")
+        return Part(Kind.TEXT, {"type": "text", "text": words}, body=words, is_new=True)
+    kind = type_of(block)
     if kind == "text":
         return Part(Kind.TEXT, block, body=block.get("text"))
     if kind == "tool_use":
-        return Part(Kind.CALL, block, block.get("id"), block.get("name") or "", block.get("input"))
+        return Part(Kind.CALL, block, block.get("id"), name_of(block.get("name")), block.get("input"))
     if kind == "tool_result":
         body, failed = block.get("content"), block.get("is_error") is True
         return Part(Kind.RESULT, block, block.get("tool_use_id"), "", body, failed=failed)
@@ -172,8 +174,8 @@ def _part(block: Value) -> Part:
     if kind == "redacted_thinking":
         return Part(Kind.THINKING, block, body=None, signature=block.get("data"))
     if kind in ("server_tool_use", "mcp_tool_use"):
-        return Part(Kind.HOSTED_CALL, block, block.get("id"), block.get("name") or "", block.get("input"))
-    if isinstance(kind, str) and kind.endswith("_tool_result"):
+        return Part(Kind.HOSTED_CALL, block, block.get("id"), name_of(block.get("name")), block.get("input"))
+    if kind.endswith("_tool_result"):
         return Part(Kind.HOSTED_RESULT, block, block.get("tool_use_id"), kind, block.get("content"))
     return Part(Kind.MEDIA if kind in _MEDIA else Kind.OPAQUE, block)
 

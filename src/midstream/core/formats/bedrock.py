@@ -13,7 +13,9 @@ from midstream.core.formats.parts import (
     as_json,
     as_words,
     both_words,
+    name_of,
     object_of,
+    role_in,
 )
 
 _ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT, "system": Role.SYSTEM}
@@ -30,13 +32,12 @@ class Bedrock:
 
     def parse(self, message: Json, at: int) -> Turn:
         """Read one message."""
-        role = _ROLES.get(message.get("role", ""), Role.OTHER)
+        role = role_in(_ROLES, message.get("role"))
         content = message.get("content")
         if isinstance(content, str | dict):
             return Turn(role, [_part(content)], message, at, is_changed=True)
         blocks = content if isinstance(content, list) else []
-        is_changed = not all(isinstance(block, dict) for block in blocks)
-        return Turn(role, [_part(block) for block in blocks], message, at, is_changed=is_changed)
+        return Turn(role, [_part(block) for block in blocks], message, at)
 
     def build(self, turn: Turn) -> Json:
         """Write one turn."""
@@ -149,11 +150,11 @@ def _blocks(content: Value) -> list[Value]:
 def _part(block: Value) -> Part:
     if not isinstance(block, dict):
         words = as_words(block)
-        return Part(Kind.TEXT, {"text": words}, body=words)
+        return Part(Kind.TEXT, {"text": words}, body=words, is_new=True)
     if "text" in block:
         return Part(Kind.TEXT, block, body=block["text"])
     if isinstance(call := block.get("toolUse"), dict):
-        return Part(Kind.CALL, block, call.get("toolUseId"), call.get("name") or "", call.get("input"))
+        return Part(Kind.CALL, block, call.get("toolUseId"), name_of(call.get("name")), call.get("input"))
     if isinstance(result := block.get("toolResult"), dict):
         failed = result.get("status") == "error"
         return Part(Kind.RESULT, block, result.get("toolUseId"), "", result.get("content"), failed=failed)

@@ -12,15 +12,14 @@ from midstream.core.formats.parts import (
     Value,
     as_words,
     both_words,
+    name_of,
     object_of,
+    role_in,
 )
 
 _ROLES = {
     "user": Role.USER,
-    "function": Role.USER,
-    "tool": Role.USER,
     "model": Role.ASSISTANT,
-    "assistant": Role.ASSISTANT,
     "system": Role.SYSTEM,
 }
 _MEDIA = ("inlineData", "fileData", "inline_data", "file_data")
@@ -37,19 +36,25 @@ class Gemini:
     wire = "gemini"
 
     def parse(self, message: Json, at: int) -> Turn:
-        """Read one content. A content without a role is a user's."""
-        role = _ROLES.get(message.get("role") or "user", Role.OTHER)
+        """Read one content. Without a role it is a user's; `function` and `assistant` are no roles any more."""
+        named = message.get("role") or "user"
+        role = role_in(_ROLES, named)
+        if named == "assistant":
+            turn = self.parse({**message, "role": "model"}, at)
+            turn.source, turn.is_changed = message, True
+            return turn
         parts = message.get("parts")
         if isinstance(parts, dict | str):
             return Turn(role, [_part(parts)], message, at, is_changed=True)
         pieces = parts if isinstance(parts, list) else []
-        is_changed = not all(isinstance(part, dict) for part in pieces)
-        return Turn(role, [_part(part) for part in pieces], message, at, is_changed=is_changed)
+        return Turn(role, [_part(part) for part in pieces], message, at)
 
     def build(self, turn: Turn) -> Json:
         """Write one content."""
         role = {Role.ASSISTANT: "model", Role.SYSTEM: "system"}.get(turn.role, "user")
         source: Json = turn.source or {"role": role}
+        if "role" in source:
+            source = {**source, "role": role}
         return {**source, "parts": [part.raw for part in turn.parts]}
 
     def text(self, words: str, role: Role) -> Part:
@@ -150,17 +155,17 @@ def _set(part: Part, name: str, value: Value) -> None:
 def _part(raw: Value) -> Part:
     if not isinstance(raw, dict):
         words = as_words(raw)
-        return Part(Kind.TEXT, {"text": words}, body=words)
+        return Part(Kind.TEXT, {"text": words}, body=words, is_new=True)
     call = raw.get("functionCall") or raw.get("function_call")
     signature = raw.get("thoughtSignature") or raw.get("thought_signature")
     if isinstance(call, dict):
         by_name = not call.get("id")
-        name = call.get("name") or ""
+        name = name_of(call.get("name"))
         return Part(Kind.CALL, raw, call.get("id"), name, call.get("args"), signature, is_by_name=by_name)
     answer = raw.get("functionResponse") or raw.get("function_response")
     if isinstance(answer, dict):
         by_name = not answer.get("id")
-        name = answer.get("name") or ""
+        name = name_of(answer.get("name"))
         return Part(Kind.RESULT, raw, answer.get("id"), name, answer.get("response"), is_by_name=by_name)
     if raw.get("thought"):
         return Part(Kind.THINKING, raw, body=raw.get("text"), signature=signature)

@@ -14,7 +14,9 @@ from midstream.core.formats.parts import (
     as_words,
     both_words,
     is_typed,
+    name_of,
     object_of,
+    type_of,
     typed_blocks,
 )
 
@@ -64,7 +66,7 @@ class LangChain:
         role = _role(message, inner)
         if role is Role.TOOL:
             failed = inner.get("status") == "error"
-            body, name = inner.get("content"), inner.get("name") or ""
+            body, name = inner.get("content"), name_of(inner.get("name"))
             call_id = inner.get("tool_call_id")
             part = Part(Kind.RESULT, message, call_id, name, body, failed=failed)
             return Turn(role, [part], message, at)
@@ -78,7 +80,7 @@ class LangChain:
 
     def _read_calls(self, turn: Turn, inner: Json) -> None:
         """Read the calls; a block in the content only mirrors one of the list, if it is there."""
-        listed = [*(inner.get("tool_calls") or ()), *(inner.get("invalid_tool_calls") or ())]
+        listed = [*_listed(inner.get("tool_calls")), *_listed(inner.get("invalid_tool_calls"))]
         calls = [_call(call) for call in listed if isinstance(call, dict)]
         ids = {call.id for call in calls if isinstance(call.id, str)}
         asked = [(call.name, call.body) for call in calls]
@@ -239,10 +241,14 @@ def _with(message: Json, key: str, value: Value) -> Json:
     return {**message, wrap: changed} if wrap in ("data", "kwargs") else changed
 
 
+def _listed(value: Value) -> list[Value]:
+    return value if isinstance(value, list) else []
+
+
 def _call(call: Json) -> Part:
     if "function" in call and isinstance(inner := call["function"], dict):
-        return Part(Kind.CALL, call, call.get("id"), inner.get("name") or "", inner.get("arguments"))
-    return Part(Kind.CALL, call, call.get("id"), call.get("name") or "", call.get("args"))
+        return Part(Kind.CALL, call, call.get("id"), name_of(inner.get("name")), inner.get("arguments"))
+    return Part(Kind.CALL, call, call.get("id"), name_of(call.get("name")), call.get("args"))
 
 
 def _is_mirrored(part: Part) -> bool:
@@ -282,8 +288,8 @@ def _block(block: Value) -> Part:
     if isinstance(block, str):
         return Part(Kind.TEXT, block, body=block)
     if not is_typed(block):
-        return Part(Kind.TEXT, as_json(block), body=as_json(block))
-    kind = block.get("type")
+        return Part(Kind.TEXT, as_json(block), body=as_json(block), is_new=True)
+    kind = type_of(block)
     if kind == "text":
         return Part(Kind.TEXT, block, body=block.get("text"))
     if kind in ("thinking", "redacted_thinking", "reasoning"):

@@ -13,7 +13,10 @@ from midstream.core.formats.parts import (
     as_json,
     as_words,
     both_words,
+    name_of,
     object_in_text,
+    role_in,
+    type_of,
 )
 
 _ROLES = {
@@ -46,10 +49,10 @@ class OpenAIResponses:
 
     def parse(self, message: Json, at: int) -> Turn:
         """Read one item."""
-        kind = message.get("type")
+        kind = type_of(message) or None
         if kind in OUTPUTS:
             body = message.get("arguments") if kind == "function_call" else message.get("input")
-            name = message.get("name") or str(kind)
+            name = name_of(message.get("name")) or str(kind)
             return Turn(
                 Role.ASSISTANT, [Part(Kind.CALL, message, message.get("call_id"), name, body)], message, at
             )
@@ -59,7 +62,7 @@ class OpenAIResponses:
         if kind == "reasoning":
             return Turn(Role.ASSISTANT, [Part(Kind.THINKING, message, message.get("id"))], message, at)
         if kind == "message" or (kind is None and "role" in message):
-            role = _ROLES.get(message.get("role", ""), Role.OTHER)
+            role = role_in(_ROLES, message.get("role"))
             return Turn(role, _chunks(message.get("content")), message, at)
         role = Role.USER if kind in _USERS else Role.ASSISTANT
         return Turn(role, [Part(Kind.OPAQUE, message, message.get("id"))], message, at)
@@ -71,6 +74,8 @@ class OpenAIResponses:
             raw: Json = first.raw
             return raw
         source: Json = turn.source or {"type": "message", "role": str(turn.role)}
+        if role_in(_ROLES, source.get("role")) is not turn.role:
+            source = {**source, "role": str(turn.role)}
         if len(turn.parts) == 1 and (turn.parts[0].raw is None or turn.source is None):
             return {**source, "content": turn.parts[0].body}
         kind = "output_text" if turn.role is Role.ASSISTANT else "input_text"
@@ -168,8 +173,8 @@ def _is_item(part: Part) -> bool:
 def _chunk(chunk: Value) -> Part:
     if not isinstance(chunk, dict):
         words = as_words(chunk)
-        return Part(Kind.TEXT, {"type": "input_text", "text": words}, body=words)
-    kind = chunk.get("type")
+        return Part(Kind.TEXT, {"type": "input_text", "text": words}, body=words, is_new=True)
+    kind = type_of(chunk)
     if kind in ("input_text", "output_text", "text"):
         return Part(Kind.TEXT, chunk, body=chunk.get("text"))
     return Part(Kind.MEDIA if kind in _MEDIA else Kind.OPAQUE, chunk, name="chunk")
@@ -178,7 +183,9 @@ def _chunk(chunk: Value) -> Part:
 def _chunks(content: Value) -> list[Part]:
     if isinstance(content, str):
         return [Part(Kind.TEXT, None, body=content)] if content else []
-    return [_chunk(chunk) for chunk in content] if isinstance(content, list) else []
+    if isinstance(content, list):
+        return [_chunk(chunk) for chunk in content]
+    return [] if content is None else [Part(Kind.TEXT, None, body=as_words(content), is_new=True)]
 
 
 def _outputs(output: Value) -> list[Value]:

@@ -205,6 +205,22 @@ class Format(Protocol):
         """Make a result's content sendable; say what was wrong (a code), or None if nothing was."""
 
 
+def role_in(roles: dict[str, Role], named: Value) -> Role:
+    """Look up a role that a message names; anything may stand there."""
+    return roles.get(named, Role.OTHER) if isinstance(named, str) else Role.OTHER
+
+
+def type_of(raw: Json) -> str:
+    """What a block says it is; anything may stand there."""
+    kind = raw.get("type")
+    return kind if isinstance(kind, str) else ""
+
+
+def name_of(value: Value) -> str:
+    """Read a tool's name; anything may stand there."""
+    return value if isinstance(value, str) else ""
+
+
 RAW = "_raw"
 """The argument that carries a text which is no JSON object, so that nothing of it is lost."""
 

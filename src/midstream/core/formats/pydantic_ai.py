@@ -12,7 +12,9 @@ from midstream.core.formats.parts import (
     Value,
     as_words,
     both_words,
+    name_of,
     object_in_text,
+    role_in,
 )
 
 _ROLES = {"request": Role.USER, "response": Role.ASSISTANT}
@@ -24,16 +26,15 @@ class PydanticAI:
 
     name = "pydantic-ai"
     layout = Layout.GROUPED
-    profile = "neutral"
+    profile = "pydantic-ai"
     wire = ""
 
     def parse(self, message: Json, at: int) -> Turn:
         """Read one message."""
-        role = _ROLES.get(message.get("kind", ""), Role.OTHER)
+        role = role_in(_ROLES, message.get("kind"))
         parts = message.get("parts")
         pieces = parts if isinstance(parts, list) else []
-        is_changed = not all(map(_is_kind, pieces))
-        return Turn(role, [_part(part) for part in pieces], message, at, is_changed=is_changed)
+        return Turn(role, [_part(part) for part in pieces], message, at)
 
     def build(self, turn: Turn) -> Json:
         """Write one message."""
@@ -105,24 +106,24 @@ def _is_kind(raw: Value) -> bool:
 def _part(raw: Value) -> Part:
     if not _is_kind(raw):
         words = as_words(raw)
-        return Part(Kind.TEXT, {"content": words, "part_kind": "user-prompt"}, body=words)
+        return Part(Kind.TEXT, {"content": words, "part_kind": "user-prompt"}, body=words, is_new=True)
     kind, content = raw.get("part_kind"), raw.get("content")
     if kind in ("user-prompt", "text"):
         return Part(Kind.TEXT, raw, body=content)
     if kind == "system-prompt":
         return Part(Kind.SYSTEM, raw, body=content)
     if kind == "tool-call":
-        return Part(Kind.CALL, raw, raw.get("tool_call_id"), raw.get("tool_name") or "", raw.get("args"))
+        return Part(Kind.CALL, raw, raw.get("tool_call_id"), name_of(raw.get("tool_name")), raw.get("args"))
     if kind == "tool-return" or (kind == _RETRY and raw.get("tool_name")):
         failed = kind == _RETRY
-        name = raw.get("tool_name") or ""
+        name = name_of(raw.get("tool_name"))
         return Part(Kind.RESULT, raw, raw.get("tool_call_id"), name, content, failed=failed)
     if kind == "thinking":
         return Part(Kind.THINKING, raw, body=content, signature=raw.get("signature"))
     if kind in ("builtin-tool-call", "native-tool-call"):
         return Part(
-            Kind.HOSTED_CALL, raw, raw.get("tool_call_id"), raw.get("tool_name") or "", raw.get("args")
+            Kind.HOSTED_CALL, raw, raw.get("tool_call_id"), name_of(raw.get("tool_name")), raw.get("args")
         )
     if kind in ("builtin-tool-return", "native-tool-return"):
-        return Part(Kind.HOSTED_RESULT, raw, raw.get("tool_call_id"), raw.get("tool_name") or "", content)
+        return Part(Kind.HOSTED_RESULT, raw, raw.get("tool_call_id"), name_of(raw.get("tool_name")), content)
     return Part(Kind.OPAQUE, raw)

@@ -12,6 +12,7 @@ from midstream.core.repair.quick import Marks
 from midstream.core.repair.reading import sendable, turns_of
 from midstream.core.repair.reasoning import settle_reasoning
 from midstream.core.repair.report import Advice, Repaired
+from midstream.core.repair.signatures import odd_signatures
 from midstream.core.repair.systems import place_systems
 from midstream.core.repair.task import Task
 from midstream.core.repair.tidy import tidy_turns
@@ -36,7 +37,12 @@ def repaired(
     task = Task(form=form, profile=profile, is_live=live_tail, model=model, outcomes=outcomes)
     clean = sendable(messages, task)
     marks = Marks(clean, form.name, profile)
-    if clean is messages and not (thinking and profile.is_thinking_signed) and marks.are_all_fine(profile):
+    if profile.signs == "anthropic" and task.is_grouped:
+        task.odd_signatures = odd_signatures(clean)
+        if task.odd_signatures:
+            marks.doubt_signatures(task.odd_signatures)
+    needs_walk = (thinking and profile.is_thinking_signed) or (task.is_flat and model)
+    if clean is messages and not needs_walk and marks.are_all_fine(profile):
         has_calls = Mark.CALLS in marks.marks
         return Repaired(messages, system, (), _advice(profile, has_calls=has_calls, thinking=None))
     turns = turns_of(clean, task, marks)

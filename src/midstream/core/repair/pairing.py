@@ -154,10 +154,14 @@ class Pairing:
         call = self._waiting_for(_key(result))
         if call is None and self.goes_by_name:
             call = self._waiting_by_name(result)
-        if call is None and result.id is not None and not result.is_by_name:
+        if call is None and isinstance(result.id, str) and not result.is_by_name:
             call = self.by_item.get(result.id)
             if call is not None:
                 self._take(call)
+                place = self.turns[result.turn].at
+                self.task.report.tell(
+                    "foreign-result-id", place, "linked by the item's id", call_id=result.id
+                )
         if call is None:
             if self.stepped and _key(result) not in self.done:
                 self._read_again(result.id)

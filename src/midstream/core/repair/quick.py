@@ -18,6 +18,7 @@ from midstream.core.repair.quick_grouped import (
     look_at_pydantic_ai,
 )
 from midstream.core.repair.quick_separate import look_at_chat, look_at_langchain, look_at_responses
+from midstream.core.repair.signatures import has_any
 
 DOUBT, USER, REPLY, CALLS, ANSWER, SYSTEM = Mark
 
@@ -51,6 +52,16 @@ class Marks:
         self.messages = messages
         _LOOKS[form](messages, profile, self.marks, self.ids)
 
+    def doubt_signatures(self, odd: frozenset[str]) -> None:
+        """Take the marks off the messages with one of these signatures, and off their results."""
+        marks = self.marks
+        for at, message in enumerate(self.messages):
+            if marks[at] in (REPLY, CALLS) and has_any(message, odd):
+                if marks[at] == CALLS:
+                    marks[at + 1] = DOUBT
+                    self.ids.pop(at, None)
+                marks[at] = DOUBT
+
     def are_all_fine(self, profile: Profile) -> bool:
         """Whether nothing at all is in doubt, neither in the messages nor between them."""
         marks = bytes(self.marks)
@@ -60,7 +71,10 @@ class Marks:
             return False
         if self.form == "openai-responses" and not _has_distinct_items(self.messages):
             return False
-        if SYSTEM in marks and profile.system != "any":
+        if profile.system == "after-user":
+            if any(bytes((before, SYSTEM)) in marks for before in (REPLY, CALLS, ANSWER)):
+                return False
+        elif SYSTEM in marks and profile.system != "any":
             if profile.system == "apart" or SYSTEM in marks[1:]:
                 return False
         return _is_order_fine(marks.lstrip(bytes((SYSTEM,))), profile, is_separate=self.form in _SEPARATE)

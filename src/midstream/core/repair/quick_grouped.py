@@ -107,7 +107,7 @@ def look_at_bedrock(messages: list[Value], profile: Profile, marks: bytearray, i
             if type(content) is not list or not content:
                 continue
             if role == "user":
-                if all(_says(block["text"]) for block in content):
+                if "text" in content[0] and all(_says(block["text"]) for block in content):
                     marks[at] = _USER
             elif role == "assistant" and "model" not in message:
                 asked = _bedrock_reply(content, takes_id)
@@ -147,12 +147,17 @@ def _bedrock_answers(message: Value, asked: list[str]) -> bool:
     content = message["content"]
     if message["role"] != "user" or len(content) != len(asked):
         return False
-    results = [block["toolResult"] for block in content]
-    if {result["toolUseId"] for result in results} != set(asked):
-        return False
-    return all(
-        result["content"] and all(_says(piece["text"]) for piece in result["content"]) for result in results
-    )
+    answered = set()
+    for block in content:
+        result = block["toolResult"]
+        answered.add(result["toolUseId"])
+        pieces = result["content"]
+        if not pieces:
+            return False
+        for piece in pieces:
+            if not _says(piece["text"]):
+                return False
+    return answered == set(asked)
 
 
 def look_at_gemini(messages: list[Value], profile: Profile, marks: bytearray, ids: Ids) -> None:

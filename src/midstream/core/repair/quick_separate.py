@@ -141,6 +141,7 @@ def look_at_responses(messages: list[Value], profile: Profile, marks: bytearray,
             elif (
                 kind == "reasoning"
                 and at
+                and profile.alternates == "no"
                 and message["id"].startswith("rs_")
                 and len(message["id"]) <= _ITEM_ID_SIZE_MAX
             ):

@@ -49,7 +49,8 @@ def turns_of(messages: list[Value], task: Task, marks: Marks) -> list[Turn]:
         elif isinstance(message, dict):
             named = with_known_role(message, task.form.name)
             turn = parse(named, at)
-            if turn.is_changed:
+            if turn.is_changed or any(part.is_new for part in turn.parts):
+                turn.is_changed = True
                 task.report.tell("content-shape", at, "wrapped the content in a list")
             if named is not message:
                 turn.is_changed = True

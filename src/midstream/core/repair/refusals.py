@@ -17,14 +17,18 @@ REFUSALS: dict[str, Refusal] = {
         "Every tool call has a result, directly after it.",
         (
             "`tool_use` ids were found without `tool_result` blocks immediately after",
-            ("An assistant message with 'tool_calls' must be followed by tool messages responding to each"
-            " 'tool_call_id'"),
+            (
+                "An assistant message with 'tool_calls' must be followed by tool messages responding to each"
+                " 'tool_call_id'"
+            ),
             "insufficient tool messages following tool_calls message",
             "No tool output found for function call",
             "Expected toolResult blocks at messages.N.content for the following Ids",
             "Not the same number of function calls and responses",
-            ("the number of function response parts is equal to the number of function call parts of the function"
-            " call turn"),
+            (
+                "the number of function response parts is equal to the number of function call parts of the function"
+                " call turn"
+            ),
             "Found AIMessages with tool_calls that do not have a corresponding ToolMessage",
         ),
     ),

@@ -25,19 +25,24 @@ def place_systems(turns: list[Turn], system: Value, task: Task) -> tuple[list[Tu
             kept.append(turn)
             continue
         words = _words(turn.parts)
-        if not words.strip() or words in said:
+        if not words.strip() or (words in said and profile.system != "after-user"):
             task.report.tell(
                 "repeated-system" if words.strip() else "empty-message", turn.at, "dropped the copy"
             )
         elif is_top and profile.system == "apart":
             system = with_words(system, words)
             task.report.tell("system-in-list", turn.at, "moved into the system parameter")
-        elif is_top and not kept:
+        elif (is_top and not kept) or (profile.system == "after-user" and _may_stand(kept)):
             kept.append(turn)
         else:
             kept.append(_noted(turn, words, task))
         said.add(words)
     return kept, system
+
+
+def _may_stand(before: list[Turn]) -> bool:
+    """Whether a system prompt may follow these: nothing, another one, or a user."""
+    return not before or before[-1].role in (Role.SYSTEM, Role.USER)
 
 
 def _noted(turn: Turn, words: str, task: Task) -> Turn:

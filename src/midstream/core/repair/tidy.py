@@ -205,7 +205,7 @@ def _tidy_thinking(turn: Turn, task: Task) -> None:
 
 
 def _is_foreign(signature: str, turn: Turn, task: Task) -> bool:
-    if signature.startswith(_FOREIGN_STARTS):
+    if signature.startswith(_FOREIGN_STARTS) or signature in task.odd_signatures:
         return True
     model = turn.source.get("model") if isinstance(turn.source, dict) else None
     if not isinstance(model, str) or task.profile.signs != "anthropic":
