@@ -75,6 +75,8 @@ def _block(block: Json, role: str, seen: set[str]) -> Iterator[str]:
         if role != "user":
             yield "ANT-ROLE tool_result of an assistant"
         yield from _result(block)
+    elif kind in ("server_tool_use", "mcp_tool_use") and role != "assistant":
+        yield "ANT-ROLE hosted call of a user"
     elif kind in ("thinking", "redacted_thinking"):
         if role != "assistant":
             yield "ANT-ROLE thinking of a user"
@@ -199,6 +201,9 @@ def bedrock(messages: list[Any], profile: str = "bedrock-claude") -> Iterator[st
             if "toolUse" in block:
                 asked.append(block["toolUse"].get("toolUseId"))
             answered.append(block["toolResult"].get("toolUseId") if "toolResult" in block else None)
+        kinds = [next(iter(block), "") for block in blocks if isinstance(block, dict)]
+        if "toolUse" in kinds and "reasoningContent" in kinds[kinds.index("toolUse") :]:
+            yield f"ANT-SPLICE {at}"
         if blocks and role == "assistant" and isinstance(blocks[-1], dict) and "reasoningContent" in blocks[-1]:
             yield f"ANT-THINKLAST {at}"
         if profile == "bedrock-mistral" and role == "user" and None in answered and any(answered):
@@ -234,11 +239,17 @@ def _converse_block(block: Json, role: Any, seen: set[str], profile: str) -> Ite
         elif any("text" in piece and not _says(piece["text"]) for piece in content):
             yield "BED-BLANK result"
     thought = block.get("reasoningContent")
+    if isinstance(thought, dict) and _is_foreign(thought) and profile != "bedrock-mistral":
+        yield "BED-SIGNATURE foreign"
     if isinstance(thought, dict) and role != "assistant":
         yield "BED-ROLE thinking"
     if isinstance(thought, dict) and "redactedContent" not in thought and profile != "bedrock-mistral":
         if not _says((thought.get("reasoningText") or {}).get("signature")):
             yield "BED-SIGNATURE"
+
+
+def _is_foreign(thought: Json) -> bool:
+    return str((thought.get("reasoningText") or {}).get("signature")).startswith(_FOREIGN)
 
 
 def _says(value: Any) -> bool:

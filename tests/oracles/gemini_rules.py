@@ -43,6 +43,8 @@ def gemini(messages: list[Any], profile: str = "gemini") -> Iterator[str]:
         for answer in answers:
             if not isinstance(answer.get("response"), dict) or not _NAME.fullmatch(str(answer.get("name") or "")):
                 yield f"GEM-RESPONSE {at}"
+        if role == "user" and any(isinstance(part, dict) and part.get("thought") for part in parts):
+            yield f"GEM-ROLE {at}: thought"
         if (calls and role != "model") or (answers and role != "user"):
             yield f"GEM-ROLE {at}: part"
         if asked or answers:
@@ -68,7 +70,7 @@ def _matched(asked: list[Json], answers: list[Json]) -> Iterator[str]:
         yield "GEM-NAMES"
     ids = [str(call["id"]) for call in asked if call.get("id")]
     given = [str(answer["id"]) for answer in answers if answer.get("id")]
-    if set(given) - set(ids) or len(set(given)) != len(given):
+    if (set(given) - set(ids) and len(ids) == len(asked)) or len(set(given)) != len(given):
         yield "GEM-IDS"
 
 

@@ -54,6 +54,12 @@ def langchain_faults(messages: list[Any]) -> Iterator[str]:
                 yield f"LC-ARGS {at}"
         if inner.get("invalid_tool_calls"):
             yield f"LC-INVALID {at}"
+        listed = [*(inner.get("tool_calls") or []), *(inner.get("invalid_tool_calls") or [])]
+        said = inner.get("content")
+        for chunk in said if isinstance(said, list) else []:
+            if isinstance(chunk, dict) and chunk.get("type") == "tool_use":
+                if not any(chunk.get("id") == call.get("id") or chunk.get("input") == call.get("args") for call in listed):
+                    yield f"LC-UNLISTED {at}"
         if not isinstance(inner.get("content"), str | list):
             yield f"LC-CONTENT {at}"
 

@@ -94,15 +94,31 @@ def doubts(form: str, messages: list[Any]) -> list[str]:
     for at, message in enumerate(messages):
         said = message.get("data", message)
         content = said.get("content", said.get("parts"))
-        if _role_of(form, message) == "user" and (not content or (isinstance(content, str) and content.isspace())):
+        if _role_of(form, message) in ("user", "assistant") and (not content or (isinstance(content, str) and content.isspace())):
             found.append(f"says nothing {at}")
         if form == "gemini" and isinstance(content, list):
             answers = ["functionResponse" in part for part in content]
             if True in answers and False in answers[: len(answers) - answers[::-1].index(True)]:
                 found.append(f"words before responses {at}")
+        if _role_of(form, message) in ("system", "developer") and at:
+            found.append(f"system in mid-list {at}")
+        if form == "gemini" and "role" not in message:
+            found.append(f"no role {at}")
+        if isinstance(content, list) and any(_is_nothing(part) for part in content):
+            found.append(f"a part that says nothing {at}")
+        if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "thinking" for part in content):
+            found.append(f"thinks only {at}")
     if form == "openai-responses" and list(chat(responses_as_chat(messages), "stored")):
         found.append("outputs are not next to their calls")
     return found
+
+
+def _is_nothing(part: Any) -> bool:
+    if not isinstance(part, dict):
+        return isinstance(part, str) and not part.strip()
+    said = part.get("content", part.get("text", "x"))
+    has_words = part.get("part_kind") == "user-prompt" and "content" not in part
+    return has_words or (isinstance(said, str) and not said.strip())
 
 
 def _role_of(form: str, message: Any) -> str:

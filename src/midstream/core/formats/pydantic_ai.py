@@ -33,7 +33,7 @@ class PydanticAI:
         """Read one message."""
         role = role_in(_ROLES, message.get("kind"))
         parts = message.get("parts")
-        pieces = parts if isinstance(parts, list) else []
+        pieces = parts if isinstance(parts, list) else [] if parts is None else [parts]
         return Turn(role, [_part(part) for part in pieces], message, at)
 
     def build(self, turn: Turn) -> Json:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 
 from midstream.core.formats.parts import Part, Turn
+from midstream.core.repair.names import takes_name
 from midstream.core.repair.task import Task
 
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -51,7 +52,8 @@ def _follow(turns: list[Turn], call: Part, result: Part, task: Task) -> None:
     if not call.is_by_name and not result.is_by_name and result.id != call.id:
         task.form.rename(result, str(call.id))
         turns[result.turn].is_changed = True
-    if result.name != call.name and task.form.name == "gemini":
+    form = task.form.name
+    if result.name != call.name and (form == "gemini" or (result.name and not takes_name(result.name, form))):
         task.form.retool(result, call.name)
         turns[result.turn].is_changed = True
         task.report.tell("foreign-result-name", turns[result.turn].at, "named as its call")

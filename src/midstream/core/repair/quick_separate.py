@@ -6,6 +6,7 @@ import msgspec
 
 from midstream.core.formats.parts import Value
 from midstream.core.profiles import Profile
+from midstream.core.repair.names import takes_name
 
 _USER, _REPLY, _CALLS, _ANSWER, _SYSTEM = 1, 2, 3, 4, 5
 _ITEM_ID_SIZE_MAX = 64
@@ -52,7 +53,7 @@ def _chat_calls(calls: list[Value], takes_id: Value) -> list[str] | None:
     for call in calls:
         inner = call["function"]
         _read(inner["arguments"])
-        if not _says(inner["name"]) or not takes_id(call["id"]):
+        if not takes_name(inner["name"], "openai-chat") or not takes_id(call["id"]):
             return None
         asked.append(call["id"])
     return asked if len(set(asked)) == len(asked) else None
@@ -105,7 +106,7 @@ def look_at_langchain(messages: list[Value], profile: Profile, marks: bytearray,
 def _langchain_calls(calls: list[Value], takes_id: Value) -> list[str] | None:
     asked: list[str] = []
     for call in calls:
-        if type(call["args"]) is not dict or not _says(call["name"]) or not takes_id(call["id"]):
+        if type(call["args"]) is not dict or not takes_name(call["name"], "langchain") or not takes_id(call["id"]):
             return None
         asked.append(call["id"])
     return asked if len(set(asked)) == len(asked) else None
@@ -189,7 +190,7 @@ def _response_calls(messages: list[Value], at: int, takes_id: Value) -> list[str
         item = message.get("id")
         is_fine = (
             is_fine
-            and _says(message["name"])
+            and takes_name(message["name"], "openai-responses")
             and takes_id(message["call_id"])
             and (item is None or (item.startswith("fc_") and len(item) <= _ITEM_ID_SIZE_MAX))
         )

@@ -46,7 +46,7 @@ def turns_of(messages: list[Value], task: Task, marks: Marks) -> list[Turn]:
             turn = Turn(roles[mark], None, message, at, mark=mark, parse=parse)
             turn.ids = ids.get(at)
             turns.append(turn)
-        elif isinstance(message, dict):
+        elif isinstance(message, dict) and message:
             named = with_known_role(message, task.form.name)
             turn = parse(named, at)
             if turn.is_changed or any(part.is_new for part in turn.parts):
@@ -56,7 +56,7 @@ def turns_of(messages: list[Value], task: Task, marks: Marks) -> list[Turn]:
                 turn.is_changed = True
                 task.report.tell("unknown-role", at, "read as the one it resembles")
             turns.append(turn)
-        elif message in (None, "", []):
+        elif message in (None, "", [], {}):
             task.report.tell("not-a-message", at, "dropped: it is empty")
         else:
             words = message if isinstance(message, str) else as_json(message)

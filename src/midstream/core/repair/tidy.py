@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from midstream.core.formats.anthropic import hosted_answer
 from midstream.core.formats.parts import Kind, Mark, Part, Role, Turn, as_words
+from midstream.core.repair.names import nearest_name, takes_name
 from midstream.core.repair.task import Task, is_text, words_in
 from midstream.core.repair.words import HOSTED_CUT, HOSTED_ORPHAN, INTERRUPTED, NO_NAME, SENTINEL, UNKNOWN
 
@@ -96,7 +97,7 @@ def _is_replys(part: Part) -> bool:
 
 def _is_users(part: Part) -> bool:
     """Whether only a request may hold this part; pydantic-ai's parts say so, results are moved anyway."""
-    return isinstance(part.raw, dict) and part.raw.get("part_kind") in _REQUEST_PARTS
+    return isinstance(part.raw, dict) and as_words(part.raw.get("part_kind")) in _REQUEST_PARTS
 
 
 def _side_cuts(sides: list[bool]) -> list[int]:
@@ -130,6 +131,10 @@ def _tidy_parts(turn: Turn, task: Task) -> None:
                     found, turn.at, "gave the result sendable content", part=place, call_id=part.id
                 )
         elif kind is Kind.TEXT:
+            if part.body is not None and not isinstance(part.body, str | list):
+                task.form.refill(part, as_words(part.body))
+                turn.is_changed = True
+                task.report.tell("content-shape", turn.at, "made a text", part=place)
             if _is_refused_text(part, task):
                 gone.add(id(part))
                 task.report.tell("blank-text", turn.at, "dropped", part=place)
@@ -156,8 +161,6 @@ def _is_refused_text(part: Part, task: Task) -> bool:
         return blank == "empty" and not body and not part.signature
     if isinstance(body, list):  # pydantic-ai: a prompt of several pieces
         return not body
-    if body is not None:
-        task.form.refill(part, as_words(body))
     return body is None
 
 
@@ -174,6 +177,10 @@ def _tidy_call(turn: Turn, part: Part, task: Task) -> None:
         task.form.retool(part, NO_NAME)
         turn.is_changed = True
         task.report.tell("call-without-name", turn.at, f"named {NO_NAME!r}", call_id=_known(part.id))
+    elif not takes_name(part.name, task.form.name):
+        task.form.retool(part, nearest_name(part.name))
+        turn.is_changed = True
+        task.report.tell("bad-name", turn.at, f"named {part.name!r}", call_id=_known(part.id))
 
 
 def _known(call_id: object) -> str | None:
@@ -188,7 +195,7 @@ def _tidy_thinking(turn: Turn, task: Task) -> None:
         if part.kind is not Kind.THINKING:
             continue
         signature = part.signature
-        if not is_text(signature) or (part.body is not None and not isinstance(part.body, str)):
+        if not is_text(signature) or not (isinstance(part.body, str) or _is_redacted(part)):
             code = "unsigned-thinking"
         elif _is_foreign(str(signature), turn, task):
             code = "foreign-thinking"
@@ -202,6 +209,11 @@ def _tidy_thinking(turn: Turn, task: Task) -> None:
         task.report.tell(code, turn.at, "dropped", part=place, lost=lost)
     if gone:
         task.drop(turn, gone)
+
+
+def _is_redacted(part: Part) -> bool:
+    """Whether this is thinking that has no words by design."""
+    return part.body is None and (part.signature == "redacted" or part.raw.get("type") == "redacted_thinking")
 
 
 def _is_foreign(signature: str, turn: Turn, task: Task) -> bool:
@@ -285,15 +297,23 @@ def _close_hosted(turn: Turn, task: Task) -> None:
     if not task.profile.pairs_hosted:
         return
     asked = {part.id: part for part in turn.parts if part.kind is Kind.HOSTED_CALL}
+    called = set(asked)
     has_results = any(part.kind is Kind.HOSTED_RESULT for part in turn.parts)
     if not asked and not has_results:
         return
     answered: set[str | None] = set()
+    early: dict[str | None, Part] = {}
     parts: list[Part] = []
     for place, part in enumerate(turn.parts):
         if part.kind is not Kind.HOSTED_RESULT:
             parts.append(part)
+            if part.kind is Kind.HOSTED_CALL and asked.pop(part.id, None) and part.id in early:
+                parts.append(early[part.id])
         elif part.id in asked and part.id not in answered:
+            answered.add(part.id)
+            early[part.id] = part
+            task.report.tell("hosted-result-first", turn.at, "put behind its call", part=place, call_id=part.id)
+        elif part.id in called and part.id not in answered:
             answered.add(part.id)
             parts.append(part)
         else:
