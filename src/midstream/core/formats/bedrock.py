@@ -19,6 +19,7 @@ from midstream.core.formats.parts import (
 )
 
 _ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT, "system": Role.SYSTEM}
+_RESULT_BLOCKS = frozenset({"text", "json", "image", "document", "video", "searchResult", "cachePoint"})
 _MEDIA = ("image", "document", "video", "audio")
 
 
@@ -123,8 +124,7 @@ class Bedrock:
         content = part.body
         blocks = _blocks(content)
         kept = [block for block in blocks if not _is_blank(block)]
-        is_same = isinstance(content, list) and len(kept) == len(content)
-        if is_same and (kept or not part.failed):
+        if kept == content and (kept or not part.failed):
             return None
         words = "(failed without a message)" if part.failed else "(no output)"
         part.body = kept or [{"text": words}]
@@ -143,8 +143,15 @@ def _is_blank(block: Value) -> bool:
 
 def _blocks(content: Value) -> list[Value]:
     if isinstance(content, list):
-        return [block if isinstance(block, dict) else {"text": as_words(block)} for block in content]
+        return [_result_block(block) for block in content]
     return [{"text": as_words(content)}] if content else []
+
+
+def _result_block(block: Value) -> Json:
+    """Return what a result may hold: anything unknown is JSON, or the words of it."""
+    if isinstance(block, dict):
+        return block if not block or block.keys() & _RESULT_BLOCKS else {"json": block}
+    return {"text": as_words(block)}
 
 
 def _part(block: Value) -> Part:

@@ -33,7 +33,9 @@ class PydanticAI:
         """Read one message."""
         role = role_in(_ROLES, message.get("kind"))
         parts = message.get("parts")
-        pieces = parts if isinstance(parts, list) else [] if parts is None else [parts]
+        if parts is not None and not isinstance(parts, list):
+            return Turn(role, [_part(parts)], message, at, is_changed=True)
+        pieces = parts if isinstance(parts, list) else []
         return Turn(role, [_part(part) for part in pieces], message, at)
 
     def build(self, turn: Turn) -> Json:
