@@ -3,6 +3,7 @@
 Every text, argument and result carries a marker word of its own, so that a test can see what was lost.
 """
 
+# ruff: noqa: ANN401 - a history may hold anything
 from __future__ import annotations
 
 import copy

@@ -4,6 +4,7 @@ Every function returns what the validator said against a list of messages, or No
 Histories of formats a validator does not speak are read, literally, into chat shape first.
 """
 
+# ruff: noqa: ANN401 - a history may hold anything
 from __future__ import annotations
 
 import importlib
@@ -118,14 +119,15 @@ def _mistral_common(form: str) -> Oracle:
     shapes = importlib.import_module("mistral_common.protocol.instruct.messages")
     pydantic = importlib.import_module("pydantic")
     judge = validator.MistralRequestValidatorV13(mode=validator.ValidationMode.agnostic)
-    adapter = pydantic.TypeAdapter(list[shapes.ChatMessage])
+    adapter = pydantic.TypeAdapter(shapes.ChatMessage)
 
     def oracle(messages: list[Any]) -> str | None:
         chat = as_chat(form, messages)
         kept = ("role", "content", "tool_calls", "tool_call_id")
         plain = [{key: message[key] for key in kept if key in message} for message in chat]
         try:
-            judge.validate_messages(adapter.validate_python([*plain, {"role": "user", "content": "next"}]))
+            sent = [*plain, {"role": "user", "content": "next"}]
+            judge.validate_messages([adapter.validate_python(message) for message in sent])
         except Exception as refusal:  # noqa: BLE001 - whatever a validator raises is its word
             return f"{type(refusal).__name__}: {refusal}"[:300]
         return None

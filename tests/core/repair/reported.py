@@ -1,5 +1,6 @@
 """Histories as people reported them: the smallest sequence that gives each refusal, with invented words."""
 
+# ruff: noqa: ANN401 - a history may hold anything
 from __future__ import annotations
 
 from typing import Any

@@ -4,6 +4,7 @@ Each function takes a list of messages as it would be sent, with the next prompt
 refusals. Nothing here is shared with `midstream.core`.
 """
 
+# ruff: noqa: ANN401, PERF401 - a history may hold anything
 from __future__ import annotations
 
 import json
@@ -210,7 +211,7 @@ def gemini(messages: list[Json], profile: str) -> list[str]:
             found.append(f"PARTS at {place}")
             continue
         for part in parts:
-            if not any(part.get(key) for key in part if key not in ("thought",)):
+            if not any(part.get(key) for key in part if key != "thought"):
                 found.append(f"ONEOF at {place}")
         calls = [p["functionCall"] for p in parts if "functionCall" in p]
         answers = [p["functionResponse"] for p in parts if "functionResponse" in p]

@@ -17,6 +17,7 @@ from tests.core.repair.histories import FORMATS, broken, markers, prompt, valid
 from tests.core.repair.oracles import installed
 from tests.core.repair.reported import CASES, Case
 from tests.core.repair.rules import refusals
+from tests.spec import spec
 
 # Profiles that give histories of a format something to be judged by in `rules.py`.
 PROFILED = [
@@ -44,6 +45,7 @@ searched = settings(
 )
 
 
+@spec("HISTORY-1", "HISTORY-5", "HISTORY-6")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.form}: {case.name}")
 def test_a_reported_history_is_made_valid_with_nothing_lost(case: Case) -> None:
     before = copy.deepcopy(case.messages)
@@ -60,6 +62,7 @@ def test_a_reported_history_is_made_valid_with_nothing_lost(case: Case) -> None:
     assert again.messages is done.messages
 
 
+@spec("HISTORY-1", "HISTORY-3", "HISTORY-4", "HISTORY-6")
 @pytest.mark.parametrize(("form", "profile"), PROFILED)
 @searched
 @given(seed=seeds)
@@ -77,6 +80,7 @@ def test_any_broken_history_becomes_valid_and_stays_so(form: str, profile: str |
     assert repair(json.loads(before), format=form, profile=profile).messages == done.messages
 
 
+@spec("HISTORY-2")
 @pytest.mark.parametrize("form", FORMATS)
 @searched
 @given(seed=seeds)
@@ -86,6 +90,7 @@ def test_a_valid_history_comes_back_as_the_same_object(form: str, seed: int) -> 
     assert repair(messages, format=form).messages is messages
 
 
+@spec("HISTORY-8")
 @pytest.mark.parametrize("form", FORMATS)
 @searched
 @given(seed=seeds)
@@ -97,6 +102,7 @@ def test_repairing_commutes_with_appending(form: str, seed: int) -> None:
     assert later.messages == repair([*messages, following], format=form).messages
 
 
+@spec("HISTORY-5")
 @pytest.mark.parametrize("form", FORMATS)
 @searched
 @given(seed=seeds)
@@ -109,6 +115,7 @@ def test_a_message_that_needs_no_change_is_the_same_object(form: str, seed: int)
     assert len(touched) <= 3 * len(changed) + 3
 
 
+@spec("HISTORY-1")
 @pytest.mark.parametrize("form", FORMATS)
 def test_validators_of_others_agree(form: str) -> None:
     judges = installed(form)

@@ -45,8 +45,9 @@ class Anthropic:
 
     def build(self, turn: Turn) -> Json:
         """Write one turn; a lone new text is written as a string, as people do."""
-        if turn.source is None and len(turn.parts) == 1 and turn.parts[0].kind is Kind.TEXT:
-            return {"role": str(turn.role), "content": turn.parts[0].body}
+        first = turn.parts[0] if len(turn.parts) == 1 else None
+        if turn.source is None and first is not None and first.kind is Kind.TEXT and first.is_new:
+            return {"role": str(turn.role), "content": first.body}
         content = [_block(part) for part in turn.parts]
         return {**(turn.source or {}), "role": str(turn.role), "content": content}
 

@@ -37,35 +37,43 @@ def dropped(messages: list[Value], form: Format, profile: Profile, *, system: Va
     the end: the next prompt takes its place. User words are lost; that is what this mode is for.
     """
     edits: list[Edit] = []
-    kept: list[Value] = []
+    kept: list[Turn] = []
     turns = [form.parse(message, at) for at, message in enumerate(messages) if isinstance(message, dict)]
     here = 0
     while here < len(turns):
         turn = turns[here]
         here += 1
-        if turn.role is Role.SYSTEM:
-            _leave_out(turn, "a system prompt", edits)
-        elif turn.role is Role.ASSISTANT:
-            end = _end_of_results(turns, here)
-            if not any(is_text(part.body) or part.kind is not Kind.TEXT for part in turn.parts):
-                _leave_out(turn, "an empty reply", edits)
-            elif turn.has_calls and not _is_answered(turn, turns[here:end]):
-                for other in (turn, *turns[here:end]):
-                    _leave_out(other, "an incomplete exchange", edits)
-                here = end
-            else:
-                kept += [_unbound(each.source, edits, each.at) for each in (turn, *turns[here:end])]
-                here = end
-        elif here < len(turns) and turns[here].role is Role.USER and not _has_results(turn):
-            _leave_out(turn, "a request before another one", edits)
-        elif here == len(turns) and turn.role is Role.USER and not _has_results(turn):
-            _leave_out(turn, "a request at the end", edits)
+        end = _end_of_results(turns, here) if turn.role is Role.ASSISTANT else here
+        unit = turns[here - 1 : end]
+        here = end
+        if turn.role is Role.SYSTEM or all(part.kind is Kind.SYSTEM for part in turn.parts):
+            what = "a system prompt" if turn.parts else "an empty message"
+        elif not any(is_text(part.body) or part.kind is not Kind.TEXT for part in turn.parts):
+            what = "an empty message"
+        elif turn.has_calls and not _is_answered(turn, unit[1:]):
+            what = "an incomplete exchange"
         else:
-            kept.append(_unbound(turn.source, edits, turn.at))
-    if not edits:
+            if _is_request(turn) and kept and _is_request(kept[-1]):
+                _leave_out(kept.pop(), "a request before another one", edits)
+            kept += unit
+            continue
+        for each in unit:
+            _leave_out(each, what, edits)
+    if kept and _is_request(kept[-1]):
+        _leave_out(kept.pop(), "a request at the end", edits)
+    if not edits and not any(_is_bound(message) for message in messages):
         return repaired(messages, form, profile, system=system)
-    rest = repaired(kept, form, profile, system=system)
+    rest = repaired([_unbound(turn.source, edits, turn.at) for turn in kept], form, profile, system=system)
+    edits.sort(key=lambda edit: edit.at)
     return Repaired(rest.messages, rest.system, (*edits, *rest.edits), rest.advice)
+
+
+def _is_request(turn: Turn) -> bool:
+    return turn.role is Role.USER and not _has_results(turn)
+
+
+def _is_bound(message: Value) -> bool:
+    return isinstance(message, dict) and any(message.get(key) for key in RUN_KEYS)
 
 
 def _leave_out(turn: Turn, what: str, edits: list[Edit]) -> None:
@@ -74,7 +82,7 @@ def _leave_out(turn: Turn, what: str, edits: list[Edit]) -> None:
 
 def _unbound(message: Json, edits: list[Edit], at: int) -> Json:
     """A message without its run id."""
-    if not any(message.get(key) for key in RUN_KEYS):
+    if not _is_bound(message):
         return message
     edits.append(Edit("dropped", at, "left out the run id", lost="a run id"))
     return {key: value for key, value in message.items() if key not in RUN_KEYS}

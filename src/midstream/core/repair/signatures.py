@@ -25,7 +25,9 @@ def odd_signatures(messages: list[Value]) -> frozenset[str]:
     """Return the signatures of thinking that do not look like the rest."""
     every: set[str] = set()
     for message in messages:
-        content = message.get("content") if type(message) is dict else None
+        if type(message) is not dict or message.get("role") != "assistant":
+            continue
+        content = message.get("content")
         if type(content) is list:
             for block in content:
                 if type(block) is dict and ("signature" in block or "reasoningContent" in block):
