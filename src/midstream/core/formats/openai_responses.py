@@ -157,12 +157,19 @@ class OpenAIResponses:
 
     def tidy(self, part: Part) -> str | None:
         """An output is a text or chunks, and never missing."""
-        if isinstance(part.body, str) or (isinstance(part.body, list) and part.body):
+        body = part.body
+        if isinstance(body, str) or (isinstance(body, list) and body and all(map(is_typed, body))):
             return None
-        if part.raw.get("type") != "function_call_output" and part.body:
+        if part.raw.get("type") != "function_call_output" and body:
             return None
-        self.refill(part, as_words(part.body) if part.body else "(no output)")
-        return "bad-result" if part.body else "null-content"
+        if isinstance(body, list) and body:
+            part.body = [
+                chunk if is_typed(chunk) else {"type": "input_text", "text": as_words(chunk)} for chunk in body
+            ]
+            part.raw = {**part.raw, "output": part.body}
+            return "bad-result"
+        self.refill(part, as_words(body) if body else "(no output)")
+        return "bad-result" if body else "null-content"
 
 
 def _is_item(part: Part) -> bool:

@@ -8,7 +8,7 @@ from midstream.core.formats.anthropic import hosted_answer
 from midstream.core.formats.parts import Kind, Mark, Part, Role, Turn, as_words
 from midstream.core.repair.names import nearest_name, takes_name
 from midstream.core.repair.task import Task, is_text, words_in
-from midstream.core.repair.words import HOSTED_CUT, HOSTED_ORPHAN, INTERRUPTED, NO_NAME, SENTINEL, UNKNOWN
+from midstream.core.repair.words import HOSTED_CUT, HOSTED_ORPHAN, INTERRUPTED, NO_NAME, NO_OUTPUT, SENTINEL, UNKNOWN
 
 _REPLY_KINDS = frozenset({Kind.CALL, Kind.THINKING, Kind.HOSTED_CALL, Kind.HOSTED_RESULT})
 _REQUEST_PARTS = ("user-prompt", "system-prompt", "tool-return", "retry-prompt")
@@ -125,6 +125,9 @@ def _tidy_parts(turn: Turn, task: Task) -> None:
             _tidy_call(turn, part, task)
         elif kind is Kind.RESULT:
             found = task.form.tidy(part)
+            if found is None and _is_white(part, task):
+                task.form.refill(part, NO_OUTPUT)
+                found = "empty-result"
             if found is not None:
                 turn.is_changed = True
                 task.report.tell(
@@ -151,6 +154,13 @@ def _tidy_parts(turn: Turn, task: Task) -> None:
             task.report.tell("broken-arguments", turn.at, "made an object", part=place, call_id=part.id)
     if gone:
         task.drop(turn, gone)
+
+
+def _is_white(part: Part, task: Task) -> bool:
+    """Whether a result is nothing but white space, for providers who count that as a blank text."""
+    body = part.body
+    is_asked = task.profile.blank == "white" and task.profile.name != "neutral"
+    return is_asked and isinstance(body, str) and bool(body) and not body.strip()
 
 
 def _is_refused_text(part: Part, task: Task) -> bool:
