@@ -181,7 +181,7 @@ def is_loop_without_thought(messages: list[Any]) -> bool:
 
 def bedrock(messages: list[Any], profile: str = "bedrock-claude") -> Iterator[str]:
     """Yield what Converse would say of a list that is about to be sent."""
-    if not messages or messages[0].get("role") != "user":
+    if messages and messages[0].get("role") != "user":
         yield "BED-FIRST"
     seen: set[str] = set()
     turns: list[tuple[str, list[Any], list[Any]]] = []
@@ -202,9 +202,10 @@ def bedrock(messages: list[Any], profile: str = "bedrock-claude") -> Iterator[st
                 asked.append(block["toolUse"].get("toolUseId"))
             answered.append(block["toolResult"].get("toolUseId") if "toolResult" in block else None)
         kinds = [next(iter(block), "") for block in blocks if isinstance(block, dict)]
-        if "toolUse" in kinds and "reasoningContent" in kinds[kinds.index("toolUse") :]:
+        is_signed = profile != "bedrock-mistral"
+        if is_signed and "toolUse" in kinds and "reasoningContent" in kinds[kinds.index("toolUse") :]:
             yield f"ANT-SPLICE {at}"
-        if blocks and role == "assistant" and isinstance(blocks[-1], dict) and "reasoningContent" in blocks[-1]:
+        if is_signed and blocks and role == "assistant" and isinstance(blocks[-1], dict) and "reasoningContent" in blocks[-1]:
             yield f"ANT-THINKLAST {at}"
         if profile == "bedrock-mistral" and role == "user" and None in answered and any(answered):
             yield f"BED-MIXED {at}"

@@ -267,6 +267,8 @@ def profile_for(form: Format, name: str | None) -> Profile:
         UsageError: No profile has this name.
     """
     named = profile_named(name or form.profile)
+    if form.name == "bedrock" and named.system != "apart":
+        return replace(named, system="apart")  # Converse has no role for them
     if not form.wire or named.name == form.wire:
         return named
     return both(PROFILES[form.wire], named)
