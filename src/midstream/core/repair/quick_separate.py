@@ -153,13 +153,12 @@ def look_at_responses(messages: list[Value], profile: Profile, marks: bytearray,
                 ):
                     marks[at] = _REPLY
             elif kind == "function_call":
-                asked = _response_calls(messages, at, takes_id)
-                if asked and _response_answers(messages, at + len(asked), asked):
-                    until = at + 2 * len(asked)
+                until = _end_of_run(messages, at)  # looked at once, whatever is in doubt in it
+                asked = _response_calls(messages, at, until, takes_id)
+                if asked and _response_answers(messages, until, asked):
+                    until += len(asked)
                     marks[at:until] = bytes((*(_CALLS,) * len(asked), *(_ANSWER,) * len(asked)))
                     ids[at] = asked
-                else:
-                    until = at + max(1, len(asked))
         except (LookupError, TypeError, AttributeError, ValueError):
             continue
 
@@ -176,26 +175,32 @@ def _response_message(message: Value) -> int:
     return _USER if role == "user" else _SYSTEM if role in ("system", "developer") else 0
 
 
-def _response_calls(messages: list[Value], at: int, takes_id: Value) -> list[str]:
-    """Return the ids of the run of calls that begins here, or nothing where one of them is in doubt."""
+def _end_of_run(messages: list[Value], at: int) -> int:
+    """Return the number of the first item that is no call."""
+    end = at + 1
+    while end < len(messages) and type(messages[end]) is dict and messages[end].get("type") == "function_call":
+        end += 1
+    return end
+
+
+def _response_calls(messages: list[Value], at: int, end: int, takes_id: Value) -> list[str]:
+    """Return the ids of a run of calls, or nothing where one of them is in doubt."""
     asked: list[str] = []
-    before = messages[at - 1] if at else {}
-    is_fine = before.get("type") in (None, "message", "function_call_output", "reasoning")
-    for place in range(at, len(messages)):
-        message = messages[place]
-        if message.get("type") != "function_call":
-            is_fine = is_fine and message.get("type") != "reasoning"
-            break
+    before = messages[at - 1].get("type") if at else None
+    is_fine = before in (None, "message", "function_call_output", "reasoning")
+    if not is_fine or (end < len(messages) and messages[end].get("type") == "reasoning"):
+        return []
+    for message in messages[at:end]:
         _read(message["arguments"])
         item = message.get("id")
-        is_fine = (
-            is_fine
-            and takes_name(message["name"], "openai-responses")
+        if not (
+            takes_name(message["name"], "openai-responses")
             and takes_id(message["call_id"])
             and (item is None or (item.startswith("fc_") and len(item) <= _ITEM_ID_SIZE_MAX))
-        )
+        ):
+            return []
         asked.append(message["call_id"])
-    return asked if is_fine and len(set(asked)) == len(asked) else []
+    return asked if len(set(asked)) == len(asked) else []
 
 
 def _response_answers(messages: list[Value], start: int, asked: list[str]) -> bool:
