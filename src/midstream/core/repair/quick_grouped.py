@@ -173,7 +173,7 @@ def look_at_gemini(messages: list[Value], profile: Profile, marks: bytearray, id
             if type(parts) is not list or not parts:
                 continue
             if role == "user":
-                if all(_says(part["text"]) for part in parts):
+                if all(_says(part["text"]) and "thought" not in part for part in parts):
                     marks[at] = _USER
             elif role == "model":
                 asked = _gemini_reply(parts)

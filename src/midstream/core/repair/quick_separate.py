@@ -22,6 +22,7 @@ def _says(words: Value) -> bool:
 def look_at_chat(messages: list[Value], profile: Profile, marks: bytearray, ids: Ids) -> None:
     """Mark what is beyond doubt in chat messages."""
     takes_id = profile.id_test()
+    is_signed = profile.is_thinking_signed
     until = 0
     for at, message in enumerate(messages):
         if at < until:
@@ -32,6 +33,8 @@ def look_at_chat(messages: list[Value], profile: Profile, marks: bytearray, ids:
                 if _says(content):
                     marks[at] = _USER
             elif role == "assistant" and not profile.wants_reasoning:
+                if is_signed and "reasoning_content" in message:
+                    continue
                 calls = message.get("tool_calls")
                 if calls is None:
                     if _says(content) and "tool_calls" not in message and "function_call" not in message:
@@ -65,7 +68,7 @@ def _chat_answers(messages: list[Value], at: int, asked: list[str]) -> bool:
         return False
     waiting = set(asked)
     for answer in answers:
-        if answer["role"] != "tool" or type(answer["content"]) is not str:
+        if answer["role"] != "tool" or type(answer["content"]) is not str or answer["content"].isspace():
             return False
         waiting.remove(answer["tool_call_id"])
     return True
@@ -86,7 +89,7 @@ def look_at_langchain(messages: list[Value], profile: Profile, marks: bytearray,
                     marks[at] = _USER
             elif kind == "ai":
                 calls = inner["tool_calls"]
-                if inner["invalid_tool_calls"] or type(content) is not str:
+                if inner["invalid_tool_calls"] or type(content) is not str or content.isspace():
                     continue
                 if not calls:
                     if _says(content):
@@ -119,7 +122,7 @@ def _langchain_answers(messages: list[Value], at: int, asked: list[str]) -> bool
     waiting = set(asked)
     for answer in answers:
         inner = answer["data"]
-        if answer["type"] != "tool" or type(inner["content"]) is not str:
+        if answer["type"] != "tool" or type(inner["content"]) is not str or inner["content"].isspace():
             return False
         waiting.remove(inner["tool_call_id"])
     return True
