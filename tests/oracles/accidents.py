@@ -14,6 +14,7 @@ from typing import Any
 from tests.oracles.scripts import valid
 
 Json = dict[str, Any]
+Value = Any
 Spot = tuple[list[Any], Any]
 """The list something stands in, and the thing."""
 
@@ -21,7 +22,7 @@ _LIST_KEY = {"anthropic": "content", "bedrock": "content", "gemini": "parts", "p
 GROUPED = frozenset(_LIST_KEY)
 
 
-def inner(message: Any) -> Json:
+def inner(message: Value) -> Json:
     """Return the object that holds a message's fields."""
     found = message.get("data", message)
     return found if isinstance(found, dict) else message
@@ -44,8 +45,8 @@ def calls_in(form: str, messages: list[Any]) -> list[Spot]:
             parts = parts_of(form, message)
             found += [(parts, part) for part in parts if isinstance(part, dict) and _is_call(form, part)]
         else:
-            calls = inner(message).get("tool_calls")
-            found += [(calls, call) for call in calls or [] if isinstance(call, dict)]
+            calls = inner(message).get("tool_calls") or []
+            found += [(calls, call) for call in calls if isinstance(call, dict)]
     return found
 
 
@@ -102,7 +103,7 @@ def argument_spot(thing: Json) -> tuple[Json, str] | None:
     return next(((thing, key) for key in ("input", "arguments", "args") if key in thing), None)
 
 
-def objects(value: Any) -> Iterator[Json]:
+def objects(value: Value) -> Iterator[Json]:
     """Yield every object in a value."""
     if isinstance(value, dict):
         yield value
@@ -232,23 +233,25 @@ def _fresh(chance: Random) -> str:
 
 def user_message(form: str, words: str) -> Json:
     """Make what a user says."""
-    return {
+    made: dict[str, Json] = {
         "anthropic": {"role": "user", "content": words},
         "bedrock": {"role": "user", "content": [{"text": words}]},
         "gemini": {"role": "user", "parts": [{"text": words}]},
         "pydantic-ai": {"kind": "request", "parts": [{"part_kind": "user-prompt", "content": words}]},
         "langchain": {"type": "human", "data": {"content": words, "type": "human"}},
-    }.get(form, {"role": "user", "content": words})
+    }
+    return made.get(form, {"role": "user", "content": words})
 
 
 def reply_message(form: str, words: str) -> Json:
     """Make what a model says."""
-    return {
+    made: dict[str, Json] = {
         "bedrock": {"role": "assistant", "content": [{"text": words}]},
         "gemini": {"role": "model", "parts": [{"text": words}]},
         "pydantic-ai": {"kind": "response", "parts": [{"part_kind": "text", "content": words}]},
         "langchain": {"type": "ai", "data": {"content": words, "type": "ai"}},
-    }.get(form, {"role": "assistant", "content": words})
+    }
+    return made.get(form, {"role": "assistant", "content": words})
 
 
 def interleave_user(form: str, messages: list[Any], chance: Random) -> None:
@@ -259,7 +262,11 @@ def interleave_user(form: str, messages: list[Any], chance: Random) -> None:
         holder, thing = chance.choice(spots)
         at = next(at for at, item in enumerate(holder) if item is thing)
         if holder is not messages:
-            words = parts_of(form, words)[0] if parts_of(form, words) else {"type": "text", "text": words["content"]}
+            words = (
+                parts_of(form, words)[0]
+                if parts_of(form, words)
+                else {"type": "text", "text": words["content"]}
+            )
         holder.insert(at, words)
     else:
         messages.insert(chance.randint(0, len(messages)), words)
@@ -379,23 +386,28 @@ def role_typo(form: str, messages: list[Any], chance: Random) -> None:
 def system_inside(form: str, messages: list[Any], chance: Random) -> None:
     """A system prompt was injected again, or in mid-list."""
     words = chance.choice(("Be brief, k0z.", _fresh(chance)))
-    made: Json = {
+    made: dict[str, Json] = {
         "gemini": {"role": "system", "parts": [{"text": words}]},
         "bedrock": {"role": "system", "content": [{"text": words}]},
         "pydantic-ai": {"kind": "request", "parts": [{"part_kind": "system-prompt", "content": words}]},
         "langchain": {"type": "system", "data": {"type": "system", "content": words}},
-    }.get(form, {"role": "system", "content": words})
-    messages.insert(chance.randint(0, len(messages)), made)
+    }
+    message = made.get(form, {"role": "system", "content": words})
+    messages.insert(chance.randint(0, len(messages)), message)
 
 
 def spoil_thinking(form: str, messages: list[Any], chance: Random) -> None:
     """Thinking lost its signature, got another provider's, or stands at another place."""
-    spots = [(parts, part) for m in messages for parts in [parts_of(form, m)] for part in parts if _thinks(part)]
+    spots = [
+        (parts, part) for m in messages for parts in [parts_of(form, m)] for part in parts if _thinks(part)
+    ]
     if spot := _pick(spots, chance):
         holder, part = spot
         signed = [found for found in objects(part) if "signature" in found]
         if signed and chance.random() < 0.7:
-            signed[0]["signature"] = chance.choice(("", None, "gAAAAABoreign", "skip_thought_signature_validator"))
+            signed[0]["signature"] = chance.choice(
+                ("", None, "gAAAAABoreign", "skip_thought_signature_validator")
+            )
             if chance.random() < 0.2:
                 del signed[0]["signature"]
         else:
@@ -403,7 +415,7 @@ def spoil_thinking(form: str, messages: list[Any], chance: Random) -> None:
             holder.insert(chance.randint(0, len(holder)), part)
 
 
-def _thinks(part: Any) -> bool:
+def _thinks(part: Value) -> bool:
     return isinstance(part, dict) and (
         part.get("type") == "thinking" or "reasoningContent" in part or part.get("part_kind") == "thinking"
     )
@@ -447,7 +459,9 @@ def not_a_message(form: str, messages: list[Any], chance: Random) -> None:
         message = chance.choice(messages)
         key = _LIST_KEY[form]
         if isinstance(message, dict) and isinstance(message.get(key), list) and message[key]:
-            message[key] = chance.choice((_fresh(chance), [_fresh(chance)], message[key][0], [None, *message[key]]))
+            message[key] = chance.choice(
+                (_fresh(chance), [_fresh(chance)], message[key][0], [None, *message[key]])
+            )
 
 
 def bad_name(form: str, messages: list[Any], chance: Random) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 Json = dict[str, Any]
+Value = Any
 
 _ID = re.compile(r"[a-zA-Z0-9_-]+")
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
@@ -81,7 +82,7 @@ def _block(block: Json, role: str, seen: set[str]) -> Iterator[str]:
         if role != "assistant":
             yield "ANT-ROLE thinking of a user"
         signature = block.get("signature" if kind == "thinking" else "data")
-        if not _says(signature) or signature.startswith(_FOREIGN):
+        if not _says(signature) or str(signature).startswith(_FOREIGN):
             yield "ANT-SIGNATURE"
         if kind == "thinking" and not isinstance(block.get("thinking"), str):
             yield "ANT-SHAPE thinking"
@@ -205,7 +206,13 @@ def bedrock(messages: list[Any], profile: str = "bedrock-claude") -> Iterator[st
         is_signed = profile != "bedrock-mistral"
         if is_signed and "toolUse" in kinds and "reasoningContent" in kinds[kinds.index("toolUse") :]:
             yield f"ANT-SPLICE {at}"
-        if is_signed and blocks and role == "assistant" and isinstance(blocks[-1], dict) and "reasoningContent" in blocks[-1]:
+        if (
+            is_signed
+            and blocks
+            and role == "assistant"
+            and isinstance(blocks[-1], dict)
+            and "reasoningContent" in blocks[-1]
+        ):
             yield f"ANT-THINKLAST {at}"
         if profile == "bedrock-mistral" and role == "user" and None in answered and any(answered):
             yield f"BED-MIXED {at}"
@@ -213,7 +220,7 @@ def bedrock(messages: list[Any], profile: str = "bedrock-claude") -> Iterator[st
     yield from (fault.replace("ANT", "BED") for fault in _pairing(turns, "bedrock-claude"))
 
 
-def _converse_block(block: Json, role: Any, seen: set[str], profile: str) -> Iterator[str]:
+def _converse_block(block: Json, role: Value, seen: set[str], profile: str) -> Iterator[str]:
     if "text" in block and not _says(block["text"]):
         yield "BED-BLANK"
     if isinstance(use := block.get("toolUse"), dict):
@@ -253,5 +260,5 @@ def _is_foreign(thought: Json) -> bool:
     return str((thought.get("reasoningText") or {}).get("signature")).startswith(_FOREIGN)
 
 
-def _says(value: Any) -> bool:
+def _says(value: Value) -> bool:
     return isinstance(value, str) and bool(value.strip())

@@ -13,12 +13,16 @@ import functools
 import importlib.util
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
+from tests.oracles.claude_rules import anthropic
+from tests.oracles.openai_rules import chat
 from tests.oracles.projection import as_chat
 from tests.oracles.verdicts import PROMPTS, with_prompt
 
 Json = dict[str, Any]
+Value = Any
 Oracle = Callable[[str, list[Any]], list[str]]
 
 PACKAGES = {
@@ -72,44 +76,35 @@ def judge(oracle: str, form: str, messages: list[Any], wire: str = "chat") -> li
 
 
 def _mistral_common(form: str, messages: list[Any]) -> list[str]:
-    from mistral_common.protocol.instruct.request import ChatCompletionRequest  # noqa: PLC0415
-    from mistral_common.protocol.instruct.validator import (  # noqa: PLC0415
-        MistralRequestValidatorV13,
-        ValidationMode,
-    )
-
-    request = ChatCompletionRequest.model_validate({"messages": as_chat(form, messages), "model": "any"})
-    MistralRequestValidatorV13(mode=ValidationMode.serving).validate_request(request)
+    requests = import_module("mistral_common.protocol.instruct.request")
+    validators = import_module("mistral_common.protocol.instruct.validator")
+    shown = {"messages": as_chat(form, messages), "model": "any"}
+    request = requests.ChatCompletionRequest.model_validate(shown)
+    validator = validators.MistralRequestValidatorV13(mode=validators.ValidationMode.serving)
+    validator.validate_request(request)
     return []
 
 
 def _langgraph(form: str, messages: list[Any]) -> list[str]:
-    from langchain_core.messages import convert_to_messages  # noqa: PLC0415
-    from langgraph.prebuilt.chat_agent_executor import _validate_chat_history  # noqa: PLC0415
-
-    _validate_chat_history(convert_to_messages(as_chat(form, messages)))
+    shown = import_module("langchain_core.messages").convert_to_messages(as_chat(form, messages))
+    import_module("langgraph.prebuilt.chat_agent_executor")._validate_chat_history(shown)
     return []
 
 
+_TYPES = {
+    "anthropic": ("anthropic.types", "MessageParam"),
+    "chat": ("openai.types.chat", "ChatCompletionMessageParam"),
+    "responses": ("openai.types.responses", "ResponseInputItemParam"),
+    "pydantic-ai": ("pydantic_ai.messages", "ModelMessage"),
+}
+"""Where each package keeps the type of one message."""
+
+
 @functools.cache
-def _adapter(kind: str) -> Any:
-    from pydantic import TypeAdapter  # noqa: PLC0415
-
-    if kind == "anthropic":
-        from anthropic.types import MessageParam  # noqa: PLC0415
-
-        return TypeAdapter(list[MessageParam])
-    if kind == "chat":
-        from openai.types.chat import ChatCompletionMessageParam  # noqa: PLC0415
-
-        return TypeAdapter(list[ChatCompletionMessageParam])
-    if kind == "responses":
-        from openai.types.responses import ResponseInputItemParam  # noqa: PLC0415
-
-        return TypeAdapter(list[ResponseInputItemParam])
-    from pydantic_ai.messages import ModelMessagesTypeAdapter  # noqa: PLC0415
-
-    return ModelMessagesTypeAdapter
+def _adapter(kind: str) -> Value:
+    module, name = _TYPES[kind]
+    message: Value = getattr(import_module(module), name)
+    return import_module("pydantic").TypeAdapter(list.__class_getitem__(message))
 
 
 def _anthropic_types(form: str, messages: list[Any]) -> list[str]:
@@ -119,7 +114,7 @@ def _anthropic_types(form: str, messages: list[Any]) -> list[str]:
     return []
 
 
-def _known_blocks(content: Any) -> Any:
+def _known_blocks(content: Value) -> Value:
     """Without the blocks that the installed version has no type for."""
     if isinstance(content, str):
         return content
@@ -136,7 +131,7 @@ def _openai_types(form: str, messages: list[Any]) -> list[str]:
     return []
 
 
-def _read_all(value: Any) -> None:
+def _read_all(value: Value) -> None:
     """Pydantic reads iterables when they are walked."""
     if isinstance(value, dict):
         for item in value.values():
@@ -148,19 +143,15 @@ def _read_all(value: Any) -> None:
 
 def _google_types(form: str, messages: list[Any]) -> list[str]:
     del form
-    from google.genai.chats import _extract_curated_history  # noqa: PLC0415
-    from google.genai.types import Content  # noqa: PLC0415
 
-    contents = [Content.model_validate(message) for message in messages]
-    curated = _extract_curated_history(contents)
+    contents = [import_module("google.genai.types").Content.model_validate(message) for message in messages]
+    curated = import_module("google.genai.chats")._extract_curated_history(contents)
     return [] if len(curated) == len(contents) else ["google_types: curation drops a content"]
 
 
 @functools.cache
-def _converse() -> Any:
-    import botocore.session  # noqa: PLC0415
-
-    model = botocore.session.Session().get_service_model("bedrock-runtime")
+def _converse() -> Value:
+    model = import_module("botocore.session").Session().get_service_model("bedrock-runtime")
     shape = model.operation_model("Converse").input_shape
     assert shape is not None
     return shape.members["messages"]
@@ -168,13 +159,12 @@ def _converse() -> Any:
 
 def _botocore_shape(form: str, messages: list[Any]) -> list[str]:
     del form
-    from botocore.validate import ParamValidator  # noqa: PLC0415
 
-    report = ParamValidator().validate(_with_bytes(messages), _converse())
+    report = import_module("botocore.validate").ParamValidator().validate(_with_bytes(messages), _converse())
     return [f"botocore_shape: {report.generate_report()}"] if report.has_errors() else []
 
 
-def _with_bytes(value: Any) -> Any:
+def _with_bytes(value: Value) -> Value:
     """JSON has no bytes: what Converse wants as bytes is stored as base64."""
     if isinstance(value, dict):
         return {
@@ -186,35 +176,31 @@ def _with_bytes(value: Any) -> Any:
 
 def _langchain_types(form: str, messages: list[Any]) -> list[str]:
     del form
-    from langchain_core.messages import messages_from_dict  # noqa: PLC0415
 
-    messages_from_dict(messages)
+    import_module("langchain_core.messages").messages_from_dict(messages)
     return []
 
 
 def _pydantic_ai_wires(form: str, messages: list[Any]) -> list[str]:
     """Its own mapping to a wire, and what is refused there."""
-    from tests.oracles.claude_rules import anthropic  # noqa: PLC0415
-    from tests.oracles.openai_rules import chat  # noqa: PLC0415
-
     sent = _adapter("pydantic-ai").validate_python(messages)
     wires = asyncio.run(_mapped(sent))
     faults = chat(wires["chat"], "stored") if form.endswith("chat") else anthropic(wires["anthropic"])
     return [f"{form}: {fault}" for fault in faults]
 
 
-async def _mapped(sent: Any) -> dict[str, Any]:
-    from pydantic_ai.models import ModelRequestParameters  # noqa: PLC0415
-    from pydantic_ai.models.anthropic import AnthropicModel  # noqa: PLC0415
-    from pydantic_ai.models.openai import OpenAIChatModel  # noqa: PLC0415
-    from pydantic_ai.providers.anthropic import AnthropicProvider  # noqa: PLC0415
-    from pydantic_ai.providers.openai import OpenAIProvider  # noqa: PLC0415
+async def _mapped(sent: Value) -> dict[str, Any]:
 
-    parameters = ModelRequestParameters()
-    claude = AnthropicModel("claude-sonnet-4-5", provider=AnthropicProvider(api_key="none"))
-    gpt = OpenAIChatModel("gpt-4o", provider=OpenAIProvider(api_key="none"))
-    _, to_anthropic = await claude._map_message(sent, parameters, {})  # noqa: SLF001
-    to_chat = await gpt._map_messages(sent, parameters)  # noqa: SLF001
+    parameters = import_module("pydantic_ai.models").ModelRequestParameters()
+    claude = import_module("pydantic_ai.models.anthropic").AnthropicModel(
+        "claude-sonnet-4-5",
+        provider=import_module("pydantic_ai.providers.anthropic").AnthropicProvider(api_key="none"),
+    )
+    gpt = import_module("pydantic_ai.models.openai").OpenAIChatModel(
+        "gpt-4o", provider=import_module("pydantic_ai.providers.openai").OpenAIProvider(api_key="none")
+    )
+    _, to_anthropic = await claude._map_message(sent, parameters, {})
+    to_chat = await gpt._map_messages(sent, parameters)
     return {"anthropic": to_anthropic, "chat": to_chat}
 
 

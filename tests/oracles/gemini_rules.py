@@ -32,16 +32,23 @@ def gemini(messages: list[Any], profile: str = "gemini") -> Iterator[str]:
         for part in parts:
             if not isinstance(part, dict) or not _DATA & part.keys():
                 yield f"GEM-ONEOF {at}"
-            elif "text" in part and not part["text"] and not (part.keys() & {"thoughtSignature", "thought_signature"}):
+            elif (
+                "text" in part
+                and not part["text"]
+                and not (part.keys() & {"thoughtSignature", "thought_signature"})
+            ):
                 yield f"GEM-ONEOF {at}: empty text"
-        calls, answers = _inner(parts, "functionCall", "function_call"), _inner(
-            parts, "functionResponse", "function_response"
+        calls, answers = (
+            _inner(parts, "functionCall", "function_call"),
+            _inner(parts, "functionResponse", "function_response"),
         )
         for call in calls:
             if not isinstance(call.get("args", {}), dict) or not _NAME.fullmatch(str(call.get("name") or "")):
                 yield f"GEM-CALL {at}"
         for answer in answers:
-            if not isinstance(answer.get("response"), dict) or not _NAME.fullmatch(str(answer.get("name") or "")):
+            if not isinstance(answer.get("response"), dict) or not _NAME.fullmatch(
+                str(answer.get("name") or "")
+            ):
                 yield f"GEM-RESPONSE {at}"
         if role == "user" and any(isinstance(part, dict) and part.get("thought") for part in parts):
             yield f"GEM-ROLE {at}: thought"
@@ -62,11 +69,19 @@ def gemini(messages: list[Any], profile: str = "gemini") -> Iterator[str]:
 
 
 def _inner(parts: list[Any], *keys: str) -> list[Json]:
-    return [part[key] for part in parts if isinstance(part, dict) for key in keys if isinstance(part.get(key), dict)]
+    return [
+        part[key]
+        for part in parts
+        if isinstance(part, dict)
+        for key in keys
+        if isinstance(part.get(key), dict)
+    ]
 
 
 def _matched(asked: list[Json], answers: list[Json]) -> Iterator[str]:
-    if sorted(str(call.get("name")) for call in asked) != sorted(str(answer.get("name")) for answer in answers):
+    if sorted(str(call.get("name")) for call in asked) != sorted(
+        str(answer.get("name")) for answer in answers
+    ):
         yield "GEM-NAMES"
     ids = [str(call["id"]) for call in asked if call.get("id")]
     given = [str(answer["id"]) for answer in answers if answer.get("id")]

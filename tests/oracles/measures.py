@@ -15,6 +15,8 @@ from tests.oracles.accidents import ACCIDENTS, Accident, objects
 from tests.oracles.scripts import valid
 from tests.oracles.verdicts import doubts, refusals
 
+Value = Any
+
 Repair = Callable[..., Any]
 
 _MARKER = re.compile(r"k\d+z")
@@ -33,7 +35,7 @@ class Score:
     verbatim: tuple[int, int] = (0, 0)
     prefix: bool = True
     thinking: tuple[int, int] = (0, 0)
-    output: Any = None
+    output: Value = None
 
 
 def broken(
@@ -51,7 +53,9 @@ def broken(
     return whole, messages, [accident.__name__ for accident in how]
 
 
-def score(form: str, messages: list[Any], repair: Repair, *, whole: list[Any] | None = None, **asked: Any) -> Score:
+def score(
+    form: str, messages: list[Any], repair: Repair, *, whole: list[Any] | None = None, **asked: Value
+) -> Score:
     """Repair a broken history and measure what came out."""
     made = Score(messages, [])
     before = copy.deepcopy(messages)
@@ -84,12 +88,12 @@ def score(form: str, messages: list[Any], repair: Repair, *, whole: list[Any] | 
     return made
 
 
-def words_of(value: Any) -> Counter[str]:
+def words_of(value: Value) -> Counter[str]:
     """Count the marker words in a value, without those of thoughts."""
     return Counter(_MARKER.findall(json.dumps(_spoken(value), ensure_ascii=False)))
 
 
-def _spoken(value: Any) -> Any:
+def _spoken(value: Value) -> Value:
     if isinstance(value, list):
         return [_spoken(item) for item in value if not _is_thought(item)]
     if isinstance(value, dict):
@@ -97,13 +101,15 @@ def _spoken(value: Any) -> Any:
     return value
 
 
-def _is_thought(item: Any) -> bool:
+def _is_thought(item: Value) -> bool:
     if not isinstance(item, dict):
         return False
-    return item.get("part_kind") == "thinking" or item.get("thought") is True or item.get("type") == "thinking"
+    return (
+        item.get("part_kind") == "thinking" or item.get("thought") is True or item.get("type") == "thinking"
+    )
 
 
-def lost_words(before: list[Any], after: Any) -> list[str]:
+def lost_words(before: list[Any], after: Value) -> list[str]:
     """Return the marker words that are gone. A word said twice may remain once, where it is an exact copy."""
     there = words_of(after)
     return sorted(word for word in words_of(before) if not there[word])

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 Json = dict[str, Any]
+Value = Any
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NINE = frozenset({"mistral-v3", "strict-template", "portable"})
@@ -58,12 +60,16 @@ def chat(messages: list[Any], profile: str = "openai-chat") -> Iterator[str]:
         yield from _template(messages)
 
 
-def _chunks(content: Any) -> bool:
-    return isinstance(content, list) and bool(content) and all(
-        isinstance(chunk, dict)
-        and isinstance(chunk.get("type"), str)
-        and (chunk["type"] != "text" or isinstance(chunk.get("text"), str))
-        for chunk in content
+def _chunks(content: Value) -> bool:
+    return (
+        isinstance(content, list)
+        and bool(content)
+        and all(
+            isinstance(chunk, dict)
+            and isinstance(chunk.get("type"), str)
+            and (chunk["type"] != "text" or isinstance(chunk.get("text"), str))
+            for chunk in content
+        )
     )
 
 
@@ -86,7 +92,7 @@ def _reply(message: Json, profile: str) -> Iterator[str]:
         yield from _arguments(message["function_call"], profile)
 
 
-def _call(call: Any, profile: str) -> Iterator[str]:
+def _call(call: Value, profile: str) -> Iterator[str]:
     if not isinstance(call, dict):
         yield "OAI-SHAPE call"
         return
@@ -101,7 +107,7 @@ def _call(call: Any, profile: str) -> Iterator[str]:
         yield from _arguments(call.get("function"), profile)
 
 
-def _arguments(function: Any, profile: str) -> Iterator[str]:
+def _arguments(function: Value, profile: str) -> Iterator[str]:
     if not isinstance(function, dict) or not _NAME.fullmatch(str(function.get("name") or "")):
         yield "OAI-NAME call"
         return
@@ -151,7 +157,11 @@ def responses(messages: list[Any]) -> Iterator[str]:
             ids.add(str(item_id))
         if kind == "reasoning":
             after = messages[at + 1] if at + 1 < len(messages) else {}
-            if after.get("role", "assistant") != "assistant" or str(after.get("type")).endswith("_output") or not after:
+            if (
+                after.get("role", "assistant") != "assistant"
+                or str(after.get("type")).endswith("_output")
+                or not after
+            ):
                 yield f"RSP-REASONFOLLOW {at}"
         elif kind.endswith("_call") and "call_id" in item:
             yield from (f"{fault} {at}" for fault in _item_call(item, calls))
@@ -186,7 +196,9 @@ def _item_message(item: Json) -> Iterator[str]:
     if role not in ("user", "assistant", "system", "developer"):
         yield f"RSP-ROLE {role!r}"
     if isinstance(content, list):
-        wanted = ("output_text", "refusal") if role == "assistant" else ("input_text", "input_image", "input_file")
+        wanted = (
+            ("output_text", "refusal") if role == "assistant" else ("input_text", "input_image", "input_file")
+        )
         for chunk in content:
             kind = chunk.get("type") if isinstance(chunk, dict) else None
             if kind not in wanted and kind in ("output_text", "input_text", "refusal", None):
@@ -203,7 +215,7 @@ def reasoning_faults(before: list[Any], after: list[Any]) -> Iterator[str]:
     """RSP-NEEDSREASON: an item that kept its id though the reasoning it was paired with is gone."""
     there = {item.get("id") for item in after if item.get("type") == "reasoning"}
     kept = {item.get("id") for item in after if item.get("id") and item.get("type") != "reasoning"}
-    for item, follower in zip(before, before[1:], strict=False):
+    for item, follower in pairwise(before):
         if item.get("type") == "reasoning" and item.get("id") not in there and follower.get("id") in kept:
             if follower.get("type") in ("function_call", "message"):
                 yield f"RSP-NEEDSREASON {follower.get('id')}"

@@ -9,6 +9,7 @@ from tests.oracles.stored_rules import langchain_as_chat, pydantic_ai_as_chat
 from tests.oracles.verdicts import responses_as_chat
 
 Json = dict[str, Any]
+Value = Any
 
 
 def as_chat(form: str, messages: list[Any]) -> list[Json]:
@@ -37,9 +38,14 @@ def as_chat(form: str, messages: list[Any]) -> list[Json]:
 def _read(part: Json, at: int) -> tuple[str, Any]:
     """Read one part: what it is, and its words, call or result."""
     if isinstance(call := part.get("functionCall"), dict):
-        return "call", _call(call.get("id") or f"g{at}_{call.get('name')}", call.get("name"), call.get("args") or {})
+        return "call", _call(
+            call.get("id") or f"g{at}_{call.get('name')}", call.get("name"), call.get("args") or {}
+        )
     if isinstance(answer := part.get("functionResponse"), dict):
-        return "result", (answer.get("id") or ("name", answer.get("name")), json.dumps(answer.get("response")))
+        return "result", (
+            answer.get("id") or ("name", answer.get("name")),
+            json.dumps(answer.get("response")),
+        )
     if isinstance(use := part.get("toolUse"), dict):
         return "call", _call(use.get("toolUseId"), use.get("name"), use.get("input"))
     if isinstance(result := part.get("toolResult"), dict):
@@ -48,12 +54,16 @@ def _read(part: Json, at: int) -> tuple[str, Any]:
         return "call", _call(part.get("id"), part.get("name"), part.get("input"))
     if part.get("type") == "tool_result":
         return "result", (part.get("tool_use_id"), json.dumps(part.get("content")))
-    if part.get("type") in ("thinking", "redacted_thinking") or "reasoningContent" in part or part.get("thought"):
+    if (
+        part.get("type") in ("thinking", "redacted_thinking")
+        or "reasoningContent" in part
+        or part.get("thought")
+    ):
         return "thought", ""
     return "words", part["text"] if isinstance(part.get("text"), str) else "(something)"
 
 
-def _call(call_id: Any, name: Any, arguments: Any) -> Json:
+def _call(call_id: Value, name: Value, arguments: Value) -> Json:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
 
 
@@ -79,7 +89,9 @@ def _user(read: list[tuple[str, Any]], asked: dict[Any, Any]) -> list[Json]:
         if kind == "result":
             call_id, words = said
             if isinstance(call_id, tuple):  # Gemini: by name, in order
-                call_id = next((each for each, name in open_calls.items() if name == call_id[1]), f"no {call_id[1]}")
+                call_id = next(
+                    (each for each, name in open_calls.items() if name == call_id[1]), f"no {call_id[1]}"
+                )
                 open_calls.pop(call_id, None)
             made.append({"role": "tool", "tool_call_id": call_id, "content": words})
         elif made and made[-1]["role"] == "user":
@@ -92,9 +104,16 @@ def _user(read: list[tuple[str, Any]], asked: dict[Any, Any]) -> list[Json]:
 def _plain(message: Json) -> Json:
     """Return a chat message with its chunks put into one text."""
     content = message.get("content")
-    made = {key: message[key] for key in ("role", "tool_calls", "tool_call_id", "name") if message.get(key) is not None}
+    made = {
+        key: message[key]
+        for key in ("role", "tool_calls", "tool_call_id", "name")
+        if message.get(key) is not None
+    }
     if isinstance(content, list):
-        content = "\n".join(chunk.get("text") or "(something)" for chunk in content if isinstance(chunk, dict)) or None
+        content = (
+            "\n".join(chunk.get("text") or "(something)" for chunk in content if isinstance(chunk, dict))
+            or None
+        )
     made["content"] = content
     if made["role"] == "developer":
         made["role"] = "system"
@@ -107,4 +126,10 @@ def _plain(message: Json) -> Json:
 def _texted(call: Json) -> Json:
     inner = call["function"]
     arguments = inner["arguments"]
-    return {**call, "function": {**inner, "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments)}}
+    return {
+        **call,
+        "function": {
+            **inner,
+            "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments),
+        },
+    }

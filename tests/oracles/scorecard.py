@@ -1,6 +1,6 @@
 """Print the graded figures per format over generated broken histories.
 
-    PYTHONPATH=src:. python tests/oracles/scorecard.py [cases per format] [seed] [format ...]
+PYTHONPATH=src:. python tests/oracles/scorecard.py [cases per format] [seed] [format ...]
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def _row(form: str, cases: int, seed: int, accidents: dict[str, Any], notes: lis
     prefix = sum(made.prefix for made in scores)
     thinking = _ratio([made.thinking for made in scores])
     faults = sum(bool(made.faults) for made in scores)
-    shares = f"{_percent(good, cases)}  {_percent(whole_count, cases):>9}  {verbatim:8.3f}  {_percent(prefix, cases):>7}"
+    shares = f"{_percent(good, cases)}  {_percent(whole_count, cases):>9}  {verbatim:8.3f}"
+    shares += f"  {_percent(prefix, cases):>7}"
     return f"{form:<17} {cases:5}  {shares}  {thinking:8.3f}  {faults:6}  {_percent(untouched, cases):>10}"
 
 
@@ -70,7 +71,9 @@ def _notes(form: str, scores: list[Score]) -> list[str]:
     found: dict[str, Score] = {}
     count: Counter[str] = Counter()
     for made in scores:
-        complaints = {refusal.split(" ")[0] for refusal in made.refused} | {fault[:70] for fault in made.faults}
+        complaints = {refusal.split(" ")[0] for refusal in made.refused} | {
+            fault[:70] for fault in made.faults
+        }
         complaints |= {"lost"} if made.lost else set()
         complaints |= {"prefix"} if not made.prefix else set()
         for complaint in complaints:

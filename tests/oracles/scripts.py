@@ -128,13 +128,13 @@ class Anthropic(Writer):
             words["cache_control"] = {"type": "ephemeral"}
         source = {"type": "base64", "media_type": "image/png", "data": PIXEL}
         text = {"type": "text", "media_type": "text/plain", "data": "plain"}
-        extra = {
+        extras: dict[str, list[Json]] = {
             "image": [{"type": "image", "source": source}],
             "document": [{"type": "document", "source": text, "title": "t", "citations": {"enabled": True}}],
             "unknown": [{"type": "container_upload", "file_id": "file_1"}],
             "": [],
-        }[turn.extra]
-        self.out.append({"role": "user", "content": [*extra, words]})
+        }
+        self.out.append({"role": "user", "content": [*extras[turn.extra], words]})
 
     def reply(self, reply: Reply) -> None:
         blocks: list[Json] = []
@@ -145,9 +145,17 @@ class Anthropic(Writer):
                 blocks.append({"type": "redacted_thinking", "data": f"R{reply.number}.EmwKAhgB"})
         if reply.hosted:
             use = {"type": "server_tool_use", "id": f"srvtoolu_{reply.number}", "name": "web_search"}
-            found = {"type": "web_search_result", "url": "https://x.test", "title": reply.hosted, "page_age": None}
+            found = {
+                "type": "web_search_result",
+                "url": "https://x.test",
+                "title": reply.hosted,
+                "page_age": None,
+            }
             answer = {"type": "web_search_tool_result", "tool_use_id": use["id"]}
-            blocks += [use | {"input": {"query": "q"}}, answer | {"content": [found | {"encrypted_content": "E"}]}]
+            blocks += [
+                use | {"input": {"query": "q"}},
+                answer | {"content": [found | {"encrypted_content": "E"}]},
+            ]
         if reply.text:
             blocks.append({"type": "text", "text": reply.text})
             if self.odds(0.1):
@@ -203,8 +211,9 @@ class Bedrock(Writer):
             blocks.append({"reasoningContent": {"reasoningText": text}})
         if reply.text:
             blocks.append({"text": reply.text})
-        for call in reply.calls:
-            blocks.append({"toolUse": {"toolUseId": call.id, "name": call.name, "input": call.args}})
+        blocks += [
+            {"toolUse": {"toolUseId": call.id, "name": call.name, "input": call.args}} for call in reply.calls
+        ]
         self.out.append({"role": "assistant", "content": blocks})
 
     def results(self, calls: list[Call]) -> None:
@@ -245,7 +254,11 @@ class Chat(Writer):
             message["reasoning_content"] = reply.thought
         if reply.calls:
             message["tool_calls"] = [
-                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": json.dumps(c.args)}}
+                {
+                    "id": c.id,
+                    "type": "function",
+                    "function": {"name": c.name, "arguments": json.dumps(c.args)},
+                }
                 for c in reply.calls
             ]
         self.out.append(message)
@@ -305,10 +318,17 @@ class Responses(Writer):
             self.out.append(item)
         if reply.hosted:
             action = {"type": "search", "query": reply.hosted}
-            self.out.append({"type": "web_search_call", "id": f"ws_{number}", "status": "completed", "action": action})
+            self.out.append(
+                {"type": "web_search_call", "id": f"ws_{number}", "status": "completed", "action": action}
+            )
         if reply.text:
             chunk = {"type": "output_text", "text": reply.text, "annotations": []}
-            message: Json = {"type": "message", "role": "assistant", "content": [chunk], "status": "completed"}
+            message: Json = {
+                "type": "message",
+                "role": "assistant",
+                "content": [chunk],
+                "status": "completed",
+            }
             self.out.append(message | {"id": f"msg_{number}"})
         for at, call in enumerate(reply.calls):
             item = {"type": "function_call", "call_id": call.id, "name": call.name}
@@ -413,7 +433,13 @@ class LangChain(Writer):
     """Messages as `messages_to_dict` writes them."""
 
     def _add(self, kind: str, data: Json) -> None:
-        common = {"additional_kwargs": {}, "response_metadata": {}, "type": kind, "name": None, "id": None}
+        common: Json = {
+            "additional_kwargs": {},
+            "response_metadata": {},
+            "type": kind,
+            "name": None,
+            "id": None,
+        }
         self.out.append({"type": kind, "data": {**common, **data}})
 
     def user(self, turn: Turn) -> None:
@@ -430,12 +456,21 @@ class LangChain(Writer):
         content: Any = reply.text
         if reply.calls and self.odds(0.3):
             content = [{"type": "text", "text": reply.text}] if reply.text else []
-            content += [{"type": "tool_use", "id": c.id, "name": c.name, "input": c.args} for c in reply.calls]
-        self._add("ai", {"content": content, "tool_calls": calls, "invalid_tool_calls": [], "usage_metadata": None})
+            content += [
+                {"type": "tool_use", "id": c.id, "name": c.name, "input": c.args} for c in reply.calls
+            ]
+        self._add(
+            "ai", {"content": content, "tool_calls": calls, "invalid_tool_calls": [], "usage_metadata": None}
+        )
 
     def results(self, calls: list[Call]) -> None:
         for call in calls:
-            data: Json = {"content": call.output, "tool_call_id": call.id, "name": call.name, "artifact": None}
+            data: Json = {
+                "content": call.output,
+                "tool_call_id": call.id,
+                "name": call.name,
+                "artifact": None,
+            }
             self._add("tool", data | {"status": "error" if call.failed else "success"})
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 Json = dict[str, Any]
+Value = Any
 
 _LANGCHAIN = {
     "human": "user", "user": "user", "ai": "assistant", "assistant": "assistant", "tool": "tool", "system": "system",
@@ -36,11 +37,11 @@ def langchain_as_chat(messages: list[Any]) -> list[Json]:
     return chat
 
 
-def _is_sent(chunk: Any) -> bool:
+def _is_sent(chunk: Value) -> bool:
     return not isinstance(chunk, dict) or chunk.get("type") not in ("tool_use", "tool_call")
 
 
-def _call(call_id: Any, name: Any, arguments: Any) -> Json:
+def _call(call_id: Value, name: Value, arguments: Value) -> Json:
     text = arguments if isinstance(arguments, str) else json.dumps({} if arguments is None else arguments)
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
 
@@ -58,7 +59,10 @@ def langchain_faults(messages: list[Any]) -> Iterator[str]:
         said = inner.get("content")
         for chunk in said if isinstance(said, list) else []:
             if isinstance(chunk, dict) and chunk.get("type") == "tool_use":
-                if not any(chunk.get("id") == call.get("id") or chunk.get("input") == call.get("args") for call in listed):
+                if not any(
+                    chunk.get("id") == call.get("id") or chunk.get("input") == call.get("args")
+                    for call in listed
+                ):
                     yield f"LC-UNLISTED {at}"
         if not isinstance(inner.get("content"), str | list):
             yield f"LC-CONTENT {at}"
@@ -75,7 +79,8 @@ def pydantic_ai_as_chat(messages: list[Any]) -> list[Json]:
             made: Json = {"role": "assistant", "content": "\n".join(words) or None}
             if calls:
                 made["tool_calls"] = [
-                    _call(part.get("tool_call_id"), part.get("tool_name"), part.get("args") or {}) for part in calls
+                    _call(part.get("tool_call_id"), part.get("tool_name"), part.get("args") or {})
+                    for part in calls
                 ]
             if made["content"] or calls:
                 chat.append(made)

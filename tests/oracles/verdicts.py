@@ -17,6 +17,7 @@ from tests.oracles.stored_rules import (
 )
 
 Json = dict[str, Any]
+Value = Any
 
 PROMPTS: dict[str, Json] = {
     "anthropic": {"role": "user", "content": "next"},
@@ -88,13 +89,15 @@ def _refusals(form: str, messages: list[Any], profile: str) -> list[str]:
 def doubts(form: str, messages: list[Any]) -> list[str]:
     """What some servers of a format refuse and others take: neither leaving it nor changing it is wrong."""
     found: list[str] = []
-    leading = next((m for m in messages if _role_of(form, m) not in ("system", "developer")), {})
+    leading: Value = next((m for m in messages if _role_of(form, m) not in ("system", "developer")), {})
     if _role_of(form, leading) == "assistant":
         found.append("starts with a reply")
     for at, message in enumerate(messages):
         said = message.get("data", message)
         content = said.get("content", said.get("parts"))
-        if _role_of(form, message) in ("user", "assistant") and (not content or (isinstance(content, str) and content.isspace())):
+        if _role_of(form, message) in ("user", "assistant") and (
+            not content or (isinstance(content, str) and content.isspace())
+        ):
             found.append(f"says nothing {at}")
         if form == "gemini" and isinstance(content, list):
             answers = ["functionResponse" in part for part in content]
@@ -106,14 +109,21 @@ def doubts(form: str, messages: list[Any]) -> list[str]:
             found.append(f"no role {at}")
         if isinstance(content, list) and any(_is_nothing(part) for part in content):
             found.append(f"a part that says nothing {at}")
-        if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "thinking" for part in content):
+        if isinstance(content, list) and all(
+            isinstance(part, dict) and part.get("type") == "thinking" for part in content
+        ):
             found.append(f"thinks only {at}")
+    if form in ("pydantic-ai", "langchain"):
+        as_chat = pydantic_ai_as_chat(messages) if form == "pydantic-ai" else langchain_as_chat(messages)
+        ids = [call["id"] for message in as_chat for call in message.get("tool_calls", [])]
+        if len(set(ids)) != len(ids):
+            found.append("an id that a later turn uses again")
     if form == "openai-responses" and list(chat(responses_as_chat(messages), "stored")):
         found.append("outputs are not next to their calls")
     return found
 
 
-def _is_nothing(part: Any) -> bool:
+def _is_nothing(part: Value) -> bool:
     if not isinstance(part, dict):
         return isinstance(part, str) and not part.strip()
     said = part.get("content", part.get("text", "x"))
@@ -121,14 +131,18 @@ def _is_nothing(part: Any) -> bool:
     return has_words or (isinstance(said, str) and not said.strip())
 
 
-def _role_of(form: str, message: Any) -> str:
+def _role_of(form: str, message: Value) -> str:
     if form == "openai-responses" and "role" not in message:
         kind = str(message.get("type"))
         return "tool" if kind.endswith("_output") else "assistant"
     named = message.get("role") or message.get("kind") or message.get("type")
-    return {"model": "assistant", "response": "assistant", "ai": "assistant", "request": "user", "human": "user"}.get(
-        str(named), str(named)
-    )
+    return {
+        "model": "assistant",
+        "response": "assistant",
+        "ai": "assistant",
+        "request": "user",
+        "human": "user",
+    }.get(str(named), str(named))
 
 
 def responses_as_chat(items: list[Any]) -> list[Json]:

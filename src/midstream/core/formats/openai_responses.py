@@ -164,7 +164,8 @@ class OpenAIResponses:
             return None
         if isinstance(body, list) and body:
             part.body = [
-                chunk if is_typed(chunk) else {"type": "input_text", "text": as_words(chunk)} for chunk in body
+                chunk if is_typed(chunk) else {"type": "input_text", "text": as_words(chunk)}
+                for chunk in body
             ]
             part.raw = {**part.raw, "output": part.body}
             return "bad-result"

@@ -56,7 +56,11 @@ def _anthropic_reply(content: Value, takes_id: Value) -> list[str] | None:
                 return None
         elif kind == "tool_use":
             call_id = block["id"]
-            if type(block["input"]) is not dict or not takes_name(block["name"], "anthropic") or not takes_id(call_id):
+            if (
+                type(block["input"]) is not dict
+                or not takes_name(block["name"], "anthropic")
+                or not takes_id(call_id)
+            ):
                 return None
             asked.append(call_id)
         elif kind == "thinking" and not asked and type(block["thinking"]) is str:
@@ -136,7 +140,11 @@ def _bedrock_reply(content: list[Value], takes_id: Value) -> list[str] | None:
     for block in content:
         if "toolUse" in block:
             use = block["toolUse"]
-            if type(use["input"]) is not dict or not takes_name(use["name"], "bedrock") or not takes_id(use["toolUseId"]):
+            if (
+                type(use["input"]) is not dict
+                or not takes_name(use["name"], "bedrock")
+                or not takes_id(use["toolUseId"])
+            ):
                 return None
             asked.append(use["toolUseId"])
         elif not _says(block["text"]):
@@ -254,7 +262,11 @@ def _pydantic_reply(parts: list[Value], profile: Profile, takes_id: Value) -> li
                 return None
         elif kind == "tool-call":
             call_id = part["tool_call_id"]
-            if type(part["args"]) is not dict or not takes_name(part["tool_name"], "pydantic-ai") or not takes_id(call_id):
+            if (
+                type(part["args"]) is not dict
+                or not takes_name(part["tool_name"], "pydantic-ai")
+                or not takes_id(call_id)
+            ):
                 return None
             asked.append(call_id)
         elif kind != "thinking" or profile.is_thinking_signed or len(parts) == 1:

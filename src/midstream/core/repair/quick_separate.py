@@ -109,7 +109,11 @@ def look_at_langchain(messages: list[Value], profile: Profile, marks: bytearray,
 def _langchain_calls(calls: list[Value], takes_id: Value) -> list[str] | None:
     asked: list[str] = []
     for call in calls:
-        if type(call["args"]) is not dict or not takes_name(call["name"], "langchain") or not takes_id(call["id"]):
+        if (
+            type(call["args"]) is not dict
+            or not takes_name(call["name"], "langchain")
+            or not takes_id(call["id"])
+        ):
             return None
         asked.append(call["id"])
     return asked if len(set(asked)) == len(asked) else None
@@ -168,8 +172,9 @@ def look_at_responses(messages: list[Value], profile: Profile, marks: bytearray,
 
 def _response_message(message: Value) -> int:
     role, content = message["role"], message["content"]
-    if type(content) is list and len(content) == 1 and content[0]["type"] in ("input_text", "output_text"):
-        content = content[0]["text"]
+    if type(content) is list and len(content) == 1:
+        wanted = "output_text" if role == "assistant" else "input_text"
+        content = content[0]["text"] if content[0]["type"] == wanted else None
     if not _says(content):
         return 0
     if role == "assistant":
@@ -181,7 +186,9 @@ def _response_message(message: Value) -> int:
 def _end_of_run(messages: list[Value], at: int) -> int:
     """Return the number of the first item that is no call."""
     end = at + 1
-    while end < len(messages) and type(messages[end]) is dict and messages[end].get("type") == "function_call":
+    while (
+        end < len(messages) and type(messages[end]) is dict and messages[end].get("type") == "function_call"
+    ):
         end += 1
     return end
 

@@ -122,6 +122,10 @@ def _has_reply_part(message: Json) -> bool:
     parts: Any = message.get("content", message.get("parts"))
     return isinstance(parts, list) and any(
         isinstance(part, dict)
-        and (type_of(part) in _REPLY_BLOCKS or as_words(part.get("part_kind")) in _REPLY_PARTS or part.keys() & _REPLY_KEYS)
+        and (
+            type_of(part) in _REPLY_BLOCKS
+            or as_words(part.get("part_kind")) in _REPLY_PARTS
+            or part.keys() & _REPLY_KEYS
+        )
         for part in parts
     )

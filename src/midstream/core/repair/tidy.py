@@ -8,7 +8,15 @@ from midstream.core.formats.anthropic import hosted_answer
 from midstream.core.formats.parts import Kind, Mark, Part, Role, Turn, as_words
 from midstream.core.repair.names import nearest_name, takes_name
 from midstream.core.repair.task import Task, is_text, words_in
-from midstream.core.repair.words import HOSTED_CUT, HOSTED_ORPHAN, INTERRUPTED, NO_NAME, NO_OUTPUT, SENTINEL, UNKNOWN
+from midstream.core.repair.words import (
+    HOSTED_CUT,
+    HOSTED_ORPHAN,
+    INTERRUPTED,
+    NO_NAME,
+    NO_OUTPUT,
+    SENTINEL,
+    UNKNOWN,
+)
 
 _REPLY_KINDS = frozenset({Kind.CALL, Kind.THINKING, Kind.HOSTED_CALL, Kind.HOSTED_RESULT})
 _REQUEST_PARTS = ("user-prompt", "system-prompt", "tool-return", "retry-prompt")
@@ -306,7 +314,7 @@ def _close_hosted(turn: Turn, task: Task) -> None:
     """A hosted call and its result stand in one reply, in this order, once each."""
     if not task.profile.pairs_hosted:
         return
-    asked = {part.id: part for part in turn.parts if part.kind is Kind.HOSTED_CALL}
+    asked = {part.id for part in turn.parts if part.kind is Kind.HOSTED_CALL}
     called = set(asked)
     has_results = any(part.kind is Kind.HOSTED_RESULT for part in turn.parts)
     if not asked and not has_results:
@@ -317,12 +325,16 @@ def _close_hosted(turn: Turn, task: Task) -> None:
     for place, part in enumerate(turn.parts):
         if part.kind is not Kind.HOSTED_RESULT:
             parts.append(part)
-            if part.kind is Kind.HOSTED_CALL and asked.pop(part.id, None) and part.id in early:
-                parts.append(early[part.id])
+            if part.kind is Kind.HOSTED_CALL:
+                asked.discard(part.id)
+                if part.id in early:
+                    parts.append(early.pop(part.id))
         elif part.id in asked and part.id not in answered:
             answered.add(part.id)
             early[part.id] = part
-            task.report.tell("hosted-result-first", turn.at, "put behind its call", part=place, call_id=part.id)
+            task.report.tell(
+                "hosted-result-first", turn.at, "put behind its call", part=place, call_id=part.id
+            )
         elif part.id in called and part.id not in answered:
             answered.add(part.id)
             parts.append(part)
