@@ -143,7 +143,7 @@ _PROFILES = (
         pairs_hosted=True,
     ),
     Profile(name="openai-chat", signs="openai", id_size_max=40, is_empty_user_refused=False),
-    Profile(name="responses", signs="openai", id_size_max=64, ids_are_unique="list", is_hollow_refused=False),
+    Profile(name="responses", signs="openai", id_size_max=64, ids_are_unique="list"),
     Profile(
         name="gemini",
         signs="google",
@@ -274,6 +274,8 @@ def profile_for(form: Format, name: str | None) -> Profile:
         UsageError: No profile has this name.
     """
     named = profile_named(name or form.profile)
+    if form.name == "bedrock" and named.system != "apart":
+        return replace(named, system="apart")  # Converse has no role for them
     if not form.wire or named.name == form.wire:
         return named
     return both(PROFILES[form.wire], named)

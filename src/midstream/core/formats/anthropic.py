@@ -12,10 +12,12 @@ from midstream.core.formats.parts import (
     Value,
     as_words,
     both_words,
+    is_typed,
     name_of,
     object_of,
     role_in,
     type_of,
+    typed_blocks,
 )
 
 _ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT, "system": Role.SYSTEM}
@@ -117,7 +119,10 @@ class Anthropic:
         """Drop blank text, wrap what is no content, and let no error be without words."""
         content = part.body
         if isinstance(content, list):
-            kept = [block for block in content if not _is_refused(block)]
+            kept = [block for block in typed_blocks(content) if not _is_refused(block)]
+            if not all(map(is_typed, content)):
+                part.body, part.raw = kept, {**part.raw, "content": kept or no_output(part)}
+                return "bad-result"
             if len(kept) == len(content) and (content or not part.failed):
                 return None
             kept = kept or [{"type": "text", "text": no_output(part)}]
@@ -144,8 +149,6 @@ def _drop_null(part: Part) -> str:
 
 def _is_refused(block: Value) -> bool:
     """Whether a result may not carry this: blank text."""
-    if not isinstance(block, dict):
-        return True
     return block.get("type") == "text" and not as_words(block.get("text")).strip()
 
 
@@ -156,7 +159,7 @@ def _blocks(content: Value) -> list[Value]:
 
 
 def _part(block: Value) -> Part:
-    if not isinstance(block, dict):
+    if not is_typed(block):
         words = as_words(block)
         return Part(Kind.TEXT, {"type": "text", "text": words}, body=words, is_new=True)
     kind = type_of(block)

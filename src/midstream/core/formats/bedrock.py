@@ -19,6 +19,7 @@ from midstream.core.formats.parts import (
 )
 
 _ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT, "system": Role.SYSTEM}
+_RESULT_BLOCKS = frozenset({"text", "json", "image", "document", "video", "searchResult", "cachePoint"})
 _MEDIA = ("image", "document", "video", "audio")
 
 
@@ -36,9 +37,8 @@ class Bedrock:
         content = message.get("content")
         if isinstance(content, str | dict):
             return Turn(role, [_part(content)], message, at, is_changed=True)
-        return Turn(
-            role, [_part(block) for block in content] if isinstance(content, list) else [], message, at
-        )
+        blocks = content if isinstance(content, list) else []
+        return Turn(role, [_part(block) for block in blocks], message, at)
 
     def build(self, turn: Turn) -> Json:
         """Write one turn."""
@@ -124,8 +124,7 @@ class Bedrock:
         content = part.body
         blocks = _blocks(content)
         kept = [block for block in blocks if not _is_blank(block)]
-        is_same = isinstance(content, list) and len(kept) == len(content)
-        if is_same and (kept or not part.failed):
+        if kept == content and (kept or not part.failed):
             return None
         words = "(failed without a message)" if part.failed else "(no output)"
         part.body = kept or [{"text": words}]
@@ -144,8 +143,15 @@ def _is_blank(block: Value) -> bool:
 
 def _blocks(content: Value) -> list[Value]:
     if isinstance(content, list):
-        return [block if isinstance(block, dict) else {"text": as_words(block)} for block in content]
+        return [_result_block(block) for block in content]
     return [{"text": as_words(content)}] if content else []
+
+
+def _result_block(block: Value) -> Json:
+    """Return what a result may hold: anything unknown is JSON, or the words of it."""
+    if isinstance(block, dict):
+        return block if not block or block.keys() & _RESULT_BLOCKS else {"json": block}
+    return {"text": as_words(block)}
 
 
 def _part(block: Value) -> Part:
@@ -164,4 +170,6 @@ def _part(block: Value) -> Part:
         if "redactedContent" in thought or not isinstance(text, dict):
             return Part(Kind.THINKING, block, signature="redacted")
         return Part(Kind.THINKING, block, body=text.get("text"), signature=text.get("signature"))
-    return Part(Kind.MEDIA if any(key in block for key in _MEDIA) else Kind.OPAQUE, block)
+    if any(key in block for key in _MEDIA):
+        return Part(Kind.MEDIA, block)
+    return Part(Kind.OPAQUE, block, name="" if block else "nothing")

@@ -13,10 +13,12 @@ from midstream.core.formats.parts import (
     as_json,
     as_words,
     both_words,
+    is_typed,
     name_of,
     object_in_text,
     role_in,
     type_of,
+    typed_blocks,
 )
 
 _ROLES = {
@@ -61,6 +63,8 @@ class OpenAIChat:
 
     def _read_reply(self, message: Json, turn: Turn) -> None:
         """Read what only replies have: reasoning before, calls after the words."""
+        if message.get("content") == []:
+            turn.faults = ("empty-content",)
         reasoning = message.get("reasoning_content")
         if isinstance(reasoning, str) and reasoning:
             turn.parts.insert(0, Part(Kind.THINKING, None, body=reasoning))
@@ -69,9 +73,9 @@ class OpenAIChat:
             if calls and isinstance(calls, list):
                 turn.parts += [self._call(call) for call in calls if call]
                 if not all(calls):
-                    turn.faults = ("empty-calls",)
+                    turn.faults = (*turn.faults, "empty-calls")
             else:
-                turn.faults = ("empty-calls",)
+                turn.faults = (*turn.faults, "empty-calls")
         legacy = message.get("function_call")
         if isinstance(legacy, dict):
             name, body = name_of(legacy.get("name")), legacy.get("arguments")
@@ -110,7 +114,7 @@ class OpenAIChat:
         said = [part for part in turn.parts if part.kind in (Kind.TEXT, Kind.MEDIA) or _is_chunk(part)]
         if not said:
             before = source.get("content")
-            return before if before in (None, "") and turn.role is Role.ASSISTANT else None
+            return before if before in (None, "") else None
         if all(part.raw is None for part in said):
             return "\n\n".join(part.body for part in said)
         return [{"type": "text", "text": part.body} if part.raw is None else part.raw for part in said]
@@ -214,8 +218,12 @@ class OpenAIChat:
         content = part.body
         if isinstance(content, str):
             return None
-        if isinstance(content, list) and content and all(isinstance(chunk, dict) for chunk in content):
-            return None
+        if isinstance(content, list) and content:
+            if all(map(is_typed, content)):
+                return None
+            part.body = typed_blocks(content)
+            part.raw = {**part.raw, "content": part.body}
+            return "bad-result"
         self.refill(part, as_words(content) if content else "(no output)")
         return "bad-result" if content else "null-content"
 
@@ -228,7 +236,7 @@ def _is_chunk(part: Part) -> bool:
 
 
 def _chunk(chunk: Value) -> Part:
-    if not isinstance(chunk, dict):
+    if not is_typed(chunk):
         words = as_words(chunk)
         return Part(Kind.TEXT, {"type": "text", "text": words}, body=words, is_new=True)
     kind = type_of(chunk)

@@ -46,7 +46,8 @@ class Gemini:
         parts = message.get("parts")
         if isinstance(parts, dict | str):
             return Turn(role, [_part(parts)], message, at, is_changed=True)
-        return Turn(role, [_part(part) for part in parts] if isinstance(parts, list) else [], message, at)
+        pieces = parts if isinstance(parts, list) else []
+        return Turn(role, [_part(part) for part in pieces], message, at)
 
     def build(self, turn: Turn) -> Json:
         """Write one content."""

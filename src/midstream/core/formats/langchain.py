@@ -13,9 +13,11 @@ from midstream.core.formats.parts import (
     as_json,
     as_words,
     both_words,
+    is_typed,
     name_of,
     object_of,
     type_of,
+    typed_blocks,
 )
 
 _ROLES = {
@@ -70,13 +72,26 @@ class LangChain:
             return Turn(role, [part], message, at)
         parts = _content(inner.get("content"))
         turn = Turn(role, parts, message, at)
+        if not isinstance(inner.get("content"), str | list):
+            turn.faults = ("null-content",)
         if role is Role.ASSISTANT:
-            turn.parts = [part for part in parts if not _is_mirrored(part)]
-            turn.parts += [_call(call) for call in _listed(inner.get("tool_calls")) if isinstance(call, dict)]
-            turn.parts += [
-                _call(call) for call in _listed(inner.get("invalid_tool_calls")) if isinstance(call, dict)
-            ]
+            self._read_calls(turn, inner)
         return turn
+
+    def _read_calls(self, turn: Turn, inner: Json) -> None:
+        """Read the calls; a block in the content only mirrors one of the list, if it is there."""
+        listed = [*_listed(inner.get("tool_calls")), *_listed(inner.get("invalid_tool_calls"))]
+        calls = [_call(call) for call in listed if isinstance(call, dict)]
+        ids = {call.id for call in calls if isinstance(call.id, str)}
+        asked = [(call.name, call.body) for call in calls]
+        for part in turn.parts:
+            if _is_mirrored(part) and part.raw.get("id") not in ids:
+                name, args = part.raw.get("name") or "", part.raw.get("input", part.raw.get("args"))
+                if (name, args) in asked:  # the same call under an older id
+                    continue
+                calls.append(self.call(part.raw.get("id"), name, args))
+                turn.faults = (*turn.faults, "unlisted-call")
+        turn.parts = [*(part for part in turn.parts if not _is_mirrored(part)), *calls]
 
     def build(self, turn: Turn) -> Json:
         """Write one turn. Results are messages already."""
@@ -190,7 +205,13 @@ class LangChain:
 
     def tidy(self, part: Part) -> str | None:
         """A result's content is a text or blocks."""
-        if isinstance(part.body, str | list):
+        if isinstance(part.body, list):
+            if all(isinstance(block, str) or is_typed(block) for block in part.body):
+                return None
+            part.body = typed_blocks(part.body)
+            part.raw = _with(part.raw, "content", part.body)
+            return "bad-result"
+        if isinstance(part.body, str):
             return None
         is_empty = part.body is None
         self.refill(part, "(no output)" if is_empty else as_words(part.body))
@@ -266,7 +287,7 @@ def _content(content: Value) -> list[Part]:
 def _block(block: Value) -> Part:
     if isinstance(block, str):
         return Part(Kind.TEXT, block, body=block)
-    if not isinstance(block, dict):
+    if not is_typed(block):
         return Part(Kind.TEXT, as_json(block), body=as_json(block), is_new=True)
     kind = type_of(block)
     if kind == "text":

@@ -13,6 +13,7 @@ from midstream.core.formats.parts import (
     as_json,
     as_words,
     both_words,
+    is_typed,
     name_of,
     object_in_text,
     role_in,
@@ -36,6 +37,7 @@ OUTPUTS = {
 }
 _CALLS = {output: call for call, output in OUTPUTS.items()}
 _MEDIA = {"input_image", "input_file", "input_audio"}
+_NAMED = {"function_call", "custom_tool_call"}
 _USERS = {"mcp_approval_response"}
 
 
@@ -52,7 +54,7 @@ class OpenAIResponses:
         kind = type_of(message) or None
         if kind in OUTPUTS:
             body = message.get("arguments") if kind == "function_call" else message.get("input")
-            name = name_of(message.get("name")) or str(kind)
+            name = name_of(message.get("name")) or ("" if kind in _NAMED else str(kind))
             return Turn(
                 Role.ASSISTANT, [Part(Kind.CALL, message, message.get("call_id"), name, body)], message, at
             )
@@ -63,7 +65,7 @@ class OpenAIResponses:
             return Turn(Role.ASSISTANT, [Part(Kind.THINKING, message, message.get("id"))], message, at)
         if kind == "message" or (kind is None and "role" in message):
             role = role_in(_ROLES, message.get("role"))
-            return Turn(role, _chunks(message.get("content")), message, at)
+            return Turn(role, _chunks(message.get("content"), role), message, at)
         role = Role.USER if kind in _USERS else Role.ASSISTANT
         return Turn(role, [Part(Kind.OPAQUE, message, message.get("id"))], message, at)
 
@@ -155,12 +157,20 @@ class OpenAIResponses:
 
     def tidy(self, part: Part) -> str | None:
         """An output is a text or chunks, and never missing."""
-        if isinstance(part.body, str) or (isinstance(part.body, list) and part.body):
+        body = part.body
+        if isinstance(body, str) or (isinstance(body, list) and body and all(map(is_typed, body))):
             return None
-        if part.raw.get("type") != "function_call_output" and part.body:
+        if part.raw.get("type") != "function_call_output" and body:
             return None
-        self.refill(part, as_words(part.body) if part.body else "(no output)")
-        return "bad-result" if part.body else "null-content"
+        if isinstance(body, list) and body:
+            part.body = [
+                chunk if is_typed(chunk) else {"type": "input_text", "text": as_words(chunk)}
+                for chunk in body
+            ]
+            part.raw = {**part.raw, "output": part.body}
+            return "bad-result"
+        self.refill(part, as_words(body) if body else "(no output)")
+        return "bad-result" if body else "null-content"
 
 
 def _is_item(part: Part) -> bool:
@@ -170,22 +180,24 @@ def _is_item(part: Part) -> bool:
     )
 
 
-def _chunk(chunk: Value) -> Part:
-    if not isinstance(chunk, dict):
-        words = as_words(chunk)
-        return Part(Kind.TEXT, {"type": "input_text", "text": words}, body=words, is_new=True)
-    kind = type_of(chunk)
-    if kind in ("input_text", "output_text", "text"):
+def _chunk(chunk: Value, role: Role = Role.USER) -> Part:
+    """Read a piece of a message; a reply's texts and everybody else's have different types."""
+    wanted = "output_text" if role is Role.ASSISTANT else "input_text"
+    kind = chunk.get("type") if is_typed(chunk) else None
+    if kind == wanted:
         return Part(Kind.TEXT, chunk, body=chunk.get("text"))
+    if kind in (None, "input_text", "output_text", "text"):
+        words = as_words(chunk.get("text") if kind else chunk)
+        return Part(Kind.TEXT, {"type": wanted, "text": words}, body=words, is_new=True)
     return Part(Kind.MEDIA if kind in _MEDIA else Kind.OPAQUE, chunk, name="chunk")
 
 
-def _chunks(content: Value) -> list[Part]:
+def _chunks(content: Value, role: Role) -> list[Part]:
     if isinstance(content, str):
         return [Part(Kind.TEXT, None, body=content)] if content else []
     if isinstance(content, list):
-        return [_chunk(chunk) for chunk in content]
-    return [] if content is None else [Part(Kind.TEXT, None, body=as_words(content), is_new=True)]
+        return [_chunk(chunk, role) for chunk in content]
+    return [] if content is None else [_chunk(content, role)]
 
 
 def _outputs(output: Value) -> list[Value]:

@@ -272,6 +272,16 @@ def _object_in(text: str, *, depth: int) -> Json:
     return {} if found is None else {RAW: text}
 
 
+def is_typed(block: Value) -> bool:
+    """Whether this is a block that says what it is, as every provider with typed blocks wants it."""
+    return isinstance(block, dict) and isinstance(block.get("type"), str)
+
+
+def typed_blocks(content: list[Value]) -> list[Value]:
+    """Return a result's blocks with those that do not say what they are written as text."""
+    return [block if is_typed(block) else {"type": "text", "text": as_words(block)} for block in content]
+
+
 def as_json(value: Value) -> str:
     """Write any JSON value as text, the same way every time."""
     return json.dumps(value, ensure_ascii=False, separators=(", ", ": "), default=str)

@@ -33,7 +33,10 @@ class PydanticAI:
         """Read one message."""
         role = role_in(_ROLES, message.get("kind"))
         parts = message.get("parts")
-        return Turn(role, [_part(part) for part in parts] if isinstance(parts, list) else [], message, at)
+        if parts is not None and not isinstance(parts, list):
+            return Turn(role, [_part(parts)], message, at, is_changed=True)
+        pieces = parts if isinstance(parts, list) else []
+        return Turn(role, [_part(part) for part in pieces], message, at)
 
     def build(self, turn: Turn) -> Json:
         """Write one message."""
@@ -101,8 +104,12 @@ class PydanticAI:
         return None
 
 
+def _is_kind(raw: Value) -> bool:
+    return isinstance(raw, dict) and isinstance(raw.get("part_kind"), str)
+
+
 def _part(raw: Value) -> Part:
-    if not isinstance(raw, dict):
+    if not _is_kind(raw):
         words = as_words(raw)
         return Part(Kind.TEXT, {"content": words, "part_kind": "user-prompt"}, body=words, is_new=True)
     kind, content = raw.get("part_kind"), raw.get("content")

@@ -1,6 +1,6 @@
 """Call ids: what the profile cannot take gets a new one, call and result together.
 
-New ids follow from the old one and its place among the calls, so that the same history always gets the same
+New ids follow from the old one and the place of its message, so that the same history always gets the same
 ids and an appended message changes none of them.
 """
 
@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 
 from midstream.core.formats.parts import Part, Turn
+from midstream.core.repair.names import takes_name
 from midstream.core.repair.task import Task
 
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -23,16 +24,16 @@ def settle_ids(turns: list[Turn], calls: list[Part], others: Iterable[str], task
         return
     namer = _Namer(calls, others, task)
     reply = -1
-    for number, call in enumerate(calls, start=1):
+    for call in calls:
         if task.profile.ids_are_unique == "reply" and call.reply != reply:
             namer.seen.clear()
         reply = call.reply
-        old = call.id
+        old, place = call.id, turns[call.turn].at
         if not call.is_by_name:
             if not task.profile.takes_id(old):
-                _rename(turns, call, namer.new(old, number), "bad-id", task)
+                _rename(turns, call, namer.new(old, place), "bad-id", task)
             elif call.is_repeat or old in namer.seen:
-                _rename(turns, call, namer.new(old, number), "repeated-id", task)
+                _rename(turns, call, namer.new(old, place), "repeated-id", task)
             namer.seen.add(str(call.id))
         for result in call.answers or ():
             _follow(turns, call, result, task)
@@ -51,7 +52,8 @@ def _follow(turns: list[Turn], call: Part, result: Part, task: Task) -> None:
     if not call.is_by_name and not result.is_by_name and result.id != call.id:
         task.form.rename(result, str(call.id))
         turns[result.turn].is_changed = True
-    if result.name != call.name and task.form.name == "gemini":
+    form = task.form.name
+    if result.name != call.name and (form == "gemini" or (result.name and not takes_name(result.name, form))):
         task.form.retool(result, call.name)
         turns[result.turn].is_changed = True
         task.report.tell("foreign-result-name", turns[result.turn].at, "named as its call")
@@ -67,9 +69,9 @@ class _Namer:
         self.taken.update(others)
         self.next: dict[str, int] = {}
 
-    def new(self, old: object, number: int) -> str:
-        """Return an id for the `number`th call, which had this one."""
-        stem = old if isinstance(old, str) and old.strip() else f"call_{number}"
+    def new(self, old: object, place: int) -> str:
+        """Return an id for a call of the message at this place, which had this one."""
+        stem = old if isinstance(old, str) and old.strip() else f"call_{place}"
         if self.profile.id_size_exact:
             return self._exact(stem)
         plain = stem if self.profile.takes_id(stem) else self._plain(stem)

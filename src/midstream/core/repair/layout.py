@@ -155,6 +155,9 @@ class Layout:
                 self.out.append(turn if is_whole else Turn(Role.TOOL, [result], is_changed=True))
             self.out += [Turn(Role.TOOL, [result], is_changed=True) for result in made]
             return
+        if last is not None and self._is_split(last):
+            self.out.append(Turn(Role.USER, [*moved, *made], is_changed=True))
+            return
         if last is not None:
             count = sum(1 for part in last.parts if part.kind is Kind.RESULT and id(part) in self.settled)
             last.parts = [*last.parts[:count], *moved, *made, *last.parts[count:]]
@@ -164,6 +167,16 @@ class Layout:
             self.out.append(whole)
             return
         self.out.append(Turn(Role.USER, [*moved, *made], is_changed=True))
+
+    def _is_split(self, last: Turn) -> bool:
+        """Whether this reply's results stand in several user messages: a new one changes none of them."""
+        before = self.out[-2]
+        return (
+            self.task.profile.joins_users
+            and before.role is Role.USER
+            and not before.mark
+            and all(part.kind is Kind.RESULT for part in (*before.parts, *last.parts))
+        )
 
     def _whole_turn(self, moved: list[Part]) -> Turn | None:
         """The turn that holds just these results: it moves as it is."""

@@ -273,11 +273,20 @@ class Pairing:
             if call.answers is None or len(call.answers) == 1:
                 continue
             first, *others = call.answers
+            joined: list[Part] = []
             for other in others:
-                first = self._settled(call, first, other)
+                first = self._settled(call, first, other, joined)
+            self._join([first, *joined])
             call.answers = [first]
 
-    def _settled(self, call: Part, first: Part, other: Part) -> Part:
+    def _join(self, results: list[Part]) -> None:
+        """Join results to the first, neighbours by neighbours: thousands of them stay near linear."""
+        while len(results) > 1:
+            for place in range(0, len(results) - 1, 2):
+                self.task.form.join(results[place], results[place + 1])
+            results = results[::2]
+
+    def _settled(self, call: Part, first: Part, other: Part, joined: list[Part]) -> Part:
         report = self.task.report
         place = self.turns[other.turn]
         if other.turn != first.turn and not (
@@ -294,7 +303,7 @@ class Pairing:
             self.copies.discard(id(other))
             report.tell("late-result", place.at, "put in the place of its stand-in", call_id=_text(call.id))
             return other
-        self.task.form.join(first, other)
+        joined.append(other)
         self.turns[first.turn].is_changed = True
         report.tell("repeated-result", place.at, "joined with the first", call_id=_text(call.id))
         return first
@@ -310,12 +319,18 @@ class Pairing:
             size = len(turn.parts)
             parts = [part for part in turn.parts if id(part) not in self.copies]
             if len(parts) != size:
-                is_copied_reply = turn.role is Role.ASSISTANT and kept and kept[-1].source == turn.source
+                is_copied_reply = kept and _is_copy_of(turn, kept[-1])
                 if not parts or is_copied_reply or not _says(parts):
                     continue
                 turn.parts, turn.is_changed = parts, True
             kept.append(turn)
         return kept
+
+
+def _is_copy_of(turn: Turn, before: Turn) -> bool:
+    """Whether this reply was written twice; two pieces of one message are no copies."""
+    is_other = turn.source is not before.source
+    return turn.role is Role.ASSISTANT and is_other and turn.source == before.source
 
 
 def _says(parts: list[Part]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from midstream.core.formats.parts import Value
 from midstream.core.profiles import Profile
+from midstream.core.repair.names import takes_name
 
 _USER, _REPLY, _CALLS, _ANSWER = 1, 2, 3, 4
 Ids = dict[int, list[str]]
@@ -55,7 +56,11 @@ def _anthropic_reply(content: Value, takes_id: Value) -> list[str] | None:
                 return None
         elif kind == "tool_use":
             call_id = block["id"]
-            if type(block["input"]) is not dict or not block["name"] or not takes_id(call_id):
+            if (
+                type(block["input"]) is not dict
+                or not takes_name(block["name"], "anthropic")
+                or not takes_id(call_id)
+            ):
                 return None
             asked.append(call_id)
         elif kind == "thinking" and not asked and type(block["thinking"]) is str:
@@ -135,7 +140,11 @@ def _bedrock_reply(content: list[Value], takes_id: Value) -> list[str] | None:
     for block in content:
         if "toolUse" in block:
             use = block["toolUse"]
-            if type(use["input"]) is not dict or not use["name"] or not takes_id(use["toolUseId"]):
+            if (
+                type(use["input"]) is not dict
+                or not takes_name(use["name"], "bedrock")
+                or not takes_id(use["toolUseId"])
+            ):
                 return None
             asked.append(use["toolUseId"])
         elif not _says(block["text"]):
@@ -172,7 +181,7 @@ def look_at_gemini(messages: list[Value], profile: Profile, marks: bytearray, id
             if type(parts) is not list or not parts:
                 continue
             if role == "user":
-                if all(_says(part["text"]) for part in parts):
+                if all(_says(part["text"]) and "thought" not in part for part in parts):
                     marks[at] = _USER
             elif role == "model":
                 asked = _gemini_reply(parts)
@@ -196,7 +205,7 @@ def _gemini_reply(parts: list[Value]) -> list[str] | None:
         if call is None:
             if not _says(part["text"]):
                 return None
-        elif "id" in call or not _says(call["name"]) or type(call["args"]) is not dict:
+        elif "id" in call or not takes_name(call["name"], "gemini") or type(call["args"]) is not dict:
             return None
         else:
             asked.append(call["name"])
@@ -253,7 +262,11 @@ def _pydantic_reply(parts: list[Value], profile: Profile, takes_id: Value) -> li
                 return None
         elif kind == "tool-call":
             call_id = part["tool_call_id"]
-            if type(part["args"]) is not dict or not _says(part["tool_name"]) or not takes_id(call_id):
+            if (
+                type(part["args"]) is not dict
+                or not takes_name(part["tool_name"], "pydantic-ai")
+                or not takes_id(call_id)
+            ):
                 return None
             asked.append(call_id)
         elif kind != "thinking" or profile.is_thinking_signed or len(parts) == 1:

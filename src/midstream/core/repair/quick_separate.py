@@ -6,6 +6,7 @@ import msgspec
 
 from midstream.core.formats.parts import Value
 from midstream.core.profiles import Profile
+from midstream.core.repair.names import takes_name
 
 _USER, _REPLY, _CALLS, _ANSWER, _SYSTEM = 1, 2, 3, 4, 5
 _ITEM_ID_SIZE_MAX = 64
@@ -21,6 +22,7 @@ def _says(words: Value) -> bool:
 def look_at_chat(messages: list[Value], profile: Profile, marks: bytearray, ids: Ids) -> None:
     """Mark what is beyond doubt in chat messages."""
     takes_id = profile.id_test()
+    is_signed = profile.is_thinking_signed
     until = 0
     for at, message in enumerate(messages):
         if at < until:
@@ -31,6 +33,8 @@ def look_at_chat(messages: list[Value], profile: Profile, marks: bytearray, ids:
                 if _says(content):
                     marks[at] = _USER
             elif role == "assistant" and not profile.wants_reasoning:
+                if is_signed and "reasoning_content" in message:
+                    continue
                 calls = message.get("tool_calls")
                 if calls is None:
                     if _says(content) and "tool_calls" not in message and "function_call" not in message:
@@ -52,7 +56,7 @@ def _chat_calls(calls: list[Value], takes_id: Value) -> list[str] | None:
     for call in calls:
         inner = call["function"]
         _read(inner["arguments"])
-        if not _says(inner["name"]) or not takes_id(call["id"]):
+        if not takes_name(inner["name"], "openai-chat") or not takes_id(call["id"]):
             return None
         asked.append(call["id"])
     return asked if len(set(asked)) == len(asked) else None
@@ -64,7 +68,7 @@ def _chat_answers(messages: list[Value], at: int, asked: list[str]) -> bool:
         return False
     waiting = set(asked)
     for answer in answers:
-        if answer["role"] != "tool" or type(answer["content"]) is not str:
+        if answer["role"] != "tool" or type(answer["content"]) is not str or answer["content"].isspace():
             return False
         waiting.remove(answer["tool_call_id"])
     return True
@@ -85,7 +89,7 @@ def look_at_langchain(messages: list[Value], profile: Profile, marks: bytearray,
                     marks[at] = _USER
             elif kind == "ai":
                 calls = inner["tool_calls"]
-                if inner["invalid_tool_calls"] or type(content) is not str:
+                if inner["invalid_tool_calls"] or type(content) is not str or content.isspace():
                     continue
                 if not calls:
                     if _says(content):
@@ -105,7 +109,11 @@ def look_at_langchain(messages: list[Value], profile: Profile, marks: bytearray,
 def _langchain_calls(calls: list[Value], takes_id: Value) -> list[str] | None:
     asked: list[str] = []
     for call in calls:
-        if type(call["args"]) is not dict or not _says(call["name"]) or not takes_id(call["id"]):
+        if (
+            type(call["args"]) is not dict
+            or not takes_name(call["name"], "langchain")
+            or not takes_id(call["id"])
+        ):
             return None
         asked.append(call["id"])
     return asked if len(set(asked)) == len(asked) else None
@@ -118,7 +126,7 @@ def _langchain_answers(messages: list[Value], at: int, asked: list[str]) -> bool
     waiting = set(asked)
     for answer in answers:
         inner = answer["data"]
-        if answer["type"] != "tool" or type(inner["content"]) is not str:
+        if answer["type"] != "tool" or type(inner["content"]) is not str or inner["content"].isspace():
             return False
         waiting.remove(inner["tool_call_id"])
     return True
@@ -152,21 +160,21 @@ def look_at_responses(messages: list[Value], profile: Profile, marks: bytearray,
                 ):
                     marks[at] = _REPLY
             elif kind == "function_call":
-                asked = _response_calls(messages, at, takes_id)
-                if asked and _response_answers(messages, at + len(asked), asked):
-                    until = at + 2 * len(asked)
+                until = _end_of_run(messages, at)  # looked at once, whatever is in doubt in it
+                asked = _response_calls(messages, at, until, takes_id)
+                if asked and _response_answers(messages, until, asked):
+                    until += len(asked)
                     marks[at:until] = bytes((*(_CALLS,) * len(asked), *(_ANSWER,) * len(asked)))
                     ids[at] = asked
-                else:
-                    until = at + max(1, len(asked))
         except (LookupError, TypeError, AttributeError, ValueError):
             continue
 
 
 def _response_message(message: Value) -> int:
     role, content = message["role"], message["content"]
-    if type(content) is list and len(content) == 1 and content[0]["type"] in ("input_text", "output_text"):
-        content = content[0]["text"]
+    if type(content) is list and len(content) == 1:
+        wanted = "output_text" if role == "assistant" else "input_text"
+        content = content[0]["text"] if content[0]["type"] == wanted else None
     if not _says(content):
         return 0
     if role == "assistant":
@@ -175,26 +183,34 @@ def _response_message(message: Value) -> int:
     return _USER if role == "user" else _SYSTEM if role in ("system", "developer") else 0
 
 
-def _response_calls(messages: list[Value], at: int, takes_id: Value) -> list[str]:
-    """Return the ids of the run of calls that begins here, or nothing where one of them is in doubt."""
+def _end_of_run(messages: list[Value], at: int) -> int:
+    """Return the number of the first item that is no call."""
+    end = at + 1
+    while (
+        end < len(messages) and type(messages[end]) is dict and messages[end].get("type") == "function_call"
+    ):
+        end += 1
+    return end
+
+
+def _response_calls(messages: list[Value], at: int, end: int, takes_id: Value) -> list[str]:
+    """Return the ids of a run of calls, or nothing where one of them is in doubt."""
     asked: list[str] = []
-    before = messages[at - 1] if at else {}
-    is_fine = before.get("type") in (None, "message", "function_call_output", "reasoning")
-    for place in range(at, len(messages)):
-        message = messages[place]
-        if message.get("type") != "function_call":
-            is_fine = is_fine and message.get("type") != "reasoning"
-            break
+    before = messages[at - 1].get("type") if at else None
+    is_fine = before in (None, "message", "function_call_output", "reasoning")
+    if not is_fine or (end < len(messages) and messages[end].get("type") == "reasoning"):
+        return []
+    for message in messages[at:end]:
         _read(message["arguments"])
         item = message.get("id")
-        is_fine = (
-            is_fine
-            and _says(message["name"])
+        if not (
+            takes_name(message["name"], "openai-responses")
             and takes_id(message["call_id"])
             and (item is None or (item.startswith("fc_") and len(item) <= _ITEM_ID_SIZE_MAX))
-        )
+        ):
+            return []
         asked.append(message["call_id"])
-    return asked if is_fine and len(set(asked)) == len(asked) else []
+    return asked if len(set(asked)) == len(asked) else []
 
 
 def _response_answers(messages: list[Value], start: int, asked: list[str]) -> bool:

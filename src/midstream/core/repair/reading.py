@@ -6,6 +6,7 @@ import msgspec
 
 from midstream.core.formats.parts import Role, Turn, Value, as_json
 from midstream.core.repair.quick import Marks
+from midstream.core.repair.roles import with_known_role
 from midstream.core.repair.task import Task
 from midstream.errors import InvalidHistoryError
 
@@ -45,12 +46,17 @@ def turns_of(messages: list[Value], task: Task, marks: Marks) -> list[Turn]:
             turn = Turn(roles[mark], None, message, at, mark=mark, parse=parse)
             turn.ids = ids.get(at)
             turns.append(turn)
-        elif isinstance(message, dict):
-            turn = parse(message, at)
-            if any(part.is_new for part in turn.parts):
+        elif isinstance(message, dict) and message:
+            named = with_known_role(message, task.form.name)
+            turn = parse(named, at)
+            if turn.is_changed or any(part.is_new for part in turn.parts):
                 turn.is_changed = True
+                task.report.tell("content-shape", at, "wrapped the content in a list")
+            if named is not message:
+                turn.is_changed = True
+                task.report.tell("unknown-role", at, "read as the one it resembles")
             turns.append(turn)
-        elif message in (None, "", []):
+        elif message in (None, "", [], {}):
             task.report.tell("not-a-message", at, "dropped: it is empty")
         else:
             words = message if isinstance(message, str) else as_json(message)

@@ -118,6 +118,11 @@ REFUSALS: dict[str, Refusal] = {
         "A list of calls is not empty.", ("Invalid 'messages[1].tool_calls': empty array",)
     ),
     "content-shape": Refusal("Content is a list of blocks."),
+    "empty-content": Refusal("Content is null or a list with something in it."),
+    "unlisted-call": Refusal("A call in the content stands in `tool_calls` too."),
+    "user-in-reply": Refusal("A reply holds no parts of a request."),
+    "bad-name": Refusal("A tool's name is made of letters, digits, `_` and `-`, at most 64 of them."),
+    "hosted-result-first": Refusal("A hosted tool's result stands behind its call."),
     "unknown-role": Refusal("A message has one of the provider's roles."),
     "not-a-message": Refusal("Every message is an object."),
     "reply-in-user-turn": Refusal("Calls and thinking stand in the assistant's messages."),

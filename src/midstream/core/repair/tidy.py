@@ -6,12 +6,25 @@ from itertools import pairwise
 
 from midstream.core.formats.anthropic import hosted_answer
 from midstream.core.formats.parts import Kind, Mark, Part, Role, Turn, as_words
+from midstream.core.repair.names import nearest_name, takes_name
 from midstream.core.repair.task import Task, is_text, words_in
-from midstream.core.repair.words import HOSTED_CUT, HOSTED_ORPHAN, INTERRUPTED, NO_NAME, SENTINEL, UNKNOWN
+from midstream.core.repair.words import (
+    HOSTED_CUT,
+    HOSTED_ORPHAN,
+    INTERRUPTED,
+    NO_NAME,
+    NO_OUTPUT,
+    SENTINEL,
+    UNKNOWN,
+)
 
 _REPLY_KINDS = frozenset({Kind.CALL, Kind.THINKING, Kind.HOSTED_CALL, Kind.HOSTED_RESULT})
+_REQUEST_PARTS = ("user-prompt", "system-prompt", "tool-return", "retry-prompt")
 # How other providers' signatures begin: OpenAI's encrypted reasoning, Google's stand-in.
 _FOREIGN_STARTS = ("gAAAA", SENTINEL)
+
+
+_DID = {"unlisted-call": "put into the list of calls", "null-content": "made a text"}
 
 
 def tidy_turns(turns: list[Turn], task: Task) -> list[Turn]:
@@ -50,13 +63,9 @@ def tidy_turns(turns: list[Turn], task: Task) -> list[Turn]:
 
 
 def _tidy_role(turn: Turn, task: Task) -> None:
-    if turn.role is Role.OTHER and task.form.name != "langchain":
-        turn.role, turn.is_changed = Role.USER, True
-        task.report.tell("unknown-role", turn.at, "read as the user's")
-    elif turn.role is Role.TOOL and task.is_grouped:
+    """Where results are parts, they are the user's."""
+    if turn.role is Role.TOOL and task.is_grouped:
         turn.role = Role.USER
-    elif turn.is_changed and turn.source is not None:
-        task.report.tell("content-shape", turn.at, "wrapped the content in a list")
 
 
 def _split(turn: Turn, task: Task) -> list[Turn]:
@@ -64,9 +73,11 @@ def _split(turn: Turn, task: Task) -> list[Turn]:
     if not task.is_grouped:
         return [turn]
     if turn.role is Role.USER:
-        if not any(part.kind in _REPLY_KINDS for part in turn.parts):
+        if not any(map(_is_replys, turn.parts)):
             return [turn]
-        code, cuts = "reply-in-user-turn", _role_cuts(turn)
+        code, cuts = "reply-in-user-turn", _side_cuts([_is_replys(part) for part in turn.parts])
+    elif turn.role is Role.ASSISTANT and any(map(_is_users, turn.parts)):
+        code, cuts = "user-in-reply", _side_cuts([_is_users(part) for part in turn.parts])
     elif turn.role is Role.ASSISTANT and task.profile.is_thinking_signed:
         code, cuts = "spliced-thinking", _splice_cuts(turn)
         if not cuts:
@@ -79,15 +90,26 @@ def _split(turn: Turn, task: Task) -> list[Turn]:
     for start, end in pairwise(edges):
         parts = turn.parts[start:end]
         role = turn.role
-        if role is Role.USER and parts[0].kind in _REPLY_KINDS:
+        if role is Role.USER and _is_replys(parts[0]):
             role = Role.ASSISTANT
+        elif role is Role.ASSISTANT and _is_users(parts[0]):
+            role = Role.USER
         pieces.append(Turn(role, parts, turn.source if role is turn.role else None, turn.at, is_changed=True))
     return pieces
 
 
-def _role_cuts(turn: Turn) -> list[int]:
-    """Where a user's turn changes between a user's parts and a reply's."""
-    sides = [part.kind in _REPLY_KINDS for part in turn.parts]
+def _is_replys(part: Part) -> bool:
+    """Whether only a reply may hold this part."""
+    return part.kind in _REPLY_KINDS or (isinstance(part.raw, dict) and part.raw.get("part_kind") == "text")
+
+
+def _is_users(part: Part) -> bool:
+    """Whether only a request may hold this part; pydantic-ai's parts say so, results are moved anyway."""
+    return isinstance(part.raw, dict) and as_words(part.raw.get("part_kind")) in _REQUEST_PARTS
+
+
+def _side_cuts(sides: list[bool]) -> list[int]:
+    """Where a turn changes between a user's parts and a reply's."""
     return [place for place in range(1, len(sides)) if sides[place] != sides[place - 1]]
 
 
@@ -111,12 +133,19 @@ def _tidy_parts(turn: Turn, task: Task) -> None:
             _tidy_call(turn, part, task)
         elif kind is Kind.RESULT:
             found = task.form.tidy(part)
+            if found is None and _is_white(part, task):
+                task.form.refill(part, NO_OUTPUT)
+                found = "empty-result"
             if found is not None:
                 turn.is_changed = True
                 task.report.tell(
                     found, turn.at, "gave the result sendable content", part=place, call_id=part.id
                 )
         elif kind is Kind.TEXT:
+            if part.body is not None and not isinstance(part.body, str | list):
+                task.form.refill(part, as_words(part.body))
+                turn.is_changed = True
+                task.report.tell("content-shape", turn.at, "made a text", part=place)
             if _is_refused_text(part, task):
                 gone.add(id(part))
                 task.report.tell("blank-text", turn.at, "dropped", part=place)
@@ -135,6 +164,13 @@ def _tidy_parts(turn: Turn, task: Task) -> None:
         task.drop(turn, gone)
 
 
+def _is_white(part: Part, task: Task) -> bool:
+    """Whether a result is nothing but white space, for providers who count that as a blank text."""
+    body = part.body
+    is_asked = task.profile.blank == "white" and task.profile.name != "neutral"
+    return is_asked and isinstance(body, str) and bool(body) and not body.strip()
+
+
 def _is_refused_text(part: Part, task: Task) -> bool:
     body, blank = part.body, task.profile.blank
     if isinstance(body, str):
@@ -143,8 +179,6 @@ def _is_refused_text(part: Part, task: Task) -> bool:
         return blank == "empty" and not body and not part.signature
     if isinstance(body, list):  # pydantic-ai: a prompt of several pieces
         return not body
-    if body is not None:
-        task.form.refill(part, as_words(body))
     return body is None
 
 
@@ -161,6 +195,10 @@ def _tidy_call(turn: Turn, part: Part, task: Task) -> None:
         task.form.retool(part, NO_NAME)
         turn.is_changed = True
         task.report.tell("call-without-name", turn.at, f"named {NO_NAME!r}", call_id=_known(part.id))
+    elif not takes_name(part.name, task.form.name):
+        task.form.retool(part, nearest_name(part.name))
+        turn.is_changed = True
+        task.report.tell("bad-name", turn.at, f"named {part.name!r}", call_id=_known(part.id))
 
 
 def _known(call_id: object) -> str | None:
@@ -175,7 +213,7 @@ def _tidy_thinking(turn: Turn, task: Task) -> None:
         if part.kind is not Kind.THINKING:
             continue
         signature = part.signature
-        if not is_text(signature) or (part.body is not None and not isinstance(part.body, str)):
+        if not is_text(signature) or not (isinstance(part.body, str) or _is_redacted(part)):
             code = "unsigned-thinking"
         elif _is_foreign(str(signature), turn, task):
             code = "foreign-thinking"
@@ -189,6 +227,11 @@ def _tidy_thinking(turn: Turn, task: Task) -> None:
         task.report.tell(code, turn.at, "dropped", part=place, lost=lost)
     if gone:
         task.drop(turn, gone)
+
+
+def _is_redacted(part: Part) -> bool:
+    """Whether this is thinking that has no words by design."""
+    return part.body is None and (part.signature == "redacted" or part.raw.get("type") == "redacted_thinking")
 
 
 def _is_foreign(signature: str, turn: Turn, task: Task) -> bool:
@@ -227,14 +270,14 @@ def _is_kept(turn: Turn, task: Task) -> bool:
         turn.is_changed = True
         for fault in turn.faults:
             if fault != "null-content" or turn.parts:
-                task.report.tell(fault, turn.at, "left out")
+                task.report.tell(fault, turn.at, _DID.get(fault, "left out"))
     if turn.parts:
         return _is_hollow_kept(turn, task)
     if turn.role is Role.ASSISTANT:
         is_refused = profile.is_hollow_refused or task.is_grouped
     else:
         is_refused = task.is_grouped or bool(turn.faults) or profile.is_empty_user_refused
-    if task.is_flat:
+    if task.is_flat and turn.role is not Role.ASSISTANT:
         content = turn.source.get("content") if turn.source else None
         is_refused = not isinstance(content, str) or profile.blank != "ok"
     if is_refused:
@@ -271,16 +314,28 @@ def _close_hosted(turn: Turn, task: Task) -> None:
     """A hosted call and its result stand in one reply, in this order, once each."""
     if not task.profile.pairs_hosted:
         return
-    asked = {part.id: part for part in turn.parts if part.kind is Kind.HOSTED_CALL}
+    asked = {part.id for part in turn.parts if part.kind is Kind.HOSTED_CALL}
+    called = set(asked)
     has_results = any(part.kind is Kind.HOSTED_RESULT for part in turn.parts)
     if not asked and not has_results:
         return
     answered: set[str | None] = set()
+    early: dict[str | None, Part] = {}
     parts: list[Part] = []
     for place, part in enumerate(turn.parts):
         if part.kind is not Kind.HOSTED_RESULT:
             parts.append(part)
+            if part.kind is Kind.HOSTED_CALL:
+                asked.discard(part.id)
+                if part.id in early:
+                    parts.append(early.pop(part.id))
         elif part.id in asked and part.id not in answered:
+            answered.add(part.id)
+            early[part.id] = part
+            task.report.tell(
+                "hosted-result-first", turn.at, "put behind its call", part=place, call_id=part.id
+            )
+        elif part.id in called and part.id not in answered:
             answered.add(part.id)
             parts.append(part)
         else:

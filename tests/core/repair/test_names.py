@@ -1,0 +1,28 @@
+"""Tool names: what is taken, and the nearest name that all take."""
+
+from __future__ import annotations
+
+import pytest
+
+from midstream.core.repair.names import nearest_name, takes_name
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("functions.read", "functions_read"),
+        (" read file ", "read_file"),
+        ("x" * 140, "x" * 64),
+        ("1st", "_1st"),
+    ],
+)
+def test_the_nearest_name_is_taken_everywhere(name: str, nearest: str) -> None:
+    assert nearest_name(name) == nearest
+    for form in ("anthropic", "openai-chat", "gemini", "bedrock"):
+        assert takes_name(nearest, form)
+
+
+def test_gemini_takes_dots_and_the_others_do_not() -> None:
+    assert takes_name("functions.read", "gemini")
+    assert not takes_name("functions.read", "openai-chat")
+    assert not takes_name(None, "anthropic")

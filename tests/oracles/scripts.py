@@ -1,0 +1,491 @@
+"""Valid histories as people store them: one neutral plan, written into eight formats.
+
+Every text, argument and result carries a marker word of its own (`k12z`), so that what a repair loses is seen.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+Json = dict[str, Any]
+
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+M8AAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
+NAMES = ("read_file", "write_file", "bash", "search")
+
+
+@dataclass
+class Call:
+    """One tool request and its answer."""
+
+    id: str
+    name: str
+    args: Json
+    output: str
+    failed: bool = False
+
+
+@dataclass
+class Reply:
+    """One response of the model."""
+
+    number: int
+    text: str
+    thought: str
+    calls: list[Call]
+    hosted: str = ""
+
+
+@dataclass
+class Turn:
+    """What the user says and what the model does until it answers."""
+
+    words: str
+    extra: str
+    replies: list[Reply] = field(default_factory=list)
+
+
+class Plan:
+    """A conversation, before it is written in any format."""
+
+    def __init__(self, chance: Random, *, turns: int = 5, thinks: float = 0.4) -> None:
+        self.chance = chance
+        self.count = 0
+        self.replies = 0
+        self.thinks = thinks
+        self.turns = [self._turn() for _ in range(chance.randint(1, turns))]
+
+    def word(self) -> str:
+        """Return words with a marker in them."""
+        self.count += 1
+        return f"about k{self.count}z"
+
+    def _turn(self) -> Turn:
+        extra = self.chance.choice(("", "", "", "", "image", "document", "unknown"))
+        turn = Turn(self.word(), extra)
+        for _ in range(self.chance.choice((0, 0, 1, 1, 2, 3))):
+            turn.replies.append(self._reply(has_calls=True))
+        turn.replies.append(self._reply(has_calls=False))
+        return turn
+
+    def _reply(self, *, has_calls: bool) -> Reply:
+        chance = self.chance
+        self.replies += 1
+        calls = [self._call(at) for at in range(chance.choice((1, 1, 1, 2, 3)))] if has_calls else []
+        text = self.word() if not calls or chance.random() < 0.4 else ""
+        thought = self.word() if chance.random() < self.thinks else ""
+        hosted = self.word() if not calls and chance.random() < 0.1 else ""
+        return Reply(self.replies, text, thought, calls, hosted)
+
+    def _call(self, at: int) -> Call:
+        args: Json = {"path": self.word(), "lines": [1, at]} if self.chance.random() < 0.9 else {}
+        self.count += 1
+        call_id = f"c{self.count:03d}{self.replies:05d}"
+        return Call(call_id, self.chance.choice(NAMES), args, self.word(), self.chance.random() < 0.15)
+
+
+class Writer:
+    """Writes a plan in one format."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.chance = plan.chance
+        self.out: list[Json] = []
+        for turn in plan.turns:
+            self.user(turn)
+            for reply in turn.replies:
+                self.reply(reply)
+                if reply.calls:
+                    self.results(reply.calls)
+
+    def odds(self, share: float) -> bool:
+        """Whether something of this likelihood happens."""
+        return self.chance.random() < share
+
+    def user(self, turn: Turn) -> None:
+        """Write what the user says."""
+        raise NotImplementedError
+
+    def reply(self, reply: Reply) -> None:
+        """Write what the model says."""
+        raise NotImplementedError
+
+    def results(self, calls: list[Call]) -> None:
+        """Write the results of a reply's calls."""
+        raise NotImplementedError
+
+
+class Anthropic(Writer):
+    """Messages API, with caching, citations, hosted tools and split results."""
+
+    def user(self, turn: Turn) -> None:
+        words: Json = {"type": "text", "text": turn.words}
+        if not turn.extra and self.odds(0.6):
+            self.out.append({"role": "user", "content": turn.words})
+            return
+        if self.odds(0.3):
+            words["cache_control"] = {"type": "ephemeral"}
+        source = {"type": "base64", "media_type": "image/png", "data": PIXEL}
+        text = {"type": "text", "media_type": "text/plain", "data": "plain"}
+        extras: dict[str, list[Json]] = {
+            "image": [{"type": "image", "source": source}],
+            "document": [{"type": "document", "source": text, "title": "t", "citations": {"enabled": True}}],
+            "unknown": [{"type": "container_upload", "file_id": "file_1"}],
+            "": [],
+        }
+        self.out.append({"role": "user", "content": [*extras[turn.extra], words]})
+
+    def reply(self, reply: Reply) -> None:
+        blocks: list[Json] = []
+        if reply.thought:
+            signature = f"R{reply.number}.EqQBCkYICxgCKkA"
+            blocks.append({"type": "thinking", "thinking": reply.thought, "signature": signature})
+            if self.odds(0.15):
+                blocks.append({"type": "redacted_thinking", "data": f"R{reply.number}.EmwKAhgB"})
+        if reply.hosted:
+            use = {"type": "server_tool_use", "id": f"srvtoolu_{reply.number}", "name": "web_search"}
+            found = {
+                "type": "web_search_result",
+                "url": "https://x.test",
+                "title": reply.hosted,
+                "page_age": None,
+            }
+            answer = {"type": "web_search_tool_result", "tool_use_id": use["id"]}
+            blocks += [
+                use | {"input": {"query": "q"}},
+                answer | {"content": [found | {"encrypted_content": "E"}]},
+            ]
+        if reply.text:
+            blocks.append({"type": "text", "text": reply.text})
+            if self.odds(0.1):
+                blocks[-1]["citations"] = [
+                    {"type": "char_location", "cited_text": "c", "document_index": 0, "document_title": "t",
+                     "start_char_index": 0, "end_char_index": 1}
+                ]  # fmt: skip
+        for call in reply.calls:
+            blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": call.args})
+        if len(blocks) == 1 and reply.text and self.odds(0.3) and "citations" not in blocks[0]:
+            self.out.append({"role": "assistant", "content": reply.text})
+        else:
+            self.out.append({"role": "assistant", "content": blocks})
+
+    def results(self, calls: list[Call]) -> None:
+        blocks = [self._result(call) for call in calls]
+        if len(blocks) > 1 and self.odds(0.15):
+            self.out += [{"role": "user", "content": [block]} for block in blocks]
+            return
+        self.out.append({"role": "user", "content": blocks})
+
+    def _result(self, call: Call) -> Json:
+        block: Json = {"type": "tool_result", "tool_use_id": call.id, "content": call.output}
+        if self.odds(0.3):
+            block["content"] = [{"type": "text", "text": call.output}]
+            if self.odds(0.4):
+                source = {"type": "base64", "media_type": "image/png", "data": PIXEL}
+                block["content"].append({"type": "image", "source": source})
+        elif self.odds(0.08) and not call.failed:
+            block["content"] = self.chance.choice(("", []))
+        if call.failed:
+            block["is_error"] = True
+        return block
+
+
+class Bedrock(Writer):
+    """Converse."""
+
+    def user(self, turn: Turn) -> None:
+        blocks: list[Json] = [{"text": turn.words}]
+        if turn.extra == "image":
+            blocks.append({"image": {"format": "png", "source": {"bytes": PIXEL}}})
+        elif turn.extra == "document":
+            blocks.append({"document": {"format": "txt", "name": "notes", "source": {"bytes": "cGxhaW4="}}})
+        elif turn.extra == "unknown":
+            blocks.append({"cachePoint": {"type": "default"}})
+        self.out.append({"role": "user", "content": blocks})
+
+    def reply(self, reply: Reply) -> None:
+        blocks: list[Json] = []
+        if reply.thought:
+            text = {"text": reply.thought, "signature": f"R{reply.number}.EqQB"}
+            blocks.append({"reasoningContent": {"reasoningText": text}})
+        if reply.text:
+            blocks.append({"text": reply.text})
+        blocks += [
+            {"toolUse": {"toolUseId": call.id, "name": call.name, "input": call.args}} for call in reply.calls
+        ]
+        self.out.append({"role": "assistant", "content": blocks})
+
+    def results(self, calls: list[Call]) -> None:
+        blocks: list[Json] = []
+        for call in calls:
+            content: list[Json] = [{"text": call.output}]
+            if self.odds(0.2):
+                content = [{"json": {"out": call.output}}]
+            result: Json = {"toolUseId": call.id, "content": content}
+            if call.failed or self.odds(0.3):
+                result["status"] = "error" if call.failed else "success"
+            blocks.append({"toolResult": result})
+        self.out.append({"role": "user", "content": blocks})
+
+
+class Chat(Writer):
+    """Chat Completions."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        if self.odds(0.4):
+            role = self.chance.choice(("system", "developer"))
+            self.out.insert(0, {"role": role, "content": "Be brief, k0z."})
+
+    def user(self, turn: Turn) -> None:
+        if not turn.extra and self.odds(0.7):
+            self.out.append({"role": "user", "content": turn.words})
+            return
+        chunks: list[Json] = [{"type": "text", "text": turn.words}]
+        if turn.extra:
+            chunks.append({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}})
+        self.out.append({"role": "user", "content": chunks})
+
+    def reply(self, reply: Reply) -> None:
+        content = reply.text or self.chance.choice((None, "")) if reply.calls else reply.text
+        message: Json = {"role": "assistant", "content": content}
+        if reply.thought:
+            message["reasoning_content"] = reply.thought
+        if reply.calls:
+            message["tool_calls"] = [
+                {
+                    "id": c.id,
+                    "type": "function",
+                    "function": {"name": c.name, "arguments": json.dumps(c.args)},
+                }
+                for c in reply.calls
+            ]
+        self.out.append(message)
+
+    def results(self, calls: list[Call]) -> None:
+        for call in calls:
+            content: Any = call.output
+            if self.odds(0.1):
+                content = [{"type": "text", "text": call.output}]
+            elif self.odds(0.05):
+                content = ""
+            self.out.append({"role": "tool", "tool_call_id": call.id, "content": content})
+            if self.odds(0.1):
+                self.out[-1]["name"] = call.name
+
+
+class Mistral(Chat):
+    """Mistral: reasoning in chunks, arguments as objects now and then."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        for message in self.out:
+            if message["role"] == "developer":
+                message["role"] = "system"
+
+    def reply(self, reply: Reply) -> None:
+        super().reply(reply)
+        message = self.out[-1]
+        message.pop("reasoning_content", None)
+        if reply.thought and reply.text:
+            thought = {"type": "thinking", "thinking": [{"type": "text", "text": reply.thought}]}
+            message["content"] = [thought, {"type": "text", "text": reply.text}]
+
+
+class Responses(Writer):
+    """Items of the Responses API."""
+
+    def user(self, turn: Turn) -> None:
+        if not turn.extra and self.odds(0.5):
+            self.out.append({"role": "user", "content": turn.words})
+            return
+        chunks: list[Json] = [{"type": "input_text", "text": turn.words}]
+        if turn.extra == "image":
+            chunks.append({"type": "input_image", "image_url": "https://x.test/a.png", "detail": "auto"})
+        self.out.append({"type": "message", "role": "user", "content": chunks})
+        if turn.extra == "unknown" and self.odds(0.5):
+            number = len(self.out)
+            self.out.append({"type": "compaction", "id": f"cmp_{number}", "encrypted_content": "gAAAA"})
+
+    def reply(self, reply: Reply) -> None:
+        number = reply.number
+        if reply.thought:
+            summary = [{"type": "summary_text", "text": reply.thought}] if self.odds(0.5) else []
+            item: Json = {"type": "reasoning", "id": f"rs_{number}", "summary": summary}
+            if self.odds(0.5):
+                item["encrypted_content"] = "gAAAAAB"
+            self.out.append(item)
+        if reply.hosted:
+            action = {"type": "search", "query": reply.hosted}
+            self.out.append(
+                {"type": "web_search_call", "id": f"ws_{number}", "status": "completed", "action": action}
+            )
+        if reply.text:
+            chunk = {"type": "output_text", "text": reply.text, "annotations": []}
+            message: Json = {
+                "type": "message",
+                "role": "assistant",
+                "content": [chunk],
+                "status": "completed",
+            }
+            self.out.append(message | {"id": f"msg_{number}"})
+        for at, call in enumerate(reply.calls):
+            item = {"type": "function_call", "call_id": call.id, "name": call.name}
+            item["arguments"] = json.dumps(call.args)
+            if reply.thought or self.odds(0.6):
+                item |= {"id": f"fc_{number}_{at}", "status": "completed"}
+            self.out.append(item)
+
+    def results(self, calls: list[Call]) -> None:
+        for call in calls:
+            output: Any = call.output
+            if self.odds(0.15):
+                output = [{"type": "input_text", "text": call.output}]
+            self.out.append({"type": "function_call_output", "call_id": call.id, "output": output})
+
+
+class Gemini(Writer):
+    """Contents of generateContent; one history has ids or has none."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.has_ids = plan.chance.random() < 0.5
+        super().__init__(plan)
+
+    def user(self, turn: Turn) -> None:
+        parts: list[Json] = [{"text": turn.words}]
+        if turn.extra:
+            parts.append({"inlineData": {"mimeType": "image/png", "data": PIXEL}})
+        self.out.append({"role": "user", "parts": parts})
+
+    def reply(self, reply: Reply) -> None:
+        parts: list[Json] = []
+        if reply.thought and self.odds(0.5):
+            parts.append({"text": reply.thought, "thought": True})
+        if reply.hosted:
+            parts.append({"executableCode": {"language": "PYTHON", "code": reply.hosted}})
+            parts.append({"codeExecutionResult": {"outcome": "OUTCOME_OK", "output": "1"}})
+        if reply.text:
+            parts.append({"text": reply.text})
+        for at, call in enumerate(reply.calls):
+            inner: Json = {"name": call.name, "args": call.args}
+            part: Json = {"functionCall": {"id": call.id, **inner} if self.has_ids else inner}
+            if at == 0 and reply.thought:
+                part["thoughtSignature"] = "Q29RQkFk"
+            parts.append(part)
+        self.out.append({"role": "model", "parts": parts})
+
+    def results(self, calls: list[Call]) -> None:
+        parts = []
+        for call in calls:
+            key = "error" if call.failed else "result"
+            inner: Json = {"name": call.name, "response": {key: call.output}}
+            parts.append({"functionResponse": {"id": call.id, **inner} if self.has_ids else inner})
+        self.out.append({"role": "user", "parts": parts})
+
+
+class PydanticAI(Writer):
+    """ModelMessages as pydantic-ai dumps them."""
+
+    def user(self, turn: Turn) -> None:
+        content: Any = turn.words
+        if turn.extra:
+            content = [turn.words, {"url": "https://x.test/a.png", "kind": "image-url"}]
+        parts: list[Json] = []
+        if not self.out and self.odds(0.4):
+            parts.append({"content": "Be brief, k0z.", "part_kind": "system-prompt", "timestamp": WHEN})
+        parts.append({"content": content, "timestamp": WHEN, "part_kind": "user-prompt"})
+        self.out.append({"parts": parts, "kind": "request", "instructions": None, "run_id": "run-1"})
+
+    def reply(self, reply: Reply) -> None:
+        parts: list[Json] = []
+        if reply.thought:
+            thought: Json = {"content": reply.thought, "part_kind": "thinking", "id": None}
+            parts.append(thought | {"signature": f"R{reply.number}.EqQB", "provider_name": "anthropic"})
+        if reply.text:
+            parts.append({"content": reply.text, "part_kind": "text", "id": None})
+        for call in reply.calls:
+            args: Any = json.dumps(call.args) if self.odds(0.5) else call.args
+            made = {"tool_name": call.name, "args": args, "tool_call_id": call.id, "part_kind": "tool-call"}
+            parts.append(made)
+        usage = {"input_tokens": 1, "output_tokens": 1, "details": {}}
+        message = {"parts": parts, "usage": usage, "model_name": "claude-sonnet-4-5", "timestamp": WHEN}
+        self.out.append(message | {"kind": "response", "provider_name": "anthropic", "finish_reason": "stop"})
+
+    def results(self, calls: list[Call]) -> None:
+        parts: list[Json] = []
+        for call in calls:
+            made: Json = {"tool_name": call.name, "content": call.output, "tool_call_id": call.id}
+            if call.failed:
+                made["part_kind"] = "retry-prompt"
+            else:
+                made["part_kind"] = "tool-return"
+                if self.odds(0.2):
+                    made["content"] = {"out": call.output}
+            parts.append(made | {"timestamp": WHEN})
+        self.out.append({"parts": parts, "kind": "request", "instructions": None})
+
+
+WHEN = "2026-01-01T00:00:00Z"
+
+
+class LangChain(Writer):
+    """Messages as `messages_to_dict` writes them."""
+
+    def _add(self, kind: str, data: Json) -> None:
+        common: Json = {
+            "additional_kwargs": {},
+            "response_metadata": {},
+            "type": kind,
+            "name": None,
+            "id": None,
+        }
+        self.out.append({"type": kind, "data": {**common, **data}})
+
+    def user(self, turn: Turn) -> None:
+        if not self.out and self.odds(0.3):
+            self._add("system", {"content": "Be brief, k0z."})
+        content: Any = turn.words
+        if turn.extra:
+            image = {"type": "image_url", "image_url": {"url": "https://x.test/a.png"}}
+            content = [{"type": "text", "text": turn.words}, image]
+        self._add("human", {"content": content})
+
+    def reply(self, reply: Reply) -> None:
+        calls = [{"name": c.name, "args": c.args, "id": c.id, "type": "tool_call"} for c in reply.calls]
+        content: Any = reply.text
+        if reply.calls and self.odds(0.3):
+            content = [{"type": "text", "text": reply.text}] if reply.text else []
+            content += [
+                {"type": "tool_use", "id": c.id, "name": c.name, "input": c.args} for c in reply.calls
+            ]
+        self._add(
+            "ai", {"content": content, "tool_calls": calls, "invalid_tool_calls": [], "usage_metadata": None}
+        )
+
+    def results(self, calls: list[Call]) -> None:
+        for call in calls:
+            data: Json = {
+                "content": call.output,
+                "tool_call_id": call.id,
+                "name": call.name,
+                "artifact": None,
+            }
+            self._add("tool", data | {"status": "error" if call.failed else "success"})
+
+
+WRITERS: dict[str, type[Writer]] = {
+    "anthropic": Anthropic,
+    "openai-chat": Chat,
+    "openai-responses": Responses,
+    "gemini": Gemini,
+    "mistral": Mistral,
+    "bedrock": Bedrock,
+    "pydantic-ai": PydanticAI,
+    "langchain": LangChain,
+}
+
+
+def valid(form: str, chance: Random, *, turns: int = 5) -> list[Json]:
+    """Return a history that no server of this format has anything against."""
+    return WRITERS[form](Plan(chance, turns=turns)).out

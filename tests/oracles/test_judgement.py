@@ -1,0 +1,77 @@
+"""Repairs before judges that share no code with them, and before other people's validators."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+import midstream.history
+from tests.oracles.accidents import ACCIDENTS, ODD
+from tests.oracles.foreign import PACKAGES, judge, missing
+from tests.oracles.measures import Score, broken, lost_words, score
+from tests.oracles.scripts import WRITERS, valid
+from tests.oracles.verdicts import refusals
+
+CASES = sorted((Path(__file__).parent / "cases").glob("*.json"))
+REPAIRS = 60
+"""Generated histories a format here; the scorecard takes as many as it is asked for."""
+QUESTIONS = 12
+"""Histories a format that each foreign validator is asked about."""
+
+
+def measured(form: str, number: int) -> Score:
+    chance = Random(f"{form}/test/{number}")
+    whole, messages, how = broken(form, chance, accidents=ODD if number % 3 == 0 else ACCIDENTS)
+    made = score(form, messages, midstream.history.repair, whole=whole)
+    made.how = [f"{number}", *how]
+    return made
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_valid_histories_are_accepted_by_the_judge_and_left_alone(form: str) -> None:
+    for number in range(REPAIRS):
+        messages = valid(form, Random(f"{form}/valid/{number}"))
+        assert refusals(form, messages) == []
+        assert midstream.history.repair(messages, format=form).messages is messages
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_no_repaired_history_breaks_a_rule_or_lost_a_word(form: str) -> None:
+    scores = [measured(form, number) for number in range(REPAIRS)]
+    assert [(made.how, made.refused, made.lost, made.faults) for made in scores if made.refused] == []
+    assert [(made.how, made.lost) for made in scores if made.lost] == []
+    assert [(made.how, made.faults) for made in scores if made.faults] == []
+    kept = sum(made.verbatim[0] for made in scores) / sum(made.verbatim[1] for made in scores)
+    assert kept >= 0.8
+
+
+@pytest.mark.parametrize("form", WRITERS)
+@pytest.mark.parametrize("oracle", PACKAGES)
+def test_validators_that_nobody_here_wrote_take_what_is_repaired(oracle: str, form: str) -> None:
+    if lacking := missing(oracle):
+        pytest.skip(f"{lacking} is not installed")
+    for number in range(QUESTIONS):
+        chance = Random(f"{form}/{oracle}/{number}")
+        _, messages, how = broken(
+            form, chance, accidents=tuple(a for a in ACCIDENTS if a.__name__ != "system_inside")
+        )
+        assert judge(oracle, form, valid(form, chance)) == []
+        repaired = midstream.history.repair(messages, format=form).messages
+        assert (number, how, judge(oracle, form, repaired)) == (number, how, [])
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_a_defect_that_was_found_stays_repaired(path: Path) -> None:
+    case: dict[str, Any] = json.loads(path.read_text())
+    form, messages, profile = case["format"], case["messages"], case.get("profile")
+    repaired = midstream.history.repair(messages, format=form, profile=profile)
+    assert refusals(form, repaired.messages, profile or "") == []
+    assert lost_words(messages, [repaired.messages, repaired.system]) == []
+    assert repaired.messages[: case["intact"]] == messages[: case["intact"]]
+    assert repaired.edits
+    again = midstream.history.repair(repaired.messages, format=form, profile=profile, system=repaired.system)
+    assert again.messages is repaired.messages
