@@ -11,10 +11,12 @@ stands in backticks, also as `tests/a/test_b.py::test_name`.
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 
@@ -58,9 +60,55 @@ def public_names() -> str:
     return f"| name | is |\n| --- | --- |\n{rows}"
 
 
+def example(name: str) -> str:
+    """Return a program of `examples/` without its docstring, as people copy it."""
+    code = (ROOT / "examples" / f"{name}.py").read_text()
+    return f"```python\n{code.partition(chr(10) * 2)[2].lstrip()}```\n"
+
+
+def numbers() -> str:
+    """Return what `make bench` and `make fault` found last, in a few rows."""
+    steps = {(row["name"], row["sessions"]): row for row in _result("steps")}
+    one, hundred, loop = steps["loop", 1], steps["store", 100], steps["loop", 100]
+    turns, takeover = _result("turns"), _result("takeover")
+    starts = {row["command"]: row for row in _result("startup")}
+    streams = {(row["what"], row["server"], row["unit"]): row for row in _result("streaming")}
+    paced = streams["1 reader, 100/s, p50", "midstream", "ms"]
+    flat = streams["1 reader, flat out", "midstream", "tokens/core-s"]
+    rows = {
+        "a durable tool step with effects, 1 session, whole loop": f"{one['syncs_per_step']:.2f} syncs,"
+        f" {one['bytes_per_step'] / 1000:.0f} KB written, {one['cpu_ms_per_step']:.2f} ms CPU",
+        "durable steps/s, 100 sessions, journal": f"{hundred['steps_per_s']:,.0f}"
+        f" ({hundred['of_ceiling']:.2f} of raw SQLite group commit)",
+        "durable steps/s, 100 sessions, whole loop in one process": f"{loop['steps_per_s']:,.0f}"
+        f" ({loop['of_ceiling']:.2f} of raw)",
+        "bytes written in turns 1-100 / 901-1000 of a session": f"{turns[0]['bytes_per_turn'] / 1000:.0f} KB /"
+        f" {turns[-1]['bytes_per_turn'] / 1000:.0f} KB a turn",
+        "first recovered record after SIGKILL": f"{takeover['from_main_ms']:.0f} ms after the new process began"
+        f" ({takeover['from_exec_ms']:.0f} ms with the interpreter and imports)",
+        "token from the model to a reader, journaled, p50": f"{paced['value']:.1f} ms"
+        f" ({paced['of_bare']:.1f} x a bare server)",
+        "tokens per core-second to one reader, journaled": f"{flat['value']:,.0f}"
+        f" ({flat['of_bare']:.2f} of a bare server)",
+        "`import midstream`, `midstream --help`": f"{starts['import midstream']['cpu_ms']:.0f} ms,"
+        f" {starts['midstream --help']['cpu_ms']:.0f} ms CPU (Python alone:"
+        f" {starts['python -c pass']['cpu_ms']:.0f} ms)",
+    }
+    return "| what | figure |\n| --- | --- |\n" + "".join(
+        f"| {what} | {figure} |\n" for what, figure in rows.items()
+    )
+
+
+def _result(name: str) -> Any:  # noqa: ANN401 - whatever that bench measures
+    return json.loads((ROOT / "bench" / "results" / f"{name}.json").read_text())["result"]
+
+
 GENERATORS: dict[str, Callable[[], str]] = {
     "error-codes": error_codes,
+    "example-client": lambda: example("client"),
+    "example-hello": lambda: example("hello"),
     "make-targets": make_targets,
+    "numbers": numbers,
     "public-names": public_names,
 }
 

@@ -21,10 +21,12 @@ MidstreamError
 │   ├── SeqnoReusedError
 │   └── StreamFencedError
 ├── AccessError           the caller may not do this
-│   └── WrongSecretError
+│   ├── WrongSecretError
+│   └── ForeignOriginError
 ├── UnavailableError      nothing is wrong with the request: try again later
 │   ├── RecoveringError
 │   ├── DrainingError
+│   ├── OverloadedError
 │   ├── StoreBusyError
 │   ├── StoreFullError
 │   ├── PortTakenError
@@ -195,6 +197,12 @@ class WrongSecretError(AccessError):
     code = "wrong_secret"
 
 
+class ForeignOriginError(AccessError):
+    """A web page of another site asked, or the request came under a host name that is not ours. Nothing was done."""
+
+    code = "foreign_origin"
+
+
 class UnavailableError(MidstreamError):
     """Not now. Nothing was written; the same call may be repeated."""
 
@@ -212,6 +220,12 @@ class DrainingError(UnavailableError):
     """The server is shutting down: reconnect, it or another one will carry on."""
 
     code = "draining"
+
+
+class OverloadedError(UnavailableError):
+    """The server has as many open connections as it allows: come back, or try another one."""
+
+    code = "overloaded"
 
 
 class StoreBusyError(UnavailableError):

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from midstream.core.calls import CallPlan, OnDoubt, Site, digest_of
-from midstream.core.messages import Call, Outcome, Result, ToolSpec
+from midstream.core.messages import Call, Outcome, Result, ToolSpec, storable
 from midstream.errors import ToolDefinitionError
 
 TIMEOUT_S = 120.0
@@ -168,7 +168,7 @@ async def run_call(found: Tool, call: Call, context: CallContext) -> Result:
         )
         return Result(call.id, message, Outcome.UNKNOWN if found.has_effects else Outcome.ERROR)
     except Exception as error:  # noqa: BLE001 - a tool is foreign code: whatever it raises is its answer
-        return Result(call.id, f"{type(error).__name__}: {error}", Outcome.ERROR)
+        return Result(call.id, storable(f"{type(error).__name__}: {error}"), Outcome.ERROR)
     finally:
         _current.reset(token)
     return _result_of(call, value)
@@ -194,8 +194,7 @@ def _result_of(call: Call, value: object) -> Result:
             return Result(call.id, problem, Outcome.ERROR)
     if len(content) > RESULT_CHARS_MAX:
         content = f"{content[:RESULT_CHARS_MAX]}\n[+{len(content) - RESULT_CHARS_MAX} characters]"
-    # A lone surrogate has no UTF-8 form: it would make the outcome impossible to store.
-    return Result(call.id, content.encode("utf-8", "replace").decode())
+    return Result(call.id, storable(content))
 
 
 def by_name(tools: Iterable[Tool]) -> dict[str, Tool]:

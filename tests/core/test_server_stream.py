@@ -86,7 +86,7 @@ def test_a_connection_that_never_opens_is_ended() -> None:
     stream.handle_deadline(newest=START, waiting_on="nothing", now=5.0 + OPEN_WITHIN_S - 0.1)
     assert (stream.frames_to_send(), stream.is_closed) == ([], False)
     stream.handle_deadline(newest=START, waiting_on="nothing", now=5.0 + OPEN_WITHIN_S)
-    assert [_code(frame) for frame in _sent(stream)] == ["protocol"]
+    assert [_code(frame) for frame in _sent(stream)] == ["connection_lost"]
     assert stream.is_closed
 
 

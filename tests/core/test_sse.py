@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.sse import ServerSentEvent, SseDecoder, encode
+from midstream.core.frames import EventId, Heartbeat, Welcome
+from midstream.core.frames import encode as encode_frame
+from midstream.core.sse import (
+    BLOCK_BYTES_MAX,
+    ServerSentEvent,
+    SseDecoder,
+    encode,
+    event_of_frame,
+    events_of_records,
+)
 from midstream.errors import FrameTooLargeError, MalformedFrameError
 
 one_line = st.text(st.characters(exclude_characters="\r\n\0", exclude_categories=["Cs"]), max_size=20)
@@ -101,3 +110,27 @@ def test_an_id_or_a_kind_cannot_smuggle_in_another_field(bad: ServerSentEvent) -
 def test_data_with_line_ends_cannot_smuggle_in_another_field() -> None:
     body = encode(ServerSentEvent(b"a\nid: 666\r\n\r\nevent: fake"))
     assert decoded(body) == [ServerSentEvent(b"a\nid: 666\n\nevent: fake")]
+
+
+def test_records_go_out_as_they_are_stored_many_to_a_write() -> None:
+    records = [(EventId(2, position), b'{"n":%d}' % position) for position in (7, 8)]
+    (block,) = events_of_records(records)
+    assert decoded(block) == [
+        ServerSentEvent(b'{"n":7}', "record", "2-7"),
+        ServerSentEvent(b'{"n":8}', "record", "2-8"),
+    ]
+
+
+def test_a_write_is_bounded_and_a_large_record_travels_alone() -> None:
+    large = b'"%b"' % (b"x" * BLOCK_BYTES_MAX)
+    blocks = events_of_records((EventId(1, place), body) for place, body in enumerate([b"1", large, b"2"]))
+    assert [len(decoded(block)) for block in blocks] == [1, 1, 1]
+
+
+def test_a_frame_is_an_event_of_its_own_kind_and_the_welcome_says_where_to_go_on() -> None:
+    welcome = Welcome(stream="", event_id="3-9", resume_from="3-4")
+    beat = Heartbeat("3-9")
+    assert decoded(event_of_frame(welcome), event_of_frame(beat)) == [
+        ServerSentEvent(encode_frame(welcome), "welcome", "3-4"),
+        ServerSentEvent(encode_frame(beat), "heartbeat", "3-4"),
+    ]

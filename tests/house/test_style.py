@@ -32,11 +32,13 @@ ONLY_IN_WORLD = re.compile(
 # File below src/midstream: why it needs no other world than the real one.
 MAY_TOUCH_THE_WORLD: dict[str, str] = {
     "world.py": "it is the door",
+    "testing/worlds.py": "it makes other worlds",
 }
 
 # File below src/midstream: why nothing narrower can be caught there.
 MAY_CATCH_EVERYTHING: dict[str, str] = {
     "cli/__init__.py": "the top of the process: it logs the traceback and sets the exit code",
+    "runtime/runner.py": "the top of a session: it ends on a bug, the others go on",
     "tools.py": "a tool is somebody else's code; whatever it raises is its outcome",
 }
 

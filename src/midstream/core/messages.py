@@ -15,6 +15,14 @@ from msgspec import Struct
 from midstream.errors import InvalidHistoryError
 
 
+def storable(text: str) -> str:
+    """Return `text` with `?` for each lone surrogate: half a character has no UTF-8 form, so no journal holds it.
+
+    They come from providers that cut an emoji in two, and from file names in error messages.
+    """
+    return text.encode("utf-8", "replace").decode()
+
+
 class Text(Struct, frozen=True, tag="text"):
     """Words to read."""
 
@@ -173,12 +181,16 @@ def with_distinct_ids(parts: tuple[ReplyPart, ...], *, reply_no: int) -> tuple[R
     Providers send empty ids (MiniMax) and repeat them; the minted id follows from the place of the call, so
     that it is the same whenever the same reply is parsed again.
     """
+    taken = {part.id for part in parts if isinstance(part, Call)}
     seen: set[str] = set()
     distinct: list[ReplyPart] = []
     for index, part in enumerate(parts):
         if isinstance(part, Call):
             if not part.id or part.id in seen:
                 minted = f"call-{reply_no}-{index}"
+                while minted in taken:  # models copy ids they have seen
+                    minted += "'"
+                taken.add(minted)
                 part = Call(minted, part.name, part.arguments, provider_id=part.id)
             seen.add(part.id)
         distinct.append(part)

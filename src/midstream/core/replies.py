@@ -18,6 +18,7 @@ from midstream.core.messages import (
     Thinking,
     ToolSpec,
     Usage,
+    storable,
     with_distinct_ids,
 )
 from midstream.core.records import Delta
@@ -90,15 +91,16 @@ class ReplyBuilder:
         """Take one event; return what readers may be shown of it."""
         match event:
             case TextDelta():
-                return self._say("text", event.text)
+                return self._say("text", storable(event.text))
             case ThinkingDelta():
-                deltas = self._say("thinking", event.text)
+                deltas = self._say("thinking", storable(event.text))
                 if event.signature is not None:
-                    self._close_part(event.signature)
+                    self._close_part(storable(event.signature))
                 return deltas
             case CallRequested():
                 self._close_part()
-                self._parts.append(Call(event.id, event.name, event.arguments))
+                call = Call(storable(event.id), storable(event.name), storable(event.arguments))
+                self._parts.append(call)
             case Finished():
                 self._finished = event
         return ()

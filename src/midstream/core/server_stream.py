@@ -16,7 +16,7 @@ Clause numbers refer to `docs/spec/stream.md`.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import assert_never
 
@@ -64,6 +64,7 @@ from midstream.core.turn import (
     SendMessage,
 )
 from midstream.errors import (
+    ConnectionLostError,
     MalformedFrameError,
     MidstreamError,
     ProtocolError,
@@ -97,6 +98,18 @@ class Submit(Struct, frozen=True):
 Request = Admit | Submit
 
 
+class Wire(Struct, frozen=True):
+    """How frames and records are written down for one kind of transport.
+
+    Args:
+        frame: Encodes one frame other than `events`.
+        records: Encodes records into as many pieces as its limits ask for.
+    """
+
+    frame: Callable[[ServerFrame], bytes]
+    records: Callable[[Iterable[tuple[EventId, bytes]]], Iterable[bytes]]
+
+
 class _State(Enum):
     OPENING = "opening"
     ADMITTING = "admitting"
@@ -111,6 +124,7 @@ class ServerStream:
         heartbeat_s: Seconds of silence after which a heartbeat goes out.
         retention_s: What the welcome says of how long the stream can be resumed.
         degraded_reason: Why nothing can be resumed here; "" where it can.
+        wire: How frames are written down; `NATIVE` by default.
         now: The shell's clock, as in every call.
     """
 
@@ -120,12 +134,15 @@ class ServerStream:
         heartbeat_s: float = HEARTBEAT_S,
         retention_s: float = LOOK_BACK_S,
         degraded_reason: str = "",
+        wire: Wire | None = None,
         now: float,
     ) -> None:
         self._state = _State.OPENING
         self._heartbeat_s = heartbeat_s
         self._retention_s = retention_s
         self._degraded_reason = degraded_reason
+        self._wire = wire or NATIVE
+        self._failure: MidstreamError | None = None
         self._deadline: Deadline | None = Deadline(now + OPEN_WITHIN_S, "the client owes its open frame")
         self._open = Open()
         self._event_id: EventId | None = None
@@ -145,6 +162,11 @@ class ServerStream:
         return self._state is _State.CLOSED
 
     @property
+    def failure(self) -> MidstreamError | None:
+        """Why this connection was ended by the server; None while it lives and where the client ended it."""
+        return self._failure
+
+    @property
     def is_admitted(self) -> bool:
         """Whether events may be delivered."""
         return self._state is _State.ADMITTED
@@ -158,6 +180,16 @@ class ServerStream:
     def cursor(self) -> int:
         """Position after which `deliver` goes on."""
         return self._cursor
+
+    def is_turn_over(self, session: Session) -> bool:
+        """Whether the turn of this stream has ended and all events so far were delivered.
+
+        A transport whose body has an end ends it here and nowhere else (STREAM-27).
+        """
+        known = session.streams.get(self._open.stream)
+        if not known or not known.turn or self._cursor < session.position:
+            return False
+        return session.turns > known.turn or not session.is_live
 
     def requests(self) -> list[Request]:
         """Return what the shell is asked to do, in order, and forget it."""
@@ -178,7 +210,7 @@ class ServerStream:
     def receive(self, body: bytes, *, now: float) -> None:
         """Take one frame off the wire.
 
-        Never raises for what the peer did: a broken rule queues an `error` frame and closes (STREAM-40).
+        Never raises for what the peer did: a broken rule queues an `error` frame and closes (STREAM-33).
         """
         if self.is_closed:
             return
@@ -256,7 +288,7 @@ class ServerStream:
         if self.is_closed or not records:
             return
         self._advance_over(records)
-        self._frames += events_frames(records)
+        self._frames += self._wire.records(records)
         self._was_heard(now)
 
     def handle_deadline(self, *, newest: EventId, waiting_on: str, now: float) -> None:
@@ -269,7 +301,8 @@ class ServerStream:
         if self._deadline is None or now < self._deadline.at:
             return
         if self._state is _State.OPENING:
-            self.fail(ProtocolError(f"no open frame came within {OPEN_WITHIN_S:g} s"), now=now)
+            # Not the client's fault: a bad network may hold its first frame back. It tries again.
+            self.fail(ConnectionLostError(f"no open frame came within {OPEN_WITHIN_S:g} s"), now=now)
             return
         self._queue(Heartbeat(str(newest), waiting_on), now=now)
 
@@ -277,6 +310,7 @@ class ServerStream:
         """End the connection with an `error` frame: draining, fenced, a store that does not answer."""
         if self.is_closed:
             return
+        self._failure = error
         self._queue(_frame_of(error), now=now)
         self._end()
 
@@ -333,7 +367,7 @@ class ServerStream:
             self._cursor = event_id.position
 
     def _queue(self, frame: ServerFrame, *, now: float) -> None:
-        self._frames.append(encode(frame))
+        self._frames.append(self._wire.frame(frame))
         self._was_heard(now)
 
     def _was_heard(self, now: float) -> None:
@@ -399,6 +433,10 @@ def events_frames(records: Iterable[tuple[EventId, bytes]]) -> Iterator[bytes]:
 
 def _events_frame(events: list[bytes]) -> bytes:
     return b'{"type":"events","events":[' + b",".join(events) + b"]}"
+
+
+NATIVE = Wire(encode, events_frames)
+"""One JSON object per message, as `core/frames.py` defines them."""
 
 
 def status_of(session: Session) -> str:

@@ -23,7 +23,16 @@ from midstream.core.records import (
     StreamOpened,
     TurnEnded,
 )
-from midstream.core.turn import Command, Idle, Obligation, Refused, SendMessage, TurnState
+from midstream.core.turn import (
+    CallFinished,
+    Cancel,
+    Command,
+    Idle,
+    Obligation,
+    Refused,
+    SendMessage,
+    TurnState,
+)
 from midstream.errors import MalformedFrameError, SeqnoGapError, SeqnoReusedError, WrongSecretError
 
 STREAMS_KEPT_MAX = 1024
@@ -114,6 +123,10 @@ def _decide_received(session: Session, chunk: Received, *, epoch: int, at: float
                 MalformedFrameError("a stream carries one message: open a new stream for the next turn")
             )
         command = replace(command, stream=chunk.stream)
+    if isinstance(command, Cancel) and command.turn is None and known and known.turn:
+        command = Cancel(known.turn)  # STREAM-15: a stream stops its own turn, not one that came after it
+    if isinstance(command, CallFinished) and not turns.is_owed_by_client(session.turn, command):
+        command = None  # TURN-15: nobody but the server speaks for a tool of the server
     opened = () if known else (StreamOpened(chunk.stream, chunk.secret_digest),)
     accepted = ChunkAccepted(chunk.stream, chunk.seqno, chunk.digest)
     did = () if command is None else decide(session, command, epoch=epoch, at=at)

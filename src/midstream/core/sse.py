@@ -8,12 +8,18 @@ stays bytes: whoever reads it parses JSON from it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from msgspec import Struct
 
+from midstream.core.frames import EventId, Gone, ServerFrame, Welcome
+from midstream.core.frames import encode as encode_frame
 from midstream.errors import FrameTooLargeError, MalformedFrameError
 
 EVENT_BYTES_MAX = 16 * 1024 * 1024
 """One event as received. A record holds a whole reply at most, which models bound far below this."""
+BLOCK_BYTES_MAX = 256 * 1024
+"""Bytes of records after which one write is full; a record above it travels alone."""
 RETRY_DIGITS_MAX = 8
 """A server that asks for more than a day between reconnects (in milliseconds) is not believed."""
 
@@ -50,6 +56,31 @@ def encode(event: ServerSentEvent) -> bytes:
         lines = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
         data = b"\ndata: ".join(lines)
     return b"%bdata: %b\n\n" % (head.encode(), data)
+
+
+def event_of_frame(frame: ServerFrame) -> bytes:
+    """Return a frame as an event of its own kind.
+
+    Welcome and gone carry the id from which to go on, so that a browser that reconnects before the first record
+    asks for the right place.
+    """
+    kind = str(frame.__struct_config__.tag)
+    place = frame.resume_from if isinstance(frame, Welcome | Gone) else ""
+    return encode(ServerSentEvent(encode_frame(frame), kind, place))
+
+
+def events_of_records(records: Iterable[tuple[EventId, bytes]]) -> Iterator[bytes]:
+    """Yield stored records as events, many to a write; their JSON is one line and goes out as it is."""
+    block: list[bytes] = []
+    size = 0
+    for event_id, body in records:
+        if block and size + len(body) > BLOCK_BYTES_MAX:
+            yield b"".join(block)
+            block, size = [], 0
+        block.append(b"id: %d-%d\nevent: record\ndata: %b\n\n" % (event_id.epoch, event_id.position, body))
+        size += len(body)
+    if block:
+        yield b"".join(block)
 
 
 class SseDecoder:

@@ -105,6 +105,8 @@ class AwaitingModel(Struct, frozen=True):
     tools: tuple[ClientTool, ...] = ()
     attempt: int = 0
     """0: not yet announced."""
+    epoch: int = 0
+    """The epoch that announced it; an attempt of an older one was cut."""
     failures: int = 0
     restarts: int = 0
     not_before: float = 0.0
@@ -340,7 +342,7 @@ def _decide_awaiting_model(
                 *_end_without_reply(state, TurnStatus.CANCELLED, at=at),
             )
         case Recover():
-            return _recover_awaiting_model(state, command, at=at)
+            return _recover_awaiting_model(state, command, epoch=epoch, at=at)
         case CallFinished() | CallExpired() | CancelExpired():
             return ()  # TURN-9
         case _:
@@ -501,7 +503,11 @@ def _close_calls(
     )
 
 
-def _recover_awaiting_model(state: AwaitingModel, command: Recover, *, at: float) -> tuple[Record, ...]:
+def _recover_awaiting_model(
+    state: AwaitingModel, command: Recover, *, epoch: int, at: float
+) -> tuple[Record, ...]:
+    if state.epoch == epoch:
+        return ()  # TURN-17: our own attempt was not cut
     if at - state.touched_at > command.look_back_s or state.restarts > RESTARTS_MAX:
         return _end_without_reply(state, TurnStatus.INTERRUPTED, at=at)
     return (AttemptStarted(state.turn, state.reply_no, state.attempt + 1, at),)
@@ -545,7 +551,7 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
         case MessageAccepted():
             return AwaitingModel(record.turn, 1, record.tools, touched_at=record.at)
         case AttemptStarted():
-            return _evolve_attempt(state, record)
+            return _evolve_attempt(state, record, epoch=epoch)
         case AttemptFailed():
             return replace(state, failures=state.failures + 1) if isinstance(state, AwaitingModel) else state
         case ReplyCompleted():
@@ -572,13 +578,14 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
             assert_never(record)
 
 
-def _evolve_attempt(state: TurnState, record: AttemptStarted) -> TurnState:
+def _evolve_attempt(state: TurnState, record: AttemptStarted, *, epoch: int) -> TurnState:
     if not isinstance(state, AwaitingModel):
         return state
     return replace(
         state,
         reply_no=record.reply,
         attempt=record.attempt,
+        epoch=epoch,
         not_before=record.not_before,
         touched_at=record.at,
         said=(),
@@ -657,6 +664,14 @@ def owed(state: TurnState) -> frozenset[Obligation]:
             return frozenset((AwaitCancelled(state.turn, state.deadline_at),))
         case _:
             assert_never(state)
+
+
+def is_owed_by_client(state: TurnState, finished: CallFinished) -> bool:
+    """Say whether a client may give this outcome: the call runs, and it runs at a client."""
+    if not isinstance(state, RunningCalls | Cancelling):
+        return False
+    site = {call.call.id: call.plan.site for call in state.calls}.get(finished.result.call_id)
+    return site is Site.CLIENT and _is_open(state, finished.turn, finished.reply_no, finished.result.call_id)
 
 
 def _owed_call(state: RunningCalls, call: CallState) -> Obligation:

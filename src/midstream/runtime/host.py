@@ -83,7 +83,11 @@ class Host:
         if self._is_started:
             return
         self._is_started = True
-        await self.store.open()
+        try:
+            await self.store.open()
+        except MidstreamError:
+            self._is_started = False  # the next call tries again
+            raise
         self._recovering = self.world.spawn(self._recover(), name="recovery")
 
     async def recovered(self) -> None:

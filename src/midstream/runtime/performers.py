@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from typing import Protocol, cast
 
 from midstream.core.calls import STOPPED_CONTENT, CallPlan, CallState, Site, digest_of
-from midstream.core.messages import Call, Outcome, Reply, Result
+from midstream.core.messages import Call, Outcome, Reply, Result, storable
 from midstream.core.records import ClientTool
 from midstream.core.replies import ModelEvent, ModelRequest, ReplyBuilder
 from midstream.core.session import Session
@@ -36,6 +36,8 @@ from midstream.world import Fault, World
 
 STALL_S = 120.0
 """Seconds of silence of a model before the attempt is given up (seed 004's idle budget)."""
+STALL_STEP_S = 1.0
+"""By so much the silence may be cut short: the timer is moved at most once in this time."""
 
 _log = logging.getLogger(__name__)
 
@@ -118,12 +120,15 @@ class Performer:
         events = cast("AsyncGenerator[ModelEvent]", self._agent.model.stream(request))
         try:
             async with asyncio.timeout(STALL_S) as stall, contextlib.aclosing(events):
+                armed_at = clock()
                 async for event in events:
                     if deltas := builder.add(event):
                         await self._reports.say(
                             ModelSaid(owed.turn, owed.reply_no, owed.attempt, tuple(deltas))
                         )
-                    stall.reschedule(clock() + STALL_S)
+                    if clock() - armed_at > STALL_STEP_S:  # a timer per token would cost more than the token
+                        armed_at = clock()
+                        stall.reschedule(armed_at + STALL_S)
         except ModelError:
             raise
         except TimeoutError as error:
@@ -144,7 +149,7 @@ class Performer:
             owed.reply_no,
             owed.attempt,
             error.code,
-            error.message,
+            storable(error.message),
             is_retriable=error.retry != "never",
             retry_after_s=error.retry_after_s,
             chance=self._world.chance(),

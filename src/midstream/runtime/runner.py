@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from midstream.core import session as sessions
 from midstream.core.frames import EventId
@@ -29,7 +29,16 @@ from midstream.core.records import (
 from midstream.core.replies import merge_deltas
 from midstream.core.session import Received, Session
 from midstream.core.timing import Backoff
-from midstream.core.turn import LOOK_BACK_S, Command, ModelSaid, Obligation, Recover, Refused
+from midstream.core.turn import (
+    LOOK_BACK_S,
+    Cancel,
+    Command,
+    ModelSaid,
+    Obligation,
+    Recover,
+    Refused,
+    SendMessage,
+)
 from midstream.errors import MidstreamError, SessionBusyError, SessionNotFoundError, UnavailableError
 from midstream.runtime.agent import Agent
 from midstream.runtime.journal import Journal
@@ -50,11 +59,18 @@ _log = logging.getLogger(__name__)
 class _Envelope:
     """A command on its way, and who waits for it."""
 
-    __slots__ = ("command", "done")
+    __slots__ = ("command", "done", "reporter")
 
-    def __init__(self, command: Command | Received | None, done: asyncio.Future[int] | None) -> None:
+    def __init__(
+        self,
+        command: Command | Received | None,
+        done: asyncio.Future[int] | None,
+        reporter: asyncio.Task[None] | None = None,
+    ) -> None:
         self.command = command
         self.done = done
+        self.reporter = reporter
+        """The task whose obligation this command ends: it needs no stopping."""
 
 
 class Runner:
@@ -198,7 +214,7 @@ class Runner:
     async def report(self, command: Command) -> None:
         """Journal what came of an obligation; a runner that has failed meanwhile leaves it in doubt."""
         try:
-            await self._post(command)
+            await self._post(command, asyncio.current_task())
         except MidstreamError as error:
             _log.debug("an outcome was not journaled: %s", error.code, extra={"session": self.session_id})
 
@@ -209,11 +225,13 @@ class Runner:
 
     # --- the loop ---------------------------------------------------------------------------------------------
 
-    async def _post(self, command: Command | Received | None) -> int:
+    async def _post(
+        self, command: Command | Received | None, reporter: asyncio.Task[None] | None = None
+    ) -> int:
         if self._failed is not None:
             raise self._failed
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._mailbox.append(_Envelope(command, done))
+        self._mailbox.append(_Envelope(command, done, reporter))
         self._arrived.set()
         return await done
 
@@ -230,7 +248,7 @@ class Runner:
             self._fail(error)
         except Exception as error:  # noqa: BLE001 - the top of a session: it ends, the others go on
             _log.exception("a session ended on a bug", extra={"session": self.session_id})
-            self._fail(UnavailableError(f"session {self.session_id!r} stopped on {type(error).__name__}"))
+            self._fail(_stopped_on(error, self.session_id))
 
     async def _step(self, batch: list[_Envelope]) -> None:
         """Decide a batch of commands, append all they cause at once, then tell and act."""
@@ -257,11 +275,15 @@ class Runner:
             if isinstance(error, UnavailableError) and not any(_is_internal(each) for each in batch):
                 return  # nothing was written and only clients asked: they may ask again
             raise
+        except Exception as error:
+            for envelope in batch:  # a bug ends the session, but nobody may wait for its answer for ever
+                _answer(envelope, _stopped_on(error, self.session_id))
+            raise
         self._has_begun = self._has_begun or bool(records)
         self.state = state
         for envelope in taken:
             _answer(envelope, self.newest.position)
-        self._reconcile()
+        self._reconcile(reporters={each.reporter for each in taken})
 
     async def _claim_if_needed(self, records: list[Record]) -> Session:
         """Begin an epoch before the first append of this process, and recover what an older one left."""
@@ -299,7 +321,7 @@ class Runner:
             else:
                 return
 
-    def _reconcile(self) -> None:
+    def _reconcile(self, reporters: Collection[asyncio.Task[None] | None] = ()) -> None:
         """Start what is owed and not being done; stop what is being done and not owed."""
         owed = sessions.owed(self.state)
         if owed == self._doing.keys() and not self._is_quiescing:
@@ -308,7 +330,8 @@ class Runner:
             task = self._doing.pop(obligation)
             self._stopping.add(task)
             task.add_done_callback(self._stopping.discard)
-            task.cancel()
+            if task not in reporters:
+                task.cancel()
         if self._is_quiescing:
             return
         for obligation in owed:
@@ -326,7 +349,7 @@ class Runner:
             del self._doing[obligation]
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("performing an obligation failed", exc_info=error, extra={"session": self.session_id})
-            self._fail(UnavailableError(f"session {self.session_id!r} stopped on {type(error).__name__}"))
+            self._fail(_stopped_on(error, self.session_id))
 
     def _fail(self, error: MidstreamError) -> None:
         """End as a crash would: nothing more is written; whoever takes over finds the doubt in the journal."""
@@ -365,6 +388,10 @@ def _attempt_of(envelope: _Envelope) -> tuple[int, int, int] | None:
     return (said.turn, said.reply_no, said.attempt) if isinstance(said, ModelSaid) else None
 
 
+def _stopped_on(error: BaseException, session_id: str) -> UnavailableError:
+    return UnavailableError(f"session {session_id!r} stopped on {type(error).__name__}")
+
+
 def _answer(envelope: _Envelope, answer: int | MidstreamError) -> None:
     if envelope.done is None or envelope.done.done():
         return
@@ -375,7 +402,8 @@ def _answer(envelope: _Envelope, answer: int | MidstreamError) -> None:
 
 
 def _is_internal(envelope: _Envelope) -> bool:
-    return not isinstance(envelope.command, Received)
+    """Whether it says what a model or a tool did, which nobody would say again."""
+    return not isinstance(envelope.command, Received | SendMessage | Cancel)
 
 
 def _mark_of(records: Sequence[Record], state: Session) -> Mark | None:

@@ -74,7 +74,10 @@ class Store(Protocol):
         """
 
     async def close(self) -> None:
-        """Finish what was asked for, give up all leases, let go of files. Calling it twice is harmless."""
+        """Finish what was asked for, give up all leases, let go of files. Calling it twice is harmless.
+
+        From then on everything but `open` raises `UsageError`.
+        """
 
     async def claim(self, session: str, *, at: float) -> int:
         """Take a session (new or not) for this store's owner and return its new epoch, one above the last.
@@ -124,6 +127,9 @@ class Store(Protocol):
 
     async def delete(self, session: str) -> bool:
         """Remove a session and all its records for good; return whether there was one.
+
+        A session made later under the same name starts above all its epochs, so that no old owner and no old
+        event id fits it.
 
         Raises:
             LeaseHeldError: Another living owner holds it. Nothing was changed.

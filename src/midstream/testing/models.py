@@ -17,6 +17,7 @@ from midstream.core.replies import (
     ThinkingDelta,
 )
 from midstream.errors import ModelError
+from midstream.world import World
 
 
 class Pause(Struct, frozen=True):
@@ -68,28 +69,32 @@ class ScriptedModel:
             request. A call beyond the script says "done".
         name: What people see.
         delay_s: Seconds before each step.
+        world: Whose clock it waits on.
 
     Each reply is a sequence of events, `Pause`, `Stall`, `Gate` or a `ModelError` to raise.
     """
 
-    def __init__(self, script: Script, *, name: str = "scripted", delay_s: float = 0.0) -> None:
+    def __init__(
+        self, script: Script, *, name: str = "scripted", delay_s: float = 0.0, world: World = World()
+    ) -> None:
         self.name = name
         self.requests: list[ModelRequest] = []
         """Every request so far, for tests to look at."""
         self._script = script
         self._delay_s = delay_s
+        self._world = world
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         """Play the reply this request stands at."""
         self.requests.append(request)
         for step in self._reply_to(request):
             if self._delay_s:
-                await asyncio.sleep(self._delay_s)
+                await self._world.sleep(self._delay_s)
             match step:
                 case TextDelta() | ThinkingDelta() | CallRequested() | Finished():
                     yield step
                 case Pause():
-                    await asyncio.sleep(step.seconds)
+                    await self._world.sleep(step.seconds)
                 case Stall():
                     await asyncio.Event().wait()
                 case Gate():

@@ -1,0 +1,65 @@
+"""Run the benches: `python -m bench [NAME ...]`; tables to the terminal, JSON to `bench/results/`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+
+from bench import loop, startup, steps, streaming, takeover, turns
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def _steps(folder: Path) -> list[steps.Point]:
+    contestants = {**steps.CONTESTANTS, "loop": loop.native_loop}
+    points: list[steps.Point] = []
+    for sessions in (1, 10, 100):
+        points += asyncio.run(steps.measure(contestants, sessions, folder, rounds=5))
+    print(steps.table(points))
+    return points
+
+
+BENCHES: dict[str, Callable[[Path], Any]] = {
+    "steps": _steps,
+    "turns": turns.run,
+    "takeover": takeover.run,
+    "startup": startup.run,
+    "streaming": streaming.run,
+}
+"""What it is called, and what measures it in a scratch folder."""
+
+
+def main() -> None:
+    """Measure what is asked for, all by default."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("names", nargs="*", choices=[[], *BENCHES], help=", ".join(BENCHES))
+    parser.add_argument("--folder", type=Path, default=Path(), help="on the disk to be measured")
+    chosen = parser.parse_args()
+    RESULTS.mkdir(exist_ok=True)
+    for name in chosen.names or BENCHES:
+        print(f"\n{name}")
+        with tempfile.TemporaryDirectory(dir=chosen.folder, prefix=".bench-") as folder:
+            result = BENCHES[name](Path(folder))
+        machine = {
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "sqlite": apsw.sqlite_lib_version(),
+            "day": time.strftime("%Y-%m-%d"),
+        }
+        report = {"machine": machine, "result": result}
+        body = msgspec.json.format(msgspec.json.encode(report), indent=2)
+        (RESULTS / f"{name}.json").write_bytes(body + b"\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""How soon a new process carries on after a SIGKILL: from its start to the first recovered record.
+
+A child holds a session in the middle of a turn and is killed; another child is started, and says when it began to
+run, when it began to open the store, and when the journal held its first record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+ROUNDS = 7
+
+
+class Takeover(msgspec.Struct):
+    """Medians in milliseconds."""
+
+    rounds: int
+    from_exec_ms: float
+    """Since the process was started by the operating system: the interpreter and all imports are in it."""
+    from_main_ms: float
+    """Since our code ran: opening the store, folding, claiming, the first synced append."""
+    worst_from_main_ms: float
+
+
+async def _own(path: str) -> None:
+    from midstream.core.messages import UserMessage  # noqa: PLC0415 - the child's imports are what is measured
+    from midstream.core.turn import SendMessage  # noqa: PLC0415
+    from midstream.runtime.agent import Agent  # noqa: PLC0415
+    from midstream.runtime.host import Host  # noqa: PLC0415
+    from midstream.store.sqlite import SQLiteStore  # noqa: PLC0415
+    from midstream.testing.models import ScriptedModel, Stall  # noqa: PLC0415
+
+    began = time.monotonic()
+    host = Host(Agent(ScriptedModel(lambda _: [Stall()])), SQLiteStore(path))
+    await host.start()
+    await host.recovered()
+    if host.recovery.total:
+        print(began, time.monotonic(), flush=True)
+    else:
+        runner = await host.session("s", create=True)
+        await runner.submit(SendMessage(UserMessage.of("hi")))
+        print("ready", flush=True)
+    await asyncio.Event().wait()
+
+
+def _start(path: Path) -> subprocess.Popen[str]:
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    command = [sys.executable, "-m", "bench.takeover", str(path)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def _line(child: subprocess.Popen[str]) -> str:
+    assert child.stdout is not None
+    return child.stdout.readline()
+
+
+def _kill(child: subprocess.Popen[str]) -> None:
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    if child.stdout is not None:
+        child.stdout.close()
+
+
+def measure(folder: Path) -> Takeover:
+    """Kill and take over `ROUNDS` times."""
+    from_exec, from_main = [], []
+    for number in range(ROUNDS):
+        path = folder / f"takeover-{number}.db"
+        first = _start(path)
+        assert _line(first) == "ready\n"
+        _kill(first)
+        started = time.monotonic()
+        second = _start(path)
+        began, ended = map(float, _line(second).split())
+        _kill(second)
+        from_exec.append(1000 * (ended - started))
+        from_main.append(1000 * (ended - began))
+    return Takeover(ROUNDS, statistics.median(from_exec), statistics.median(from_main), max(from_main))
+
+
+def run(folder: Path) -> Takeover:
+    """Measure, print, return."""
+    result = measure(folder)
+    print(
+        f"first recovered record after {result.from_main_ms:.1f} ms"
+        f" (worst {result.worst_from_main_ms:.1f}), {result.from_exec_ms:.0f} ms after exec"
+    )
+    return result
+
+
+if __name__ == "__main__":
+    asyncio.run(_own(sys.argv[1]))

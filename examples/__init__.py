@@ -1,0 +1,1 @@
+"""Small programs that the documentation shows; tests run them."""

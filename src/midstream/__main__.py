@@ -1,0 +1,5 @@
+"""`python -m midstream` is the command line."""
+
+from midstream.cli import main
+
+main()

@@ -1,0 +1,147 @@
+"""The command line: which commands there are, what every one of them obeys, and how each ends.
+
+stdout is data, stderr is talk. A command's module is imported when the command is named, so that `--help` costs
+click and the standard library. Every error is one line on stderr, never a traceback, and an exit code of the table
+below.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+import midstream
+from midstream.cli.exits import EXIT_CODES, INTERRUPTED, USAGE, of_bug, of_error, of_usage
+from midstream.cli.places import Places
+from midstream.cli.terminal import COLOR_MODES, Ink, clean
+from midstream.errors import MidstreamError
+
+__all__ = ["Surroundings", "main", "midstream_command"]
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "chat": ("midstream.cli.chat:chat", "Talk to an agent; survives Ctrl-C, cuts and restarts."),
+    "demo": ("midstream.cli.demo.command:demo", "Watch a session survive a cut and a SIGKILL."),
+    "serve": ("midstream.cli.serve:serve", "Serve an agent."),
+    "sessions": ("midstream.cli.sessions:sessions", "List, show, export and delete sessions."),
+}
+"""Name: where it lives, and what it is for (a test compares this with the command's own help)."""
+
+
+class Surroundings:
+    """What holds for every command of one invocation.
+
+    Args:
+        places: Where files go.
+        color: "auto", "always" or "never".
+    """
+
+    def __init__(self, places: Places, color: str) -> None:
+        self.places = places
+        self.out = Ink.on(sys.stdout, color)
+        """For data."""
+        self.talk = Ink.on(sys.stderr, color)
+        """For everything else."""
+
+
+class _Commands(click.Group):
+    """Commands that are imported when they are named, and errors that are one line each."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - see above
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - see above
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, purpose) for name, (_, purpose) in sorted(COMMANDS.items())])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:  # click's completion items
+        item = importlib.import_module("click.shell_completion").CompletionItem
+        options = super(click.Group, self).shell_complete(ctx, incomplete)
+        named = [(name, purpose) for name, (_, purpose) in COMMANDS.items() if name.startswith(incomplete)]
+        return [*(item(name, help=purpose) for name, purpose in named), *options]
+
+    def main(  # type: ignore[override]  # click writes it as overloads
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,  # noqa: FBT001, FBT002 - click's signature
+        **extra: object,
+    ) -> object:
+        run = partial(super().main, args, prog_name, complete_var, standalone_mode=False, **extra)
+        return sys.exit(_exit_code(run)) if standalone_mode else run()
+
+
+def _exit_code(command: Callable[[], object]) -> int:
+    """Run a command; say what went wrong in one line; return how the process should end."""
+    try:
+        code = command()
+        return code if isinstance(code, int) else 0
+    except MidstreamError as error:
+        return _refuse(*of_error(error))
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return USAGE
+    except click.UsageError as error:
+        return _refuse(*of_usage(error))
+    except click.ClickException as error:
+        return _refuse(error.format_message(), 1)
+    except (KeyboardInterrupt, click.Abort):
+        return INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the top of the process
+        return _refuse(*of_bug(error, Places.found().state))
+
+
+def _refuse(line: str, code: int) -> int:
+    click.echo(f"midstream: {clean(line, is_one_line=True)}", err=True)
+    return code
+
+
+_EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code:>3}  {meaning}" for code, meaning in EXIT_CODES.items())
+
+
+@click.command(
+    "midstream",
+    cls=_Commands,
+    epilog=_EPILOG,
+    context_settings={"auto_envvar_prefix": "MIDSTREAM", "help_option_names": ["-h", "--help"]},
+)
+@click.version_option(midstream.__version__, prog_name="midstream", message="%(prog)s %(version)s")
+@click.option(
+    "--home",
+    type=click.Path(file_okay=False, path_type=Path),
+    envvar="MIDSTREAM_HOME",
+    help="Folder for everything midstream keeps (default: the XDG folders).",
+)
+@click.option(
+    "--color",
+    type=click.Choice(COLOR_MODES),
+    default="auto",
+    show_default=True,
+    help="auto: on a terminal, unless NO_COLOR or TERM=dumb say otherwise.",
+)
+@click.pass_context
+def midstream_command(ctx: click.Context, home: Path | None, color: str) -> None:
+    """AI-agent sessions that survive anything.
+
+    stdout is data, stderr is talk; every option can be set as MIDSTREAM_<COMMAND>_<OPTION>.
+    """
+    ctx.obj = Surroundings(Places.found(home), color)
+
+
+def main() -> NoReturn:
+    """Run the command line of this process and leave with its exit code."""
+    midstream_command.main(prog_name="midstream")
+    raise AssertionError("click has returned")

@@ -1,0 +1,96 @@
+"""What `chat` remembers: the last session at each address, each session's checkpoint, and what was shown last.
+
+The client keeps how far an application has handled its events; a process that is killed gets the last ones again.
+A screen cannot be asked what stands on it, so the id of each event is noted right after it was printed, and what
+comes again is not printed again.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from midstream.cli.places import made
+from midstream.core.frames import START, EventId
+from midstream.errors import MalformedFrameError, SessionNotFoundError
+
+_ID_BYTES = 40
+
+
+class Chats:
+    """The chats of one user on this machine.
+
+    Args:
+        folder: Where they are kept; made on first use.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._last = folder / "last.json"
+
+    def last(self, url: str) -> str:
+        """Return the session that was last talked in at an address.
+
+        Raises:
+            SessionNotFoundError: None was.
+        """
+        session = self._read_last().get(url)
+        if session is None:
+            raise SessionNotFoundError(f"there is no chat at {url} to resume: begin one without --resume")
+        return session
+
+    def remember(self, url: str, session: str) -> None:
+        """Make a session the last one at an address."""
+        chats = {**self._read_last(), url: session}
+        new = made(self._folder) / f"last.json.{os.getpid()}"
+        new.write_bytes(msgspec.json.encode(chats))
+        new.replace(self._last)
+
+    def state(self, session: str) -> Path:
+        """Return the checkpoint file of a session: one each, as only one process may use one."""
+        return made(self._folder) / f"{session.replace(':', '_')}.db"
+
+    def shown(self, session: str) -> LastShown:
+        """Return what was shown last of a session."""
+        return LastShown(made(self._folder) / f"{session.replace(':', '_')}.shown")
+
+    def _read_last(self) -> dict[str, str]:
+        try:
+            return msgspec.json.decode(self._last.read_bytes(), type=dict[str, str])
+        except (FileNotFoundError, msgspec.DecodeError):
+            return {}  # only a convenience: it is made anew
+
+
+class LastShown:
+    """The newest event that was printed, in a file of its own. Use it as a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = -1
+        self._id = START
+
+    def __enter__(self) -> Self:
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            self._id = EventId.parse(os.pread(self._file, _ID_BYTES, 0).decode("ascii", "replace").strip())
+        except MalformedFrameError:
+            self._id = START
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._file)
+
+    def has(self, event_id: str) -> bool:
+        """Whether this event, or one after it, was printed before."""
+        return EventId.parse(event_id).position <= self._id.position
+
+    def note(self, event_id: str) -> None:
+        """Keep that this event is on the screen now. It survives the death of the process at once."""
+        self._id = EventId.parse(event_id)
+        os.pwrite(self._file, event_id.ljust(_ID_BYTES).encode(), 0)

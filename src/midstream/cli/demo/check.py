@@ -1,0 +1,229 @@
+"""What happened, judged from the outside: the screen against the journal's file, the ledger against the calls.
+
+Nothing here asks midstream's server or client. The journal is read from the SQLite file, the ledger was written by
+the tools, and what the screen showed was noted when it was printed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from midstream.cli.demo.folder import Entry
+from midstream.cli.terminal import Ink, padded
+from midstream.core import session as sessions
+from midstream.core.messages import Exchange
+from midstream.core.records import (
+    CallEnded,
+    Delta,
+    Record,
+    ReplyCompleted,
+    TurnEnded,
+    TurnStatus,
+    decode,
+)
+from midstream.errors import MidstreamError
+from midstream.store.sqlite import reading
+
+PAGE = 1000
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Words that were printed, and the event they came with."""
+
+    event_id: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Journaled:
+    """One record as it lies in the file."""
+
+    event_id: str
+    epoch: int
+    record: Record
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words on the screen against the words in the journal."""
+
+    shown_pieces: int
+    shown_characters: int
+    journal_pieces: int
+    journal_characters: int
+    lost: int
+    """Pieces of the journal that were never shown."""
+    twice: int
+    """Pieces that were shown more than once."""
+    wrong: int
+    """Pieces that were shown and are not in the journal so, or in another order."""
+
+
+@dataclass(frozen=True)
+class Execution:
+    """One call of the journal, and what the ledger knows of it."""
+
+    tool: str
+    turn: int
+    started: int
+    finished: int
+    outcome: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Everything that was checked."""
+
+    words: Words
+    executions: tuple[Execution, ...]
+    unasked: int
+    """Executions in the ledger that no call of the journal asked for."""
+    entries: int
+    """Entries of the history that the journal folds to; 0 if it does not fold."""
+    unanswered: int
+    """Calls without a result."""
+    statuses: tuple[TurnStatus, ...]
+    """How each turn ended."""
+
+    @property
+    def problems(self) -> list[str]:
+        """What should not be; empty if nothing was lost, shown twice or run twice."""
+        again = sum(each.started > 1 for each in self.executions)
+        found = {
+            "pieces lost": self.words.lost,
+            "pieces shown twice": self.words.twice,
+            "pieces not as in the journal": self.words.wrong,
+            "calls executed twice": again,
+            "executions nobody asked for": self.unasked,
+            "calls without a result": self.unanswered,
+            "journals that do not fold": int(self.entries == 0),
+            "turns that did not complete": sum(each is not TurnStatus.COMPLETED for each in self.statuses),
+        }
+        return [f"{number} {what}" for what, number in found.items() if number]
+
+
+def journal_of(store: Path, session: str) -> list[Journaled]:
+    """Read a session's journal from the database file.
+
+    Raises:
+        MidstreamError: The file or a record cannot be read.
+    """
+    found: list[Journaled] = []
+    with reading(store) as reader:
+        while page := reader.records(session, len(found), PAGE):
+            for stored in page:
+                event_id = f"{stored.epoch}-{stored.position}"
+                found.append(Journaled(event_id, stored.epoch, decode(stored.body)))
+    return found
+
+
+def judge(
+    journal: Sequence[Journaled], shown: Sequence[Shown], ledger: Sequence[Entry], session: str
+) -> Verdict:
+    """Compare what was seen with what is in the files."""
+    records = [each.record for each in journal]
+    executions, keys = _executions(records, ledger, session)
+    try:
+        history = sessions.fold((each.epoch, each.record) for each in journal).history
+    except MidstreamError:
+        entries, unanswered = 0, 0
+    else:
+        entries = len(history.entries)
+        exchanges = [entry for entry in history.entries if isinstance(entry, Exchange)]
+        unanswered = sum(len(each.reply.calls) - len(each.results) for each in exchanges)
+    return Verdict(
+        words=_words(journal, shown),
+        executions=tuple(executions),
+        unasked=len({entry.key for entry in ledger} - keys),
+        entries=entries,
+        unanswered=unanswered + sum(not each.outcome for each in executions),
+        statuses=tuple(record.status for record in records if isinstance(record, TurnEnded)),
+    )
+
+
+def _words(journal: Iterable[Journaled], shown: Sequence[Shown]) -> Words:
+    written = {each.event_id: each.record.text for each in journal if isinstance(each.record, Delta)}
+    times = Counter(each.event_id for each in shown)
+    in_order = [event_id for event_id in written if event_id in times]
+    misplaced = list(dict.fromkeys(each.event_id for each in shown if each.event_id in written)) != in_order
+    return Words(
+        shown_pieces=len(shown),
+        shown_characters=sum(len(each.text) for each in shown),
+        journal_pieces=len(written),
+        journal_characters=sum(map(len, written.values())),
+        lost=sum(event_id not in times for event_id in written),
+        twice=sum(number - 1 for number in times.values()),
+        wrong=sum(written.get(each.event_id) != each.text for each in shown) + misplaced,
+    )
+
+
+def _executions(
+    records: Sequence[Record], ledger: Sequence[Entry], session: str
+) -> tuple[list[Execution], set[str]]:
+    outcomes = {
+        (record.turn, record.reply, record.result.call_id): record.result.outcome.value
+        for record in records
+        if isinstance(record, CallEnded)
+    }
+    told = Counter((entry.key, entry.what) for entry in ledger)
+    executions, keys = [], set()
+    for record in records:
+        if isinstance(record, ReplyCompleted):
+            for call in record.body.calls:
+                key = f"{session}/{record.turn}/{record.reply}/{call.id}"
+                keys.add(key)
+                outcome = outcomes.get((record.turn, record.reply, call.id), "")
+                started, finished = told[key, "started"], told[key, "finished"]
+                executions.append(Execution(call.name, record.turn, started, finished, outcome))
+    return executions, keys
+
+
+@dataclass(frozen=True)
+class Timings:
+    """How long recovery took, in seconds; None where it was not seen."""
+
+    cut_to_words: float | None
+    restart_to_listening: float
+    restart_to_record: float | None
+    restart_to_words: float | None
+
+
+def table(verdict: Verdict, timings: Timings, ink: Ink) -> Iterator[str]:
+    """Set the verdict as lines of at most 80 columns."""
+    words = verdict.words
+    yield _row(ink, "Words: screen and SQLite file", "shown", "journal", "lost", "twice", is_head=True)
+    pieces = (words.shown_pieces, words.journal_pieces, words.lost, words.twice)
+    yield _row(ink, "tokens (pieces, one event each)", *pieces)
+    missing = max(0, words.journal_characters - words.shown_characters)
+    surplus = max(0, words.shown_characters - words.journal_characters)
+    yield _row(ink, "characters", words.shown_characters, words.journal_characters, missing, surplus)
+    yield ""
+    yield _row(ink, "Tool calls, by the ledger", "started", "finished", "outcome", "twice", is_head=True)
+    for each in verdict.executions:
+        name = f"{each.tool} (turn {each.turn})"
+        yield _row(ink, name, each.started, each.finished, each.outcome, max(0, each.started - 1))
+    yield ""
+    yield _row(ink, "History", is_head=True)
+    fold = f"accepted: {verdict.entries} entries" if verdict.entries else "REFUSED"
+    yield f" {padded('the journal folds, every call has its result', 46)}{fold}"
+    ends = ", ".join(verdict.statuses)
+    yield f" {padded('how the turns ended', 46)}{ends}"
+    yield ""
+    yield _row(ink, "Time to recovery", is_head=True)
+    for what, seconds in (
+        ("connection cut -> next words on the screen", timings.cut_to_words),
+        ("server restarted -> it listens", timings.restart_to_listening),
+        ("server restarted -> first recovered record", timings.restart_to_record),
+        ("server restarted -> first new words on the screen", timings.restart_to_words),
+    ):
+        took = "not seen" if seconds is None else f"{seconds:.2f} s"
+        yield f" {padded(what, 52)}{took:>12}"
+
+
+def _row(ink: Ink, name: str, *cells: object, is_head: bool = False) -> str:
+    line = f" {padded(name, 38)}" + "".join(f"{cell!s:>10}" for cell in cells).rstrip()
+    return ink.bold(line.rstrip()) if is_head else line

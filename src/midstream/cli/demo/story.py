@@ -1,0 +1,199 @@
+"""The demo as a told story: a conversation, a cut, a kill, and what the files say afterwards.
+
+Every cut is placed by what was seen: the n-th piece of the answer, a line of the ledger. Nothing sleeps and hopes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from midstream.cli.demo.check import Journaled, Shown, Timings, Verdict, journal_of, judge, table
+from midstream.cli.demo.cutter import Cutter
+from midstream.cli.demo.folder import NOTES, Folder
+from midstream.cli.demo.script import ASK, CHECK, WRITE
+from midstream.cli.demo.server import DemoServer
+from midstream.cli.screen import Screen
+from midstream.cli.terminal import Ink, indented
+from midstream.client import Client, Event, connect
+from midstream.core.records import Delta, EpochStarted
+from midstream.errors import UnavailableError
+from midstream.world import World
+
+WIDTH = 80
+CUT_AFTER_PIECES = 12
+"""Pieces of the answer that are shown before the connection is cut."""
+KILL_AT = "wrote 2/5"
+"""Line of the ledger at which the server is killed."""
+LEDGER_LOOK_S = 0.01
+"""Seconds between two looks into the ledger; writing takes a hundred times as long."""
+
+
+class Story:
+    """One run of the demo.
+
+    Args:
+        folder: Made already.
+        server: Not started yet.
+        write: Takes what the audience sees.
+        ink: Its colours.
+        world: Clock and tasks.
+    """
+
+    def __init__(
+        self, folder: Folder, server: DemoServer, write: Callable[[str], None], ink: Ink, world: World
+    ) -> None:
+        self.session = world.new_id("demo")[:9]
+        self._folder = folder
+        self._server = server
+        self._write = write
+        self._ink = ink
+        self._world = world
+        self._screen = Screen(write, write, ink, WIDTH)
+        self._shown: list[Shown] = []
+        self._cut_at: float | None = None
+        self._cut_to_words: float | None = None
+        self._killed_epoch = 0
+        self._is_restarted = False
+        self._restart_to_words: float | None = None
+
+    async def tell(self, model: str) -> Verdict:
+        """Tell it from the first note to the table, and return what was found. The server is left up.
+
+        Raises:
+            MidstreamError: The story could not be told (no server, no cut, no kill): nothing was proved.
+        """
+        self._chapter(
+            1, f"A folder with {len(NOTES)} notes, and a ledger of what tools really do: {self._folder.path}"
+        )
+        await self._server.start()
+        self._chapter(
+            2,
+            f"A real server, process {self._server.pid}, on {self._server.url}, with one SQLite file. {model}",
+        )
+        async with (
+            Cutter(self._server.port, self._world) as cutter,
+            connect(cutter.url, state=self._folder.client) as client,
+        ):
+            self._chapter(
+                3,
+                f"A conversation. After {CUT_AFTER_PIECES} pieces of the answer the connection is cut: a relay between "
+                "client and server resets both sockets.",
+            )
+            await self._ask_and_cut(client, cutter)
+            self._chapter(
+                4,
+                "A tool that changes something. While it writes, the server is killed (SIGKILL) and started again.",
+            )
+            await self._write_and_kill(client)
+            self._chapter(5, "Is the history still one that a model accepts? The next message will tell.")
+            await self._say(client, CHECK, self._show)
+        return self._judged()
+
+    # --- the acts -----------------------------------------------------------------------------------------------
+
+    async def _ask_and_cut(self, client: Client, cutter: Cutter) -> None:
+        pieces = 0
+
+        def show(event: Event) -> None:
+            nonlocal pieces
+            if self._cut_at is not None and self._cut_to_words is None:
+                took = self._world.monotonic() - self._cut_at
+                self._note(f"↻ reconnected by itself, {took:.2f} s after the cut; on from there")
+                if isinstance(event.record, Delta):
+                    self._cut_to_words = took
+            self._show(event)
+            pieces += isinstance(event.record, Delta)
+            if pieces == CUT_AFTER_PIECES and self._cut_at is None:
+                self._cut_at = self._world.monotonic()
+                cut = cutter.cut()
+                self._note(f"✂ {cut} connection reset after event {event.id}; the turn goes on without us")
+
+        await self._say(client, ASK, show)
+        if self._cut_to_words is None:
+            raise UnavailableError(
+                f"the answer had no {CUT_AFTER_PIECES} pieces and something after them, so nothing was cut"
+            )
+
+    async def _write_and_kill(self, client: Client) -> None:
+        def show(event: Event) -> None:
+            if self._is_restarted and self._restart_to_words is None and isinstance(event.record, Delta):
+                self._restart_to_words = self._world.now() - self._server.started_at
+            self._show(event)
+
+        killing = self._world.spawn(self._kill_in_the_middle(), name="kill")
+        try:
+            await self._say(client, WRITE, show)
+        finally:
+            killing.cancel()
+            await asyncio.wait([killing])
+        if not killing.cancelled():
+            await killing
+        if not self._is_restarted:
+            raise UnavailableError("the model did not call write_note, so nothing could be killed")
+
+    async def _kill_in_the_middle(self) -> None:
+        while not any(entry.what == KILL_AT for entry in self._folder.entries(self.session)):
+            await self._world.sleep(LEDGER_LOOK_S)
+        victim = self._server.pid
+        await self._server.kill()
+        self._killed_epoch = max(each.epoch for each in self._journal())
+        self._note(f"☠ SIGKILL to process {victim}: the ledger's last word is '{KILL_AT}'")
+        await self._server.start()
+        self._is_restarted = True
+        took = self._server.listened_at - self._server.started_at
+        self._note(f"↻ process {self._server.pid} listens after {took:.2f} s, and recovers what it finds")
+
+    # --- showing ------------------------------------------------------------------------------------------------
+
+    async def _say(self, client: Client, words: str, show: Callable[[Event], None]) -> None:
+        async for event in client.send(self.session, words):
+            show(event)
+        self._screen.pause()
+
+    def _show(self, event: Event) -> None:
+        self._screen.show(event.record)
+        if isinstance(event.record, Delta):
+            self._shown.append(Shown(str(event.id), event.record.text))
+
+    def _chapter(self, number: int, text: str) -> None:
+        self._screen.pause()
+        lines = indented(text, "    ", WIDTH)
+        self._write(self._ink.bold(f"\n {number}  {lines[0].lstrip()}\n"))
+        self._write("".join(self._ink.bold(f"{line}\n") for line in lines[1:]))
+        self._write("\n")
+
+    def _note(self, text: str) -> None:
+        self._screen.remark(self._ink.yellow(f"  {text}"))
+
+    # --- judging ------------------------------------------------------------------------------------------------
+
+    def _journal(self) -> list[Journaled]:
+        return journal_of(self._folder.store, self.session)
+
+    def _judged(self) -> Verdict:
+        journal = self._journal()
+        ledger = self._folder.entries(self.session)
+        verdict = judge(journal, self._shown, ledger, self.session)
+        recovered = [
+            each.record.at
+            for each in journal
+            if isinstance(each.record, EpochStarted) and each.epoch > self._killed_epoch
+        ]
+        timings = Timings(
+            cut_to_words=self._cut_to_words,
+            restart_to_listening=self._server.listened_at - self._server.started_at,
+            restart_to_record=recovered[0] - self._server.started_at if recovered else None,
+            restart_to_words=self._restart_to_words,
+        )
+        self._chapter(6, "Checked from the outside")
+        self._write("".join(f"{line}\n" for line in table(verdict, timings, self._ink)))
+        return verdict
+
+
+def folder_at(path: Path) -> Folder:
+    """Return a folder with notes and a ledger at `path`."""
+    folder = Folder(path)
+    folder.make()
+    return folder

@@ -1,0 +1,112 @@
+"""How a command ends: the exit code, and one line that says what happened and what to do."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+import click
+
+from midstream.errors import (
+    ConflictError,
+    MidstreamError,
+    ModelError,
+    NotFoundError,
+    ProtocolError,
+    StoreBusyError,
+    UsageError,
+)
+
+FAILURE = 1
+USAGE = 2
+NOT_FOUND = 3
+CONFLICT = 4
+UPSTREAM = 5
+VERIFICATION = 6
+INTERRUPTED = 130
+
+EXIT_CODES = {
+    0: "done",
+    FAILURE: "failed",
+    USAGE: "wrong use",
+    NOT_FOUND: "no such thing",
+    CONFLICT: "somebody else holds it (session, store)",
+    UPSTREAM: "the model failed",
+    VERIFICATION: "a check found something",
+    INTERRUPTED: "interrupted",
+}
+
+ADVICE = {
+    "session_not_found": "`midstream sessions list` shows what there is.",
+    "stream_not_found": "Start a new turn.",
+    "lease_held": "Stop the other process, or ask it with --url.",
+    "lease_lost": "Another process took over: connect to that one.",
+    "session_busy": "Wait for the end of the turn, or cancel it.",
+    "store_busy": "Stop the other program that uses the file, then try again.",
+    "store_full": "Free some space, then try again.",
+    "store_damaged": "Restore a copy of the file.",
+    "record_undecodable": "Use the midstream version that wrote it, or restore a copy.",
+    "connection_lost": "Check that the server runs and that the address is right.",
+    "draining": "Try again in a moment.",
+    "recovering": "Try again in a moment.",
+    "wrong_secret": "This session's stream was opened by another client: use its --home.",
+    "model_rejected": "Check the model's name, its key and the size of the conversation.",
+    "model_unavailable": "Try again later.",
+    "model_stalled": "Try again later.",
+    "malformed_frame": "Is this the address of a midstream server?",
+    "protocol": "Is this the address of a midstream server?",
+}
+"""What a person can do about each error code; the messages of the others say so themselves."""
+
+
+def exit_code_of(error: MidstreamError) -> int:
+    """Return the exit code for an error."""
+    match error:
+        case UsageError():
+            return USAGE
+        case NotFoundError():
+            return NOT_FOUND
+        case ConflictError() | StoreBusyError():
+            return CONFLICT
+        case ModelError() | ProtocolError():
+            return UPSTREAM
+        case _:
+            return FAILURE
+
+
+def of_error(error: MidstreamError) -> tuple[str, int]:
+    """Return the line and the exit code for an error of ours."""
+    return line_of(error.code, error.message), exit_code_of(error)
+
+
+def line_of(code: str, message: str) -> str:
+    """Return `what happened. what to do. [code]`."""
+    advice = ADVICE.get(code, "")
+    return " ".join(filter(None, [_sentence(message), advice, f"[{code}]"]))
+
+
+def of_usage(error: click.UsageError) -> tuple[str, int]:
+    """Return the line and the exit code for a command line that click could not read."""
+    command = error.ctx.command_path if error.ctx else "midstream"
+    return f"{_sentence(error.format_message())} `{command} --help` shows how. [usage]", USAGE
+
+
+def of_bug(error: Exception, state: Path) -> tuple[str, int]:
+    """Return the line and the exit code for what should never happen; the traceback goes to a file."""
+    log = state / "crash.log"
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        log.write_text("".join(traceback.format_exception(error)), encoding="utf-8", errors="replace")
+    except OSError:
+        where = "(and the traceback could not be kept)"
+    else:
+        where = f"Please report it with {log}"
+    return (
+        f"this is a bug in midstream: {type(error).__name__}: {_sentence(str(error))} {where} [bug]",
+        FAILURE,
+    )
+
+
+def _sentence(message: str) -> str:
+    text = message.strip()
+    return text if text.endswith((".", "!", "?")) else f"{text}."

@@ -1,0 +1,38 @@
+"""Ctrl-C as something a command decides about, instead of an exception in the middle of whatever it does."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from types import FrameType, TracebackType
+from typing import Self
+
+
+class Interrupts:
+    """Counts the Ctrl-Cs (SIGINT) of this process while it is entered. Only in the main thread."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._came = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._before: signal._HANDLER = None
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGINT, self._interrupt)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    async def reached(self, count: int) -> None:
+        """Wait until there were `count` of them since this was entered."""
+        while self.count < count:
+            self._came.clear()
+            await self._came.wait()
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a handler's shape
+        self.count += 1
+        # Through the loop's own pipe: a signal alone does not wake a loop that waits for sockets.
+        self._loop.call_soon_threadsafe(self._came.set)

@@ -1,0 +1,52 @@
+"""Where the command line keeps things: the XDG folders, their like on macOS and Windows, or one `--home`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Places:
+    """The folders of one user. None of them exists before something is written there."""
+
+    data: Path
+    """What must not be lost: the store."""
+    state: Path
+    """What this machine remembers: where a client stands, the last session, a crash."""
+
+    @classmethod
+    def found(cls, home: Path | None = None) -> Places:
+        """Return the places below `home`, else below MIDSTREAM_HOME, else where the system wants them."""
+        chosen = home or _folder("MIDSTREAM_HOME")
+        if chosen is not None:
+            return cls(chosen, chosen)
+        user = Path.home()
+        if sys.platform == "darwin":
+            everything = user / "Library" / "Application Support" / "midstream"
+            return cls(everything, everything)
+        if sys.platform == "win32":
+            everything = (_folder("LOCALAPPDATA") or user / "AppData" / "Local") / "midstream"
+            return cls(everything, everything)
+        data = _folder("XDG_DATA_HOME") or user / ".local" / "share"
+        state = _folder("XDG_STATE_HOME") or user / ".local" / "state"
+        return cls(data / "midstream", state / "midstream")
+
+    @property
+    def store(self) -> Path:
+        """The database that `serve` and `sessions` use where none is named."""
+        return self.data / "sessions.db"
+
+
+def made(folder: Path) -> Path:
+    """Make a folder that only this user may look into, unless it is there, and return it."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder
+
+
+def _folder(variable: str) -> Path | None:
+    """Return the folder a variable names; a relative one counts as unset, as XDG says."""
+    named = os.environ.get(variable, "")
+    return Path(named) if named and Path(named).is_absolute() else None

@@ -1,0 +1,209 @@
+"""A session as it happens: words as they come, each call as one line, everything else as a remark.
+
+Shown once is shown: a `Screen` gets every event once and in order, and prints nothing twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from midstream.cli.terminal import Ink, clean, indented, shortened, width_of
+from midstream.cli.transcript import INDENT, Called, call_line, words_of
+from midstream.core.frames import Gone
+from midstream.core.messages import Call
+from midstream.core.records import (
+    AttemptFailed,
+    AttemptStarted,
+    CallEnded,
+    CallStarted,
+    CancelRequested,
+    Delta,
+    EpochStarted,
+    MessageAccepted,
+    Record,
+    ReplyCompleted,
+    TurnEnded,
+    TurnStatus,
+)
+
+Write = Callable[[str], None]
+_ERASE_LINE = "\r\x1b[K"
+
+
+class Flow:
+    """Words that come in pieces, wrapped at spaces: a word is written when the space after it has come.
+
+    Args:
+        write: Takes what can be shown.
+        indent: Before every line but the first.
+        width: Columns of a line; 0 leaves lines as they are, and words are written at once.
+    """
+
+    def __init__(self, write: Write, *, indent: str, width: int) -> None:
+        self._write = write
+        self._indent = indent
+        self._width = width
+        self._column = width_of(indent)
+        self._gap = 0
+        """Spaces before the word that is coming."""
+        self._word = ""
+        self._is_begun = False
+
+    def add(self, text: str) -> None:
+        """Take some more words (cleaned ones)."""
+        if not self._width:
+            self._write(text)
+            return
+        for character in text.expandtabs(4):
+            if character not in " \n":
+                self._word += character
+                continue
+            self._flush()
+            if character == "\n":
+                self._break()
+            elif self._is_begun:
+                self._gap += 1
+
+    def end(self) -> None:
+        """Write the last word and end the line."""
+        self._flush()
+        self._write("\n")
+
+    def _flush(self) -> None:
+        if not self._word:
+            return
+        wide = self._gap + width_of(self._word)
+        if self._column + wide > self._width and self._column > len(self._indent):
+            self._break()
+            wide = width_of(self._word)
+        self._write(" " * self._gap + self._word)
+        self._column += wide
+        self._word, self._gap, self._is_begun = "", 0, True
+
+    def _break(self) -> None:
+        self._write(f"\n{self._indent}")
+        self._column, self._gap = len(self._indent), 0
+
+
+class Screen:
+    """Shows the events of one session.
+
+    Args:
+        say: Takes the agent's words.
+        tell: Takes whole lines about everything else.
+        ink: Colours; on a terminal the line of a running call is written over when it ends.
+        width: Columns of a terminal; 0 for a pipe, where words come as they are.
+    """
+
+    def __init__(self, say: Write, tell: Write, ink: Ink, width: int) -> None:
+        self._say = say
+        self._tell = tell
+        self._ink = ink
+        self._width = width
+        self._flow: Flow | None = None
+        self._kind = ""
+        self._calls: dict[tuple[int, int, str], Called] = {}
+        self._running: Called | None = None
+        """The call whose line is the last one and not ended, so that it can be written over."""
+
+    def show(self, record: Record | Gone) -> None:
+        """Show one event."""
+        match record:
+            case Delta():
+                self._words(record)
+            case MessageAccepted():
+                self._heard(clean(words_of(record.message)))
+            case AttemptStarted() if record.attempt > 1:
+                self.note(f"asked again (attempt {record.attempt}): what it had begun to say is void")
+            case AttemptFailed():
+                self.note(f"attempt {record.attempt} failed: {record.message} [{record.code}]")
+            case ReplyCompleted():
+                self.pause()
+                calls = [part for part in record.body.parts if isinstance(part, Call)]
+                for call in calls:
+                    self._calls[record.turn, record.reply, call.id] = Called(call.name, call.arguments)
+            case CallStarted():
+                self._call_started(record)
+            case CallEnded():
+                self._call_ended(record)
+            case CancelRequested():
+                self.note("stopped on request")
+            case EpochStarted() if record.epoch > 1:
+                self.note(f"a new process took the session over (epoch {record.epoch})")
+            case TurnEnded():
+                self._turn_ended(record)
+            case Gone():
+                self.note(f"the server has lost what came after event {record.resume_from}: forget it")
+            case _:
+                pass
+
+    def note(self, text: str) -> None:
+        """Print a remark about the turn."""
+        line = f"{INDENT}~ {clean(text, is_one_line=True)}"
+        self.remark(self._ink.yellow(shortened(line, self._width) if self._width else line))
+
+    def remark(self, line: str) -> None:
+        """Print a line that stands for itself."""
+        self.pause()
+        self._tell(f"{line}\n")
+
+    def pause(self) -> None:
+        """End the line that is being written, if there is one."""
+        if self._flow is not None:
+            self._flow.end()
+            self._flow, self._kind = None, ""
+        if self._running is not None:
+            self._tell("\n")
+            self._running = None
+
+    def _heard(self, words: str) -> None:
+        lines = indented(words, INDENT, self._width) if self._width else [f"{INDENT}{words}"]
+        self.remark("\n".join([f"{self._ink.bold('you')}    {lines[0][len(INDENT) :]}", *lines[1:]]))
+
+    def _words(self, delta: Delta) -> None:
+        if self._flow is None or self._kind != delta.kind:
+            self.pause()
+            self._begin(delta.kind)
+        assert self._flow is not None
+        self._flow.add(clean(delta.text))
+
+    def _begin(self, kind: str) -> None:
+        self._kind = kind
+        if kind == "thinking":
+            self._tell(INDENT if self._width else "thinking: ")
+            self._flow = Flow(lambda text: self._tell(self._ink.dim(text)), indent=INDENT, width=self._width)
+            return
+        if self._width:
+            self._say(f"{self._ink.cyan('agent')}  ")
+        self._flow = Flow(self._say, indent=INDENT, width=self._width)
+
+    def _call_started(self, record: CallStarted) -> None:
+        called = self._calls.get((record.turn, record.reply, record.call_id))
+        if called is None:
+            return  # its reply was shown by somebody else
+        self.pause()
+        called.runs, called.started_at = record.run, record.at
+        self._tell(self._line_of(called))
+        if self._ink.is_terminal:
+            self._running = called
+        else:
+            self._tell("\n")
+
+    def _call_ended(self, record: CallEnded) -> None:
+        key = (record.turn, record.reply, record.result.call_id)
+        called = self._calls.pop(key, None) or Called("call", record.result.call_id)
+        called.outcome, called.ended_at = record.result.outcome.value, record.at
+        if called is self._running:
+            self._running = None
+            self._tell(_ERASE_LINE)
+        self.remark(self._line_of(called))
+
+    def _turn_ended(self, record: TurnEnded) -> None:
+        if record.status is TurnStatus.COMPLETED:
+            self.pause()
+            return
+        reason = f": {record.message} [{record.code}]" if record.code else ""
+        self.note(f"turn {record.turn} {record.status.value}{reason}")
+
+    def _line_of(self, called: Called) -> str:
+        return call_line(called, self._ink, self._width or 200)

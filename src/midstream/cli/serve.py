@@ -1,0 +1,100 @@
+"""`midstream serve`: host an agent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+
+import click
+import msgspec
+
+from midstream.cli import Surroundings
+from midstream.cli.agents import find_agent
+from midstream.cli.places import made
+from midstream.cli.terminal import clean
+from midstream.errors import UsageError
+from midstream.server.app import asgi
+from midstream.server.serve import serve as serve_app
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+@click.command(short_help="Serve an agent.")
+@click.argument("agent_name", metavar="MODULE:AGENT")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="Port to listen on; 0 takes a free one.",
+)
+@click.option(
+    "--store",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The database of all sessions, made where it is missing (default: in midstream's data folder).",
+)
+@click.option(
+    "--allow-host",
+    "allowed_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="Host name under which clients may ask, where --host is not this machine alone; * for any.",
+)
+@click.option("--log-level", type=click.Choice(LOG_LEVELS), default="warning", show_default=True)
+@click.option("--json", "is_json", is_flag=True, help="Print one JSON object when it listens.")
+@click.pass_obj
+def serve(
+    surroundings: Surroundings,
+    agent_name: str,
+    host: str,
+    port: int,
+    store: Path | None,
+    allowed_hosts: tuple[str, ...],
+    log_level: str,
+    is_json: bool,  # noqa: FBT001 - click passes options so
+) -> None:
+    """Serve an agent: MODULE:AGENT names a `midstream.Agent`, searched in the current folder first.
+
+    Interrupted turns of an earlier process are carried on. Ctrl-C ends within 10 s; what is cut then is carried on
+    by the next start.
+    """
+    _log_to_stderr(log_level)
+    agent = find_agent(agent_name)
+    path = store or made(surroundings.places.data) / surroundings.places.store.name
+    if host not in LOCAL_HOSTS:
+        if not allowed_hosts:
+            raise UsageError(
+                f"--host {host} lets the network in: name the hosts under which clients may ask with --allow-host"
+            )
+        warning = "Warning: there is no login yet: whoever reaches this address can use and read everything."
+        click.echo(surroundings.talk.yellow(warning), err=True, color=True)
+    app = asgi(agent, store=path)
+
+    def tell(url: str) -> None:
+        if is_json:
+            ready = {"url": url, "pid": os.getpid(), "store": str(path), "agent": agent.name}
+            click.echo(msgspec.json.encode(ready))
+            return
+        click.echo(f"{clean(agent.name)} on {url}, sessions in {path}. Ctrl-C ends it.", err=True)
+        click.echo(f"Talk to it in a browser, or with: midstream chat {url}", err=True)
+
+    asyncio.run(serve_app(app, host=host, port=port, allowed_hosts=allowed_hosts, on_listening=tell))
+
+
+class _WithSession(logging.Formatter):
+    """Names the session a line is about."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = super().format(record)
+        session = getattr(record, "session", None)
+        return clean(f"{line} [session {session}]" if session else line)
+
+
+def _log_to_stderr(level: str) -> None:
+    log = logging.StreamHandler()
+    log.setFormatter(_WithSession("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[log])

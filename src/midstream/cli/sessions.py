@@ -1,0 +1,195 @@
+"""`midstream sessions`: look at what was said and done, take it elsewhere, remove it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from midstream.cli import Surroundings
+from midstream.cli.sources import FileSource, ServerSource, SessionLine, Source, resolve
+from midstream.cli.terminal import COLUMNS, Ink, clean, columns, escaped_json, padded, shortened
+from midstream.cli.transcript import TurnTranscript, lines, read, time_of
+from midstream.core.records import decode
+from midstream.errors import UsageError
+
+F = TypeVar("F", bound=Callable[..., Any])  # whatever click decorates
+
+LIST_MAX = 50
+ID_COLUMNS = 24
+
+
+def _source_options(command: F) -> F:
+    """Where to look, and in which form to answer."""
+    for option in (
+        click.option("--json", "is_json", is_flag=True, help="Answer in JSON."),
+        click.option("--url", metavar="URL", help="Ask a running server, such as http://127.0.0.1:8000."),
+        click.option(
+            "--store",
+            type=click.Path(dir_okay=False, path_type=Path),
+            help="Look into this database (default: the one `midstream serve` uses).",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def _source(surroundings: Surroundings, store: Path | None, url: str | None) -> Source:
+    if store and url:
+        raise UsageError("--store and --url name two places: give one of them")
+    return ServerSource(url) if url else FileSource(store or surroundings.places.store)
+
+
+@click.group()
+def sessions() -> None:
+    """List, show, export and delete sessions.
+
+    A session is named by its id, by the beginning of it if that is unique, or by - for the last changed one.
+    """
+
+
+@sessions.command("list")
+@click.option("--limit", type=click.IntRange(min=0), default=LIST_MAX, show_default=True, help="0: all.")
+@_source_options
+@click.pass_obj
+def list_sessions(
+    surroundings: Surroundings,
+    limit: int,
+    store: Path | None,
+    url: str | None,
+    is_json: bool,  # noqa: FBT001 - click passes options so
+) -> None:
+    """List sessions, last changed first: a table, or tab-separated lines where stdout is no terminal."""
+    source = _source(surroundings, store, url)
+    found = list(islice(source.list(), limit + 1 if limit else None))
+    shown = found[:limit] if limit else found
+    ink = surroundings.out
+    if is_json:
+        for line in shown:
+            click.echo(_json(line))
+    elif ink.is_terminal:
+        for row in _table(shown, ink, columns()):
+            click.echo(row, color=True)
+    else:
+        for line in shown:
+            cells = (line.id, str(line.turns), line.status, time_of(line.updated_at), line.title)
+            click.echo("\t".join(clean(cell, is_one_line=True) for cell in cells))
+    if not found:
+        click.echo("No sessions yet.", err=True)
+    elif len(found) > len(shown):
+        click.echo(f"There are more than {limit}: --limit 0 lists all.", err=True)
+
+
+def _table(shown: list[SessionLine], ink: Ink, width: int) -> Iterator[str]:
+    if not shown:
+        return
+    ids = [clean(line.id, is_one_line=True) for line in shown]
+    first = min(ID_COLUMNS, max(len("SESSION"), *map(len, ids)))
+    rest = max(10, width - first - len("  TURNS  STATUS       CHANGED              "))
+    yield ink.bold(f"{padded('SESSION', first)}  TURNS  STATUS       CHANGED              TITLE")
+    for line, name in zip(shown, ids, strict=True):
+        title = shortened(clean(line.title, is_one_line=True), rest)
+        status = padded(clean(line.status, is_one_line=True), 11)
+        yield f"{padded(name, first)}  {line.turns:>5}  {status}  {time_of(line.updated_at)}  {title}"
+
+
+@sessions.command()
+@click.argument("session")
+@click.option("--raw", is_flag=True, help="Print what was written as it is; it may act on your terminal.")
+@_source_options
+@click.pass_obj
+def show(
+    surroundings: Surroundings,
+    session: str,
+    raw: bool,  # noqa: FBT001 - click passes options so
+    store: Path | None,
+    url: str | None,
+    is_json: bool,  # noqa: FBT001 - see above
+) -> None:
+    """Show a session as a readable transcript."""
+    source = _source(surroundings, store, url)
+    found = resolve(source, session)
+    turns = read(decode(bytes(line.record)) for line in source.records(found.id))
+    if is_json:
+        click.echo(_json({**msgspec.to_builtins(found), "transcript": turns}))
+        return
+    if raw:
+        for turn in turns:
+            click.echo("\n".join(_raw_lines(turn)))
+        return
+    ink = surroundings.out
+    width = columns() if ink.is_terminal else COLUMNS
+    click.echo(shortened(clean(f"{found.id}: {found.title}", is_one_line=True), width))
+    for row in lines(turns, ink, width):
+        click.echo(row, color=True)
+
+
+def _raw_lines(turn: TurnTranscript) -> Iterator[str]:
+    yield f"turn {turn.turn} {turn.status}"
+    for entry in turn.entries:
+        yield " ".join(str(value) for value in msgspec.structs.astuple(entry))
+
+
+@sessions.command()
+@click.argument("session")
+@_source_options
+@click.pass_obj
+def export(
+    surroundings: Surroundings,
+    session: str,
+    store: Path | None,
+    url: str | None,
+    is_json: bool,  # noqa: ARG001, FBT001 - an export is JSON anyway
+) -> None:
+    """Write a session's records as JSON lines: {"id": epoch-position, "record": {...}}."""
+    source = _source(surroundings, store, url)
+    found = resolve(source, session)
+    for line in source.records(found.id):
+        click.echo(_json(line))
+
+
+@sessions.command()
+@click.argument("names", metavar="SESSION...", nargs=-1, required=True)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
+@_source_options
+@click.pass_obj
+def delete(
+    surroundings: Surroundings,
+    names: tuple[str, ...],
+    yes: bool,  # noqa: FBT001 - click passes options so
+    dry_run: bool,  # noqa: FBT001 - see above
+    store: Path | None,
+    url: str | None,
+    is_json: bool,  # noqa: FBT001 - see above
+) -> None:
+    """Delete sessions and everything in them for good."""
+    source = _source(surroundings, store, url)
+    found = list({line.id: line for line in (resolve(source, name) for name in names)}.values())
+    for line in found:
+        title = shortened(clean(line.title, is_one_line=True), 40)
+        click.echo(f"{clean(line.id, is_one_line=True)}  {line.turns} turns  {title}", err=True)
+    if not (dry_run or yes):
+        if not sys.stdin.isatty():
+            raise UsageError("deleting is for good: say --yes where nobody can be asked")
+        click.confirm(f"Delete {_counted(found)} for good?", abort=True, err=True)
+    for line in found:
+        if not dry_run:
+            source.delete(line.id)
+        if is_json:
+            click.echo(_json({"id": line.id, "is_deleted": not dry_run}))
+    done = "would be deleted" if dry_run else "deleted"
+    click.echo(f"{_counted(found)} {done}.", err=True)
+
+
+def _counted(found: list[SessionLine]) -> str:
+    return f"{len(found)} session{'s' if len(found) != 1 else ''}"
+
+
+def _json(value: object) -> str:
+    return escaped_json(msgspec.json.encode(value).decode())

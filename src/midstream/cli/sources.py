@@ -1,0 +1,233 @@
+"""Where `midstream sessions` looks: a store file, without disturbing the server that works on it, or a server."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Protocol, TypeVar
+from urllib.parse import quote, urlsplit
+
+import msgspec
+from msgspec import Struct
+
+from midstream.errors import (
+    ConnectionLostError,
+    MidstreamError,
+    ProtocolError,
+    SessionNotFoundError,
+    UsageError,
+)
+from midstream.store.contract import SessionInfo
+from midstream.store.sqlite import Reader, SQLiteStore, reading
+
+T = TypeVar("T")
+
+PAGE = 200
+"""Sessions or records read at once."""
+CANDIDATES_MAX = 5
+"""Sessions named when a prefix fits several."""
+ANSWER_S = 30.0
+"""Seconds a server may take for one answer."""
+
+
+class SessionLine(Struct, frozen=True):
+    """One session of a listing, as the server's HTTP interface has it; times in seconds since 1970."""
+
+    id: str
+    title: str
+    status: str
+    turns: int
+    created_at: float
+    updated_at: float
+
+
+class Line(Struct, frozen=True):
+    """One record of an export: its event id and its JSON."""
+
+    id: str
+    record: msgspec.Raw
+
+
+class Source(Protocol):
+    """Somewhere sessions are kept."""
+
+    def list(self) -> Iterator[SessionLine]:
+        """Iterate over the sessions, last changed first."""
+
+    def records(self, session: str) -> Iterator[Line]:
+        """Iterate over a session's records from the first.
+
+        Raises:
+            SessionNotFoundError: There is no such session.
+        """
+
+    def delete(self, session: str) -> None:
+        """Remove a session for good.
+
+        Raises:
+            SessionNotFoundError: There is no such session.
+            SessionBusyError, LeaseHeldError: A living process works on it. Nothing was changed.
+        """
+
+
+def resolve(source: Source, name: str) -> SessionLine:
+    """Return the session called `name`: an id, the only one that begins with it, or `-` for the last changed.
+
+    Raises:
+        SessionNotFoundError: None fits.
+        UsageError: Several do.
+    """
+    begins: list[SessionLine] = []
+    for line in source.list():
+        if name in ("-", line.id):
+            return line
+        if line.id.startswith(name):
+            begins.append(line)
+    if len(begins) > 1:
+        named = ", ".join(repr(line.id) for line in begins[:CANDIDATES_MAX])
+        more = ", ..." if len(begins) > CANDIDATES_MAX else ""
+        raise UsageError(f"{name!r} could be any of {named}{more}: give more of the id")
+    if not begins:
+        missing = "there are no sessions yet" if name == "-" else f"there is no session {name!r}"
+        raise SessionNotFoundError(missing)
+    return begins[0]
+
+
+class FileSource:
+    """A SQLite store. Only `delete` opens it for writing."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def list(self) -> Iterator[SessionLine]:
+        """See `Source.list`."""
+        with reading(self._path) as reader:
+            numbers = reader.numbers(None)
+            for start in range(0, len(numbers), PAGE):
+                yield from map(_line_of, reader.lines(numbers[start : start + PAGE]))
+
+    def records(self, session: str) -> Iterator[Line]:
+        """See `Source.records`."""
+        with reading(self._path) as reader:
+            if reader.find(session) is None:
+                raise SessionNotFoundError(f"there is no session {session!r}")
+            yield from _lines_of(reader, session)
+
+    def delete(self, session: str) -> None:
+        """See `Source.delete`."""
+        if not asyncio.run(self._delete(session)):
+            raise SessionNotFoundError(f"there is no session {session!r}")
+
+    async def _delete(self, session: str) -> bool:
+        store = SQLiteStore(self._path)
+        await store.open()
+        try:
+            return await store.delete(session)
+        finally:
+            await store.close()
+
+
+def _lines_of(reader: Reader, session: str) -> Iterator[Line]:
+    after = 0
+    while page := reader.records(session, after, PAGE):
+        after = page[-1].position
+        for stored in page:
+            yield Line(f"{stored.epoch}-{stored.position}", msgspec.Raw(stored.body))
+
+
+def _line_of(info: SessionInfo) -> SessionLine:
+    mark = info.mark
+    return SessionLine(info.session, mark.title, mark.status, mark.turns, info.created_at, mark.at)
+
+
+class _Page(Struct, frozen=True):
+    sessions: list[SessionLine]
+    next: str | None
+
+
+class _Health(Struct, frozen=True):
+    status: str
+
+
+class _Problem(Struct, frozen=True):
+    """What our servers say of an error (RFC 9457 with a code)."""
+
+    detail: str
+    code: str
+
+
+class ServerSource:
+    """A running server, over its HTTP interface.
+
+    Raises:
+        UsageError: `url` is no `http://host:port`.
+    """
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UsageError(f"a server's address looks like http://127.0.0.1:8000, not {url!r}")
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._url = url
+        self._connection = kind(parts.hostname, parts.port, timeout=ANSWER_S)
+        self._path = parts.path.rstrip("/")
+
+    def list(self) -> Iterator[SessionLine]:
+        """See `Source.list`."""
+        query: str | None = f"?limit={PAGE}"
+        while query is not None:
+            page = self._read(self._ask("GET", f"/v1/sessions{query}").read(), _Page)
+            yield from page.sessions
+            query = page.next
+
+    def records(self, session: str) -> Iterator[Line]:
+        """See `Source.records`."""
+        with self._ask("GET", f"/v1/sessions/{quote(session, safe='')}/records") as answer:
+            for line in iter(answer.readline, b""):
+                yield self._read(line, Line)
+
+    def delete(self, session: str) -> None:
+        """See `Source.delete`."""
+        self._ask("DELETE", f"/v1/sessions/{quote(session, safe='')}").read()
+
+    def greet(self) -> None:
+        """Ask whether a server is there.
+
+        Raises:
+            ConnectionLostError: Nobody answers.
+            MidstreamError: Somebody else does.
+        """
+        self._read(self._ask("GET", "/health").read(), _Health)
+
+    def _ask(self, method: str, path: str) -> http.client.HTTPResponse:
+        try:
+            # A connection each: nobody has to remember to close it.
+            self._connection.request(method, self._path + path, headers={"connection": "close"})
+            answer = self._connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            self._connection.close()
+            raise ConnectionLostError(f"no answer from {self._url} ({type(error).__name__})") from error
+        if answer.status >= http.client.BAD_REQUEST:
+            problem = self._read(answer.read(), _Problem)
+            raise error_of(problem.code, problem.detail)
+        return answer
+
+    def _read(self, body: bytes, kind: type[T]) -> T:
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except msgspec.DecodeError as error:
+            raise ProtocolError(f"{self._url} does not answer like a midstream server") from error
+
+
+def error_of(code: str, message: str) -> MidstreamError:
+    """Return the error of ours that has this code, else a plain one."""
+    return next((kind(message) for kind in _kinds() if kind.code == code), MidstreamError(message))
+
+
+def _kinds(root: type[MidstreamError] = MidstreamError) -> Iterable[type[MidstreamError]]:
+    for kind in root.__subclasses__():
+        if kind.__init__ is MidstreamError.__init__:
+            yield kind
+        yield from _kinds(kind)

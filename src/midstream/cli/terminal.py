@@ -1,0 +1,151 @@
+"""Text on a terminal: what may be printed, in which colour, and how wide it is.
+
+What a model or a tool wrote is hostile until it was cleaned: an escape sequence could rewrite the screen, a
+direction mark could turn a path around.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import textwrap
+import unicodedata
+from typing import TextIO
+
+COLOR_MODES = ("auto", "always", "never")
+COLUMNS = 80
+"""Where nobody knows the width."""
+
+# Whole escape sequences first (CSI; OSC and its like up to their end), then whatever is left of them.
+_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]")
+# Controls but tab and newline, C1, direction marks and overrides, line separators, invisible tags, lone surrogates.
+_HOSTILE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\U000e0000-\U000e007f\ud800-\udfff]"
+)
+
+
+def clean(text: str, *, is_one_line: bool = False) -> str:
+    """Return `text` without what could act on a terminal: only words, tabs and newlines are left.
+
+    Args:
+        text: Anything.
+        is_one_line: Join lines and runs of white space with single spaces, for a cell of a table.
+    """
+    harmless = _HOSTILE.sub("", _SEQUENCE.sub("", text.replace("\r\n", "\n")))
+    return " ".join(harmless.split()) if is_one_line else harmless
+
+
+def escaped_json(document: str) -> str:
+    """Return a JSON document with everything hostile as JSON escapes: harmless to print, and the same value."""
+    return _HOSTILE.sub(lambda found: json.dumps(found.group())[1:-1], document)
+
+
+class Ink:
+    """Colours, or none: each method returns its text, marked up where the output wants it."""
+
+    def __init__(self, *, is_colored: bool, is_terminal: bool) -> None:
+        self.is_colored = is_colored
+        self.is_terminal = is_terminal
+
+    @classmethod
+    def on(cls, output: TextIO, mode: str = "auto") -> Ink:
+        """Choose for an output: `mode`, then NO_COLOR, FORCE_COLOR and TERM=dumb, then whether it is a terminal."""
+        is_terminal = output.isatty()
+        return cls(is_colored=_is_colored(mode, is_terminal=is_terminal), is_terminal=is_terminal)
+
+    def bold(self, text: str) -> str:
+        """Important."""
+        return self._marked("1", text)
+
+    def dim(self, text: str) -> str:
+        """Beside the point."""
+        return self._marked("2", text)
+
+    def red(self, text: str) -> str:
+        """Broken."""
+        return self._marked("31", text)
+
+    def green(self, text: str) -> str:
+        """Well."""
+        return self._marked("32", text)
+
+    def yellow(self, text: str) -> str:
+        """In doubt."""
+        return self._marked("33", text)
+
+    def cyan(self, text: str) -> str:
+        """A name to look for."""
+        return self._marked("36", text)
+
+    def _marked(self, code: str, text: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self.is_colored and text else text
+
+
+PLAIN = Ink(is_colored=False, is_terminal=False)
+
+
+def _is_colored(mode: str, *, is_terminal: bool) -> bool:
+    if mode != "auto":
+        return mode == "always"
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return is_terminal and os.environ.get("TERM") != "dumb"
+
+
+def columns() -> int:
+    """Return the width of the terminal, at least 40."""
+    return max(40, shutil.get_terminal_size((COLUMNS, 24)).columns)
+
+
+def width_of(text: str) -> int:
+    """Return how many columns a cleaned text takes: wide characters take two, combining ones none."""
+    return sum(_width_of_character(each) for each in text)
+
+
+def _width_of_character(character: str) -> int:
+    if unicodedata.combining(character) or character in "\u200c\u200d\ufe0e\ufe0f":
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def shortened(text: str, width: int) -> str:
+    """Return `text` in at most `width` columns, with an ellipsis where something was left out."""
+    if width_of(text) <= width:
+        return text
+    kept: list[str] = []
+    room = width - 1
+    for character in text:
+        room -= _width_of_character(character)
+        if room < 0:
+            break
+        kept.append(character)
+    return "".join(kept) + "…"
+
+
+def padded(text: str, width: int) -> str:
+    """Return `text` shortened or filled with spaces to exactly `width` columns."""
+    short = shortened(text, width)
+    return short + " " * (width - width_of(short))
+
+
+def indented(text: str, indent: str, width: int) -> list[str]:
+    """Return the lines of a cleaned text, wrapped to `width` columns and set in by `indent`."""
+    lines: list[str] = []
+    for line in text.expandtabs(4).split("\n"):
+        lines.extend(
+            textwrap.wrap(
+                line,
+                width,
+                initial_indent=indent,
+                subsequent_indent=indent,
+                replace_whitespace=False,
+                break_on_hyphens=False,
+            )
+            or [""]
+        )
+    return lines

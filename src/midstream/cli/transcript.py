@@ -1,0 +1,227 @@
+"""A journal as people read it: who said what, what each call came to, how each turn ended.
+
+Two steps, both pure: `read` turns records into turns, `lines` sets them for a terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+
+from msgspec import UNSET, Struct, UnsetType
+
+from midstream.cli.terminal import Ink, clean, indented, shortened
+from midstream.core.messages import Call, File, Reply, Text, Thinking, UserMessage
+from midstream.core.records import (
+    AttemptFailed,
+    AttemptStarted,
+    CallEnded,
+    CallStarted,
+    CancelRequested,
+    Delta,
+    EpochStarted,
+    MessageAccepted,
+    Record,
+    ReplyCompleted,
+    TurnEnded,
+)
+
+RESULT_LINES_MAX = 3
+"""Lines of a tool's result that are shown; `export` has all of it."""
+INDENT = "       "
+
+
+class Said(Struct, tag="said", tag_field="type"):
+    """Words of a person or of the agent; `is_cut` where they were never finished."""
+
+    by: str
+    text: str
+    is_cut: bool = False
+
+
+class Called(Struct, tag="called", tag_field="type"):
+    """One tool call. `outcome` is "" while nobody knows it, `runs` counts the starts."""
+
+    name: str
+    arguments: str
+    runs: int = 0
+    outcome: str = ""
+    content: str = ""
+    started_at: float = 0.0
+    ended_at: float = 0.0
+
+
+class Noted(Struct, tag="noted", tag_field="type"):
+    """Something that happened to the turn: an attempt failed, a new process took over, a cancel."""
+
+    what: str
+
+
+class TurnTranscript(Struct):
+    """One turn; `status` is "running" while it is open."""
+
+    turn: int
+    at: float
+    entries: list[Said | Called | Noted]
+    status: str = "running"
+    ended_at: float | UnsetType = UNSET
+    code: str | UnsetType = UNSET
+    message: str | UnsetType = UNSET
+
+
+def read(records: Iterable[Record]) -> list[TurnTranscript]:
+    """Return the turns of a journal."""
+    reading = _Reading()
+    for record in records:
+        reading.take(record)
+    return reading.turns
+
+
+class _Reading:
+    """What is known while the records are walked."""
+
+    def __init__(self) -> None:
+        self.turns: list[TurnTranscript] = []
+        self._calls: dict[tuple[int, str], Called] = {}
+        self._parts: dict[int, Said] = {}
+        """The words of the attempt that is being made, by part."""
+
+    def take(self, record: Record) -> None:
+        if isinstance(record, MessageAccepted):
+            self._parts, self._calls = {}, {}
+            self.turns.append(
+                TurnTranscript(record.turn, record.at, [Said("user", words_of(record.message))])
+            )
+        elif self.turns:
+            self._take(record, self.turns[-1])
+
+    def _take(self, record: Record, turn: TurnTranscript) -> None:
+        match record:
+            case AttemptStarted():
+                self._parts = {}
+            case Delta():
+                said = self._parts.get(record.part)
+                if said is None:
+                    said = Said("thinking" if record.kind == "thinking" else "agent", "", is_cut=True)
+                    self._parts[record.part] = said
+                    turn.entries.append(said)
+                said.text += record.text
+            case AttemptFailed():
+                turn.entries.append(
+                    Noted(f"attempt {record.attempt} failed: {record.message} [{record.code}]")
+                )
+            case ReplyCompleted():
+                self._take_reply(record.reply, record.body, turn)
+            case CallStarted():
+                called = self._calls[record.reply, record.call_id]
+                called.runs, called.started_at = record.run, record.at
+            case CallEnded():
+                called = self._calls[record.reply, record.result.call_id]
+                called.outcome, called.content = record.result.outcome.value, record.result.content
+                called.ended_at = record.at
+            case EpochStarted() if turn.status == "running":
+                turn.entries.append(Noted(f"a new process took over (epoch {record.epoch})"))
+            case CancelRequested():
+                turn.entries.append(Noted("somebody stopped the turn"))
+            case TurnEnded():
+                turn.status, turn.ended_at = record.status.value, record.at
+                turn.code, turn.message = record.code or UNSET, record.message or UNSET
+            case _:
+                pass
+
+    def _take_reply(self, number: int, reply: Reply, turn: TurnTranscript) -> None:
+        """The whole reply takes the place of the words of its attempt."""
+        for said in self._parts.values():
+            turn.entries.remove(said)
+        self._parts = {}
+        for part in reply.parts:
+            match part:
+                case Text():
+                    turn.entries.append(Said("agent", part.text))
+                case Thinking():
+                    turn.entries.append(Said("thinking", part.text))
+                case Call():
+                    called = self._calls[number, part.id] = Called(part.name, part.arguments)
+                    turn.entries.append(called)
+
+
+def words_of(message: UserMessage) -> str:
+    """Return what a person said, with attachments named."""
+    return "\n".join(_words(part) for part in message.parts)
+
+
+def _words(part: Text | File) -> str:
+    return part.text if isinstance(part, Text) else f"[{part.media_type} {part.name or part.url or 'file'}]"
+
+
+def lines(turns: Iterable[TurnTranscript], ink: Ink, width: int) -> Iterator[str]:
+    """Set turns for a terminal of `width` columns. Everything foreign is cleaned."""
+    for turn in turns:
+        title = f"turn {turn.turn} · {time_of(turn.at)}"
+        yield ink.dim(f"── {title} {'─' * max(0, width - len(title) - 4)}")
+        for entry in turn.entries:
+            yield from _entry_lines(entry, ink, width)
+        yield _ending(turn, ink)
+
+
+def _entry_lines(entry: Said | Called | Noted, ink: Ink, width: int) -> Iterator[str]:
+    match entry:
+        case Said():
+            yield from _said_lines(entry, ink, width)
+        case Called():
+            yield call_line(entry, ink, width)
+            content = indented(clean(entry.content), INDENT + "  ", width) if entry.content else []
+            yield from (ink.dim(line) for line in content[:RESULT_LINES_MAX])
+            if len(content) > RESULT_LINES_MAX:
+                yield ink.dim(f"{INDENT}  … {len(content) - RESULT_LINES_MAX} more lines")
+        case Noted():
+            yield ink.yellow(shortened(f"{INDENT}~ {clean(entry.what, is_one_line=True)}", width))
+
+
+def _said_lines(said: Said, ink: Ink, width: int) -> Iterator[str]:
+    text = clean(said.text).strip("\n") + (" …(cut)" if said.is_cut else "")
+    body = indented(text, INDENT, width)
+    if said.by == "thinking":
+        yield from (ink.dim(line) for line in body)
+        return
+    label = ink.bold("you  ") if said.by == "user" else ink.cyan("agent")
+    yield f"{label}  {body[0][len(INDENT) :]}"
+    yield from body[1:]
+
+
+_SIGNS = {"ok": "✓", "error": "✗", "cancelled": "∅", "unknown": "?"}
+
+
+def call_line(called: Called, ink: Ink, width: int) -> str:
+    """Return one call as one line: its sign, name, arguments and outcome."""
+    took = f" {called.ended_at - called.started_at:.1f} s" if called.started_at and called.ended_at else ""
+    runs = f" (run {called.runs})" if called.runs > 1 else ""
+    state = called.outcome or ("running" if called.runs else "waiting")
+    tail = f" {state}{took}{runs}"
+    head = f"{INDENT}{_SIGNS.get(called.outcome, '·')} {clean(called.name, is_one_line=True)}"
+    arguments = clean(called.arguments, is_one_line=True)
+    line = f"{shortened(f'{head} {arguments}', max(20, width - len(tail)))}{tail}"
+    match called.outcome:
+        case "ok":
+            return ink.green(line)
+        case "error":
+            return ink.red(line)
+        case "unknown" | "cancelled":
+            return ink.yellow(line)
+        case _:
+            return line
+
+
+def _ending(turn: TurnTranscript, ink: Ink) -> str:
+    if turn.status == "running":
+        return ink.yellow(f"{INDENT}… still running")
+    took = f" after {turn.ended_at - turn.at:.1f} s" if isinstance(turn.ended_at, float) else ""
+    reason = f": {clean(turn.message, is_one_line=True)}" if isinstance(turn.message, str) else ""
+    code = f" [{turn.code}]" if isinstance(turn.code, str) else ""
+    text = f"{INDENT}{turn.status}{took}{reason}{code}"
+    return ink.dim(text) if turn.status == "completed" else ink.yellow(text)
+
+
+def time_of(at: float) -> str:
+    """Return an instant as a person of this machine reads it."""
+    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")

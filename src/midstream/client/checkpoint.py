@@ -1,0 +1,394 @@
+"""What a client keeps in a file so that it, or the process after it, can go on: streams, chunks, tool calls.
+
+The file is an SQLite database in WAL mode, readable by its owner only, used through one connection on one
+thread. It is held by one process at a time: a second one could not know which tools the first is running. Rows are
+added, moved on and removed; nothing is ever written anew as a whole.
+
+Chunks, tool intents and outcomes are on the disk before anybody acts on them. Cursors survive the process; a power
+cut may set them back, which costs nothing but events that come again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from midstream.core.calls import CallPlan, CallState
+from midstream.core.client_stream import (
+    Checkpoint,
+    ChunkKept,
+    ChunksAcked,
+    CursorMoved,
+    Forgotten,
+    Write,
+)
+from midstream.core.frames import EventId, digest_of
+from midstream.core.messages import Call, Result
+from midstream.errors import MidstreamError, StoreBusyError, StoreDamagedError, StoreFullError
+from midstream.world import Fault, World
+
+T = TypeVar("T")
+
+USER_VERSION = 1
+"""Layout of the file; a later one is refused, an earlier one is carried over."""
+BUSY_S = 0.2
+"""Seconds to wait for another process that is just letting go of the file."""
+
+
+class StreamBegun(Struct, frozen=True):
+    """A new stream, kept together with its first chunk."""
+
+    session: str
+    secret: str
+
+
+class CallNoted(Struct, frozen=True):
+    """The model asked this client for a call. What was known of the same place before is void."""
+
+    turn: int
+    reply: int
+    call: Call
+    plan: CallPlan
+
+
+class CallAsked(Struct, frozen=True):
+    """The server started the call: this client owes its outcome."""
+
+    turn: int
+    reply: int
+    call_id: str
+
+
+class CallIntended(Struct, frozen=True):
+    """The call is about to run, the `run`-th time."""
+
+    turn: int
+    reply: int
+    call_id: str
+    run: int
+    epoch: int
+
+
+class CallAnswered(Struct, frozen=True):
+    """The call's outcome; its chunk is kept in the same transaction."""
+
+    turn: int
+    reply: int
+    result: Result
+
+
+CallWrite = CallNoted | CallAsked | CallIntended | CallAnswered
+FileWrite = StreamBegun | Write | CallWrite
+
+_FULL = (StreamBegun, ChunkKept, CallIntended, CallAnswered)
+
+
+class KeptCall(Struct, frozen=True):
+    """A call of this client, as the file knows it; `is_asked` once the server has started it."""
+
+    turn: int
+    reply: int
+    state: CallState
+    is_asked: bool
+
+
+class KeptStream(Struct, frozen=True):
+    """A stream that can be resumed; `touched_at` in seconds since 1970."""
+
+    session: str
+    checkpoint: Checkpoint
+    touched_at: float
+
+
+_SCHEMA = """
+-- The streams of this client, and how far the application has got in each.
+CREATE TABLE stream (
+    stream TEXT PRIMARY KEY,
+    server TEXT NOT NULL,
+    session TEXT NOT NULL,
+    epoch INTEGER,
+    position INTEGER,
+    next_seqno INTEGER NOT NULL,
+    touched_at REAL NOT NULL
+) WITHOUT ROWID;
+-- What proves that a stream is ours; apart, so that the rest may be shown to somebody.
+CREATE TABLE secret (stream TEXT PRIMARY KEY, secret TEXT NOT NULL) WITHOUT ROWID;
+-- Chunks whose ack has not come.
+CREATE TABLE chunk (
+    stream TEXT NOT NULL,
+    seqno INTEGER NOT NULL,
+    digest TEXT NOT NULL,
+    payload BLOB NOT NULL,
+    PRIMARY KEY (stream, seqno)
+) WITHOUT ROWID;
+-- The life of each call that this client runs itself.
+CREATE TABLE call (
+    stream TEXT NOT NULL,
+    turn INTEGER NOT NULL,
+    reply INTEGER NOT NULL,
+    call_id TEXT NOT NULL,
+    call BLOB NOT NULL,
+    plan BLOB NOT NULL,
+    is_asked INTEGER NOT NULL DEFAULT 0,
+    runs INTEGER NOT NULL DEFAULT 0,
+    epoch INTEGER NOT NULL DEFAULT 0,
+    result BLOB,
+    PRIMARY KEY (stream, turn, reply, call_id)
+) WITHOUT ROWID;
+-- One row: how often somebody has begun to run tools on this file.
+CREATE TABLE life (epoch INTEGER NOT NULL);
+INSERT INTO life VALUES (0);
+"""
+
+# A stream with all that is kept of it.
+_STREAMS = """
+SELECT stream, session, epoch, position, next_seqno, touched_at, secret
+FROM stream JOIN secret USING (stream) WHERE server = ? ORDER BY touched_at
+"""
+_CHUNKS = "SELECT seqno, digest, payload FROM chunk WHERE stream = ? ORDER BY seqno"
+_CALLS = """
+SELECT turn, reply, call, plan, is_asked, runs, epoch, result FROM call WHERE stream = ?
+ORDER BY turn, reply, call_id
+"""
+
+
+class CheckpointFile:
+    """One client's file. Open it, use it from one event loop, close it.
+
+    Args:
+        path: Where it is; None keeps everything in memory, for clients that need not survive.
+        server: The address whose streams these are; one file may serve several.
+        world: Clock and fault points.
+    """
+
+    def __init__(self, path: str | Path | None, *, server: str, world: World) -> None:
+        self._path = None if path is None else Path(path)
+        self._server = server
+        self._world = world
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="midstream-checkpoint")
+        self._connection: sqlite3.Connection | None = None
+        self._is_full = True
+
+    async def open(self) -> None:
+        """Make ready: create what is missing, take the file for this process.
+
+        Raises:
+            StoreBusyError, StoreFullError, StoreDamagedError: Nothing was changed.
+        """
+        await self._call(self._open)
+
+    async def close(self) -> None:
+        """Finish what was asked for and let go of the file. Calling it twice is harmless."""
+        await self._call(self._close)
+        self._thread.shutdown()
+
+    async def write(self, stream: str, writes: Sequence[FileWrite]) -> None:
+        """Keep changes of one stream, all or none; on disk where the kind of change asks for it.
+
+        Raises:
+            StoreFullError, StoreBusyError, StoreDamagedError: Nothing was written.
+        """
+        if not writes:
+            return
+        at = self._world.now()
+        self._world.reach(Fault.BEFORE_CHECKPOINT)
+        await self._call(lambda: self._write(stream, writes, at))
+        self._world.reach(Fault.AFTER_CHECKPOINT)
+
+    async def streams(self) -> list[KeptStream]:
+        """Return what is kept of this server's streams, the longest untouched first.
+
+        Raises:
+            StoreDamagedError: A chunk is not what was written.
+        """
+        return await self._call(lambda: list(self._streams()))
+
+    async def calls(self, stream: str) -> list[KeptCall]:
+        """Return what is kept of a stream's calls."""
+        return await self._call(lambda: [_call_of(row) for row in self._execute(_CALLS, stream)])
+
+    async def start_epoch(self) -> int:
+        """Return a number above all that were returned before, for who begins to run tools."""
+        return await self._call(self._start_epoch)
+
+    # --- on the thread ------------------------------------------------------------------------------------------
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: _translated(work))
+
+    def _open(self) -> None:
+        if self._connection is not None:
+            return
+        if self._path is not None:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._path.touch(mode=0o600)
+            self._path.chmod(0o600)  # SQLite gives its side files the mode of the file
+        place = ":memory:" if self._path is None else str(self._path)
+        connection = sqlite3.connect(place, isolation_level=None, timeout=BUSY_S, check_same_thread=False)
+        try:
+            # Exclusive: a second process is refused instead of running our tools beside us.
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("BEGIN IMMEDIATE")
+            _lay_out(connection)
+            connection.execute("COMMIT")
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _execute(self, statement: str, *values: object) -> sqlite3.Cursor:
+        if self._connection is None:
+            raise StoreBusyError("the state file is closed")
+        return self._connection.execute(statement, values)
+
+    @contextmanager
+    def _transaction(self, *, is_full: bool) -> Iterator[None]:
+        if is_full is not self._is_full:
+            self._execute(f"PRAGMA synchronous = {'FULL' if is_full else 'NORMAL'}")
+            self._is_full = is_full
+        self._execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._execute("COMMIT")
+        except BaseException:
+            if self._connection is not None and self._connection.in_transaction:
+                self._execute("ROLLBACK")
+            raise
+
+    def _write(self, stream: str, writes: Sequence[FileWrite], at: float) -> None:
+        is_full = any(isinstance(write, _FULL) for write in writes)
+        with self._transaction(is_full=is_full):
+            for write in writes:
+                self._apply(stream, write, at)
+            self._execute("UPDATE stream SET touched_at = ? WHERE stream = ?", at, stream)
+
+    def _apply(self, stream: str, write: FileWrite, at: float) -> None:
+        match write:
+            case StreamBegun(session, secret):
+                insert = "INSERT INTO stream VALUES (?, ?, ?, NULL, NULL, 0, ?)"
+                self._execute(insert, stream, self._server, session, at)
+                self._execute("INSERT INTO secret VALUES (?, ?)", stream, secret)
+            case ChunkKept(seqno, payload):
+                insert = "INSERT INTO chunk VALUES (?, ?, ?, ?)"
+                self._execute(insert, stream, seqno, digest_of(payload), payload)
+                self._execute("UPDATE stream SET next_seqno = ? WHERE stream = ?", seqno + 1, stream)
+            case ChunksAcked(seqno):
+                self._execute("DELETE FROM chunk WHERE stream = ? AND seqno <= ?", stream, seqno)
+            case CursorMoved(event_id):
+                epoch, position = (event_id.epoch, event_id.position) if event_id else (None, None)
+                move = "UPDATE stream SET epoch = ?, position = ? WHERE stream = ?"
+                self._execute(move, epoch, position, stream)
+            case Forgotten():
+                for table in ("stream", "secret", "chunk", "call"):
+                    self._execute(f"DELETE FROM {table} WHERE stream = ?", stream)  # noqa: S608 - our own names
+            case _:
+                self._apply_to_call(stream, write)
+
+    def _apply_to_call(self, stream: str, write: CallWrite) -> None:
+        match write:
+            case CallNoted(turn, reply, call, plan):
+                row = (stream, turn, reply, call.id, msgspec.json.encode(call), msgspec.json.encode(plan))
+                self._execute(
+                    "INSERT OR REPLACE INTO call (stream, turn, reply, call_id, call, plan) "
+                    "VALUES (?, ?, ?, ?, ?, ?)",
+                    *row,
+                )
+            case CallAsked(turn, reply, call_id):
+                self._update_call("is_asked = 1", stream, turn, reply, call_id)
+            case CallIntended(turn, reply, call_id, run, epoch):
+                self._update_call("runs = ?, epoch = ?", stream, turn, reply, call_id, run, epoch)
+            case CallAnswered(turn, reply, result):
+                body = msgspec.json.encode(result)
+                self._update_call("result = ?", stream, turn, reply, result.call_id, body)
+
+    def _update_call(
+        self, change: str, stream: str, turn: int, reply: int, call_id: str, *values: object
+    ) -> None:
+        where = "stream = ? AND turn = ? AND reply = ? AND call_id = ?"
+        update = f"UPDATE call SET {change} WHERE {where}"  # noqa: S608 - our own words
+        self._execute(update, *values, stream, turn, reply, call_id)
+
+    def _streams(self) -> Iterator[KeptStream]:
+        for stream, session, epoch, position, next_seqno, touched_at, secret in self._execute(
+            _STREAMS, self._server
+        ).fetchall():
+            unacked = tuple(self._unacked(stream))
+            numbers = [seqno for seqno, _ in unacked]
+            if numbers != list(range(next_seqno - len(numbers), next_seqno)):
+                raise StoreDamagedError(f"the state file has lost chunks of the stream {stream!r}")
+            event_id = None if position is None else EventId(epoch, position)
+            checkpoint = Checkpoint(stream, secret, event_id, next_seqno, unacked)
+            yield KeptStream(session, checkpoint, touched_at)
+
+    def _unacked(self, stream: str) -> Iterator[tuple[int, bytes]]:
+        for seqno, digest, payload in self._execute(_CHUNKS, stream):
+            if digest_of(payload) != digest:
+                # To skip it, as the originals did, would lose a message without a word.
+                raise StoreDamagedError(f"chunk {seqno} of the stream {stream!r} is damaged")
+            yield seqno, payload
+
+    def _start_epoch(self) -> int:
+        with self._transaction(is_full=True):
+            (epoch,) = self._execute("UPDATE life SET epoch = epoch + 1 RETURNING epoch").fetchone()
+        return int(epoch)
+
+
+def _lay_out(connection: sqlite3.Connection) -> None:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > USER_VERSION:
+        raise StoreDamagedError("this state file was written by a later version of midstream")
+    if version == 0:
+        for statement in _SCHEMA.split(";\n"):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {USER_VERSION}")
+
+
+def _call_of(row: tuple[int, int, bytes, bytes, int, int, int, bytes | None]) -> KeptCall:
+    turn, reply, call, plan, is_asked, runs, epoch, result = row
+    state = CallState(
+        msgspec.json.decode(call, type=Call),
+        msgspec.json.decode(plan, type=CallPlan),
+        runs=runs,
+        epoch=epoch,
+        result=None if result is None else msgspec.json.decode(result, type=Result),
+    )
+    return KeptCall(turn, reply, state, bool(is_asked))
+
+
+def _translated(work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except sqlite3.Error as error:
+        raise _error_of(error) from error
+    except msgspec.DecodeError as error:
+        raise StoreDamagedError("a call in the state file cannot be read") from error
+    except OSError as error:
+        raise StoreBusyError(f"the state file cannot be made: {error.strerror}") from error
+
+
+def _error_of(error: sqlite3.Error) -> MidstreamError:
+    code = getattr(error, "sqlite_errorcode", None) or 0
+    match code & 0xFF:
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return StoreBusyError("another process uses this state file: give each its own")
+        case sqlite3.SQLITE_FULL:
+            return StoreFullError("there is no room for the state file: free some space")
+        case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
+            return StoreBusyError(f"the state file cannot be opened: {error}")
+        case _:
+            return StoreDamagedError(f"the state file cannot be used: {error}")

@@ -1,0 +1,327 @@
+"""What an application imports: connect, speak, follow, stop, and take up what an earlier process left.
+
+async with connect("http://127.0.0.1:8000", state="agent.db", tools=[read_file]) as client:
+    for turn in await client.resume_interrupted():
+        async for event in turn:
+            show(event)
+    async for event in client.send("session-1", "What is in README.md?"):
+        show(event)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from contextlib import aclosing
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from msgspec import Struct
+
+from midstream.client.attachment import Attachment
+from midstream.client.checkpoint import CheckpointFile, KeptStream, StreamBegun
+from midstream.client.local_tools import LocalTools, offered
+from midstream.client.transports import connect_websocket, stream_url
+from midstream.core.client_stream import Applied, ClientEvent, ClientStream, Forgotten
+from midstream.core.frames import AbortPayload, EventId, Gone, SayPayload
+from midstream.core.messages import UserMessage
+from midstream.core.records import Delta, Record, TurnEnded
+from midstream.core.turn import LOOK_BACK_S
+from midstream.errors import UsageError
+from midstream.tools import Tool, by_name, tool
+from midstream.world import World
+
+
+class Event(Struct, frozen=True):
+    """One thing that happened in a session.
+
+    Args:
+        id: Its place on the session's line. Keep it beside what you make of the event: where it comes again, you
+            have it.
+        record: What happened; see `midstream.core.records`. A `Gone` says that what came after `id` is not on the
+            line any more (the server lost it in a power cut): forget it; what is there follows.
+    """
+
+    id: str
+    record: Record | Gone
+
+    @property
+    def text(self) -> str:
+        """The words for the reader that this event adds; "" where it adds none."""
+        is_word = isinstance(self.record, Delta) and self.record.kind == "text"
+        return self.record.text if is_word else ""  # type: ignore[union-attr] # a word is a Delta
+
+    @property
+    def is_end(self) -> bool:
+        """Whether a turn ends here."""
+        return isinstance(self.record, TurnEnded)
+
+
+class InterruptedTurn(Struct, frozen=True):
+    """A turn that an earlier process of this client did not see the end of. Iterate over it to go on.
+
+    Args:
+        session: Its session.
+        at: When this client last did something in it, in seconds since 1970.
+    """
+
+    session: str
+    at: float
+    resume: Callable[[], AsyncIterator[Event]]
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self.resume()
+
+
+def connect(
+    url: str,
+    *,
+    state: str | Path | None = None,
+    tools: Iterable[Tool | Callable[..., Any]] = (),
+    world: World | None = None,
+    headers: Mapping[str, str] | None = None,
+    patience_s: float = LOOK_BACK_S,
+    on_reconnecting: Callable[[str, bool], None] | None = None,
+) -> Client:
+    """Make a client of the server at `url`; use it as an async context manager.
+
+    Args:
+        url: Such as `http://127.0.0.1:8000`. Nothing is sent before the first `send`.
+        state: A file in which streams are kept, so that another process can go on; made where it is missing,
+            readable by its owner only, used by one process at a time. None keeps them in memory.
+        tools: Functions that run here, where the client is, when the model calls them.
+        headers: Sent with each connection, such as an authorization. Not kept in the file.
+        patience_s: Seconds without a working connection after which an iterator raises `ConnectionLostError`.
+        on_reconnecting: Called with the session, and whether its connection is being made anew, on each change.
+
+    Raises:
+        UsageError: `url` is no address of a server.
+        ToolDefinitionError: A function cannot be a tool, or two have one name.
+    """
+    stream_url(url, "any")
+    named = by_name(each if isinstance(each, Tool) else tool(each) for each in tools)
+    return Client(
+        url,
+        state=state,
+        tools=named,
+        world=world or World(),
+        headers=headers or {},
+        patience_s=patience_s,
+        on_reconnecting=on_reconnecting or _ignore,
+    )
+
+
+class Client:
+    """Speaks with one server; made by `connect`. One client can speak in many sessions at once."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        state: str | Path | None,
+        tools: Mapping[str, Tool],
+        world: World,
+        headers: Mapping[str, str],
+        patience_s: float,
+        on_reconnecting: Callable[[str, bool], None],
+    ) -> None:
+        self._url = url.rstrip("/")
+        self._tools = tools
+        self._world = world
+        self._headers = headers
+        self._patience_s = patience_s
+        self._on_reconnecting = on_reconnecting
+        self._file = CheckpointFile(state, server=self._url, world=world)
+        self._attachments: dict[Attachment, str] = {}
+
+    async def __aenter__(self) -> Self:
+        await self._file.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Detach from everything; turns go on at the server. Calling it twice is harmless."""
+        try:
+            closing = (attachment.close() for attachment in self._attachments)
+            failures = await asyncio.gather(*closing, return_exceptions=True)
+        finally:
+            await self._file.close()
+        for failure in failures:
+            if failure is not None:
+                raise failure
+
+    # --- what an application does -------------------------------------------------------------------------------
+
+    async def send(self, session: str, message: str | UserMessage) -> AsyncGenerator[Event, None]:
+        """Say something in a session, new or known, and iterate over the turn it opens, to its end.
+
+        Iterating starts it. Leaving the loop early detaches: the turn goes on, and `resume_interrupted` finds it;
+        only `cancel` stops it. An event counts as handled when the next one is asked for: an application that dies
+        before that gets it again in its next life.
+
+        Raises:
+            SessionBusyError: A turn is running there; nothing was said.
+            FrameTooLargeError: The message is larger than 1 MiB. Nothing was said.
+            ConnectionLostError: The server could not be reached for `patience_s`; what was said is kept.
+            MidstreamError: The server refused, or the state file could not be written; see `code`.
+        """
+        said = UserMessage.of(message) if isinstance(message, str) else message
+        stream, begun = self._new_stream(session)
+        stream.submit(SayPayload(said.parts, offered(self._tools.values())))
+        tools = await self._local_tools(session, stream)
+        async with aclosing(self._deliver(self._attach(session, stream, begun, tools))) as events:
+            async for event in events:
+                yield event
+
+    async def follow(self, session: str, after: str | None = None) -> AsyncGenerator[Event, None]:
+        """Iterate over what happens in a session, without end and without saying anything.
+
+        Args:
+            session: One that exists.
+            after: Begin after this event (`"0-0"`: with the first one); None begins with what comes next.
+
+        Raises:
+            SessionNotFoundError: There is no such session.
+            MalformedFrameError: `after` is no event id.
+        """
+        begin = None if after is None else EventId.parse(after)
+        stream = ClientStream(after=begin, patience_s=self._patience_s, now=self._world.monotonic())
+        async with aclosing(self._deliver(self._attach(session, stream))) as events:
+            async for event in events:
+                yield event
+
+    async def cancel(self, session: str) -> None:
+        """Stop the session's turn, whoever began it; return when the server has it on disk.
+
+        Where the turn was begun here, its iterator sees its end. Where nothing runs, nothing happens. If this
+        process dies before the server knows, the next `resume_interrupted` says it again.
+
+        Raises:
+            MidstreamError: The server could not be reached, or refused.
+        """
+        ours = [
+            attachment
+            for attachment, where in self._attachments.items()
+            if where == session and attachment.stream.stream and not attachment.stream.is_ended
+        ]
+        for attachment in ours:
+            attachment.abort()
+            await attachment.acknowledged()
+        if not ours:
+            stream, begun = self._new_stream(session)
+            stream.submit(AbortPayload())
+            stream.finish()
+            async for _ in self._deliver(self._attach(session, stream, begun)):
+                pass
+
+    async def resume_interrupted(self, look_back_s: float = LOOK_BACK_S) -> list[InterruptedTurn]:
+        """Return the turns that an earlier process left, or this one detached from, the oldest first.
+
+        Iterating over one goes on after the last event that was handled. Stops whose ack was never seen are sent
+        again at once, in the background. What is older than the look-back, or never said anything, is cleared.
+
+        Raises:
+            StoreDamagedError: The state file has lost something; nothing was sent.
+        """
+        interrupted: list[InterruptedTurn] = []
+        attached = {attachment.stream.stream for attachment in self._attachments}
+        now = self._world.now()
+        for kept in await self._file.streams():
+            checkpoint = kept.checkpoint
+            if checkpoint.stream in attached:
+                continue
+            if checkpoint.next_seqno == 0 or now - kept.touched_at > look_back_s:
+                await self._file.write(checkpoint.stream, [Forgotten()])
+            elif self._resumed(kept).is_finishing:
+                self._attach(kept.session, self._resumed(kept))
+            else:
+                resume = partial(self._resume, kept)
+                interrupted.append(InterruptedTurn(kept.session, kept.touched_at, resume))
+        return interrupted
+
+    def is_reconnecting(self, session: str) -> bool:
+        """Whether a connection of this session was lost and is being made anew: for a user's eyes."""
+        return any(
+            attachment.stream.is_reconnecting
+            for attachment, where in self._attachments.items()
+            if where == session
+        )
+
+    def waiting_on(self, session: str) -> str:
+        """Return what the session's turn waited for at the last heartbeat: model, tool, client, nothing."""
+        waits = [each.stream.waiting_on for each, where in self._attachments.items() if where == session]
+        return next((wait for wait in waits if wait != "nothing"), "nothing")
+
+    # --- streams ------------------------------------------------------------------------------------------------
+
+    def _new_stream(self, session: str) -> tuple[ClientStream, StreamBegun]:
+        if not session:
+            raise UsageError("a session needs an id of at least one character")
+        secret = self._world.new_secret()
+        now = self._world.monotonic()
+        key = self._world.new_id("stream")
+        return ClientStream(key, secret, patience_s=self._patience_s, now=now), StreamBegun(session, secret)
+
+    def _resumed(self, kept: KeptStream) -> ClientStream:
+        now = self._world.monotonic()
+        return ClientStream.resume(kept.checkpoint, patience_s=self._patience_s, now=now)
+
+    async def _resume(self, kept: KeptStream) -> AsyncGenerator[Event, None]:
+        stream = self._resumed(kept)
+        tools = await self._local_tools(kept.session, stream)
+        async with aclosing(self._deliver(self._attach(kept.session, stream, None, tools))) as events:
+            async for event in events:
+                yield event
+
+    async def _local_tools(self, session: str, stream: ClientStream) -> LocalTools | None:
+        kept = await self._file.calls(stream.stream)
+        if not kept and not self._tools:
+            return None
+        return LocalTools(session, self._tools, epoch=await self._file.start_epoch(), kept=kept)
+
+    def _attach(
+        self,
+        session: str,
+        stream: ClientStream,
+        begun: StreamBegun | None = None,
+        tools: LocalTools | None = None,
+    ) -> Attachment:
+        url = stream_url(self._url, session)
+        attachment = Attachment(
+            stream,
+            partial(connect_websocket, url, headers=self._headers),
+            file=self._file,
+            begun=begun,
+            tools=tools,
+            world=self._world,
+            on_reconnecting=partial(self._on_reconnecting, session),
+        )
+        self._attachments[attachment] = session
+        attachment.start()
+        return attachment
+
+    async def _deliver(self, attachment: Attachment) -> AsyncGenerator[Event, None]:
+        try:
+            while (event := await attachment.next()) is not None:
+                yield _event_of(event)
+        finally:
+            del self._attachments[attachment]
+            await attachment.close()
+
+
+def _event_of(event: ClientEvent) -> Event:
+    match event:
+        case Applied(event_id, record):
+            return Event(str(event_id), record)
+        case _:
+            return Event(str(event.event_id), Gone(str(event.event_id), event.reason))
+
+
+def _ignore(session: str, is_reconnecting: bool) -> None:  # noqa: FBT001 - the shape of the callback
+    del session, is_reconnecting

@@ -1,0 +1,643 @@
+"""The client's half of the stream protocol, without I/O: one stream, over as many connections as it takes.
+
+After every call that changes something: do `writes()`, send `frames_to_send()`, deliver `events()`, and arm one
+timer for `next_deadline()`. The order is the promise: a chunk is in the checkpoint before it is on the wire, so
+that its number never means two things (STREAM-11).
+
+    waiting ──deadline──▶ connecting ──connected()──▶ opening ──welcome──▶ live
+       ▲                       │                         │                  │
+       └────disconnected()─────┴──────── dropping ◀──────┴── fault, silence ┘
+    any of them ──turn ended, refused for good, detached──▶ ended
+
+The shell keeps a transport open while `is_connection_wanted`, closes it as soon as that is False, and says
+`disconnected` whenever a transport is gone, whoever closed it. Clause numbers refer to `docs/spec/stream.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from typing import assert_never
+
+import msgspec
+from msgspec import Struct
+
+from midstream.core import records
+from midstream.core.frames import (
+    FRAME_BYTES_MAX,
+    HEARTBEAT_S,
+    IN_FLIGHT_MAX,
+    AbortPayload,
+    Ack,
+    Chunk,
+    ClientFrame,
+    Close,
+    Error,
+    EventId,
+    Events,
+    Gone,
+    Heartbeat,
+    Open,
+    Payload,
+    ServerFrame,
+    Welcome,
+    decode_payload,
+    decode_server,
+    encode,
+)
+from midstream.core.records import ChunkAccepted, MessageAccepted, Record, StreamOpened, TurnEnded
+from midstream.core.session import CHUNKS_MAX
+from midstream.core.timing import RECONNECT_BACKOFF, Backoff, Deadline
+from midstream.core.turn import LOOK_BACK_S
+from midstream.errors import (
+    ConnectionLostError,
+    FrameTooLargeError,
+    MidstreamError,
+    ProtocolError,
+    RecordUndecodableError,
+    SeqnoGapError,
+    SeqnoReusedError,
+    SessionBusyError,
+    StreamNotFoundError,
+    UsageError,
+)
+
+HEARTBEATS_MISSED_MAX = 3
+"""Heartbeats that may fail to come, or come instead of an ack, before a connection counts as dead."""
+HEARTBEAT_S_MAX = 300.0
+"""No server may ask for more patience with its silence."""
+RETRY_AFTER_S_MAX = 300.0
+"""No server may ask for a longer wait before the next try."""
+CHUNK_OVERHEAD_BYTES = 64
+"""What a chunk's frame adds to its payload, at most."""
+_KEEPS_CHECKPOINT = frozenset(("access", "connection_lost", "stream_fenced", "record_undecodable"))
+"""Ends after which the stream may still be resumed: log in, wait, leave it to the newer connection, update."""
+
+
+class Checkpoint(Struct, frozen=True):
+    """What a client keeps in order to resume.
+
+    Args:
+        stream: The stream key.
+        secret: Its secret.
+        event_id: The last event the application has handled; None before the first.
+        next_seqno: How many chunks were numbered.
+        unacked: Number and payload of the chunks whose ack has not come, in order and without gap.
+    """
+
+    stream: str
+    secret: str
+    event_id: EventId | None = None
+    next_seqno: int = 0
+    unacked: tuple[tuple[int, bytes], ...] = ()
+
+
+# --- what is to be written into the checkpoint --------------------------------------------------------------------
+
+
+class ChunkKept(Struct, frozen=True):
+    """A chunk was numbered. On disk before it is sent."""
+
+    seqno: int
+    payload: bytes
+
+
+class ChunksAcked(Struct, frozen=True):
+    """The chunks up to and with `seqno` need not be kept any more."""
+
+    seqno: int
+
+
+class CursorMoved(Struct, frozen=True):
+    """The application has handled this event and all before it; None: it has to begin anew."""
+
+    event_id: EventId | None
+
+
+class Forgotten(Struct, frozen=True):
+    """The stream cannot or need not be resumed: remove all that was kept of it."""
+
+
+Write = ChunkKept | ChunksAcked | CursorMoved | Forgotten
+
+
+# --- what is to be delivered to the application ---------------------------------------------------------------------
+
+
+class Applied(Struct, frozen=True):
+    """The next record of the session's line."""
+
+    event_id: EventId
+    record: Record
+
+
+class Forget(Struct, frozen=True):
+    """What came after `event_id` is not on the line any more; what is follows."""
+
+    event_id: EventId
+    reason: str
+
+
+ClientEvent = Applied | Forget
+
+
+class _State(Enum):
+    WAITING = "waiting"
+    CONNECTING = "connecting"
+    OPENING = "opening"
+    LIVE = "live"
+    DROPPING = "dropping"
+    ENDED = "ended"
+
+
+class ClientStream:
+    """One stream, seen from the client. See the module's text for the order of calls.
+
+    Args:
+        stream: The stream key; "" for a reader, who says nothing and never ends by itself.
+        secret: The stream's secret; "" for a reader.
+        after: Where a reader begins: after this event, or at the session's end where it is None.
+        patience_s: Seconds without any working connection after which the stream ends with
+            `ConnectionLostError`; it can still be resumed.
+    """
+
+    def __init__(
+        self,
+        stream: str = "",
+        secret: str = "",
+        *,
+        after: EventId | None = None,
+        backoff: Backoff = RECONNECT_BACKOFF,
+        patience_s: float = LOOK_BACK_S,
+        now: float,
+    ) -> None:
+        self._stream = stream
+        self._secret = secret
+        self._backoff = backoff
+        self._patience_s = patience_s
+        self._state = _State.WAITING
+        self._deadline: Deadline | None = Deadline(now, "the first connection")
+        self._error: MidstreamError | None = None
+        # Outbound: chunks below `_acked` are done, those below `_sent` were sent on this connection.
+        self._acked = self._sent = self._next_seqno = 0
+        self._unacked: dict[int, bytes] = {}
+        self._in_flight_max = IN_FLIGHT_MAX
+        self._is_abort_numbered = False
+        self._is_finishing = False
+        # Inbound.
+        self._received = after
+        self._is_begun = not stream
+        """Whether the stream's first record was seen: what stands before it is not the stream's business."""
+        self._turn = 0
+        self._end: EventId | None = None
+        # Connection.
+        self._is_kept = bool(stream)
+        self._is_degraded = False
+        self._is_reconnecting = False
+        self._failures = 0
+        self._lost_at = now
+        self._retry_after_s = 0.0
+        self._silence_s = HEARTBEATS_MISSED_MAX * HEARTBEAT_S
+        self._promised: EventId | None = None
+        """The event a heartbeat spoke of before it came; if it has not come by the next one, it is lost."""
+        self._unanswered = 0
+        """Heartbeats that came while an ack was owed."""
+        self._waiting_on = "nothing"
+        self._writes: list[Write] = []
+        self._frames: list[bytes] = []
+        self._events: list[ClientEvent] = []
+
+    @classmethod
+    def resume(
+        cls,
+        checkpoint: Checkpoint,
+        *,
+        backoff: Backoff = RECONNECT_BACKOFF,
+        patience_s: float = LOOK_BACK_S,
+        now: float,
+    ) -> ClientStream:
+        """Go on with a stream of an earlier process."""
+        stream = cls(
+            checkpoint.stream,
+            checkpoint.secret,
+            after=checkpoint.event_id,
+            backoff=backoff,
+            patience_s=patience_s,
+            now=now,
+        )
+        stream._is_begun = checkpoint.event_id is not None
+        stream._next_seqno = checkpoint.next_seqno
+        stream._unacked = dict(checkpoint.unacked)
+        stream._acked = checkpoint.next_seqno - len(checkpoint.unacked)
+        aborts = [
+            seqno
+            for seqno, payload in checkpoint.unacked
+            if isinstance(decode_payload(payload), AbortPayload)
+        ]
+        stream._is_abort_numbered = bool(aborts)
+        stream._is_finishing = 0 in aborts
+        return stream
+
+    # --- what the shell may ask ---------------------------------------------------------------------------------
+
+    @property
+    def stream(self) -> str:
+        """The stream key; "" for a reader."""
+        return self._stream
+
+    @property
+    def is_connection_wanted(self) -> bool:
+        """Whether there should be a transport: open one, or close the one there is."""
+        return self._state in (_State.CONNECTING, _State.OPENING, _State.LIVE)
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the stream is over; `error` says whether well."""
+        return self._state is _State.ENDED
+
+    @property
+    def error(self) -> MidstreamError | None:
+        """Why the stream ended, or None where it ended well or has not ended."""
+        return self._error
+
+    @property
+    def is_reconnecting(self) -> bool:
+        """Whether a connection was lost and not made again: for a user's eyes. Never in degraded mode."""
+        return self._is_reconnecting
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether the server said that nothing can be resumed here."""
+        return self._is_degraded
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether there is a checkpoint of this stream: not for a reader, a degraded or a forgotten one."""
+        return self._is_kept
+
+    @property
+    def is_acknowledged(self) -> bool:
+        """Whether everything that was said is in the journal."""
+        return not self._unacked
+
+    @property
+    def end(self) -> EventId | None:
+        """The event that ended the stream's turn, once it came."""
+        return self._end
+
+    @property
+    def is_finishing(self) -> bool:
+        """Whether it only waits for acks: a stream that stops a turn and has none."""
+        return self._is_finishing
+
+    @property
+    def turn(self) -> int:
+        """The stream's turn; 0 until it is known."""
+        return self._turn
+
+    @property
+    def waiting_on(self) -> str:
+        """What the turn waited for at the last heartbeat: model, tool, client, nothing."""
+        return self._waiting_on
+
+    def writes(self) -> list[Write]:
+        """Return what to write into the checkpoint, in one transaction, before any frame is sent."""
+        writes, self._writes = self._writes, []
+        return writes
+
+    def frames_to_send(self) -> list[bytes]:
+        """Return the encoded frames to send, in order, and forget them. Do `writes()` first."""
+        assert not self._writes, "a frame must not leave before the checkpoint is written"
+        frames, self._frames = self._frames, []
+        return frames
+
+    def events(self) -> list[ClientEvent]:
+        """Return what to deliver to the application, in order, and forget it."""
+        events, self._events = self._events, []
+        return events
+
+    def next_deadline(self) -> Deadline | None:
+        """Say when to call `handle_deadline`, and why, or None while nothing is owed."""
+        return self._deadline
+
+    # --- what the application does ------------------------------------------------------------------------------
+
+    def submit(self, payload: Payload) -> int:
+        """Number a payload, keep it and send it until it is acknowledged; return its number.
+
+        After the end it is numbered and goes nowhere: the turn it was about is over.
+
+        Raises:
+            FrameTooLargeError: It does not fit a frame. Nothing was changed.
+            UsageError: This is a reader, or the stream has no numbers left. Nothing was changed.
+        """
+        body = encode(payload)
+        if len(body) > FRAME_BYTES_MAX - CHUNK_OVERHEAD_BYTES:
+            raise FrameTooLargeError(f"a payload of {len(body)} bytes does not fit a frame")
+        if not self._stream:
+            raise UsageError("a reader of a session has no stream to say anything on")
+        if self._next_seqno >= CHUNKS_MAX:
+            raise UsageError(f"a stream takes {CHUNKS_MAX} chunks at most")
+        seqno = self._next_seqno
+        self._next_seqno += 1
+        if not self.is_ended:
+            self._unacked[seqno] = body
+            self._keep(ChunkKept(seqno, body))
+            self._send_chunks()
+        return seqno
+
+    def abort(self) -> None:
+        """Stop the stream's turn, or on a stream without one whichever runs. Asking twice is harmless."""
+        if not self._is_abort_numbered and not self.is_ended:
+            self._is_abort_numbered = True
+            self.submit(AbortPayload(self._turn or None))
+
+    def finish(self) -> None:
+        """End as soon as everything said is acknowledged, without waiting for a turn."""
+        self._is_finishing = True
+        self._end_if_finished()
+
+    def detach(self) -> None:
+        """Leave. The turn goes on without this client, and the stream can be resumed (STREAM-25)."""
+        if self.is_ended:
+            return
+        if self._state is _State.LIVE:
+            self._queue(Close())
+        self._end_with(None, is_resumable=True)
+
+    def handled(self, event_id: EventId) -> None:
+        """The application is done with this event: it will not be delivered again (STREAM-24)."""
+        if event_id == self._end:
+            self._forget()
+        else:
+            self._keep(CursorMoved(event_id))
+
+    # --- what the transport does --------------------------------------------------------------------------------
+
+    def connected(self, *, now: float) -> None:
+        """There is a transport. The `open` goes first, and at once behind it all that was not acknowledged."""
+        if self._state is not _State.CONNECTING:
+            return
+        self._state = _State.OPENING
+        self._sent = self._acked
+        event_id = str(self._received) if self._is_begun and self._received is not None else None
+        self._queue(Open(self._stream, self._secret, event_id, self._next_seqno))
+        self._send_chunks()
+        self._was_heard(now)
+
+    def disconnected(self, error: MidstreamError | None = None, *, chance: float, now: float) -> None:
+        """The transport is gone or could not be made.
+
+        Args:
+            error: What the transport says of it; one whose `retry` is never ends the stream.
+            chance: A random number in [0, 1), for the wait before the next try.
+        """
+        if self.is_ended or self._state is _State.WAITING:
+            return
+        self._frames = []
+        if self._is_degraded:
+            # STREAM-9: nothing was kept on either side, so that there is nothing to go on with.
+            self._end_with(error or ConnectionLostError("the connection to a degraded server broke"))
+            return
+        if error is not None and error.retry == "never":
+            self._end_with(error)
+            return
+        if self._failures == 0:
+            self._lost_at = now
+        self._failures += 1
+        if now - self._lost_at > self._patience_s:
+            message = f"no connection could be kept for {self._patience_s:g} s"
+            self._end_with(ConnectionLostError(message))
+            return
+        # The first try comes at once: most cuts are short.
+        wait_s = self._backoff.wait_s(self._failures - 1, chance=chance)
+        asked_s = max(self._retry_after_s, (error.retry_after_s or 0.0) if error else 0.0)
+        self._retry_after_s = 0.0
+        self._is_reconnecting = True
+        self._state = _State.WAITING
+        wait_s = max(wait_s, min(asked_s, RETRY_AFTER_S_MAX))
+        self._deadline = Deadline(now + wait_s, "the next try to connect")
+
+    def receive(self, body: bytes, *, now: float) -> None:
+        """Take one frame off the wire. Acks are cumulative and may repeat.
+
+        Never raises for what the peer did: a broken rule drops the connection and the next one resumes.
+        """
+        if self._state not in (_State.OPENING, _State.LIVE):
+            return
+        self._was_heard(now)
+        try:
+            self._take(decode_server(body))
+        except ProtocolError:
+            self._drop()
+        except RecordUndecodableError as error:
+            self._end_with(error)
+
+    def was_paused(self, *, now: float) -> None:
+        """The shell did not read for a while: that silence was not the server's."""
+        if self._state in (_State.OPENING, _State.LIVE):
+            self._was_heard(now)
+
+    def handle_deadline(self, *, now: float) -> None:
+        """Do what is owed by now; harmless when it is early."""
+        if self._deadline is None or now < self._deadline.at:
+            return
+        if self._state is _State.WAITING:
+            self._state = _State.CONNECTING
+            self._deadline = None
+        else:
+            self._drop()
+
+    # --- frames -------------------------------------------------------------------------------------------------
+
+    def _take(self, frame: ServerFrame) -> None:
+        if isinstance(frame, Error):
+            self._take_error(frame)
+            return
+        if isinstance(frame, Welcome) is not (self._state is _State.OPENING):
+            raise ProtocolError("a welcome comes first and once")
+        match frame:
+            case Welcome():
+                self._take_welcome(frame)
+            case Ack():
+                self._take_ack(frame.seqno)
+            case Events():
+                self._take_events(frame)
+            case Gone():
+                self._take_gone(frame)
+            case Heartbeat():
+                self._take_heartbeat(frame)
+            case _:
+                assert_never(frame)
+
+    def _take_welcome(self, frame: Welcome) -> None:
+        if frame.acked > self._next_seqno:
+            # The checkpoint is older than what was sent: its numbers would be given out again (STREAM-11).
+            message = (
+                f"the server has {frame.acked} chunks of this stream, this client numbered {self._next_seqno}"
+            )
+            self._end_with(SeqnoReusedError(message))
+            return
+        if frame.acked < self._acked:
+            self._end_with(StreamNotFoundError("the server does not know what it had acknowledged"))
+            return
+        if not self._is_begun or self._received is None:
+            self._received = EventId.parse(frame.resume_from)
+        self._state = _State.LIVE
+        self._is_reconnecting = False
+        self._promised = None
+        self._unanswered = 0
+        self._turn = frame.turn or self._turn
+        if frame.heartbeat_s > 0:
+            self._silence_s = HEARTBEATS_MISSED_MAX * min(frame.heartbeat_s, HEARTBEAT_S_MAX)
+        self._in_flight_max = max(1, min(frame.in_flight_max, IN_FLIGHT_MAX))
+        if frame.is_degraded:
+            self._is_degraded = True
+            self._forget()
+        self._take_ack(frame.acked - 1)
+
+    def _take_ack(self, seqno: int) -> None:
+        if seqno >= self._next_seqno:
+            raise ProtocolError(f"chunk {seqno} was acknowledged and never sent")
+        if seqno >= self._acked:
+            for each in range(self._acked, seqno + 1):
+                del self._unacked[each]
+            self._acked = seqno + 1
+            self._sent = max(self._sent, self._acked)
+            self._keep(ChunksAcked(seqno))
+            self._failures = self._unanswered = 0
+        self._send_chunks()
+        self._end_if_finished()
+
+    def _take_events(self, frame: Events) -> None:
+        for event in frame.events:
+            if self.is_ended:
+                return  # what follows the end of the turn is not the stream's business
+            event_id = EventId.parse(event.id)
+            if self._is_next(event_id):
+                self._received = event_id
+                self._failures = 0
+                self._apply(Applied(event_id, records.decode(bytes(event.record))))
+
+    def _is_next(self, event_id: EventId) -> bool:
+        """Tell the next event from one that was applied before; anything else breaks the line."""
+        assert self._received is not None
+        if event_id.position <= self._received.position and event_id.epoch <= self._received.epoch:
+            return False  # STREAM-21: applied before
+        if event_id.position != self._received.position + 1 or event_id.epoch < self._received.epoch:
+            raise ProtocolError(f"event {event_id} does not follow {self._received}")
+        return True
+
+    def _apply(self, event: Applied) -> None:
+        record = event.record
+        if isinstance(record, StreamOpened) and record.stream == self._stream:
+            self._is_begun = True
+        if not self._is_begun:
+            return
+        self._events.append(event)
+        if not self._stream:
+            return
+        match record:
+            case ChunkAccepted() if record.stream == self._stream:
+                self._take_ack(record.seqno)
+            case MessageAccepted() if record.stream == self._stream:
+                self._turn = record.turn
+            case TurnEnded() if record.turn == self._turn:
+                self._end = event.event_id
+                self._queue(Close())
+                self._end_with(None, is_resumable=True)  # until the application has handled it
+            case _:
+                pass
+
+    def _take_gone(self, frame: Gone) -> None:
+        self._received = EventId.parse(frame.resume_from)
+        self._is_begun = not self._stream
+        self._promised = None
+        self._events.append(Forget(self._received, frame.reason))
+        self._keep(CursorMoved(None))
+
+    def _take_heartbeat(self, frame: Heartbeat) -> None:
+        newest = EventId.parse(frame.event_id)
+        self._waiting_on = frame.waiting_on
+        assert self._received is not None
+        if self._promised is not None and self._received.position < self._promised.position:
+            raise ProtocolError(f"the event {self._promised} was announced and did not come")
+        self._promised = newest
+        self._unanswered += self._sent > self._acked
+        if self._unanswered >= HEARTBEATS_MISSED_MAX:
+            raise ProtocolError(f"chunk {self._acked} was not acknowledged")  # STREAM-14
+        self._failures = 0
+
+    def _take_error(self, frame: Error) -> None:
+        error = error_of(frame)
+        self._retry_after_s = frame.retry_after_s or 0.0
+        is_lost_order = isinstance(error, SeqnoGapError) and error.expected in self._unacked
+        is_final = frame.retry == "never" or isinstance(error, SessionBusyError)
+        if is_final and not is_lost_order:
+            self._end_with(error)
+        else:
+            self._drop()  # STREAM-28: the next connection plays back what was refused
+
+    # --- ends ---------------------------------------------------------------------------------------------------
+
+    def _drop(self) -> None:
+        self._state = _State.DROPPING
+        self._deadline = None
+
+    def _end_if_finished(self) -> None:
+        if self._is_finishing and not self._unacked and not self.is_ended:
+            self._queue(Close())
+            self._end_with(None)
+
+    def _end_with(self, error: MidstreamError | None, *, is_resumable: bool = False) -> None:
+        self._state = _State.ENDED
+        self._deadline = None
+        self._error = error
+        self._is_reconnecting = False
+        if not is_resumable and (error is None or error.code not in _KEEPS_CHECKPOINT):
+            self._forget()
+
+    def _forget(self) -> None:
+        self._keep(Forgotten())
+        self._is_kept = False
+
+    def _keep(self, write: Write) -> None:
+        if self._is_kept:
+            self._writes.append(write)
+
+    # --- sending ------------------------------------------------------------------------------------------------
+
+    def _send_chunks(self) -> None:
+        if self._state not in (_State.OPENING, _State.LIVE):
+            return
+        for seqno in self._sendable():
+            self._queue(Chunk(seqno, msgspec.Raw(self._unacked[seqno])))
+            self._sent = seqno + 1
+
+    def _sendable(self) -> Iterator[int]:
+        return iter(range(self._sent, min(self._next_seqno, self._acked + self._in_flight_max)))
+
+    def _queue(self, frame: ClientFrame) -> None:
+        self._frames.append(encode(frame))
+
+    def _was_heard(self, now: float) -> None:
+        self._deadline = Deadline(now + self._silence_s, "the server owes a sign of life")
+
+
+def error_of(frame: Error) -> MidstreamError:
+    """Return the typed error that an `error` frame stands for; a code this version does not know keeps its text."""
+    kind = _ERRORS.get(frame.code)
+    if kind is SeqnoGapError:
+        return SeqnoGapError(frame.message, expected=frame.expected or 0)
+    if kind is None:
+        return ProtocolError(f"the server refused with {frame.code!r}: {frame.message}")
+    return kind(frame.message, retry_after_s=frame.retry_after_s)
+
+
+def _kinds(kind: type[MidstreamError]) -> Iterator[tuple[str, type[MidstreamError]]]:
+    yield kind.code, kind
+    for narrower in kind.__subclasses__():
+        yield from _kinds(narrower)
+
+
+_ERRORS = dict(_kinds(MidstreamError))

@@ -1,0 +1,297 @@
+"""One client connection, whatever carries it: a `ServerStream` on one side, a live session on the other.
+
+Three loops share one stream: `_listen` takes what the client says, `_follow` sends what the journal gained, and
+`_keep_time` calls the stream at its deadlines. Nothing is queued: `_follow` reads the next records only after the
+transport has taken those before, so that a slow reader costs its position and one write. A connection that ends,
+for whatever reason, cancels nothing of the turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Protocol, Self
+
+from midstream.core.frames import EVENTS_PER_FRAME_MAX, HEARTBEAT_S, START, EventId
+from midstream.core.server_stream import Admit, Request, ServerStream, Submit, waiting_on
+from midstream.errors import DrainingError, MidstreamError, OverloadedError, StreamFencedError
+from midstream.runtime.host import Host
+from midstream.runtime.runner import Runner
+from midstream.world import Fault
+
+CONNECTIONS_MAX = 5000
+"""Open streams of one process: about 100 MiB of connection state, and below usual limits of open files."""
+SEND_S = 30.0
+"""Seconds a client may leave one write unread (three heartbeats) before its connection is given up."""
+LAST_WORDS_S = 1.0
+"""Seconds for the last frame of a connection that the server ends."""
+
+_log = logging.getLogger(__name__)
+
+
+class Transport(Protocol):
+    """What carries the frames of one connection."""
+
+    ends_with_turn: bool
+    """Whether it is over when the turn of its stream is, as a body is that somebody reads to its end."""
+
+    async def receive(self) -> bytes | None:
+        """Return the next frame of the client; None when it has gone. Cancelling loses no frame."""
+
+    async def send(self, frames: Sequence[bytes]) -> None:
+        """Send frames in order; return when the client may take more.
+
+        Raises:
+            OSError: The client has gone.
+        """
+
+
+class Connections:
+    """The open connections of one process: how many there are, and which one speaks for each stream.
+
+    Args:
+        limit: How many may be open at once.
+    """
+
+    def __init__(self, *, limit: int = CONNECTIONS_MAX) -> None:
+        self._limit = limit
+        self._open: set[Connection] = set()
+        self._speakers: dict[tuple[str, str], Connection] = {}
+        self._ending: MidstreamError | None = None
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def enter(self, connection: Connection) -> None:
+        """Count a connection, if there is room for it.
+
+        Raises:
+            OverloadedError: As many are open as are allowed.
+            DrainingError: All are being ended.
+        """
+        if self._ending is not None:
+            raise self._ending
+        if len(self._open) >= self._limit:
+            message = f"this server has {self._limit} open streams, which is all it allows"
+            raise OverloadedError(message, retry_after_s=5.0)
+        self._open.add(connection)
+
+    def leave(self, connection: Connection) -> None:
+        """Forget a connection."""
+        self._open.discard(connection)
+        if self._speakers.get(connection.place) is connection:
+            del self._speakers[connection.place]
+
+    def fence(self, connection: Connection) -> None:
+        """Let an admitted connection speak for its stream; the one that did so before is ended (STREAM-8)."""
+        older = self._speakers.get(connection.place)
+        self._speakers[connection.place] = connection
+        if older is not None and older is not connection:
+            older.end(StreamFencedError("a newer connection of this client took the stream over"))
+
+    def drain(self, error: DrainingError) -> None:
+        """End all connections, and refuse new ones."""
+        self._ending = error
+        for connection in [*self._open]:
+            connection.end(error)
+
+
+class Connection:
+    """Serve one client: `with` it, `await run()` (after `admit()`, to know first whether the client is let in).
+
+    Entering raises what `Connections.enter` raises; leaving gives its place and its session back.
+    """
+
+    def __init__(
+        self, host: Host, session_id: str, stream: ServerStream, transport: Transport, among: Connections
+    ) -> None:
+        self._host = host
+        self._world = host.world
+        self._session_id = session_id
+        self._stream = stream
+        self._transport = transport
+        self._among = among
+        self._runner: Runner | None = None
+        self._is_over = asyncio.Event()
+        self.is_gone = False
+        """The client has gone or stopped reading: there is nobody to send last words to."""
+        self._is_admitted = asyncio.Event()
+        self._sending = asyncio.Lock()
+        self._sending_since: float | None = None
+
+    def __enter__(self) -> Self:
+        self._among.enter(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._among.leave(self)
+        if self._runner is not None:
+            self._runner.detach()
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The session and the stream it speaks for."""
+        return self._session_id, self._stream.stream
+
+    def end(self, error: MidstreamError) -> None:
+        """End it with an `error` frame. Calling it again is harmless."""
+        self._stream.fail(error, now=self._now())
+        self._is_over.set()
+
+    async def admit(self, body: bytes) -> None:
+        """Take the client's `open` before anything is sent.
+
+        Raises:
+            MidstreamError: It is refused.
+        """
+        self._stream.receive(body, now=self._now())
+        for request in self._stream.requests():
+            await self._do(request)
+        if self._stream.failure is not None:
+            raise self._stream.failure
+
+    async def run(self) -> MidstreamError | None:
+        """Serve until the client goes or the stream closes; return why the server ended it, if it did.
+
+        After None the client has gone, said `close`, or has been sent its turn to the end.
+        """
+        async with asyncio.TaskGroup() as group:
+            loops = [group.create_task(loop) for loop in (self._listen(), self._follow(), self._keep_time())]
+            await self._is_over.wait()
+            for loop in loops:
+                loop.cancel()
+        await self._say_last_words()
+        return self._stream.failure
+
+    # --- the three loops ----------------------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        await self._settle()
+        while not self._is_over.is_set():
+            body = await self._transport.receive()
+            if body is None:
+                self.is_gone = True
+                self._is_over.set()
+                return
+            self._stream.receive(body, now=self._now())
+            await self._settle()
+
+    async def _follow(self) -> None:
+        await self._is_admitted.wait()
+        runner, stream = self._runner, self._stream
+        assert runner is not None
+        try:
+            while not self._is_over.is_set():
+                records = await runner.read(after=stream.cursor, limit=EVENTS_PER_FRAME_MAX)
+                if records:
+                    events = [(EventId(record.epoch, record.position), record.body) for record in records]
+                    stream.deliver(events, now=self._now())
+                    await self._flush()
+                elif self._transport.ends_with_turn and stream.is_turn_over(runner.state):
+                    self._is_over.set()
+                else:
+                    await runner.wait(stream.cursor)
+        except MidstreamError as error:
+            self.end(error)
+
+    async def _keep_time(self) -> None:
+        while not self._is_over.is_set():
+            now = self._now()
+            await self._world.sleep(max(self._next_check_at(now) - now, 0.0))
+            now = self._now()
+            if self._sending_since is None:
+                self._meet_deadline(now)
+                await self._flush()
+            elif now >= self._sending_since + SEND_S:
+                _log.info("a client stopped reading", extra={"session": self._session_id})
+                self.is_gone = True
+                self._is_over.set()
+
+    def _next_check_at(self, now: float) -> float:
+        if self._sending_since is not None:
+            return self._sending_since + SEND_S
+        deadline = self._stream.next_deadline()
+        return deadline.at if deadline else now + HEARTBEAT_S
+
+    # --- what they share ----------------------------------------------------------------------------------------
+
+    async def _settle(self) -> None:
+        """Do what the stream asks for, in its order, and send what came of it."""
+        while requests := self._stream.requests():
+            for request in requests:
+                await self._do(request)
+                await self._flush()
+        self._meet_deadline(self._now())
+        await self._flush()
+
+    async def _do(self, request: Request) -> None:
+        match request:
+            case Admit():
+                try:
+                    await self._admit(request)
+                except MidstreamError as error:
+                    self._stream.fail(error, now=self._now())
+            case Submit():
+                assert self._runner is not None
+                try:
+                    await self._runner.submit(request.chunk)
+                except MidstreamError as error:
+                    self._stream.refused(request.seqno, error, now=self._now())
+                else:
+                    self._world.reach(Fault.BEFORE_ACK)
+                    self._stream.accepted(request.seqno, now=self._now())
+
+    async def _admit(self, request: Admit) -> None:
+        # A stream may begin a session; who has seen events of it knows that there was one.
+        is_new = bool(request.open.stream) and request.event_id is None
+        runner = await self._host.session(self._session_id, create=is_new)
+        epoch_at = None
+        if request.event_id is not None and request.event_id.position > 0:
+            found = await runner.read(after=request.event_id.position - 1, limit=1)
+            epoch_at = found[0].epoch if found else None
+        self._stream.admit(runner.state, epoch_at=epoch_at, now=self._now())
+        if not self._stream.is_admitted:
+            return
+        self._runner = runner
+        runner.attach()
+        if self._stream.stream:
+            self._among.fence(self)
+        self._is_admitted.set()
+
+    def _meet_deadline(self, now: float) -> None:
+        deadline = self._stream.next_deadline()
+        if deadline is None or now < deadline.at:
+            return
+        newest, waits_on = START, "nothing"
+        if self._runner is not None:
+            newest, waits_on = self._runner.newest, waiting_on(self._runner.state)
+        self._stream.handle_deadline(newest=newest, waiting_on=waits_on, now=now)
+
+    async def _flush(self) -> None:
+        try:
+            async with self._sending:
+                while frames := self._stream.frames_to_send():
+                    self._sending_since = self._now()
+                    await self._transport.send(frames)
+                    self._sending_since = None
+        except OSError:
+            self.is_gone = True
+            self._is_over.set()
+        if self._stream.is_closed:
+            self._is_over.set()
+
+    async def _say_last_words(self) -> None:
+        if self.is_gone:
+            return
+        try:
+            async with asyncio.timeout(LAST_WORDS_S):
+                await self._flush()
+        except TimeoutError:
+            _log.debug("a client did not take the last frame", extra={"session": self._session_id})
+
+    def _now(self) -> float:
+        return self._world.monotonic()

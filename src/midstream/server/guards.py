@@ -1,0 +1,69 @@
+"""Who may ask: pages of this server, programs without an origin, and origins and hosts that were named.
+
+A local server is a target for every web page its user visits. A browser says which page asks (`Origin`), which
+keeps foreign pages out; and it says which host name it believes to talk to (`Host`), which keeps out a page whose
+name was pointed at this machine after it was loaded (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from midstream.errors import ForeignOriginError
+from midstream.server.problems import problem_of, refuse
+
+ANY_HOST = "*"
+_HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^:,\[\]]+))(?::[0-9]+)?")
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def check_origin(scope: Scope, allowed: Collection[str]) -> None:
+    """Let a request pass that no page of another site has made.
+
+    Args:
+        scope: The request or handshake.
+        allowed: Origins (`https://app.example`) beside our own that may ask.
+
+    Raises:
+        ForeignOriginError: It comes from another site's page, or from a page without a name.
+    """
+    origin = _header(scope, b"origin")
+    if not origin or origin in allowed:
+        return
+    if urlsplit(origin).netloc.lower() != _header(scope, b"host").lower():
+        raise ForeignOriginError("a page of another site may not ask this server")
+
+
+class HostGuard:
+    """Serve an app only under the names it is known by.
+
+    Args:
+        app: What to guard.
+        names: Host names without port; `*` for any.
+    """
+
+    def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
+        self._app = app
+        self._names = names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] == "lifespan" or ANY_HOST in self._names or self._is_ours(scope):
+            await self._app(scope, receive, send)
+            return
+        error = ForeignOriginError("this server is not known under the host name of the request")
+        await refuse(problem_of(error), scope, receive, send)
+
+    def _is_ours(self, scope: Scope) -> bool:
+        found = _HOST.fullmatch(_header(scope, b"host").lower())
+        return found is not None and (found["address"] or found["name"]) in self._names
+
+
+def _header(scope: Scope, name: bytes) -> str:
+    """Return a header's value; "" where it is missing. Two of them are as foreign as any other wrong value."""
+    values: list[bytes] = [value for key, value in scope["headers"] if key == name]
+    return b",".join(values).decode("latin-1")

@@ -1,0 +1,320 @@
+"""The HTTP endpoints: sessions as JSON, chunks by POST, events by server-sent events.
+
+`HttpEndpoints` are ordinary requests; `EventsEndpoint` is the stream protocol's way down for clients without a
+WebSocket, as a plain ASGI callable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from itertools import count
+
+import msgspec
+from msgspec import Struct
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+import midstream
+from midstream.core.frames import FRAME_BYTES_MAX, Ack, Chunk, Open, decode_client, encode, secret_digest_of
+from midstream.core.server_stream import KEY_CHARS_MAX, ServerStream, Wire, read_chunk
+from midstream.core.sse import event_of_frame, events_of_records
+from midstream.core.turn import Cancel
+from midstream.errors import (
+    ConnectionLostError,
+    FrameTooLargeError,
+    MalformedFrameError,
+    SessionNotFoundError,
+    UsageError,
+)
+from midstream.runtime.host import Host
+from midstream.server.connection import Connection, Connections
+from midstream.server.snapshot import snapshot_of
+from midstream.store.contract import SessionInfo
+from midstream.world import Fault
+
+BODY_S = 30.0
+"""Seconds for the body of one chunk: 1 MiB over a bad mobile network."""
+SESSIONS_PER_PAGE = 50
+SESSIONS_PER_PAGE_MAX = 200
+RECORDS_PER_READ = 1000
+"""Records of an export that are in memory at a time."""
+
+SSE = Wire(event_of_frame, events_of_records)
+SSE_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    # A proxy that stores, compresses or buffers would hold the words back.
+    (b"cache-control", b"no-store, no-transform"),
+    (b"x-accel-buffering", b"no"),
+    (b"x-content-type-options", b"nosniff"),
+]
+SSE_PREAMBLE = b"retry: 1000\n\n"
+"""Milliseconds after which a browser makes a cut connection again; its own default is three times as long."""
+
+
+class StreamCutError(Exception):
+    """Raised out of an event stream so that the ASGI server resets the connection.
+
+    A body must not end cleanly before the turn has: the client could not tell it from the end (STREAM-27).
+    """
+
+
+class SessionLine(Struct, frozen=True):
+    """One session of a listing; times in seconds since 1970."""
+
+    id: str
+    title: str
+    status: str
+    turns: int
+    created_at: float
+    updated_at: float
+
+
+class SessionPage(Struct, frozen=True):
+    """Part of a listing, last changed first. `next` is the query of the next page, or null at the end."""
+
+    sessions: list[SessionLine]
+    next: str | None
+
+
+class HttpEndpoints:
+    """Everything that is one request and one answer."""
+
+    def __init__(self, host: Host, connections: Connections) -> None:
+        self._host = host
+        self._connections = connections
+
+    def routes(self) -> list[Route]:
+        """Return the routes, for a router."""
+        one = "/v1/sessions/{session_id}"
+        return [
+            Route("/health", self.health, methods=["GET"]),
+            Route("/ready", self.ready, methods=["GET"]),
+            Route("/v1/sessions", self.sessions, methods=["GET"]),
+            Route(one, self.show, methods=["GET"]),
+            Route(one, self.delete, methods=["DELETE"]),
+            Route(f"{one}/records", self.records, methods=["GET"]),
+            Route(f"{one}/cancel", self.cancel, methods=["POST"]),
+            Route(f"{one}/chunks", self.chunks, methods=["POST"]),
+        ]
+
+    async def health(self, _: Request) -> Response:
+        """Say that the process serves."""
+        return _json({"status": "ok", "version": midstream.__version__})
+
+    async def ready(self, _: Request) -> Response:
+        """Say whether new work should be sent here: not while old turns are being recovered, nor at the end."""
+        recovery = self._host.recovery
+        if self._host.is_draining:
+            return _json({"status": "draining"}, status=503, headers={"retry-after": "1"})
+        if not recovery.is_done:
+            progress = {"done": recovery.done, "total": recovery.total}
+            answer = {"status": "recovering", "recovering": progress}
+            return _json(answer, status=503, headers={"retry-after": "1"})
+        return _json({"status": "ready", "failed": recovery.failed, "streams": len(self._connections)})
+
+    async def sessions(self, request: Request) -> Response:
+        """List sessions, last changed first."""
+        limit = _number(request, "limit", least=1, most=SESSIONS_PER_PAGE_MAX) or SESSIONS_PER_PAGE
+        offset = _number(request, "offset") or 0
+        lines: list[SessionLine] = []
+        number = count()
+        async for info in self._host.store.list():
+            if next(number) < offset:
+                continue
+            if len(lines) == limit:
+                return _json(SessionPage(lines, f"?limit={limit}&offset={offset + limit}"))
+            lines.append(_line_of(info))
+        return _json(SessionPage(lines, None))
+
+    async def show(self, request: Request) -> Response:
+        """Return a session's transcript, whole, and the event to follow it from."""
+        session_id = request.path_params["session_id"]
+        runner = await self._host.session(session_id)
+        return _json(snapshot_of(session_id, runner.state, str(runner.newest)))
+
+    async def records(self, request: Request) -> Response:
+        """Export a session's records, a line each."""
+        session_id = request.path_params["session_id"]
+        after = _number(request, "after") or 0
+        limit = _number(request, "limit")
+        if await self._host.store.find(session_id) is None:
+            raise SessionNotFoundError(f"there is no session {session_id!r}")
+        return StreamingResponse(
+            self._lines(session_id, after, limit), media_type="application/x-ndjson", headers=_NO_STORE
+        )
+
+    async def _lines(self, session_id: str, after: int, limit: int | None) -> AsyncIterator[bytes]:
+        left = limit
+        while left is None or left > 0:
+            most = RECORDS_PER_READ if left is None else min(left, RECORDS_PER_READ)
+            page = await self._host.store.read(session_id, after=after, limit=most)
+            if not page:
+                return
+            after = page[-1].position
+            left = None if left is None else left - len(page)
+            yield b"".join(
+                b'{"id":"%d-%d","record":%b}\n' % (stored.epoch, stored.position, stored.body)
+                for stored in page
+            )
+
+    async def delete(self, request: Request) -> Response:
+        """Remove an idle session for good."""
+        await self._host.delete(request.path_params["session_id"])
+        return Response(status_code=204, headers=_NO_STORE)
+
+    async def cancel(self, request: Request) -> Response:
+        """Stop the running turn, if there is one; `?turn=` stops that turn and no later one."""
+        turn = _number(request, "turn")
+        runner = await self._host.session(request.path_params["session_id"])
+        await runner.submit(Cancel(turn))
+        return _json({"event_id": str(runner.newest), "is_running": runner.state.is_live}, status=202)
+
+    async def chunks(self, request: Request) -> Response:
+        """Take one chunk of a stream; the answer is its ack."""
+        key, secret = stream_of(request)
+        if not key or not secret:
+            raise MalformedFrameError(
+                "a chunk needs the headers `x-idempotency-key` and `x-idempotent-encryption-key`"
+            )
+        frame = decode_client(await _body_of(request))
+        if not isinstance(frame, Chunk):
+            raise MalformedFrameError("the body of this request is one `chunk` frame")
+        chunk = read_chunk(frame, stream=key, secret_digest=secret_digest_of(secret))
+        runner = await self._host.session(request.path_params["session_id"], create=chunk.seqno == 0)
+        known = runner.state.streams.get(key)
+        is_replayed = known is not None and chunk.seqno < len(known.digests)
+        await runner.submit(chunk)
+        self._host.world.reach(Fault.BEFORE_ACK)
+        headers = {"x-midstream-replayed": "true"} if is_replayed else {}
+        return _raw_json(encode(Ack(chunk.seqno)), headers=headers)
+
+
+class SseTransport:
+    """Frames as server-sent events in the body of one answer; the way up is `POST …/chunks`."""
+
+    def __init__(self, receive: Receive, send: Send, *, ends_with_turn: bool) -> None:
+        self.ends_with_turn = ends_with_turn
+        self._receive = receive
+        self._send = send
+
+    async def receive(self) -> bytes | None:
+        """Wait until the client has gone: it says nothing here."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        return None
+
+    async def send(self, frames: Sequence[bytes]) -> None:
+        """See `Transport.send`."""
+        await self._send({"type": "http.response.body", "body": b"".join(frames), "more_body": True})
+
+
+class EventsEndpoint:
+    """`/v1/sessions/{id}/events`: follow a session by server-sent events."""
+
+    def __init__(self, host: Host, connections: Connections, *, retention_s: float) -> None:
+        self._host = host
+        self._connections = connections
+        self._retention_s = retention_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one reader. What is refused before the first event is an ordinary HTTP error.
+
+        Raises:
+            StreamCutError: The server ended it (draining, fenced, a store that fails); the body stays open-ended.
+        """
+        if scope["method"] != "GET":
+            raise HTTPException(405, headers={"allow": "GET"})
+        request = Request(scope)
+        stream = ServerStream(wire=SSE, retention_s=self._retention_s, now=self._host.world.monotonic())
+        key, secret = stream_of(request)
+        transport = SseTransport(receive, send, ends_with_turn=bool(key))
+        session_id = scope["path_params"]["session_id"]
+        with Connection(self._host, session_id, stream, transport, self._connections) as connection:
+            await connection.admit(encode(Open(key, secret, _event_id_of(request))))
+            await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
+            await send({"type": "http.response.body", "body": SSE_PREAMBLE, "more_body": True})
+            failure = await connection.run()
+        if connection.is_gone:
+            return
+        if failure is not None:
+            raise StreamCutError(failure.code) from failure
+        await send({"type": "http.response.body", "body": b""})
+
+
+def stream_of(request: Request) -> tuple[str, str]:
+    """Return the stream key and secret of a request's headers, each "" where it is missing.
+
+    Raises:
+        MalformedFrameError: One of them is too long.
+    """
+    key = request.headers.get("x-idempotency-key") or request.headers.get("idempotency-key") or ""
+    secret = request.headers.get("x-idempotent-encryption-key") or ""
+    if len(key) > KEY_CHARS_MAX or len(secret) > KEY_CHARS_MAX:
+        raise MalformedFrameError(f"stream keys and secrets have {KEY_CHARS_MAX} characters at most")
+    return key, secret
+
+
+def _event_id_of(request: Request) -> str | None:
+    """A browser that reconnects sends the header beside the address it first used, so the header counts first."""
+    headers = request.headers
+    named = headers.get("last-event-id") or headers.get("x-idempotency-event-id")
+    return named or request.query_params.get("after") or None
+
+
+async def _body_of(request: Request) -> bytes:
+    """Read a body, and not more of it than a frame may have.
+
+    Raises:
+        FrameTooLargeError: The rest of it was not read.
+        ConnectionLostError: It did not come whole in `BODY_S`.
+    """
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for piece in request.stream():
+                size += len(piece)
+                if size > FRAME_BYTES_MAX:
+                    raise FrameTooLargeError(f"a frame has {FRAME_BYTES_MAX} bytes at most")
+                pieces.append(piece)
+    except TimeoutError as error:
+        raise ConnectionLostError(f"the chunk did not arrive within {BODY_S:g} s") from error
+    except ClientDisconnect as error:
+        raise ConnectionLostError("the client went before its chunk was whole") from error
+    return b"".join(pieces)
+
+
+def _number(request: Request, name: str, *, least: int = 0, most: int = 2**53) -> int | None:
+    """Return a number of the query, or None where it is missing; 2**53 is the last one JavaScript counts to.
+
+    Raises:
+        UsageError: It is none, or out of bounds.
+    """
+    text = request.query_params.get(name)
+    if text is None:
+        return None
+    is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(most))
+    if not is_number or not least <= int(text) <= most:
+        raise UsageError(f"`{name}` is a number from {least} to {most}")
+    return int(text)
+
+
+def _line_of(info: SessionInfo) -> SessionLine:
+    mark = info.mark
+    return SessionLine(info.session, mark.title, mark.status, mark.turns, info.created_at, mark.at)
+
+
+_NO_STORE = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+
+
+def _json(value: object, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return _raw_json(msgspec.json.encode(value), status=status, headers=headers)
+
+
+def _raw_json(body: bytes, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    merged = {**_NO_STORE, **(headers or {})}
+    return Response(body, status, headers=merged, media_type="application/json")

@@ -1,0 +1,170 @@
+"""Every HTTP error as a problem detail (RFC 9457), and the one mapping from our errors to statuses.
+
+A problem says what happened (`detail`), with a stable `code` to match on, when the same request may be repeated
+(`retry`, `retry_after_s`), and what to do next (`next`). It never carries what a user or a model wrote.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+import msgspec
+from msgspec import Struct
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from midstream.errors import (
+    AccessError,
+    ConflictError,
+    EventGoneError,
+    FrameTooLargeError,
+    MidstreamError,
+    ModelError,
+    NotFoundError,
+    ProtocolError,
+    SeqnoGapError,
+    StoreDamagedError,
+    UnavailableError,
+    UsageError,
+)
+
+MEDIA_TYPE = "application/problem+json"
+RETRY_AFTER_S = 1.0
+"""Seconds to wait where an error may be retried later and nobody said when."""
+
+_STATUSES: dict[type[MidstreamError], int] = {
+    UsageError: 400,
+    ProtocolError: 400,
+    AccessError: 403,
+    NotFoundError: 404,
+    ConflictError: 409,
+    EventGoneError: 410,
+    FrameTooLargeError: 413,
+    MidstreamError: 500,
+    StoreDamagedError: 500,
+    ModelError: 502,
+    UnavailableError: 503,
+}
+
+_NEXT = {
+    "access": "Ask the person who runs this server for access.",
+    "draining": "Reconnect: this server or another one carries on where it stopped.",
+    "event_gone": "Take a snapshot of the session and follow from its event id.",
+    "foreign_origin": "Call from a page of this server, or let its operator allow your origin or host name.",
+    "frame_too_large": "Send less in one chunk.",
+    "internal": "Try again; if it stays, look into the log of the server.",
+    "lease_held": "Another server process works on this session: ask that one, or try again later.",
+    "malformed_frame": "Correct the request; the same one is refused again.",
+    "not_found": "Look at the address.",
+    "overloaded": "Try again later, or at another server.",
+    "recovering": "Try again in a moment.",
+    "seqno_gap": "Play back your chunks from number `expected`.",
+    "seqno_reused": "Send another payload under the next number; the first one stands.",
+    "session_busy": "Wait for the end of the turn, or cancel it.",
+    "session_not_found": "Begin a session by sending its first message.",
+    "store_busy": "Try again in a moment: another process holds the database.",
+    "store_damaged": "Run `midstream doctor`, or put back a copy of the database.",
+    "store_full": "Free some space on the server's disk and try again.",
+    "stream_fenced": "A newer connection of this client has the stream; use that one.",
+    "stream_not_found": "Open a new stream.",
+    "usage": "Correct the request; the same one is refused again.",
+    "wrong_secret": "Show the secret that this stream was opened with.",
+}
+_NEXT_BY_RETRY = {
+    "never": "Do not repeat this request as it is.",
+    "later": "Try again later.",
+    "now": "Try again at once.",
+}
+
+
+class Problem(Struct, frozen=True, omit_defaults=True):
+    """The body of an HTTP error."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    next: str
+    retry: str = "never"
+    retry_after_s: float | None = None
+    expected: int | None = None
+    """The seqno to send next, where the code is `seqno_gap`."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What the answer needs besides its body."""
+        headers = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+        if self.retry_after_s is not None:
+            headers["retry-after"] = str(max(1, round(self.retry_after_s)))
+        return headers
+
+
+def status_of(error: MidstreamError) -> int:
+    """Return the HTTP status of an error: that of the nearest class in the tree."""
+    return next(_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES)
+
+
+def problem_of(error: MidstreamError) -> Problem:
+    """Return what an HTTP client is told of an error."""
+    retry_after_s = error.retry_after_s
+    if retry_after_s is None and error.retry == "later":
+        retry_after_s = RETRY_AFTER_S
+    expected = error.expected if isinstance(error, SeqnoGapError) else None
+    return _problem(status_of(error), error.code, error.message, error.retry, retry_after_s, expected)
+
+
+def problem_of_http(error: HTTPException) -> Problem:
+    """Return what an HTTP client is told of a request that met no endpoint."""
+    phrase = HTTPStatus(error.status_code).phrase
+    code = "not_found" if error.status_code == HTTPStatus.NOT_FOUND else phrase.lower().replace(" ", "_")
+    return _problem(error.status_code, code, f"{phrase}.")
+
+
+INTERNAL = "Something went wrong in the server; the log has the details."
+
+
+def internal_problem() -> Problem:
+    """Return what an HTTP client is told of a bug: nothing about it."""
+    return _problem(500, "internal", INTERNAL, "later", RETRY_AFTER_S)
+
+
+def _problem(
+    status: int,
+    code: str,
+    detail: str,
+    retry: str = "never",
+    retry_after_s: float | None = None,
+    expected: int | None = None,
+) -> Problem:
+    return Problem(
+        type=f"urn:midstream:error:{code}",
+        title=code.replace("_", " ").capitalize(),
+        status=status,
+        detail=detail,
+        code=code,
+        next=_NEXT.get(code) or _NEXT_BY_RETRY[retry],
+        retry=retry,
+        retry_after_s=retry_after_s,
+        expected=expected,
+    )
+
+
+def response_of(problem: Problem) -> Response:
+    """Return a problem as a whole HTTP answer."""
+    body = msgspec.json.encode(problem)
+    return Response(body, problem.status, headers=problem.headers, media_type=MEDIA_TYPE)
+
+
+async def refuse(problem: Problem, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a request, or a WebSocket handshake that was not accepted yet, with a problem."""
+    if scope["type"] == "http":
+        await response_of(problem)(scope, receive, send)
+    elif "websocket.http.response" in scope.get("extensions", {}):
+        headers = [(name.encode(), value.encode()) for name, value in problem.headers.items()]
+        headers.append((b"content-type", MEDIA_TYPE.encode()))
+        await send({"type": "websocket.http.response.start", "status": problem.status, "headers": headers})
+        await send({"type": "websocket.http.response.body", "body": msgspec.json.encode(problem)})
+    else:
+        await send({"type": "websocket.close", "code": 1008, "reason": problem.code})

@@ -1,0 +1,169 @@
+"""Run the app on a port, and end well: tell every stream first, then stop, within a bound.
+
+uvicorn alone would wait for open streams for ever and never tell the app that it wants to end. So the server is
+asked to say goodbye first: WebSockets get an `error` frame with code `draining`, event streams are reset, both
+reconnect; what is left is cut; then the host stops, and what it cut is in the journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Callable, Collection
+from types import FrameType
+
+import uvicorn
+
+from midstream.core.frames import FRAME_BYTES_MAX
+from midstream.errors import PortTakenError, UsageError
+from midstream.server.app import App
+from midstream.server.guards import LOOPBACK_NAMES, HostGuard
+from midstream.server.logs import PeerNoise
+
+STOP_WITHIN_S = 10.0
+"""Seconds from the signal to the end of the process; supervisors kill after 10 (containers) to 90 (systemd)."""
+GOODBYE_S = 2.0
+"""Seconds for the last frames of all connections."""
+CUT_S = 1
+"""Whole seconds for requests that are still being answered, before they are cut."""
+CLOSING_S = 2.0
+"""Seconds kept for closing what the host could not stop in its grace, and the store."""
+WS_FRAME_BYTES_MAX = FRAME_BYTES_MAX + 64 * 1024
+"""A WebSocket message just above our limit gets our answer; one above this is cut off by the WebSocket layer."""
+PING_S = 20.0
+"""Seconds between WebSocket pings, and for the answer to one: finds peers that went without a word."""
+
+
+async def serve(
+    app: App,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    allowed_hosts: Collection[str] = (),
+    stop_within_s: float = STOP_WITHIN_S,
+    on_listening: Callable[[str], None] | None = None,
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Serve until SIGINT or SIGTERM (or `stop`), then drain and return within `stop_within_s` seconds.
+
+    A second signal cuts all that is still open.
+
+    Args:
+        app: From `asgi`.
+        host: Address to listen on; loopback by default.
+        port: 0 takes a free one.
+        allowed_hosts: Host names under which requests may come; those of this machine by default. Needed where
+            `host` is not loopback: midstream has no login of its own, so a proxy that has one stands in front.
+        stop_within_s: Bound of the whole shutdown.
+        on_listening: Called with the address, such as `http://127.0.0.1:8000`, once connections are accepted.
+        stop: Set it to end as by a signal.
+
+    Raises:
+        PortTakenError: Another program listens there. Nothing was started.
+        UsageError: There is no such address, or it is open to the network and `allowed_hosts` is empty.
+        StoreBusyError, StoreFullError, StoreDamagedError: The store cannot be opened. Nothing was changed.
+    """
+    is_local = host in LOOPBACK_NAMES
+    if not is_local and not allowed_hosts:
+        message = (
+            f"listening on {host!r} lets the network in, and midstream has no login of its own: put a proxy"
+        )
+        raise UsageError(f"{message} with one in front and name the hosts that clients use (`*` for any)")
+    names = {*allowed_hosts, *LOOPBACK_NAMES} if is_local else {*allowed_hosts}
+    listener = listen(host, port)
+    server = _Server(app, names, listener, on_listening, stop)
+    noise = PeerNoise(app.host.world)
+    logging.getLogger("uvicorn.error").addFilter(noise)
+    try:
+        await app.start()
+        await server.serve(sockets=[listener])
+    finally:
+        logging.getLogger("uvicorn.error").removeFilter(noise)
+        listener.close()
+        await app.stop(grace_s=max(0.0, stop_within_s - GOODBYE_S - CUT_S - CLOSING_S))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens.
+
+    Raises:
+        PortTakenError: Another program has the port.
+        UsageError: This machine has no such address, or the port needs more rights.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(2048)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            message = f"another program listens on {host}:{port}: stop it, or choose another port"
+            raise PortTakenError(f"{message} (0 takes a free one)") from error
+        raise UsageError(f"cannot listen on {host}:{port}: {error}") from error
+    listener.setblocking(False)  # noqa: FBT003 - the standard library's interface
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, with a goodbye."""
+
+    def __init__(
+        self,
+        app: App,
+        names: Collection[str],
+        listener: socket.socket,
+        on_listening: Callable[[str], None] | None,
+        stop: asyncio.Event | None,
+    ) -> None:
+        config = uvicorn.Config(
+            HostGuard(app, names),
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            ws="websockets-sansio",
+            ws_max_size=WS_FRAME_BYTES_MAX,
+            # Half the client's time and much of the memory, for words that come a few at a time.
+            ws_per_message_deflate=False,
+            ws_ping_interval=PING_S,
+            ws_ping_timeout=PING_S,
+            timeout_graceful_shutdown=CUT_S,
+        )
+        super().__init__(config)
+        self._app = app
+        self._listener = listener
+        self._on_listening = on_listening
+        self._stop = stop
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept connections, and say so."""
+        await super().startup(sockets=sockets)
+        if self._on_listening is not None:
+            address, port = self._listener.getsockname()[:2]
+            self._on_listening(f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}")
+
+    async def on_tick(self, counter: int) -> bool:
+        """Look whether it is time to end; uvicorn asks ten times a second."""
+        return await super().on_tick(counter) or (self._stop is not None and self._stop.is_set())
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's shape
+        """Take a signal as the wish to end well; unlike uvicorn, do not die of it in the end."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Say goodbye to every connection, then let uvicorn cut what is left."""
+        for server in self.servers:
+            server.close()
+        self._app.drain()
+        try:
+            async with asyncio.timeout(GOODBYE_S):
+                while len(self._app.connections) and not self.force_exit:
+                    await self._app.host.world.sleep(0.01)
+        except TimeoutError:
+            pass
+        await super().shutdown(sockets=sockets)

@@ -1,0 +1,100 @@
+"""What a session is, as one JSON document: for a page that opens it, before it follows the events."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from midstream.core.calls import CallState
+from midstream.core.messages import Call, Entry, Reply, Result
+from midstream.core.server_stream import status_of, waiting_on
+from midstream.core.session import Session
+from midstream.core.turn import AwaitingModel, Cancelling, Idle, RunningCalls, partial_reply
+
+
+class CallSnapshot(Struct, frozen=True, omit_defaults=True):
+    """One call of the running batch.
+
+    Args:
+        call: What the model asked for.
+        site: Who runs it: server or client.
+        status: waiting, running or ended.
+        started_at: When its last run began, in seconds since 1970.
+        result: Its outcome, once it ended.
+    """
+
+    call: Call
+    site: str
+    status: str
+    started_at: float = 0.0
+    result: Result | None = None
+
+
+class RunningTurn(Struct, frozen=True, omit_defaults=True):
+    """The turn that is open. Nothing of it beyond the user's message and whole exchanges is in the history.
+
+    Args:
+        turn, reply: Their numbers.
+        attempt: Which try of this reply the model is at; 0 once the reply is whole.
+        said: The reply, or as much of it as the model has said.
+        calls: The calls of a whole reply, in the model's order.
+    """
+
+    turn: int
+    reply: int
+    attempt: int = 0
+    said: Reply | None = None
+    calls: tuple[CallSnapshot, ...] = ()
+
+
+class Snapshot(Struct, frozen=True):
+    """A session at one event.
+
+    Args:
+        session: Its id.
+        event_id: The event it is the state at: follow from here and nothing is missed or seen twice.
+        status: What it is doing: idle, model, tools, cancelling.
+        waiting_on: What the turn waits for: nothing, model, tool, client.
+        turns: Turns opened so far.
+        last: How the last turn ended; "" before the first end.
+        history: User messages and exchanges (a reply with the results of all its calls), in order.
+        running: The open turn, or null.
+    """
+
+    session: str
+    event_id: str
+    status: str
+    waiting_on: str
+    turns: int
+    last: str
+    history: tuple[Entry, ...]
+    running: RunningTurn | None
+
+
+def snapshot_of(session_id: str, state: Session, event_id: str) -> Snapshot:
+    """Return the snapshot of a folded session."""
+    return Snapshot(
+        session=session_id,
+        event_id=event_id,
+        status=status_of(state),
+        waiting_on=waiting_on(state),
+        turns=state.turns,
+        last=state.last_turn.status.value if state.last_turn else "",
+        history=state.history.entries,
+        running=_running_turn(state),
+    )
+
+
+def _running_turn(state: Session) -> RunningTurn | None:
+    match state.turn:
+        case Idle():
+            return None
+        case AwaitingModel() as turn:
+            return RunningTurn(turn.turn, turn.reply_no, turn.attempt, partial_reply(turn))
+        case RunningCalls() | Cancelling() as turn:
+            calls = tuple(_call_snapshot(call) for call in turn.calls)
+            return RunningTurn(turn.turn, turn.reply_no, said=turn.reply, calls=calls)
+
+
+def _call_snapshot(call: CallState) -> CallSnapshot:
+    status = "running" if call.is_running else "waiting" if call.is_open else "ended"
+    return CallSnapshot(call.call, call.plan.site.value, status, call.started_at, call.result)

@@ -1,0 +1,477 @@
+/**
+ * The chat page: which session is shown, what it is fed from, and what a person can do.
+ *
+ * One session is shown at a time, and one source feeds it: the stream of an own message while its turn runs, else
+ * a follower. Both give the same records, which the transcript applies by event id, so that changing from one to
+ * the other neither loses nor repeats anything.
+ */
+
+import { MidstreamError, connect, randomText } from "./midstream.js";
+import { Transcript } from "./transcript.js";
+import { TurnView, element, textOf, visible } from "./view.js";
+
+const BASE = new URL("..", import.meta.url).href.replace(/\/+$/, "");
+/** Sessions with more records than this are opened from a snapshot instead of from their whole journal. */
+const RECORDS_READ_MAX = 5000;
+const LIST_EVERY_MS = 15_000;
+const CUT_MS = 2500;
+/** A connection made within this time is no news. */
+const PATIENCE_MS = 250;
+const TITLE_CHARS = 80;
+const NEAR_END_PX = 80;
+
+const SUGGESTIONS = [
+  "Tell me a long story about a river.",
+  "Count from one to fifty, one number a line.",
+  "Which tools do you have? Try one.",
+];
+
+const find = (id) => document.getElementById(id);
+
+class Page {
+  #client = null;
+  #session = "";
+  #visit = 0; // raised by every change of session: what belongs to an older visit is dropped
+  #transcript = new Transcript();
+  #views = new Map();
+  #source = null;
+  #isKnown = false; // the server has this session
+  #isLost = false; // the server had it and has it no longer
+  #unborn = new Set(); // sessions made here in which nothing was said yet
+  #pending = null; // {text, node} of a message that is not in the journal yet
+  #isStopping = false; // a stop was asked for and the turn has not ended
+  #cuts = []; // this page's losses of the line, {from, to} in ms here
+  #skewMs = -Infinity; // the server's clock minus this one: the way here only makes it look smaller
+  #dirty = new Set();
+  #isDrawing = false;
+  #connection = { phase: "ended", retryAt: null };
+  #lightTimer = null;
+
+  async start() {
+    this.#client = await connect({
+      url: BASE,
+      onstate: (connection, stream) => this.#heard(connection, stream),
+    });
+    if (!this.#client.isDurable)
+      this.#tell(
+        "This browser keeps nothing for pages: a message that is not sent yet would not survive a reload.",
+      );
+    this.#listen();
+    for (const text of SUGGESTIONS) {
+      const button = element("button", "quiet", text);
+      button.type = "button";
+      button.addEventListener("click", () => this.#suggest(text));
+      find("suggestions").append(button);
+    }
+    await this.#open();
+    for (const stream of await this.#client.resumeInterrupted()) stream.detach(); // unsent words of other sessions
+    setInterval(() => document.visibilityState === "visible" && this.#list(), LIST_EVERY_MS);
+    setInterval(() => this.#tick(), 500);
+  }
+
+  // --- which session ---
+
+  async #open() {
+    const named = decodeURIComponent(location.hash.slice(1));
+    if (!named) {
+      history.replaceState(null, "", `#${this.#newSession()}`);
+      return this.#open();
+    }
+    const visit = (this.#visit += 1);
+    this.#source?.detach();
+    this.#source = null;
+    this.#session = named;
+    this.#isKnown = this.#isLost = false;
+    this.#reset(new Transcript());
+    this.#showLight();
+    this.#list();
+    const loaded = this.#unborn.has(named) ? null : await this.#load(visit);
+    if (visit !== this.#visit) return undefined;
+    this.#isKnown = loaded !== null;
+    this.#reset(loaded ?? new Transcript());
+    const after = this.#isKnown ? this.#transcript.cursor : null;
+    const streams = await this.#client.resumeInterrupted({ session: named, after });
+    const [own, ...others] = streams.filter((stream) => stream.isHeard);
+    for (const other of others) other.detach();
+    if (visit !== this.#visit) return own?.detach();
+    if (own) this.#feedFrom(own);
+    else if (this.#isKnown) this.#feedFrom(this.#client.follow(named, after));
+    this.#showPending(own?.pendingText ?? null);
+    this.#showAll();
+    this.#scrollToEnd();
+    return undefined;
+  }
+
+  #newSession() {
+    const session = `s-${randomText(12)}`;
+    this.#unborn.add(session);
+    return session;
+  }
+
+  /** Return the session's transcript, or null where there is none yet. Tries until the server answers. */
+  async #load(visit) {
+    for (let wait = 500; visit === this.#visit; wait = Math.min(wait * 2, 8000)) {
+      try {
+        const path = `/v1/sessions/${encodeURIComponent(this.#session)}`;
+        const snapshot = await ask(path);
+        if (snapshot === null) return null;
+        if (Number(snapshot.event_id.split("-")[1]) > RECORDS_READ_MAX)
+          return Transcript.fromSnapshot(snapshot);
+        const transcript = new Transcript();
+        for (const line of (await ask(`${path}/records`, "text")).split("\n")) {
+          if (line) transcript.apply(JSON.parse(line));
+        }
+        return transcript;
+      } catch {
+        this.#connection = { phase: "waiting", retryAt: Date.now() + wait };
+        this.#showLight();
+        await new Promise((resolve) => setTimeout(resolve, wait));
+      }
+    }
+    return null;
+  }
+
+  #reset(transcript) {
+    this.#transcript = transcript;
+    this.#views.clear();
+    this.#cuts = [];
+    this.#pending = null;
+    find("turns").replaceChildren();
+    this.#tell("");
+    for (const turn of transcript.turns.values()) this.#dirty.add(turn);
+    this.#draw();
+  }
+
+  // --- what it is fed from ---
+
+  async #feedFrom(source) {
+    const visit = this.#visit;
+    const before = this.#source;
+    this.#source = source;
+    if (before && before !== source) before.detach();
+    this.#heard(source.connection, source);
+    this.#showAll();
+    let isFinal = false;
+    const isCurrent = () => visit === this.#visit && this.#source === source;
+    try {
+      for await (const event of source) {
+        if (!isCurrent()) return;
+        if (event.type === "gone") return void this.#open();
+        this.#apply(event, source);
+      }
+    } catch (error) {
+      if (!isCurrent()) return;
+      if (!(error instanceof MidstreamError)) throw error;
+      this.#refused(error);
+      isFinal = !source.key; // a follower that is refused would be refused again
+    }
+    if (!isCurrent()) return;
+    this.#source = null;
+    this.#list();
+    if (this.#isKnown && !isFinal) {
+      this.#feedFrom(this.#client.follow(this.#session, this.#transcript.cursor));
+      return;
+    }
+    this.#showAll();
+    this.#showLight();
+  }
+
+  #apply(event, source) {
+    const { record } = event;
+    this.#isKnown = true;
+    const turn = this.#transcript.apply(event);
+    if (turn === null) return;
+    if (record.at) this.#skewMs = Math.max(this.#skewMs, record.at * 1000 - Date.now());
+    if (record.type === "message_accepted" && record.stream && record.stream === source.key)
+      this.#showPending(null);
+    this.#dirty.add(turn);
+    this.#draw();
+    if (record.type === "message_accepted" || record.type === "turn_ended") this.#list();
+  }
+
+  /** Tell a refusal, and give back what was not said. */
+  #refused(error) {
+    const unsaid = this.#pending?.text;
+    this.#showPending(null);
+    if (unsaid && !find("text").value) this.#write(unsaid);
+    if (error.code === "session_not_found") {
+      this.#isKnown = false;
+      this.#isLost = true;
+      this.#tell(
+        "The server no longer has this session. What you see is what this page had of it; begin a new one to go on.",
+      );
+    } else if (error.code === "session_busy")
+      this.#tell("This session is still answering. Your message was not sent; it is back in the box.");
+    else if (error.code !== "stream_fenced") this.#tell(`${error.message} (${error.code})`);
+    this.#scrollToEnd();
+  }
+
+  // --- what a person does ---
+
+  #listen() {
+    globalThis.addEventListener("hashchange", () => this.#open());
+    globalThis.addEventListener("online", () => this.#showLight());
+    globalThis.addEventListener("offline", () => this.#showLight());
+    find("new").addEventListener("click", () => {
+      location.hash = this.#newSession();
+      this.#showSidebar(false);
+      find("text").focus();
+    });
+    find("menu").addEventListener("click", () =>
+      this.#showSidebar(!document.body.classList.contains("has-sidebar")),
+    );
+    find("scrim").addEventListener("click", () => this.#showSidebar(false));
+    find("sessions").addEventListener("click", () => this.#showSidebar(false));
+    find("cut").addEventListener("click", () => this.#client.cut(CUT_MS));
+    find("stop").addEventListener("click", () => this.#stop());
+    find("to-end").addEventListener("click", () => this.#scrollToEnd());
+    find("scroller").addEventListener("scroll", () => (find("to-end").hidden = this.#isAtEnd()), {
+      passive: true,
+    });
+    find("composer").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.#send();
+    });
+    find("text").addEventListener("input", () => this.#fitComposer());
+    find("text").addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      this.#send();
+    });
+    document.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape") return;
+      if (document.body.classList.contains("has-sidebar")) this.#showSidebar(false);
+      else this.#stop();
+    });
+  }
+
+  #send() {
+    const text = find("text").value;
+    if (!text.trim() || this.#isBusy() || this.#isLost) return;
+    this.#tell("");
+    let stream;
+    try {
+      stream = this.#client.send(this.#session, text, {
+        after: this.#isKnown ? this.#transcript.cursor : null,
+      });
+    } catch (error) {
+      if (!(error instanceof MidstreamError)) throw error;
+      this.#tell(error.message);
+      return;
+    }
+    this.#unborn.delete(this.#session);
+    this.#write("");
+    this.#showPending(text);
+    this.#feedFrom(stream);
+    this.#showAll();
+    this.#scrollToEnd();
+  }
+
+  #stop() {
+    if (!this.#isBusy()) return;
+    this.#isStopping = find("stop").disabled = true;
+    const turn = this.#transcript.running?.number ?? 0;
+    this.#client.cancel(this.#session, turn).catch((error) => {
+      this.#isStopping = false;
+      this.#tell(error.message);
+      this.#showAll();
+    });
+  }
+
+  #suggest(text) {
+    this.#write(text);
+    find("text").focus();
+  }
+
+  #isBusy() {
+    return !this.#isLost && (this.#pending !== null || this.#transcript.running !== null);
+  }
+
+  // --- what is shown ---
+
+  /** Draw the turns that changed, once a frame however many words came. */
+  #draw() {
+    if (this.#isDrawing) return;
+    this.#isDrawing = true;
+    requestAnimationFrame(() => {
+      this.#isDrawing = false;
+      const wasAtEnd = this.#isAtEnd();
+      for (const turn of this.#dirty) this.#drawTurn(turn);
+      this.#dirty.clear();
+      this.#showAll();
+      if (wasAtEnd) this.#scrollToEnd();
+      else find("to-end").hidden = false;
+    });
+  }
+
+  #drawTurn(turn) {
+    if (this.#transcript.turns.get(turn.number) !== turn) return; // of the session shown before
+    if (!this.#views.has(turn.number)) {
+      const made = new TurnView(turn.number);
+      this.#views.set(turn.number, made);
+      find("turns").insertBefore(made.root, this.#pending?.node ?? null);
+    }
+    const skewMs = Number.isFinite(this.#skewMs) ? this.#skewMs : 0;
+    const toServer = (ms) => (ms + skewMs) / 1000;
+    const within = ({ from, to }) =>
+      turn.startedAt !== null &&
+      (to === null || toServer(to) >= turn.startedAt) &&
+      (turn.endedAt === null || toServer(from) <= turn.endedAt);
+    const cuts = this.#cuts
+      .filter(within)
+      .map(({ from, to }) => ({ from: toServer(from), to: to === null ? null : toServer(to) }));
+    this.#views.get(turn.number).show(turn, cuts, toServer(Date.now()));
+  }
+
+  #showAll() {
+    const isBusy = this.#isBusy();
+    const isCancelling = this.#transcript.running?.isCancelling ?? false;
+    find("empty").hidden = this.#transcript.turns.size > 0 || this.#pending !== null;
+    find("send").hidden = isBusy;
+    find("stop").hidden = !isBusy;
+    this.#isStopping &&= isBusy;
+    find("stop").disabled = this.#isStopping || isCancelling;
+    find("cut").disabled = this.#source === null;
+    find("text").disabled = find("send").disabled = this.#isLost;
+    find("turns").setAttribute("aria-busy", String(isBusy));
+    const first = this.#transcript.turns.values().next().value;
+    const title = visible(textOf(first?.message).split("\n", 1)[0]).slice(0, TITLE_CHARS);
+    find("title").textContent = title || "New session";
+    document.title = title ? `${title} \u2013 midstream` : "midstream";
+  }
+
+  #showPending(text) {
+    this.#pending?.node.remove();
+    this.#pending = null;
+    if (text === null) return;
+    const said = element("div", "said", text);
+    said.dir = "auto";
+    const node = element(
+      "article",
+      "turn pending",
+      said,
+      element("footer", "foot", "Kept here until the server has it"),
+    );
+    this.#pending = { text, node };
+    find("turns").append(node);
+  }
+
+  #heard(connection, stream) {
+    if (stream !== this.#source) return;
+    this.#connection = connection;
+    const open = this.#cuts.at(-1);
+    if (connection.phase === "waiting" && (!open || open.to !== null)) {
+      this.#cuts.push({ from: Date.now(), to: null });
+    }
+    if (connection.phase === "live" && open && open.to === null) {
+      open.to = Date.now();
+      for (const turn of this.#transcript.turns.values()) if (!turn.status) this.#dirty.add(turn);
+      this.#draw();
+    }
+    this.#showLight();
+  }
+
+  /** Green: live. Amber: on its way back, with the seconds to the next try. Grey: no network, or nothing to hear. */
+  #showLight() {
+    const { phase, retryAt } = this.#connection;
+    clearTimeout(this.#lightTimer);
+    let [state, text] = ["idle", "Ready"];
+    if (this.#source === null && phase !== "waiting") [state, text] = ["idle", "Ready"];
+    else if (phase === "live") [state, text] = ["live", "Live"];
+    else if (!navigator.onLine) [state, text] = ["offline", "Offline"];
+    else if (phase === "waiting") {
+      const seconds = Math.max(0, Math.ceil((retryAt - Date.now()) / 1000));
+      [state, text] = ["reconnecting", seconds > 0 ? `Reconnecting in ${seconds} s` : "Reconnecting"];
+      this.#lightTimer = setTimeout(() => this.#showLight(), 200);
+    } else if (phase === "connecting") {
+      this.#lightTimer = setTimeout(() => this.#setLight("reconnecting", "Connecting"), PATIENCE_MS);
+      return;
+    } else return; // one source ended and the next begins
+    this.#setLight(state, text);
+  }
+
+  #setLight(state, text) {
+    const light = find("light");
+    if (light.dataset.state !== state) light.dataset.state = state;
+    if (find("light-text").textContent !== text) find("light-text").textContent = text;
+  }
+
+  async #list() {
+    let page;
+    try {
+      page = await ask("/v1/sessions");
+    } catch {
+      return; // the list of before stands; the light tells
+    }
+    const lines = page.sessions.map((session) => {
+      const link = element("a", "", element("bdi", "name", visible(session.title) || "Untitled"));
+      link.href = `#${encodeURIComponent(session.id)}`;
+      link.append(
+        element("span", "when", session.status === "running" ? "running" : ago(session.updated_at)),
+      );
+      if (session.id === this.#session) link.setAttribute("aria-current", "page");
+      const line = element("li", session.status, link);
+      return line;
+    });
+    find("sessions").replaceChildren(...lines);
+    find("sessions-empty").hidden = lines.length > 0;
+  }
+
+  #showSidebar(isShown) {
+    document.body.classList.toggle("has-sidebar", isShown);
+    find("scrim").hidden = !isShown;
+    find("menu").setAttribute("aria-expanded", String(isShown));
+  }
+
+  #tell(words) {
+    find("notice").textContent = words;
+    find("notice").hidden = !words;
+  }
+
+  #write(text) {
+    find("text").value = text;
+    this.#fitComposer();
+  }
+
+  #fitComposer() {
+    const box = find("text");
+    box.style.height = "auto";
+    box.style.height = `${box.scrollHeight}px`;
+  }
+
+  #isAtEnd() {
+    const box = find("scroller");
+    return box.scrollHeight - box.scrollTop - box.clientHeight < NEAR_END_PX;
+  }
+
+  #scrollToEnd() {
+    find("scroller").scrollTop = find("scroller").scrollHeight;
+    find("to-end").hidden = true;
+  }
+
+  /** While a turn runs its clock and its band go on, whether or not words come. */
+  #tick() {
+    const running = this.#transcript.running;
+    if (running === null || document.visibilityState !== "visible") return;
+    this.#dirty.add(running);
+    this.#draw();
+  }
+}
+
+/** Ask the server; null where there is no such thing. */
+async function ask(path, kind = "json") {
+  const response = await fetch(BASE + path, { cache: "no-store" });
+  if (response.status === 404) return null;
+  if (!response.ok) throw new Error(`${path}: ${response.status}`);
+  return response[kind]();
+}
+
+function ago(seconds) {
+  const passed = Date.now() / 1000 - seconds;
+  if (passed < 60) return "now";
+  if (passed < 3600) return `${Math.floor(passed / 60)} min`;
+  if (passed < 86_400) return `${Math.floor(passed / 3600)} h`;
+  return new Date(seconds * 1000).toLocaleDateString(undefined, { month: "short", day: "numeric" });
+}
+
+await new Page().start();

@@ -1,0 +1,181 @@
+/** Types of midstream.js. Instants are milliseconds since 1970 in this file, seconds since 1970 in records. */
+
+export type Retry = "never" | "later" | "now";
+
+/** What a server refused, or what went wrong here. Match on `code`, which is stable. */
+export class MidstreamError extends Error {
+  readonly code: string;
+  readonly retry: Retry;
+  readonly retryAfterS: number | null;
+}
+
+export interface TextPart {
+  type: "text";
+  text: string;
+}
+export interface ThinkingPart {
+  type: "thinking";
+  text: string;
+  signature?: string;
+}
+export interface FilePart {
+  type: "file";
+  media_type: string;
+  data?: string;
+  url?: string;
+  name?: string;
+}
+/** A tool request; `arguments` is JSON text exactly as the model wrote it, also when it is broken. */
+export interface CallPart {
+  type: "call";
+  id: string;
+  name: string;
+  arguments?: string;
+}
+export interface Result {
+  call_id: string;
+  content: string;
+  outcome?: "ok" | "error" | "cancelled" | "unknown";
+}
+export interface Reply {
+  parts: (TextPart | ThinkingPart | CallPart)[];
+  finish?: "stop" | "calls" | "length" | "filter" | "interrupted";
+  model?: string;
+  usage?: { input_tokens?: number; output_tokens?: number; cached_tokens?: number };
+}
+
+/** What the journal holds. Kinds that are not listed may come from a newer server: ignore them. */
+export type JournalRecord =
+  | { type: "epoch_started"; epoch: number; owner: string; at: number; version: number }
+  | { type: "stream_opened"; stream: string; secret_digest: string }
+  | { type: "chunk_accepted"; stream: string; seqno: number; digest: string }
+  | {
+      type: "message_accepted";
+      turn: number;
+      message: { type?: "user"; parts: (TextPart | FilePart)[] };
+      at: number;
+      stream?: string;
+    }
+  /** The model is asked; what earlier attempts said of this reply is void. */
+  | { type: "attempt_started"; turn: number; reply: number; attempt: number; at: number; not_before?: number }
+  | {
+      type: "delta";
+      turn: number;
+      reply: number;
+      attempt: number;
+      part: number;
+      kind: "text" | "thinking";
+      text: string;
+    }
+  | {
+      type: "attempt_failed";
+      turn: number;
+      reply: number;
+      attempt: number;
+      code: string;
+      message: string;
+      at: number;
+    }
+  | { type: "reply_completed"; turn: number; reply: number; attempt: number; body: Reply; at: number }
+  | { type: "call_started"; turn: number; reply: number; call_id: string; run: number; at: number }
+  | { type: "call_ended"; turn: number; reply: number; result: Result; at: number }
+  | { type: "exchange_committed"; turn: number; reply: number }
+  | { type: "cancel_requested"; turn: number; at: number; deadline_at: number }
+  | {
+      type: "turn_ended";
+      turn: number;
+      status: "completed" | "cancelled" | "failed" | "interrupted";
+      at: number;
+      code?: string;
+      message?: string;
+    };
+
+/** A record at its place: applied once, in order, without gap. */
+export interface RecordEvent {
+  type: "record";
+  id: string;
+  record: JournalRecord;
+}
+/** What was shown after `id` is not on the journal's line: forget it; the events that follow come after `id`. */
+export interface GoneEvent {
+  type: "gone";
+  id: string;
+  reason: string;
+}
+export type StreamEvent = RecordEvent | GoneEvent;
+
+export interface Connection {
+  session: string;
+  phase: "waiting" | "connecting" | "live" | "ended";
+  /** When the next try is due, while `phase` is "waiting". */
+  retryAt: number | null;
+  /** What the last heartbeat said the turn waits for: model, tool, client, nothing; "" before the first. */
+  waitingOn: string;
+}
+
+/**
+ * One stream over as many connections as it takes.
+ *
+ * Iterating ends with the turn (never, when it only follows) and throws `MidstreamError` where the server refused
+ * for good. Leaving the loop detaches: the turn goes on. An event counts as seen when the loop asks for the next.
+ */
+export class LiveStream implements AsyncIterable<StreamEvent> {
+  readonly session: string;
+  /** "" for a follower. */
+  readonly key: string;
+  /** The turn this stream opened; 0 while unknown. */
+  readonly turn: number;
+  /** The last event the loop has finished with. */
+  readonly cursor: string | null;
+  /** The message that is not acknowledged yet. */
+  readonly pendingText: string | null;
+  /** The server said that it cannot resume: nothing is kept and nothing is retried. */
+  readonly isDegraded: boolean;
+  readonly isHeard: boolean;
+  readonly connection: Connection;
+  /** Resolves when the first chunk is in the server's journal; rejects if it never will be. */
+  readonly accepted: Promise<void>;
+  /** Resolves at the end with the error that caused it, or null. */
+  readonly ended: Promise<MidstreamError | null>;
+  /** Stop the turn; resolves when it has ended. */
+  abort(): Promise<void>;
+  /** Hear no more of it. What was sent still arrives. */
+  detach(): void;
+  /** Close the connection as a lost network would; `forMs` keeps it away for that long. */
+  cut(forMs?: number): void;
+  /** Try at once, or prove that the connection lives. */
+  wake(): void;
+  /** Let go of everything here and keep what is written down for `resumeInterrupted`. */
+  leave(): void;
+  [Symbol.asyncIterator](): AsyncGenerator<StreamEvent, void, undefined>;
+}
+
+export class Client {
+  /** Whether an unsent message survives a reload; false where the browser refuses IndexedDB. */
+  readonly isDurable: boolean;
+  /** Say something; events begin after `after`, or with this stream. Throws if the message outgrows a frame. */
+  send(session: string, text: string, options?: { after?: string | null }): LiveStream;
+  /** Follow a session: events after `after`, or from now on. */
+  follow(session: string, after?: string | null): LiveStream;
+  /** Stop the session's turn, whoever began it: `turn`, or whichever runs. */
+  cancel(session: string, turn?: number): Promise<void>;
+  /** Take up what a reload or a crash interrupted (look-back 2 h); events begin at the stored cursor, or `after`. */
+  resumeInterrupted(options?: { session?: string; after?: string | null }): Promise<LiveStream[]>;
+  /** Cut every connection as a lost network would. */
+  cut(forMs?: number): void;
+  wake(): void;
+  close(): void;
+}
+
+export interface ConnectOptions {
+  /** Of the server, without `/v1`; default: where the page came from. */
+  url?: string;
+  onstate?: (connection: Connection, stream: LiveStream) => void;
+}
+
+export function connect(options?: ConnectOptions): Promise<Client>;
+/** Random bytes as base64url. */
+export function randomText(bytes: number): string;
+export function parseEventId(text: string): { epoch: number; position: number };
+export const LOOK_BACK_MS: number;
+export const PROTOCOL_VERSION: 1;

@@ -1,0 +1,246 @@
+/**
+ * The records of a session, folded into what a person reads. Pure: no page, no clock.
+ *
+ * A `Transcript` is fed events in order (`apply`) or begins from a server's snapshot (`fromSnapshot`). It keeps
+ * the words of one attempt per reply: when the model is asked again, what the cut attempt said is void and is
+ * counted in `attempts`, so that a reader can be told.
+ */
+
+import { parseEventId } from "./stream.js";
+
+/** What a call is doing, in the order of its life. */
+export const CALL_STATES = ["planned", "running", "ok", "error", "unknown", "cancelled"];
+
+export class Transcript {
+  constructor(cursor = "0-0") {
+    this.cursor = cursor;
+    /** Turn number -> turn, in order. */
+    this.turns = new Map();
+  }
+
+  /** Begin from a server's snapshot. It tells words and outcomes, and of finished turns neither times nor attempts. */
+  static fromSnapshot(snapshot) {
+    const transcript = new Transcript(snapshot.event_id);
+    const said = snapshot.history.filter((entry) => entry.type === "user").length;
+    let number = snapshot.turns - said;
+    let reply = 0;
+    for (const entry of snapshot.history) {
+      if (entry.type === "user") {
+        number += 1;
+        reply = 0;
+        transcript.#turn(number).message = { parts: entry.parts };
+      } else {
+        reply += 1;
+        transcript.#exchange(number, reply, entry);
+      }
+    }
+    for (const turn of transcript.turns.values()) turn.status = "completed";
+    if (snapshot.running) transcript.#takeUp(snapshot.running);
+    else if (transcript.turns.has(snapshot.turns))
+      transcript.turns.get(snapshot.turns).status = snapshot.last;
+    return transcript;
+  }
+
+  /** The turn that runs, or null. */
+  get running() {
+    const last = [...this.turns.values()].at(-1);
+    return last && !last.status ? last : null;
+  }
+
+  /** Apply one event and return the turn it changed, or null. An event applied before changes nothing. */
+  apply({ id, record }) {
+    const at = parseEventId(id);
+    const known = parseEventId(this.cursor);
+    if (at.position <= known.position) return null;
+    this.cursor = id;
+    return this.applyRecord(record);
+  }
+
+  /** Fold one record; `apply` without its place. */
+  applyRecord(record) {
+    if (record.type === "epoch_started") return this.#interrupted(record);
+    if (record.turn === undefined) return null;
+    const turn = this.#turn(record.turn);
+    switch (record.type) {
+      case "message_accepted":
+        Object.assign(turn, { message: record.message, startedAt: record.at, stream: record.stream ?? "" });
+        break;
+      case "attempt_started":
+        this.#attempt(turn, record);
+        break;
+      case "delta":
+        this.#delta(turn, record);
+        break;
+      case "attempt_failed":
+        Object.assign(replyOf(turn, record.reply), {
+          failure: { code: record.code, message: record.message },
+        });
+        endSpan(turn, record.at, true);
+        break;
+      case "reply_completed":
+        complete(turn, record);
+        endSpan(turn, record.at, false);
+        break;
+      case "call_started":
+        Object.assign(callOf(turn, record), { state: "running", run: record.run, startedAt: record.at });
+        break;
+      case "call_ended":
+        endCall(turn, record);
+        break;
+      case "cancel_requested":
+        turn.isCancelling = true;
+        mark(turn, "cancel", record.at);
+        break;
+      case "turn_ended":
+        endSpan(turn, record.at, true);
+        Object.assign(turn, {
+          status: record.status,
+          code: record.code ?? "",
+          problem: record.message ?? "",
+          endedAt: record.at,
+        });
+        break;
+      default:
+        break; // committed exchanges change nothing to see; newer records wait for a newer page
+    }
+    return turn;
+  }
+
+  #turn(number) {
+    if (!this.turns.has(number)) {
+      const turn = {
+        number,
+        message: null,
+        stream: "",
+        replies: new Map(),
+        marks: [],
+        spans: [],
+        status: "",
+      };
+      this.turns.set(number, {
+        ...turn,
+        code: "",
+        problem: "",
+        isCancelling: false,
+        startedAt: null,
+        endedAt: null,
+      });
+    }
+    return this.turns.get(number);
+  }
+
+  #attempt(turn, record) {
+    const reply = replyOf(turn, record.reply);
+    const had = reply.parts.some((part) => part.text);
+    const isRepeated = reply.attempt > 0 && record.attempt !== reply.attempt;
+    if (isRepeated) {
+      reply.voided += had ? 1 : 0;
+      mark(turn, "repeat", record.at, `attempt ${record.attempt}`);
+    }
+    endSpan(turn, record.at, true);
+    turn.spans.push({ from: Math.max(record.at, record.not_before ?? 0), to: null, isVoid: false });
+    // Whatever an earlier attempt said of this reply is void.
+    Object.assign(reply, {
+      attempt: record.attempt,
+      parts: [],
+      failure: null,
+      notBefore: record.not_before ?? 0,
+      startedAt: record.at,
+    });
+  }
+
+  #delta(turn, record) {
+    const reply = replyOf(turn, record.reply);
+    if (record.attempt !== reply.attempt) return;
+    const part = (reply.parts[record.part] ??= { kind: record.kind, text: "" });
+    part.text += record.text;
+  }
+
+  #exchange(number, reply, { reply: body, results = [] }) {
+    const turn = this.#turn(number);
+    complete(turn, { reply, attempt: 1, body, at: null });
+    for (const result of results) endCall(turn, { reply, result, at: null });
+  }
+
+  #takeUp(running) {
+    const turn = this.#turn(running.turn);
+    turn.status = "";
+    const reply = replyOf(turn, running.reply);
+    if (running.calls?.length) {
+      complete(turn, { reply: running.reply, attempt: 1, body: running.said, at: null });
+      for (const { call, status, started_at: startedAt = null, result } of running.calls) {
+        if (status === "running") Object.assign(reply.calls.get(call.id), { state: "running", startedAt });
+        if (result) endCall(turn, { reply: running.reply, result, at: null });
+      }
+    } else {
+      const parts = (running.said?.parts ?? []).map((part) => ({ kind: part.type, text: part.text }));
+      Object.assign(reply, { attempt: running.attempt ?? 0, parts });
+    }
+  }
+
+  #interrupted(record) {
+    const turn = this.running;
+    if (turn === null) return null;
+    mark(turn, "owner", record.at);
+    endSpan(turn, record.at, true);
+    return turn;
+  }
+}
+
+function replyOf(turn, number) {
+  if (!turn.replies.has(number)) {
+    const reply = {
+      number,
+      attempt: 0,
+      voided: 0,
+      parts: [],
+      calls: new Map(),
+      failure: null,
+      isWhole: false,
+    };
+    turn.replies.set(number, { ...reply, startedAt: null, endedAt: null, notBefore: 0, finish: "" });
+  }
+  return turn.replies.get(number);
+}
+
+function complete(turn, record) {
+  const reply = replyOf(turn, record.reply);
+  const parts = record.body.parts.filter((part) => part.type !== "call");
+  Object.assign(reply, {
+    attempt: record.attempt,
+    parts: parts.map((part) => ({ kind: part.type, text: part.text })),
+    isWhole: true,
+    finish: record.body.finish ?? "stop",
+    model: record.body.model ?? "",
+    usage: record.body.usage ?? null,
+    failure: null,
+    endedAt: record.at,
+  });
+  for (const part of record.body.parts) {
+    if (part.type !== "call") continue;
+    const call = { id: part.id, name: part.name, arguments: part.arguments ?? "{}", state: "planned" };
+    reply.calls.set(part.id, { ...call, run: 0, startedAt: null, endedAt: null, content: null });
+  }
+}
+
+function callOf(turn, record) {
+  const calls = replyOf(turn, record.reply).calls;
+  const id = record.call_id ?? record.result.call_id;
+  if (!calls.has(id)) calls.set(id, { id, name: "", arguments: "", state: "planned", run: 0, content: null });
+  return calls.get(id);
+}
+
+function endCall(turn, record) {
+  const { outcome = "ok", content } = record.result;
+  Object.assign(callOf(turn, record), { state: outcome, content, endedAt: record.at });
+}
+
+/** Say when the model stopped speaking, and whether in vain. */
+function endSpan(turn, at, isVoid) {
+  const span = turn.spans.at(-1);
+  if (span && span.to === null) Object.assign(span, { to: Math.max(at, span.from), isVoid });
+}
+
+function mark(turn, kind, at, note = "") {
+  turn.marks.push({ kind, at, note });
+}

@@ -1,0 +1,295 @@
+/**
+ * Turns on the page. Content only ever becomes text nodes; whatever a model or a tool says is shown, never run.
+ *
+ * A turn is drawn once and then changed in place, so that what a reader has unfolded or selected stays.
+ */
+
+const SVG = "http://www.w3.org/2000/svg";
+const BAND_WIDTH = 1000;
+/** A preview of arguments in a tool's row. */
+const PREVIEW_CHARS = 120;
+
+const STATE_WORDS = {
+  planned: "planned",
+  running: "running",
+  ok: "ok",
+  error: "error",
+  unknown: "outcome unknown",
+  cancelled: "not run",
+};
+
+const ENDS = { completed: "Done", cancelled: "Stopped", failed: "Failed", interrupted: "Interrupted" };
+
+/** Make an element with a class, text and children. */
+export function element(name, className = "", ...children) {
+  const made = document.createElement(name);
+  if (className) made.className = className;
+  made.append(...children);
+  return made;
+}
+
+/**
+ * Show what tries to hide: control characters and those that turn the direction of text, by their code. For
+ * names and arguments, where a reader must see what is there; prose is isolated instead.
+ */
+export function visible(text) {
+  return text.replace(
+    /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g,
+    (character) => `\u27e8U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}\u27e9`,
+  );
+}
+
+/** "40 ms", "0.4 s", "12 s", "3 min 5 s". */
+export function duration(seconds) {
+  if (seconds < 0.1) return `${Math.max(1, Math.round(seconds * 1000))} ms`;
+  if (seconds < 10) return `${seconds.toFixed(1)} s`;
+  if (seconds < 60) return `${Math.round(seconds)} s`;
+  return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
+}
+
+export function textOf(message) {
+  return (message?.parts ?? []).map((part) => part.text ?? `[${part.name ?? part.media_type}]`).join("\n");
+}
+
+/** One turn: what was said, the replies, how it ended. */
+export class TurnView {
+  #said = element("div", "said");
+  #replies = element("div", "replies");
+  #replyViews = new Map();
+  #foot = element("footer", "foot");
+  #band = new Band();
+  #words = element("span", "how");
+
+  constructor(number) {
+    this.root = element("article", "turn", this.#said, this.#replies, this.#foot);
+    this.root.dataset.turn = number;
+    this.#said.dir = "auto";
+    this.#foot.append(this.#band.root, this.#words);
+    this.#foot.hidden = true;
+  }
+
+  /** Draw `turn` as it is at `now` (seconds, the server's clock); `cuts` are this page's losses of the line. */
+  show(turn, cuts, now) {
+    setText(this.#said, textOf(turn.message));
+    this.#said.hidden = turn.message === null;
+    this.root.dataset.status = turn.status || (turn.isCancelling ? "cancelling" : "running");
+    for (const [number, reply] of turn.replies) {
+      if (!this.#replyViews.has(number)) {
+        const made = new ReplyView();
+        this.#replyViews.set(number, made);
+        this.#replies.append(made.root);
+      }
+      this.#replyViews.get(number).show(reply, !turn.status && number === turn.replies.size);
+    }
+    const isTimed = turn.startedAt !== null;
+    this.#foot.hidden = !turn.status && !isTimed;
+    this.#band.root.toggleAttribute("hidden", !isTimed);
+    if (isTimed) this.#band.show(turn, cuts, turn.endedAt ?? Math.max(now, turn.startedAt));
+    setText(this.#words, footOf(turn, cuts, now));
+  }
+}
+
+function footOf(turn, cuts, now) {
+  const words = [
+    turn.status ? (ENDS[turn.status] ?? turn.status) : turn.isCancelling ? "Stopping" : "Working",
+  ];
+  if (turn.startedAt !== null)
+    words[0] += ` ${turn.status ? "in" : "for"} ${duration((turn.endedAt ?? now) - turn.startedAt)}`;
+  if (turn.problem) words[0] += `: ${turn.problem}`;
+  const calls = [...turn.replies.values()].reduce((count, reply) => count + reply.calls.size, 0);
+  const repeats = turn.marks.filter((mark) => mark.kind === "repeat").length;
+  const owners = turn.marks.filter((mark) => mark.kind === "owner").length;
+  if (calls) words.push(counted(calls, "tool call"));
+  const survived = cuts.filter((cut) => cut.to !== null).length;
+  if (survived) words.push(`${counted(survived, "cut")} survived`);
+  if (owners) words.push(`${counted(owners, "server restart")} survived`);
+  if (repeats) words.push(`${counted(repeats, "reply", "replies")} asked again`);
+  return words.join(" \u00b7 ");
+}
+
+function counted(count, one, many = `${one}s`) {
+  return `${count} ${count === 1 ? one : many}`;
+}
+
+/** One reply: thoughts, words, calls. */
+class ReplyView {
+  #again = element("p", "again");
+  #parts = element("div", "parts");
+  #partViews = [];
+  #calls = element("ul", "calls");
+  #callViews = new Map();
+  #attempt = 0;
+
+  constructor() {
+    this.root = element("section", "reply", this.#again, this.#parts, this.#calls);
+    this.#again.hidden = this.#calls.hidden = true;
+  }
+
+  show(reply, isLast) {
+    const isWaiting = isLast && !reply.isWhole;
+    this.root.classList.toggle("is-waiting", isWaiting && !reply.parts.some((part) => part?.text));
+    this.root.classList.toggle("is-speaking", isWaiting);
+    this.#again.hidden = reply.attempt <= 1 && !reply.failure;
+    setText(this.#again, againOf(reply));
+    this.#showParts(reply);
+    this.#calls.hidden = reply.calls.size === 0;
+    for (const [id, call] of reply.calls) {
+      if (!this.#callViews.has(id)) {
+        const made = new CallView(call);
+        this.#callViews.set(id, made);
+        this.#calls.append(made.root);
+      }
+      this.#callViews.get(id).show(call);
+    }
+  }
+
+  #showParts(reply) {
+    const parts = reply.parts.filter((part) => part?.text);
+    const isOther = parts.length < this.#partViews.length || reply.attempt !== this.#attempt;
+    if (isOther || this.#partViews.some((shown, index) => shown.kind !== parts[index].kind)) {
+      this.#parts.replaceChildren();
+      this.#partViews = [];
+      this.#attempt = reply.attempt;
+    }
+    for (const part of parts.slice(this.#partViews.length)) {
+      const made = partView(part.kind);
+      this.#partViews.push(made);
+      this.#parts.append(made.root);
+    }
+    parts.forEach((part, index) => setText(this.#partViews[index].words, part.text));
+  }
+}
+
+function againOf(reply) {
+  if (reply.failure) return `The model did not answer (${reply.failure.code}); it will be asked again.`;
+  if (reply.voided === 0) return `An earlier try gave nothing; this is try ${reply.attempt}.`;
+  return `The model was cut off before this reply was whole. What it had said is void; this is try ${reply.attempt}.`;
+}
+
+function partView(kind) {
+  const words = element("div", "words");
+  words.dir = "auto";
+  if (kind !== "thinking") return { kind, words, root: words };
+  const root = element("details", "thinking", element("summary", "", "Thinking"), words);
+  return { kind, words, root };
+}
+
+/** A tool call: a row with its state; its arguments and its result when unfolded. */
+class CallView {
+  #state = element("span", "state");
+  #time = element("span", "time");
+  #arguments = element("pre", "", "");
+  #result = element("pre", "", "");
+  #resultLabel = element("h4", "", "Result");
+
+  constructor(call) {
+    const name = element("bdi", "name", visible(call.name));
+    const preview = element("bdi", "preview", visible(call.arguments).slice(0, PREVIEW_CHARS));
+    const row = element("summary", "", element("span", "dot"), name, preview, this.#time, this.#state);
+    const body = element(
+      "div",
+      "body",
+      element("h4", "", "Arguments"),
+      this.#arguments,
+      this.#resultLabel,
+      this.#result,
+    );
+    this.root = element("li", "call", element("details", "", row, body));
+    this.root.dataset.call = call.id;
+    this.#arguments.textContent = visible(indented(call.arguments));
+  }
+
+  show(call) {
+    this.root.dataset.state = call.state;
+    setText(
+      this.#state,
+      `${STATE_WORDS[call.state] ?? call.state}${call.run > 1 ? `, run ${call.run}` : ""}`,
+    );
+    setText(this.#time, call.startedAt && call.endedAt ? duration(call.endedAt - call.startedAt) : "");
+    this.#resultLabel.hidden = this.#result.hidden = call.content === null;
+    if (call.content !== null) setText(this.#result, visible(indented(call.content)));
+  }
+}
+
+function indented(text) {
+  try {
+    const value = JSON.parse(text);
+    return typeof value === "object" ? JSON.stringify(value, null, 2) : text;
+  } catch {
+    return text;
+  }
+}
+
+/**
+ * A turn as one strip: above, what the server did (the model spoke, tools ran, another server went on); below it,
+ * when this page was cut off from it.
+ */
+class Band {
+  constructor() {
+    this.root = document.createElementNS(SVG, "svg");
+    this.root.setAttribute("class", "band");
+    this.root.setAttribute("viewBox", `0 0 ${BAND_WIDTH} 12`);
+    this.root.setAttribute("preserveAspectRatio", "none");
+    this.root.setAttribute("role", "img");
+  }
+
+  show(turn, cuts, end) {
+    const start = turn.startedAt;
+    const scale = BAND_WIDTH / Math.max(end - start, 0.05);
+    const at = (seconds) => Math.min(BAND_WIDTH, Math.max(0, (seconds - start) * scale));
+    const bars = [bar("base", 0, BAND_WIDTH, 3, 1, "waiting")];
+    for (const { from, to, isVoid } of turn.spans) {
+      const told = isVoid ? "model, cut off" : "model";
+      bars.push(
+        bar(
+          isVoid ? "model void" : "model",
+          at(from),
+          at(to ?? end),
+          0,
+          7,
+          `${told}: ${duration((to ?? end) - from)}`,
+        ),
+      );
+    }
+    for (const reply of turn.replies.values()) {
+      for (const { name, state, startedAt, endedAt } of reply.calls.values()) {
+        if (!startedAt) continue;
+        const told = `${visible(name)}: ${duration((endedAt ?? end) - startedAt)}, ${state}`;
+        bars.push(bar(`tool ${state}`, at(startedAt), at(endedAt ?? end), 0, 7, told));
+      }
+    }
+    for (const { from, to } of cuts) {
+      bars.push(
+        bar("cut", at(from), at(to ?? end), 9, 3, `this page was cut off: ${duration((to ?? end) - from)}`),
+      );
+    }
+    for (const mark of turn.marks) {
+      if (mark.kind === "owner")
+        bars.push(bar("owner", at(mark.at) - 2, at(mark.at) + 2, 0, 7, "another server went on"));
+      if (mark.kind === "cancel") bars.push(bar("stop", at(mark.at) - 2, at(mark.at) + 2, 0, 7, "stopped"));
+    }
+    this.root.replaceChildren(...bars);
+    this.root.setAttribute("aria-label", `How the time of turn ${turn.number} passed`);
+  }
+}
+
+function bar(kind, from, to, y, height, told) {
+  const made = document.createElementNS(SVG, "rect");
+  const title = document.createElementNS(SVG, "title");
+  title.textContent = told;
+  made.append(title);
+  const place = { class: kind, x: from, y, width: Math.max(to - from, 3), height };
+  for (const [name, value] of Object.entries(place)) made.setAttribute(name, String(value));
+  return made;
+}
+
+/** Change an element's one text node, and only where it changed: words are appended, not set anew. */
+function setText(target, text) {
+  const node = target.firstChild;
+  if (node === null) {
+    if (text) target.append(text);
+  } else if (node.data !== text) {
+    if (text.startsWith(node.data)) node.appendData(text.slice(node.data.length));
+    else node.data = text;
+  }
+}

@@ -1,0 +1,88 @@
+"""The stream protocol over a WebSocket: each frame is one text message."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from starlette.types import Receive, Scope, Send
+
+from midstream.core.server_stream import ServerStream
+from midstream.errors import (
+    DrainingError,
+    FrameTooLargeError,
+    MidstreamError,
+    ProtocolError,
+    UnavailableError,
+)
+from midstream.runtime.host import Host
+from midstream.server.connection import Connection, Connections
+
+CLOSED = 1000
+"""WebSocket close codes (RFC 6455, section 7.4): the client said `close`."""
+BROKEN_PROTOCOL = 1002
+REFUSED = 1008
+TOO_LARGE = 1009
+RESTARTING = 1012
+TRY_LATER = 1013
+
+_CODES: tuple[tuple[type[MidstreamError], int], ...] = (
+    (DrainingError, RESTARTING),
+    (UnavailableError, TRY_LATER),
+    (FrameTooLargeError, TOO_LARGE),
+    (ProtocolError, BROKEN_PROTOCOL),
+    (MidstreamError, REFUSED),
+)
+
+
+def close_code_of(failure: MidstreamError | None) -> int:
+    """Return the close code that says the same as the `error` frame before it."""
+    return next((code for kind, code in _CODES if isinstance(failure, kind)), CLOSED)
+
+
+class WebSocketTransport:
+    """Frames as text messages of an accepted WebSocket."""
+
+    ends_with_turn = False
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+
+    async def receive(self) -> bytes | None:
+        """See `Transport.receive`. A binary message is read as the text it holds."""
+        message = await self._receive()
+        if message["type"] != "websocket.receive":
+            return None
+        text: str | None = message.get("text")
+        body: bytes = message["bytes"] if text is None else text.encode("utf-8", "surrogatepass")
+        return body
+
+    async def send(self, frames: Sequence[bytes]) -> None:
+        """See `Transport.send`."""
+        for frame in frames:
+            await self._send({"type": "websocket.send", "text": frame.decode()})
+
+
+class WebSocketEndpoint:
+    """`/v1/sessions/{id}/stream` as a plain ASGI callable: nothing stands between a frame and the socket."""
+
+    def __init__(self, host: Host, connections: Connections, *, retention_s: float) -> None:
+        self._host = host
+        self._connections = connections
+        self._retention_s = retention_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one WebSocket."""
+        await receive()  # websocket.connect
+        session_id = scope["path_params"]["session_id"]
+        stream = ServerStream(retention_s=self._retention_s, now=self._host.world.monotonic())
+        transport = WebSocketTransport(receive, send)
+        with Connection(self._host, session_id, stream, transport, self._connections) as connection:
+            await send({"type": "websocket.accept"})
+            failure = await connection.run()
+        if connection.is_gone:
+            return
+        with contextlib.suppress(OSError):  # the client may go at this very moment
+            reason = failure.code if failure else ""
+            await send({"type": "websocket.close", "code": close_code_of(failure), "reason": reason})

@@ -1,0 +1,700 @@
+"""Journals in one SQLite file: group commit on one writer thread, readers apart, owners by operating-system locks.
+
+Whoever asks while a commit is under way shares the next one, so a hundred sessions cost hardly more syncs than one.
+Every operation checks first and writes after: a refused one leaves nothing to undo, and what it shares a commit with
+is not disturbed. The write-ahead log is copied into the database between commits, never inside one.
+
+apsw is used for the SQLite it carries: those of most Pythons (3.7.0 to 3.51.2) can lose committed pages when two
+connections write and checkpoint at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
+
+import apsw
+from msgspec import Struct
+
+from midstream.core.records import Sync
+from midstream.errors import (
+    JournalMovedError,
+    LeaseHeldError,
+    LeaseLostError,
+    MidstreamError,
+    NotFoundError,
+    StoreBusyError,
+    StoreDamagedError,
+    StoreFullError,
+    UsageError,
+)
+from midstream.store import owner as owners
+from midstream.store.contract import Mark, SessionInfo, Stored
+from midstream.world import World
+
+T = TypeVar("T")
+
+Durability = Literal["default", "power", "process"]
+"""What `Sync` means: as the records say; every append survives a power cut; none does."""
+
+SCHEMA_VERSION = 1
+"""Kept in `pragma user_version`."""
+APPLICATION_ID = 0x6D_69_64_73
+"""Kept in `pragma application_id`, so that no other program's database is taken for ours: "mids"."""
+
+BATCH_MAX = 1000
+"""Operations in one commit; bounds how long the first of them waits for the last."""
+BUSY_TRIES_MAX = 1000
+"""Tries to get the lock from another process, 0.2 to 4 ms apart at random: about two seconds. SQLite's own
+waiting lets one process starve the others."""
+BUSY_PAUSE_MIN_S = 0.0002
+BUSY_PAUSE_MAX_S = 0.004
+PAGE_BYTES = 2048
+"""An append rewrites about two pages, however small it is; half of SQLite's usual size is nearly half the bytes."""
+IDLE_CHECKPOINT_PAGES = 2000
+"""Pages in the write-ahead log from which it is copied back when nobody waits (4 MB)."""
+BUSY_CHECKPOINT_PAGES = 16_000
+"""Pages from which it is copied back even if somebody waits (32 MB)."""
+LOG_BYTES_MAX = 64 * 2**20
+"""Size to which a log is cut that a slow reader of another process had made grow."""
+LIST_PAGE = 200
+"""Sessions a listing reads at once."""
+
+
+class SQLiteStore:
+    """A store in one file that several processes of one machine may share.
+
+    Args:
+        path: The database; made on first use, readable by this user only. Its folder must exist. Two companions
+            (`-wal`, `-shm`) and a folder (`.owners`) appear beside it.
+        durability: "power" syncs every append, "process" none, "default" does what the records say.
+        world: Where the owner's id and the jitter come from.
+        vfs: Name of a registered SQLite file system, e.g. one that encrypts; None for the usual one.
+
+    Raises:
+        UsageError: There is no such `durability`.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        durability: Durability = "default",
+        world: World = World(),
+        vfs: str | None = None,
+    ) -> None:
+        if durability not in get_args(Durability):
+            raise UsageError(f"durability is one of {get_args(Durability)}, not {durability!r}")
+        self.owner = ""
+        self._file = _File(Path(path), world, vfs)
+        self._durability = durability
+        self._world = world
+        self._opening = asyncio.Lock()
+        self._opened: _Opened | None = None
+
+    async def open(self) -> None:
+        """See `Store.open`.
+
+        Raises:
+            UsageError: The file cannot be made, or is not ours. Nothing was changed.
+        """
+        async with self._opening:
+            if self._opened is None:
+                self._opened = await _Opened.make(self._file, self._world.new_id("owner"), self._durability)
+                self.owner = self._opened.lock.owner
+
+    async def close(self) -> None:
+        """See `Store.close`."""
+        async with self._opening:
+            if self._opened is not None:
+                opened, self._opened = self._opened, None
+                self.owner = ""
+                await asyncio.shield(opened.close())  # a cancelled close still closes
+
+    async def claim(self, session: str, *, at: float) -> int:
+        """See `Store.claim`."""
+        opened = self._require_open(session)
+        return await opened.queue.ask(partial(opened.writer.claim, session, at), Sync.NORMAL)
+
+    async def release(self, session: str, *, epoch: int) -> None:
+        """See `Store.release`."""
+        opened = self._require_open(session)
+        opened.synced_epochs.pop(session, None)
+        await opened.queue.ask(partial(opened.writer.release, session, epoch), Sync.NORMAL)
+
+    async def append(
+        self,
+        session: str,
+        bodies: Sequence[bytes],
+        *,
+        expected: int,
+        epoch: int,
+        sync: Sync,
+        mark: Mark | None = None,
+    ) -> int:
+        """See `Store.append`."""
+        opened = self._require_open(session)
+        if not all(isinstance(body, bytes) for body in bodies):
+            raise UsageError("a record's body is bytes")
+        # A claim is not synced by itself. The first append under its epoch syncs both, or a power cut could give
+        # the same epoch, and the positions under it, to somebody else.
+        is_first = opened.synced_epochs.get(session) != epoch
+        end = await opened.queue.ask(
+            partial(opened.writer.append, session, bodies, expected, epoch, mark),
+            Sync.FULL if is_first else sync,
+        )
+        if is_first:
+            opened.synced_epochs[session] = epoch
+        return end
+
+    async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
+        """See `Store.read`."""
+        opened = self._require_open(session)
+        return await opened.read(partial(opened.reader.records, session, after, limit))
+
+    async def find(self, session: str) -> SessionInfo | None:
+        """See `Store.find`."""
+        opened = self._require_open(session)
+        return await opened.read(partial(opened.reader.find, session))
+
+    async def list(self, *, live: bool | None = None) -> AsyncIterator[SessionInfo]:
+        """See `Store.list`. The order is that of the first step; what is deleted meanwhile is left out."""
+        opened = self._require_open("")
+        numbers = await opened.read(partial(opened.reader.numbers, live))
+        for start in range(0, len(numbers), LIST_PAGE):
+            page = numbers[start : start + LIST_PAGE]
+            for line in await opened.read(partial(opened.reader.lines, page)):
+                yield line
+
+    async def delete(self, session: str) -> bool:
+        """See `Store.delete`.
+
+        The bytes are overwritten in the file, and in the log unless another process is just reading it.
+        """
+        opened = self._require_open(session)
+        opened.synced_epochs.pop(session, None)
+        is_gone = await opened.queue.ask(partial(opened.writer.delete, session), Sync.FULL)
+        if is_gone:
+            await opened.queue.clear_log()
+        return is_gone
+
+    def _require_open(self, session: str) -> _Opened:
+        if self._opened is None:
+            raise UsageError("the store is not open: call `await store.open()` first")
+        try:
+            session.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError("a session's name is not valid Unicode") from error
+        return self._opened
+
+
+class _Opened:
+    """What exists between open and close: the owner's lock, two connections, a thread for each."""
+
+    def __init__(self, writer: _Writer, reader: Reader, threads: _Threads) -> None:
+        self.writer = writer
+        self.reader = reader
+        self.queue = _Queue(writer, threads.writing)
+        self.synced_epochs: dict[str, int] = {}
+        """The epoch of each session under which something was synced."""
+        self.lock = writer.lock
+        self._threads = threads
+
+    @classmethod
+    async def make(cls, file: _File, owner: str, durability: Durability) -> _Opened:
+        loop = asyncio.get_running_loop()
+        threads = _Threads(
+            ThreadPoolExecutor(1, "midstream-sqlite-writer"),
+            ThreadPoolExecutor(1, "midstream-sqlite-reader"),
+        )
+        try:
+            writer, reader = await loop.run_in_executor(
+                threads.writing, partial(_open, file, owner, durability)
+            )
+        except BaseException:
+            threads.shut()
+            raise
+        return cls(writer, reader, threads)
+
+    async def read(self, question: Callable[[], T]) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads.reading, question)
+
+    async def close(self) -> None:
+        await self.queue.finish()
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._threads.reading, self.reader.close)
+        # Whoever finds the lock free may take our sessions: only after the last write.
+        await loop.run_in_executor(self._threads.writing, self.writer.close)
+        self._threads.shut()
+
+
+class _Threads(NamedTuple):
+    writing: ThreadPoolExecutor
+    reading: ThreadPoolExecutor
+
+    def shut(self) -> None:
+        self.writing.shutdown(wait=False)
+        self.reading.shutdown(wait=False)
+
+
+def _open(file: _File, owner: str, durability: Durability) -> tuple[_Writer, Reader]:
+    with contextlib.ExitStack() as undo, file.named_errors():
+        db = file.connect()
+        undo.callback(db.close)
+        file.prepare(db)
+        reading = file.connect(flags=apsw.SQLITE_OPEN_READONLY)
+        undo.callback(reading.close)
+        lock = owners.OwnerLock(file.owners, owner)
+        owners.sweep(file.owners)
+        undo.pop_all()
+    return _Writer(file, db, lock, durability), Reader(file, reading)
+
+
+class _Asked(Struct):
+    """An operation that waits for its commit."""
+
+    write: Callable[[], Any]  # each has its own kind of answer
+    sync: Sync
+    answer: asyncio.Future[Any]  # see `write`
+
+
+class _Queue:
+    """Gathers what is asked on the event loop into commits on the writer's thread, one at a time."""
+
+    def __init__(self, writer: _Writer, thread: ThreadPoolExecutor) -> None:
+        self._writer = writer
+        self._thread = thread
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[_Asked] = []
+        self._is_busy = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def ask(self, write: Callable[[], T], sync: Sync) -> asyncio.Future[T]:
+        answer: asyncio.Future[T] = self._loop.create_future()
+        self._waiting.append(_Asked(write, sync, answer))
+        if not self._is_busy:
+            self._is_busy = True
+            self._idle.clear()
+            # Not at once: who asks in the same moment shares the commit.
+            self._loop.call_soon(self._commit_next)
+        return answer
+
+    async def clear_log(self) -> None:
+        """Copy the log into the database and empty it, as far as readers allow."""
+        await self._loop.run_in_executor(self._thread, self._writer.clear_log)
+
+    async def finish(self) -> None:
+        """Wait until everything asked for is committed."""
+        await self._idle.wait()
+
+    def _commit_next(self) -> None:
+        batch = self._waiting[:BATCH_MAX]
+        del self._waiting[:BATCH_MAX]
+        done = self._loop.run_in_executor(self._thread, self._writer.commit, batch)
+        done.add_done_callback(partial(self._committed, batch))
+
+    def _committed(self, batch: Sequence[_Asked], done: asyncio.Future[list[Any]]) -> None:
+        bug = done.exception()
+        answers = [bug] * len(batch) if bug is not None else done.result()
+        for asked, answer in zip(batch, answers, strict=True):
+            if asked.answer.done():
+                continue  # nobody waits any more
+            if isinstance(answer, BaseException):
+                asked.answer.set_exception(answer)
+            else:
+                asked.answer.set_result(answer)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        limit = BUSY_CHECKPOINT_PAGES if self._waiting else IDLE_CHECKPOINT_PAGES
+        if self._writer.log_pages > limit:
+            done = self._loop.run_in_executor(self._thread, self._writer.checkpoint)
+            done.add_done_callback(lambda _: self._go_on())
+        elif self._waiting:
+            self._commit_next()
+        else:
+            self._is_busy = False
+            self._idle.set()
+
+
+FIND_OWNED = "select id, epoch, owner from session where name = ?"
+FIND_EPOCH = "select id, epoch from session where name = ?"
+# A new session starts above the epochs of all deleted ones, so that no old owner and no old event id fits it.
+CREATE = """
+insert into session (name, epoch, owner, created_at, changed_at)
+values (?, 1 + (select epochs_spent from ledger), ?, ?, ?) returning epoch
+"""
+CLAIM = "update session set epoch = epoch + 1, owner = ? where id = ? returning epoch"
+RELEASE = "update session set owner = null where name = ? and epoch = ?"
+FIND_END = "select ifnull(max(position), 0) from record where session_id = ?"
+APPEND = "insert into record (session_id, position, epoch, body) values (?, ?, ?, ?)"
+# An empty title leaves the old one.
+MARK = """
+update session set is_live = ?, changed_at = ?, title = iif(?3 = '', title, ?3), turns = ?, status = ?
+where id = ?
+"""
+DELETE_RECORDS = "delete from record where session_id = ?"
+DELETE_SESSION = "delete from session where id = ?"
+SPEND_EPOCHS = "update ledger set epochs_spent = max(epochs_spent, ?)"
+VOID = "update ledger set voided = voided + 1"
+
+
+class _Writer:
+    """The one connection that writes and checkpoints. After `_open` it belongs to the writer's thread."""
+
+    def __init__(
+        self, file: _File, db: apsw.Connection, lock: owners.OwnerLock, durability: Durability
+    ) -> None:
+        self.lock = lock
+        self.log_pages = 0
+        """Pages in the log that are not yet copied back."""
+        self._file = file
+        self._db = db
+        self._durability = durability
+        self._is_full: bool | None = None
+        self._ends: dict[str, tuple[int, int]] = {}
+        """Where a session's journal ends, and under which epoch that was seen."""
+        self._copied_pages = 0
+        # Takes the place of SQLite's own checkpoints, which would come inside somebody's commit.
+        db.set_wal_hook(self._count_log)
+
+    def close(self) -> None:
+        """Give up all leases and close; the last connection of all empties the log."""
+        self.lock.give_up()
+        self._db.close()
+
+    # --- commits
+
+    def commit(self, batch: Sequence[_Asked]) -> list[Any]:
+        """Do everything in one transaction and return each one's answer or refusal, in order."""
+        try:
+            self._begin(batch)
+        except apsw.Error as error:
+            return [self._file.refusal(error, self._db) for _ in batch]
+        try:
+            answers = [_answer(asked.write) for asked in batch]
+            self._db.execute("commit")
+        except apsw.Error as error:
+            refusal = self._file.refusal(error, self._db)
+            self._undo()
+            if len(batch) > 1:  # one's fault is not everybody's
+                return [answer for asked in batch for answer in self.commit([asked])]
+            return [refusal]
+        except BaseException:
+            self._undo()
+            raise
+        return answers
+
+    def _begin(self, batch: Sequence[_Asked]) -> None:
+        if self._durability == "default":
+            is_full = any(asked.sync is Sync.FULL for asked in batch)
+        else:
+            is_full = self._durability == "power"
+        if is_full is not self._is_full:
+            self._db.execute(f"pragma synchronous = {'full' if is_full else 'normal'}")
+            self._is_full = is_full
+        self._file.patiently(partial(self._db.execute, "begin immediate"))
+
+    def _undo(self) -> None:
+        self._ends.clear()
+        # A commit whose sync failed may lie in the log as if it were whole; the next opening of the file would
+        # find it there. Another one is written over it.
+        with contextlib.suppress(apsw.Error):
+            if self._db.in_transaction:
+                self._db.execute("rollback")
+            self._db.execute("begin immediate")
+            self._db.execute(VOID)
+            self._db.execute("commit")
+        with contextlib.suppress(apsw.Error):
+            if self._db.in_transaction:
+                self._db.execute("rollback")
+
+    # --- operations: check, then write
+
+    def claim(self, session: str, at: float) -> int:
+        row = self._db.execute(FIND_OWNED, (session,)).fetchone()
+        if row is None:
+            return _number(self._db.execute(CREATE, (session, self.lock.owner, at, at)))
+        number, _, owner = row
+        self._refuse_if_held(session, owner)
+        return _number(self._db.execute(CLAIM, (self.lock.owner, number)))
+
+    def release(self, session: str, epoch: int) -> None:
+        self._ends.pop(session, None)
+        self._db.execute(RELEASE, (session, epoch))
+
+    def append(
+        self, session: str, bodies: Sequence[bytes], expected: int, epoch: int, mark: Mark | None
+    ) -> int:
+        row = self._db.execute(FIND_EPOCH, (session,)).fetchone()
+        if row is None or row[1] != epoch:
+            self._ends.pop(session, None)
+            raise LeaseLostError(f"session {session!r} has another epoch than {epoch}")
+        number = row[0]
+        end, seen_under = self._ends.get(session, (0, None))
+        # Nobody else appends under our epoch, and none is given twice: what was once seen under it still holds.
+        if seen_under != epoch:
+            end = _number(self._db.execute(FIND_END, (number,)))
+        if end != expected:
+            raise JournalMovedError(f"session {session!r} ends at {end}, not at {expected}")
+        for body in bodies:
+            end += 1
+            self._db.execute(APPEND, (number, end, epoch, body))
+        if mark is not None:
+            self._db.execute(MARK, (mark.is_live, mark.at, mark.title, mark.turns, mark.status, number))
+        self._ends[session] = (end, epoch)
+        return end
+
+    def delete(self, session: str) -> bool:
+        self._ends.pop(session, None)
+        row = self._db.execute(FIND_OWNED, (session,)).fetchone()
+        if row is None:
+            return False
+        number, epoch, owner = row
+        self._refuse_if_held(session, owner)
+        self._db.execute(DELETE_RECORDS, (number,))
+        self._db.execute(DELETE_SESSION, (number,))
+        self._db.execute(SPEND_EPOCHS, (epoch,))
+        return True
+
+    def _refuse_if_held(self, session: str, owner: str | None) -> None:
+        if owner is None or owner == self.lock.owner:
+            return
+        if owners.is_alive(self._file.owners, owner):
+            raise LeaseHeldError(f"session {session!r} belongs to {owner!r}, which is alive")
+
+    # --- the log
+
+    def checkpoint(self) -> None:
+        """Copy the log back without waiting for anybody. A failure costs nothing but space: the log goes on."""
+        self._copied_pages += self.log_pages
+        self.log_pages = 0
+        with contextlib.suppress(apsw.Error):
+            self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+
+    def clear_log(self) -> None:
+        with contextlib.suppress(apsw.Error):
+            self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+
+    def _count_log(self, _db: apsw.Connection, _name: str, pages: int) -> int:
+        if pages < self._copied_pages:  # it was started anew
+            self._copied_pages = 0
+        self.log_pages = pages - self._copied_pages
+        return apsw.SQLITE_OK
+
+
+FIND_RECORDS = """
+select position, epoch, body from record
+where session_id = (select id from session where name = ?) and position > ? order by position limit ?
+"""
+LINE = """
+select session.name, (select ifnull(max(position), 0) from record where session_id = session.id),
+    session.epoch, session.created_at, is_live, changed_at, title, turns, status from session
+"""
+FIND_LINE = f"{LINE} where name = ?"
+LIST_NUMBERS = """
+select id from session where ?1 is null or is_live = ?1 order by changed_at desc, id desc
+"""
+LIST_LINES = f"{LINE}, json_each(?) as wanted where session.id = wanted.value order by wanted.key"
+
+
+class Reader:
+    """A connection that only reads. It belongs to the thread that uses it (the store's: to its reader's thread)."""
+
+    def __init__(self, file: _File, db: apsw.Connection) -> None:
+        self._file = file
+        self._db = db
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._db.close()
+
+    def records(self, session: str, after: int, limit: int) -> list[Stored]:
+        """See `Store.read`."""
+        return [Stored(*row) for row in self._rows(FIND_RECORDS, (session, after, limit))]
+
+    def find(self, session: str) -> SessionInfo | None:
+        """See `Store.find`."""
+        rows = self._rows(FIND_LINE, (session,))
+        return _line(rows[0]) if rows else None
+
+    def numbers(self, live: bool | None) -> list[int]:  # noqa: FBT001 - three values, one column
+        """Return the rows of a listing, last changed first."""
+        return [number for (number,) in self._rows(LIST_NUMBERS, (live,))]
+
+    def lines(self, numbers: Sequence[int]) -> list[SessionInfo]:
+        """Return the lines of these rows, in their order; what was deleted meanwhile is left out."""
+        wanted = ",".join(map(str, numbers))
+        return [_line(row) for row in self._rows(LIST_LINES, (f"[{wanted}]",))]
+
+    def _rows(self, query: str, values: tuple[Any, ...]) -> list[Any]:  # as SQLite has them
+        with self._file.named_errors(self._db):
+            return self._file.patiently(lambda: self._db.execute(query, values).fetchall())
+
+
+class _File:
+    """The database as a file: how it is made, found and refused."""
+
+    def __init__(self, path: Path, world: World, vfs: str | None) -> None:
+        # Resolved, so that all processes look for owners in the same place.
+        self.path = path.resolve()
+        self.owners = self.path.with_name(f"{self.path.name}.owners")
+        self._world = world
+        self._vfs = vfs
+
+    def connect(self, *, flags: int = apsw.SQLITE_OPEN_READWRITE) -> apsw.Connection:
+        if flags & apsw.SQLITE_OPEN_READWRITE:
+            self._create()
+        return apsw.Connection(str(self.path), flags=flags, vfs=self._vfs)
+
+    def prepare(self, db: apsw.Connection) -> None:
+        """Make the tables, or check that they are ours.
+
+        Raises:
+            UsageError: They are not, or a newer version made them. Nothing was changed.
+        """
+        db.execute(f"pragma page_size = {PAGE_BYTES}")  # of a new file
+        self.patiently(partial(self.require_ours, db))
+        self.patiently(partial(db.execute, "pragma journal_mode = wal"))
+        db.execute(f"pragma journal_size_limit = {LOG_BYTES_MAX}")
+        db.execute("pragma secure_delete = on")  # what is deleted is overwritten
+        # macOS: a plain sync stops at the drive's own memory. Without effect elsewhere.
+        db.execute("pragma fullfsync = on; pragma checkpoint_fullfsync = on")
+        self.patiently(partial(db.execute, "begin immediate"))
+        try:
+            if not self.require_ours(db):
+                db.execute(files("midstream.store").joinpath("schema/sqlite.sql").read_text())
+                db.execute(f"pragma application_id = {APPLICATION_ID}")
+                db.execute(f"pragma user_version = {SCHEMA_VERSION}")
+            db.execute("commit")
+        finally:
+            if db.in_transaction:
+                db.execute("rollback")
+
+    def patiently(self, step: Callable[[], T]) -> T:
+        """Do one step of SQLite's, again and again while another process has the lock."""
+        pause = threading.Event()
+        for _ in range(BUSY_TRIES_MAX):
+            try:
+                return step()
+            except apsw.BusyError:
+                spread = BUSY_PAUSE_MAX_S - BUSY_PAUSE_MIN_S
+                pause.wait(BUSY_PAUSE_MIN_S + spread * self._world.chance())
+        return step()
+
+    @contextlib.contextmanager
+    def named_errors(self, db: apsw.Connection | None = None) -> Iterator[None]:
+        """Raise ours for SQLite's."""
+        try:
+            yield
+        except apsw.Error as error:
+            raise self.refusal(error, db) from error
+
+    def refusal(self, error: apsw.Error, db: apsw.Connection | None) -> MidstreamError:
+        """Return what an error of SQLite's means to a caller."""
+        where = f"database {str(self.path)!r}"
+        match error:
+            case apsw.ConstraintError():
+                return JournalMovedError("somebody appended at this position first")
+            case apsw.BusyError() | apsw.LockedError() | apsw.ProtocolError():
+                return StoreBusyError(f"{where} is locked by another process", retry_after_s=1.0)
+            case apsw.FullError():
+                return StoreFullError(f"no space left for {where}: free some and try again")
+            case apsw.IOError() if _is_for_lack_of_space(error, db):
+                return StoreFullError(f"no space left for {where}: free some and try again")
+            case apsw.TooBigError():
+                return UsageError("a record is larger than SQLite can hold")
+            case apsw.CantOpenError() | apsw.ReadOnlyError() | apsw.PermissionsError():
+                return UsageError(
+                    f"{where} cannot be opened for writing: check that its folder exists "
+                    "and that this user may write to both"
+                )
+            case apsw.NotADBError():
+                return StoreDamagedError(f"{where} is no SQLite database, or its head is damaged")
+            case _:
+                return StoreDamagedError(f"{where}: {error} ({type(error).__name__})")
+
+    def _create(self) -> None:
+        # Only if it is not there: closing a second descriptor of a database would free SQLite's locks on it.
+        try:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            return
+        except OSError as error:
+            raise UsageError(f"database {str(self.path)!r} cannot be made: {error.strerror}") from error
+        os.close(descriptor)
+
+    def require_ours(self, db: apsw.Connection) -> bool:
+        """Return whether the tables are there; raise `UsageError` where others are."""
+        application = _number(db.execute("pragma application_id"))
+        version = _number(db.execute("pragma user_version"))
+        if application == APPLICATION_ID:
+            if version > SCHEMA_VERSION:
+                raise UsageError(
+                    f"database {str(self.path)!r} has schema {version}, this midstream knows "
+                    f"{SCHEMA_VERSION}: install the newer midstream that made it"
+                )
+            return True
+        if application or version or _number(db.execute("select count(*) from sqlite_schema")):
+            raise UsageError(f"database {str(self.path)!r} belongs to another program")
+        return False
+
+
+@contextlib.contextmanager
+def reading(path: str | Path, *, world: World = World()) -> Iterator[Reader]:
+    """Look into a database without making, locking or writing anything, also while a server works on it.
+
+    Raises:
+        NotFoundError: There is no such file, or nothing was ever stored in it.
+        UsageError: The file is not ours, or may not be read.
+        StoreDamagedError: It is no intact database.
+    """
+    file = _File(Path(path), world, None)
+    if not file.path.is_file():
+        raise NotFoundError(
+            f"there is no database {str(file.path)!r}: name one with --store, or start a server"
+        )
+    with file.named_errors():
+        db = file.connect(flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        with file.named_errors(db):
+            if not file.patiently(partial(file.require_ours, db)):
+                raise NotFoundError(f"nothing was stored in {str(file.path)!r} yet")
+        yield Reader(file, db)
+    finally:
+        db.close()
+
+
+def _answer(write: Callable[[], T]) -> T | MidstreamError:
+    try:
+        return write()
+    except MidstreamError as refused:
+        return refused
+
+
+def _number(cursor: apsw.Cursor) -> int:
+    number: int = cursor.get
+    return number
+
+
+def _line(row: tuple[Any, ...]) -> SessionInfo:  # as SQLite has them
+    session, end, epoch, created_at, is_live, at, title, turns, status = row
+    mark = Mark(bool(is_live), at, title, turns, status)
+    return SessionInfo(session, end, epoch, created_at, mark)
+
+
+def _is_for_lack_of_space(error: apsw.Error, db: apsw.Connection | None) -> bool:
+    # SQLite knows a full disk by itself, except where it makes its index of the log, and a spent quota.
+    is_index = getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHMSIZE
+    return is_index or (db is not None and db.system_errno in {errno.ENOSPC, errno.EDQUOT})

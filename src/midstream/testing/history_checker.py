@@ -1,0 +1,355 @@
+"""One checker for every level: what clients wrote down, what the journals hold and what tools really did must agree.
+
+Collect three things while faults happen: each client's own notes (`ClientLog`), the journals as they are stored, and
+a ledger of executions kept by the tools themselves, outside of midstream. `check` compares them at any time;
+`check_ended` says in addition, once faults have ended, what should have come to an end by now. Both return what is
+wrong as data; an empty list is the proof.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+
+from msgspec import Struct, field
+
+from midstream.core import session as sessions
+from midstream.core.calls import CallPlan, OnDoubt
+from midstream.core.frames import EventId
+from midstream.core.messages import Exchange, Outcome
+from midstream.core.records import (
+    AttemptFailed,
+    AttemptStarted,
+    CallEnded,
+    CallStarted,
+    CancelRequested,
+    ChunkAccepted,
+    Delta,
+    EpochStarted,
+    ExchangeCommitted,
+    MessageAccepted,
+    Record,
+    ReplyCompleted,
+    TurnEnded,
+    decode,
+)
+from midstream.errors import MidstreamError
+from midstream.store.contract import Stored
+
+
+class Rule(StrEnum):
+    """What can be broken."""
+
+    ACKED_NOT_STORED = "acked_not_stored"
+    """A client was told that a chunk is in the journal, and it is not."""
+    STORED_OTHERWISE = "stored_otherwise"
+    """A stored chunk is not what its client sent under that number, or stands there twice."""
+    SEEN_GAP = "seen_gap"
+    """A reader was not shown the record after the last one it had, or did not begin where it should."""
+    SEEN_TWICE = "seen_twice"
+    """A reader was shown two different events for one position."""
+    SEEN_NOT_STORED = "seen_not_stored"
+    """A reader was shown what is not in the journal."""
+    READERS_DISAGREE = "readers_disagree"
+    """Two readers were shown different records under one event id."""
+    AFTER_CANCEL = "after_cancel"
+    """A cancelled turn went on: more than its closing records followed."""
+    AFTER_END = "after_end"
+    """A record of a turn follows its end."""
+    OUTCOME_TWICE = "outcome_twice"
+    """A call has two outcomes."""
+    OUTCOME_INVENTED = "outcome_invented"
+    """A call is said to have succeeded and never ran to its end."""
+    RAN_UNANNOUNCED = "ran_unannounced"
+    """A tool ran without the intent in the journal."""
+    RAN_TWICE = "ran_twice"
+    """One run of a call was executed twice."""
+    RAN_AGAIN = "ran_again"
+    """A call whose policy forbids it ran a second time."""
+    POSITION_GAP = "position_gap"
+    """A journal's positions are not 1, 2, 3, ..."""
+    EPOCH_BACK = "epoch_back"
+    """An epoch is lower than the one before it, or began without its record."""
+    HISTORY_INVALID = "history_invalid"
+    """The journal does not fold, or an exchange it committed is not whole."""
+    TURN_OPEN = "turn_open"
+    """A turn did not end."""
+    END_UNSEEN = "end_unseen"
+    """The turn of a client's stream ended, and the client was not shown its end."""
+
+
+class Violation(Struct, frozen=True, order=True):
+    """One broken promise, with words for a person."""
+
+    rule: Rule
+    session: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.rule.value} in session {self.session!r}: {self.text}"
+
+
+class Seen(Struct, frozen=True):
+    """An event as a client was shown it. The same one twice is no fault: readers apply by event id."""
+
+    event_id: str
+    body: bytes
+
+
+class ClientLog(Struct):
+    """What one client wrote down, over all its connections and restarts.
+
+    Args:
+        client: A name for messages.
+        session: The session it spoke to.
+        stream: Its stream; empty for one that only reads.
+        start: Position after which it reads; None where its stream begins (without a
+            stream: wherever it began).
+        sent: Digest (`frames.digest_of`) of each chunk it numbered.
+        acked: The chunks it was told are stored.
+        seen: The events it was shown, in that order.
+    """
+
+    client: str
+    session: str
+    stream: str = ""
+    start: int | None = None
+    sent: dict[int, str] = field(default_factory=dict)
+    acked: set[int] = field(default_factory=set)
+    seen: list[Seen] = field(default_factory=list)
+
+
+class Execution(Struct, frozen=True):
+    """What a tool wrote into its ledger about one run: that it began, and whether it came to its end."""
+
+    session: str
+    turn: int
+    reply: int
+    call_id: str
+    run: int
+    tool: str
+    has_ended: bool = True
+
+
+class Evidence(Struct):
+    """Everything that is compared: each session's whole journal, the clients' notes, the tools' ledger."""
+
+    journals: Mapping[str, Sequence[Stored]]
+    clients: Sequence[ClientLog] = ()
+    ledger: Sequence[Execution] = ()
+
+
+def check(evidence: Evidence) -> list[Violation]:
+    """Return what is wrong, at any time, whatever happened."""
+    found: list[Violation] = []
+    for session, stored in evidence.journals.items():
+        found += _check_line(session, stored)
+        records = _readable(stored)
+        if len(records) < len(stored):
+            text = f"the record at position {len(records) + 1} cannot be read"
+            found.append(Violation(Rule.HISTORY_INVALID, session, text))
+        found += _check_fold(session, stored, records)
+        found += _check_turns(session, records)
+        found += _check_runs(session, records, [each for each in evidence.ledger if each.session == session])
+        for client in evidence.clients:
+            if client.session == session:
+                found += _check_chunks(client, records)
+                found += _check_seen(client, stored, records)
+    found += _check_agreement(evidence.clients)
+    return found
+
+
+def check_ended(evidence: Evidence) -> list[Violation]:
+    """Return what `check` finds and which turns should have ended by now, or been shown to their clients."""
+    found = check(evidence)
+    for session, stored in evidence.journals.items():
+        records = _readable(stored)
+        ends = {each.turn: at for at, each in enumerate(records, start=1) if isinstance(each, TurnEnded)}
+        opened = [each for each in records if isinstance(each, MessageAccepted)]
+        for message in opened:
+            if message.turn not in ends:
+                found.append(Violation(Rule.TURN_OPEN, session, f"turn {message.turn} did not end"))
+        for client in evidence.clients:
+            for message in opened:
+                is_theirs = client.session == session and client.stream and message.stream == client.stream
+                if is_theirs and ends.get(message.turn, 0) > max(map(_position, client.seen), default=0):
+                    text = f"{client.client} was not shown the end of turn {message.turn}"
+                    found.append(Violation(Rule.END_UNSEEN, session, text))
+    return found
+
+
+def _readable(stored: Sequence[Stored]) -> list[Record]:
+    """Return the records up to the first one that cannot be read."""
+    records: list[Record] = []
+    for each in stored:
+        try:
+            records.append(decode(each.body))
+        except MidstreamError:
+            break
+    return records
+
+
+# --- the journal alone ------------------------------------------------------------------------------------------
+
+
+def _check_line(session: str, stored: Sequence[Stored]) -> Iterator[Violation]:
+    epoch = 0
+    for position, each in enumerate(stored, start=1):
+        if each.position != position:
+            text = f"position {each.position} stands where {position} should"
+            yield Violation(Rule.POSITION_GAP, session, text)
+        if each.epoch < epoch:
+            text = f"epoch {each.epoch} at position {each.position} follows epoch {epoch}"
+            yield Violation(Rule.EPOCH_BACK, session, text)
+        elif each.epoch > epoch and not _begins_epoch(each):
+            text = f"epoch {each.epoch} begins at position {each.position} without its record"
+            yield Violation(Rule.EPOCH_BACK, session, text)
+        epoch = each.epoch
+
+
+def _begins_epoch(stored: Stored) -> bool:
+    (record,) = _readable([stored]) or (None,)
+    return isinstance(record, EpochStarted) and record.epoch == stored.epoch
+
+
+def _check_fold(session: str, stored: Sequence[Stored], records: Sequence[Record]) -> Iterator[Violation]:
+    try:
+        folded = sessions.fold((each.epoch, record) for each, record in zip(stored, records, strict=False))
+    except (MidstreamError, LookupError) as error:  # a lookup fails where a record names what was never there
+        yield Violation(Rule.HISTORY_INVALID, session, f"the journal does not fold: {error!r}")
+        return
+    committed = sum(isinstance(record, ExchangeCommitted) for record in records)
+    kept = sum(isinstance(entry, Exchange) for entry in folded.history.entries)
+    if committed != kept:
+        text = f"{committed} exchanges were committed, {kept} are in history"
+        yield Violation(Rule.HISTORY_INVALID, session, text)
+
+
+def _check_turns(session: str, records: Sequence[Record]) -> Iterator[Violation]:
+    cancelled: set[int] = set()
+    ended: set[int] = set()
+    for position, record in enumerate(records, start=1):
+        turn = getattr(record, "turn", 0)
+        what = f"{type(record).__name__} of turn {turn} at position {position}"
+        if turn in ended:
+            yield Violation(Rule.AFTER_END, session, f"{what} follows the turn's end")
+        elif turn in cancelled and isinstance(record, AttemptStarted | Delta | AttemptFailed | CallStarted):
+            yield Violation(Rule.AFTER_CANCEL, session, f"{what} follows the cancel")
+        if isinstance(record, CancelRequested):
+            cancelled.add(turn)
+        elif isinstance(record, TurnEnded):
+            ended.add(turn)
+
+
+# --- the tools' ledger ------------------------------------------------------------------------------------------
+
+_Call = tuple[int, int, str]
+
+
+def _check_runs(session: str, records: Sequence[Record], ledger: Sequence[Execution]) -> Iterator[Violation]:
+    plans: dict[_Call, CallPlan] = {}
+    names: dict[_Call, str] = {}
+    outcomes: dict[_Call, list[Outcome]] = {}
+    started: set[tuple[_Call, int]] = set()
+    for record in records:
+        match record:
+            case ReplyCompleted():
+                plans |= {(record.turn, record.reply, plan.call_id): plan for plan in record.plans}
+                names |= {(record.turn, record.reply, call.id): call.name for call in record.body.calls}
+            case CallStarted():
+                started.add(((record.turn, record.reply, record.call_id), record.run))
+            case CallEnded():
+                call = (record.turn, record.reply, record.result.call_id)
+                outcomes.setdefault(call, []).append(record.result.outcome)
+    executed: Counter[_Call] = Counter()
+    for (call, run), times in Counter((_call_of(each), each.run) for each in ledger).items():
+        executed[call] += 1
+        if (call, run) not in started:
+            yield Violation(Rule.RAN_UNANNOUNCED, session, f"run {run} of call {call} is not in the journal")
+        if times > 1:
+            yield Violation(Rule.RAN_TWICE, session, f"run {run} of call {call} was executed {times} times")
+    for call, runs in executed.items():
+        if runs > 1 and call in plans and plans[call].on_doubt is OnDoubt.UNKNOWN:
+            yield Violation(Rule.RAN_AGAIN, session, f"call {call} was executed {runs} times by its policy")
+    finished = {_call_of(each) for each in ledger if each.has_ended}
+    kept_by_tools = {each.tool for each in ledger}
+    for call, ends in outcomes.items():
+        if len(ends) > 1:
+            yield Violation(Rule.OUTCOME_TWICE, session, f"call {call} has {len(ends)} outcomes")
+        if Outcome.OK in ends and names.get(call) in kept_by_tools and call not in finished:
+            yield Violation(Rule.OUTCOME_INVENTED, session, f"call {call} succeeded and never ran to its end")
+
+
+def _call_of(execution: Execution) -> _Call:
+    return (execution.turn, execution.reply, execution.call_id)
+
+
+# --- clients ----------------------------------------------------------------------------------------------------
+
+
+def _check_chunks(client: ClientLog, records: Sequence[Record]) -> Iterator[Violation]:
+    if not client.stream:
+        return
+    stored = [each for each in records if isinstance(each, ChunkAccepted) and each.stream == client.stream]
+    numbers = {each.seqno for each in stored}
+    for seqno in sorted(client.acked - numbers):
+        text = f"chunk {seqno} of {client.client} was acknowledged and is not in the journal"
+        yield Violation(Rule.ACKED_NOT_STORED, client.session, text)
+    for chunk in stored:
+        if client.sent.get(chunk.seqno) != chunk.digest:
+            text = f"chunk {chunk.seqno} of {client.client} is not what was sent"
+            yield Violation(Rule.STORED_OTHERWISE, client.session, text)
+    if len(numbers) != len(stored):
+        text = f"a chunk of {client.client} stands in the journal twice"
+        yield Violation(Rule.STORED_OTHERWISE, client.session, text)
+
+
+def _check_seen(
+    client: ClientLog, stored: Sequence[Stored], records: Sequence[Record]
+) -> Iterator[Violation]:
+    last = _start_of(client, records)
+    had: dict[int, Seen] = {}
+    for seen in client.seen:
+        position = _position(seen)
+        where = f"{client.client} at event {seen.event_id}"
+        if position in had:  # shown again, as after a reconnect
+            if had[position] != seen:
+                text = f"{where}: another event than {had[position].event_id} was shown for the same position"
+                yield Violation(Rule.SEEN_TWICE, client.session, text)
+            continue
+        had[position] = seen
+        if position != last + 1:
+            yield Violation(Rule.SEEN_GAP, client.session, f"{where}: the last one had position {last}")
+        last = position
+        at = stored[position - 1] if 0 < position <= len(stored) else None
+        if at is None or (str(EventId(at.epoch, at.position)), at.body) != (seen.event_id, seen.body):
+            yield Violation(
+                Rule.SEEN_NOT_STORED, client.session, f"{where}: the journal holds something else"
+            )
+
+
+def _start_of(client: ClientLog, records: Sequence[Record]) -> int:
+    """Return the position after which the client reads."""
+    if client.start is not None:
+        return client.start
+    if not client.stream:
+        return _position(client.seen[0]) - 1 if client.seen else 0
+    for position, record in enumerate(records, start=1):
+        if getattr(record, "stream", "") == client.stream:
+            return position - 1
+    return 0
+
+
+def _check_agreement(clients: Iterable[ClientLog]) -> Iterator[Violation]:
+    shown: dict[tuple[str, str], tuple[str, bytes]] = {}
+    for client in clients:
+        for seen in client.seen:
+            first, body = shown.setdefault((client.session, seen.event_id), (client.client, seen.body))
+            if body != seen.body:
+                text = f"{first} and {client.client} were shown different records as {seen.event_id}"
+                yield Violation(Rule.READERS_DISAGREE, client.session, text)
+
+
+def _position(seen: Seen) -> int:
+    return EventId.parse(seen.event_id).position

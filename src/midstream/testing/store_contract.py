@@ -1,0 +1,465 @@
+"""`midstream.store.contract` as a test suite: a store that passes it may be used.
+
+Subclass `StoreContract` in a test file and give it a fixture `place`:
+
+    class TestMyStore(StoreContract):
+        @pytest.fixture
+        def place(self, tmp_path: Path) -> Place:
+            return MyPlace(tmp_path)
+
+It needs pytest and pytest-asyncio. What it cannot see from outside, a store's own tests must show: that `Sync.FULL`
+reaches the disk, and what happens when there is no disk left.
+"""
+# ruff: noqa: D102, PLR2004 - these are tests: a name is a promise, numbers speak for themselves
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+import pytest
+
+from midstream.core.records import Sync
+from midstream.errors import JournalMovedError, LeaseHeldError, LeaseLostError, UsageError
+from midstream.store.contract import Mark, SessionInfo, Store, Stored
+from midstream.world import World
+
+WORLD = World()
+
+ODD_NAMES = ("s", "a/b", "it's", '"', "%_", "naïve ☃ 😀", "x" * 500, "line\nbreak", " ")
+ODD_BODIES = (b"", b"{}", b"\x00\xff\r\n'", b"x" * 300_000)
+
+
+class Place(Protocol):
+    """What outlives a process: a file, a server."""
+
+    def store(self) -> Store:
+        """Return another store of this place, not open: what another process would make."""
+
+    def kill(self, store: Store) -> None:
+        """Let an open store's owner die without a goodbye. Nobody uses that store again."""
+
+
+class StoreContract:
+    """The tests. Each one gets a fresh `place`."""
+
+    pytestmark = pytest.mark.asyncio
+
+    # --- journals
+
+    async def test_records_are_numbered_from_one_without_gap(self, place: Place) -> None:
+        async with _opened(place) as store:
+            epoch = await store.claim("s", at=1.0)
+            assert await _append(store, "s", b"a", b"b", expected=0, epoch=epoch) == 2
+            assert await _append(store, "s", b"c", expected=2, epoch=epoch) == 3
+            assert await _journal(store) == [
+                Stored(1, epoch, b"a"),
+                Stored(2, epoch, b"b"),
+                Stored(3, epoch, b"c"),
+            ]
+
+    async def test_a_body_comes_back_byte_for_byte(self, place: Place) -> None:
+        async with _opened(place) as store:
+            epoch = await store.claim("s", at=1.0)
+            await _append(store, "s", *ODD_BODIES, expected=0, epoch=epoch)
+            assert [record.body for record in await _journal(store)] == [*ODD_BODIES]
+
+    async def test_a_session_may_have_any_name(self, place: Place) -> None:
+        async with _opened(place) as store:
+            for name in ODD_NAMES:
+                epoch = await store.claim(name, at=1.0)
+                await _append(store, name, name.encode(), expected=0, epoch=epoch)
+            for name in ODD_NAMES:
+                assert [record.body for record in await _journal(store, name)] == [name.encode()]
+            assert {line.session async for line in store.list()} == {*ODD_NAMES}
+
+    @pytest.mark.parametrize("expected", [0, 1, 3, 2**40])
+    async def test_an_append_elsewhere_than_at_the_end_writes_nothing(
+        self, place: Place, expected: int
+    ) -> None:
+        async with _opened(place) as store:
+            epoch = await store.claim("s", at=1.0)
+            await _append(store, "s", b"a", b"b", expected=0, epoch=epoch)
+            before = await store.find("s")
+            with pytest.raises(JournalMovedError):
+                await _append(store, "s", b"c", expected=expected, epoch=epoch, mark=_mark(at=9.0))
+            assert await store.find("s") == before
+            assert [record.body for record in await _journal(store)] == [b"a", b"b"]
+
+    async def test_of_two_appends_at_one_position_one_wins(self, place: Place) -> None:
+        async with _opened(place) as store:
+            epoch = await store.claim("s", at=1.0)
+            results = await asyncio.gather(
+                *(_append(store, "s", body, expected=0, epoch=epoch) for body in (b"a", b"b")),
+                return_exceptions=True,
+            )
+            won = results.index(1)
+            assert isinstance(results[1 - won], JournalMovedError)
+            assert [record.body for record in await _journal(store)] == [(b"a", b"b")[won]]
+
+    async def test_appends_take_effect_in_the_order_in_which_they_were_asked(self, place: Place) -> None:
+        async with _opened(place) as store:
+            epoch = await store.claim("s", at=1.0)
+            ends = await asyncio.gather(
+                *(_append(store, "s", b"%d" % number, expected=number, epoch=epoch) for number in range(50))
+            )
+            assert ends == [*range(1, 51)]
+            assert [record.body for record in await _journal(store)] == [
+                b"%d" % number for number in range(50)
+            ]
+
+    async def test_sessions_are_independent(self, place: Place) -> None:
+        async with _opened(place) as store:
+
+            async def work(name: str) -> None:
+                epoch = await store.claim(name, at=1.0)
+                for number in range(10):
+                    body = f"{name} {number}".encode()
+                    await _append(store, name, body, expected=number, epoch=epoch)
+
+            names = [f"s{number}" for number in range(20)]
+            await asyncio.gather(*map(work, names))
+            for name in names:
+                assert [record.body.decode() for record in await _journal(store, name)] == [
+                    f"{name} {number}" for number in range(10)
+                ]
+
+    async def test_a_refused_append_disturbs_nobody_who_asked_at_the_same_time(self, place: Place) -> None:
+        async with _opened(place) as store:
+            first, second = await store.claim("s", at=1.0), await store.claim("t", at=1.0)
+            results = await asyncio.gather(
+                _append(store, "s", b"a", expected=0, epoch=first),
+                _append(store, "s", b"x", expected=7, epoch=first),
+                _append(store, "t", b"x", expected=0, epoch=second + 1),
+                _append(store, "t", b"b", expected=0, epoch=second),
+                return_exceptions=True,
+            )
+            assert [type(result) for result in results] == [
+                int,
+                JournalMovedError,
+                LeaseLostError,
+                int,
+            ]
+            assert await _journal(store, "s") == [Stored(1, first, b"a")]
+            assert await _journal(store, "t") == [Stored(1, second, b"b")]
+
+    async def test_an_append_of_nothing_tells_the_end(self, place: Place) -> None:
+        async with _opened(place) as store:
+            epoch = await store.claim("s", at=1.0)
+            await _append(store, "s", b"a", expected=0, epoch=epoch)
+            assert await _append(store, "s", expected=1, epoch=epoch) == 1
+            with pytest.raises(JournalMovedError):
+                await _append(store, "s", expected=0, epoch=epoch)
+
+    async def test_a_cancelled_append_happened_whole_or_not_at_all(self, place: Place) -> None:
+        async with _opened(place) as store:
+            epoch = await store.claim("s", at=1.0)
+            append = WORLD.spawn(_append(store, "s", b"a", b"b", expected=0, epoch=epoch), name="append")
+            await WORLD.sleep(0)
+            append.cancel()
+            await asyncio.gather(append, return_exceptions=True)
+            end = len(await _journal(store))
+            if end == 0:  # on its way, or never to come: the next append decides
+                with pytest.raises(JournalMovedError):
+                    await _append(store, "s", b"c", expected=5, epoch=epoch)
+                end = len(await _journal(store))
+            assert end in {0, 2}
+            assert await _append(store, "s", b"c", expected=end, epoch=epoch) == end + 1
+
+    # --- reading
+
+    async def test_a_session_nobody_claimed_reads_as_empty(self, place: Place) -> None:
+        async with _opened(place) as store:
+            assert await store.read("s", after=0, limit=10) == []
+            assert await store.find("s") is None
+
+    async def test_reading_goes_on_after_any_position_and_stops_at_the_limit(self, place: Place) -> None:
+        async with _opened(place) as store:
+            epoch = await store.claim("s", at=1.0)
+            bodies = [b"%d" % number for number in range(1, 8)]
+            await _append(store, "s", *bodies, expected=0, epoch=epoch)
+            read = {
+                (after, limit): [
+                    record.position for record in await store.read("s", after=after, limit=limit)
+                ]
+                for after in range(9)
+                for limit in (1, 3, 100)
+            }
+            assert read == {(after, limit): [*range(1, 8)][after : after + limit] for after, limit in read}
+
+    async def test_what_is_appended_is_read_at_once_by_everybody(self, place: Place) -> None:
+        async with _opened(place) as writer, _opened(place) as reader:
+            epoch = await writer.claim("s", at=1.0)
+            for number in range(5):
+                await _append(writer, "s", b"x", expected=number, epoch=epoch, sync=Sync.NORMAL)
+                assert len(await _journal(writer)) == number + 1
+                assert await _journal(reader) == await _journal(writer)
+
+    # --- owners
+
+    async def test_each_claim_raises_the_epoch_by_one(self, place: Place) -> None:
+        async with _opened(place) as store:
+            epochs = [await store.claim("s", at=1.0) for _ in range(3)]
+            assert epochs == [1, 2, 3]
+            assert await store.claim("t", at=1.0) == 1
+
+    async def test_appends_under_another_than_the_newest_epoch_write_nothing(self, place: Place) -> None:
+        async with _opened(place) as store:
+            old = await store.claim("s", at=1.0)
+            await _append(store, "s", b"a", expected=0, epoch=old)
+            new = await store.claim("s", at=2.0)
+            for epoch in (old, new + 1, 0):
+                with pytest.raises(LeaseLostError):
+                    await _append(store, "s", b"b", expected=1, epoch=epoch)
+            assert await _append(store, "s", b"c", expected=1, epoch=new) == 2
+            assert await _journal(store) == [Stored(1, old, b"a"), Stored(2, new, b"c")]
+
+    async def test_nobody_appends_to_a_session_that_was_never_claimed(self, place: Place) -> None:
+        async with _opened(place) as store:
+            with pytest.raises(LeaseLostError):
+                await _append(store, "s", b"a", expected=0, epoch=1)
+            assert await store.find("s") is None
+
+    async def test_a_living_owners_session_cannot_be_claimed(self, place: Place) -> None:
+        async with _opened(place) as one, _opened(place) as other:
+            epoch = await one.claim("s", at=1.0)
+            before = await one.find("s")
+            with pytest.raises(LeaseHeldError):
+                await other.claim("s", at=2.0)
+            assert await other.find("s") == before
+            assert await _append(one, "s", b"a", expected=0, epoch=epoch) == 1
+
+    async def test_a_released_session_may_be_claimed_by_anybody(self, place: Place) -> None:
+        async with _opened(place) as one, _opened(place) as other:
+            old = await one.claim("s", at=1.0)
+            await _append(one, "s", b"a", expected=0, epoch=old)
+            await one.release("s", epoch=old)
+            new = await other.claim("s", at=2.0)
+            assert new == old + 1
+            with pytest.raises(LeaseLostError):
+                await _append(one, "s", b"b", expected=1, epoch=old)
+            assert await _append(other, "s", b"c", expected=1, epoch=new) == 2
+
+    async def test_a_release_under_an_older_epoch_has_no_effect(self, place: Place) -> None:
+        async with _opened(place) as one, _opened(place) as other:
+            old = await one.claim("s", at=1.0)
+            await one.claim("s", at=2.0)
+            await one.release("s", epoch=old)
+            with pytest.raises(LeaseHeldError):
+                await other.claim("s", at=3.0)
+            await one.release("no such session", epoch=1)
+
+    async def test_closing_gives_up_every_session(self, place: Place) -> None:
+        async with _opened(place) as other:
+            async with _opened(place) as one:
+                epochs = [await one.claim(name, at=1.0) for name in ("s", "t")]
+            assert [await other.claim(name, at=2.0) for name in ("s", "t")] == [epoch + 1 for epoch in epochs]
+
+    async def test_a_dead_owners_sessions_are_taken_over_with_all_they_hold(self, place: Place) -> None:
+        dead = place.store()
+        await dead.open()
+        old = await dead.claim("s", at=1.0)
+        await _append(dead, "s", b"a", expected=0, epoch=old)
+        await _append(dead, "s", b"b", expected=1, epoch=old, sync=Sync.NORMAL)
+        await dead.claim("t", at=1.0)
+        place.kill(dead)
+        async with _opened(place) as heir:
+            new = await heir.claim("s", at=2.0)
+            assert new == old + 1
+            assert await _journal(heir) == [Stored(1, old, b"a"), Stored(2, old, b"b")]
+            assert await _append(heir, "s", b"c", expected=2, epoch=new) == 3
+            await heir.claim("t", at=2.0)
+
+    async def test_of_two_who_claim_at_once_one_wins(self, place: Place) -> None:
+        async with _opened(place) as one, _opened(place) as other:
+            results = await asyncio.gather(
+                one.claim("s", at=1.0), other.claim("s", at=1.0), return_exceptions=True
+            )
+            assert sorted(type(result).__name__ for result in results) == ["LeaseHeldError", "int"]
+
+    async def test_competing_stores_keep_one_gapless_line(self, place: Place) -> None:
+        async with _opened(place) as one, _opened(place) as other:
+
+            async def fight(store: Store) -> None:
+                for turn in range(5):
+                    while True:
+                        try:
+                            epoch = await store.claim("s", at=float(turn))
+                            break
+                        except LeaseHeldError:
+                            await WORLD.sleep(0)
+                    end = len(await _journal(store))
+                    await _append(store, "s", b"x", expected=end, epoch=epoch)
+                    await store.release("s", epoch=epoch)
+
+            await asyncio.wait_for(asyncio.gather(fight(one), fight(other)), timeout=20)
+            journal = await _journal(one)
+            assert [record.position for record in journal] == [*range(1, 11)]
+            assert [record.epoch for record in journal] == [*range(1, 11)]
+
+    # --- listings
+
+    async def test_a_new_session_is_listed_with_an_empty_mark(self, place: Place) -> None:
+        async with _opened(place) as store:
+            epoch = await store.claim("s", at=7.5)
+            line = SessionInfo("s", 0, epoch, 7.5, Mark(is_live=False, at=7.5))
+            assert await store.find("s") == line
+            assert await _listed(store) == [line]
+
+    async def test_a_mark_is_written_with_its_append(self, place: Place) -> None:
+        async with _opened(place) as store:
+            epoch = await store.claim("s", at=1.0)
+            mark = Mark(is_live=True, at=2.0, title="Hello", turns=1, status="running")
+            await _append(store, "s", b"a", expected=0, epoch=epoch, mark=mark)
+            assert await store.find("s") == SessionInfo("s", 1, epoch, 1.0, mark)
+
+            await _append(store, "s", b"b", expected=1, epoch=epoch)
+            assert await store.find("s") == SessionInfo("s", 2, epoch, 1.0, mark)
+
+            ended = Mark(is_live=False, at=3.0, turns=1, status="completed")
+            await _append(store, "s", b"c", expected=2, epoch=epoch, mark=ended)
+            kept = Mark(is_live=False, at=3.0, title="Hello", turns=1, status="completed")
+            assert await store.find("s") == SessionInfo("s", 3, epoch, 1.0, kept)
+
+    async def test_the_last_changed_session_is_listed_first(self, place: Place) -> None:
+        async with _opened(place) as store:
+            assert await _listed(store) == []
+            for number, name in enumerate(("a", "b", "c")):
+                await store.claim(name, at=float(number))
+            epoch = await store.claim("a", at=10.0)
+            assert [line.session for line in await _listed(store)] == ["c", "b", "a"]
+            await _append(store, "a", expected=0, epoch=epoch, mark=_mark(at=11.0))
+            assert [line.session for line in await _listed(store)] == ["a", "c", "b"]
+
+    async def test_a_listing_keeps_what_has_an_open_turn_or_what_has_none(self, place: Place) -> None:
+        async with _opened(place) as store:
+            for number, name in enumerate(("a", "b", "c")):
+                epoch = await store.claim(name, at=float(number))
+                mark = Mark(is_live=name != "b", at=float(number))
+                await _append(store, name, b"x", expected=0, epoch=epoch, mark=mark)
+            assert [line.session for line in await _listed(store, live=True)] == ["c", "a"]
+            assert [line.session for line in await _listed(store, live=False)] == ["b"]
+
+    async def test_a_long_listing_is_whole_and_survives_what_happens_meanwhile(self, place: Place) -> None:
+        async with _opened(place) as store:
+            names = [f"s{number}" for number in range(450)]
+            epochs = await asyncio.gather(*(store.claim(name, at=float(at)) for at, name in enumerate(names)))
+            listing = store.list()
+            seen = [(await anext(listing)).session]
+            mark = _mark(at=1e6)
+            await _append(store, "s1", expected=0, epoch=epochs[1], mark=mark)
+            await store.delete("s0")
+            seen += [line.session async for line in listing]
+            assert [name for name in seen if name != "s0"] == names[:0:-1]
+
+    # --- deleting
+
+    async def test_a_deleted_session_leaves_nothing(self, place: Place) -> None:
+        async with _opened(place) as store:
+            for name in ("s", "t"):
+                epoch = await store.claim(name, at=1.0)
+                await _append(store, name, name.encode(), expected=0, epoch=epoch)
+            assert await store.delete("s")
+            assert await store.find("s") is None
+            assert await _journal(store) == []
+            assert [line.session for line in await _listed(store)] == ["t"]
+            assert [record.body for record in await _journal(store, "t")] == [b"t"]
+            assert not await store.delete("s")
+
+    async def test_a_living_owners_session_cannot_be_deleted(self, place: Place) -> None:
+        async with _opened(place) as one, _opened(place) as other:
+            epoch = await one.claim("s", at=1.0)
+            await _append(one, "s", b"a", expected=0, epoch=epoch)
+            with pytest.raises(LeaseHeldError):
+                await other.delete("s")
+            assert len(await _journal(one)) == 1
+            await one.release("s", epoch=epoch)
+            assert await other.delete("s")
+
+    async def test_nobody_of_before_appends_to_a_session_made_again(self, place: Place) -> None:
+        async with _opened(place) as one, _opened(place) as other:
+            old = await one.claim("s", at=1.0)
+            await one.release("s", epoch=old)
+            await other.delete("s")
+            new = await other.claim("s", at=2.0)
+            assert new > old
+            with pytest.raises(LeaseLostError):
+                await _append(one, "s", b"a", expected=0, epoch=old)
+            assert await _append(other, "s", b"b", expected=0, epoch=new) == 1
+
+    # --- opening and closing
+
+    async def test_opening_and_closing_twice_is_harmless(self, place: Place) -> None:
+        store = place.store()
+        await store.close()
+        await store.open()
+        epoch = await store.claim("s", at=1.0)
+        await store.open()
+        await _append(store, "s", b"a", expected=0, epoch=epoch)
+        await store.close()
+        await store.close()
+
+    async def test_a_closed_store_refuses_and_may_be_opened_again(self, place: Place) -> None:
+        store = place.store()
+        with pytest.raises(UsageError):
+            await store.claim("s", at=1.0)
+        await store.open()
+        epoch = await store.claim("s", at=1.0)
+        await _append(store, "s", b"a", expected=0, epoch=epoch)
+        await store.close()
+        with pytest.raises(UsageError):
+            await store.read("s", after=0, limit=1)
+        await store.open()
+        assert await _journal(store) == [Stored(1, epoch, b"a")]
+        assert await store.claim("s", at=2.0) == epoch + 1
+        await store.close()
+
+    async def test_closing_finishes_what_was_asked_for(self, place: Place) -> None:
+        store = place.store()
+        await store.open()
+        epoch = await store.claim("s", at=1.0)
+        appends = []
+        for number in range(20):  # some on their way to the disk, some still waiting
+            append = _append(store, "s", b"x", expected=number, epoch=epoch)
+            appends.append(WORLD.spawn(append, name="append"))
+            await WORLD.sleep(0)
+        await store.close()
+        assert await asyncio.gather(*appends) == [*range(1, 21)]
+        async with _opened(place) as again:
+            assert len(await _journal(again)) == 20
+
+
+@asynccontextmanager
+async def _opened(place: Place) -> AsyncIterator[Store]:
+    store = place.store()
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def _append(
+    store: Store,
+    session: str,
+    *bodies: bytes,
+    expected: int,
+    epoch: int,
+    sync: Sync = Sync.FULL,
+    mark: Mark | None = None,
+) -> int:
+    return await store.append(session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark)
+
+
+async def _journal(store: Store, session: str = "s") -> list[Stored]:
+    return await store.read(session, after=0, limit=1000)
+
+
+async def _listed(store: Store, *, live: bool | None = None) -> list[SessionInfo]:
+    return [line async for line in store.list(live=live)]
+
+
+def _mark(*, at: float) -> Mark:
+    return Mark(is_live=False, at=at)

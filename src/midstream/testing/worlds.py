@@ -1,0 +1,138 @@
+"""Worlds for tests: one whose clock stands still until it is told, one that dies at a named point."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import os
+import random
+import signal
+from collections import Counter
+
+from midstream.world import Fault, World
+
+SETTLE_TURNS = 50
+"""Turns of the event loop that `FakeWorld.advance` gives to whoever it woke."""
+
+
+class Crashed(Exception):  # noqa: N818 - what happened to the process, not an error of the program
+    """The process would have died here. Nothing of the world that raised it does anything afterwards."""
+
+
+class FakeWorld(World):
+    """A world in which nothing happens by itself: the clock is moved by the test, chance comes from a seed.
+
+    Args:
+        seed: Where chance and ids come from; print it where you draw it.
+        at: The time it begins, in seconds since 1970.
+
+    `crash_at` lets it end at a fault point, within the test's process: `reach` raises `Crashed` there, and at every
+    point reached later, so that a runner of this world ends as if killed and never appends again.
+    """
+
+    def __init__(self, seed: int = 0, *, at: float = 1_000_000.0) -> None:
+        self.reached: Counter[Fault] = Counter()
+        """How often each fault point was reached."""
+        self._now = at
+        self._chance = random.Random(seed)  # noqa: S311 - chance of a test
+        self._numbers = itertools.count(1)
+        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._crash: tuple[Fault, int] | None = None
+        self._is_dead = False
+
+    def now(self) -> float:
+        """See `World.now`."""
+        return self._now
+
+    def monotonic(self) -> float:
+        """See `World.monotonic`: the same clock as `now`."""
+        return self._now
+
+    def chance(self) -> float:
+        """See `World.chance`: the same numbers for the same seed."""
+        return self._chance.random()
+
+    def new_id(self, kind: str) -> str:
+        """See `World.new_id`: kind and a number drawn from the seed, so that two worlds rarely agree."""
+        return f"{kind}-{next(self._numbers)}-{self._chance.getrandbits(32):08x}"
+
+    def new_secret(self) -> str:
+        """See `World.new_secret`. It is no secret."""
+        return f"{self._chance.getrandbits(256):064x}"
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait until `advance` has moved the clock that far."""
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        wakes: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._sleepers, (self._now + seconds, next(self._numbers), wakes))
+        await wakes
+
+    @property
+    def next_wake_at(self) -> float | None:
+        """When the next sleeper wakes, or None while nobody sleeps."""
+        while self._sleepers and self._sleepers[0][2].done():
+            heapq.heappop(self._sleepers)  # its task was cancelled
+        return self._sleepers[0][0] if self._sleepers else None
+
+    async def advance(self, seconds: float) -> None:
+        """Move the clock; who wakes on the way runs in order, each at its own time."""
+        until = self._now + seconds
+        while (at := self.next_wake_at) is not None and at <= until:
+            self._now = at
+            heapq.heappop(self._sleepers)[2].set_result(None)
+            await self.settle()
+        self._now = until
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Give everybody who is ready a few turns of the event loop."""
+        for _ in range(SETTLE_TURNS):
+            await asyncio.sleep(0)
+
+    def crash_at(self, point: Fault, *, count: int = 1) -> None:
+        """End this world when `point` is reached for the `count`-th time from the beginning."""
+        self._crash = (point, count)
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it has come to its end."""
+        return self._is_dead
+
+    def reach(self, point: Fault) -> None:
+        """See `World.reach`.
+
+        Raises:
+            Crashed: This is the end, or comes after it.
+        """
+        self.reached[point] += 1
+        self._is_dead = self._is_dead or self._crash == (point, self.reached[point])
+        if self._is_dead:
+            raise Crashed(f"{point.value}, time {self.reached[point]}")
+
+
+class KillingWorld(World):
+    """The real world, until a fault point is reached for the `count`-th time: there its process kills itself.
+
+    Args:
+        point: Where to die with SIGKILL; None to live and only count.
+        count: The time at which it dies there; 1 is the first.
+        report_to: A file descriptor that is told of every point reached, one line `name number` each.
+    """
+
+    def __init__(self, point: Fault | None, count: int = 1, *, report_to: int | None = None) -> None:
+        self.reached: Counter[Fault] = Counter()
+        """How often each fault point was reached."""
+        self._death = (point, count)
+        self._report_to = report_to
+
+    def reach(self, point: Fault) -> None:
+        """Count, report, and die if it is time: nothing of this process runs after that."""
+        self.reached[point] += 1
+        if self._report_to is not None:
+            os.write(self._report_to, f"{point.value} {self.reached[point]}\n".encode())
+        if self._death == (point, self.reached[point]):
+            os.kill(os.getpid(), signal.SIGKILL)
+            signal.pause()  # another thread may take the signal: this one goes no further

@@ -1,0 +1,76 @@
+"""A store with a few told sessions in it, and the command line as a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from midstream.cli import midstream_command
+from midstream.core.messages import UserMessage
+from midstream.core.turn import SendMessage
+from midstream.runtime.agent import Agent
+from midstream.runtime.host import Host
+from midstream.store.sqlite import SQLiteStore
+from midstream.testing import ScriptedModel, calls, text
+from midstream.tools import tool
+from tests.cli.on_terminal import OnTerminal, runner
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`run("sessions", "list")` runs that command line with a home of its own."""
+    monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path))
+    for name in ("NO_COLOR", "FORCE_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(*arguments: str | Path) -> Result:
+        return CliRunner().invoke(midstream_command, [str(each) for each in arguments])
+
+    return run
+
+
+@tool(has_effects=False)
+def look(where: str) -> str:
+    """Look somewhere."""
+    return f"nothing in {where}\n\x1b]0;pwned\x07\x1b[31mred\u202e gnitirw"
+
+
+async def tell(path: Path, said: dict[str, list[str]]) -> None:
+    """Let an agent answer messages in sessions of a store: a call of `look`, then words."""
+    model = ScriptedModel(
+        [calls(("look", '{"where": "the harbour"}'), say="I will look."), text("There is nothing.")]
+    )
+    host = Host(Agent(model, tools=[look]), SQLiteStore(path))
+    await host.start()
+    for session_id, messages in said.items():
+        for words in messages:
+            runner = await host.session(session_id, create=True)
+            await runner.submit(SendMessage(UserMessage.of(words)))
+            while runner.state.is_live:
+                await runner.wait(runner.newest.position)
+    await host.stop()
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> Path:
+    """Two sessions: `harbour-1` with two turns, then `harvest-2`, whose title tries to act on the terminal."""
+    path = tmp_path / "sessions.db"
+    await tell(
+        path,
+        {
+            "harbour-1": ["What is in the harbour?", "Look again."],
+            "harvest-2": ["\x1b[2Jgone\u202e " + "long " * 40],
+        },
+    )
+    return path
+
+
+@pytest.fixture
+def on_terminal(tmp_path: Path) -> OnTerminal:
+    """`on_terminal("sessions", "list")` runs that command line on a terminal of 80 columns, to its end."""
+    return runner({"MIDSTREAM_HOME": str(tmp_path), "TERM": "xterm-256color", "NO_COLOR": ""})

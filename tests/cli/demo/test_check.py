@@ -1,0 +1,127 @@
+"""The demo's judge finds what it claims to look for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from midstream.cli.demo.check import Journaled, Shown, Timings, Verdict, journal_of, judge, table
+from midstream.cli.demo.folder import Entry
+from midstream.cli.terminal import PLAIN, width_of
+from midstream.core.calls import CallPlan
+from midstream.core.messages import Call, Finish, Outcome, Reply, Result, Text, UserMessage
+from midstream.core.records import (
+    AttemptStarted,
+    CallEnded,
+    CallStarted,
+    Delta,
+    EpochStarted,
+    ExchangeCommitted,
+    MessageAccepted,
+    Record,
+    ReplyCompleted,
+    TurnEnded,
+    TurnStatus,
+)
+
+ANSWER = Reply((Text("one two"),))
+TIMES = Timings(0.5, 1.0, None, 2.0)
+
+
+def delta(text: str, *, reply: int = 2) -> Delta:
+    return Delta(1, reply, 1, 0, "text", text)
+
+
+RECORDS: list[Record] = [
+    EpochStarted(1, "me", 1.0),
+    MessageAccepted(1, UserMessage.of("hi"), 1.0),
+    AttemptStarted(1, 1, 1, 1.0),
+    ReplyCompleted(
+        1, 1, 1, Reply((Call("c1", "write_note", "{}"),), Finish.CALLS), 1.0, (CallPlan("c1", ""),)
+    ),
+    CallStarted(1, 1, "c1", 1, 1.0),
+    CallEnded(1, 1, Result("c1", "done", Outcome.OK), 2.0),
+    ExchangeCommitted(1, 1),
+    AttemptStarted(1, 2, 1, 2.0),
+    delta("one "),
+    delta("two"),
+    ReplyCompleted(1, 2, 1, ANSWER, 3.0),
+    ExchangeCommitted(1, 2),
+    TurnEnded(1, TurnStatus.COMPLETED, 3.0),
+]
+SHOWN = [Shown("1-9", "one "), Shown("1-10", "two")]
+LEDGER = [Entry(7, "write_note", "s/1/1/c1", "started"), Entry(7, "write_note", "s/1/1/c1", "finished")]
+
+
+def judged(
+    records: list[Record] | None = None,
+    shown: list[Shown] | None = None,
+    ledger: list[Entry] | None = None,
+) -> Verdict:
+    journal = [
+        Journaled(f"1-{position}", 1, record)
+        for position, record in enumerate(RECORDS if records is None else records, start=1)
+    ]
+    return judge(journal, SHOWN if shown is None else shown, LEDGER if ledger is None else ledger, "s")
+
+
+def test_a_run_in_which_all_went_well_has_no_problem() -> None:
+    verdict = judged()
+    assert verdict.problems == []
+    assert (verdict.words.shown_characters, verdict.words.journal_characters) == (7, 7)
+    assert (verdict.entries, verdict.executions[0].started) == (3, 1)
+
+
+def test_a_piece_that_was_not_shown_is_lost() -> None:
+    assert judged(shown=SHOWN[:1]).problems == ["1 pieces lost"]
+
+
+def test_a_piece_that_was_shown_again_is_twice() -> None:
+    assert judged(shown=[*SHOWN, SHOWN[1]]).problems == ["1 pieces shown twice"]
+
+
+def test_words_that_are_not_in_the_journal_so_are_wrong() -> None:
+    assert judged(shown=[SHOWN[0], Shown("1-10", "three")]).problems == ["1 pieces not as in the journal"]
+    assert judged(shown=[*SHOWN, Shown("2-3", "more")]).problems == ["1 pieces not as in the journal"]
+    assert judged(shown=SHOWN[::-1]).problems == ["1 pieces not as in the journal"]
+
+
+def test_a_call_that_ran_again_is_found_in_the_ledger() -> None:
+    assert judged(ledger=LEDGER * 2).problems == ["1 calls executed twice"]
+
+
+def test_an_execution_that_nobody_asked_for_is_found() -> None:
+    stray = Entry(7, "write_note", "s/9/9/c9", "started")
+    assert judged(ledger=[*LEDGER, stray]).problems == ["1 executions nobody asked for"]
+
+
+def test_a_killed_call_is_no_problem_if_its_outcome_is_known_to_be_unknown() -> None:
+    unknown = CallEnded(1, 1, Result("c1", "may have", Outcome.UNKNOWN), 2.0)
+    verdict = judged(records=[*RECORDS[:5], unknown, *RECORDS[6:]], ledger=LEDGER[:1])
+    assert verdict.problems == []
+    assert (verdict.executions[0].finished, verdict.executions[0].outcome) == (0, "unknown")
+
+
+def test_a_turn_that_did_not_complete_is_a_problem() -> None:
+    failed = TurnEnded(1, TurnStatus.FAILED, 3.0)
+    assert judged(records=[*RECORDS[:-1], failed]).problems == ["1 turns that did not complete"]
+
+
+def test_a_call_without_result_is_a_problem() -> None:
+    assert "1 calls without a result" in judged(records=RECORDS[:5], shown=[]).problems
+
+
+def test_an_empty_journal_proves_nothing() -> None:
+    assert judged(records=[], shown=[], ledger=[]).problems == ["1 journals that do not fold"]
+
+
+def test_the_table_fits_80_columns() -> None:
+    lines = list(table(judged(), TIMES, PLAIN))
+    assert max(map(width_of, lines)) <= 80
+    assert any(line.split() == ["characters", "7", "7", "0", "0"] for line in lines)
+    assert any("not seen" in line for line in lines)
+
+
+def test_the_journal_is_read_from_the_file(store: Path) -> None:
+    journal = journal_of(store, "harbour-1")
+    assert [each.event_id for each in journal] == [f"1-{number}" for number in range(1, len(journal) + 1)]
+    assert isinstance(journal[0].record, EpochStarted)

@@ -1,0 +1,41 @@
+"""The scripted model knows the demo's messages, and says so where it knows nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from midstream.cli.demo.agent import tools_over
+from midstream.cli.demo.folder import Folder
+from midstream.cli.demo.script import ASK, CHECK, WRITE, scripted_model
+from midstream.core.messages import Call, Exchange, Finish, History, Reply, Result, UserMessage
+from midstream.core.replies import CallRequested, ModelEvent, ModelRequest, TextDelta
+from midstream.tools import by_name, plan_call
+from midstream.world import World
+
+
+async def reply_to(history: History) -> list[ModelEvent]:
+    return [event async for event in scripted_model().stream(ModelRequest("", history))]
+
+
+@pytest.mark.parametrize("words", [ASK, WRITE, CHECK])
+async def test_every_message_leads_through_calls_that_fit_to_an_answer(words: str, tmp_path: Path) -> None:
+    tools = by_name(tools_over(Folder(tmp_path), World()))
+    history = History().then(UserMessage.of(words))
+    for _ in range(5):
+        events = await reply_to(history)
+        asked = [event for event in events if isinstance(event, CallRequested)]
+        if not asked:
+            break
+        calls = tuple(Call(event.id, event.name, event.arguments) for event in asked)
+        assert [plan_call(call, tools).problem for call in calls] == [None] * len(calls)
+        results = tuple(Result(call.id, "done") for call in calls)
+        history = history.then(Exchange(Reply(calls, Finish.CALLS), results))
+    assert sum(isinstance(event, TextDelta) for event in events) > 15
+
+
+async def test_another_message_gets_an_honest_answer() -> None:
+    events = await reply_to(History().then(UserMessage.of("hello?")))
+    said = "".join(event.text for event in events if isinstance(event, TextDelta))
+    assert said == "I only know the demo's three messages by heart."

@@ -1,0 +1,112 @@
+"""`midstream` as real processes: a server that says where it listens."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+WAIT_S = 30.0
+
+APP = """
+from midstream import Agent
+from midstream.cli.demo.script import scripted_model
+from midstream.core.messages import Text
+from midstream.testing import Pause, ScriptedModel, calls, text
+from midstream.tools import tool
+
+
+@tool(has_effects=False)
+def look(where: str) -> str:
+    '''Look somewhere.'''
+    return f"nothing in {where}"
+
+
+def reply(request):
+    said = request.history.entries[-1]
+    if not hasattr(said, "parts"):
+        return text("There is nothing there.")
+    words = said.parts[0].text
+    if words == "look":
+        return calls(("look", '{"where": "the harbour"}'), say="I will look.")
+    if words == "fail":
+        from midstream.errors import ModelRejectedError
+        return [ModelRejectedError("no such key")]
+    if words == "long":
+        slowly = [step for number in range(400) for step in (Pause(0.02), *text(f"w{number} ")[:-1])]
+        return [*slowly, *text("end")]
+    return text(f"You said: {words}.")
+
+
+agent = Agent(ScriptedModel(reply, delay_s=0.002), tools=[look], name="tested")
+"""
+
+
+def run(
+    *arguments: str | Path,
+    environment: Mapping[str, str] | None = None,
+    said: str | None = None,
+    cwd: Path | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command line to its end, without a terminal."""
+    return subprocess.run(
+        [sys.executable, "-m", "midstream", *map(str, arguments)],
+        input=said,
+        stdin=None if said is not None else subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+        cwd=cwd,
+        env={**os.environ, **(environment or {})},
+    )
+
+
+class Serving:
+    """`midstream serve` of the agent above, in a folder."""
+
+    def __init__(self, folder: Path, *, port: int = 0) -> None:
+        (folder / "told.py").write_text(APP)
+        self.store = folder / "sessions.db"
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "midstream", "serve", "told:agent", "--json"),
+                *("--port", str(port), "--store", str(self.store)),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+        )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, self._process.communicate()[1]
+        self.listening = json.loads(line)
+        self.url: str = self.listening["url"]
+        self.port = int(self.url.rpartition(":")[2])
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._process.kill()
+        self._process.communicate(timeout=WAIT_S)
+
+    def interrupt(self) -> tuple[int, str]:
+        """SIGINT; return the exit code and what it had said on stderr."""
+        self._process.send_signal(signal.SIGINT)
+        _, said = self._process.communicate(timeout=WAIT_S)
+        return self._process.returncode, said
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process.poll() is None:
+            self.kill()

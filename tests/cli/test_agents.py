@@ -1,0 +1,75 @@
+"""`module:attribute` names an agent, or the message says what to do."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from midstream.cli.agents import find_agent
+from midstream.errors import AgentNotFoundError
+
+APP = """
+from midstream import Agent
+from midstream.testing import ScriptedModel
+helper = Agent(ScriptedModel([]), name="the helper")
+other = 7
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = set(sys.modules)
+    (tmp_path / "told_app.py").write_text(APP)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def test_an_agent_is_found_in_the_current_folder() -> None:
+    assert find_agent("told_app:helper").name == "the helper"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("told_app", "name the agent as MODULE:AGENT, such as app:agent"),
+        (":helper", "name the agent as MODULE:AGENT"),
+        ("told_app.py:helper", "name its module, 'told_app'"),
+        ("no_such_app:agent", "run this in the folder of your agent's file"),
+        ("no_such.app:agent", "run this in the folder of your agent's file"),
+        ("told_app:agent", "did you mean told_app:helper?"),
+        ("told_app:other", "is no Agent but of type int: did you mean told_app:helper?"),
+    ],
+)
+def test_a_wrong_name_is_answered_with_what_to_do(name: str, says: str) -> None:
+    with pytest.raises(AgentNotFoundError) as raised:
+        find_agent(name)
+    assert says in raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("import no_such_package", "ModuleNotFoundError: No module named 'no_such_package'"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("def", "SyntaxError"),
+    ],
+)
+def test_a_module_that_fails_says_why(folder: Path, source: str, says: str) -> None:
+    (folder / "broken_app.py").write_text(source)
+    with pytest.raises(AgentNotFoundError) as raised:
+        find_agent("broken_app:agent")
+    assert "module 'broken_app' could not be imported" in raised.value.message
+    assert says in raised.value.message
+
+
+def test_a_module_without_any_agent_says_how_to_make_one(folder: Path) -> None:
+    (folder / "empty_app.py").write_text("")
+    with pytest.raises(AgentNotFoundError) as raised:
+        find_agent("empty_app:agent")
+    assert "make one with `agent = midstream.Agent(...)`" in raised.value.message

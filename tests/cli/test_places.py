@@ -1,0 +1,54 @@
+"""Where files go: XDG, one home for all, and nothing made before it is needed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from midstream.cli.places import Places, made
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("MIDSTREAM_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "platform", "linux")
+
+
+def test_the_xdg_folders_are_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    places = Places.found()
+    assert places.store == tmp_path / "data" / "midstream" / "sessions.db"
+    assert places.state == tmp_path / "state" / "midstream"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_relative_xdg_folder_counts_as_unset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", "data")
+    assert Places.found().data == tmp_path / ".local" / "share" / "midstream"
+
+
+def test_home_overrides_all_and_the_flag_overrides_the_variable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path / "home"))
+    assert Places.found() == Places(tmp_path / "home", tmp_path / "home")
+    assert Places.found(tmp_path / "flag") == Places(tmp_path / "flag", tmp_path / "flag")
+
+
+def test_macos_and_windows_have_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert Places.found().data == tmp_path / "Library" / "Application Support" / "midstream"
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
+    assert Places.found().state == tmp_path / "local" / "midstream"
+
+
+def test_a_made_folder_is_for_its_user_alone(tmp_path: Path) -> None:
+    assert made(tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+    assert made(tmp_path / "a" / "b").is_dir()

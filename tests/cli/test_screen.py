@@ -1,0 +1,127 @@
+"""A session as it happens, on a terminal and through a pipe."""
+
+from __future__ import annotations
+
+from midstream.cli.screen import Flow, Screen
+from midstream.cli.terminal import PLAIN, Ink
+from midstream.core.messages import Call, Finish, Outcome, Reply, Result, Text, UserMessage
+from midstream.core.records import (
+    AttemptFailed,
+    AttemptStarted,
+    CallEnded,
+    CallStarted,
+    CancelRequested,
+    Delta,
+    EpochStarted,
+    MessageAccepted,
+    Record,
+    ReplyCompleted,
+    TurnEnded,
+    TurnStatus,
+)
+
+CALLED = ReplyCompleted(1, 1, 1, Reply((Text("Hm."), Call("c1", "look", "{}")), Finish.CALLS), 1.0)
+STARTED = CallStarted(1, 1, "c1", 1, 1.0)
+ENDED = CallEnded(1, 1, Result("c1", "seen", Outcome.OK), 2.0)
+
+
+def words(text: str, kind: str = "text") -> Delta:
+    return Delta(1, 1, 1, 0, "thinking" if kind == "thinking" else "text", text)
+
+
+def on_terminal(*records: Record, width: int = 30) -> str:
+    seen: list[str] = []
+    ink = Ink(is_colored=False, is_terminal=True)
+    screen = Screen(seen.append, seen.append, ink, width)
+    for record in records:
+        screen.show(record)
+    return "".join(seen)
+
+
+def through_pipe(*records: Record) -> tuple[str, str]:
+    said: list[str] = []
+    told: list[str] = []
+    screen = Screen(said.append, told.append, PLAIN, 0)
+    for record in records:
+        screen.show(record)
+    return "".join(said), "".join(told)
+
+
+def test_words_are_wrapped_at_spaces_wherever_the_pieces_were_cut() -> None:
+    seen: list[str] = []
+    flow = Flow(seen.append, indent="  ", width=12)
+    for piece in ("one tw", "o thr", "ee\n\nfo", "ur a-word-longer-than-a-line"):
+        flow.add(piece)
+    flow.end()
+    assert "".join(seen) == "one two\n  three\n  \n  four\n  a-word-longer-than-a-line\n"
+
+
+def test_spaces_are_kept_inside_and_dropped_where_words_begin() -> None:
+    seen: list[str] = []
+    flow = Flow(seen.append, indent="  ", width=20)
+    for piece in (" on", " from", " here:\n  x =  1"):
+        flow.add(piece)
+    flow.end()
+    assert "".join(seen) == "on from here:\n    x =  1\n"
+
+
+def test_what_the_user_said_is_wrapped() -> None:
+    asked = MessageAccepted(1, UserMessage.of("one two three four five six seven"), 1.0)
+    assert on_terminal(asked) == "you    one two three four five\n       six seven\n"
+
+
+def test_through_a_pipe_words_come_as_they_are_and_talk_goes_apart() -> None:
+    said, told = through_pipe(words("Hm"), words("."), CALLED, STARTED, ENDED, words("Done "), words("now."))
+    assert said == "Hm.\nDone now."
+    assert told.splitlines() == ["       · look {} running", "       ✓ look {} ok 1.0 s"]
+
+
+def test_on_a_terminal_the_line_of_a_call_is_written_over_when_it_ends() -> None:
+    assert on_terminal(words("Hm."), CALLED, STARTED, ENDED) == (
+        "agent  Hm.\n       · look {} running\r\x1b[K       ✓ look {} ok 1.0 s\n"
+    )
+
+
+def test_a_line_that_is_no_longer_the_last_one_is_not_written_over() -> None:
+    seen = on_terminal(CALLED, STARTED, EpochStarted(2, "other", 1.5), ENDED)
+    assert seen.splitlines() == [
+        "       · look {} running",
+        "       ~ a new process took t…",
+        "       ✓ look {} ok 1.0 s",
+    ]
+
+
+def test_a_call_whose_reply_was_not_seen_still_ends() -> None:
+    assert on_terminal(STARTED, ENDED) == "       ✓ call c1 ok\n"
+
+
+def test_what_happens_to_the_turn_is_told() -> None:
+    seen = on_terminal(
+        MessageAccepted(1, UserMessage.of("hi\x1b[2J"), 1.0),
+        AttemptStarted(1, 1, 1, 1.0),
+        words("Hel"),
+        AttemptFailed(1, 1, 1, "model_stalled", "silence", 2.0),
+        AttemptStarted(1, 1, 2, 3.0),
+        CancelRequested(1, 4.0, 5.0),
+        TurnEnded(1, TurnStatus.FAILED, 6.0, "model_rejected", "too long"),
+        width=80,
+    )
+    assert seen.splitlines() == [
+        "you    hi",
+        "agent  Hel",
+        "       ~ attempt 1 failed: silence [model_stalled]",
+        "       ~ asked again (attempt 2): what it had begun to say is void",
+        "       ~ stopped on request",
+        "       ~ turn 1 failed: too long [model_rejected]",
+    ]
+
+
+def test_thinking_stands_apart_from_words() -> None:
+    said, told = through_pipe(
+        words("hm", "thinking"), words("Hello."), TurnEnded(1, TurnStatus.COMPLETED, 2.0)
+    )
+    assert (said, told) == ("Hello.\n", "thinking: hm\n")
+
+
+def test_escape_sequences_in_words_are_taken_out() -> None:
+    assert through_pipe(words("a\x1b[2Jb\u202e"))[0] == "ab"

@@ -1,0 +1,68 @@
+"""`midstream serve` as a process: it says where it listens, and what is wrong in one line."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.cli.processes import APP, Serving, run
+
+
+def test_it_says_where_it_listens_and_ends_well_on_ctrl_c(tmp_path: Path) -> None:
+    with Serving(tmp_path) as server:
+        assert server.listening["agent"] == "tested"
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        connection.request("GET", "/health")
+        assert json.loads(connection.getresponse().read())["status"] == "ok"
+        connection.close()
+        assert server.interrupt() == (0, "")
+
+
+def test_a_taken_port_is_said_in_one_line(tmp_path: Path) -> None:
+    with Serving(tmp_path) as server:
+        done = run(
+            "--home", tmp_path / "other", "serve", "told:agent", "--port", str(server.port), cwd=tmp_path
+        )
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == (
+            f"midstream: another program listens on 127.0.0.1:{server.port}: stop it, or choose another port "
+            "(0 takes a free one). [port_taken]\n"
+        )
+
+
+def test_an_agent_that_is_not_there_is_said_in_one_line(run: Run) -> None:
+    done = run("serve", "no_such_app:agent")
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "[agent_not_found]" in done.stderr
+
+
+def test_the_network_is_let_in_only_under_named_hosts(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "told.py").write_text(APP)
+    monkeypatch.chdir(tmp_path)
+    done = run("serve", "told:agent", "--host", "0.0.0.0")
+    assert (done.exit_code, "--allow-host" in done.stderr) == (2, True)
+
+
+def test_an_open_address_is_warned_of(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "told.py").write_text(APP)
+    monkeypatch.chdir(tmp_path)
+    done = run("serve", "told:agent", "--host", "192.0.2.1", "--allow-host", "agent.example")
+    assert done.exit_code == 2  # no machine has this address, so nothing was opened by this test
+    assert "Warning: there is no login yet" in done.stderr
+
+
+def test_a_store_that_is_no_database_is_said_in_one_line(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "told.py").write_text(APP)
+    (tmp_path / "bad.db").write_text("this is no database, but a text of some length\n" * 100)
+    monkeypatch.chdir(tmp_path)
+    done = run("serve", "told:agent", "--port", "0", "--store", tmp_path / "bad.db")
+    assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
+    assert "[store_damaged]" in done.stderr

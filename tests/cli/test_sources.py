@@ -1,0 +1,80 @@
+"""A store file and a running server answer alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from midstream.cli.sources import FileSource, ServerSource, error_of, resolve
+from midstream.errors import (
+    ConnectionLostError,
+    MidstreamError,
+    SeqnoGapError,
+    SessionBusyError,
+    SessionNotFoundError,
+    UsageError,
+)
+from tests.cli.conftest import Run
+from tests.cli.processes import Serving
+
+
+@pytest.fixture
+def server(store: Path) -> Iterator[Serving]:
+    with Serving(store.parent) as serving:
+        yield serving
+
+
+def test_a_server_lists_exports_and_deletes_what_its_file_holds(server: Serving) -> None:
+    remote, local = ServerSource(server.url), FileSource(server.store)
+    assert list(remote.list()) == list(local.list())
+    assert list(remote.records("harbour-1")) == list(local.records("harbour-1"))
+    remote.delete("harbour-1")
+    for source in (remote, local):
+        assert [line.id for line in source.list()] == ["harvest-2"]
+        with pytest.raises(SessionNotFoundError):
+            list(source.records("harbour-1"))
+    with pytest.raises(SessionNotFoundError):
+        remote.delete("harbour-1")
+
+
+def test_the_commands_take_a_server(run: Run, server: Serving) -> None:
+    done = run("sessions", "show", "--json", "--url", server.url, "harb")
+    assert json.loads(done.stdout)["id"] == "harbour-1"
+    both = run("sessions", "list", "--url", server.url, "--store", server.store)
+    assert (both.exit_code, "give one of them" in both.stderr) == (2, True)
+
+
+def test_a_server_that_is_not_there_is_no_traceback(run: Run, server: Serving) -> None:
+    server.kill()
+    done = run("sessions", "list", "--url", server.url)
+    said = f"no answer from {server.url} (ConnectionRefusedError)."
+    advice = "Check that the server runs and that the address is right."
+    assert (done.exit_code, done.stderr) == (1, f"midstream: {said} {advice} [connection_lost]\n")
+    with pytest.raises(ConnectionLostError):
+        list(ServerSource(server.url).list())
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://a", "http://", "file:///etc/passwd"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(UsageError):
+        ServerSource(url)
+
+
+def test_a_name_is_an_id_or_its_only_beginning_or_the_last(store: Path) -> None:
+    source = FileSource(store)
+    assert resolve(source, "harbour-1").id == "harbour-1"
+    assert resolve(source, "harv").id == "harvest-2"
+    assert resolve(source, "-").id == "harvest-2"
+    with pytest.raises(UsageError, match="'harvest-2', 'harbour-1'"):
+        resolve(source, "har")
+    with pytest.raises(SessionNotFoundError):
+        resolve(source, "x")
+
+
+def test_an_error_of_a_server_is_the_same_error_here() -> None:
+    assert isinstance(error_of("session_busy", "x"), SessionBusyError)
+    assert type(error_of("from_the_future", "x")) is MidstreamError
+    assert not isinstance(error_of("seqno_gap", "x"), SeqnoGapError)  # it needs a number that is not here

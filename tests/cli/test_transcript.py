@@ -1,0 +1,110 @@
+"""A journal as people read it."""
+
+from __future__ import annotations
+
+from midstream.cli.terminal import PLAIN, width_of
+from midstream.cli.transcript import Called, Noted, Said, call_line, lines, read
+from midstream.core.messages import Call, Finish, Outcome, Reply, Result, Text, Thinking, UserMessage
+from midstream.core.records import (
+    AttemptFailed,
+    AttemptStarted,
+    CallEnded,
+    CallStarted,
+    CancelRequested,
+    Delta,
+    EpochStarted,
+    MessageAccepted,
+    Record,
+    ReplyCompleted,
+    TurnEnded,
+    TurnStatus,
+)
+
+ASKED = MessageAccepted(1, UserMessage.of("hi"), at=10.0)
+
+
+def said(words: str, *, attempt: int = 1, part: int = 0) -> Delta:
+    return Delta(1, 1, attempt, part, "text", words)
+
+
+def entries(*records: Record) -> list[Said | Called | Noted]:
+    (turn,) = read([EpochStarted(1, "me", 9.0), ASKED, *records])
+    return turn.entries[1:]
+
+
+def test_a_whole_reply_takes_the_place_of_its_words() -> None:
+    reply = Reply((Thinking("hm"), Text("Hello.")))
+    found = entries(AttemptStarted(1, 1, 1, 10.0), said("Hel"), ReplyCompleted(1, 1, 1, reply, 11.0))
+    assert found == [Said("thinking", "hm"), Said("agent", "Hello.")]
+
+
+def test_words_that_were_never_finished_are_marked() -> None:
+    found = entries(AttemptStarted(1, 1, 1, 10.0), said("Hel"), said("lo"))
+    assert found == [Said("agent", "Hello", is_cut=True)]
+
+
+def test_a_failed_attempt_keeps_its_words_and_says_why() -> None:
+    found = entries(
+        AttemptStarted(1, 1, 1, 10.0),
+        said("Hel"),
+        AttemptFailed(1, 1, 1, "model_stalled", "silence", 11.0),
+        AttemptStarted(1, 1, 2, 12.0),
+        said("Hello.", attempt=2),
+    )
+    assert found == [
+        Said("agent", "Hel", is_cut=True),
+        Noted("attempt 1 failed: silence [model_stalled]"),
+        Said("agent", "Hello.", is_cut=True),
+    ]
+
+
+def test_a_call_has_its_outcome_and_how_often_it_ran() -> None:
+    reply = Reply((Call("c1", "look", "{}"),), Finish.CALLS)
+    found = entries(
+        ReplyCompleted(1, 1, 1, reply, 11.0),
+        CallStarted(1, 1, "c1", 1, 11.0),
+        EpochStarted(2, "other", 12.0),
+        CallStarted(1, 1, "c1", 2, 12.0),
+        CallEnded(1, 1, Result("c1", "seen", Outcome.OK), 12.5),
+    )
+    assert found == [
+        Called("look", "{}", 2, "ok", "seen", 12.0, 12.5),
+        Noted("a new process took over (epoch 2)"),
+    ]
+
+
+def test_how_a_turn_ended_is_told() -> None:
+    (turn,) = read([ASKED, CancelRequested(1, 11.0, 16.0), TurnEnded(1, TurnStatus.CANCELLED, 12.0)])
+    assert (turn.status, turn.ended_at) == ("cancelled", 12.0)
+    assert list(lines([turn], PLAIN, 60))[1:] == [
+        "you    hi",
+        "       ~ somebody stopped the turn",
+        "       cancelled after 2.0 s",
+    ]
+    failed = TurnEnded(1, TurnStatus.FAILED, 12.0, code="model_rejected", message="too long")
+    (turn,) = read([ASKED, failed])
+    assert list(lines([turn], PLAIN, 60))[-1] == "       failed after 2.0 s: too long [model_rejected]"
+    (turn,) = read([ASKED])
+    assert list(lines([turn], PLAIN, 60))[-1] == "       … still running"
+
+
+def test_no_line_is_wider_than_the_terminal_and_long_results_are_cut() -> None:
+    call = Call("c1", "look", '{"where": "' + "far " * 50 + '"}')
+    (turn,) = read(
+        [
+            ASKED,
+            said("word " * 100),
+            ReplyCompleted(1, 1, 1, Reply((Text("word " * 100), call), Finish.CALLS), 11.0),
+            CallEnded(1, 1, Result("c1", "\n".join("line" for _ in range(9))), 12.0),
+        ]
+    )
+    seen = list(lines([turn], PLAIN, 60))
+    assert max(map(width_of, seen)) <= 60
+    assert "         … 6 more lines" in seen
+
+
+def test_a_call_is_one_line_with_its_state() -> None:
+    assert call_line(Called("look", "{}"), PLAIN, 60) == "       · look {} waiting"
+    assert call_line(Called("look", "{}", 1), PLAIN, 60) == "       · look {} running"
+    ended = Called("look", "{}", 2, "unknown", "", 1.0, 2.0)
+    assert call_line(ended, PLAIN, 60) == "       ? look {} unknown 1.0 s (run 2)"

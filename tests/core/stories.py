@@ -1,0 +1,100 @@
+"""Short words for the commands of a turn, so that a test reads like the story it tells."""
+
+from __future__ import annotations
+
+from midstream.core import turn
+from midstream.core.calls import CallPlan, OnDoubt, Site, digest_of
+from midstream.core.messages import Call, Finish, Outcome, Reply, Result, Text, UserMessage
+from midstream.core.records import ClientTool, Delta, Record
+from midstream.core.turn import (
+    CallFinished,
+    Command,
+    Idle,
+    ModelFailed,
+    ModelReplied,
+    ModelSaid,
+    SendMessage,
+    TurnState,
+)
+
+AT = 1000.0
+"""When everything happens, where a story does not say otherwise."""
+
+
+def say(words: str = "hi", *, tools: tuple[ClientTool, ...] = (), stream: str = "") -> SendMessage:
+    return SendMessage(UserMessage.of(words), tools, stream)
+
+
+def heard(*pieces: str, turn: int = 1, reply: int = 1, attempt: int = 1) -> ModelSaid:
+    return ModelSaid(
+        turn, reply, attempt, tuple(Delta(turn, reply, attempt, 0, "text", piece) for piece in pieces)
+    )
+
+
+def answers(words: str = "hello", *, turn: int = 1, reply: int = 1, attempt: int = 1) -> ModelReplied:
+    return ModelReplied(turn, reply, attempt, Reply((Text(words),)))
+
+
+def asks(*plans: CallPlan, turn: int = 1, reply: int = 1, attempt: int = 1) -> ModelReplied:
+    parts = tuple(Call(plan.call_id, "work", "{}") for plan in plans)
+    return ModelReplied(turn, reply, attempt, Reply(parts, Finish.CALLS), plans)
+
+
+def fails(
+    *,
+    retriable: bool = True,
+    turn: int = 1,
+    reply: int = 1,
+    attempt: int = 1,
+    retry_after_s: float | None = None,
+) -> ModelFailed:
+    code = "model_unavailable" if retriable else "model_rejected"
+    return ModelFailed(turn, reply, attempt, code, "it broke", retriable, retry_after_s)
+
+
+def reads(call_id: str) -> CallPlan:
+    """Plan a call without effects: it may run beside others, and again."""
+    return CallPlan(call_id, digest_of("work", "{}"), has_effects=False, on_doubt=OnDoubt.RERUN)
+
+
+def writes(call_id: str, on_doubt: OnDoubt = OnDoubt.UNKNOWN) -> CallPlan:
+    """Plan a call with effects: it runs alone, and by default never again."""
+    return CallPlan(call_id, digest_of("work", "{}"), on_doubt=on_doubt)
+
+
+def at_client(call_id: str, timeout_s: float = 0.0) -> CallPlan:
+    return CallPlan(call_id, digest_of("work", "{}"), Site.CLIENT, timeout_s=timeout_s)
+
+
+def impossible(call_id: str) -> CallPlan:
+    return CallPlan(call_id, digest_of("work", "{}"), problem="There is no such tool.")
+
+
+def ended(call_id: str, content: str = "done", *, turn: int = 1, reply: int = 1) -> CallFinished:
+    return CallFinished(turn, reply, Result(call_id, content))
+
+
+def unknown(call_id: str, content: str) -> Result:
+    return Result(call_id, content, Outcome.UNKNOWN)
+
+
+def decided(
+    state: TurnState, command: Command, *, epoch: int = 1, at: float = AT
+) -> tuple[tuple[Record, ...], TurnState]:
+    """Return what a command is decided to, and the state once that is folded."""
+    records = turn.decide(state, command, epoch=epoch, at=at)
+    return records, after(state, *records, epoch=epoch)
+
+
+def after(state: TurnState, *records: Record, epoch: int = 1) -> TurnState:
+    for record in records:
+        state = turn.evolve(state, record, epoch=epoch)
+    return state
+
+
+def told(*commands: Command, epoch: int = 1, at: float = AT) -> TurnState:
+    """Return the state a story has led to."""
+    state: TurnState = Idle()
+    for command in commands:
+        _, state = decided(state, command, epoch=epoch, at=at)
+    return state

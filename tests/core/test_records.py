@@ -1,0 +1,119 @@
+"""The facts of a journal: their stored form, and how hard each is synced."""
+
+from __future__ import annotations
+
+import pytest
+
+from midstream.core.calls import CallPlan, OnDoubt, Site
+from midstream.core.messages import (
+    Call,
+    File,
+    Finish,
+    Outcome,
+    Reply,
+    Result,
+    Text,
+    Thinking,
+    ToolSpec,
+    Usage,
+    UserMessage,
+)
+from midstream.core.records import (
+    AttemptFailed,
+    AttemptStarted,
+    CallEnded,
+    CallStarted,
+    CancelRequested,
+    ChunkAccepted,
+    ClientTool,
+    Delta,
+    EpochStarted,
+    ExchangeCommitted,
+    MessageAccepted,
+    Record,
+    ReplyCompleted,
+    StreamOpened,
+    Sync,
+    TurnEnded,
+    TurnStatus,
+    decode,
+    decode_all,
+    encode,
+    sync_of,
+)
+from midstream.errors import RecordUndecodableError
+
+EVERY_RECORD: tuple[Record, ...] = (
+    EpochStarted(3, "owner-1", 1000.5),
+    StreamOpened("stream-1", "d1"),
+    ChunkAccepted("stream-1", 0, "d2"),
+    MessageAccepted(
+        1,
+        UserMessage((Text("look at this"), File("image/png", data="AAAA"))),
+        1000.5,
+        (ClientTool(ToolSpec("ask", "Ask.", {"type": "object"}), has_effects=False, timeout_s=9.0),),
+        "stream-1",
+    ),
+    AttemptStarted(1, 1, 2, 1000.5, 1001.5),
+    Delta(1, 1, 2, 0, "thinking", "hm \u2603 \U0001f600 \u0000"),
+    AttemptFailed(1, 1, 1, "model_stalled", "silence", 1000.5),
+    ReplyCompleted(
+        1,
+        1,
+        2,
+        Reply(
+            (Thinking("hm", "sig=="), Text("so"), Call("a", "read", '{"path": "x"}', provider_id="")),
+            Finish.CALLS,
+            "scripted",
+            Usage(10, 5, 3),
+        ),
+        1000.5,
+        (CallPlan("a", "d3", Site.CLIENT, has_effects=False, on_doubt=OnDoubt.RERUN, problem="no"),),
+    ),
+    CallStarted(1, 1, "a", 2, 1000.5, has_effects=False),
+    CallEnded(1, 1, Result("a", "it says", Outcome.ERROR), 1000.5),
+    ExchangeCommitted(1, 1),
+    CancelRequested(1, 1000.5, 1005.5),
+    TurnEnded(1, TurnStatus.FAILED, 1000.5, "model_rejected", "wrong key"),
+)
+
+
+def test_the_list_above_holds_every_kind_of_record() -> None:
+    assert {type(record) for record in EVERY_RECORD} == set(Record.__args__)
+
+
+@pytest.mark.parametrize("record", EVERY_RECORD, ids=lambda record: type(record).__name__)
+def test_a_record_is_read_as_it_was_written(record: Record) -> None:
+    assert decode(encode(record)) == record
+    assert encode(decode(encode(record))) == encode(record)
+
+
+def test_several_are_read_in_order() -> None:
+    assert decode_all(encode(record) for record in EVERY_RECORD) == EVERY_RECORD
+
+
+@pytest.mark.parametrize("record", EVERY_RECORD, ids=lambda record: type(record).__name__)
+def test_a_member_of_a_later_version_is_ignored(record: Record) -> None:
+    assert decode(encode(record)[:-1] + b',"later":{"x":[1]}}') == record
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b"[]", b"\xff", b'{"type":"dance"}', b'{"type":"exchange_committed"}'], ids=repr
+)
+def test_what_is_no_record_is_named_as_such(body: bytes) -> None:
+    with pytest.raises(RecordUndecodableError):
+        decode(body)
+
+
+FULL = (EpochStarted, StreamOpened, ChunkAccepted, MessageAccepted, CancelRequested, TurnEnded)
+
+
+@pytest.mark.parametrize("record", EVERY_RECORD, ids=lambda record: type(record).__name__)
+def test_each_append_is_as_durable_as_it_must_be(record: Record) -> None:
+    assert sync_of([record]) is (Sync.FULL if isinstance(record, FULL) else Sync.NORMAL)
+
+
+def test_the_start_of_an_effect_is_on_disk_before_the_tool_is_touched() -> None:
+    assert sync_of([ExchangeCommitted(1, 1), CallStarted(1, 1, "a", 1, 0.0)]) is Sync.FULL
+    assert sync_of([CallStarted(1, 1, "a", 1, 0.0, has_effects=False)]) is Sync.NORMAL
+    assert sync_of([]) is Sync.NORMAL

@@ -1,0 +1,427 @@
+"""The fold of a session: what holds whatever happens to it, and how its streams are numbered."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Struct, field
+
+from midstream.core import session as sessions
+from midstream.core.calls import OnDoubt
+from midstream.core.messages import Exchange, History, UserMessage
+from midstream.core.records import (
+    CallEnded,
+    CallStarted,
+    ChunkAccepted,
+    EpochStarted,
+    ExchangeCommitted,
+    MessageAccepted,
+    Record,
+    ReplyCompleted,
+    StreamOpened,
+    TurnEnded,
+    TurnStatus,
+    decode,
+    encode,
+)
+from midstream.core.session import CHUNKS_MAX, STREAMS_KEPT_MAX, Received, Session, decide, evolve, fold, owed
+from midstream.core.turn import (
+    AskModel,
+    AwaitCancelled,
+    CallExpired,
+    CallFinished,
+    Cancel,
+    CancelExpired,
+    Command,
+    Idle,
+    ModelFailed,
+    ModelReplied,
+    ModelSaid,
+    Obligation,
+    Recover,
+    Refused,
+    RunCall,
+    SendMessage,
+)
+from midstream.errors import (
+    MalformedFrameError,
+    MidstreamError,
+    SeqnoGapError,
+    SeqnoReusedError,
+    SessionBusyError,
+    WrongSecretError,
+)
+from tests.core.lives import Life, batches, lives
+from tests.core.stories import AT, answers, asks, at_client, ended, heard, reads, say, writes
+from tests.spec import spec
+
+# --- whatever happens -------------------------------------------------------------------------------------------
+
+
+@given(lives())
+@spec("TURN-22")
+def test_the_stored_journal_folds_to_the_same_session(life: Life) -> None:
+    stored = [(epoch, decode(encode(record))) for epoch, record in life.journal]
+    assert fold(stored) == life.session
+    assert life.session.position == len(life.journal)
+
+
+@given(lives())
+@spec("TURN-22", "TURN-6", "TURN-12")
+def test_history_holds_whole_exchanges_with_the_one_outcome_of_each_call(life: Life) -> None:
+    history = life.session.history
+    assert msgspec.json.decode(msgspec.json.encode(history), type=History) == history
+
+    outcomes = {
+        (record.turn, record.reply, record.result.call_id): record.result
+        for _, record in life.journal
+        if isinstance(record, CallEnded)
+    }
+    assert len(outcomes) == sum(isinstance(record, CallEnded) for _, record in life.journal)
+    replies: dict[tuple[int, int], ReplyCompleted] = {}
+    entries: list[UserMessage | Exchange] = []
+    for _, record in life.journal:
+        if isinstance(record, MessageAccepted):
+            entries.append(record.message)
+        elif isinstance(record, ReplyCompleted):
+            replies[record.turn, record.reply] = record
+        elif isinstance(record, ExchangeCommitted):
+            place = (record.turn, record.reply)
+            calls = replies[place].body.calls
+            results = tuple(outcomes[*place, call.id] for call in calls)
+            entries.append(Exchange(replies[place].body, results))
+    assert history.entries == tuple(entries)
+
+
+@given(lives())
+@spec("TURN-21")
+def test_a_live_session_is_owed_something_after_every_append(life: Life) -> None:
+    for step in life.steps:
+        assert (owed(step.after) != frozenset()) == step.after.is_live, step.command
+
+
+@given(lives())
+@spec("TURN-1")
+def test_a_message_is_refused_exactly_while_a_turn_is_live(life: Life) -> None:
+    for step in life.steps:
+        assert (step.records is None) == (isinstance(step.command, SendMessage) and step.before.is_live)
+
+
+@given(lives())
+@spec("TURN-9", "TURN-3")
+def test_a_command_about_something_else_changes_nothing(life: Life) -> None:
+    for step in life.steps:
+        if not _is_about(step.before, step.command):
+            assert step.records == (), step.command
+            assert step.after == step.before
+
+
+def _is_about(session: Session, command: Command) -> bool:
+    """Say, from what is owed alone, whether a command concerns the session now."""
+    match command:
+        case ModelSaid() | ModelReplied() | ModelFailed():
+            ids = (command.turn, command.reply_no, command.attempt)
+            asked = (each for each in owed(session) if isinstance(each, AskModel))
+            return any((each.turn, each.reply_no, each.attempt) == ids for each in asked)
+        case CallFinished():
+            return _is_call_open(session, command.turn, command.reply_no, command.result.call_id)
+        case CallExpired():
+            return _is_call_open(session, command.turn, command.reply_no, command.call_id)
+        case CancelExpired():
+            return any(
+                isinstance(each, AwaitCancelled) and each.turn == command.turn for each in owed(session)
+            )
+        case Cancel():
+            return session.is_live and command.turn in (None, session.turns)
+        case SendMessage() | Recover():
+            return True
+
+
+def _is_call_open(session: Session, turn: int, reply: int, call_id: str) -> bool:
+    """A call of the running batch that was started and has no result."""
+    calls = getattr(session.turn, "calls", ())
+    numbers = (getattr(session.turn, "turn", 0), getattr(session.turn, "reply_no", 0))
+    return numbers == (turn, reply) and any(each.call.id == call_id and each.is_running for each in calls)
+
+
+@given(lives())
+@spec("TURN-8")
+def test_a_cancel_always_reaches_rest_and_nothing_of_the_turn_follows(life: Life) -> None:
+    turn = life.session.turns
+    life.take(Cancel(), epoch=life.session.epoch)
+    life.take(CancelExpired(turn), epoch=life.session.epoch)
+    assert isinstance(life.session.turn, Idle)
+
+    ended_turns: set[int] = set()
+    for _, record in life.journal:
+        assert getattr(record, "turn", None) not in ended_turns, record
+        if isinstance(record, TurnEnded):
+            ended_turns.add(record.turn)
+    assert ended_turns == set(range(1, turn + 1))
+
+
+@given(lives(), st.sampled_from([0.0, 3 * 60 * 60.0]))
+@spec("TURN-17")
+def test_taking_over_twice_is_taking_over_once(life: Life, later: float) -> None:
+    life.at += later
+    epoch = life.session.epoch + 1
+    life.append((EpochStarted(epoch, "next", life.at),), epoch=epoch)
+    life.take(Recover(), epoch=epoch)
+    assert decide(life.session, Recover(), epoch=epoch, at=life.at) == ()
+
+
+@given(lives())
+@spec("TURN-10", "TURN-13")
+def test_every_run_is_announced_and_only_what_may_runs_again(life: Life) -> None:
+    runs: Counter[tuple[int, int, str]] = Counter()
+    plans = {
+        (record.turn, record.reply, plan.call_id): plan
+        for _, record in life.journal
+        if isinstance(record, ReplyCompleted)
+        for plan in record.plans
+    }
+    for _, record in life.journal:
+        if isinstance(record, CallStarted):
+            call = (record.turn, record.reply, record.call_id)
+            runs[call] += 1
+            assert record.run == runs[call]
+            assert record.has_effects == plans[call].has_effects
+            assert record.run == 1 or plans[call].on_doubt is not OnDoubt.UNKNOWN
+    assert all(count <= 3 for count in runs.values())
+
+
+# --- two owners -------------------------------------------------------------------------------------------------
+
+
+class Owner(Struct, eq=False):
+    """A process that believes it owns the session."""
+
+    epoch: int
+    session: Session
+    running: list[RunCall] = field(default_factory=list)
+
+
+class Outside(Struct):
+    """A journal that keeps the contract of stores, the owners at it, and what tools really did."""
+
+    journal: list[tuple[int, Record]] = field(default_factory=list)
+    epoch: int = 0
+    owners: list[Owner] = field(default_factory=list)
+    executions: list[RunCall] = field(default_factory=list)
+    at: float = AT
+
+    def take_over(self) -> None:
+        """A new owner claims the session; the old ones do not know yet."""
+        self.epoch += 1
+        owner = Owner(self.epoch, fold(self.journal))
+        self.owners.append(owner)
+        begun: tuple[Record, ...] = (EpochStarted(self.epoch, f"owner-{self.epoch}", self.at),)
+        state = fold([(self.epoch, begun[0])], owner.session)
+        self.append(owner, (*begun, *decide(state, Recover(), epoch=self.epoch, at=self.at)))
+
+    def tell(self, owner: Owner, command: Command) -> None:
+        """Let an owner decide a command on what it believes, as its runner would."""
+        try:
+            records = decide(owner.session, command, epoch=owner.epoch, at=self.at)
+        except Refused:
+            return
+        if records:
+            self.append(owner, records)
+
+    def append(self, owner: Owner, records: tuple[Record, ...]) -> None:
+        if owner.epoch != self.epoch or owner.session.position != len(self.journal):
+            self.owners.remove(owner)  # lease lost, or the journal moved: it stops at once
+            return
+        self.journal += [(owner.epoch, record) for record in records]
+        owner.session = fold([(owner.epoch, record) for record in records], owner.session)
+        due: list[Obligation] = [each for each in owed(owner.session) if isinstance(each, RunCall)]
+        for call in due:
+            if isinstance(call, RunCall) and call not in owner.running:
+                owner.running.append(call)
+                self.executions.append(call)
+
+
+@given(st.data())
+@spec("TURN-23", "TURN-13", "TURN-10")
+def test_two_owners_never_run_a_call_twice_unless_the_journal_says_so(data: st.DataObject) -> None:
+    outside = Outside()
+    outside.take_over()
+    for _ in range(data.draw(st.integers(1, 30))):
+        deed = data.draw(st.sampled_from(["take over", "act", "act", "act"]))
+        if deed == "take over" or not outside.owners:
+            outside.take_over()
+            continue
+        owner = data.draw(st.sampled_from(outside.owners))
+        asked = [each for each in owed(owner.session) if isinstance(each, AskModel)]
+        if asked:
+            ids = {"turn": asked[0].turn, "reply": asked[0].reply_no, "attempt": asked[0].attempt}
+            outside.tell(owner, asks(*data.draw(batches()), **ids))
+        elif owner.running:
+            done = owner.running.pop(data.draw(st.integers(0, len(owner.running) - 1)))
+            outside.tell(owner, ended(done.call_id, turn=done.turn, reply=done.reply_no))
+        elif owner.session.is_live:
+            outside.tell(owner, Cancel())
+        else:
+            outside.tell(owner, say())
+
+    announced = Counter(
+        RunCall(record.turn, record.reply, record.call_id, record.run)
+        for _, record in outside.journal
+        if isinstance(record, CallStarted)
+    )
+    assert max(Counter(outside.executions).values(), default=1) == 1
+    assert set(outside.executions) <= set(announced)
+    policies = {
+        (record.turn, record.reply, plan.call_id): plan.on_doubt
+        for _, record in outside.journal
+        if isinstance(record, ReplyCompleted)
+        for plan in record.plans
+    }
+    for run in outside.executions:
+        may_repeat = policies[run.turn, run.reply_no, run.call_id] is not OnDoubt.UNKNOWN
+        assert run.run == 1 or may_repeat
+    assert [epoch for epoch, _ in outside.journal] == sorted(epoch for epoch, _ in outside.journal)
+
+
+# --- streams ----------------------------------------------------------------------------------------------------
+
+
+def _chunk(seqno: int, command: Command | None, *, stream: str = "s", secret: str = "k") -> Received:
+    return Received(stream, secret, seqno, f"digest of {command!r}", command)
+
+
+def _taken(session: Session, *chunks: Received) -> Session:
+    for chunk in chunks:
+        session = fold([(1, record) for record in decide(session, chunk, epoch=1, at=AT)], session)
+    return session
+
+
+OPENED = fold([(1, EpochStarted(1, "owner", AT))])
+
+
+def test_the_first_chunk_opens_its_stream_in_the_append_that_takes_it() -> None:
+    records = decide(OPENED, _chunk(0, say("hi")), epoch=1, at=AT)
+    assert [type(record).__name__ for record in records] == [
+        "StreamOpened",
+        "ChunkAccepted",
+        "MessageAccepted",
+        "AttemptStarted",
+    ]
+    session = fold([(1, record) for record in records], OPENED)
+    stream = session.streams["s"]
+    assert (stream.since, stream.epoch, stream.turn, len(stream.digests)) == (1, 1, 1, 1)
+    assert isinstance(records[2], MessageAccepted)
+    assert records[2].stream == "s"
+
+
+def test_a_repeated_chunk_is_not_processed_again() -> None:
+    session = _taken(OPENED, _chunk(0, say()))
+    assert decide(session, _chunk(0, say()), epoch=1, at=AT) == ()
+    assert decide(_taken(session, _chunk(1, Cancel())), _chunk(0, say()), epoch=1, at=AT) == ()
+
+
+@pytest.mark.parametrize(
+    ("chunk", "error"),
+    [
+        (_chunk(0, say("other words")), SeqnoReusedError),
+        (_chunk(2, Cancel()), SeqnoGapError),
+        (_chunk(1, Cancel(), secret="another"), WrongSecretError),
+        (_chunk(0, say(), secret="another"), WrongSecretError),
+        (_chunk(1, say("again")), MalformedFrameError),
+        (_chunk(0, say(), stream="another"), SessionBusyError),
+    ],
+    ids=["reused", "gap", "secret", "secret of a repetition", "second message", "busy"],
+)
+def test_a_chunk_that_breaks_a_rule_is_refused(chunk: Received, error: type[MidstreamError]) -> None:
+    session = _taken(OPENED, _chunk(0, say()))
+    with pytest.raises(Refused) as refused:
+        decide(session, chunk, epoch=1, at=AT)
+    assert type(refused.value.error) is error
+
+
+def test_a_gap_names_the_chunk_that_is_expected() -> None:
+    with pytest.raises(Refused) as refused:
+        decide(OPENED, _chunk(3, Cancel()), epoch=1, at=AT)
+    assert isinstance(refused.value.error, SeqnoGapError)
+    assert refused.value.error.expected == 0
+
+
+def test_a_stream_ends_at_its_limit() -> None:
+    session = OPENED
+    stream = sessions.StreamState("k", since=1, digests=("d",) * CHUNKS_MAX)
+    session = msgspec.structs.replace(session, streams={"s": stream})
+    with pytest.raises(Refused):
+        decide(session, _chunk(CHUNKS_MAX, Cancel()), epoch=1, at=AT)
+
+
+def test_the_oldest_streams_are_forgotten() -> None:
+    session = OPENED
+    for number in range(STREAMS_KEPT_MAX + 2):
+        session = evolve(session, StreamOpened(f"s{number}", "k"), epoch=1)
+    assert len(session.streams) == STREAMS_KEPT_MAX
+    assert "s1" not in session.streams
+    assert f"s{STREAMS_KEPT_MAX + 1}" in session.streams
+
+
+def test_a_chunk_that_says_nothing_is_taken_all_the_same() -> None:
+    session = _taken(OPENED, _chunk(0, say()), _chunk(1, None))
+    assert len(session.streams["s"].digests) == 2
+
+
+@spec("TURN-9")
+def test_a_late_result_of_a_client_is_taken_and_changes_nothing() -> None:
+    session = _taken(OPENED, _chunk(0, say()))
+    records = decide(session, _chunk(1, ended("a")), epoch=1, at=AT)
+    assert records == (ChunkAccepted("s", 1, f"digest of {ended('a')!r}"),)
+
+
+@spec("TURN-15")
+def test_a_client_does_not_speak_for_a_tool_of_the_server() -> None:
+    session = _taken(OPENED, _chunk(0, say()))
+    session = _told(session, asks(writes("a")))
+    records = decide(session, _chunk(1, ended("a", "forged")), epoch=1, at=AT)
+    assert [type(record) for record in records] == [ChunkAccepted]
+
+    session = _told(_told(session, ended("a")), asks(at_client("b"), reply=2))
+    records = decide(session, _chunk(1, ended("b", reply=2)), epoch=1, at=AT)
+    assert isinstance(records[1], CallEnded)
+
+
+def _told(session: Session, command: Command) -> Session:
+    return fold([(1, record) for record in decide(session, command, epoch=1, at=AT)], session)
+
+
+# --- the rest of the fold ---------------------------------------------------------------------------------------
+
+
+@spec("TURN-2")
+def test_turns_are_counted() -> None:
+    session = _told(_told(OPENED, say("one")), answers())
+    assert (session.turns, session.is_live) == (1, False)
+    records = decide(session, say("two"), epoch=1, at=AT)
+    assert isinstance(records[0], MessageAccepted)
+    assert records[0].turn == 2
+
+
+def test_the_session_knows_how_its_last_turn_ended_and_when_it_began() -> None:
+    session = _told(_told(OPENED, say()), answers())
+    assert session.last_turn == TurnEnded(1, TurnStatus.COMPLETED, AT)
+    assert session.started_at == AT
+    later = evolve(session, EpochStarted(2, "next", AT + 5), epoch=2)
+    assert (later.started_at, later.epoch) == (AT, 2)
+
+
+def test_a_fold_goes_on_where_another_stopped() -> None:
+    journal = [(1, record) for record in decide(OPENED, say(), epoch=1, at=AT)]
+    assert fold(journal[1:], fold(journal[:1], OPENED)) == fold(journal, OPENED)
+
+
+def test_what_the_model_says_is_not_history_before_the_reply_is_whole() -> None:
+    session = _told(_told(OPENED, say("hi")), heard("half"))
+    assert session.history.entries == (UserMessage.of("hi"),)
+    session = _told(session, asks(reads("a")))
+    assert session.history.entries == (UserMessage.of("hi"),)

@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from midstream.core.messages import Exchange, Outcome, UserMessage
+from midstream.core.records import (
+    AttemptStarted,
+    CallEnded,
+    CallStarted,
+    EpochStarted,
+    TurnEnded,
+    TurnStatus,
+    decode,
+)
+from midstream.core.replies import TextDelta
+from midstream.core.turn import RESTARTS_MAX, SendMessage
+from midstream.errors import DrainingError, SessionBusyError, SessionNotFoundError, UsageError
+from midstream.runtime import host as host_module
+from midstream.runtime.agent import Agent
+from midstream.runtime.host import Host
+from midstream.store.memory import MemoryStore
+from midstream.testing import ScriptedModel, Stall, calls, records_until_end, run_turn, text
+from midstream.tools import Tool, tool
+from midstream.world import World
+
+
+async def _die(host: Host) -> None:
+    """Let go of everything at once, as a killed process does; the store keeps what it has."""
+    for runner in host._awake.values():
+        await runner.close(DrainingError("killed"))
+
+
+async def _started(host: Host) -> Host:
+    await host.start()
+    await host.recovered()
+    return host
+
+
+async def test_a_new_host_goes_on_where_a_dead_one_stopped() -> None:
+    store = MemoryStore()
+    first = await _started(Host(Agent(ScriptedModel([[TextDelta("half"), Stall()]])), store))
+    runner = await first.session("s", create=True)
+    await runner.submit(SendMessage(UserMessage.of("hi")))
+    await _die(first)
+
+    second = await _started(Host(Agent(ScriptedModel([text("the whole answer")])), store))
+    assert (second.recovery.total, second.recovery.done, second.recovery.is_done) == (1, 1, True)
+    runner = await second.session("s")
+    records = await records_until_end(runner, after=0)
+    assert [r.epoch for r in records if isinstance(r, EpochStarted)] == [1, 2]
+    assert [r.attempt for r in records if isinstance(r, AttemptStarted)] == [1, 2]
+    assert isinstance(runner.state.history.entries[-1], Exchange)
+    assert runner.state.history.entries[-1].reply.text == "the whole answer"
+    await second.stop()
+
+
+@pytest.mark.parametrize(("on_doubt", "runs"), [("unknown", 1), ("rerun", 2), ("rerun_with_key", 2)])
+async def test_a_tool_in_doubt_is_handled_by_its_policy(on_doubt: str, runs: int) -> None:
+    store = MemoryStore()
+    ran: list[int] = []
+
+    def writing(*, hangs: bool) -> Tool:
+        @tool(on_doubt=on_doubt)
+        async def write(path: str) -> str:
+            ran.append(1)
+            if hangs:
+                started.set()
+                await asyncio.Event().wait()
+            return path
+
+        return write
+
+    started = asyncio.Event()
+    script = [calls(("write", '{"path":"a"}')), text("done")]
+    first = await _started(Host(Agent(ScriptedModel(script), tools=[writing(hangs=True)]), store))
+    runner = await first.session("s", create=True)
+    await runner.submit(SendMessage(UserMessage.of("hi")))
+    async with asyncio.timeout(5):
+        await started.wait()
+    await _die(first)
+
+    second = await _started(Host(Agent(ScriptedModel(script), tools=[writing(hangs=False)]), store))
+    records = await records_until_end(await second.session("s"), after=0)
+    assert len(ran) == runs
+    assert [r.run for r in records if isinstance(r, CallStarted)] == list(range(1, runs + 1))
+    outcomes = [r.result.outcome for r in records if isinstance(r, CallEnded)]
+    assert outcomes == [Outcome.UNKNOWN if runs == 1 else Outcome.OK]
+    await second.stop()
+
+
+class LaterWorld(World):
+    """Now, but `offset_s` later."""
+
+    offset_s = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.offset_s
+
+
+async def test_a_turn_older_than_the_look_back_is_ended_and_its_words_are_kept() -> None:
+    store = MemoryStore()
+    first = await _started(Host(Agent(ScriptedModel([[TextDelta("half"), Stall()]])), store))
+    runner = await first.session("s", create=True)
+    await runner.submit(SendMessage(UserMessage.of("hi")))
+    async with asyncio.timeout(5):
+        await runner.wait(runner.newest.position)  # the words
+    await _die(first)
+
+    later = LaterWorld()
+    later.offset_s = 3 * 3600.0
+    second = await _started(Host(Agent(ScriptedModel([text("no")])), store, world=later))
+    runner = await second.session("s")
+    assert not runner.state.is_live
+    assert runner.state.last_turn is not None
+    assert runner.state.last_turn.status is TurnStatus.INTERRUPTED
+    exchange = runner.state.history.entries[-1]
+    assert isinstance(exchange, Exchange)
+    assert exchange.reply.text == "half"
+    await second.stop()
+
+
+async def test_a_turn_that_kills_its_owners_is_given_up() -> None:
+    store = MemoryStore()
+    stalling = Agent(ScriptedModel([[Stall()]]))
+    host = await _started(Host(stalling, store))
+    await (await host.session("s", create=True)).submit(SendMessage(UserMessage.of("hi")))
+    for _ in range(RESTARTS_MAX + 1):
+        await _die(host)
+        host = await _started(Host(stalling, store))
+    runner = await host.session("s")
+    assert not runner.state.is_live
+    assert runner.state.last_turn is not None
+    assert runner.state.last_turn.status is TurnStatus.INTERRUPTED
+    await host.stop()
+
+
+async def test_unknown_and_misnamed_sessions_are_told_apart() -> None:
+    host = await _started(Host(Agent(ScriptedModel([])), MemoryStore()))
+    with pytest.raises(SessionNotFoundError):
+        await host.session("nobody")
+    with pytest.raises(UsageError):
+        await host.session("../etc", create=True)
+    await host.stop()
+
+
+async def test_a_session_is_deleted_only_while_no_turn_runs() -> None:
+    store = MemoryStore()
+    host = await _started(Host(Agent(ScriptedModel([text("a"), [Stall()]])), store))
+    await run_turn(host, "s", "hi")
+    await host.delete("s")
+    assert await store.find("s") is None
+    with pytest.raises(SessionNotFoundError):
+        await host.session("s")
+    stalling = await _started(Host(Agent(ScriptedModel([[Stall()]])), MemoryStore()))
+    await (await stalling.session("t", create=True)).submit(SendMessage(UserMessage.of("hi")))
+    with pytest.raises(SessionBusyError):
+        await stalling.delete("t")
+    await host.stop()
+    await stalling.stop()
+
+
+async def test_stopping_waits_for_running_tools_and_keeps_their_outcome() -> None:
+    store = MemoryStore()
+    started, release = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def write(path: str) -> str:
+        started.set()
+        await release.wait()
+        return path
+
+    script = [calls(("write", '{"path":"a"}')), text("done")]
+    host = await _started(Host(Agent(ScriptedModel(script), tools=[write]), store))
+    runner = await host.session("s", create=True)
+    await runner.submit(SendMessage(UserMessage.of("hi")))
+    async with asyncio.timeout(5):
+        await started.wait()
+        stopping = asyncio.ensure_future(host.stop(grace_s=5))
+        with pytest.raises(DrainingError):
+            await runner.wait(runner.newest.position)
+        release.set()
+        await stopping
+    await store.open()
+    stored = [decode(each.body) for each in await store.read("s", after=0, limit=100)]
+    assert [r.result.outcome for r in stored if isinstance(r, CallEnded)] == [Outcome.OK]
+
+    second = await _started(Host(Agent(ScriptedModel(script), tools=[write]), store))
+    records = await records_until_end(await second.session("s"), after=0)
+    assert isinstance(records[-1], TurnEnded)
+    assert len([r for r in records if isinstance(r, CallStarted)]) == 1
+    await second.stop()
+
+
+async def test_stopping_is_bounded_when_a_tool_hangs() -> None:
+    started = asyncio.Event()
+
+    @tool
+    async def hang() -> str:
+        started.set()
+        await asyncio.Event().wait()
+        return ""
+
+    store = MemoryStore()
+    host = await _started(Host(Agent(ScriptedModel([calls(("hang", "{}"))]), tools=[hang]), store))
+    await (await host.session("s", create=True)).submit(SendMessage(UserMessage.of("hi")))
+    async with asyncio.timeout(5):
+        await started.wait()
+        await host.stop(grace_s=0.01)
+        await host.stop()
+    await store.open()
+    stored = [decode(each.body) for each in await store.read("s", after=0, limit=100)]
+    assert not any(isinstance(r, CallEnded) for r in stored)  # in doubt, for the next owner to judge
+
+
+async def test_idle_sessions_sleep_and_wake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_module, "SESSIONS_AWAKE_MAX", 3)
+    host = await _started(Host(Agent(ScriptedModel([text("a")])), MemoryStore()))
+    for number in range(6):
+        await run_turn(host, f"s{number}", "hi")
+    assert len(host._awake) == 3
+    runner = await host.session("s0")
+    assert len(runner.state.history.entries) == 2
+    await host.stop()

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from midstream.core.records import ExchangeCommitted, Sync, encode
+from midstream.errors import DrainingError, RecordUndecodableError
+from midstream.runtime import journal as journal_module
+from midstream.runtime.journal import Journal
+from midstream.store.memory import MemoryStore
+from midstream.world import Fault, World
+
+
+class Noting(World):
+    def __init__(self) -> None:
+        self.reached: list[Fault] = []
+
+    def reach(self, point: Fault) -> None:
+        self.reached.append(point)
+
+
+async def _open(store: MemoryStore, world: World | None = None) -> Journal:
+    await store.open()
+    journal = Journal(store, "s", world or World())
+    assert await journal.load() == []
+    await journal.claim(at=1.0)
+    return journal
+
+
+def _bodies(*numbers: int) -> Sequence[bytes]:
+    return [encode(ExchangeCommitted(1, number)) for number in numbers]
+
+
+async def test_readers_are_woken_after_the_append_and_not_before() -> None:
+    world = Noting()
+    journal = await _open(MemoryStore(), world)
+    waiting = asyncio.ensure_future(journal.wait(0))
+    await asyncio.sleep(0)
+    await journal.append(_bodies(1, 2), sync=Sync.FULL, mark=None)
+    async with asyncio.timeout(1):
+        await waiting
+    assert [stored.position for stored in await journal.read(after=0, limit=10)] == [1, 2]
+    assert world.reached[-3:] == [Fault.BEFORE_APPEND, Fault.AFTER_APPEND, Fault.AFTER_PUBLISH]
+
+
+async def test_a_reader_far_behind_reads_pages_from_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "TAIL_RECORDS_MAX", 4)
+    journal = await _open(MemoryStore())
+    for number in range(20):
+        await journal.append(_bodies(number), sync=Sync.NORMAL, mark=None)
+    seen: list[int] = []
+    while page := await journal.read(after=seen[-1] if seen else 0, limit=7):
+        seen.extend(stored.position for stored in page)
+    assert seen == list(range(1, 21))
+
+
+async def test_a_closed_journal_sends_its_waiters_away_with_the_reason() -> None:
+    journal = await _open(MemoryStore())
+    waiting = asyncio.ensure_future(journal.wait(0))
+    await asyncio.sleep(0)
+    journal.close(DrainingError("bye"))
+    with pytest.raises(DrainingError):
+        await waiting
+    with pytest.raises(DrainingError):
+        await journal.wait(0)
+
+
+async def test_a_record_of_a_newer_version_is_named_by_its_place() -> None:
+    store = MemoryStore()
+    journal = await _open(store)
+    await journal.append([b'{"type":"from_the_future"}'], sync=Sync.FULL, mark=None)
+    with pytest.raises(RecordUndecodableError, match="record 1 of session 's'"):
+        await Journal(store, "s", World()).load()

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from midstream.core.messages import History, Reply, UserMessage
+from midstream.core.replies import CallRequested, Finished, ModelRequest, TextDelta
+from midstream.core.session import Session
+from midstream.core.turn import (
+    AskModel,
+    AwaitCancelled,
+    AwaitClient,
+    AwaitingModel,
+    CallExpired,
+    CancelExpired,
+    Command,
+    ModelFailed,
+    ModelReplied,
+    ModelSaid,
+    Obligation,
+    RunCall,
+)
+from midstream.runtime import performers
+from midstream.runtime.agent import Agent
+from midstream.runtime.performers import Performer
+from midstream.testing import ScriptedModel, Stall, text
+from midstream.testing.models import Step
+from midstream.world import World
+
+
+class Noted:
+    """A runner's mailbox that keeps what it is given."""
+
+    session_id = "s"
+    is_closing = False
+
+    def __init__(self) -> None:
+        self.said: list[ModelSaid] = []
+        self.reports: list[Command] = []
+
+    async def say(self, command: ModelSaid) -> None:
+        self.said.append(command)
+
+    async def report(self, command: Command) -> None:
+        self.reports.append(command)
+
+
+ASKED = AskModel(turn=3, reply_no=1, attempt=1)
+
+
+def _session() -> Session:
+    history = History((UserMessage.of("hi"),))
+    return Session(turn=AwaitingModel(3, 1, attempt=1), turns=3, history=history)
+
+
+async def _perform(agent: Agent, obligation: Obligation) -> Noted:
+    noted = Noted()
+    async with asyncio.timeout(5):
+        await Performer(agent, World(), noted).perform(obligation, _session())
+    return noted
+
+
+async def test_a_model_is_asked_with_history_instructions_and_a_key_stable_over_attempts() -> None:
+    model = ScriptedModel([text("yes")])
+    noted = await _perform(Agent(model, instructions="be brief"), ASKED)
+    assert model.requests == [ModelRequest("be brief", _session().history, (), 1, "s/3/1")]
+    assert "".join(delta.text for said in noted.said for delta in said.deltas) == "yes"
+    (replied,) = noted.reports
+    assert isinstance(replied, ModelReplied)
+    assert replied.reply.text == "yes"
+
+
+async def test_calls_with_empty_or_repeated_ids_get_distinct_ones() -> None:
+    steps: list[Step] = [
+        CallRequested("", "a", "{}"),
+        CallRequested("x", "a", "{}"),
+        CallRequested("x", "a", "{}"),
+        Finished(),
+    ]
+    noted = await _perform(Agent(ScriptedModel([steps])), ASKED)
+    (replied,) = noted.reports
+    assert isinstance(replied, ModelReplied)
+    reply: Reply = replied.reply
+    assert [(call.id, call.provider_id) for call in reply.calls] == [
+        ("call-1-0", ""),
+        ("x", None),
+        ("call-1-2", "x"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("steps", "code"),
+    [
+        ([TextDelta("no end")], "model_unavailable"),
+        ([Finished()], "model_empty"),
+        ([TextDelta("a"), Stall()], "model_stalled"),
+    ],
+)
+async def test_silence_emptiness_and_a_missing_end_are_failures_to_try_again(
+    steps: list[Step], code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(performers, "STALL_S", 0.05)
+    noted = await _perform(Agent(ScriptedModel([steps])), ASKED)
+    (failed,) = noted.reports
+    assert isinstance(failed, ModelFailed)
+    assert (failed.code, failed.is_retriable) == (code, True)
+
+
+async def test_deadlines_report_that_they_have_passed() -> None:
+    agent = Agent(ScriptedModel([]))
+    expired = await _perform(agent, AwaitClient(3, 1, "c", deadline_at=1.0))
+    assert expired.reports == [CallExpired(3, 1, "c")]
+    cancelled = await _perform(agent, AwaitCancelled(3, deadline_at=1.0))
+    assert cancelled.reports == [CancelExpired(3)]
+
+
+def test_only_a_running_tool_is_worth_waiting_for() -> None:
+    performer = Performer(Agent(ScriptedModel([])), World(), Noted())
+    assert performer.is_repeatable(ASKED)
+    assert not performer.is_repeatable(RunCall(3, 1, "c", 1))

@@ -1,0 +1,342 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from midstream.core.messages import Exchange, Finish, Outcome, UserMessage
+from midstream.core.records import (
+    AttemptFailed,
+    AttemptStarted,
+    CallEnded,
+    CallStarted,
+    CancelRequested,
+    Delta,
+    EpochStarted,
+    ExchangeCommitted,
+    MessageAccepted,
+    Record,
+    ReplyCompleted,
+    TurnEnded,
+    TurnStatus,
+    decode,
+)
+from midstream.core.replies import TextDelta
+from midstream.core.session import Received
+from midstream.core.turn import Cancel, SendMessage
+from midstream.errors import (
+    ModelRejectedError,
+    ModelUnavailableError,
+    SeqnoGapError,
+    SessionBusyError,
+    StoreFullError,
+)
+from midstream.runtime.agent import Agent
+from midstream.runtime.host import Host
+from midstream.store.contract import Mark
+from midstream.store.memory import MemoryStore
+from midstream.testing import Gate, ScriptedModel, Stall, calls, records_until_end, run_turn, text
+from midstream.testing.models import Step
+from midstream.tools import tool
+from midstream.world import World
+
+
+class SwiftWorld(World):
+    """A world in which waiting takes no time."""
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(0)
+
+    def now(self) -> float:
+        self.ticks = getattr(self, "ticks", 1_000_000.0) + 10.0
+        return self.ticks
+
+
+async def _host(model: ScriptedModel, *tools: object, world: World | None = None) -> Host:
+    host = Host(Agent(model, tools=tools), MemoryStore(), world=world)  # type: ignore[arg-type]
+    await host.start()
+    await host.recovered()
+    return host
+
+
+def _kinds(records: tuple[Record, ...]) -> list[type]:
+    return [type(record) for record in records]
+
+
+def _ended(records: tuple[Record, ...]) -> dict[str, Outcome]:
+    return {r.result.call_id: r.result.outcome for r in records if isinstance(r, CallEnded)}
+
+
+async def test_a_turn_leaves_message_words_reply_and_end_in_that_order() -> None:
+    host = await _host(ScriptedModel([text("hello there")]))
+    records = await run_turn(host, "s", "hi")
+    assert _kinds(records) == [
+        EpochStarted,
+        MessageAccepted,
+        AttemptStarted,
+        Delta,
+        ReplyCompleted,
+        ExchangeCommitted,
+        TurnEnded,
+    ]
+    runner = await host.session("s")
+    assert [type(entry) for entry in runner.state.history.entries] == [UserMessage, Exchange]
+    assert not runner.state.is_live
+    await host.stop()
+
+
+async def test_an_intent_is_in_the_journal_before_its_tool_runs() -> None:
+    seen: list[list[str]] = []
+
+    @tool
+    async def write(path: str) -> str:
+        runner = await host.session("s")
+        stored = await runner.read(after=0, limit=100)
+        seen.append([type(decode(each.body)).__name__ for each in stored])
+        return path
+
+    host = await _host(ScriptedModel([calls(("write", '{"path":"a"}')), text("ok")]), write)
+    records = await run_turn(host, "s", "hi")
+    assert seen[0][-1] == "CallStarted"
+    assert _ended(records) == {"c1": Outcome.OK}
+    await host.stop()
+
+
+async def test_reading_tools_run_side_by_side_and_writing_tools_in_order() -> None:
+    barrier = threading.Barrier(2, timeout=5)
+    order: list[str] = []
+
+    @tool(has_effects=False)
+    def read(name: str) -> str:
+        barrier.wait()  # passes only if both reads run at once
+        return name
+
+    @tool
+    async def write(name: str) -> str:
+        order.append(f"{name} in")
+        await asyncio.sleep(0)
+        order.append(f"{name} out")
+        return name
+
+    batch = calls(
+        ("r1", "read", '{"name":"a"}'),
+        ("r2", "read", '{"name":"b"}'),
+        ("w1", "write", '{"name":"c"}'),
+        ("w2", "write", '{"name":"d"}'),
+    )
+    host = await _host(ScriptedModel([batch, text("ok")]), read, write)
+    await run_turn(host, "s", "hi")
+    assert order == ["c in", "c out", "d in", "d out"]
+    exchange = (await host.session("s")).state.history.entries[1]
+    assert isinstance(exchange, Exchange)
+    assert [result.content for result in exchange.results] == ["a", "b", "c", "d"]
+    await host.stop()
+
+
+async def test_unknown_tools_and_bad_arguments_go_back_to_the_model_as_errors() -> None:
+    @tool
+    def write(path: str) -> str:
+        return path
+
+    batch = calls(("x", "nope", "{}"), ("y", "write", '{"path":'), ("z", "write", '{"path":3.5}'))
+    host = await _host(ScriptedModel([batch, text("sorry")]), write)
+    records = await run_turn(host, "s", "hi")
+    assert _ended(records) == {"x": Outcome.ERROR, "y": Outcome.ERROR, "z": Outcome.ERROR}
+    assert CallStarted not in _kinds(records)
+    assert records[-1] == TurnEnded(1, TurnStatus.COMPLETED, records[-1].at)  # type: ignore[union-attr]
+    await host.stop()
+
+
+async def test_a_failed_attempt_is_announced_and_repeated_until_it_is_given_up() -> None:
+    down = ModelUnavailableError("503", retry_after_s=7.0)
+    host = await _host(ScriptedModel([[TextDelta("half"), down]]), world=SwiftWorld())
+    records = await run_turn(host, "s", "hi")
+    attempts = [r for r in records if isinstance(r, AttemptStarted)]
+    assert [r.attempt for r in attempts] == [1, 2, 3]
+    assert all(r.not_before >= r.at + 7.0 for r in attempts[1:])
+    assert len([r for r in records if isinstance(r, AttemptFailed)]) == 3
+    end = records[-1]
+    assert isinstance(end, TurnEnded)
+    assert (end.status, end.code) == (TurnStatus.FAILED, "model_unavailable")
+    await host.stop()
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ([ModelRejectedError("bad key")], "model_rejected"),
+        ([RuntimeError("a bug in somebody's model")], "model"),
+    ],
+)
+async def test_what_cannot_get_better_is_not_tried_again(script: list[Exception], code: str) -> None:
+    host = await _host(ScriptedModel(lambda _: _raise(script[0])))
+    records = await run_turn(host, "s", "hi")
+    end = records[-1]
+    assert isinstance(end, TurnEnded)
+    assert (end.status, end.code) == (TurnStatus.FAILED, code)
+    assert len([r for r in records if isinstance(r, AttemptStarted)]) == 1
+    await host.stop()
+
+
+def _raise(error: Exception) -> list[TextDelta]:
+    raise error
+
+
+async def test_a_reply_without_a_word_is_asked_again() -> None:
+    host = await _host(ScriptedModel([text("  ")]), world=SwiftWorld())
+    records = await run_turn(host, "s", "hi")
+    assert [r.code for r in records if isinstance(r, AttemptFailed)] == ["model_empty"] * 3
+    await host.stop()
+
+
+async def test_a_second_message_is_refused_while_a_turn_runs() -> None:
+    gate = asyncio.Event()
+    host = await _host(ScriptedModel([[Gate(gate), *text("late")]]))
+    runner = await host.session("s", create=True)
+    await runner.submit(SendMessage(UserMessage.of("one")))
+    with pytest.raises(SessionBusyError):
+        await runner.submit(SendMessage(UserMessage.of("two")))
+    gate.set()
+    await records_until_end(runner, after=0)
+    assert len([e for e in runner.state.history.entries if isinstance(e, UserMessage)]) == 1
+    await host.stop()
+
+
+async def test_a_cancel_keeps_the_words_that_readers_saw() -> None:
+    replies: list[Sequence[Step]] = [[TextDelta("half a sen"), Stall()], text("and on")]
+    host = await _host(ScriptedModel(lambda request: replies[len(request.history.entries) > 1]))
+    runner = await host.session("s", create=True)
+    await runner.submit(SendMessage(UserMessage.of("one")))
+    async with asyncio.timeout(5):
+        while not any(isinstance(decode(r.body), Delta) for r in await runner.read(after=0, limit=99)):
+            await runner.wait(runner.newest.position)
+    await runner.submit(Cancel(1))
+    records = await records_until_end(runner, after=0)
+    assert _kinds(records)[-4:] == [CancelRequested, ReplyCompleted, ExchangeCommitted, TurnEnded]
+    exchange = runner.state.history.entries[-1]
+    assert isinstance(exchange, Exchange)
+    assert (exchange.reply.text, exchange.reply.finish) == ("half a sen", Finish.INTERRUPTED)
+    assert await run_turn(host, "s", "go on")  # the next message is accepted at once
+    await host.stop()
+
+
+async def test_a_cancel_stops_tools_and_tells_unknown_from_not_started() -> None:
+    started = asyncio.Event()
+
+    @tool
+    async def hang(name: str) -> str:
+        started.set()
+        await asyncio.Event().wait()
+        return name
+
+    batch = calls(("a", "hang", '{"name":"x"}'), ("b", "hang", '{"name":"y"}'))
+    host = await _host(ScriptedModel([batch]), hang)
+    runner = await host.session("s", create=True)
+    await runner.submit(SendMessage(UserMessage.of("one")))
+    async with asyncio.timeout(5):
+        await started.wait()
+    await runner.submit(Cancel())
+    await runner.submit(Cancel())  # stopping twice is stopping once
+    records = await records_until_end(runner, after=0)
+    assert _ended(records) == {"a": Outcome.UNKNOWN, "b": Outcome.CANCELLED}
+    assert len([r for r in records if isinstance(r, CancelRequested)]) == 1
+    await host.stop()
+
+
+async def test_a_repeated_chunk_changes_nothing_and_a_gap_is_refused() -> None:
+    host = await _host(ScriptedModel([text("yes")]))
+    runner = await host.session("s", create=True)
+    chunk = Received("k", "secret", 0, "d0", SendMessage(UserMessage.of("hi")))
+    end = await runner.submit(chunk)
+    assert await runner.submit(chunk) >= end
+    with pytest.raises(SeqnoGapError) as refused:
+        await runner.submit(Received("k", "secret", 5, "d5", None))
+    assert refused.value.expected == 1
+    records = await records_until_end(runner, after=0)
+    assert len([r for r in records if isinstance(r, MessageAccepted)]) == 1
+    await host.stop()
+
+
+class FullOnce(MemoryStore):
+    """A store whose disk is full for the next `left` appends."""
+
+    left = 0
+
+    async def append(self, session: str, bodies, *, expected, epoch, sync, mark: Mark | None = None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+        if self.left:
+            self.left -= 1
+            raise StoreFullError("no space left: free some and try again")
+        return await super().append(session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark)
+
+
+async def test_a_full_disk_refuses_the_message_and_nothing_is_half_written() -> None:
+    store = FullOnce()
+    host = Host(Agent(ScriptedModel([text("fine")])), store)
+    await host.start()
+    runner = await host.session("s", create=True)
+    store.left = 1
+    with pytest.raises(StoreFullError):
+        await runner.submit(SendMessage(UserMessage.of("hi")))
+    assert await store.read("s", after=0, limit=10) == []
+    records = await run_turn(host, "s", "hi again")  # there is room again: the session goes on
+    assert _kinds(records)[0] is EpochStarted
+    assert isinstance(records[-1], TurnEnded)
+    await host.stop()
+
+
+async def test_what_a_tool_did_outlives_a_disk_that_is_full_for_a_moment() -> None:
+    store = FullOnce()
+    runs: list[str] = []
+
+    @tool
+    async def write(path: str) -> str:
+        runs.append(path)
+        store.left = 3
+        return path
+
+    model = ScriptedModel([calls(("write", '{"path":"a"}')), text("done")])
+    host = Host(Agent(model, tools=[write]), store, world=SwiftWorld())
+    await host.start()
+    records = await run_turn(host, "s", "hi")
+    assert _ended(records) == {"c1": Outcome.OK}
+    assert runs == ["a"]
+    await host.stop()
+
+
+async def test_a_session_whose_store_failed_for_longer_is_revived_without_a_second_run() -> None:
+    store = FullOnce()
+    runs: list[str] = []
+
+    @tool
+    async def write(path: str) -> str:
+        runs.append(path)
+        store.left = 9
+        return path
+
+    model = ScriptedModel([calls(("write", '{"path":"a"}')), text("done")])
+    host = Host(Agent(model, tools=[write]), store, world=SwiftWorld())
+    await host.start()
+    runner = await host.session("s", create=True)
+    await runner.submit(SendMessage(UserMessage.of("hi")))
+    async with asyncio.timeout(5):
+        while (info := await store.find("s")) is None or info.mark.is_live:  # noqa: ASYNC110 - nobody is told of a mark
+            await asyncio.sleep(0)
+    revived = await host.session("s")
+    assert revived is not runner
+    assert runs == ["a"]  # its outcome was lost with the store: the model was told that it is unknown
+    exchange = revived.state.history.entries[1]
+    assert isinstance(exchange, Exchange)
+    assert [result.outcome for result in exchange.results] == [Outcome.UNKNOWN]
+    await host.stop()
+
+
+async def test_a_fast_model_costs_a_record_per_group_of_words_not_per_word() -> None:
+    words = " ".join(f"word{n}" for n in range(2000))
+    host = await _host(ScriptedModel([text(words)]))
+    records = await run_turn(host, "s", "hi")
+    deltas = [r for r in records if isinstance(r, Delta)]
+    assert "".join(r.text for r in deltas) == words
+    assert len(deltas) < 200
+    await host.stop()

@@ -1,0 +1,588 @@
+/** The browser client without a browser: its pure core step by step, its shell against a small server in memory. */
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { connect, randomText } from "../../src/midstream/server/static/midstream.js";
+import { LOOK_BACK_MS, MemoryStorage, sortInterrupted } from "../../src/midstream/server/static/storage.js";
+import { Stream, backoffMs, parseEventId } from "../../src/midstream/server/static/stream.js";
+
+const NOW = 1_000_000;
+
+const welcome = (more = {}) =>
+  JSON.stringify({
+    type: "welcome",
+    stream: "k",
+    event_id: "1-1",
+    resume_from: "1-1",
+    acked: 0,
+    turn: 0,
+    ...more,
+  });
+
+const events = (...pairs) =>
+  JSON.stringify({ type: "events", events: pairs.map(([id, record]) => ({ id, record })) });
+
+const delta = (text) => ({ type: "delta", turn: 1, reply: 1, attempt: 1, part: 0, kind: "text", text });
+const accepted = (stream = "k") => ({
+  type: "message_accepted",
+  turn: 1,
+  message: { parts: [] },
+  at: 1,
+  stream,
+});
+const ended = { type: "turn_ended", turn: 1, status: "completed", at: 2 };
+
+/** A stream that has said "hi" and has been welcomed. */
+function saying(kept = {}, said = welcome()) {
+  const stream = new Stream({ session: "s", key: "k", secret: "x", cursor: null, ...kept }, NOW);
+  stream.say("hi", NOW);
+  const written = stream.take().writes;
+  open(stream);
+  const opening = stream.take().frames;
+  stream.receive(said, NOW);
+  return { stream, written, opening };
+}
+
+function open(stream, now = NOW) {
+  stream.tick(Math.max(now, stream.deadlineAt));
+  stream.opened(now);
+}
+
+function textsOf(taken) {
+  return taken.events.map((event) => event.record?.text);
+}
+
+test("a chunk is asked to be written before any frame carries it", () => {
+  const { stream, written, opening } = saying();
+  const chunk = written.find((write) => write.op === "chunk");
+  assert.equal(
+    chunk.value.frame,
+    '{"type":"chunk","seqno":0,"payload":{"type":"say","parts":[{"type":"text","text":"hi"}]}}',
+  );
+  assert.deepEqual(
+    opening.map((frame) => JSON.parse(frame).type),
+    ["open"],
+  );
+  assert.deepEqual(stream.take().frames, [chunk.value.frame]);
+});
+
+test("playback after a reconnect sends the very same string, and only what is not acknowledged", () => {
+  const { stream } = saying();
+  stream.abort(0, NOW);
+  const [say, abort] = stream.take().frames;
+  stream.receive('{"type":"ack","seqno":0}', NOW);
+  stream.lost(0, NOW);
+  open(stream);
+  stream.take();
+  stream.receive(welcome({ acked: 1 }), NOW);
+  assert.deepEqual(stream.take().frames, [abort]);
+  stream.lost(0, NOW);
+  assert.notEqual(say, abort);
+});
+
+test("a chunk whose ack was lost is dropped when the welcome counts it", () => {
+  const { stream } = saying({}, welcome({ acked: 1, turn: 1, status: "model" }));
+  const taken = stream.take();
+  assert.deepEqual(taken.frames, []);
+  assert.deepEqual(
+    taken.writes.map((write) => write.op),
+    ["acked", "stream"],
+  );
+  assert.equal(stream.isAcknowledged, true);
+});
+
+test("acks are cumulative and may repeat", () => {
+  const { stream } = saying();
+  stream.abort(0, NOW);
+  stream.receive('{"type":"ack","seqno":1}', NOW);
+  stream.receive('{"type":"ack","seqno":0}', NOW);
+  assert.equal(stream.isAcknowledged, true);
+  assert.equal(stream.acked, 2);
+});
+
+test("a new stream claims no chunks, so that a server which never heard of it lets it in", () => {
+  const { opening } = saying({ cursor: "1-7" });
+  assert.deepEqual(JSON.parse(opening[0]), {
+    type: "open",
+    version: 1,
+    event_id: "1-7",
+    stream: "k",
+    secret: "x",
+    next_seqno: 0,
+  });
+});
+
+test("events are applied once, by id, however often they come", () => {
+  const { stream } = saying();
+  stream.take();
+  stream.receive(events(["1-2", accepted()], ["1-3", delta("a")]), NOW);
+  stream.receive(events(["1-2", accepted()], ["1-3", delta("a")], ["1-4", delta("b")]), NOW);
+  assert.deepEqual(textsOf(stream.take()), [undefined, "a", "b"]);
+  assert.equal(stream.cursor, "1-4");
+});
+
+test("a hole in the positions means reconnect, and nothing after the hole is applied", () => {
+  const { stream } = saying();
+  stream.take();
+  assert.equal(stream.receive(events(["1-2", accepted()], ["1-4", delta("b")]), NOW), true);
+  assert.equal(stream.take().events.length, 1);
+  assert.equal(stream.cursor, "1-2");
+});
+
+test("an old position under a new epoch is no duplicate but another line", () => {
+  const { stream } = saying();
+  stream.receive(events(["1-2", accepted()]), NOW);
+  assert.equal(stream.receive(events(["2-2", delta("x")]), NOW), true);
+});
+
+test("gone moves the cursor back, says so, and what follows is applied from there", () => {
+  const { stream } = saying(
+    { cursor: "1-9" },
+    welcome({ resume_from: "0-0", event_id: "2-2", status: "idle", turn: 1, acked: 1 }),
+  );
+  assert.equal(stream.phase, "live");
+  stream.receive('{"type":"gone","resume_from":"0-0","reason":"not on the line"}', NOW);
+  stream.receive(events(["2-1", { type: "epoch_started", epoch: 2, at: 1 }]), NOW);
+  const [gone, first] = stream.take().events;
+  assert.deepEqual(gone, { type: "gone", id: "0-0", reason: "not on the line" });
+  assert.equal(first.id, "2-1");
+});
+
+test("the end of its own turn ends the stream and forgets what was kept", () => {
+  const { stream } = saying();
+  stream.receive('{"type":"ack","seqno":0}', NOW);
+  stream.take();
+  stream.receive(events(["1-2", accepted()], ["1-3", ended], ["1-4", delta("of another turn")]), NOW);
+  const taken = stream.take();
+  assert.equal(stream.phase, "ended");
+  assert.equal(stream.error, null);
+  assert.deepEqual(
+    taken.events.map((event) => event.id),
+    ["1-2", "1-3"],
+  );
+  assert.deepEqual(taken.writes.at(-1), { op: "forget", key: "k" });
+  assert.deepEqual(taken.frames, ['{"type":"close"}']);
+});
+
+test("a stream taken up after its turn had ended ends at once", () => {
+  const kept = { session: "s", key: "k", secret: "x", cursor: "1-5", acked: 1, nextSeqno: 1, turn: 1 };
+  const stream = new Stream(kept, NOW);
+  open(stream);
+  stream.receive(welcome({ acked: 1, turn: 1, status: "idle", event_id: "1-5", resume_from: "1-5" }), NOW);
+  assert.equal(stream.phase, "ended");
+  assert.equal(stream.error, null);
+});
+
+test("a later turn proves that this one is over", () => {
+  const kept = { session: "s", key: "k", secret: "x", cursor: "1-5", acked: 1, nextSeqno: 1, turn: 1 };
+  const stream = new Stream(kept, NOW);
+  open(stream);
+  stream.receive(welcome({ acked: 1, turn: 1, status: "model", event_id: "1-6", resume_from: "1-5" }), NOW);
+  assert.equal(stream.phase, "live");
+  stream.receive(events(["1-6", { ...delta("x"), turn: 2 }]), NOW);
+  assert.equal(stream.phase, "ended");
+});
+
+test("another client's turn on the same session does not end the stream", () => {
+  const { stream } = saying();
+  stream.receive(events(["1-2", { ...ended, turn: 7 }]), NOW);
+  assert.equal(stream.phase, "live");
+});
+
+test("refusals that will not change end the stream with their code", () => {
+  for (const code of ["session_busy", "wrong_secret", "stream_fenced", "malformed_frame"]) {
+    const { stream } = saying();
+    stream.receive(
+      JSON.stringify({
+        type: "error",
+        code,
+        message: "no",
+        retry: code === "session_busy" ? "later" : "never",
+      }),
+      NOW,
+    );
+    assert.equal(stream.phase, "ended");
+    assert.equal(stream.error.code, code);
+    const forgets = stream.take().writes.some((write) => write.op === "forget");
+    assert.equal(forgets, code !== "stream_fenced");
+  }
+});
+
+test("a server that drains is tried again, not before it says", () => {
+  const { stream } = saying();
+  const refusal = { type: "error", code: "draining", message: "bye", retry: "later", retry_after_s: 3 };
+  assert.equal(stream.receive(JSON.stringify(refusal), NOW), true);
+  stream.lost(0.5, NOW);
+  assert.equal(stream.phase, "waiting");
+  assert.equal(stream.deadlineAt, NOW + 3000);
+});
+
+test("a degraded server is told once and never tried again", () => {
+  const { stream } = saying({}, welcome({ is_degraded: true, reason: "memory only" }));
+  assert.equal(
+    stream.take().writes.some((write) => write.op === "forget"),
+    true,
+  );
+  stream.abort(0, NOW);
+  assert.deepEqual(stream.take().writes, []);
+  stream.lost(0, NOW);
+  assert.equal(stream.error.code, "connection_lost");
+});
+
+test("a server that forgot acknowledged chunks is a lost stream, not a silent new one", () => {
+  const stream = new Stream(
+    { session: "s", key: "k", secret: "x", cursor: "1-5", acked: 1, nextSeqno: 1, turn: 1 },
+    NOW,
+  );
+  open(stream);
+  stream.receive(welcome({ acked: 0, turn: 0, resume_from: "1-5" }), NOW);
+  assert.equal(stream.error.code, "stream_not_found");
+});
+
+test("three silent heartbeats are a dead connection; a ping shortens the wait", () => {
+  const { stream } = saying({}, welcome({ heartbeat_s: 2 }));
+  assert.equal(stream.tick(NOW + 5999), false);
+  assert.equal(stream.tick(NOW + 6000), true);
+  stream.wake(NOW);
+  assert.deepEqual(stream.take().frames.at(-1), '{"type":"ping"}');
+  assert.equal(stream.tick(NOW + 5000), true);
+  stream.receive('{"type":"heartbeat","event_id":"1-1"}', NOW + 4000);
+  assert.equal(stream.tick(NOW + 5000), false);
+});
+
+test("a heartbeat that is ahead twice means a lost event", () => {
+  const { stream } = saying();
+  assert.equal(stream.receive('{"type":"heartbeat","event_id":"1-2"}', NOW), false);
+  assert.equal(stream.receive('{"type":"heartbeat","event_id":"1-2"}', NOW), true);
+});
+
+test("the first reconnect is at once, later ones wait up to 1, 2, 4 .. 30 s, progress starts over", () => {
+  assert.deepEqual(
+    [0, 1, 2, 3, 6, 99].map((failures) => backoffMs(failures, 0)),
+    [0, 1000, 2000, 4000, 30000, 30000],
+  );
+  assert.equal(backoffMs(3, 0.75), 1000);
+  const { stream } = saying();
+  stream.lost(0, NOW);
+  assert.equal(stream.deadlineAt, NOW);
+  stream.lost(0, NOW);
+  assert.equal(stream.deadlineAt, NOW + 1000);
+  stream.wake(NOW);
+  assert.equal(stream.deadlineAt, NOW);
+  open(stream);
+  stream.receive(welcome(), NOW);
+  stream.receive(events(["1-2", accepted()]), NOW);
+  stream.lost(0, NOW);
+  assert.equal(stream.deadlineAt, NOW);
+});
+
+test("whatever comes off the wire, receive does not throw", () => {
+  const noise = [
+    "",
+    "{",
+    "null",
+    "[]",
+    "7",
+    '{"type":"events"}',
+    '{"type":"events","events":[{}]}',
+    '{"type":"new"}',
+    '{"type":"events","events":[{"id":"1-2"}]}',
+    '{"type":"welcome"}',
+    '{"type":"gone"}',
+    '{"type":"heartbeat"}',
+  ];
+  for (const text of noise) saying().stream.receive(text, NOW);
+  assert.throws(() => parseEventId("3"));
+});
+
+test("a message larger than a frame is refused with nothing changed", () => {
+  const stream = new Stream({ session: "s", key: "k" }, NOW);
+  assert.throws(() => stream.say("é".repeat(600_000), NOW), { code: "frame_too_large" });
+  assert.equal(stream.isAcknowledged, true);
+  assert.deepEqual(stream.take().writes, []);
+});
+
+test("what is past the look-back, or half of something, is forgotten", () => {
+  const fresh = { key: "a", acked: 1, touchedAt: NOW };
+  const old = { key: "b", acked: 1, touchedAt: NOW - LOOK_BACK_MS - 1 };
+  const empty = { key: "c", acked: 0, touchedAt: NOW };
+  const chunk = { key: "d", seqno: 0, frame: "{}" };
+  const { interrupted, orphans } = sortInterrupted({ streams: [fresh, old, empty], chunks: [chunk] }, NOW);
+  assert.deepEqual(
+    interrupted.map((stream) => stream.key),
+    ["a"],
+  );
+  assert.deepEqual(orphans.sort(), ["b", "c", "d"]);
+});
+
+// --- the shell against a server in memory ----------------------------------------------------------------------
+
+/** A correct server of one session, whose sockets can be cut at any message. */
+class SmallServer {
+  journal = [{ type: "epoch_started", epoch: 1, at: 0 }];
+  received = [];
+  streams = new Map();
+  sockets = new Set();
+  cutAfter = () => Infinity;
+  words = [..."the quick brown fox jumps over the lazy dog"];
+
+  socket() {
+    const server = this;
+    const socket = {
+      budget: server.cutAfter(),
+      send: (text) => queueMicrotask(() => server.sockets.has(socket) && server.take(socket, text)),
+      close: () => server.sockets.delete(socket),
+    };
+    this.sockets.add(socket);
+    setImmediate(() => socket.onopen?.());
+    return socket;
+  }
+
+  take(socket, text) {
+    const frame = JSON.parse(text);
+    if (frame.type === "open") this.welcome(socket, frame);
+    if (frame.type === "close") this.sockets.delete(socket);
+    if (frame.type === "chunk") this.accept(socket, frame, text);
+  }
+
+  welcome(socket, { stream, event_id }) {
+    const known = this.streams.get(stream);
+    socket.stream = stream;
+    socket.at = event_id ? parseEventId(event_id).position : (known?.since ?? this.journal.length);
+    const isIdle = this.journal.at(-1).type === "turn_ended" || this.journal.length === 1;
+    this.tell(socket, {
+      type: "welcome",
+      stream: stream ?? "",
+      event_id: `1-${this.journal.length}`,
+      resume_from: `1-${socket.at}`,
+      acked: known ? 1 : 0,
+      turn: known ? 1 : 0,
+      status: isIdle ? "idle" : "model",
+    });
+    this.publish();
+  }
+
+  accept(socket, frame, text) {
+    this.received.push(text);
+    if (!this.streams.has(socket.stream)) {
+      this.streams.set(socket.stream, { since: this.journal.length });
+      this.journal.push({
+        type: "message_accepted",
+        turn: 1,
+        message: { parts: [] },
+        at: 1,
+        stream: socket.stream,
+      });
+      this.speak();
+    }
+    this.tell(socket, { type: "ack", seqno: frame.seqno });
+    this.publish();
+  }
+
+  speak() {
+    const word = this.words.shift();
+    this.journal.push(
+      word === undefined ? { type: "turn_ended", turn: 1, status: "completed", at: 2 } : delta(word),
+    );
+    if (word !== undefined) setImmediate(() => this.speak());
+    this.publish();
+  }
+
+  publish() {
+    for (const socket of this.sockets) {
+      while (socket.at !== undefined && socket.at < this.journal.length && this.sockets.has(socket)) {
+        const event = { id: `1-${socket.at + 1}`, record: this.journal[socket.at] };
+        socket.at += 1;
+        this.tell(socket, { type: "events", events: [event] });
+      }
+    }
+  }
+
+  tell(socket, frame) {
+    if (!this.sockets.has(socket)) return;
+    if (socket.budget-- <= 0) {
+      this.sockets.delete(socket);
+      queueMicrotask(() => socket.onclose?.());
+      return;
+    }
+    const text = JSON.stringify(frame);
+    queueMicrotask(() => socket.onmessage?.({ data: text }));
+  }
+}
+
+function clientOf(server, more = {}) {
+  return connect({ url: "http://x", makeSocket: () => server.socket(), chance: () => 0.9999, ...more });
+}
+
+function seeded(seed) {
+  let state = seed;
+  return () => (state = (state * 1103515245 + 12345) % 2147483648) / 2147483648;
+}
+
+test("a turn arrives whole and once, wherever the connection is cut", async () => {
+  for (let seed = 1; seed <= 60; seed += 1) {
+    const chance = seeded(seed);
+    const server = new SmallServer();
+    const storage = new MemoryStorage();
+    server.cutAfter = () => Math.floor(chance() * 9);
+    const client = await clientOf(server, { storage });
+    const ids = [];
+    for await (const event of client.send("s", "hello")) ids.push(event.id);
+    const all = server.journal.slice(1).map((_, index) => `1-${index + 2}`);
+    assert.equal(server.journal.at(-1).type, "turn_ended", `seed ${seed}`);
+    assert.deepEqual(ids, all, `seed ${seed}`);
+    assert.equal(new Set(server.received).size, 1, `seed ${seed}: one string, however often it was sent`);
+    assert.deepEqual(await storage.load(), { streams: [], chunks: [] });
+  }
+});
+
+test("nothing is sent before it is written down", async () => {
+  const server = new SmallServer();
+  const storage = new MemoryStorage();
+  const order = [];
+  const apply = storage.apply.bind(storage);
+  storage.apply = async (writes) => {
+    await new Promise(setImmediate);
+    await apply(writes);
+    order.push(...writes.map((write) => write.op));
+  };
+  const accept = server.accept.bind(server);
+  server.accept = (socket, frame, text) => {
+    order.push("received");
+    accept(socket, frame, text);
+  };
+  const client = await clientOf(server, { storage });
+  const stream = client.send("s", "hello");
+  await stream.accepted;
+  assert.deepEqual(order.slice(0, 3), ["chunk", "stream", "received"]);
+  client.close();
+});
+
+test("a message that was written but never sent is sent by the next page", async () => {
+  const storage = new MemoryStorage();
+  const dead = { makeSocket: () => ({ close() {}, send() {} }) };
+  const first = await connect({ url: "http://x", storage, ...dead });
+  first.send("s", "hello");
+  await new Promise(setImmediate);
+  first.close();
+
+  const server = new SmallServer();
+  const second = await clientOf(server, { storage });
+  const [stream, ...others] = await second.resumeInterrupted({ session: "s" });
+  assert.deepEqual(others, []);
+  assert.equal(stream.pendingText, "hello");
+  const said = [];
+  for await (const { record } of stream) if (record.type === "delta") said.push(record.text);
+  assert.equal(said.join(""), "the quick brown fox jumps over the lazy dog");
+});
+
+test("the page after a reload goes on after the last event it had shown", async () => {
+  const server = new SmallServer();
+  const storage = new MemoryStorage();
+  const first = await clientOf(server, { storage });
+  const seen = [];
+  for await (const event of first.send("s", "hello")) {
+    seen.push(event.id);
+    if (seen.length === 10) {
+      // The browser dies while the tenth event is being shown.
+      await new Promise(setImmediate);
+      first.close();
+      break;
+    }
+  }
+  const second = await clientOf(server, { storage });
+  const [stream] = await second.resumeInterrupted();
+  const next = [];
+  for await (const event of stream) next.push(event.id);
+  const all = server.journal.slice(1).map((_, index) => `1-${index + 2}`);
+  assert.equal(
+    next[0],
+    seen.at(-1),
+    "the event that was being shown comes again: nobody knows whether it was seen",
+  );
+  assert.deepEqual(next, all.slice(9));
+});
+
+test("leaving the loop detaches: the message still arrives and nothing is kept", async () => {
+  const server = new SmallServer();
+  const storage = new MemoryStorage();
+  const client = await clientOf(server, { storage });
+  const stream = client.send("s", "hello");
+  stream.detach();
+  await stream.accepted;
+  assert.equal(await stream.ended, null);
+  assert.equal(server.received.length, 1);
+  assert.deepEqual(await storage.load(), { streams: [], chunks: [] });
+});
+
+test("a storage that refuses ends the stream before anything is sent", async () => {
+  const server = new SmallServer();
+  const storage = {
+    isDurable: true,
+    apply: () => Promise.reject(new Error("quota")),
+    load: async () => ({}),
+  };
+  const client = await clientOf(server, { storage });
+  const stream = client.send("s", "hello");
+  await assert.rejects(stream.accepted, { code: "storage" });
+  assert.deepEqual(server.received, []);
+});
+
+test("a cut is reported, waits as long as asked, and goes on", async () => {
+  const server = new SmallServer();
+  const phases = [];
+  const client = await clientOf(server, {
+    onstate: ({ phase }) => phases.at(-1) === phase || phases.push(phase),
+  });
+  const said = [];
+  for await (const { record } of client.send("s", "hello")) {
+    if (record.type === "delta") said.push(record.text);
+    if (said.length === 5) client.cut(20);
+  }
+  assert.equal(said.join(""), "the quick brown fox jumps over the lazy dog");
+  assert.deepEqual(phases, ["connecting", "live", "waiting", "connecting", "live", "ended"]);
+});
+
+test("a follower sees what others cause, and stops when its loop is left", async () => {
+  const server = new SmallServer();
+  const client = await clientOf(server);
+  const follower = client.follow("s", "1-1");
+  const speaker = client.send("s", "hello");
+  const types = [];
+  for await (const { record } of follower) {
+    types.push(record.type);
+    if (record.type === "turn_ended") break;
+  }
+  assert.equal(types.length, server.journal.length - 1);
+  assert.equal(await follower.ended, null);
+  speaker.leave();
+});
+
+test("a reader that does not keep up costs its place and no memory: the rest is asked for later", async () => {
+  const server = new SmallServer();
+  for (let number = 0; number < 20_000; number += 1) server.journal.push(delta(`${number} `));
+  server.tell = (socket, frame) => setImmediate(() => socket.onmessage?.({ data: JSON.stringify(frame) }));
+  let sockets = 0;
+  const makeSocket = () => {
+    sockets += 1;
+    return server.socket();
+  };
+  const client = await clientOf(server, { makeSocket });
+  const ids = [];
+  for await (const event of client.follow("s", "1-1")) {
+    if (ids.length === 0) for (let turns = 0; turns < 10; turns += 1) await new Promise(setImmediate);
+    ids.push(parseEventId(event.id).position);
+    if (ids.length === 20_000) break;
+  }
+  assert.deepEqual(
+    ids,
+    Array.from({ length: 20_000 }, (_, index) => index + 2),
+  );
+  assert.equal(sockets > 1, true);
+});
+
+test("keys and secrets are random and as long as they should be", () => {
+  assert.equal(Buffer.from(randomText(32), "base64url").length, 32);
+  assert.notEqual(randomText(16), randomText(16));
+});

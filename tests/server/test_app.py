@@ -1,0 +1,171 @@
+"""The app runs alone or mounted, starts once, and answers every failure with a problem."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import httpx2
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
+from starlette.types import Message
+
+from midstream.errors import StoreDamagedError
+from midstream.runtime.agent import Agent
+from midstream.server.app import App, asgi
+from midstream.store.memory import MemoryStore
+from midstream.testing.models import ScriptedModel, Stall, text
+from midstream.testing.worlds import FakeWorld
+from tests.server.serving import KEYS, called, chunk, make_app
+
+CHUNKS = "/v1/sessions/s1/chunks"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "http.md"
+
+
+class UnopenedStore(MemoryStore):
+    """A store that cannot be opened while it is broken."""
+
+    is_broken = True
+
+    async def open(self) -> None:
+        if self.is_broken:
+            raise StoreDamagedError("this file is no database")
+        await super().open()
+
+
+async def live(app: App, script: list[str]) -> list[Message]:
+    """Let an ASGI server tell the app about its life."""
+    told = iter([{"type": f"lifespan.{event}"} for event in script])
+    said: list[Message] = []
+
+    async def receive() -> Message:
+        return next(told)
+
+    async def send(message: Message) -> None:
+        said.append(message)
+
+    await app({"type": "lifespan"}, receive, send)
+    return said
+
+
+async def test_its_own_lifespan_starts_and_stops_the_host() -> None:
+    app = make_app()
+    assert await live(app, ["startup", "shutdown"]) == [
+        {"type": "lifespan.startup.complete"},
+        {"type": "lifespan.shutdown.complete"},
+    ]
+    assert app.host.is_draining
+
+
+async def test_a_store_that_cannot_be_opened_fails_the_start_and_says_why() -> None:
+    assert await live(make_app(store=UnopenedStore()), ["startup"]) == [
+        {"type": "lifespan.startup.failed", "message": "store_damaged: this file is no database"}
+    ]
+
+
+async def test_a_start_that_failed_is_tried_again_by_the_next_request() -> None:
+    store = UnopenedStore()
+    async with called(make_app([text("hi")], store=store)) as client:
+        refused = await client.post(CHUNKS, json=chunk(), headers=KEYS)
+        store.is_broken = False
+        taken = await client.post(CHUNKS, json=chunk(), headers=KEYS)
+    assert (refused.status_code, refused.json()["code"]) == (500, "store_damaged")
+    assert taken.status_code == 200
+
+
+async def test_mounted_in_another_app_it_starts_with_the_first_requests_once() -> None:
+    app = make_app(lambda _: text("hi"))
+    outer = Starlette(routes=[Mount("/agent", app)])
+    async with httpx2.AsyncClient(
+        transport=httpx2.ASGITransport(app=outer), base_url="http://outer"
+    ) as client:
+        answers = await asyncio.gather(
+            *(client.post(f"/agent/v1/sessions/s{n}/chunks", json=chunk(), headers=KEYS) for n in range(5))
+        )
+        page = await client.get("/agent/")
+        file = await client.get("/agent/static/index.html")
+        missing = await client.get("/agent/nowhere")
+        wrong = await client.delete("/agent/v1/sessions")
+    await app.stop()
+    assert [answer.status_code for answer in answers] == [200] * 5
+    assert page.content == file.content
+    assert (missing.status_code, missing.json()["code"]) == (404, "not_found")
+    assert (wrong.status_code, wrong.json()["code"]) == (405, "method_not_allowed")
+
+
+async def test_errors_of_a_mounted_app_are_its_own_answers() -> None:
+    """The handlers of the outer app must not turn our problems into something else."""
+
+    async def swallow(*_: object) -> None:
+        raise AssertionError("the outer app was asked")
+
+    app = make_app()
+    outer = Starlette(routes=[Mount("/agent", app)], exception_handlers={404: swallow})
+    async with httpx2.AsyncClient(
+        transport=httpx2.ASGITransport(app=outer), base_url="http://outer"
+    ) as client:
+        answer = await client.get("/agent/v1/sessions/nobody")
+    await app.stop()
+    assert (answer.status_code, answer.json()["code"]) == (404, "session_not_found")
+
+
+async def test_a_bug_is_answered_as_a_bug_and_raised_for_the_log() -> None:
+    store = MemoryStore()
+    app = make_app(store=store)
+    await app.start()
+    store.find = None  # type: ignore[assignment,method-assign] # a bug
+    transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://testserver") as client:
+        answer = await client.get("/v1/sessions/s1/records")
+    assert (answer.status_code, answer.json()["code"]) == (500, "internal")
+    assert "NoneType" not in answer.text
+
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://x") as client:
+        with pytest.raises(TypeError):
+            await client.get("/v1/sessions/s1/records")
+    await app.stop()
+
+
+async def test_a_path_names_a_database(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    for _ in range(2):
+        app = asgi(Agent(ScriptedModel([text("hi")])), store=path)
+        async with called(app) as client:
+            answer = await client.post(CHUNKS, json=chunk(), headers=KEYS)
+    assert (answer.status_code, answer.headers["x-midstream-replayed"]) == (200, "true")
+
+
+async def test_while_draining_new_work_is_refused_and_old_work_may_be_looked_at() -> None:
+    app = make_app([[Stall()]])
+    async with called(app) as client:
+        await client.post(CHUNKS, json=chunk(), headers=KEYS)
+        app.drain()
+        app.drain()
+        refused = await client.post(CHUNKS, json=chunk(), headers={**KEYS, "x-idempotency-key": "k2"})
+        shown = await client.get("/v1/sessions/s1")
+        events = await client.get("/v1/sessions/s1/events")
+    assert (refused.status_code, refused.json()["code"]) == (503, "draining")
+    assert (events.status_code, events.json()["code"], events.headers["retry-after"]) == (
+        503,
+        "draining",
+        "1",
+    )
+    assert shown.json()["status"] == "model"
+
+
+def test_every_endpoint_is_in_the_reference() -> None:
+    routes = [route for route in routes_of(make_app()) if isinstance(route, Route | WebSocketRoute)]
+    page = PAGE.read_text(encoding="utf-8")
+    described = [route.path.replace("{session_id}", "{id}") for route in routes]
+    assert len(described) > 9
+    assert [path for path in described if f"{path}`" not in page] == []
+
+
+def routes_of(app: App) -> list[BaseRoute]:
+    return app._router.routes
+
+
+async def test_the_given_world_is_the_only_one() -> None:
+    app = make_app(world=FakeWorld(at=7.0))
+    assert app.host.world.monotonic() == 7.0

@@ -1,0 +1,111 @@
+"""Foreign pages and foreign host names are kept out, everywhere."""
+
+from __future__ import annotations
+
+import httpx2
+import pytest
+import websockets
+
+from midstream.server.guards import HostGuard
+from midstream.testing.models import text
+from tests.server.serving import KEYS, Socket, called, chunk, make_app, opening, served
+
+FOREIGN = ["http://evil.example", "null", "http://testserver.evil.example", "http://evil.example/testserver"]
+REQUESTS = [
+    ("POST", "/v1/sessions/s1/chunks"),
+    ("POST", "/v1/sessions/s1/cancel"),
+    ("DELETE", "/v1/sessions/s1"),
+    ("GET", "/v1/sessions/s1"),
+    ("GET", "/v1/sessions/s1/events"),
+    ("GET", "/v1/sessions"),
+    ("GET", "/"),
+]
+
+
+@pytest.mark.parametrize("origin", FOREIGN)
+@pytest.mark.parametrize(("method", "path"), REQUESTS)
+async def test_a_page_of_another_site_is_refused_on_every_route(method: str, path: str, origin: str) -> None:
+    async with called(make_app()) as client:
+        answer = await client.request(method, path, headers={"origin": origin}, json=chunk())
+        assert (answer.status_code, answer.json()["code"]) == (403, "foreign_origin")
+        assert "access-control-allow-origin" not in answer.headers
+        assert (await client.get("/v1/sessions")).json()["sessions"] == []
+
+
+@pytest.mark.parametrize("origin", ["http://testserver", "https://testserver", "http://TESTSERVER"])
+async def test_our_own_page_may_ask(origin: str) -> None:
+    async with called(make_app()) as client:
+        answer = await client.post("/v1/sessions/s1/chunks", json=chunk(), headers={**KEYS, "origin": origin})
+    assert answer.status_code == 200
+
+
+async def test_a_named_origin_may_ask_and_its_browser_is_told_so() -> None:
+    app_origin = "https://app.example"
+    async with called(make_app(allowed_origins=[app_origin])) as client:
+        asked = await client.options(
+            "/v1/sessions/s1/chunks",
+            headers={
+                "origin": app_origin,
+                "access-control-request-method": "POST",
+                "access-control-request-headers": "x-idempotency-key,content-type",
+            },
+        )
+        answer = await client.post(
+            "/v1/sessions/s1/chunks", json=chunk(), headers={**KEYS, "origin": app_origin}
+        )
+        other = await client.get("/v1/sessions", headers={"origin": "https://other.example"})
+    assert (asked.status_code, asked.headers["access-control-allow-origin"]) == (200, app_origin)
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, app_origin)
+    assert (other.status_code, other.json()["code"]) == (403, "foreign_origin")
+
+
+async def test_a_foreign_page_cannot_open_a_websocket_and_a_named_one_can() -> None:
+    app = make_app([text("hi")], allowed_origins=["https://app.example"])
+    async with served(app) as server:
+        with pytest.raises(websockets.InvalidStatus) as refused:
+            async with server.socket(origin="http://evil.example"):
+                pass
+        for origin in ("https://app.example", server.url):
+            async with Socket(server.socket(origin=origin)) as socket:
+                await socket.say(opening())
+                assert (await socket.hear())["type"] == "welcome"
+    assert refused.value.response.status_code == 403
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:80", "127.0.0.1:8000", "[::1]:8000", "LOCALHOST"])
+async def test_a_local_server_answers_to_its_names(host: str) -> None:
+    assert (await ask_by_name(host)).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "localhost.evil.example", "", "[::2]"])
+async def test_a_name_that_was_pointed_at_this_machine_gets_nothing(host: str) -> None:
+    answer = await ask_by_name(host)
+    assert (answer.status_code, answer.json()["code"]) == (403, "foreign_origin")
+
+
+async def ask_by_name(host: str) -> httpx2.Response:
+    app = make_app()
+    guarded = HostGuard(app, {"localhost", "127.0.0.1", "::1"})
+    transport = httpx2.ASGITransport(app=guarded)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        answer = await client.get("/health", headers={"host": host})
+    await app.stop()
+    return answer
+
+
+async def test_any_name_is_a_choice() -> None:
+    async with served(make_app(), allowed_hosts=["*"]) as server:
+        answer = await server.http.get("/health", headers={"host": "anything.example"})
+    assert answer.status_code == 200
+
+
+async def test_a_served_app_is_guarded_on_its_websockets_too() -> None:
+    async with served(make_app()) as server:
+        answer = await server.http.get("/health", headers={"host": "evil.example"})
+        # This client sends its own `Host` first, so that there are two of them.
+        with pytest.raises(websockets.InvalidStatus) as refused:
+            async with server.socket(headers={"Host": "evil.example"}):
+                pass
+    assert answer.status_code == 403
+    # The parser of an install without compiled parts (h11) refuses that by itself, as 400.
+    assert refused.value.response.status_code in {400, 403}

@@ -1,0 +1,498 @@
+"""The chat page in a real browser, against a real server: what breaks is repaired before the reader's eyes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import shutil
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from msgspec import Struct
+from playwright.async_api import Browser, Locator, Page, WebSocketRoute, async_playwright, expect
+
+from midstream.core.replies import Finished, ModelRequest, TextDelta, ThinkingDelta
+from midstream.errors import ModelUnavailableError
+from midstream.runtime.agent import Agent
+from midstream.server.app import App, asgi
+from midstream.server.serve import serve
+from midstream.store.sqlite import SQLiteStore
+from midstream.testing.models import Gate, Pause, ScriptedModel, Step, calls, exchanges_since_user, text
+from midstream.tools import tool
+from tests.server.serving import Json, Served, make_app, served, words_of
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+WAIT_S = 20.0
+WAIT_MS = 1000 * WAIT_S
+WORDS = [f"word{number} " for number in range(60)]
+WHOLE = "".join(WORDS)
+HALF = len(WORDS) // 2
+HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+BIDI = "safe\u202egnp.exe\u2066 end"
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.asyncio(loop_scope="module"),  # one browser for all; each test has its own profile in it
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="no chromium here: apt-get install --no-install-recommends chromium"
+    ),
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    async with async_playwright() as playwright:
+        launched = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        try:
+            yield launched
+        finally:
+            await launched.close()
+
+
+class Chat(Struct):
+    """The page as a reader sees it."""
+
+    page: Page
+    problems: list[str]
+
+    @property
+    def words(self) -> Locator:
+        return self.page.locator(".turn").last.locator(".parts > .words")
+
+    @property
+    def turn(self) -> Locator:
+        return self.page.locator(".turn").last
+
+    async def say(self, words: str) -> None:
+        await self.page.fill("#text", words)
+        await self.page.press("#text", "Enter")
+
+    async def sees(self, words: str) -> None:
+        """Wait until the last reply is exactly this."""
+        await expect(self.words.last).to_have_text(words, timeout=WAIT_MS, use_inner_text=False)
+
+    async def sees_some(self, words: str) -> None:
+        await expect(self.words.last).to_contain_text(words, timeout=WAIT_MS)
+
+    async def sees_end(self, status: str) -> None:
+        await expect(self.turn).to_have_attribute("data-status", status, timeout=WAIT_MS)
+
+    async def sees_light(self, state: str) -> None:
+        await expect(self.page.locator("#light")).to_have_attribute("data-state", state, timeout=WAIT_MS)
+
+    @property
+    def session(self) -> str:
+        return self.page.url.partition("#")[2]
+
+
+async def opened(browser: Browser, url: str) -> Chat:
+    context = await browser.new_context()
+    page = await context.new_page()
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("console", lambda said: problems.append(said.text) if "Security Policy" in said.text else None)
+    await page.goto(url)
+    await expect(page.locator("#empty")).to_be_visible(timeout=WAIT_MS)
+    return Chat(page, problems)
+
+
+async def records_of(server: Served, session: str) -> list[Json]:
+    answer = await server.http.get(f"/v1/sessions/{session}/records")
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+def two_halves(gate: asyncio.Event) -> Callable[[ModelRequest], Sequence[Step]]:
+    """Say the first half, wait for the gate, say the rest. Every attempt does the same."""
+
+    def reply(_: ModelRequest) -> Sequence[Step]:
+        first = [TextDelta(word) for word in WORDS[:HALF]]
+        rest = [TextDelta(word) for word in WORDS[HALF:]]
+        return [*first, Gate(gate), *rest, Finished()]
+
+    return reply
+
+
+def without_news() -> Callable[[WebSocketRoute], None]:
+    """Keep events from a page's first socket: it does not hear that somebody else began to speak."""
+    routes: list[WebSocketRoute] = []
+
+    def route(socket: WebSocketRoute) -> None:
+        is_first = not routes
+        routes.append(socket)
+        server = socket.connect_to_server()
+        server.on_message(
+            lambda frame: None if is_first and '"events":' in str(frame) else socket.send(frame)
+        )
+
+    return route
+
+
+def dying_after(messages: int, sockets: list[WebSocketRoute]) -> Callable[[WebSocketRoute], None]:
+    """Close every socket of a page after so many messages of the server."""
+
+    def route(socket: WebSocketRoute) -> None:
+        sockets.append(socket)
+        left = [messages]
+        server = socket.connect_to_server()
+
+        async def pass_on(frame: str | bytes) -> None:
+            left[0] -= 1
+            if left[0] >= 0:
+                socket.send(frame)
+            elif left[0] == -1:
+                await socket.close(code=1011)
+                await server.close()
+
+        server.on_message(pass_on)
+
+    return route
+
+
+@contextlib.asynccontextmanager
+async def served_again(before: Served, app: App) -> AsyncIterator[None]:
+    """Serve another app where an older server was."""
+    listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    stop = asyncio.Event()
+    port = int(before.url.rpartition(":")[2])
+    serving = asyncio.create_task(serve(app, port=port, on_listening=listening.set_result, stop=stop))
+    try:
+        await asyncio.wait_for(listening, WAIT_S)
+        yield
+    finally:
+        stop.set()
+        await asyncio.wait_for(serving, WAIT_S)
+
+
+async def test_words_appear_as_they_come_and_equal_the_journal(browser: Browser) -> None:
+    gate = asyncio.Event()
+    async with served(make_app(two_halves(gate))) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("go on")
+        await chat.sees("".join(WORDS[:HALF]))
+        await chat.sees_end("running")
+        gate.set()
+        await chat.sees(WHOLE)
+        await chat.sees_end("completed")
+        assert words_of(await records_of(server, chat.session)) == WHOLE
+        await expect(chat.turn.locator(".said")).to_have_text("go on")
+        await expect(chat.page.locator("#sessions a[aria-current] .name")).to_have_text(
+            "go on", timeout=WAIT_MS
+        )
+        assert chat.problems == []
+
+
+async def test_a_cut_connection_comes_back_with_every_word_once(browser: Browser) -> None:
+    gate = asyncio.Event()
+    async with served(make_app(two_halves(gate))) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("go on")
+        await chat.sees("".join(WORDS[:HALF]))
+        await chat.page.click("#cut")
+        await chat.sees_light("reconnecting")
+        await expect(chat.page.locator("#light-text")).to_have_text(re.compile(r"Reconnecting in \d s"))
+        gate.set()  # the model goes on while nobody listens
+        await chat.sees_light("live")
+        await chat.sees(WHOLE)
+        await chat.sees_end("completed")
+        await expect(chat.turn.locator(".how")).to_contain_text("1 cut survived")
+        assert await chat.page.locator(".turn").count() == 1
+
+
+async def test_a_reload_in_the_middle_of_the_answer_goes_on(browser: Browser) -> None:
+    gate = asyncio.Event()
+    async with served(make_app(two_halves(gate))) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("go on")
+        await chat.sees("".join(WORDS[:HALF]))
+        await chat.page.reload()
+        await chat.sees("".join(WORDS[:HALF]))
+        await chat.sees_light("live")
+        gate.set()
+        await chat.sees(WHOLE)
+        await chat.sees_end("completed")
+        said = [event["record"]["type"] for event in await records_of(server, chat.session)]
+        assert said.count("message_accepted") == 1
+
+
+async def test_a_message_written_without_a_server_is_sent_after_a_reload(browser: Browser) -> None:
+    """The message is in the browser's database before anything is sent, so a page that dies loses nothing."""
+    async with served(make_app([text("heard")])) as server:
+        chat = await opened(browser, server.url)
+        await chat.page.evaluate("() => { WebSocket.prototype.send = () => {}; }")  # a black hole
+        await chat.say("are you there?")
+        await expect(chat.page.locator(".turn.pending .said")).to_have_text("are you there?")
+        await chat.page.reload()
+        await chat.sees("heard")
+        await chat.sees_end("completed")
+        await expect(chat.page.locator(".turn")).to_have_count(1)
+
+
+async def test_tool_calls_are_rows_that_go_from_running_to_their_outcome(browser: Browser) -> None:
+    gate = asyncio.Event()
+
+    @tool(has_effects=False)
+    async def look_up(word: str) -> str:
+        """Look a word up."""
+        await gate.wait()
+        return f"{word}: found"
+
+    @tool(has_effects=False)
+    async def fail() -> str:
+        """Never works."""
+        raise ValueError("no such luck")
+
+    script = [
+        [
+            ThinkingDelta("hm, tools"),
+            *calls(("look_up", '{"word": "midstream"}'), ("fail", "{}"), say="Looking."),
+        ],
+        text("That was it."),
+    ]
+    async with served(make_app(script, tools=[look_up, fail])) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("look it up")
+        first, second = chat.page.locator(".call").nth(0), chat.page.locator(".call").nth(1)
+        await expect(first).to_have_attribute("data-state", "running", timeout=WAIT_MS)
+        await expect(second).to_have_attribute("data-state", "error", timeout=WAIT_MS)
+        gate.set()
+        await expect(first).to_have_attribute("data-state", "ok", timeout=WAIT_MS)
+        await chat.sees("That was it.")
+        await expect(first.locator("pre").nth(1)).to_be_hidden()
+        await first.locator("summary").click()
+        await expect(first.locator("pre").nth(1)).to_have_text("midstream: found")
+        await expect(chat.page.locator(".thinking .words")).to_be_hidden()
+        await chat.page.click(".thinking summary")
+        await expect(chat.page.locator(".thinking .words")).to_have_text("hm, tools")
+
+
+@pytest.mark.parametrize("way", ["button", "escape"])
+async def test_stop_ends_the_turn_and_keeps_what_was_said(browser: Browser, way: str) -> None:
+    async with served(make_app(two_halves(asyncio.Event()))) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("go on")
+        await chat.sees("".join(WORDS[:HALF]))
+        if way == "button":
+            await chat.page.click("#stop")
+        else:
+            await chat.page.keyboard.press("Escape")
+        await chat.sees_end("cancelled")
+        await chat.sees("".join(WORDS[:HALF]))
+        await expect(chat.page.locator("#send")).to_be_visible()
+        said = [event["record"]["type"] for event in await records_of(server, chat.session)]
+        assert said.count("cancel_requested") == 1
+
+
+@pytest.mark.parametrize("place", ["same browser", "other browser"])
+async def test_a_second_page_sees_the_turn_and_can_stop_it(browser: Browser, place: str) -> None:
+    async with served(make_app(two_halves(asyncio.Event()))) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("go on")
+        await chat.sees("".join(WORDS[:HALF]))
+        context = chat.page.context if place == "same browser" else await browser.new_context()
+        other = Chat(await context.new_page(), [])
+        await other.page.goto(chat.page.url)
+        await other.sees("".join(WORDS[:HALF]))
+        await other.sees_light("live")
+        await other.page.keyboard.press("Escape")
+        await other.sees_end("cancelled")
+        await chat.sees_end("cancelled")
+
+
+async def test_a_failed_attempt_is_announced_and_its_words_are_gone(browser: Browser) -> None:
+    def reply(request: ModelRequest) -> Sequence[Step]:
+        if request.attempt == 1:
+            return [TextDelta("half of a sen"), ModelUnavailableError("cut off")]
+        return text("The whole sentence.")
+
+    async with served(make_app(reply)) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("speak")
+        await chat.sees("The whole sentence.")
+        await chat.sees_end("completed")
+        await expect(chat.turn.locator(".again")).to_contain_text("this is try 2")
+        await expect(chat.turn).not_to_contain_text("half of a sen")
+
+
+async def test_a_server_that_is_stopped_and_started_again_goes_on(browser: Browser, tmp_path: Path) -> None:
+    gate = asyncio.Event()
+
+    def make() -> App:
+        return asgi(Agent(ScriptedModel(two_halves(gate))), store=SQLiteStore(tmp_path / "journal.db"))
+
+    async with served(make()) as first:
+        chat = await opened(browser, first.url)
+        await chat.say("go on")
+        await chat.sees("".join(WORDS[:HALF]))
+    await chat.sees_light("reconnecting")
+    async with served_again(first, make()):
+        gate.set()
+        await chat.sees_light("live")
+        await chat.sees(WHOLE)
+        await chat.sees_end("completed")
+        await expect(chat.turn.locator(".again")).to_contain_text("this is try 2")
+        await expect(chat.turn.locator(".how")).to_contain_text("1 server restart survived")
+
+
+async def test_after_an_older_copy_was_put_back_the_page_shows_what_the_server_has(
+    browser: Browser, tmp_path: Path
+) -> None:
+    def make(folder: str) -> App:
+        script = ScriptedModel([text("hello")])
+        return asgi(Agent(script), store=SQLiteStore(tmp_path / folder / "journal.db"))
+
+    (tmp_path / "now").mkdir()
+    async with served(make("now")) as first:
+        chat = await opened(browser, first.url)
+        await chat.say("one")
+        await chat.sees_end("completed")
+    shutil.copytree(tmp_path / "now", tmp_path / "older")
+    async with served_again(first, make("now")):
+        await chat.sees_light("live")
+        await chat.say("two")
+        await expect(chat.page.locator(".turn")).to_have_count(2)
+        await chat.sees_end("completed")
+    async with served_again(first, make("older")):
+        await expect(chat.page.locator(".turn")).to_have_count(1, timeout=WAIT_MS)
+        await chat.sees_light("live")
+        await chat.say("three")
+        await expect(chat.turn.locator(".said")).to_have_text("three")
+        await chat.sees_end("completed")
+
+
+async def test_a_server_that_lost_the_session_is_told_and_what_was_seen_stays(browser: Browser) -> None:
+    async with served(make_app([text("hello")])) as first:
+        chat = await opened(browser, first.url)
+        await chat.say("one")
+        await chat.sees_end("completed")
+    async with served_again(first, make_app()):
+        await expect(chat.page.locator("#notice")).to_contain_text("no longer has this", timeout=WAIT_MS)
+        await chat.sees("hello")
+        await chat.sees_light("idle")
+        await expect(chat.page.locator("#text")).to_be_disabled()
+        await chat.page.click("#new")
+        await expect(chat.page.locator("#text")).to_be_enabled()
+
+
+async def test_a_line_that_dies_after_every_few_messages_loses_and_repeats_nothing(browser: Browser) -> None:
+    sockets: list[WebSocketRoute] = []
+    context = await browser.new_context()
+    await context.route_web_socket("**/stream", dying_after(4, sockets))
+    chat = Chat(await context.new_page(), [])
+    slowly = [step for word in WORDS for step in (TextDelta(word), Pause(0.01))]
+    async with served(make_app([[*slowly, Finished()]])) as server:
+        await chat.page.goto(server.url)
+        await chat.say("go on")
+        await chat.sees(WHOLE)
+        await chat.sees_end("completed")
+        assert words_of(await records_of(server, chat.session)) == WHOLE
+        assert len(sockets) > 5
+
+
+async def test_a_long_session_is_opened_from_its_snapshot_in_the_middle_of_a_turn(browser: Browser) -> None:
+    """Beyond 5000 records the page takes the snapshot; no word is missing where it meets the events."""
+    gate = asyncio.Event()
+    long = [f"{number} " for number in range(5200)]
+
+    def reply(request: ModelRequest) -> Sequence[Step]:
+        if exchanges_since_user(request.history) == 0:
+            return calls(("look_up", '{"word": "x"}'), say="Looking.")
+        return [*(TextDelta(word) for word in long), Gate(gate), TextDelta("and the end"), Finished()]
+
+    @tool(has_effects=False)
+    async def look_up(word: str) -> str:
+        """Look a word up."""
+        return word
+
+    async with served(make_app(reply, tools=[look_up])) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("go on")
+        await chat.sees_some("5199")
+        await chat.page.reload()
+        await chat.sees_some("5199")
+        await expect(chat.page.locator(".call")).to_have_attribute("data-state", "ok")
+        await chat.sees_end("running")
+        gate.set()
+        await chat.sees("".join(long) + "and the end")
+        await chat.sees_end("completed")
+        await expect(chat.turn.locator(".said")).to_have_text("go on")
+
+
+async def test_hostile_words_are_shown_and_never_run(browser: Browser) -> None:
+    @tool(has_effects=False)
+    async def echo(word: str) -> str:
+        """Echo."""
+        return word
+
+    arguments = json.dumps({"word": HOSTILE + BIDI}, ensure_ascii=False)
+    script = [
+        [ThinkingDelta(HOSTILE), *calls(("echo", arguments), say=HOSTILE)],
+        text(f"{HOSTILE} {BIDI}", tokens=3),
+    ]
+    async with served(make_app(script, tools=[echo])) as server:
+        chat = await opened(browser, server.url)
+        await chat.say(HOSTILE)
+        await chat.sees_end("completed")
+        await chat.sees(f"{HOSTILE} {BIDI}")
+        await expect(chat.turn.locator(".said")).to_have_text(HOSTILE)
+        await expect(chat.turn.locator(".call pre").nth(1)).to_contain_text(HOSTILE)
+        # Where a reader judges what a tool did, what turns the direction of text is named instead of obeyed.
+        await expect(chat.turn.locator(".call .preview")).not_to_contain_text("\u202e")
+        await expect(chat.turn.locator(".call pre").nth(1)).to_contain_text("\u27e8U+202E\u27e9")
+        await chat.page.reload()
+        await chat.sees(f"{HOSTILE} {BIDI}")
+        assert await chat.page.locator("#turns img, #turns script, #sessions img").count() == 0
+        assert "owned" not in (await chat.page.title()).split("<")[0]
+        assert chat.problems == []
+
+
+async def test_a_refused_message_comes_back_into_the_box(browser: Browser) -> None:
+    """Two pages speak at once: one is refused, and its words are not lost."""
+    gate = asyncio.Event()
+    async with served(make_app(two_halves(gate))) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("first")
+        await chat.sees("".join(WORDS[:HALF]))
+        gate.set()
+        await chat.sees_end("completed")
+        gate.clear()
+        other = Chat(await (await browser.new_context()).new_page(), [])
+        await other.page.route_web_socket("**/stream", without_news())
+        await other.page.goto(chat.page.url)
+        await other.sees_light("live")
+        await chat.say("second")
+        await chat.sees("".join(WORDS[:HALF]))
+        await other.say("third")
+        await expect(other.page.locator("#notice")).to_contain_text("was not sent", timeout=WAIT_MS)
+        await expect(other.page.locator("#text")).to_have_value("third")
+        await other.sees("".join(WORDS[:HALF]))
+
+
+async def test_each_session_has_its_address_and_the_list_leads_there(browser: Browser) -> None:
+    async with served(make_app([text("hello")])) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("one")
+        await chat.sees_end("completed")
+        first = chat.session
+        await chat.page.click("#new")
+        await expect(chat.page.locator("#empty")).to_be_visible()
+        await chat.say("two")
+        await chat.sees_end("completed")
+        assert chat.session != first
+        await chat.page.locator("#sessions a", has_text="one").click()
+        await expect(chat.turn.locator(".said")).to_have_text("one", timeout=WAIT_MS)
+        assert chat.session == first
+        await expect(chat.page.locator(".turn")).to_have_count(1)

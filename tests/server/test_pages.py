@@ -1,0 +1,53 @@
+"""The pages come with headers that let nothing else in, and nothing outside their folder."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from starlette.types import Message
+
+from midstream.server.pages import FOLDER
+from tests.server.serving import called, make_app
+
+
+async def test_the_first_page_is_served_under_a_strict_policy() -> None:
+    async with called(make_app()) as client:
+        answer = await client.get("/")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    policy = answer.headers["content-security-policy"].split("; ")
+    assert policy[:2] == ["default-src 'self'", "connect-src 'self' ws: wss:"]
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in answer.headers["content-security-policy"]
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["referrer-policy"] == "no-referrer"
+
+
+async def test_every_file_is_served_and_asked_for_again_cheaply() -> None:
+    async with called(make_app()) as client:
+        for path in FOLDER.iterdir():
+            answer = await client.get(f"/static/{path.name}")
+            assert answer.content == path.read_bytes()
+            again = await client.get(
+                f"/static/{path.name}", headers={"if-none-match": answer.headers["etag"]}
+            )
+            assert again.status_code == 304
+
+
+@pytest.mark.parametrize("path", ["nothing.js", "../pages.py", "..", "//etc/passwd", "./../../__init__.py"])
+async def test_what_is_not_in_the_folder_is_not_found(path: str) -> None:
+    """Below HTTP clients, which tidy an address up before they send it."""
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        return {"type": "http.request"}
+
+    app = make_app()
+    scope = {"type": "http", "method": "GET", "path": f"/static/{path}", "headers": [], "query_string": b""}
+    await app(scope, receive, send)
+    await app.stop()
+    assert sent[0]["status"] == 404
+    assert json.loads(sent[1]["body"])["code"] == "not_found"

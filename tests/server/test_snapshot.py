@@ -1,0 +1,89 @@
+"""A snapshot shows what is known, and nothing that is not yet true."""
+
+from __future__ import annotations
+
+from midstream.core.calls import CallPlan
+from midstream.core.messages import Call, Finish, Reply, Result, Text, UserMessage
+from midstream.core.records import (
+    AttemptStarted,
+    CallEnded,
+    CallStarted,
+    CancelRequested,
+    Delta,
+    EpochStarted,
+    MessageAccepted,
+    Record,
+    ReplyCompleted,
+    TurnEnded,
+    TurnStatus,
+)
+from midstream.core.session import fold
+from midstream.server.snapshot import CallSnapshot, RunningTurn, Snapshot, snapshot_of
+
+HI = UserMessage.of("hi")
+ASKS = Reply((Text("look"), Call("a", "read"), Call("b", "write"), Call("c", "write")), Finish.CALLS)
+OPENED: tuple[Record, ...] = (
+    EpochStarted(1, "me", 1.0),
+    MessageAccepted(1, HI, 2.0),
+    AttemptStarted(1, 1, 1, 2.0),
+)
+PLANS = (CallPlan("a", "da", has_effects=False), CallPlan("b", "db"), CallPlan("c", "dc"))
+RUNNING = (
+    *OPENED,
+    ReplyCompleted(1, 1, 1, ASKS, 3.0, PLANS),
+    CallStarted(1, 1, "a", 1, 3.5),
+    CallStarted(1, 1, "b", 1, 4.0),
+)
+
+
+def shown(*records: Record) -> Snapshot:
+    state = fold((1, record) for record in records)
+    return snapshot_of("s1", state, f"1-{state.position}")
+
+
+def test_a_session_at_rest() -> None:
+    assert shown(*OPENED, TurnEnded(1, TurnStatus.FAILED, 5.0)) == Snapshot(
+        session="s1",
+        event_id="1-4",
+        status="idle",
+        waiting_on="nothing",
+        turns=1,
+        last="failed",
+        history=(HI,),
+        running=None,
+    )
+
+
+def test_words_of_a_reply_that_is_being_made_stand_beside_the_history() -> None:
+    snapshot = shown(*OPENED, Delta(1, 1, 1, 0, "text", "he"), Delta(1, 1, 1, 0, "text", "llo"))
+    said = Reply((Text("hello"),), Finish.INTERRUPTED)
+    assert snapshot.history == (HI,)
+    assert snapshot.running == RunningTurn(1, 1, attempt=1, said=said)
+
+
+def test_words_of_an_attempt_that_was_given_up_are_gone() -> None:
+    again = AttemptStarted(1, 1, 2, 3.0)
+    assert shown(*OPENED, Delta(1, 1, 1, 0, "text", "he"), again).running == RunningTurn(1, 1, attempt=2)
+
+
+def test_calls_are_shown_as_far_as_they_have_come() -> None:
+    result = Result("a", "contents")
+    snapshot = shown(*RUNNING, CallEnded(1, 1, result, 4.5))
+    assert (snapshot.status, snapshot.waiting_on, snapshot.history) == ("tools", "tool", (HI,))
+    assert snapshot.running == RunningTurn(
+        1,
+        1,
+        said=ASKS,
+        calls=(
+            CallSnapshot(Call("a", "read"), "server", "ended", 3.5, result),
+            CallSnapshot(Call("b", "write"), "server", "running", 4.0),
+            CallSnapshot(Call("c", "write"), "server", "waiting"),
+        ),
+    )
+
+
+def test_a_cancel_is_seen_before_its_turn_has_ended() -> None:
+    snapshot = shown(*RUNNING, CancelRequested(1, 5.0, 10.0))
+    assert snapshot.status == "cancelling"
+    assert snapshot.running is not None
+    assert [call.status for call in snapshot.running.calls] == ["running", "running", "waiting"]

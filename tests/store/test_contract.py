@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from midstream.store.contract import Store
+from midstream.store.memory import MemoryStore
+from midstream.store.sqlite import SQLiteStore
+
+METHODS = {name for name in vars(Store) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("store", [MemoryStore, SQLiteStore])
+def test_a_store_takes_and_gives_exactly_what_the_contract_says(store: type) -> None:
+    assert {name: inspect.signature(getattr(store, name)) for name in METHODS if hasattr(store, name)} == {
+        name: inspect.signature(getattr(Store, name)) for name in METHODS
+    }
+
+
+@pytest.mark.parametrize("store", [MemoryStore, SQLiteStore])
+def test_a_store_has_no_public_method_of_its_own(store: type) -> None:
+    assert {name for name in vars(store) if not name.startswith("_")} == METHODS

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import pytest
+
+from midstream.store.contract import Store
+from midstream.store.memory import Memory, MemoryStore
+from midstream.testing.store_contract import Place, StoreContract
+
+
+class MemoryPlace:
+    def __init__(self) -> None:
+        self.memory = Memory()
+
+    def store(self) -> Store:
+        return MemoryStore(self.memory)
+
+    def kill(self, store: Store) -> None:
+        assert isinstance(store, MemoryStore)
+        self.memory.kill(store.owner)
+
+
+class TestMemoryStore(StoreContract):
+    @pytest.fixture
+    def place(self) -> Place:
+        return MemoryPlace()
+
+
+async def test_stores_without_a_common_memory_share_nothing() -> None:
+    one, other = MemoryStore(), MemoryStore()
+    await one.open()
+    await other.open()
+    await one.claim("s", at=1.0)
+    assert await other.find("s") is None

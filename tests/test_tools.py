@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import asyncio
+import enum
+import threading
+from typing import Any, Literal
+
+import pytest
+from msgspec import Struct
+
+from midstream import tools
+from midstream.core.calls import OnDoubt
+from midstream.core.messages import Call, Outcome, Result
+from midstream.errors import ToolDefinitionError
+from midstream.tools import CallContext, Tool, current_call, plan_call, run_call, tool
+
+CONTEXT = CallContext("s", 1, 2, "c1")
+
+
+class Place(Struct):
+    """Somewhere."""
+
+    city: str
+    country: str = "NO"
+
+
+class Unit(enum.Enum):
+    C = "c"
+    F = "f"
+
+
+@tool(has_effects=False, timeout_s=5)
+def weather(place: Place, unit: Unit = Unit.C, days: int | None = None, mode: Literal["a", "b"] = "a") -> str:
+    """Tell the weather.
+
+    In two lines.
+
+    Args:
+        place: Where,
+            as exactly as known.
+        unit (Unit): Degrees.
+
+    Returns:
+        Words.
+    """
+    return f"{place.city} {unit.value} {days} {mode}"
+
+
+async def _run(found: Tool, arguments: str = "{}") -> Result:
+    return await run_call(found, Call("c1", found.name, arguments), CONTEXT)
+
+
+def test_a_tool_is_described_by_its_hints_and_docstring() -> None:
+    assert weather.spec.description == "Tell the weather.\n\nIn two lines."
+    parameters = weather.spec.parameters
+    assert parameters["required"] == ["place"]
+    assert parameters["additionalProperties"] is False
+    assert parameters["properties"]["unit"]["description"] == "Degrees."
+    assert "Where, as exactly as known." in str(parameters["properties"]["place"])
+    assert parameters["$defs"]["Place"]["required"] == ["city"]
+    assert weather.on_doubt is OnDoubt.RERUN
+
+
+async def test_arguments_are_converted_to_the_hinted_types() -> None:
+    assert await _run(weather, '{"place":{"city":"Oslo"},"unit":"f","days":3}') == Result("c1", "Oslo f 3 a")
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{"place":', '{"place":{}}', "[]", "{}", '{"place":{"city":"a"},"days":"x"}']
+)
+def test_arguments_that_do_not_fit_are_a_problem_the_model_reads(arguments: str) -> None:
+    plan = plan_call(Call("c", "weather", arguments), {"weather": weather})
+    assert plan.problem is not None
+    assert "'weather' do not fit its schema" in plan.problem
+
+
+def test_an_unknown_tool_is_answered_with_the_known_ones() -> None:
+    plan = plan_call(Call("c", "whether", "{}"), {"weather": weather})
+    assert plan.problem == "There is no tool named 'whether'. Known tools: weather."
+
+
+async def test_a_tool_that_raises_gives_an_error_result() -> None:
+    @tool
+    def broken() -> str:
+        raise FileNotFoundError("no such file: x")
+
+    assert await _run(broken) == Result("c1", "FileNotFoundError: no such file: x", Outcome.ERROR)
+
+
+@pytest.mark.parametrize(("has_effects", "outcome"), [(True, Outcome.UNKNOWN), (False, Outcome.ERROR)])
+async def test_a_tool_that_hangs_is_given_up(has_effects: bool, outcome: Outcome) -> None:  # noqa: FBT001 - a parameter of the test
+    @tool(has_effects=has_effects, timeout_s=0.01)
+    async def hang() -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    result = await _run(hang)
+    assert result.outcome is outcome
+    assert "no answer within 0.01 s" in result.content
+
+
+async def test_a_plain_function_that_hangs_does_not_hold_the_loop() -> None:
+    release = threading.Event()
+
+    @tool(timeout_s=0.01)
+    def hang() -> str:
+        release.wait(5)
+        return ""
+
+    result = await _run(hang)
+    release.set()
+    assert result.outcome is Outcome.UNKNOWN
+
+
+@pytest.mark.parametrize("value", [object(), {"a": {1j}}, lambda: 1])
+async def test_an_answer_without_json_form_is_told_as_such(value: object) -> None:
+    @tool
+    def odd() -> Any:  # noqa: ANN401 - the point of the test
+        return value
+
+    result = await _run(odd)
+    assert result.outcome is Outcome.ERROR
+    assert "finished, but its answer has no JSON form" in result.content
+
+
+async def test_answers_are_json_unless_they_are_words() -> None:
+    @tool
+    def numbers() -> dict[str, list[int]]:
+        return {"a": [1, 2]}
+
+    assert (await _run(numbers)).content == '{"a":[1,2]}'
+
+
+async def test_lone_surrogates_and_giant_answers_can_be_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools, "RESULT_CHARS_MAX", 10)
+
+    @tool
+    def odd() -> str:
+        return "\ud800" + "x" * 20
+
+    result = await _run(odd)
+    assert result.content == "?xxxxxxxxx\n[+11 characters]"
+    assert result.content.encode()
+
+
+async def test_a_running_tool_knows_its_call_and_its_effect_key() -> None:
+    @tool
+    def plain() -> str:
+        return current_call().effect_key
+
+    @tool
+    async def waiting() -> str:
+        return current_call().effect_key
+
+    assert (await _run(plain)).content == "s/1/2/c1"
+    assert (await _run(waiting)).content == "s/1/2/c1"
+    with pytest.raises(LookupError):
+        current_call()
+
+
+async def test_cancelling_a_call_cancels_the_tool_and_goes_on_to_the_caller() -> None:
+    stopped: list[bool] = []
+    started = asyncio.Event()
+
+    @tool
+    async def hang() -> str:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.append(True)
+        return ""
+
+    running = asyncio.ensure_future(_run(hang))
+    async with asyncio.timeout(5):
+        await started.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert stopped == [True]
+
+
+def _no_hint(path) -> str:  # type: ignore[no-untyped-def]  # noqa: ANN001 - the point
+    return str(path)
+
+
+def _star(*paths: str) -> str:
+    return str(paths)
+
+
+def _no_json(value: complex) -> str:
+    return str(value)
+
+
+def _unknown_name(value: "Nowhere") -> str:  # type: ignore[name-defined]  # noqa: F821, UP037 - the point
+    return str(value)
+
+
+@pytest.mark.parametrize("function", [_no_hint, _star, _no_json, _unknown_name])
+def test_functions_that_cannot_be_described_are_refused_by_name(function: Any) -> None:  # noqa: ANN401
+    with pytest.raises(ToolDefinitionError, match=function.__name__):
+        tool(function)

@@ -1,0 +1,337 @@
+"""A checker that cannot fail proves nothing: each broken history is found, by its own rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from msgspec.structs import replace
+
+from midstream.core.calls import CallPlan, OnDoubt
+from midstream.core.messages import Call, Finish, Outcome, Reply, Result, Text, UserMessage
+from midstream.core.records import (
+    AttemptStarted,
+    CallEnded,
+    CallStarted,
+    CancelRequested,
+    ChunkAccepted,
+    Delta,
+    EpochStarted,
+    ExchangeCommitted,
+    MessageAccepted,
+    Record,
+    ReplyCompleted,
+    StreamOpened,
+    TurnEnded,
+    TurnStatus,
+    encode,
+)
+from midstream.store.contract import Stored
+from midstream.testing.history_checker import (
+    ClientLog,
+    Evidence,
+    Execution,
+    Rule,
+    Seen,
+    Violation,
+    check,
+    check_ended,
+)
+from tests.core.lives import Life, lives
+
+ASKED = Reply((Text("let me"), Call("w", "write"), Call("r", "read")), Finish.CALLS)
+PLANS = (CallPlan("w", "d"), CallPlan("r", "d", has_effects=False, on_doubt=OnDoubt.RERUN))
+# A turn that was cut while `r` ran and ended under the next owner; position 1 is the first.
+JOURNAL: tuple[tuple[int, Record], ...] = (
+    (1, EpochStarted(1, "first", 0.0)),
+    (1, StreamOpened("mine", "key")),
+    (1, ChunkAccepted("mine", 0, "digest 0")),
+    (1, MessageAccepted(1, UserMessage.of("hi"), 0.0, stream="mine")),
+    (1, AttemptStarted(1, 1, 1, 0.0)),
+    (1, Delta(1, 1, 1, 0, "text", "let me")),
+    (1, ReplyCompleted(1, 1, 1, ASKED, 0.0, PLANS)),
+    (1, CallStarted(1, 1, "w", 1, 0.0)),
+    (1, CallEnded(1, 1, Result("w", "written"), 0.0)),
+    (1, CallStarted(1, 1, "r", 1, 0.0, has_effects=False)),
+    (2, EpochStarted(2, "second", 0.0)),
+    (2, CallStarted(1, 1, "r", 2, 0.0, has_effects=False)),
+    (2, CallEnded(1, 1, Result("r", "read"), 0.0)),
+    (2, ExchangeCommitted(1, 1)),
+    (2, AttemptStarted(1, 2, 1, 0.0)),
+    (2, ReplyCompleted(1, 2, 1, Reply((Text("done"),)), 0.0)),
+    (2, ExchangeCommitted(1, 2)),
+    (2, TurnEnded(1, TurnStatus.COMPLETED, 0.0)),
+)
+
+
+def _stored(records: list[tuple[int, Record]]) -> list[Stored]:
+    return [Stored(at, epoch, encode(record)) for at, (epoch, record) in enumerate(records, start=1)]
+
+
+def _seen(stored: list[Stored], after: int = 0) -> list[Seen]:
+    return [Seen(f"{each.epoch}-{each.position}", each.body) for each in stored[after:]]
+
+
+class Case:
+    """A history that is as it should be; each test breaks one thing in it."""
+
+    def __init__(self) -> None:
+        self.records = list(JOURNAL)
+        self.is_stored = True
+        self.derive()
+
+    def derive(self) -> None:
+        """Let everything follow from the records."""
+        self.stored = _stored(self.records)
+        mine, reader = _seen(self.stored, after=1), _seen(self.stored)
+        sent = {0: "digest 0", 1: "digest of a chunk on its way"}
+        self.mine = ClientLog("mine", "s", "mine", sent=sent, acked={0}, seen=mine)
+        self.reader = ClientLog("reader", "s", start=0, seen=reader)
+        self.ledger = [
+            Execution("s", 1, 1, "w", 1, "write"),
+            Execution("s", 1, 1, "r", 1, "read", has_ended=False),
+            Execution("s", 1, 1, "r", 2, "read"),
+        ]
+
+    def evidence(self) -> Evidence:
+        journals = {"s": self.stored} if self.is_stored else {}
+        return Evidence(journals, [self.mine, self.reader], self.ledger)
+
+    def rewrite(self, position: int, record: Record | None, *, epoch: int | None = None) -> None:
+        """Put another record into a place of the journal (None: take it out); readers saw what is there now."""
+        old, _ = self.records[position - 1]
+        self.records[position - 1 : position] = [] if record is None else [(epoch or old, record)]
+        self.derive()
+
+    def insert(self, position: int, record: Record, *, epoch: int) -> None:
+        self.records.insert(position - 1, (epoch, record))
+        self.derive()
+
+
+def test_a_history_as_it_should_be_has_no_violation() -> None:
+    assert check_ended(Case().evidence()) == []
+
+
+def test_events_that_are_shown_again_after_a_reconnect_are_no_fault() -> None:
+    case = Case()
+    case.reader.seen[5:5] = case.reader.seen[2:5]
+    assert check_ended(case.evidence()) == []
+
+
+def test_a_reader_may_have_left_early_and_may_have_come_late() -> None:
+    case = Case()
+    case.reader.seen = case.reader.seen[4:9]
+    case.reader.start = None
+    assert check_ended(case.evidence()) == []
+
+
+@given(lives())
+def test_what_the_core_decides_is_never_a_violation(life: Life) -> None:
+    assert check(Evidence({"s": _stored(life.journal)})) == []
+
+
+# --- one fault each ---------------------------------------------------------------------------------------------
+
+
+def _ack_of_a_chunk_that_is_not_stored(case: Case) -> None:
+    case.mine.acked.add(1)
+
+
+def _another_payload_under_the_number(case: Case) -> None:
+    case.mine.sent[0] = "another digest"
+
+
+def _a_chunk_nobody_sent(case: Case) -> None:
+    case.insert(18, ChunkAccepted("mine", 7, "digest 7"), epoch=2)
+
+
+def _a_chunk_twice(case: Case) -> None:
+    case.insert(18, ChunkAccepted("mine", 0, "digest 0"), epoch=2)
+
+
+def _an_event_left_out(case: Case) -> None:
+    del case.reader.seen[7]
+
+
+def _a_reader_that_began_too_late(case: Case) -> None:
+    del case.mine.seen[0]
+
+
+def _events_in_another_order(case: Case) -> None:
+    case.reader.seen[3:5] = reversed(case.reader.seen[3:5])
+
+
+def _two_events_for_one_position(case: Case) -> None:
+    first = case.reader.seen[9]
+    case.reader.seen.insert(10, Seen("2-10", first.body))
+
+
+def _an_event_of_another_epoch(case: Case) -> None:
+    case.reader.seen[9] = Seen("2-10", case.reader.seen[9].body)
+
+
+def _an_event_past_the_end(case: Case) -> None:
+    case.reader.seen.append(Seen("2-19", encode(ExchangeCommitted(1, 3))))
+
+
+def _other_words_than_the_journal(case: Case) -> None:
+    case.reader.seen[5] = case.mine.seen[4] = Seen("1-6", encode(Delta(1, 1, 1, 0, "text", "let us")))
+
+
+def _two_readers_with_two_truths(case: Case) -> None:
+    case.is_stored = False
+    case.reader.seen[5] = Seen("1-6", b"{}")
+
+
+def _words_after_a_cancel(case: Case) -> None:
+    case.insert(15, CancelRequested(1, 0.0, 0.0), epoch=2)
+
+
+def _a_start_after_a_cancel(case: Case) -> None:
+    case.insert(12, CancelRequested(1, 0.0, 0.0), epoch=2)
+    case.rewrite(16, None)  # the next attempt, which would be found as well
+
+
+def _a_record_after_the_end(case: Case) -> None:
+    case.insert(19, ExchangeCommitted(1, 2), epoch=2)
+    del case.records[16]
+    case.derive()
+
+
+def _two_outcomes(case: Case) -> None:
+    case.insert(14, CallEnded(1, 1, Result("w", "written again"), 0.0), epoch=2)
+
+
+def _a_success_that_never_happened(case: Case) -> None:
+    case.ledger[0] = replace(case.ledger[0], has_ended=False)
+
+
+def _a_run_without_intent(case: Case) -> None:
+    case.ledger.append(Execution("s", 1, 1, "r", 3, "read"))
+
+
+def _one_run_executed_twice(case: Case) -> None:
+    case.ledger.append(case.ledger[0])
+
+
+def _a_second_run_against_the_policy(case: Case) -> None:
+    case.insert(9, CallStarted(1, 1, "w", 2, 0.0), epoch=1)
+    case.ledger.append(Execution("s", 1, 1, "w", 2, "write"))
+
+
+def _a_position_left_out(case: Case) -> None:
+    del case.stored[9:]
+    case.stored[8] = replace(case.stored[8], position=10)
+    case.mine.seen.clear()
+    case.reader.seen.clear()
+
+
+def _an_epoch_that_goes_back(case: Case) -> None:
+    case.rewrite(15, case.records[14][1], epoch=1)
+    case.rewrite(16, case.records[15][1], epoch=1)
+    case.rewrite(17, case.records[16][1], epoch=1)
+    case.rewrite(18, case.records[17][1], epoch=1)
+
+
+def _an_epoch_without_its_record(case: Case) -> None:
+    case.rewrite(18, case.records[17][1], epoch=3)
+
+
+def _an_exchange_with_a_dangling_call(case: Case) -> None:
+    case.rewrite(13, None)
+
+
+def _a_commit_of_nothing(case: Case) -> None:
+    case.rewrite(16, None)
+
+
+def _a_record_nobody_can_read(case: Case) -> None:
+    case.stored[17] = replace(case.stored[17], body=b"{")
+
+
+def _a_chunk_of_a_stream_that_was_never_opened(case: Case) -> None:
+    case.insert(3, ChunkAccepted("other", 0, "digest 0"), epoch=1)
+
+
+def _a_turn_without_end(case: Case) -> None:
+    case.rewrite(18, None)
+
+
+def _an_end_the_client_was_not_shown(case: Case) -> None:
+    case.mine.seen.pop()
+
+
+FAULTS: list[tuple[Callable[[Case], None], Rule]] = [
+    (_ack_of_a_chunk_that_is_not_stored, Rule.ACKED_NOT_STORED),
+    (_another_payload_under_the_number, Rule.STORED_OTHERWISE),
+    (_a_chunk_nobody_sent, Rule.STORED_OTHERWISE),
+    (_a_chunk_twice, Rule.STORED_OTHERWISE),
+    (_an_event_left_out, Rule.SEEN_GAP),
+    (_a_reader_that_began_too_late, Rule.SEEN_GAP),
+    (_events_in_another_order, Rule.SEEN_GAP),
+    (_two_events_for_one_position, Rule.SEEN_TWICE),
+    (_an_event_of_another_epoch, Rule.SEEN_NOT_STORED),
+    (_an_event_past_the_end, Rule.SEEN_NOT_STORED),
+    (_other_words_than_the_journal, Rule.SEEN_NOT_STORED),
+    (_two_readers_with_two_truths, Rule.READERS_DISAGREE),
+    (_words_after_a_cancel, Rule.AFTER_CANCEL),
+    (_a_start_after_a_cancel, Rule.AFTER_CANCEL),
+    (_a_record_after_the_end, Rule.AFTER_END),
+    (_two_outcomes, Rule.OUTCOME_TWICE),
+    (_a_success_that_never_happened, Rule.OUTCOME_INVENTED),
+    (_a_run_without_intent, Rule.RAN_UNANNOUNCED),
+    (_one_run_executed_twice, Rule.RAN_TWICE),
+    (_a_second_run_against_the_policy, Rule.RAN_AGAIN),
+    (_a_position_left_out, Rule.POSITION_GAP),
+    (_an_epoch_that_goes_back, Rule.EPOCH_BACK),
+    (_an_epoch_without_its_record, Rule.EPOCH_BACK),
+    (_an_exchange_with_a_dangling_call, Rule.HISTORY_INVALID),
+    (_a_commit_of_nothing, Rule.HISTORY_INVALID),
+    (_a_record_nobody_can_read, Rule.HISTORY_INVALID),
+    (_a_chunk_of_a_stream_that_was_never_opened, Rule.HISTORY_INVALID),
+    (_a_turn_without_end, Rule.TURN_OPEN),
+    (_an_end_the_client_was_not_shown, Rule.END_UNSEEN),
+]
+
+
+@pytest.mark.parametrize(("fault", "rule"), FAULTS, ids=[fault.__name__.strip("_") for fault, _ in FAULTS])
+def test_a_fault_is_found_by_its_rule_and_named(fault: Callable[[Case], None], rule: Rule) -> None:
+    case = Case()
+    fault(case)
+    found = check_ended(case.evidence())
+    assert rule in {each.rule for each in found}, found
+    allowed = {rule, *CONSEQUENCES.get(fault, ())}
+    assert [str(each) for each in found if each.rule not in allowed] == []
+
+
+# A few faults cannot be made alone.
+CONSEQUENCES: dict[Callable[[Case], None], tuple[Rule, ...]] = {
+    _a_record_after_the_end: (Rule.HISTORY_INVALID,),
+    _a_position_left_out: (Rule.TURN_OPEN, Rule.ACKED_NOT_STORED, Rule.END_UNSEEN, Rule.RAN_UNANNOUNCED),
+    _a_record_nobody_can_read: (Rule.TURN_OPEN, Rule.SEEN_NOT_STORED),
+    _an_exchange_with_a_dangling_call: (Rule.OUTCOME_INVENTED,),
+}
+
+
+def test_every_rule_has_a_history_that_breaks_it() -> None:
+    assert {rule for _, rule in FAULTS} == set(Rule)
+
+
+def test_a_violation_reads_like_a_sentence() -> None:
+    case = Case()
+    case.mine.acked.add(5)
+    (violation,) = check(case.evidence())
+    assert violation == Violation(
+        Rule.ACKED_NOT_STORED, "s", "chunk 5 of mine was acknowledged and is not in the journal"
+    )
+    assert str(violation) == (
+        "acked_not_stored in session 's': chunk 5 of mine was acknowledged and is not in the journal"
+    )
+
+
+def test_an_unknown_outcome_needs_no_execution() -> None:
+    case = Case()
+    case.rewrite(9, CallEnded(1, 1, Result("w", "who knows", Outcome.UNKNOWN), 0.0))
+    case.ledger[0] = replace(case.ledger[0], has_ended=False)
+    assert check_ended(case.evidence()) == []

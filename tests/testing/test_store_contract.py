@@ -1,0 +1,88 @@
+"""The suite finds what is wrong: each broken store here fails the test that is about its fault."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from midstream.core.records import Sync
+from midstream.store.contract import Mark, Store, Stored
+from midstream.store.memory import Memory, MemoryStore
+from midstream.testing.store_contract import StoreContract
+
+FAILED = (AssertionError, pytest.fail.Exception)
+
+
+class BrokenPlace:
+    def __init__(self, broken: type[MemoryStore]) -> None:
+        self.broken = broken
+        self.memory = Memory()
+
+    def store(self) -> Store:
+        return self.broken(self.memory)
+
+    def kill(self, store: Store) -> None:
+        assert isinstance(store, MemoryStore)
+        self.memory.kill(store.owner)
+
+
+class AppendsAnywhere(MemoryStore):
+    async def append(
+        self,
+        session: str,
+        bodies: Sequence[bytes],
+        *,
+        expected: int,
+        epoch: int,
+        sync: Sync,
+        mark: Mark | None = None,
+    ) -> int:
+        found = await self.find(session)
+        end = 0 if found is None else found.end
+        return await super().append(session, bodies, expected=end, epoch=epoch, sync=sync, mark=mark)
+
+
+class NeverDies(MemoryStore):
+    async def close(self) -> None:
+        self.owner = ""
+
+
+class ReadsTooMuch(MemoryStore):
+    async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
+        return await super().read(session, after=after, limit=limit + 1)
+
+
+class ForgetsEpochs(MemoryStore):
+    async def delete(self, session: str) -> bool:
+        is_gone = await super().delete(session)
+        self._memory.epochs_spent = 0
+        return is_gone
+
+
+async def test_a_store_that_ignores_the_position_fails() -> None:
+    with pytest.raises(FAILED):
+        await StoreContract().test_an_append_elsewhere_than_at_the_end_writes_nothing(
+            BrokenPlace(AppendsAnywhere), 1
+        )
+    with pytest.raises(FAILED):
+        await StoreContract().test_of_two_appends_at_one_position_one_wins(BrokenPlace(AppendsAnywhere))
+
+
+async def test_a_store_that_keeps_its_leases_fails() -> None:
+    with pytest.raises(Exception, match="which is alive"):
+        await StoreContract().test_closing_gives_up_every_session(BrokenPlace(NeverDies))
+
+
+async def test_a_store_that_ignores_the_limit_fails() -> None:
+    with pytest.raises(FAILED):
+        await StoreContract().test_reading_goes_on_after_any_position_and_stops_at_the_limit(
+            BrokenPlace(ReadsTooMuch)
+        )
+
+
+async def test_a_store_that_starts_epochs_anew_fails() -> None:
+    with pytest.raises(FAILED):
+        await StoreContract().test_nobody_of_before_appends_to_a_session_made_again(
+            BrokenPlace(ForgetsEpochs)
+        )

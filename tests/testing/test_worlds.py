@@ -1,0 +1,102 @@
+"""Worlds for tests do what they say."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from midstream.testing.worlds import Crashed, FakeWorld, KillingWorld
+from midstream.world import Fault
+
+
+async def test_nobody_wakes_before_the_clock_is_moved() -> None:
+    world = FakeWorld(at=100.0)
+    woke: list[tuple[str, float]] = []
+
+    async def nap(name: str, seconds: float) -> None:
+        await world.sleep(seconds)
+        woke.append((name, world.now()))
+        if name == "short":
+            await world.sleep(1.0)
+            woke.append(("short again", world.monotonic()))
+
+    async with asyncio.TaskGroup() as group:
+        for name, seconds in (("long", 5.0), ("short", 2.0), ("never mind", 0.0)):
+            group.create_task(nap(name, seconds))
+        await world.settle()
+        assert woke == [("never mind", 100.0)]
+        assert world.next_wake_at == 102.0
+
+        await world.advance(4.0)
+        assert woke[1:] == [("short", 102.0), ("short again", 103.0)]
+        assert world.now() == 104.0
+
+        await world.advance(1.0)
+        assert woke[3:] == [("long", 105.0)]
+    assert world.next_wake_at is None
+
+
+async def test_a_cancelled_sleeper_is_forgotten() -> None:
+    world = FakeWorld()
+    sleeper = asyncio.ensure_future(world.sleep(10.0))
+    await world.settle()
+    sleeper.cancel()
+    await world.settle()
+    assert world.next_wake_at is None
+    await world.advance(20.0)
+
+
+def test_chance_and_ids_come_from_the_seed() -> None:
+    def drawn(seed: int) -> list[object]:
+        world = FakeWorld(seed)
+        return [world.chance(), world.new_id("stream"), world.new_id("stream"), world.new_secret()]
+
+    assert drawn(7) == drawn(7)
+    assert drawn(7) != drawn(8)
+    assert len(set(map(str, drawn(7)))) == 4
+
+
+def test_a_world_ends_at_its_fault_point_and_stays_ended() -> None:
+    world = FakeWorld()
+    world.crash_at(Fault.AFTER_APPEND, count=2)
+    world.reach(Fault.AFTER_APPEND)
+    world.reach(Fault.BEFORE_APPEND)
+    assert world.reached.total() == 2
+    for point in (Fault.AFTER_APPEND, Fault.BEFORE_APPEND):
+        with pytest.raises(Crashed):
+            world.reach(point)
+    assert world.is_dead
+    assert world.reached == {Fault.AFTER_APPEND: 2, Fault.BEFORE_APPEND: 2}
+
+
+PROGRAM = """
+import sys
+from midstream.testing.worlds import KillingWorld
+from midstream.world import Fault
+world = KillingWorld(Fault.BEFORE_TOOL, 2, report_to=1)
+world.reach(Fault.BEFORE_APPEND)
+world.reach(Fault.BEFORE_TOOL)
+world.reach(Fault.BEFORE_TOOL)
+print("never")
+"""
+
+
+def test_a_killing_world_kills_its_process_and_says_where() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, timeout=30, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert done.stdout == b"before_append 1\nbefore_tool 1\nbefore_tool 2\n"
+
+
+def test_without_a_point_it_only_counts() -> None:
+    read_end, write_end = os.pipe()
+    world = KillingWorld(None, report_to=write_end)
+    world.reach(Fault.BEFORE_ACK)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as report:
+        assert report.read() == b"before_ack 1\n"
+    assert world.reached == {Fault.BEFORE_ACK: 1}
