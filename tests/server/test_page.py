@@ -9,12 +9,14 @@ import re
 import shutil
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from random import Random
 
 import pytest
 import pytest_asyncio
 from msgspec import Struct
 from playwright.async_api import Browser, Locator, Page, WebSocketRoute, async_playwright, expect
 
+from midstream.core.messages import UserMessage
 from midstream.core.replies import Finished, ModelRequest, TextDelta, ThinkingDelta
 from midstream.errors import ModelUnavailableError
 from midstream.runtime.agent import Agent
@@ -42,6 +44,14 @@ WORDS = [f"word{number} " for number in range(60)]
 WHOLE = "".join(WORDS)
 HALF = len(WORDS) // 2
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+KEPT = """() => new Promise((resolve) => {
+  const request = indexedDB.open("midstream");
+  request.onsuccess = () => {
+    const streams = request.result.transaction("streams").objectStore("streams").count();
+    streams.onsuccess = () => resolve(streams.result);
+  };
+})"""
+"""How many streams a page's database keeps for a later page."""
 BIDI = "safe\u202egnp.exe\u2066 end"
 
 pytestmark = [
@@ -126,27 +136,32 @@ def two_halves(gate: asyncio.Event) -> Callable[[ModelRequest], Sequence[Step]]:
     return reply
 
 
-def without_news() -> Callable[[WebSocketRoute], None]:
-    """Keep events from a page's first socket: it does not hear that somebody else began to speak."""
+def without_news(*kept_back: str) -> Callable[[WebSocketRoute], None]:
+    """Keep frames with such words from a page's first socket: it does not hear what happened."""
     routes: list[WebSocketRoute] = []
 
     def route(socket: WebSocketRoute) -> None:
         is_first = not routes
         routes.append(socket)
         server = socket.connect_to_server()
-        server.on_message(
-            lambda frame: None if is_first and '"events":' in str(frame) else socket.send(frame)
-        )
+
+        def pass_on(frame: str | bytes) -> None:
+            if not (is_first and any(word in str(frame) for word in kept_back)):
+                socket.send(frame)
+
+        server.on_message(pass_on)
 
     return route
 
 
-def dying_after(messages: int, sockets: list[WebSocketRoute]) -> Callable[[WebSocketRoute], None]:
+def dying_after(
+    messages: Callable[[], int], sockets: list[WebSocketRoute]
+) -> Callable[[WebSocketRoute], None]:
     """Close every socket of a page after so many messages of the server."""
 
     def route(socket: WebSocketRoute) -> None:
         sockets.append(socket)
-        left = [messages]
+        left = [messages()]
         server = socket.connect_to_server()
 
         async def pass_on(frame: str | bytes) -> None:
@@ -390,7 +405,7 @@ async def test_a_server_that_lost_the_session_is_told_and_what_was_seen_stays(br
 async def test_a_line_that_dies_after_every_few_messages_loses_and_repeats_nothing(browser: Browser) -> None:
     sockets: list[WebSocketRoute] = []
     context = await browser.new_context()
-    await context.route_web_socket("**/stream", dying_after(4, sockets))
+    await context.route_web_socket("**/stream", dying_after(lambda: 2, sockets))
     chat = Chat(await context.new_page(), [])
     slowly = [step for word in WORDS for step in (TextDelta(word), Pause(0.01))]
     async with served(make_app([[*slowly, Finished()]])) as server:
@@ -399,7 +414,81 @@ async def test_a_line_that_dies_after_every_few_messages_loses_and_repeats_nothi
         await chat.sees(WHOLE)
         await chat.sees_end("completed")
         assert words_of(await records_of(server, chat.session)) == WHOLE
-        assert len(sockets) > 5
+        assert len(sockets) >= 3  # the first can carry no more than the welcome and the ack
+
+
+async def test_a_message_whose_ack_was_lost_is_shown_once_after_a_reload(browser: Browser) -> None:
+    gate, is_asked = asyncio.Event(), asyncio.Event()
+
+    def reply(request: ModelRequest) -> Sequence[Step]:
+        is_asked.set()
+        return two_halves(gate)(request)
+
+    context = await browser.new_context()
+    await context.route_web_socket("**/stream", without_news('"ack"', '"events":'))
+    chat = Chat(await context.new_page(), [])
+    async with served(make_app(reply)) as server:
+        await chat.page.goto(server.url)
+        await chat.say("go on")
+        await asyncio.wait_for(is_asked.wait(), WAIT_S)
+        await expect(chat.page.locator(".turn.pending")).to_have_count(1)
+        await chat.page.reload()
+        await chat.sees("".join(WORDS[:HALF]))
+        await expect(chat.page.locator(".turn.pending")).to_have_count(0)
+        gate.set()
+        await chat.sees(WHOLE)
+        await chat.sees_end("completed")
+        await expect(chat.page.locator(".turn")).to_have_count(1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_whatever_breaks_whenever_each_turn_is_whole_and_each_tool_ran_once(
+    browser: Browser, seed: int
+) -> None:
+    """Eight turns over sockets that die at random, reloads and cuts at random words."""
+    random = Random(seed)
+    runs: list[int] = []
+
+    @tool(has_effects=True)
+    async def note(turn: int) -> str:
+        """Note that it ran."""
+        runs.append(turn)
+        return "noted"
+
+    def words_of_turn(turn: int) -> list[str]:
+        return [f"t{turn}w{number} " for number in range(50)]
+
+    def reply(request: ModelRequest) -> Sequence[Step]:
+        turn = sum(isinstance(entry, UserMessage) for entry in request.history.entries)
+        if exchanges_since_user(request.history) == 0:
+            return calls(("note", f'{{"turn": {turn}}}'), say="First a note.")
+        return [step for word in words_of_turn(turn) for step in (TextDelta(word), Pause(0.01))] + [
+            Finished()
+        ]
+
+    context = await browser.new_context()
+    await context.route_web_socket("**/stream", dying_after(lambda: random.randint(0, 12), []))
+    chat = Chat(await context.new_page(), [])
+    async with served(make_app(reply, tools=[note])) as server:
+        await chat.page.goto(server.url)
+        for turn in range(1, 9):
+            await chat.say(f"turn {turn}")
+            for _ in range(random.randint(0, 2)):
+                await chat.sees_some(f"t{turn}w{random.randrange(40)} ")
+                if random.random() < 0.5:
+                    await chat.page.reload()
+                else:
+                    await chat.page.locator("#cut").dispatch_event("click")
+            await expect(chat.page.locator(".turn")).to_have_count(turn, timeout=WAIT_MS)
+            await chat.sees_end("completed")
+            await chat.sees("".join(words_of_turn(turn)))
+            await expect(chat.turn.locator(".call[data-state=ok]")).to_have_count(1)
+        assert runs == [1, 2, 3, 4, 5, 6, 7, 8]
+        said = [event["record"]["type"] for event in await records_of(server, chat.session)]
+        assert said.count("message_accepted") == 8
+        assert await chat.page.evaluate(KEPT) == 0
 
 
 async def test_a_long_session_is_opened_from_its_snapshot_in_the_middle_of_a_turn(browser: Browser) -> None:
@@ -470,7 +559,7 @@ async def test_a_refused_message_comes_back_into_the_box(browser: Browser) -> No
         await chat.sees_end("completed")
         gate.clear()
         other = Chat(await (await browser.new_context()).new_page(), [])
-        await other.page.route_web_socket("**/stream", without_news())
+        await other.page.route_web_socket("**/stream", without_news('"events":'))
         await other.page.goto(chat.page.url)
         await other.sees_light("live")
         await chat.say("second")

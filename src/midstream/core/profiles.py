@@ -7,7 +7,8 @@ not exist. Sources and error texts: `docs/spec/history.md`.
 from __future__ import annotations
 
 import re
-from typing import Literal, TypeVar
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,6 +19,8 @@ from midstream.errors import UsageError
 
 T = TypeVar("T")
 
+_ID_SIZE_LIMIT = 1 << 20
+"""In characters: where a provider names no limit there is still one, so that a test has a number."""
 _ANYTHING = r"(?s:.+)"
 _WORD = r"[a-zA-Z0-9_-]+"
 _ALNUM = r"[a-zA-Z0-9]+"
@@ -69,14 +72,24 @@ class Profile(Struct, frozen=True, kw_only=True):
 
     def takes_id(self, call_id: object) -> bool:
         """Whether this can be a call's id here."""
-        if not isinstance(call_id, str) or call_id in self.ids_refused:
-            return False
-        if self.id_size_exact and len(call_id) != self.id_size_exact:
-            return False
-        if self.id_size_max and len(call_id) > self.id_size_max:
-            return False
-        return re.fullmatch(self.id_pattern, call_id) is not None
+        return self.id_test()(call_id)
 
+    def id_test(self) -> Callable[[Any], bool]:
+        """Return `takes_id` as a function, for those who ask ten thousand times."""
+        match = re.compile(self.id_pattern).fullmatch
+        size_max = self.id_size_exact or self.id_size_max or _ID_SIZE_LIMIT
+        size_min = self.id_size_exact or 1
+        refused = self.ids_refused
+
+        def test(call_id: Any) -> bool:
+            return (
+                type(call_id) is str
+                and size_min <= len(call_id) <= size_max
+                and call_id not in refused
+                and match(call_id) is not None
+            )
+
+        return test
 
 
 _PROFILES = (

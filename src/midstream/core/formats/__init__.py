@@ -1,1 +1,1 @@
-"""Provider formats, both ways: plain dicts in, plain dicts out, no SDK imported."""
+"""Provider shapes, one file each: plain values in, plain values out, no SDK, nothing repaired."""

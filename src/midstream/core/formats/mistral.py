@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midstream.core.formats.openai_chat import OpenAIChat
+from midstream.core.formats.chat import OpenAIChat
 from midstream.core.formats.parts import Json, Part, object_in_text
 
 

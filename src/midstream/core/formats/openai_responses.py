@@ -70,10 +70,8 @@ class OpenAIResponses:
             raw: Json = first.raw
             return raw
         source: Json = turn.source or {"type": "message", "role": str(turn.role)}
-        if len(turn.parts) == 1 and turn.parts[0].raw is None:
-            kind = "output_text" if turn.role is Role.ASSISTANT else "input_text"
-            body = turn.parts[0].body
-            return {**source, "content": [{"type": kind, "text": body}] if turn.source is None else body}
+        if len(turn.parts) == 1 and (turn.parts[0].raw is None or turn.source is None):
+            return {**source, "content": turn.parts[0].body}
         kind = "output_text" if turn.role is Role.ASSISTANT else "input_text"
         content = [{"type": kind, "text": part.body} if part.raw is None else part.raw for part in turn.parts]
         return {**source, "content": content}

@@ -7,11 +7,12 @@ read from, so what was valid stays byte for byte: signatures, cache markers, unk
 from __future__ import annotations
 
 import json
-from enum import StrEnum
+from collections.abc import Callable
+from enum import IntEnum, StrEnum
 from typing import Any, Protocol
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 
 Json = dict[str, Any]
 """A JSON object of a provider. `Any`: providers add fields faster than anybody could type them."""
@@ -77,30 +78,78 @@ class Part(Struct, eq=False):
     """Of a call: the number of the reply it stands in. Of a result: that of its call."""
     turn: int = -1
     """Where it was read: the number of its turn."""
+    is_repeat: bool = False
+    """Of a call: an earlier call of the list has its id."""
+    is_second: bool = False
+    """Of a result: its call has another one already."""
     is_by_name: bool = False
     """Has no id and needs none: results are found by the tool's name."""
     is_new: bool = False
     """Made by a repair."""
 
 
-class Turn(Struct, eq=False):
+class Mark(IntEnum):
+    """What the quick look knows of a message without reading its parts (`core/repair/quick.py`)."""
+
+    DOUBT = 0
+    USER = 1
+    REPLY = 2
+    CALLS = 3
+    ANSWER = 4
+    SYSTEM = 5
+
+
+class Turn:
     """One message (or item) of a history: who speaks, in parts.
 
-    `source` is the object it was read from; it is written back untouched unless `is_changed`.
+    `source` is the object it was read from; it is written back untouched unless `is_changed`. `at` is its
+    place in the input, or -1 for a turn made by a repair. A marked turn is beyond doubt: its parts are read
+    only when somebody asks for them.
     """
 
-    role: Role
-    parts: list[Part]
-    source: Any = None
-    at: int = -1
-    """Its place in the input, or -1 for a turn made by a repair."""
-    is_changed: bool = False
-    faults: list[str] = field(default_factory=list)
-    """What only the format's reader can see, such as an empty `tool_calls` list."""
+    __slots__ = ("_parse", "_parts", "at", "faults", "ids", "is_changed", "mark", "reply", "role", "source")
+
+    def __init__(
+        self,
+        role: Role,
+        parts: list[Part] | None,
+        source: Any = None,
+        at: int = -1,
+        *,
+        is_changed: bool = False,
+        mark: int = 0,
+        parse: Callable[[Json, int], Turn] | None = None,
+    ) -> None:
+        self.role = role
+        self._parts = parts
+        self.source = source
+        self.at = at
+        self.is_changed = is_changed
+        self.mark = mark
+        self.faults: tuple[str, ...] = ()
+        """What only the format's reader can see, such as an empty `tool_calls` list."""
+        self.ids: list[str] | None = None
+        """Of a marked reply: the ids of all calls of its unit."""
+        self.reply = -1
+        self._parse = parse
+
+    @property
+    def parts(self) -> list[Part]:
+        """The pieces of this turn."""
+        if self._parts is None:
+            assert self._parse is not None  # a turn is made with its parts, or with its reader
+            self._parts = self._parse(self.source, self.at).parts
+        return self._parts
+
+    @parts.setter
+    def parts(self, parts: list[Part]) -> None:
+        self._parts = parts
 
     @property
     def has_calls(self) -> bool:
         """Whether any part asks for a tool."""
+        if self.mark:
+            return self.mark == Mark.CALLS
         return any(part.kind is Kind.CALL for part in self.parts)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from midstream.core.formats.parts import Kind, Part, Role, Turn
-from midstream.core.repair.task import Task, is_silent
+from midstream.core.formats.parts import Kind, Mark, Role, Turn
+from midstream.core.repair.task import Task, is_silent, stands_in
 from midstream.core.repair.words import FIRST, GO_ON, NO_REPLY
 
 _SPEAKERS = (Role.USER, Role.ASSISTANT)
@@ -54,7 +54,8 @@ def _unmixed(turns: list[Turn], task: Task) -> list[Turn]:
     """Part results from a user's words where they may not share a message."""
     out: list[Turn] = []
     for turn in turns:
-        results = [part for part in turn.parts if part.kind is Kind.RESULT] if turn.role is Role.USER else []
+        may_mix = turn.role is Role.USER and not turn.mark
+        results = [part for part in turn.parts if part.kind is Kind.RESULT] if may_mix else []
         if not results or len(results) == len(turn.parts):
             out.append(turn)
             continue
@@ -90,20 +91,15 @@ def _is_refused_run(run: list[Turn], task: Task) -> bool:
 
 def _run(run: list[Turn], task: Task) -> list[Turn]:
     out = [run[0]]
-    parts: list[Part] | None = None  # of out[-1] while it grows: thousands in a row stay linear
     for turn in run[1:]:
         before = out[-1]
         if _can_join(before, turn, task):
-            if parts is None:
-                parts = list(before.parts)
-                out[-1] = Turn(before.role, parts, _source(before, turn), before.at, is_changed=True)
-            parts += turn.parts
-            if turn.at >= 0:
-                task.report.tell("same-role-twice", turn.at, "joined with the message before")
+            parts = [*before.parts, *turn.parts]
+            out[-1] = Turn(before.role, parts, _source(before, turn), turn.at, is_changed=True)
+            task.report.tell("same-role-twice", max(turn.at, 0), "joined with the results before")
         else:
             other, words = (Role.USER, GO_ON) if turn.role is Role.ASSISTANT else (Role.ASSISTANT, NO_REPLY)
             out += [task.turn_of(other, words), turn]
-            parts = None
             task.report.tell("same-role-twice", max(turn.at, 0), "parted from the message before")
     return out
 
@@ -113,13 +109,16 @@ def _source(before: Turn, turn: Turn) -> object:
 
 
 def _can_join(before: Turn, turn: Turn, task: Task) -> bool:
-    if turn.role is Role.ASSISTANT:
-        return not (task.profile.is_thinking_signed and _thinks(turn) and _thinks(before))
-    return task.profile.mixes_results or not task.is_grouped or is_silent(before) == is_silent(turn)
+    """Only stand-ins are joined with what follows them.
 
-
-def _thinks(turn: Turn) -> bool:
-    return any(part.kind is Kind.THINKING for part in turn.parts)
+    Joining anything else would change a message that came before the fault, and with it the provider's cached
+    prefix: a constant filler between the two changes nothing.
+    """
+    if before.mark not in (Mark.DOUBT, Mark.ANSWER):
+        return False
+    if not all(part.kind is Kind.RESULT and stands_in(part) for part in before.parts):
+        return False
+    return task.profile.mixes_results or is_silent(before) == is_silent(turn)
 
 
 def _spoken(turns: list[Turn], task: Task) -> list[Turn]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from midstream.core.formats.parts import Format, Kind, Role, Turn
+from midstream.core.formats.parts import Format, Kind, Mark, Role, Turn
 from midstream.core.profiles import Profile
 from midstream.core.repair.edges import settle_edges
 from midstream.core.repair.ids import settle_ids
 from midstream.core.repair.layout import Layout
 from midstream.core.repair.pairing import Pairing
+from midstream.core.repair.quick import Marks
 from midstream.core.repair.reading import sendable, turns_of
 from midstream.core.repair.reasoning import settle_reasoning
 from midstream.core.repair.report import Advice, Repaired
@@ -35,12 +36,17 @@ def repaired(
         InvalidHistoryError: A message is no JSON value. Nothing was changed: input never is.
     """
     task = Task(form=form, profile=profile, is_live=live_tail, model=model, outcomes=outcomes)
-    turns = turns_of(sendable(messages, task), task)
+    clean = sendable(messages, task)
+    marks = Marks(clean, form.name, profile)
+    if clean is messages and not (thinking and profile.is_thinking_signed) and marks.are_all_fine(profile):
+        has_calls = Mark.CALLS in marks.marks
+        return Repaired(messages, system, (), _advice(has_calls, profile, thinking=None))
+    turns = turns_of(clean, task, marks)
     turns, system = place_systems(turns, system, task)
     turns = tidy_turns(turns, task)
     pairing = Pairing(turns, task)
     turns = pairing.run()
-    settle_ids(pairing.turns, pairing.calls, task)
+    settle_ids(pairing.turns, pairing.calls, pairing.stepped, task)
     turns = Layout(turns, pairing.turns, task).run()
     turns = settle_edges(turns, task)
     turns = settle_reasoning(turns, task, thinking=thinking)
@@ -55,10 +61,13 @@ def repaired(
 def advice_for(turns: list[Turn], profile: Profile, *, thinking: bool | None) -> Advice:
     """Say what the coming request should be sent with."""
     has_calls = any(turn.has_calls for turn in turns)
+    is_lost = thinking is True and profile.is_thinking_signed and _lost_thinking(turns)
+    return _advice(has_calls, profile, thinking=False if is_lost else None)
+
+
+def _advice(has_calls: bool, profile: Profile, *, thinking: bool | None) -> Advice:
     tools = True if has_calls and profile.name.startswith("bedrock") else None
-    if thinking is not True or not profile.is_thinking_signed:
-        return Advice(tools=tools)
-    return Advice(thinking=False if _lost_thinking(turns) else None, tools=tools)
+    return Advice(thinking=thinking, tools=tools)
 
 
 def _lost_thinking(turns: list[Turn]) -> bool:

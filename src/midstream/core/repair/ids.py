@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 
 from midstream.core.formats.parts import Part, Turn
 from midstream.core.repair.task import Task
@@ -16,11 +17,11 @@ _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _DIGEST_CHARS = 8
 
 
-def settle_ids(turns: list[Turn], calls: list[Part], task: Task) -> None:
-    """Give every call an id its profile takes, and its result the same."""
+def settle_ids(turns: list[Turn], calls: list[Part], others: Iterable[str], task: Task) -> None:
+    """Give every call an id its profile takes, and its result the same; `others` are taken already."""
     if not calls:
         return
-    namer = _Namer(calls, task)
+    namer = _Namer(calls, others, task)
     reply = -1
     for number, call in enumerate(calls, start=1):
         if task.profile.ids_are_unique == "reply" and call.reply != reply:
@@ -30,7 +31,7 @@ def settle_ids(turns: list[Turn], calls: list[Part], task: Task) -> None:
         if not call.is_by_name:
             if not task.profile.takes_id(old):
                 _rename(turns, call, namer.new(old, number), "bad-id", task)
-            elif old in namer.seen:
+            elif call.is_repeat or old in namer.seen:
                 _rename(turns, call, namer.new(old, number), "repeated-id", task)
             namer.seen.add(str(call.id))
         for result in call.answers or ():
@@ -59,10 +60,11 @@ def _follow(turns: list[Turn], call: Part, result: Part, task: Task) -> None:
 class _Namer:
     """Makes new ids that no other call has."""
 
-    def __init__(self, calls: list[Part], task: Task) -> None:
+    def __init__(self, calls: list[Part], others: Iterable[str], task: Task) -> None:
         self.profile = task.profile
         self.seen: set[str] = set()
         self.taken = {call.id for call in calls if isinstance(call.id, str)}
+        self.taken.update(others)
         self.next: dict[str, int] = {}
 
     def new(self, old: object, number: int) -> str:

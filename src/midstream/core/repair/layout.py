@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from midstream.core.formats.parts import Kind, Part, Role, Turn
 from midstream.core.repair.task import Task
-from midstream.core.repair.words import NOT_STARTED, ORPHAN, OUTCOMES, UNKNOWN
+from midstream.core.repair.words import NOT_STARTED, ORPHAN, OUTCOMES, SECOND, UNKNOWN
 
 
 class Layout:
@@ -24,7 +24,10 @@ class Layout:
         here, count = 0, len(self.turns)
         while here < count:
             turn = self.turns[here]
-            if turn.role is Role.ASSISTANT and turn.has_calls:
+            if turn.mark:
+                self.out.append(turn)
+                here += 1
+            elif turn.role is Role.ASSISTANT and turn.has_calls:
                 here = self._reply(here)
             else:
                 self._other(turn)
@@ -68,7 +71,7 @@ class Layout:
         here, last = start, None
         while here < len(self.turns) and (last is None or self.task.profile.joins_users):
             turn = self.turns[here]
-            if turn.role is not Role.USER or not any(_answers(part, mine) for part in turn.parts):
+            if turn.mark or turn.role is not Role.USER or not any(_answers(part, mine) for part in turn.parts):
                 break
             answers = [part for part in turn.parts if _answers(part, mine)]
             self.settled.update(id(part) for part in answers)
@@ -91,7 +94,7 @@ class Layout:
     def _separate(self, start: int, mine: set[int]) -> tuple[int, Turn | None]:
         """Write the results that follow; what stands between them waits until they are all written."""
         here, last = start, None
-        while here < len(self.turns) and self.turns[here].role is Role.TOOL:
+        while here < len(self.turns) and self.turns[here].role is Role.TOOL and not self.turns[here].mark:
             turn = self.turns[here]
             if _answers(turn.parts[0], mine):
                 self.settled.add(id(turn.parts[0]))
@@ -178,12 +181,11 @@ class Layout:
                 kept.append(part)
             elif part.owner is None:
                 words, others = self.task.form.pieces(part)
-                note = f"{ORPHAN} {words}".rstrip()
+                note = f"{SECOND if part.is_second else ORPHAN} {words}".rstrip()
+                code = "repeated-result" if part.is_second else "orphan-result"
                 role = Role.ASSISTANT if turn.role is Role.ASSISTANT else Role.USER
                 kept += [self.task.form.text(note, role), *others]
-                self.task.report.tell(
-                    "orphan-result", turn.at, "kept as a user's words", call_id=_text(part.id)
-                )
+                self.task.report.tell(code, turn.at, "kept as a user's words", call_id=_text(part.id))
         return kept
 
 
@@ -192,7 +194,7 @@ def _answers(part: Part, mine: set[int]) -> bool:
 
 
 def _is_item_of_reply(turn: Turn) -> bool:
-    return turn.role is Role.ASSISTANT and all(part.kind in (Kind.CALL, Kind.THINKING) for part in turn.parts)
+    return turn.role is Role.ASSISTANT and not turn.mark and all(part.kind in (Kind.CALL, Kind.THINKING) for part in turn.parts)
 
 
 def _text(call_id: object) -> str | None:

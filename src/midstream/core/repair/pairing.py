@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from midstream.core.formats.parts import Kind, Part, Role, Turn
-from midstream.core.repair.task import Task
-from midstream.core.repair.words import ANSWERS
+from midstream.core.formats.parts import Kind, Mark, Part, Role, Turn
+from midstream.core.repair.task import Task, stands_in
 
 Key = tuple[str, Any]
 
@@ -40,17 +39,28 @@ class Pairing:
         self.named: dict[str, deque[Part]] = {}
         """Calls of the present reply that have an id, by name: Gemini's responses may lack theirs."""
         self.named_reply = -1
+        self.stepped: dict[str, int] = {}
+        """Ids of the calls in marked turns, with the number of the turn: stepped over, not read."""
+        self.armed: set[str] = set()
+        """Ids of the calls that were read."""
+        self.is_list_unique = task.profile.ids_are_unique == "list"
+        self.is_mixed_up = False
 
     def run(self) -> list[Turn]:
         """Give each result its call (`owner`) and each call its results (`answers`)."""
         reply, is_replying, is_near = 0, False, True
         for number, turn in enumerate(self.turns):
-            if turn.role is Role.ASSISTANT:
+            role = turn.role
+            if role is Role.ASSISTANT:
                 if not self.task.is_flat or not is_replying:
                     reply += 1
                 is_replying = is_near = True
-            elif turn.role is not Role.SYSTEM:
+            elif role is not Role.SYSTEM:
                 is_replying = False
+            turn.reply = reply
+            if turn.mark and (turn.ids is None or self._step_over(turn, number)):
+                is_near = is_near and turn.mark != Mark.USER
+                continue
             for part in turn.parts:
                 part.turn = number
                 if part.kind is Kind.CALL:
@@ -58,12 +68,54 @@ class Pairing:
                     self._arm(part, turn)
                 elif part.kind is Kind.RESULT:
                     self._consume(part, reply, is_near=is_near)
-                elif turn.role is Role.USER:
+                elif role is Role.USER:
                     is_near = False
         self._find_early()
         self._relink()
+        if self.is_mixed_up:
+            self.calls.sort(key=lambda call: call.turn)
         self._settle_repeats()
         return self._without_copies()
+
+    def _step_over(self, turn: Turn, number: int) -> bool:
+        """Note the ids of a marked reply; false if one of them was used before and it must be read."""
+        ids = turn.ids or []
+        if self.is_list_unique and not (
+            self.armed.isdisjoint(ids) and (not self.stepped or self.stepped.keys().isdisjoint(ids))
+        ):
+            for other in self._unit(number):
+                other.mark = Mark.DOUBT
+            return False
+        for call_id in ids:
+            self.stepped[call_id] = number
+            self.done.pop(("id", call_id), None)
+        return True
+
+    def _unit(self, number: int) -> list[Turn]:
+        """The marked turns that make one reply with its results."""
+        count = len(self.turns[number].ids or ())
+        size = 2 if self.task.is_grouped else 2 * count if self.task.is_flat else 1 + count
+        return self.turns[number : number + size]
+
+    def _read_again(self, call_id: object) -> None:
+        """Read a reply that was stepped over: one of its calls has another result."""
+        number = self.stepped.get(call_id) if isinstance(call_id, str) else None
+        if number is None:
+            return
+        calls: dict[object, Part] = {}
+        for place, turn in enumerate(self._unit(number), start=number):
+            turn.mark = Mark.DOUBT
+            for part in turn.parts:
+                part.turn = place
+                if part.kind is Kind.CALL:
+                    part.reply = turn.reply
+                    calls[part.id] = part
+                    self.calls.append(part)
+                    self.stepped.pop(str(part.id), None)
+                    self.armed.add(str(part.id))
+                elif part.kind is Kind.RESULT:
+                    self._give(calls[part.id], part)
+        self.is_mixed_up = True
 
     def _arm(self, call: Part, turn: Turn) -> None:
         key = _key(call)
@@ -76,6 +128,9 @@ class Pairing:
         else:
             replies.append(deque([call]))
         self.calls.append(call)
+        if isinstance(call.id, str):
+            call.is_repeat = self.is_list_unique and call.id in self.stepped
+            self.armed.add(call.id)
         if self.goes_by_name and not call.is_by_name:
             if self.named_reply != call.reply:
                 self.named, self.named_reply = {}, call.reply
@@ -105,6 +160,8 @@ class Pairing:
             if call is not None:
                 self._take(call)
         if call is None:
+            if self.stepped and _key(result) not in self.done:
+                self._read_again(result.id)
             earlier = self.done.get(_key(result))
             if earlier is None or result.is_by_name:
                 self.strays.append((reply, is_near, result))
@@ -205,7 +262,7 @@ class Pairing:
         )
 
     def _settle_repeats(self) -> None:
-        """Of several results of one call make one: copies go, different ones are joined in order."""
+        """Of several results of one call keep one: copies go, others are joined to it or become words."""
         for call in self.calls:
             if call.answers is None or len(call.answers) == 1:
                 continue
@@ -215,36 +272,33 @@ class Pairing:
             call.answers = [first]
 
     def _settled(self, call: Part, first: Part, other: Part) -> Part:
-        form, report = self.task.form, self.task.report
+        report = self.task.report
         place = self.turns[other.turn]
+        if other.turn != first.turn and not (stands_in(first) or stands_in(other) or first.body == other.body):
+            other.owner, other.is_second = None, True  # joining would change what came before it
+            return first
         self.copies.add(id(other))
-        if self.stands_in(other) or first.body == other.body:
+        if stands_in(other) or first.body == other.body:
             report.tell("repeated-result", place.at, "dropped the copy", call_id=_text(call.id))
             return first
-        if self.stands_in(first):
+        if stands_in(first):
             self.copies.add(id(first))
             self.copies.discard(id(other))
             report.tell("late-result", place.at, "put in the place of its stand-in", call_id=_text(call.id))
             return other
-        form.join(first, other)
+        self.task.form.join(first, other)
         self.turns[first.turn].is_changed = True
         report.tell("repeated-result", place.at, "joined with the first", call_id=_text(call.id))
         return first
-
-    def stands_in(self, result: Part) -> bool:
-        """Whether a result is only what a repair wrote in its place."""
-        body = result.body
-        if isinstance(body, dict):
-            body = body.get("error")
-        elif isinstance(body, list) and len(body) == 1 and isinstance(body[0], dict):
-            body = body[0].get("text")
-        return isinstance(body, str) and body in ANSWERS
 
     def _without_copies(self) -> list[Turn]:
         if not self.copies:
             return self.turns
         kept: list[Turn] = []
         for turn in self.turns:
+            if turn.mark:
+                kept.append(turn)
+                continue
             size = len(turn.parts)
             parts = [part for part in turn.parts if id(part) not in self.copies]
             if len(parts) != size:

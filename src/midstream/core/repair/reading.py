@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from midstream.core.formats.parts import Role, Turn, as_json
+from midstream.core.repair.quick import Marks
 from midstream.core.repair.task import Task
 from midstream.errors import InvalidHistoryError
 
@@ -36,12 +37,18 @@ def sendable(messages: list[Any], task: Task) -> list[Any]:
     return clean
 
 
-def turns_of(messages: list[Any], task: Task) -> list[Turn]:
-    """Read every message; what is no message at all becomes a user's words."""
+def turns_of(messages: list[Any], task: Task, marks: Marks) -> list[Turn]:
+    """Read every message that is in doubt; what is no message at all becomes a user's words."""
     turns: list[Turn] = []
-    for at, message in enumerate(messages):
-        if isinstance(message, dict):
-            turns.append(task.form.parse(message, at))
+    parse, ids = task.form.parse, marks.ids
+    roles = _roles_of(task)
+    for at, (message, mark) in enumerate(zip(messages, marks.marks, strict=True)):
+        if mark:
+            turn = Turn(roles[mark], None, message, at, mark=mark, parse=parse)
+            turn.ids = ids.get(at)
+            turns.append(turn)
+        elif isinstance(message, dict):
+            turns.append(parse(message, at))
         elif message in (None, "", []):
             task.report.tell("not-a-message", at, "dropped: it is empty")
         else:
@@ -51,6 +58,12 @@ def turns_of(messages: list[Any], task: Task) -> list[Turn]:
             turns.append(turn)
             task.report.tell("not-a-message", at, "kept as a user's words")
     return turns
+
+
+def _roles_of(task: Task) -> tuple[Role, ...]:
+    """Who speaks in a turn of each mark."""
+    answers = Role.USER if task.is_grouped else Role.TOOL
+    return (Role.OTHER, Role.USER, Role.ASSISTANT, Role.ASSISTANT, answers, Role.SYSTEM)
 
 
 def _is_json(value: Any) -> bool:

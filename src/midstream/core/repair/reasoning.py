@@ -28,29 +28,43 @@ def _item_pairs(turns: list[Turn], task: Task) -> list[Turn]:
     """Item ids stand once; reasoning is followed by the item it led to, or goes with that item's id."""
     kept: list[Turn] = []
     seen: set[str] = set()
-    for number, turn in enumerate(turns):
-        is_reasoning = bool(turn.parts) and turn.parts[0].kind is Kind.THINKING
+    for turn in turns:
         item_id = turn.source.get("id") if isinstance(turn.source, dict) else None
-        fault = _item_fault(turn, item_id, seen)
+        fault = _item_fault(turn, item_id, seen) if item_id is not None else None
         if isinstance(item_id, str):
             seen.add(item_id)
-        if is_reasoning:
-            if fault is None and not _is_followed(number, turns):
-                fault = "reasoning-without-follower"
-            if fault is not None:
-                lost = "" if fault == "repeated-item" else _summary(turn.source)
-                task.report.tell(fault, turn.at, "dropped the reasoning", lost=lost)
-                continue
-        elif fault is not None:
+        if fault is None:
+            kept.append(turn)
+        elif _is_reasoning(turn):
+            lost = "" if fault == "repeated-item" else _summary(turn.source)
+            task.report.tell(fault, turn.at, "dropped the reasoning", lost=lost)
+        else:
             _drop_item_id(turn)
             task.report.tell(fault, turn.at, "left out the item's id")
-        kept.append(turn)
-    return _without_lost_partners(turns, kept, task)
+            kept.append(turn)
+    return _without_lost_partners(turns, _followed(kept, task), task)
+
+
+def _followed(turns: list[Turn], task: Task) -> list[Turn]:
+    """Leave out reasoning that no item of its reply follows."""
+    kept: list[Turn] = []
+    for turn in reversed(turns):
+        if _is_reasoning(turn) and not (kept and kept[-1].role is Role.ASSISTANT):
+            code, did = "reasoning-without-follower", "dropped the reasoning"
+            task.report.tell(code, turn.at, did, lost=_summary(turn.source))
+        else:
+            kept.append(turn)
+    kept.reverse()
+    return kept
+
+
+def _is_reasoning(turn: Turn) -> bool:
+    return isinstance(turn.source, dict) and turn.source.get("type") == "reasoning"
 
 
 def _item_fault(turn: Turn, item_id: Any, seen: set[str]) -> str | None:
-    if item_id is None or turn.role is Role.USER or turn.role is Role.SYSTEM:
-        return None if not isinstance(item_id, str) or item_id not in seen else "repeated-item"
+    if turn.role is Role.USER or turn.role is Role.SYSTEM or turn.source.get("type") == "item_reference":
+        return "repeated-item" if item_id in seen and "type" not in turn.source else None
     if not isinstance(item_id, str) or not item_id or len(item_id) > _ITEM_ID_SIZE_MAX:
         return "bad-item-id"
     kind = turn.source.get("type")
@@ -60,17 +74,21 @@ def _item_fault(turn: Turn, item_id: Any, seen: set[str]) -> str | None:
     return "repeated-item" if item_id in seen else None
 
 
-def _is_followed(number: int, turns: list[Turn]) -> bool:
-    return number + 1 < len(turns) and turns[number + 1].role is Role.ASSISTANT
-
-
 def _drop_item_id(turn: Turn) -> None:
+    """Write an item without its id; a message that came as output is then written as plain input."""
     kept = {key: value for key, value in turn.source.items() if key != "id"}
     first = turn.parts[0] if turn.parts else None
-    if first is not None and first.raw is turn.source:
-        first.raw = kept
-    elif first is not None and isinstance(first.raw, dict) and first.kind in (Kind.CALL, Kind.RESULT):
+    if first is not None and first.kind in (Kind.CALL, Kind.RESULT) and isinstance(first.raw, dict):
         first.raw = {key: value for key, value in first.raw.items() if key != "id"}
+    elif turn.role is Role.ASSISTANT and turn.source.get("type") == "message":
+        words = ""
+        for part in turn.parts:
+            said = part.body if part.kind is Kind.TEXT else part.raw.get("refusal", part.raw)
+            words = both_words(words, as_words(said))
+        turn.parts = [Part(Kind.TEXT, None, body=words)]
+        kept.pop("status", None)
+    elif first is not None and first.raw is turn.source:
+        first.raw = kept
     turn.source, turn.is_changed = kept, True
 
 
@@ -79,12 +97,12 @@ def _without_lost_partners(turns: list[Turn], kept: list[Turn], task: Task) -> l
     if len(kept) == len(turns):
         return kept
     remaining = {id(turn) for turn in kept}
-    is_waiting = is_thought = False
+    is_waiting = False
     for turn in turns:
         if id(turn) not in remaining:
             is_waiting = True
         elif turn.role is Role.ASSISTANT:
-            is_thought = bool(turn.parts) and turn.parts[0].kind is Kind.THINKING
+            is_thought = _is_reasoning(turn)
             if is_waiting and not is_thought and isinstance(turn.source, dict) and "id" in turn.source:
                 _drop_item_id(turn)
                 task.report.tell("item-without-reasoning", turn.at, "left out the item's id")

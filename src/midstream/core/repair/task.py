@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from midstream.core.formats.parts import Format, Kind, Layout, Part, Role, Turn
+from midstream.core.formats.parts import Format, Kind, Layout, Mark, Part, Role, Turn
 from midstream.core.profiles import Profile
 from midstream.core.repair.report import Report
+from midstream.core.repair.words import ANSWERS
 
 
 class Task:
@@ -42,6 +43,8 @@ class Task:
 
 def is_silent(turn: Turn) -> bool:
     """Whether a turn is part of the talk with tools and not of that between user and assistant."""
+    if turn.mark:
+        return turn.mark in (Mark.CALLS, Mark.ANSWER)
     if turn.role is Role.TOOL:
         return True
     if turn.role is Role.ASSISTANT:
@@ -57,3 +60,13 @@ def words_in(part: Part) -> str:
 def is_text(value: Any) -> bool:
     """Whether a value is a text that says something."""
     return isinstance(value, str) and bool(value.strip())
+
+
+def stands_in(result: Part) -> bool:
+    """Whether a result is only what a repair wrote in place of one."""
+    body = result.body
+    if isinstance(body, dict):
+        body = body.get("error")
+    elif isinstance(body, list) and len(body) == 1 and isinstance(body[0], dict):
+        body = body[0].get("text")
+    return isinstance(body, str) and body in ANSWERS

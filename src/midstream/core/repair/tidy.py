@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from midstream.core.formats.anthropic import hosted_answer
-from midstream.core.formats.parts import Kind, Part, Role, Turn, as_words
+from midstream.core.formats.parts import Kind, Mark, Part, Role, Turn, as_words
 from midstream.core.repair.task import Task, is_text, words_in
 from midstream.core.repair.words import HOSTED_CUT, HOSTED_ORPHAN, INTERRUPTED, NO_NAME, SENTINEL, UNKNOWN
 
@@ -15,7 +15,21 @@ _FOREIGN_STARTS = ("gAAAA", SENTINEL)
 def tidy_turns(turns: list[Turn], task: Task) -> list[Turn]:
     """Return the turns with every part sendable by itself, and none of them empty."""
     tidied: list[Turn] = []
+    has_lost_reply = False
     for turn in turns:
+        if turn.mark:
+            if turn.mark == Mark.ANSWER and has_lost_reply:
+                turn.mark = Mark.DOUBT  # its reply became part of the one before: match them anew
+                tidied.append(turn)
+                continue
+            is_rest = bool(tidied) and _continues(tidied[-1], turn, task)
+            has_lost_reply = is_rest and turn.mark == Mark.CALLS
+            if is_rest:
+                tidied[-1] = _merged(tidied[-1], turn, task)
+            else:
+                tidied.append(turn)
+            continue
+        has_lost_reply = False
         _tidy_role(turn, task)
         for piece in _split(turn, task):
             _tidy_parts(piece, task)
@@ -27,7 +41,7 @@ def tidy_turns(turns: list[Turn], task: Task) -> list[Turn]:
                 tidied.append(piece)
     last = len(tidied) - 1
     for number, turn in enumerate(tidied):
-        if turn.role is Role.ASSISTANT and not (task.is_live and number == last):
+        if turn.role is Role.ASSISTANT and not turn.mark and not (task.is_live and number == last):
             _close_hosted(turn, task)
             _close_thinking(turn, task)
     return tidied
@@ -187,7 +201,7 @@ def _continues(before: Turn, turn: Turn, task: Task) -> bool:
     profile = task.profile
     if before.role is not Role.ASSISTANT or turn.role is not Role.ASSISTANT or not task.is_grouped:
         return False
-    if not before.parts or not turn.parts:
+    if before.mark or not before.parts or not turn.parts:
         return False
     if profile.is_thinking_signed and before.parts[-1].kind is Kind.THINKING:
         return turn.parts[0].kind is not Kind.THINKING

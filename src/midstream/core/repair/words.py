@@ -14,6 +14,7 @@ DENIED = "The user did not approve this tool call."
 NOT_STARTED = "The tool call was not executed."
 
 ORPHAN = "[result of a tool call that is no longer in this history]"
+SECOND = "[another result of a tool call that already has one]"
 HOSTED_ORPHAN = "[result of a hosted tool call that is no longer in this history]"
 HOSTED_CUT = "[hosted tool call without a recorded result]"
 SYSTEM_NOTE = "[system message]"

@@ -96,7 +96,7 @@ class Page {
     if (visit !== this.#visit) return own?.detach();
     if (own) this.#feedFrom(own);
     else if (this.#isKnown) this.#feedFrom(this.#client.follow(named, after));
-    this.#showPending(own?.pendingText ?? null);
+    this.#showUnsent(own);
     this.#showAll();
     this.#scrollToEnd();
     return undefined;
@@ -354,6 +354,19 @@ class Page {
     );
     this.#pending = { text, node };
     find("turns").append(node);
+  }
+
+  /** After a reload: a message whose ack was lost may be in the journal all the same. */
+  #showUnsent(stream) {
+    const isSaid = [...this.#transcript.turns.values()].some(
+      (turn) => stream?.key && turn.stream === stream.key,
+    );
+    this.#showPending((!isSaid && stream?.pendingText) || null);
+    const shown = this.#pending;
+    stream?.accepted.then(
+      () => shown !== null && this.#pending === shown && this.#showPending(null),
+      () => {}, // the refusal ends the stream, which tells it
+    );
   }
 
   #heard(connection, stream) {

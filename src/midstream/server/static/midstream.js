@@ -21,6 +21,8 @@ export { MidstreamError, PROTOCOL_VERSION, parseEventId } from "./stream.js";
 
 /** Events waiting for a slow consumer; above it the socket is closed and the rest is asked for later. */
 const UNREAD_EVENTS_MAX = 8192;
+/** A page that was left gives its streams up a moment after the next one begins; another tab keeps them. */
+const LOCK_WITHIN_MS = 500;
 
 /**
  * One stream over as many sockets as it takes: an async iterable of events that ends with the turn (or never,
@@ -122,6 +124,7 @@ export class LiveStream {
   /** Let go of everything here and keep what is written down. */
   leave() {
     this.#stream.leave();
+    this.#means.release(this);
     this.#settle();
   }
 
@@ -354,14 +357,14 @@ export class Client {
     const { interrupted, orphans } = sortInterrupted(await this.#storage.load(), this.#means.now());
     const forgotten = orphans.filter((key) => !held.has(key)).map((key) => ({ op: "forget", key }));
     if (forgotten.length > 0) await this.#storage.apply(forgotten);
+    const isWanted = (kept) => kept.url === this.#url && (session === undefined || kept.session === session);
+    const wanted = interrupted.filter((kept) => isWanted(kept) && !held.has(kept.key));
+    const releases = await Promise.all(wanted.map((kept) => lockOf(kept.key)));
     const resumed = [];
-    for (const kept of interrupted) {
-      const isWanted = kept.url === this.#url && (session === undefined || kept.session === session);
-      if (!isWanted || held.has(kept.key)) continue;
-      const release = await lockOf(kept.key, true);
-      if (release === null) continue;
+    for (const [index, kept] of wanted.entries()) {
+      if (releases[index] === null) continue;
       const cursor = after === undefined ? kept.cursor : after;
-      resumed.push(this.#run(new Stream({ ...kept, cursor }, this.#means.now()), release));
+      resumed.push(this.#run(new Stream({ ...kept, cursor }, this.#means.now()), releases[index]));
     }
     return resumed;
   }
@@ -385,8 +388,8 @@ export class Client {
     const secret = randomText(32);
     const stream = new Stream({ session, key: randomText(16), secret, cursor: after }, this.#means.now());
     first(stream, this.#means.now());
-    const lock = lockOf(stream.key, false);
-    return this.#run(stream, () => lock.then((release) => release()));
+    const lock = lockOf(stream.key);
+    return this.#run(stream, () => lock.then((release) => release?.()));
   }
 
   #run(stream, release = () => {}) {
@@ -412,6 +415,7 @@ export async function connect({ url = globalThis.location?.origin, onstate = () 
   });
   if (typeof document !== "undefined") {
     globalThis.addEventListener("online", () => client.wake());
+    globalThis.addEventListener("pagehide", (event) => event.persisted || client.close());
     document.addEventListener("visibilitychange", () => {
       if (document.visibilityState === "visible") client.wake();
     });
@@ -433,17 +437,15 @@ export function randomText(bytes) {
 }
 
 /**
- * Hold a stream in this tab; the browser frees it when the tab dies. Returns how to free it, or null where
- * `ifFree` is asked for and another tab holds it. Without Web Locks nothing is held: the server fences the older.
+ * Hold a stream in this tab; the browser frees it when the tab dies. Returns how to free it, or null where another
+ * tab holds it. Without Web Locks nothing is held: the server fences the older connection.
  */
-function lockOf(key, ifFree) {
+function lockOf(key) {
   const locks = globalThis.navigator?.locks;
   if (!locks) return Promise.resolve(() => {});
   return new Promise((resolve) => {
-    const held = (lock) => {
-      if (lock === null) return resolve(null);
-      return new Promise((release) => resolve(release));
-    };
-    locks.request(`midstream ${key}`, { ifAvailable: ifFree }, held).catch(() => resolve(() => {}));
+    const held = () => new Promise((release) => resolve(release));
+    const signal = AbortSignal.timeout(LOCK_WITHIN_MS);
+    locks.request(`midstream ${key}`, { signal }, held).catch(() => resolve(null));
   });
 }

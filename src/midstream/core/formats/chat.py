@@ -52,7 +52,7 @@ class OpenAIChat:
         if role is Role.ASSISTANT:
             self._read_reply(message, turn)
         elif content is None or content == []:
-            turn.faults.append("null-content")
+            turn.faults = ("null-content",)
         return turn
 
     def _read_reply(self, message: Json, turn: Turn) -> None:
@@ -65,7 +65,7 @@ class OpenAIChat:
             if calls and isinstance(calls, list):
                 turn.parts += [self._call(call) for call in calls if isinstance(call, dict)]
             else:
-                turn.faults.append("empty-calls")
+                turn.faults = ("empty-calls",)
         legacy = message.get("function_call")
         if isinstance(legacy, dict):
             name, body = legacy.get("name") or "", legacy.get("arguments")
