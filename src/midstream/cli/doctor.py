@@ -1,0 +1,139 @@
+"""`midstream doctor`: histories on disk, and the machine they live on."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import msgspec
+from msgspec.structs import replace
+
+from midstream.cli import Surroundings
+from midstream.cli.exits import LOSSY, NOT_FOUND, VERIFICATION
+from midstream.cli.findings_screen import Progress, check_lines, report_lines, summary
+from midstream.cli.terminal import COLUMNS, columns
+from midstream.core.profiles import profile_named
+from midstream.doctor.examination import Examined, examine
+from midstream.doctor.findings import Report, Status
+from midstream.doctor.installation import Verdict, checks
+from midstream.doctor.places import places_in
+from midstream.doctor.shapes import known_format
+from midstream.errors import MidstreamError, UsageError
+from midstream.world import World
+
+SHOWN_MAX = 5
+"""Findings printed of one history; --json has all of them."""
+
+EPILOG = """\b
+Exit codes:
+    0  clean
+    3  no such file
+    6  findings that a repair settles without losing anything
+    7  something cannot be read, or not be repaired without a loss
+With --fix the code is that of the original: examine the copy to see 0."""
+
+
+@click.command(short_help="Find and repair histories that a provider would refuse.", epilog=EPILOG)
+@click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path(path_type=Path))
+@click.option(
+    "--for", "profile", metavar="PROFILE", help="Judge by these rules (default: those of the format)."
+)
+@click.option(
+    "--format", "named", metavar="FORMAT", help="What the files are (default: what they look like)."
+)
+@click.option(
+    "--fix", is_flag=True, help="Write a repaired copy, NAME.repaired.EXT, beside each broken file."
+)
+@click.option("--in-place", is_flag=True, help="With --fix: replace the file, and keep it as NAME.EXT.bak.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Without PATH: to check."
+)
+@click.option("--json", "is_json", is_flag=True, help="One JSON object for each history, with every finding.")
+@click.pass_obj
+def doctor(
+    surroundings: Surroundings,
+    paths: tuple[Path, ...],
+    profile: str | None,
+    named: str | None,
+    fix: bool,  # noqa: FBT001 - click passes options so
+    in_place: bool,  # noqa: FBT001 - see above
+    port: int,
+    is_json: bool,  # noqa: FBT001 - see above
+) -> int:
+    """Find and repair histories that a provider would refuse.
+
+    PATH is a file or a folder: sessions of Claude Code, Codex, opencode, tunacode and midstream, and messages of any
+    provider or framework as JSON or JSON lines. Without PATH this installation is checked.
+    """
+    if in_place and not fix:
+        raise UsageError("--in-place says where --fix writes: give both")
+    rules = profile_named(profile).name if profile else None
+    form = known_format(named) if named else None
+    if not paths:
+        return _check_installation(surroundings, port, is_json=is_json)
+    statuses: Counter[Status] = Counter()
+    width = columns() if surroundings.out.is_terminal else COLUMNS
+    with Progress(surroundings.talk.is_terminal, World()) as progress:
+        for examined in _examined(paths, form, rules, progress):
+            report = _fixed(examined, in_place=in_place) if fix else examined.report
+            progress.clear()
+            statuses[report.status] += 1
+            if is_json:
+                click.echo(json.dumps(msgspec.to_builtins(report)))
+                continue
+            for line in report_lines(report, surroundings.out, width, limit=SHOWN_MAX, is_fixing=fix):
+                click.echo(line, color=True)
+    click.echo(summary(statuses), err=True)
+    return _exit_code(statuses)
+
+
+def _examined(
+    paths: tuple[Path, ...], form: str | None, rules: str | None, progress: Progress
+) -> Iterator[Examined]:
+    found = 0
+    for place in places_in(paths):
+        progress.next(place.path.name)
+        examined = examine(place.path, named=form, profile=rules, tick=progress.tick)
+        if examined.report.reason == "no-history" and not place.is_named:
+            continue  # folders hold other files too
+        found += 1
+        yield examined
+    if not found:
+        problem = "there is no history in it"
+        for path in paths:
+            yield Examined(Report(str(path), Status.MISSING, reason="no-history", problem=problem))
+
+
+def _fixed(examined: Examined, *, in_place: bool) -> Report:
+    report, remedy = examined.report, examined.remedy
+    if remedy is None:
+        return report
+    try:
+        written = remedy.in_place() if in_place else remedy.beside()
+    except MidstreamError as error:
+        return replace(report, status=Status.UNREADABLE, reason=error.code, problem=error.message)
+    return replace(report, written=str(written.path), backup=str(written.backup or ""))
+
+
+def _exit_code(statuses: Counter[Status]) -> int:
+    if statuses[Status.LOSSY] or statuses[Status.UNREADABLE]:
+        return LOSSY
+    if statuses[Status.MISSING]:
+        return NOT_FOUND
+    return VERIFICATION if statuses[Status.FINDINGS] else 0
+
+
+def _check_installation(surroundings: Surroundings, port: int, *, is_json: bool) -> int:
+    done = []
+    width = columns() if surroundings.out.is_terminal else COLUMNS
+    for check in checks(surroundings.places.data, port=port):
+        done.append(check)
+        for line in [] if is_json else check_lines(check, surroundings.out, width):
+            click.echo(line, color=True)
+    has_problem = any(check.verdict is Verdict.PROBLEM for check in done)
+    if is_json:
+        click.echo(json.dumps({"is_healthy": not has_problem, "checks": msgspec.to_builtins(done)}))
+    return VERIFICATION if has_problem else 0
