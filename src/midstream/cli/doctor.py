@@ -84,9 +84,11 @@ def doctor(
             if is_json:
                 click.echo(json.dumps(msgspec.to_builtins(report)))
                 continue
-            for line in report_lines(report, surroundings.out, width, limit=SHOWN_MAX, is_fixing=fix):
+            for line in report_lines(report, surroundings.out, width, limit=SHOWN_MAX):
                 click.echo(line, color=True)
     click.echo(summary(statuses), err=True)
+    if statuses[Status.FINDINGS] + statuses[Status.LOSSY] and not fix:
+        click.echo("--fix writes repaired copies beside them.", err=True)
     return _exit_code(statuses)
 
 

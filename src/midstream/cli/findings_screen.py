@@ -6,6 +6,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from types import TracebackType
+from typing import Self
 
 from midstream.cli.terminal import Ink, clean, columns, shortened, width_of
 from midstream.doctor.findings import Finding, Report, Status
@@ -27,7 +28,7 @@ _WORDS = {
 }
 
 
-def report_lines(report: Report, ink: Ink, width: int, *, limit: int, is_fixing: bool) -> Iterator[str]:
+def report_lines(report: Report, ink: Ink, width: int, *, limit: int) -> Iterator[str]:
     """Iterate over the lines that say what was found in one history."""
     name = clean(report.path, is_one_line=True)
     sign = {Status.CLEAN: ink.green("✓"), Status.FINDINGS: ink.yellow("!")}.get(report.status, ink.red("✗"))
@@ -46,8 +47,6 @@ def report_lines(report: Report, ink: Ink, width: int, *, limit: int, is_fixing:
         yield f"{INDENT}{ink.green('wrote')} {_tail_of(clean(report.written, is_one_line=True), width - 8)}"
         if report.backup:
             yield f"{INDENT}the original is {_tail_of(clean(report.backup, is_one_line=True), width - 18)}"
-    elif report.findings and not is_fixing:
-        yield from _wrapped("--fix writes a repaired copy beside it", INDENT, width)
 
 
 def _about(report: Report) -> str:
@@ -128,7 +127,7 @@ class Progress:
         self._name = ""
         self._is_shown = False
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -34,8 +34,7 @@ from midstream.doctor.reading import (
     value_in,
 )
 from midstream.doctor.rewriting import Patch, encoded
-from midstream.doctor.shapes import Json, at, confirmed, shape_of, with_value
-from midstream.doctor.shapes import Shape as _Shape
+from midstream.doctor.shapes import Json, Shape, at, confirmed, shape_of, with_value
 from midstream.doctor.storages import FolderRemedy, examine_storage
 from midstream.doctor.writing import Written, write_beside, write_in_place
 from midstream.errors import InvalidHistoryError
@@ -105,13 +104,13 @@ def _examined(path: Path, named: str | None, profile: str | None, tick: Callable
     require_file(path)
     head = head_of(path)
     if journals.is_database(head):
-        confirmed(_Shape("midstream", "midstream", ()), named)
+        confirmed(Shape("midstream", "midstream", ()), named)
         return Examined(journals.examine_database(path))
     if not head.strip():
         raise UnreadableHistoryError("there is nothing in it", reason="no-history")
     sample = _sample(path)
     if sample and journals.is_export(sample[0]):
-        confirmed(_Shape("midstream", "midstream", ()), named)
+        confirmed(Shape("midstream", "midstream", ()), named)
         return Examined(journals.examine_export(path, _objects(path)))
     if sample and (ledger := ledger_for(sample, named)) is not None:
         return _lines(path, ledger, profile, tick)
@@ -144,7 +143,7 @@ def _is_lone_line(line: Json) -> bool:
     return "sessionId" in line or "payload" in line or journals.is_export(line)
 
 
-def _value(line: Line) -> Any:  # whatever stands there
+def _value(line: Line) -> Any:  # noqa: ANN401 - whatever stands there
     try:
         return value_in(line.body).value if line.body else None
     except UnreadableHistoryError:
@@ -232,7 +231,7 @@ def _document(path: Path, named: str | None, profile: str | None) -> Examined:
     return Examined(report, Remedy(path, stamp, lambda: iter([encoded(repaired, indent=indent) + b"\n"])))
 
 
-def _repaired(value: object, shape: _Shape, profile: str | None) -> tuple[Repaired, object]:
+def _repaired(value: object, shape: Shape, profile: str | None) -> tuple[Repaired, object]:
     system = at(value, shape.system) if shape.system else None
     done = repair(at(value, shape.path), format=shape.format, profile=profile, system=system)
     if not done.is_changed:

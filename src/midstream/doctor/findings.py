@@ -13,6 +13,7 @@ from midstream.errors import InvalidHistoryError
 RULES = {
     "blank-text": "a text without words is refused",
     "broken-arguments": "the arguments of a call must be a JSON object",
+    "broken-chain": "a line follows one that is not in the file",
     "broken-file": "this file is no JSON",
     "broken-line": "this line is no JSON",
     "call-without-name": "a call must name its tool",

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from msgspec import Struct
 
-import midstream
 from midstream.errors import UsageError
 from midstream.store.owner import OwnerLock, is_alive
 from midstream.store.sqlite import engine_version
@@ -84,7 +83,7 @@ def checks(folder: Path, *, port: int, world: World = World()) -> Iterator[Check
 
 def _versions() -> Check:
     missing = [name for name in PACKAGES if not _version(name)]
-    words = f"midstream {midstream.__version__}, Python {platform.python_version()}, {platform.system()}"
+    words = f"midstream {_version('midstream')}, Python {platform.python_version()}, {platform.system()}"
     if missing:
         return Check("versions", Verdict.PROBLEM, f"{words}; not installed: {', '.join(missing)}")
     return Check("versions", Verdict.OK, words)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -16,6 +16,8 @@ from midstream.core.formats.parts import Kind, Role
 from midstream.doctor.findings import UnreadableHistoryError
 from midstream.doctor.shapes import Json, format_of, is_message, speaks_for
 
+OWN_TEXT_MIN = 8
+"""Characters from which a text is taken for its own: shorter ones are shared by programs."""
 SAMPLE = 200
 """Lines looked at to tell what kind of lines they are."""
 
@@ -297,7 +299,7 @@ def _uuid(seed: str) -> str:
     return "-".join((text[:8], text[8:12], f"8{text[13:16]}", f"8{text[17:20]}", text[20:]))
 
 
-def identity_of(value: Any) -> int | None:  # any JSON value
+def identity_of(value: object) -> int | None:
     """Return what tells a value from an equal one; None for values that programs share."""
-    is_own = isinstance(value, dict | list) or (isinstance(value, str) and len(value) >= 8)
+    is_own = isinstance(value, dict | list) or (isinstance(value, str) and len(value) >= OWN_TEXT_MIN)
     return id(value) if is_own else None

@@ -65,6 +65,9 @@ class LineFile:
             elif node is not None:
                 threads.pass_by(node.id, node.parent, line.number)
         self._judge(threads.finish())
+        for number, parent, before in threads.loose:
+            self.findings.append(finding("broken-chain", "put under the line before it", line=number))
+            self.patch.parents.setdefault(parent, (0, before))
         self._copies = threads.copies
         self.conversations = max(1, threads.count)
 
@@ -78,9 +81,9 @@ class LineFile:
         if self._cut_line:
             yield f"line {self._cut_line} was cut off while it was written; a repaired copy leaves it out"
         if self._folded:
-            yield f"{self._folded} parts are earlier states of others, and were read as one"
+            yield f"earlier states of parts, folded into the last one: {self._folded}"
         if self._copies:
-            yield f"{self._copies} lines are copies of others, and were read once"
+            yield f"copies of lines, read once: {self._copies}"
 
     def _index(self) -> tuple[dict[int, int], bool]:
         """Find the last line of every id; tell lines that are no JSON; count messages."""

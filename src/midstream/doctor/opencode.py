@@ -7,7 +7,6 @@ came to an end, a part whose message is gone, and a file that was cut while it w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from msgspec import Struct
 
@@ -90,7 +89,7 @@ def _call(part: Json) -> tuple[Json, list[Json]]:
             return call, []
 
 
-def _words(value: Any) -> str:
+def _words(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 

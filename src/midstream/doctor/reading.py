@@ -6,7 +6,6 @@ Lines are read one at a time, so that a file of any size costs no more than its 
 from __future__ import annotations
 
 import json
-import os
 import re
 import stat
 from collections.abc import Iterator
@@ -82,7 +81,7 @@ def of_os_error(error: OSError, path: Path) -> UnreadableHistoryError:
     """Say what the operating system has against a file."""
     if isinstance(error, FileNotFoundError):
         if path.is_symlink():
-            target = os.readlink(path)
+            target = str(path.readlink())
             return UnreadableHistoryError(f"a link to {target!r}, which is not there", reason="not-found")
         return UnreadableHistoryError("there is no such file", reason="not-found")
     if isinstance(error, PermissionError):

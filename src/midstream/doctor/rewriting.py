@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -26,6 +27,9 @@ class Patch(Struct):
     """New lines after this one; 0 is before the first."""
     parents: dict[str, tuple[int, str | None]] = field(default_factory=dict)
     """A parent that changed: for lines after this one, the parent they get instead."""
+
+    added: set[str] = field(default_factory=set)
+    """Ids of new lines of a tree."""
 
     @property
     def is_empty(self) -> bool:
@@ -116,7 +120,7 @@ def _merged(first: Json, second: Json) -> tuple[Json, int]:
     return {**first, "content": kept}, folded
 
 
-def _is_state_of(old: Any, new: Any) -> bool:
+def _is_state_of(old: object, new: object) -> bool:
     """Whether `new` is `old`, or what `old` became while the reply was streaming."""
     if old == new:
         return True
@@ -137,11 +141,13 @@ def mend(
 ) -> None:
     """Note in the patch how the lines of a stretch become these messages."""
     emitted = list(_emitted(found, messages, is_split=ledger.is_split))
+    beside: Counter[int] = Counter()
     for number, each in enumerate(emitted):
         if each.is_same:
             continue
         if each.is_new:
-            line = ledger.new_line(each.entry, each.messages[0], number)
+            line = ledger.new_line(each.entry, each.messages[0], beside[each.entry.number])
+            beside[each.entry.number] += 1
         else:
             line = ledger.line_of(each.entry, each.messages)
         emitted[number] = _Emitted(each.entry, [line], is_new=each.is_new)
@@ -195,7 +201,7 @@ def _owners(found: Gathered, *, is_split: bool) -> dict[int, Entry]:
     return owners
 
 
-def _owner_of(piece: Any, owners: dict[int, Entry]) -> Entry | None:
+def _owner_of(piece: object, owners: dict[int, Entry]) -> Entry | None:
     values = [piece, *(piece.values() if isinstance(piece, dict) else ())]
     return next((owners[known] for known in map(identity_of, values) if known in owners), None)
 
@@ -239,35 +245,34 @@ def _chained(
 ) -> list[Json]:
     """Put the touched part of a stretch on one straight chain, so that readers of one chain miss nothing."""
     inside = {entry.node.id for entry in entries if entry.node}
-    order = {entry.number: number for number, entry in enumerate(entries)}
-    touched = [
-        number
-        for number, each in enumerate(emitted)
-        if not each.is_same
-        or each.is_new
-        or (number and order[each.entry.number] < order[emitted[number - 1].entry.number])
-    ]
+    staying = _rising(_numbers(emitted))
+    touched = [number for number, each in enumerate(emitted) if not each.is_same or number not in staying]
+    moved = {str(lines[number].get("uuid")) for number in touched if not emitted[number].is_new and number not in staying}
     kept = {each.entry.number for each in emitted if not each.is_new}
     gone = [entry for entry in entries if entry.number not in kept and not entry.is_context]
-    chained: list[Json] = []
-    first, last = (touched[0], touched[-1] + 1) if touched else (len(lines), -1)
-    while 0 < first < len(lines) and emitted[first - 1].entry.group and not emitted[first - 1].is_new:
-        first -= 1
     removed = {entry.node.id for entry in gone if entry.node}
+    first, last = (_start_of_exchange(touched[0], emitted), touched[-1] + 1) if touched else (0, -1)
+    chained: list[Json] = []
     for number, (each, line) in enumerate(zip(emitted, lines, strict=True)):
         before = chained[-1]["uuid"] if chained else None
         parent = line.get("parentUuid")
         is_near = first <= number <= last
         if each.is_new:
             parent = _parent_of_new(number, emitted, inside, before)
-        elif before and (parent in removed or (is_near and (emitted[number - 1].is_new or parent in inside))):
-            parent = before
-        elif parent in removed:
+        elif before is None:
             parent = _above(parent, entries)
+        elif parent in removed | moved or (is_near and (emitted[number - 1].is_new or parent in inside)):
+            parent = before
         is_fixed = each.entry.is_context and not each.is_new
         chained.append(line if is_fixed else ledger.chained(line, parent))
     _note_parents(emitted, chained, entries, gone, patch)
     return chained
+
+
+def _start_of_exchange(number: int, emitted: list[_Emitted]) -> int:
+    """Return the first line of the reply that this line is part of or answers."""
+    group = next((each.entry.group for each in reversed(emitted[: number + 1]) if each.entry.group), "")
+    return next((at for at in range(number) if group and emitted[at].entry.group == group), number)
 
 
 def _parent_of_new(number: int, emitted: list[_Emitted], inside: set[str], before: str | None) -> str | None:
@@ -298,15 +303,14 @@ def _note_parents(
     for entry in gone:
         if entry.node:
             patch.parents[entry.node.id] = (entry.number, end)
-    if emitted and emitted[-1].is_new and last.node and not last.is_context:
-        for entry in entries:
-            if entry.node and not entry.is_context and entry.number >= emitted[-1].entry.number:
-                patch.parents[entry.node.id] = (last.number, end)
+    is_end_other = bool(emitted) and (emitted[-1].is_new or emitted[-1].entry is not last)
+    if is_end_other and last not in gone and last.node and not last.is_context:
+        patch.parents[last.node.id] = (last.number, end)
 
 
 def _note(emitted: list[_Emitted], lines: list[Json], entries: Sequence[Entry], patch: Patch) -> None:
     """Lines in rising order stay where they are; the others are taken out and put behind the one before them."""
-    staying = _rising([-1 if each.is_new else each.entry.number for each in emitted])
+    staying = _rising(_numbers(emitted))
     kept = {emitted[number].entry.number for number in staying}
     for entry in entries:
         if entry.number not in kept and not entry.is_context:
@@ -318,9 +322,16 @@ def _note(emitted: list[_Emitted], lines: list[Json], entries: Sequence[Entry], 
             if line is not each.entry.value and not each.entry.is_context:
                 patch.replaced.setdefault(place, encoded(line))
         elif each.is_new or not each.entry.is_context:
-            beside = patch.inserted.setdefault(place, [])
-            # Branches that share a broken turn mend it the same way.
-            beside.extend(new for new in [encoded(line)] if new not in beside)
+            if "uuid" in line and each.is_new:
+                # Branches that share a broken turn mend it the same way: once is enough.
+                if line["uuid"] in patch.added:
+                    continue
+                patch.added.add(line["uuid"])
+            patch.inserted.setdefault(place, []).append(encoded(line))
+
+
+def _numbers(emitted: list[_Emitted]) -> list[int]:
+    return [-1 if each.is_new else each.entry.number for each in emitted]
 
 
 def _ended(line: bytes) -> bytes:

@@ -173,6 +173,8 @@ def _format(messages: Iterable[object], named: str | None, hints: Sequence[str])
             plain += 1
     if named:
         return _confirmed(format_named(named).name, votes, plain)
+    if {_ALIKE.get(form, form) for form in votes} == {"chat"}:
+        return max(votes, key=("openai-chat", "mistral").index)  # the one that knows more
     if len(votes) > 1:
         told = ", ".join(
             f"{form} (first: message {firsts[form]})" for form in sorted(firsts, key=firsts.__getitem__)
@@ -214,6 +216,8 @@ def speaks_for(message: object) -> str:
         return "langchain"
     if kind in _ITEMS or (kind == "message" and isinstance(role, str) and "id" not in message):
         return "openai-responses"
+    if isinstance(content, list) and _of_blocks(content) == "mistral":
+        return "mistral"
     if role in ("tool", "function") or any(key in message for key in _CHAT_KEYS):
         return "openai-chat"
     return _of_blocks(content) if isinstance(content, list) else ""

@@ -9,9 +9,23 @@ outside, so a file of any length is judged one stretch at a time.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from midstream.doctor.ledgers import Entry, Facts
+
+
+NOBODY = -1
+"""The conversation of lines above the first message."""
+
+
+class Loose(NamedTuple):
+    """A line whose parent is not in the file: the parent, and the line that was last before it."""
+
+    number: int
+    parent: str
+    before: str
 
 
 class Thread:
@@ -21,6 +35,8 @@ class Thread:
         self.number = number
         self.entries: list[Entry] = []
         self.facts: list[Facts] = []
+        self.tip = ""
+        """The id of the last line of a tree."""
         self.turn = -1
         """Number of the node that began the turn which is open."""
         self.reach = 0
@@ -65,6 +81,8 @@ class Threads:
         self._turn_of = array("l")
         self._offset_of = array("q")
         self._line_of = array("q")
+        self._latest: Thread | None = None
+        self.loose: list[Loose] = []
         self.copies = 0
         """Lines that were there before, and are left out."""
 
@@ -87,21 +105,23 @@ class Threads:
             if begins_turn:
                 thread.turn = number
             self._turn_of[number] = thread.turn
+            thread.tip = entry.node.id
+        self._latest = thread
         thread.add(entry, facts, self._last)
 
     def pass_by(self, node_id: str, parent: str | None, line: int) -> None:
         """Note a line without a message that others may follow."""
         above = self._nodes.get(hash(parent)) if parent else None
-        if hash(node_id) in self._nodes or above is None:
+        if hash(node_id) in self._nodes:
             return
-        number = self._note(node_id, line, self._thread_of[above], -1)
-        self._turn_of[number] = self._turn_of[above]
+        number = self._note(node_id, line, NOBODY if above is None else self._thread_of[above], -1)
+        self._turn_of[number] = NOBODY if above is None else self._turn_of[above]
 
     def break_off(self) -> Iterator[list[Entry]]:
         """What follows is a new conversation; give out what is open."""
         yield from self.finish()
         if self._threads:
-            self._threads.append(Thread(len(self._threads)))
+            self._latest = self._new()
 
     def finish(self) -> Iterator[list[Entry]]:
         """Give out everything that is open."""
@@ -117,17 +137,19 @@ class Threads:
             return None
         parent = entry.node.parent
         above = self._nodes.get(hash(parent)) if parent else None
-        if above is None:
+        if above is None and parent is not None and self._latest is not None:
+            self.loose.append(Loose(entry.number, parent, self._latest.tip))
+            return self._answered_by(facts) or self._latest
+        if above is None or self._thread_of[above] == NOBODY:
             return self._answered_by(facts) or self._new()
         thread = self._threads[self._thread_of[above]]
-        is_result = not facts.is_prompt and not facts.is_reply
-        if is_result or self._goes_on(thread, above, entry):
+        if _is_result(facts) or self._goes_on(thread, above, entry):
             return thread
         return self._branch(thread, above)
 
     def _answered_by(self, facts: Facts) -> Thread | None:
         """Find the conversation whose calls this line answers, though its parent is not in the file."""
-        if facts.is_prompt or facts.is_reply:
+        if not _is_result(facts):
             return None
         for thread in reversed(self._threads):
             if any(facts.ids & known.ids for known in thread.facts):
@@ -143,8 +165,7 @@ class Threads:
         for each, facts in zip(reversed(thread.entries), reversed(thread.facts), strict=True):
             if each.number <= line:
                 return True
-            is_result = not facts.is_prompt and not facts.is_reply
-            if not is_result and not (each.group and each.group in (group, entry.group)):
+            if not _is_result(facts) and not (each.group and each.group in (group, entry.group)):
                 return False
         return True
 
@@ -158,20 +179,24 @@ class Threads:
         return branch
 
     def _turn_until(self, thread: Thread, above: int) -> Iterator[tuple[Entry, Facts]]:
+        """Read a turn again up to a line, and the results its calls got later."""
         turn = self._turn_of[above]
-        for number in range(turn, len(self._thread_of)):
-            if self._thread_of[number] != thread.number or self._turn_of[number] != turn:
-                if self._thread_of[number] == thread.number and number > above:
-                    return  # its next turn
-                continue
-            if self._offset_of[number] < 0:
-                continue
-            found = self._read(self._line_of[number], self._offset_of[number])
-            if found is None:
-                continue
-            is_result = not found[1].is_prompt and not found[1].is_reply
-            if number <= above or is_result:
-                yield found
+        later: set[int] = set()
+        for number in range(max(turn, 0), above + 1):
+            if self._thread_of[number] == thread.number and self._turn_of[number] == turn:
+                for found in self._read_again(number):
+                    later.update(self._last.get(hash(each), 0) for each in found[1].ids)
+                    yield found
+        for line in sorted(later):
+            number = bisect_left(self._line_of, line)
+            if number > above and number < len(self._line_of) and self._line_of[number] == line:
+                yield from (found for found in self._read_again(number) if _is_result(found[1]))
+
+    def _read_again(self, number: int) -> Iterator[tuple[Entry, Facts]]:
+        offset = self._offset_of[number]
+        found = self._read(self._line_of[number], offset) if offset >= 0 else None
+        if found is not None:
+            yield found
 
     def _new(self) -> Thread:
         self._threads.append(Thread(len(self._threads)))
@@ -185,3 +210,8 @@ class Threads:
         self._offset_of.append(offset)
         self._line_of.append(line)
         return number
+
+
+def _is_result(facts: Facts) -> bool:
+    """Whether a line holds results and nothing else."""
+    return not facts.is_prompt and not facts.is_reply
