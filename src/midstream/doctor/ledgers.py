@@ -109,10 +109,15 @@ class ClaudeCode:
         return {**entry.value, "message": messages[0]}
 
     def new_line(self, like: Entry, message: Json, number: int) -> Json:
-        """See `Ledger.new_line`. The id follows from the neighbour's, so that each run writes the same file."""
+        """See `Ledger.new_line`. The id follows from the call's or the neighbour's: each run writes the same file."""
         kept = {key: value for key, value in like.value.items() if key not in _OF_ONE_LINE}
         kind = "assistant" if message.get("role") == "assistant" else "user"
+        content = message.get("content")
+        blocks = [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
+        answered = [block.get("tool_use_id") for block in blocks]
         seed = f"{like.node.id if like.node else like.number}/{number}"
+        if any(answered):  # branches that share a call give it the same result
+            seed = f"{like.value.get('sessionId')}/{answered}"
         return {**kept, "type": kind, "message": message, "uuid": _uuid(seed)}
 
     def chained(self, line: Json, parent: str | None) -> Json:

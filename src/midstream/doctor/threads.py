@@ -11,6 +11,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from typing import NamedTuple
 
 from midstream.doctor.ledgers import Entry, Facts
@@ -82,6 +83,7 @@ class Threads:
         self._offset_of = array("q")
         self._line_of = array("q")
         self._latest: Thread | None = None
+        self._held: list[tuple[int, list[Entry]]] = []
         self.loose: list[Loose] = []
         self.copies = 0
         """Lines that were there before, and are left out."""
@@ -99,7 +101,7 @@ class Threads:
             return
         begins_turn = facts.is_prompt or thread.turn < 0
         if facts.is_prompt and self._may_cut and thread.is_done_before(entry):
-            yield thread.taken()
+            yield from self._given(thread)
         if entry.node is not None:
             number = self._note(entry.node.id, entry.number, thread.number, offset)
             if begins_turn:
@@ -127,7 +129,18 @@ class Threads:
         """Give out everything that is open."""
         for thread in self._threads:
             if thread.entries:
-                yield thread.taken()
+                yield from self._given(thread)
+        held, self._held = self._held, []
+        for _, entries in sorted(held, key=itemgetter(0)):
+            yield entries
+
+    def _given(self, thread: Thread) -> Iterator[list[Entry]]:
+        """Give out a stretch; one that shares lines with another waits until that one was judged."""
+        entries = thread.taken()
+        if entries[0].is_context:
+            self._held.append((thread.number, entries))
+        else:
+            yield entries
 
     def _thread_for(self, entry: Entry, facts: Facts) -> Thread | None:
         """Return the conversation of a line; None for a copy of one that was there."""
@@ -182,11 +195,15 @@ class Threads:
         """Read a turn again up to a line, and the results its calls got later."""
         turn = self._turn_of[above]
         later: set[int] = set()
+        asked: set[str] = set()
         for number in range(max(turn, 0), above + 1):
             if self._thread_of[number] == thread.number and self._turn_of[number] == turn:
                 for found in self._read_again(number):
-                    later.update(self._last.get(hash(each), 0) for each in found[1].ids)
-                    yield found
+                    # A late result of an earlier turn is judged there.
+                    if not _is_result(found[1]) or found[1].ids & asked:
+                        asked |= found[1].ids
+                        yield found
+        later.update(self._last.get(hash(each), 0) for each in asked)
         for line in sorted(later):
             number = bisect_left(self._line_of, line)
             if number > above and number < len(self._line_of) and self._line_of[number] == line:
