@@ -222,7 +222,9 @@ def test_not_a_number_becomes_null_and_that_is_a_loss(tmp_path: Path) -> None:
 
 def test_lines_that_are_no_json_are_left_out_of_the_copy_and_that_is_a_loss(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
-    path.write_text('{"role":"user","content":"hi"}\n{"role":"assis\n42\n{"role":"assistant","content":"yo"}\n')
+    path.write_text(
+        '{"role":"user","content":"hi"}\n{"role":"assis\n42\n{"role":"assistant","content":"yo"}\n'
+    )
     done = examine(path)
     assert (done.report.status, [(found.code, found.line) for found in done.report.findings]) == (
         Status.LOSSY,

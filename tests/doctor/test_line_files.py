@@ -201,7 +201,9 @@ def test_a_broken_summary_of_a_compaction_is_repaired_in_its_line(tmp_path: Path
     assert json.loads(history[1]["arguments"]) == {"_raw": '{"cut": '}
 
 
-def test_a_line_beyond_the_limit_is_told_and_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_beyond_the_limit_is_told_and_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("midstream.doctor.reading.LINE_BYTES_MAX", 400)
     session = [line(1, 0, prompt("Hi.")), line(2, 1, said("m1", "x" * 500)), line(3, 2, said("m2", "Yes."))]
     done = examine(write_lines(tmp_path / "s.jsonl", session))
@@ -284,7 +286,7 @@ def test_stretch_by_stretch_finds_what_the_whole_would(session: list[Json]) -> N
 def _examined_whole(path: Path) -> Report:
     made: Callable[..., Any] = line_files.Threads
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(line_files, "Threads", lambda last, **rest: made(last, **{**rest, "may_cut": False}))
+        patch.setattr("midstream.doctor.line_files.Threads", lambda last, **rest: made(last, **{**rest, "may_cut": False}))
         return examine(path).report
 
 

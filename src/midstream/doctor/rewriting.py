@@ -247,7 +247,11 @@ def _chained(
     inside = {entry.node.id for entry in entries if entry.node}
     staying = _rising(_numbers(emitted))
     touched = [number for number, each in enumerate(emitted) if not each.is_same or number not in staying]
-    moved = {str(lines[number].get("uuid")) for number in touched if not emitted[number].is_new and number not in staying}
+    moved = {
+        str(lines[number].get("uuid"))
+        for number in touched
+        if not emitted[number].is_new and number not in staying
+    }
     kept = {each.entry.number for each in emitted if not each.is_new}
     gone = [entry for entry in entries if entry.number not in kept and not entry.is_context]
     removed = {entry.node.id for entry in gone if entry.node}

@@ -142,8 +142,8 @@ def with_value(document: object, path: Sequence[str], value: object) -> object:
     """Return the document with another value where the path leads; the rest is the same objects."""
     if not path:
         return value
-    assert isinstance(document, dict), "the path was found in this document"
-    return {**document, path[0]: with_value(document.get(path[0]), path[1:], value)}
+    inner = document if isinstance(document, dict) else {}
+    return {**inner, path[0]: with_value(inner.get(path[0]), path[1:], value)}
 
 
 def format_of(messages: Iterable[object], named: str | None = None, hints: Sequence[str] = ()) -> str:

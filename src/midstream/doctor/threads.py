@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from midstream.doctor.ledgers import Entry, Facts
 
-
 NOBODY = -1
 """The conversation of lines above the first message."""
 
@@ -137,6 +136,8 @@ class Threads:
     def _given(self, thread: Thread) -> Iterator[list[Entry]]:
         """Give out a stretch; one that shares lines with another waits until that one was judged."""
         entries = thread.taken()
+        if entries[-1].is_context and all(each.is_context for each in entries):
+            return  # judged where it belongs
         if entries[0].is_context:
             self._held.append((thread.number, entries))
         else:
