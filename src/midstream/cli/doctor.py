@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from midstream.cli import Surroundings
-from midstream.cli.exits import LOSSY, NOT_FOUND, VERIFICATION
+from midstream.cli.exits import NOT_FOUND, UNREADABLE, VERIFICATION
 from midstream.cli.findings_screen import Progress, check_lines, report_lines, summary
 from midstream.cli.terminal import COLUMNS, columns
 from midstream.core.profiles import profile_named
@@ -122,7 +122,7 @@ def _fixed(examined: Examined, *, in_place: bool) -> Report:
 
 def _exit_code(statuses: Counter[Status]) -> int:
     if statuses[Status.LOSSY] or statuses[Status.UNREADABLE]:
-        return LOSSY
+        return UNREADABLE
     if statuses[Status.MISSING]:
         return NOT_FOUND
     return VERIFICATION if statuses[Status.FINDINGS] else 0

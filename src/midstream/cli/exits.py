@@ -23,7 +23,7 @@ NOT_FOUND = 3
 CONFLICT = 4
 UPSTREAM = 5
 VERIFICATION = 6
-LOSSY = 7
+UNREADABLE = 7
 INTERRUPTED = 130
 
 EXIT_CODES = {
@@ -34,7 +34,7 @@ EXIT_CODES = {
     CONFLICT: "somebody else holds it (session, store)",
     UPSTREAM: "the model failed",
     VERIFICATION: "a check found something",
-    LOSSY: "a history cannot be read, or not be repaired without a loss",
+    UNREADABLE: "a file could not be read, or a repair lost something",
     INTERRUPTED: "interrupted",
 }
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from midstream.core.formats.parts import Format
+from midstream.core.formats.parts import Format, Value
 from midstream.errors import UsageError
-
 
 T = TypeVar("T")
 
@@ -55,8 +54,8 @@ class Profile(Struct, frozen=True, kw_only=True):
     """Who may begin: anybody; anybody but a reply with calls; the user only."""
     call_follows_user: bool = False
     """A reply with calls may not follow another reply (Gemini)."""
-    system: Literal["any", "first", "apart"] = "any"
-    """Where system prompts stand: anywhere; at the top of the list; in a parameter of their own."""
+    system: Literal["any", "after-user", "first", "apart"] = "any"
+    """Where system prompts stand: anywhere; not after a reply or a result; at the top; in a parameter."""
     repeats_system: bool = True
     """Whether equal system prompts may be said again."""
     blank: Literal["ok", "empty", "white"] = "ok"
@@ -74,14 +73,14 @@ class Profile(Struct, frozen=True, kw_only=True):
         """Whether this can be a call's id here."""
         return self.id_test()(call_id)
 
-    def id_test(self) -> Callable[[Any], bool]:
+    def id_test(self) -> Callable[[Value], bool]:
         """Return `takes_id` as a function, for those who ask ten thousand times."""
         match = re.compile(self.id_pattern).fullmatch
         size_max = self.id_size_exact or self.id_size_max or _ID_SIZE_LIMIT
         size_min = self.id_size_exact or 1
         refused = self.ids_refused
 
-        def test(call_id: Any) -> bool:
+        def test(call_id: Value) -> bool:
             return (
                 type(call_id) is str
                 and size_min <= len(call_id) <= size_max
@@ -146,7 +145,12 @@ _PROFILES = (
     Profile(name="openai-chat", signs="openai", id_size_max=40, is_empty_user_refused=False),
     Profile(name="responses", signs="openai", id_size_max=64, ids_are_unique="list", is_hollow_refused=False),
     Profile(
-        name="gemini", signs="google", system="apart", joins_users=False, call_follows_user=True, blank="empty"
+        name="gemini",
+        signs="google",
+        system="apart",
+        joins_users=False,
+        call_follows_user=True,
+        blank="empty",
     ),
     Profile(
         name="gemini-3",
@@ -157,8 +161,16 @@ _PROFILES = (
         blank="empty",
         signs_calls=True,
     ),
-    Profile(name="mistral", is_empty_user_refused=False, ids_refused=frozenset({"null"})),
-    Profile(name="mistral-v3", is_empty_user_refused=False, id_pattern=_ALNUM, id_size_exact=9),
+    Profile(
+        name="mistral", system="after-user", is_empty_user_refused=False, ids_refused=frozenset({"null"})
+    ),
+    Profile(
+        name="mistral-v3",
+        system="after-user",
+        is_empty_user_refused=False,
+        id_pattern=_ALNUM,
+        id_size_exact=9,
+    ),
     Profile(name="deepseek", is_empty_user_refused=False, ids_are_unique="list", wants_reasoning=True),
     Profile(name="kimi", is_empty_user_refused=False),
     Profile(name="minimax", is_empty_user_refused=False, mixes_results=False),
@@ -172,7 +184,15 @@ _PROFILES = (
         system="first",
         repeats_system=False,
     ),
-    Profile(name="neutral", blank="white"),
+    Profile(name="neutral", id_pattern=_WORD, id_size_max=40, ids_are_unique="list", blank="white"),
+    Profile(
+        name="pydantic-ai",
+        id_pattern=_WORD,
+        id_size_max=40,
+        ids_are_unique="list",
+        first="user",
+        blank="white",
+    ),
 )
 
 
@@ -194,7 +214,7 @@ def both(first: Profile, second: Profile, *, name: str | None = None) -> Profile
         alternates=_later(first.alternates, second.alternates, ("no", "roles", "spoken")),
         first=_later(first.first, second.first, ("any", "call-later", "user")),
         call_follows_user=first.call_follows_user or second.call_follows_user,
-        system=_later(first.system, second.system, ("any", "first", "apart")),
+        system=_later(first.system, second.system, ("any", "after-user", "first", "apart")),
         repeats_system=first.repeats_system and second.repeats_system,
         blank=_later(first.blank, second.blank, ("ok", "empty", "white")),
         is_empty_user_refused=first.is_empty_user_refused or second.is_empty_user_refused,
@@ -222,7 +242,7 @@ def _everybody() -> Profile:
 
 
 PROFILES: dict[str, Profile] = {profile.name: profile for profile in (*_PROFILES, _everybody())}
-"""Every profile by its name. `neutral` asks only for what everybody asks for."""
+"""Every profile by its name. `neutral` and `pydantic-ai` are for histories that any provider may get next."""
 
 _ALIASES = {
     "bedrock": "bedrock-claude",
@@ -230,7 +250,6 @@ _ALIASES = {
     "openai-responses": "responses",
     "google": "gemini",
     "chat": "openai-chat",
-    "pydantic-ai": "neutral",
     "langchain": "neutral",
 }
 

@@ -3,6 +3,7 @@
 Every text, argument and result carries a marker word of its own, so that a test can see what was lost.
 """
 
+# ruff: noqa: ANN401 - a history may hold anything
 from __future__ import annotations
 
 import copy
@@ -82,9 +83,9 @@ class Script:
                 self.messages.append({"role": "user", "content": words})
 
     def reply(self, *, thought: bool, text: str | None, calls: list[Json]) -> None:
-        getattr(self, "_reply_" + self.form.replace("-", "_"))(thought, text, calls)
+        getattr(self, "_reply_" + self.form.replace("-", "_"))(thought=thought, text=text, calls=calls)
 
-    def _reply_anthropic(self, thought: bool, text: str | None, calls: list[Json]) -> None:
+    def _reply_anthropic(self, *, thought: bool, text: str | None, calls: list[Json]) -> None:
         blocks: list[Json] = []
         if thought:
             blocks.append({"type": "thinking", "thinking": "hm", "signature": f"sig{self.count}.EqQB"})
@@ -93,23 +94,25 @@ class Script:
         blocks += [{"type": "tool_use", "id": c["id"], "name": c["name"], "input": c["args"]} for c in calls]
         self.messages.append({"role": "assistant", "content": blocks})
 
-    def _reply_bedrock(self, thought: bool, text: str | None, calls: list[Json]) -> None:
+    def _reply_bedrock(self, *, thought: bool, text: str | None, calls: list[Json]) -> None:
         blocks: list[Json] = []
         if thought:
-            blocks.append({"reasoningContent": {"reasoningText": {"text": "hm", "signature": f"sig{self.count}"}}})
+            blocks.append(
+                {"reasoningContent": {"reasoningText": {"text": "hm", "signature": f"sig{self.count}"}}}
+            )
         if text:
             blocks.append({"text": text})
         blocks += [{"toolUse": {"toolUseId": c["id"], "name": c["name"], "input": c["args"]}} for c in calls]
         self.messages.append({"role": "assistant", "content": blocks})
 
-    def _reply_gemini(self, thought: bool, text: str | None, calls: list[Json]) -> None:
+    def _reply_gemini(self, *, thought: bool, text: str | None, calls: list[Json]) -> None:
         parts: list[Json] = [{"text": "hm", "thought": True}] if thought else []
         if text:
             parts.append({"text": text})
         parts += [{"functionCall": {"name": c["name"], "args": c["args"]}} for c in calls]
         self.messages.append({"role": "model", "parts": parts})
 
-    def _reply_pydantic_ai(self, thought: bool, text: str | None, calls: list[Json]) -> None:
+    def _reply_pydantic_ai(self, *, thought: bool, text: str | None, calls: list[Json]) -> None:
         parts: list[Json] = [{"content": "hm", "part_kind": "thinking"}] if thought else []
         if text:
             parts.append({"content": text, "part_kind": "text"})
@@ -119,23 +122,27 @@ class Script:
         ]
         self.messages.append({"parts": parts, "kind": "response"})
 
-    def _reply_langchain(self, thought: bool, text: str | None, calls: list[Json]) -> None:
+    def _reply_langchain(self, *, thought: bool, text: str | None, calls: list[Json]) -> None:
         made = [{"name": c["name"], "args": c["args"], "id": c["id"], "type": "tool_call"} for c in calls]
         data = {"content": text or "", "type": "ai", "tool_calls": made, "invalid_tool_calls": []}
         self.messages.append({"type": "ai", "data": data})
 
-    def _reply_openai_chat(self, thought: bool, text: str | None, calls: list[Json]) -> None:
+    def _reply_openai_chat(self, *, thought: bool, text: str | None, calls: list[Json]) -> None:
         message: Json = {"role": "assistant", "content": text}
         if calls:
             message["tool_calls"] = [
-                {"id": c["id"], "type": "function", "function": {"name": c["name"], "arguments": json.dumps(c["args"])}}
+                {
+                    "id": c["id"],
+                    "type": "function",
+                    "function": {"name": c["name"], "arguments": json.dumps(c["args"])},
+                }
                 for c in calls
             ]
         self.messages.append(message)
 
     _reply_mistral = _reply_openai_chat
 
-    def _reply_openai_responses(self, thought: bool, text: str | None, calls: list[Json]) -> None:
+    def _reply_openai_responses(self, *, thought: bool, text: str | None, calls: list[Json]) -> None:
         if thought:
             self.messages.append({"type": "reasoning", "id": f"rs_{self.count}", "summary": []})
         if text:
@@ -149,7 +156,9 @@ class Script:
     def results(self, pairs: list[tuple[Json, str]]) -> None:
         match self.form:
             case "anthropic":
-                blocks = [{"type": "tool_result", "tool_use_id": c["id"], "content": words} for c, words in pairs]
+                blocks = [
+                    {"type": "tool_result", "tool_use_id": c["id"], "content": words} for c, words in pairs
+                ]
                 self.messages.append({"role": "user", "content": blocks})
             case "bedrock":
                 made = [{"toolResult": {"toolUseId": c["id"], "content": [{"text": w}]}} for c, w in pairs]
@@ -159,7 +168,12 @@ class Script:
                 self.messages.append({"role": "user", "parts": parts})
             case "pydantic-ai":
                 returns = [
-                    {"tool_name": c["name"], "content": w, "tool_call_id": c["id"], "part_kind": "tool-return"}
+                    {
+                        "tool_name": c["name"],
+                        "content": w,
+                        "tool_call_id": c["id"],
+                        "part_kind": "tool-return",
+                    }
                     for c, w in pairs
                 ]
                 self.messages.append({"parts": returns, "kind": "request"})

@@ -4,8 +4,10 @@ Every function returns what the validator said against a list of messages, or No
 Histories of formats a validator does not speak are read, literally, into chat shape first.
 """
 
+# ruff: noqa: ANN401 - a history may hold anything
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 from collections.abc import Callable
@@ -52,7 +54,9 @@ def _of_anthropic(message: Json) -> list[Json]:
         calls = [_call(b["id"], b["name"], b["input"]) for b in blocks if b["type"] == "tool_use"]
         text = "".join(b.get("text", "") for b in blocks if b["type"] == "text")
         return [_reply(text, calls)]
-    return _grouped(blocks, lambda b: b.get("tool_use_id") if b["type"] == "tool_result" else None, message["role"])
+    return _grouped(
+        blocks, lambda b: b.get("tool_use_id") if b["type"] == "tool_result" else None, message["role"]
+    )
 
 
 def _of_bedrock(message: Json) -> list[Json]:
@@ -73,7 +77,9 @@ def _of_pydantic_ai(message: Json) -> list[Json]:
             if p["part_kind"] == "tool-call"
         ]
         return [_reply("".join(p["content"] for p in parts if p["part_kind"] == "text"), calls)]
-    return _grouped(parts, lambda p: p.get("tool_call_id") if p["part_kind"] == "tool-return" else None, "user")
+    return _grouped(
+        parts, lambda p: p.get("tool_call_id") if p["part_kind"] == "tool-return" else None, "user"
+    )
 
 
 def _grouped(pieces: list[Any], result_id: Callable[[Any], Any], role: str) -> list[Json]:
@@ -114,14 +120,15 @@ def _mistral_common(form: str) -> Oracle:
     shapes = importlib.import_module("mistral_common.protocol.instruct.messages")
     pydantic = importlib.import_module("pydantic")
     judge = validator.MistralRequestValidatorV13(mode=validator.ValidationMode.agnostic)
-    adapter = pydantic.TypeAdapter(list[shapes.ChatMessage])
+    adapter = pydantic.TypeAdapter(shapes.ChatMessage)
 
     def oracle(messages: list[Any]) -> str | None:
         chat = as_chat(form, messages)
         kept = ("role", "content", "tool_calls", "tool_call_id")
         plain = [{key: message[key] for key in kept if key in message} for message in chat]
         try:
-            judge.validate_messages(adapter.validate_python([*plain, {"role": "user", "content": "next"}]))
+            sent = [*plain, {"role": "user", "content": "next"}]
+            judge.validate_messages([adapter.validate_python(message) for message in sent])
         except Exception as refusal:  # noqa: BLE001 - whatever a validator raises is its word
             return f"{type(refusal).__name__}: {refusal}"[:300]
         return None
@@ -227,3 +234,38 @@ _ORACLES: dict[str, tuple[tuple[str, ...], Callable[[str], Oracle]]] = {
     "botocore": (("bedrock",), _botocore),
     "pydantic-ai": (("pydantic-ai",), _pydantic_ai),
 }
+
+
+def pydantic_ai_wires() -> dict[str, Callable[[list[Any]], list[Any]]]:
+    """What pydantic-ai makes of its messages for each provider whose SDK is installed."""
+    found: dict[str, Callable[[list[Any]], list[Any]]] = {}
+    for form, name, kind in (
+        ("openai-chat", "openai", "OpenAIChat"),
+        ("anthropic", "anthropic", "Anthropic"),
+    ):
+        try:
+            found[form] = _pydantic_ai_wire(name, kind)
+        except ImportError:
+            continue
+    return found
+
+
+def _pydantic_ai_wire(name: str, kind: str) -> Callable[[list[Any]], list[Any]]:
+    shapes = importlib.import_module("pydantic_ai.messages")
+    asked = importlib.import_module("pydantic_ai.models").ModelRequestParameters
+    provider = importlib.import_module(f"pydantic_ai.providers.{name}")
+    owner = getattr(provider, f"{kind.removesuffix('Chat')}Provider")(api_key="none")
+    model = getattr(importlib.import_module(f"pydantic_ai.models.{name}"), f"{kind}Model")(
+        "m", provider=owner
+    )
+
+    def wire(messages: list[Any]) -> list[Any]:
+        read = shapes.ModelMessagesTypeAdapter.validate_python(messages)
+        if name == "openai":
+            sent = asyncio.run(model._map_messages(read, asked()))
+        else:
+            _, sent = asyncio.run(model._map_message(read, asked(), {}))
+        plain: list[Any] = json.loads(json.dumps(sent, default=str))
+        return plain
+
+    return wire

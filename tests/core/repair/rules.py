@@ -4,6 +4,7 @@ Each function takes a list of messages as it would be sent, with the next prompt
 refusals. Nothing here is shared with `midstream.core`.
 """
 
+# ruff: noqa: ANN401, PERF401 - a history may hold anything
 from __future__ import annotations
 
 import json
@@ -57,10 +58,14 @@ def pairs(turns: list[tuple[str, list[Any]]], *, joined: bool) -> list[str]:
             while joined and before >= 0 and turns[before][0] == "user":
                 before -= 1
             asked = turns[before][1] if joined and before >= 0 else []
-            found += [f"ORPHAN at {place}: {item}" for item in items if item is not None and item not in asked]
+            found += [
+                f"ORPHAN at {place}: {item}" for item in items if item is not None and item not in asked
+            ]
         else:
             asked = turns[place - 1][1]
-            found += [f"ORPHAN at {place}: {item}" for item in items if item is not None and item not in asked]
+            found += [
+                f"ORPHAN at {place}: {item}" for item in items if item is not None and item not in asked
+            ]
             results = [item for item in items if item is not None]
             if len(results) != len(set(results)):
                 found.append(f"DUPRESULT at {place}")
@@ -110,7 +115,9 @@ def _anthropic_blocks(blocks: list[Any], place: int, seen: set[str], role: Any) 
         if kind == "tool_use":
             if role != "assistant":
                 found.append(f"tool_use in {role} at {place}")
-            if not re.fullmatch("[a-zA-Z0-9_-]+", str(block.get("id"))) or not isinstance(block.get("id"), str):
+            if not re.fullmatch("[a-zA-Z0-9_-]+", str(block.get("id"))) or not isinstance(
+                block.get("id"), str
+            ):
                 found.append(f"ID at {place}")
             if block.get("id") in seen:
                 found.append(f"UNIQUE at {place}")
@@ -126,7 +133,9 @@ def _anthropic_blocks(blocks: list[Any], place: int, seen: set[str], role: Any) 
                 found += [f"BLANK in result at {place}"] * len(bad)
             if block.get("is_error") and not content:
                 found.append(f"empty error at {place}")
-        if kind == "thinking" and not (isinstance(block.get("signature"), str) and block["signature"].strip()):
+        if kind == "thinking" and not (
+            isinstance(block.get("signature"), str) and block["signature"].strip()
+        ):
             found.append(f"SIGNATURE at {place}")
         if isinstance(kind, str) and kind.endswith("_tool_result"):
             if block.get("tool_use_id") not in hosted:
@@ -171,12 +180,17 @@ def bedrock(messages: list[Json], profile: str) -> list[str]:
                 if not re.fullmatch("[a-zA-Z0-9_-]{1,64}", str(use.get("toolUseId") or "")):
                     found.append(f"ID at {place}")
             if "reasoningContent" in block and "reasoningText" in block["reasoningContent"]:
-                if not block["reasoningContent"]["reasoningText"].get("signature") and profile != "bedrock-mistral":
+                if (
+                    not block["reasoningContent"]["reasoningText"].get("signature")
+                    and profile != "bedrock-mistral"
+                ):
                     found.append(f"SIGNATURE at {place}")
             items.append(block["toolResult"].get("toolUseId") if "toolResult" in block else None)
             if "toolResult" in block:
                 content = block["toolResult"].get("content")
-                if not isinstance(content, list) or (not content and block["toolResult"].get("status") == "error"):
+                if not isinstance(content, list) or (
+                    not content and block["toolResult"].get("status") == "error"
+                ):
                     found.append(f"result content at {place}")
                 for piece in content or []:
                     if "text" in piece and not str(piece["text"] or "").strip():
@@ -197,7 +211,7 @@ def gemini(messages: list[Json], profile: str) -> list[str]:
             found.append(f"PARTS at {place}")
             continue
         for part in parts:
-            if not any(part.get(key) for key in part if key not in ("thought",)):
+            if not any(part.get(key) for key in part if key != "thought"):
                 found.append(f"ONEOF at {place}")
         calls = [p["functionCall"] for p in parts if "functionCall" in p]
         answers = [p["functionResponse"] for p in parts if "functionResponse" in p]
@@ -240,36 +254,55 @@ def chat(messages: list[Json], profile: str) -> list[str]:
                 expected.remove(message["tool_call_id"])
             if message.get("content") is None:
                 found.append(f"NULL at {place}")
+        elif role == "function":
+            expected = []
         elif role == "assistant":
-            calls = message.get("tool_calls")
-            if calls is not None and not calls:
-                found.append(f"EMPTYCALLS at {place}")
-            ids = [call.get("id") for call in calls or []]
-            found += [f"ID at {place}" for i in ids if not isinstance(i, str) or not i or (not profile and len(i) > 40)]
-            if len(set(ids)) != len(ids):
-                found.append(f"UNIQUE at {place}")
-            if profile == "deepseek" and all_ids & set(ids):
-                found.append(f"UNIQUE over the list at {place}")
-            if profile in ("mistral-v3", "strict-template", "portable"):
-                found += [f"ID9 at {place}" for i in ids if not re.fullmatch("[a-zA-Z0-9]{9}", str(i))]
-            all_ids |= set(ids)
-            for call in calls or []:
-                arguments = call["function"]["arguments"]
-                try:
-                    good = isinstance(arguments if isinstance(arguments, dict) else json.loads(arguments), dict)
-                except (TypeError, ValueError):
-                    good = False
-                if not good:
-                    found.append(f"ARGS at {place}")
-            expected = list(ids)
-            if not message.get("content") and not calls and not message.get("refusal"):
-                found.append(f"HOLLOW at {place}")
+            expected = _chat_reply(message, place, profile, all_ids, found)
         elif role not in ("system", "developer", "user"):
             found.append(f"ROLE at {place}")
         elif message.get("content") is None or message.get("content") == []:
             found.append(f"NULL at {place}")
     if expected:
         found.append("PAIR at the end")
+    return found + _chat_order(messages, profile)
+
+
+def _chat_reply(message: Json, place: int, profile: str, all_ids: set[str], found: list[str]) -> list[Any]:
+    """Judge a reply; return the ids that must be answered next."""
+    calls = message.get("tool_calls")
+    if calls is not None and not calls:
+        found.append(f"EMPTYCALLS at {place}")
+    ids = [call.get("id") for call in calls or []]
+    found += [
+        f"ID at {place}" for i in ids if not isinstance(i, str) or not i or (not profile and len(i) > 40)
+    ]
+    if len(set(ids)) != len(ids):
+        found.append(f"UNIQUE at {place}")
+    if profile == "deepseek" and all_ids & set(ids):
+        found.append(f"UNIQUE over the list at {place}")
+    if profile in ("mistral-v3", "strict-template", "portable"):
+        found += [f"ID9 at {place}" for i in ids if not re.fullmatch("[a-zA-Z0-9]{9}", str(i))]
+    all_ids |= set(ids)
+    for call in calls or []:
+        arguments = call["function"]["arguments"]
+        try:
+            good = isinstance(arguments if isinstance(arguments, dict) else json.loads(arguments), dict)
+        except (TypeError, ValueError):
+            good = False
+        if not good:
+            found.append(f"ARGS at {place}")
+    if (
+        not message.get("content")
+        and not calls
+        and not message.get("refusal")
+        and "function_call" not in message
+    ):
+        found.append(f"HOLLOW at {place}")
+    return list(ids)
+
+
+def _chat_order(messages: list[Json], profile: str) -> list[str]:
+    found: list[str] = []
     if messages and messages[0].get("role") == "assistant" and messages[0].get("tool_calls"):
         found.append("FIRST")
     if profile in ("strict-template", "portable"):
@@ -325,7 +358,10 @@ def responses(messages: list[Json], profile: str) -> list[str]:
             as_chat.append({"role": "tool", "tool_call_id": item["call_id"], "content": "x"})
         elif kind == "reasoning":
             after = messages[place + 1] if place + 1 < len(messages) else {}
-            if after.get("type") not in ("function_call", "message", "reasoning") or after.get("role") == "user":
+            if (
+                after.get("type") not in ("function_call", "message", "reasoning")
+                or after.get("role") == "user"
+            ):
                 found.append(f"REASONFOLLOW at {place}")
         elif item.get("role") == "assistant":
             as_chat.append({"role": "assistant", "content": "words"})
@@ -349,7 +385,9 @@ def pydantic_ai(messages: list[Json], profile: str) -> list[str]:
             for call in calls:
                 args = call.get("args")
                 try:
-                    good = args in (None, "") or isinstance(args if isinstance(args, dict) else json.loads(args), dict)
+                    good = args in (None, "") or isinstance(
+                        args if isinstance(args, dict) else json.loads(args), dict
+                    )
                 except (TypeError, ValueError):
                     good = False
                 if not good or not call.get("tool_name"):
@@ -373,7 +411,8 @@ def langchain(messages: list[Json], profile: str) -> list[str]:
             calls = [*(inner.get("tool_calls") or []), *(inner.get("invalid_tool_calls") or [])]
             if calls:
                 made["tool_calls"] = [
-                    {"id": c.get("id"), "function": {"name": c.get("name"), "arguments": c.get("args")}} for c in calls
+                    {"id": c.get("id"), "function": {"name": c.get("name"), "arguments": c.get("args")}}
+                    for c in calls
                 ]
         if role == "tool":
             made["tool_call_id"] = inner.get("tool_call_id")

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from midstream.core.formats.parts import Json, Kind, Layout, Part, Role, Turn, as_words, both_words, object_of
+from midstream.core.formats.parts import (
+    Json,
+    Kind,
+    Layout,
+    Part,
+    Role,
+    Turn,
+    Value,
+    as_words,
+    both_words,
+    name_of,
+    object_of,
+    role_in,
+    type_of,
+)
 
 _ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT, "system": Role.SYSTEM}
 _MEDIA = {"image", "document", "search_result"}
@@ -20,7 +32,7 @@ class Anthropic:
 
     def parse(self, message: Json, at: int) -> Turn:
         """Read one message."""
-        role = _ROLES.get(message.get("role", ""), Role.OTHER)
+        role = role_in(_ROLES, message.get("role"))
         content = message.get("content")
         if isinstance(content, str):
             return Turn(role, [Part(Kind.TEXT, None, body=content)], message, at)
@@ -31,8 +43,9 @@ class Anthropic:
 
     def build(self, turn: Turn) -> Json:
         """Write one turn; a lone new text is written as a string, as people do."""
-        if turn.source is None and len(turn.parts) == 1 and turn.parts[0].kind is Kind.TEXT:
-            return {"role": str(turn.role), "content": turn.parts[0].body}
+        first = turn.parts[0] if len(turn.parts) == 1 else None
+        if turn.source is None and first is not None and first.kind is Kind.TEXT and first.is_new:
+            return {"role": str(turn.role), "content": first.body}
         content = [_block(part) for part in turn.parts]
         return {**(turn.source or {}), "role": str(turn.role), "content": content}
 
@@ -40,6 +53,11 @@ class Anthropic:
         """Make a text block."""
         del role
         return Part(Kind.TEXT, {"type": "text", "text": words}, body=words, is_new=True)
+
+    def call(self, call_id: str, name: str, arguments: Json) -> Part:
+        """Make a call block."""
+        raw: Json = {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
+        return Part(Kind.CALL, raw, call_id, name, arguments, is_new=True)
 
     def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
         """Make a result block for a call."""
@@ -88,7 +106,7 @@ class Anthropic:
     def join(self, first: Part, second: Part) -> None:
         """Append the second result's content; an error stays one only if both were."""
         if isinstance(first.body, list) or isinstance(second.body, list):
-            content: Any = [*_blocks(first.body), *_blocks(second.body)]
+            content: Value = [*_blocks(first.body), *_blocks(second.body)]
         else:
             content = both_words(as_words(first.body), as_words(second.body))
         first.body, first.raw = content, {**first.raw, "content": content}
@@ -124,28 +142,28 @@ def _drop_null(part: Part) -> str:
     return "null-content"
 
 
-def _is_refused(block: Any) -> bool:
+def _is_refused(block: Value) -> bool:
     """Whether a result may not carry this: blank text."""
     if not isinstance(block, dict):
         return True
     return block.get("type") == "text" and not as_words(block.get("text")).strip()
 
 
-def _blocks(content: Any) -> list[Any]:
+def _blocks(content: Value) -> list[Value]:
     if isinstance(content, list):
         return content
     return [{"type": "text", "text": as_words(content)}] if content else []
 
 
-def _part(block: Any) -> Part:
+def _part(block: Value) -> Part:
     if not isinstance(block, dict):
         words = as_words(block)
-        return Part(Kind.TEXT, {"type": "text", "text": words}, body=words)
-    kind = block.get("type")
+        return Part(Kind.TEXT, {"type": "text", "text": words}, body=words, is_new=True)
+    kind = type_of(block)
     if kind == "text":
         return Part(Kind.TEXT, block, body=block.get("text"))
     if kind == "tool_use":
-        return Part(Kind.CALL, block, block.get("id"), block.get("name") or "", block.get("input"))
+        return Part(Kind.CALL, block, block.get("id"), name_of(block.get("name")), block.get("input"))
     if kind == "tool_result":
         body, failed = block.get("content"), block.get("is_error") is True
         return Part(Kind.RESULT, block, block.get("tool_use_id"), "", body, failed=failed)
@@ -154,13 +172,13 @@ def _part(block: Any) -> Part:
     if kind == "redacted_thinking":
         return Part(Kind.THINKING, block, body=None, signature=block.get("data"))
     if kind in ("server_tool_use", "mcp_tool_use"):
-        return Part(Kind.HOSTED_CALL, block, block.get("id"), block.get("name") or "", block.get("input"))
-    if isinstance(kind, str) and kind.endswith("_tool_result"):
+        return Part(Kind.HOSTED_CALL, block, block.get("id"), name_of(block.get("name")), block.get("input"))
+    if kind.endswith("_tool_result"):
         return Part(Kind.HOSTED_RESULT, block, block.get("tool_use_id"), kind, block.get("content"))
     return Part(Kind.MEDIA if kind in _MEDIA else Kind.OPAQUE, block)
 
 
-def _block(part: Part) -> Any:
+def _block(part: Part) -> Value:
     """A text read from a plain string has no block yet."""
     return {"type": "text", "text": part.body} if part.raw is None else part.raw
 

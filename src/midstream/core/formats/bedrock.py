@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from midstream.core.formats.parts import Json, Kind, Layout, Part, Role, Turn, as_json, as_words, both_words, object_of
+from midstream.core.formats.parts import (
+    Json,
+    Kind,
+    Layout,
+    Part,
+    Role,
+    Turn,
+    Value,
+    as_json,
+    as_words,
+    both_words,
+    name_of,
+    object_of,
+    role_in,
+)
 
 _ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT, "system": Role.SYSTEM}
 _MEDIA = ("image", "document", "video", "audio")
@@ -20,11 +32,13 @@ class Bedrock:
 
     def parse(self, message: Json, at: int) -> Turn:
         """Read one message."""
-        role = _ROLES.get(message.get("role", ""), Role.OTHER)
+        role = role_in(_ROLES, message.get("role"))
         content = message.get("content")
         if isinstance(content, str | dict):
             return Turn(role, [_part(content)], message, at, is_changed=True)
-        return Turn(role, [_part(block) for block in content] if isinstance(content, list) else [], message, at)
+        return Turn(
+            role, [_part(block) for block in content] if isinstance(content, list) else [], message, at
+        )
 
     def build(self, turn: Turn) -> Json:
         """Write one turn."""
@@ -35,13 +49,24 @@ class Bedrock:
         del role
         return Part(Kind.TEXT, {"text": words}, body=words, is_new=True)
 
+    def call(self, call_id: str, name: str, arguments: Json) -> Part:
+        """Make a call block."""
+        raw: Json = {"toolUse": {"toolUseId": call_id, "name": name, "input": arguments}}
+        return Part(Kind.CALL, raw, call_id, name, arguments, is_new=True)
+
     def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
         """Make a result block for a call."""
         inner: Json = {"toolUseId": call.id, "content": [{"text": words}]}
         if is_failed:
             inner["status"] = "error"
         return Part(
-            Kind.RESULT, {"toolResult": inner}, call.id, call.name, inner["content"], failed=is_failed, is_new=True
+            Kind.RESULT,
+            {"toolResult": inner},
+            call.id,
+            call.name,
+            inner["content"],
+            failed=is_failed,
+            is_new=True,
         )
 
     def rename(self, part: Part, new_id: str) -> None:
@@ -108,29 +133,29 @@ class Bedrock:
         return "bad-result" if kept and not isinstance(content, list) else "empty-result"
 
 
-def _set(part: Part, name: str, value: Any) -> None:
+def _set(part: Part, name: str, value: Value) -> None:
     key = "toolUse" if part.kind is Kind.CALL else "toolResult"
     part.raw = {**part.raw, key: {**part.raw[key], name: value}}
 
 
-def _is_blank(block: Any) -> bool:
+def _is_blank(block: Value) -> bool:
     return not isinstance(block, dict) or ("text" in block and not as_words(block["text"]).strip())
 
 
-def _blocks(content: Any) -> list[Any]:
+def _blocks(content: Value) -> list[Value]:
     if isinstance(content, list):
         return [block if isinstance(block, dict) else {"text": as_words(block)} for block in content]
     return [{"text": as_words(content)}] if content else []
 
 
-def _part(block: Any) -> Part:
+def _part(block: Value) -> Part:
     if not isinstance(block, dict):
         words = as_words(block)
-        return Part(Kind.TEXT, {"text": words}, body=words)
+        return Part(Kind.TEXT, {"text": words}, body=words, is_new=True)
     if "text" in block:
         return Part(Kind.TEXT, block, body=block["text"])
     if isinstance(call := block.get("toolUse"), dict):
-        return Part(Kind.CALL, block, call.get("toolUseId"), call.get("name") or "", call.get("input"))
+        return Part(Kind.CALL, block, call.get("toolUseId"), name_of(call.get("name")), call.get("input"))
     if isinstance(result := block.get("toolResult"), dict):
         failed = result.get("status") == "error"
         return Part(Kind.RESULT, block, result.get("toolUseId"), "", result.get("content"), failed=failed)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from midstream.core.formats.parts import (
     Json,
     Kind,
@@ -11,10 +9,14 @@ from midstream.core.formats.parts import (
     Part,
     Role,
     Turn,
+    Value,
     as_json,
     as_words,
     both_words,
+    name_of,
     object_in_text,
+    role_in,
+    type_of,
 )
 
 _ROLES = {
@@ -38,7 +40,7 @@ class OpenAIChat:
 
     def parse(self, message: Json, at: int) -> Turn:
         """Read one message."""
-        role = _ROLES.get(message.get("role", ""), Role.OTHER)
+        role = role_in(_ROLES, message.get("role"))
         if role is Role.TOOL:
             return Turn(role, [self._result(message)], message, at)
         content = message.get("content")
@@ -48,6 +50,8 @@ class OpenAIChat:
                 parts.append(Part(Kind.TEXT, None, body=content))
         elif isinstance(content, list):
             parts = [_chunk(chunk) for chunk in content]
+        elif content is not None:
+            parts = [Part(Kind.TEXT, None, body=as_words(content), is_new=True)]
         turn = Turn(role, parts, message, at)
         if role is Role.ASSISTANT:
             self._read_reply(message, turn)
@@ -63,26 +67,30 @@ class OpenAIChat:
         if "tool_calls" in message:
             calls = message["tool_calls"]
             if calls and isinstance(calls, list):
-                turn.parts += [self._call(call) for call in calls if isinstance(call, dict)]
+                turn.parts += [self._call(call) for call in calls if call]
+                if not all(calls):
+                    turn.faults = ("empty-calls",)
             else:
                 turn.faults = ("empty-calls",)
         legacy = message.get("function_call")
         if isinstance(legacy, dict):
-            name, body = legacy.get("name") or "", legacy.get("arguments")
+            name, body = name_of(legacy.get("name")), legacy.get("arguments")
             turn.parts.append(Part(Kind.CALL, legacy, None, name, body, is_by_name=True))
         for key in ("refusal", "audio"):
             if message.get(key):
                 turn.parts.append(Part(Kind.OPAQUE, {key: message[key]}, name=key))
 
-    def _call(self, call: Json) -> Part:
+    def _call(self, call: Value) -> Part:
+        if not isinstance(call, dict):
+            return Part(Kind.TEXT, None, body=as_words(call), is_new=True)
         inner = call.get("function") or call.get("custom") or {}
         if not isinstance(inner, dict):
             inner = {}
         body = inner.get("arguments") if "custom" not in call else inner.get("input")
-        return Part(Kind.CALL, call, call.get("id"), inner.get("name") or "", body)
+        return Part(Kind.CALL, call, call.get("id"), name_of(inner.get("name")), body)
 
     def _result(self, message: Json) -> Part:
-        body, name = message.get("content"), message.get("name") or ""
+        body, name = message.get("content"), name_of(message.get("name"))
         by_name = message.get("role") == "function"
         return Part(Kind.RESULT, message, message.get("tool_call_id"), name, body, is_by_name=by_name)
 
@@ -92,13 +100,13 @@ class OpenAIChat:
             raw: Json = turn.parts[0].raw
             return raw
         source: Json = turn.source or {}
-        role = source.get("role") if _ROLES.get(source.get("role", "")) is turn.role else str(turn.role)
+        role = source.get("role") if role_in(_ROLES, source.get("role")) is turn.role else str(turn.role)
         message: Json = {**source, "role": role, "content": self._content(turn, source)}
         if turn.role is Role.ASSISTANT:
             self._write_reply(turn, message)
         return message
 
-    def _content(self, turn: Turn, source: Json) -> Any:
+    def _content(self, turn: Turn, source: Json) -> Value:
         said = [part for part in turn.parts if part.kind in (Kind.TEXT, Kind.MEDIA) or _is_chunk(part)]
         if not said:
             before = source.get("content")
@@ -128,6 +136,12 @@ class OpenAIChat:
         del role
         return Part(Kind.TEXT, None, body=words, is_new=True)
 
+    def call(self, call_id: str, name: str, arguments: Json) -> Part:
+        """Make an entry of `tool_calls`."""
+        body = as_json(arguments)
+        raw: Json = {"id": call_id, "type": "function", "function": {"name": name, "arguments": body}}
+        return Part(Kind.CALL, raw, call_id, name, body, is_new=True)
+
     def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
         """Make a tool message for a call (a function message for a call of the old kind)."""
         if call.is_by_name:
@@ -144,22 +158,23 @@ class OpenAIChat:
     def reargue(self, part: Part, arguments: Json) -> None:
         """Give a call other arguments, as JSON text."""
         part.body = as_json(arguments)
-        part.raw = self._recalled(part.raw, "arguments", part.body)
+        part.raw = self._recalled(part, "arguments", part.body)
 
     def retool(self, part: Part, name: str) -> None:
         """Give a call another tool name."""
         part.name = name
         if part.kind is Kind.CALL:
-            part.raw = self._recalled(part.raw, "name", name)
+            part.raw = self._recalled(part, "name", name)
         else:
             part.raw = {**part.raw, "name": name}
 
-    def _recalled(self, raw: Json, key: str, value: Any) -> Json:
-        if "function" in raw or "id" in raw:
-            inner = raw.get("function")
-            inner = inner if isinstance(inner, dict) else {}
-            return {"type": "function", **raw, "function": {"name": "", **inner, key: value}}
-        return {**raw, key: value}
+    def _recalled(self, part: Part, key: str, value: Value) -> Json:
+        raw: Json = part.raw
+        if part.is_by_name:
+            return {**raw, key: value}
+        inner = raw.get("function")
+        inner = inner if isinstance(inner, dict) else {}
+        return {"type": "function", **raw, "function": {"name": "", **inner, key: value}}
 
     def bad_arguments(self, part: Part) -> Json | None:
         """Return the arguments to send where the call's own are no JSON text of an object."""
@@ -189,7 +204,7 @@ class OpenAIChat:
     def join(self, first: Part, second: Part) -> None:
         """Append the second result's content."""
         if isinstance(first.body, list) or isinstance(second.body, list):
-            content: Any = [*_chunks(first.body), *_chunks(second.body)]
+            content: Value = [*_chunks(first.body), *_chunks(second.body)]
         else:
             content = both_words(as_words(first.body), as_words(second.body))
         first.body, first.raw = content, {**first.raw, "content": content}
@@ -207,17 +222,16 @@ class OpenAIChat:
 
 def _is_chunk(part: Part) -> bool:
     """Whether a part stands in the content rather than beside it."""
-    return part.raw is not None and isinstance(part.raw, dict) and "type" in part.raw and part.kind not in (
-        Kind.CALL,
-        Kind.RESULT,
-    )
+    if part.raw is None or part.name in ("refusal", "audio"):
+        return False
+    return part.kind in (Kind.THINKING, Kind.OPAQUE)
 
 
-def _chunk(chunk: Any) -> Part:
+def _chunk(chunk: Value) -> Part:
     if not isinstance(chunk, dict):
         words = as_words(chunk)
-        return Part(Kind.TEXT, {"type": "text", "text": words}, body=words)
-    kind = chunk.get("type")
+        return Part(Kind.TEXT, {"type": "text", "text": words}, body=words, is_new=True)
+    kind = type_of(chunk)
     if kind == "text":
         return Part(Kind.TEXT, chunk, body=chunk.get("text"))
     if kind == "thinking":
@@ -225,7 +239,7 @@ def _chunk(chunk: Any) -> Part:
     return Part(Kind.MEDIA if kind in _MEDIA else Kind.OPAQUE, chunk)
 
 
-def _chunks(content: Any) -> list[Any]:
+def _chunks(content: Value) -> list[Value]:
     if isinstance(content, list):
         return content
     return [{"type": "text", "text": as_words(content)}] if content else []

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from midstream.core.formats.parts import Json, Kind, Layout, Part, Role, Turn, as_words, both_words, object_of
+from midstream.core.formats.parts import (
+    Json,
+    Kind,
+    Layout,
+    Part,
+    Role,
+    Turn,
+    Value,
+    as_words,
+    both_words,
+    name_of,
+    object_of,
+    role_in,
+)
 
 _ROLES = {
     "user": Role.USER,
-    "function": Role.USER,
-    "tool": Role.USER,
     "model": Role.ASSISTANT,
-    "assistant": Role.ASSISTANT,
     "system": Role.SYSTEM,
 }
 _MEDIA = ("inlineData", "fileData", "inline_data", "file_data")
@@ -28,8 +36,13 @@ class Gemini:
     wire = "gemini"
 
     def parse(self, message: Json, at: int) -> Turn:
-        """Read one content. A content without a role is a user's."""
-        role = _ROLES.get(message.get("role") or "user", Role.OTHER)
+        """Read one content. Without a role it is a user's; `function` and `assistant` are no roles any more."""
+        named = message.get("role") or "user"
+        role = role_in(_ROLES, named)
+        if named == "assistant":
+            turn = self.parse({**message, "role": "model"}, at)
+            turn.source, turn.is_changed = message, True
+            return turn
         parts = message.get("parts")
         if isinstance(parts, dict | str):
             return Turn(role, [_part(parts)], message, at, is_changed=True)
@@ -39,12 +52,19 @@ class Gemini:
         """Write one content."""
         role = {Role.ASSISTANT: "model", Role.SYSTEM: "system"}.get(turn.role, "user")
         source: Json = turn.source or {"role": role}
+        if "role" in source:
+            source = {**source, "role": role}
         return {**source, "parts": [part.raw for part in turn.parts]}
 
     def text(self, words: str, role: Role) -> Part:
         """Make a text part."""
         del role
         return Part(Kind.TEXT, {"text": words}, body=words, is_new=True)
+
+    def call(self, call_id: str, name: str, arguments: Json) -> Part:
+        """Make a function call with an id."""
+        raw: Json = {"functionCall": {"id": call_id, "name": name, "args": arguments}}
+        return Part(Kind.CALL, raw, call_id, name, arguments, is_new=True)
 
     def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
         """Make a function response; what is no answer of the tool stands under `error`."""
@@ -54,7 +74,13 @@ class Gemini:
             inner = {"id": call.id, **inner}
         key = "function_response" if "function_call" in call.raw else "functionResponse"
         return Part(
-            Kind.RESULT, {key: inner}, call.id, call.name, inner["response"], is_by_name=call.is_by_name, is_new=True
+            Kind.RESULT,
+            {key: inner},
+            call.id,
+            call.name,
+            inner["response"],
+            is_by_name=call.is_by_name,
+            is_new=True,
         )
 
     def rename(self, part: Part, new_id: str) -> None:
@@ -113,28 +139,32 @@ class Gemini:
 
 
 def _key(raw: Json) -> str:
-    return next(key for key in raw if key in ("functionCall", "function_call", "functionResponse", "function_response"))
+    return next(
+        key
+        for key in raw
+        if key in ("functionCall", "function_call", "functionResponse", "function_response")
+    )
 
 
-def _set(part: Part, name: str, value: Any) -> None:
+def _set(part: Part, name: str, value: Value) -> None:
     key = _key(part.raw)
     part.raw = {**part.raw, key: {**part.raw[key], name: value}}
 
 
-def _part(raw: Any) -> Part:
+def _part(raw: Value) -> Part:
     if not isinstance(raw, dict):
         words = as_words(raw)
-        return Part(Kind.TEXT, {"text": words}, body=words)
+        return Part(Kind.TEXT, {"text": words}, body=words, is_new=True)
     call = raw.get("functionCall") or raw.get("function_call")
     signature = raw.get("thoughtSignature") or raw.get("thought_signature")
     if isinstance(call, dict):
         by_name = not call.get("id")
-        name = call.get("name") or ""
+        name = name_of(call.get("name"))
         return Part(Kind.CALL, raw, call.get("id"), name, call.get("args"), signature, is_by_name=by_name)
     answer = raw.get("functionResponse") or raw.get("function_response")
     if isinstance(answer, dict):
         by_name = not answer.get("id")
-        name = answer.get("name") or ""
+        name = name_of(answer.get("name"))
         return Part(Kind.RESULT, raw, answer.get("id"), name, answer.get("response"), is_by_name=by_name)
     if raw.get("thought"):
         return Part(Kind.THINKING, raw, body=raw.get("text"), signature=signature)

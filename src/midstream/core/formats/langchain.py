@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from midstream.core.formats.parts import (
     Json,
     Kind,
@@ -11,10 +9,13 @@ from midstream.core.formats.parts import (
     Part,
     Role,
     Turn,
+    Value,
     as_json,
     as_words,
     both_words,
+    name_of,
     object_of,
+    type_of,
 )
 
 _ROLES = {
@@ -63,17 +64,17 @@ class LangChain:
         role = _role(message, inner)
         if role is Role.TOOL:
             failed = inner.get("status") == "error"
-            body, name = inner.get("content"), inner.get("name") or ""
+            body, name = inner.get("content"), name_of(inner.get("name"))
             call_id = inner.get("tool_call_id")
             part = Part(Kind.RESULT, message, call_id, name, body, failed=failed)
             return Turn(role, [part], message, at)
         parts = _content(inner.get("content"))
         turn = Turn(role, parts, message, at)
         if role is Role.ASSISTANT:
-            turn.parts = [part for part in parts if not _is_mirrored(part, inner)]
-            turn.parts += [_call(call) for call in inner.get("tool_calls") or () if isinstance(call, dict)]
+            turn.parts = [part for part in parts if not _is_mirrored(part)]
+            turn.parts += [_call(call) for call in _listed(inner.get("tool_calls")) if isinstance(call, dict)]
             turn.parts += [
-                _call(call) for call in inner.get("invalid_tool_calls") or () if isinstance(call, dict)
+                _call(call) for call in _listed(inner.get("invalid_tool_calls")) if isinstance(call, dict)
             ]
         return turn
 
@@ -122,6 +123,11 @@ class LangChain:
         """Make a text, written as a string."""
         del role
         return Part(Kind.TEXT, None, body=words, is_new=True)
+
+    def call(self, call_id: str, name: str, arguments: Json) -> Part:
+        """Make an entry of `tool_calls`."""
+        raw: Json = {"name": name, "args": arguments, "id": call_id, "type": "tool_call"}
+        return Part(Kind.CALL, raw, call_id, name, arguments, is_new=True)
 
     def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
         """Make a tool message for a call."""
@@ -177,7 +183,7 @@ class LangChain:
     def join(self, first: Part, second: Part) -> None:
         """Append the second result's content."""
         if isinstance(first.body, list) or isinstance(second.body, list):
-            content: Any = [*_blocks(first.body), *_blocks(second.body)]
+            content: Value = [*_blocks(first.body), *_blocks(second.body)]
         else:
             content = both_words(as_words(first.body), as_words(second.body))
         first.body, first.raw = content, _with(first.raw, "content", content)
@@ -208,25 +214,29 @@ def _role(message: Json, inner: Json) -> Role:
     return _ROLES.get(named, Role.OTHER) if isinstance(named, str) else Role.OTHER
 
 
-def _with(message: Json, key: str, value: Any) -> Json:
+def _with(message: Json, key: str, value: Value) -> Json:
     inner, wrap = _inside(message)
     changed = {**inner, key: value}
     return {**message, wrap: changed} if wrap in ("data", "kwargs") else changed
 
 
+def _listed(value: Value) -> list[Value]:
+    return value if isinstance(value, list) else []
+
+
 def _call(call: Json) -> Part:
     if "function" in call and isinstance(inner := call["function"], dict):
-        return Part(Kind.CALL, call, call.get("id"), inner.get("name") or "", inner.get("arguments"))
-    return Part(Kind.CALL, call, call.get("id"), call.get("name") or "", call.get("args"))
+        return Part(Kind.CALL, call, call.get("id"), name_of(inner.get("name")), inner.get("arguments"))
+    return Part(Kind.CALL, call, call.get("id"), name_of(call.get("name")), call.get("args"))
 
 
-def _is_mirrored(part: Part, inner: Json) -> bool:
+def _is_mirrored(part: Part) -> bool:
     """Whether a content block only says again what `tool_calls` says."""
     raw = part.raw
     return part.kind is Kind.OPAQUE and isinstance(raw, dict) and raw.get("type") in ("tool_use", "tool_call")
 
 
-def _mirrored(before: Any, content: list[Any], calls: list[Part]) -> list[Any]:
+def _mirrored(before: Value, content: list[Value], calls: list[Part]) -> list[Value]:
     """Put back the blocks that mirror the calls which are still there, under their new ids."""
     by_id = {part.signature or part.id: part for part in calls}
     if not isinstance(before, list):
@@ -240,35 +250,44 @@ def _mirrored(before: Any, content: list[Any], calls: list[Part]) -> list[Any]:
     return [*content, *mirrors]
 
 
-def _written(said: list[Part], inner: Json) -> Any:
+def _written(said: list[Part], inner: Json) -> Value:
     if all(part.raw is None for part in said):
         has_blocks = isinstance(inner.get("content"), list)
         return [] if has_blocks and not said else "\n\n".join(part.body for part in said)
     return [part.body if part.raw is None else part.raw for part in said]
 
 
-def _content(content: Any) -> list[Part]:
+def _content(content: Value) -> list[Part]:
     if isinstance(content, str):
         return [Part(Kind.TEXT, None, body=content)] if content else []
     return [_block(block) for block in content] if isinstance(content, list) else []
 
 
-def _block(block: Any) -> Part:
+def _block(block: Value) -> Part:
     if isinstance(block, str):
         return Part(Kind.TEXT, block, body=block)
     if not isinstance(block, dict):
-        return Part(Kind.TEXT, as_json(block), body=as_json(block))
-    kind = block.get("type")
+        return Part(Kind.TEXT, as_json(block), body=as_json(block), is_new=True)
+    kind = type_of(block)
     if kind == "text":
         return Part(Kind.TEXT, block, body=block.get("text"))
     if kind in ("thinking", "redacted_thinking", "reasoning"):
         body = block.get("thinking") or block.get("reasoning")
         return Part(Kind.THINKING, block, body=body, signature=block.get("signature") or block.get("data"))
-    is_media = kind in ("image", "image_url", "file", "audio", "video", "document", "input_image", "input_audio")
+    is_media = kind in (
+        "image",
+        "image_url",
+        "file",
+        "audio",
+        "video",
+        "document",
+        "input_image",
+        "input_audio",
+    )
     return Part(Kind.MEDIA if is_media else Kind.OPAQUE, block)
 
 
-def _blocks(content: Any) -> list[Any]:
+def _blocks(content: Value) -> list[Value]:
     if isinstance(content, list):
         return content
     return [{"type": "text", "text": as_words(content)}] if content else []

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from midstream.core.formats.anthropic import Anthropic
 from midstream.core.formats.bedrock import Bedrock
+from midstream.core.formats.chat import OpenAIChat
 from midstream.core.formats.gemini import Gemini
 from midstream.core.formats.langchain import LangChain
 from midstream.core.formats.mistral import Mistral
-from midstream.core.formats.chat import OpenAIChat
 from midstream.core.formats.openai_responses import OpenAIResponses
 from midstream.core.formats.parts import Format
 from midstream.core.formats.pydantic_ai import PydanticAI

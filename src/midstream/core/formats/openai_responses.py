@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from midstream.core.formats.parts import (
     Json,
     Kind,
@@ -11,10 +9,14 @@ from midstream.core.formats.parts import (
     Part,
     Role,
     Turn,
+    Value,
     as_json,
     as_words,
     both_words,
+    name_of,
     object_in_text,
+    role_in,
+    type_of,
 )
 
 _ROLES = {
@@ -47,18 +49,20 @@ class OpenAIResponses:
 
     def parse(self, message: Json, at: int) -> Turn:
         """Read one item."""
-        kind = message.get("type")
+        kind = type_of(message) or None
         if kind in OUTPUTS:
             body = message.get("arguments") if kind == "function_call" else message.get("input")
-            name = message.get("name") or str(kind)
-            return Turn(Role.ASSISTANT, [Part(Kind.CALL, message, message.get("call_id"), name, body)], message, at)
+            name = name_of(message.get("name")) or str(kind)
+            return Turn(
+                Role.ASSISTANT, [Part(Kind.CALL, message, message.get("call_id"), name, body)], message, at
+            )
         if kind in _CALLS:
             part = Part(Kind.RESULT, message, message.get("call_id"), "", message.get("output"))
             return Turn(Role.TOOL, [part], message, at)
         if kind == "reasoning":
             return Turn(Role.ASSISTANT, [Part(Kind.THINKING, message, message.get("id"))], message, at)
         if kind == "message" or (kind is None and "role" in message):
-            role = _ROLES.get(message.get("role", ""), Role.OTHER)
+            role = role_in(_ROLES, message.get("role"))
             return Turn(role, _chunks(message.get("content")), message, at)
         role = Role.USER if kind in _USERS else Role.ASSISTANT
         return Turn(role, [Part(Kind.OPAQUE, message, message.get("id"))], message, at)
@@ -70,6 +74,8 @@ class OpenAIResponses:
             raw: Json = first.raw
             return raw
         source: Json = turn.source or {"type": "message", "role": str(turn.role)}
+        if role_in(_ROLES, source.get("role")) is not turn.role:
+            source = {**source, "role": str(turn.role)}
         if len(turn.parts) == 1 and (turn.parts[0].raw is None or turn.source is None):
             return {**source, "content": turn.parts[0].body}
         kind = "output_text" if turn.role is Role.ASSISTANT else "input_text"
@@ -81,10 +87,16 @@ class OpenAIResponses:
         kind = "output_text" if role is Role.ASSISTANT else "input_text"
         return Part(Kind.TEXT, {"type": kind, "text": words}, body=words, is_new=True)
 
+    def call(self, call_id: str, name: str, arguments: Json) -> Part:
+        """Make a function call item, without an item id."""
+        body = as_json(arguments)
+        raw: Json = {"type": "function_call", "call_id": call_id, "name": name, "arguments": body}
+        return Part(Kind.CALL, raw, call_id, name, body, is_new=True)
+
     def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
         """Make the output item of a call, in the shape its kind of call wants."""
         kind = call.raw.get("type", "function_call")
-        output: Any = words
+        output: Value = words
         if kind == "shell_call":
             outcome = {"type": "exit", "exit_code": 1}
             output = [{"stdout": "", "stderr": words, "outcome": outcome}]
@@ -136,7 +148,7 @@ class OpenAIResponses:
     def join(self, first: Part, second: Part) -> None:
         """Append the second output's content."""
         if isinstance(first.body, list) or isinstance(second.body, list):
-            output: Any = [*_outputs(first.body), *_outputs(second.body)]
+            output: Value = [*_outputs(first.body), *_outputs(second.body)]
         else:
             output = both_words(as_words(first.body), as_words(second.body))
         first.body, first.raw = output, {**first.raw, "output": output}
@@ -158,23 +170,25 @@ def _is_item(part: Part) -> bool:
     )
 
 
-def _chunk(chunk: Any) -> Part:
+def _chunk(chunk: Value) -> Part:
     if not isinstance(chunk, dict):
         words = as_words(chunk)
-        return Part(Kind.TEXT, {"type": "input_text", "text": words}, body=words)
-    kind = chunk.get("type")
+        return Part(Kind.TEXT, {"type": "input_text", "text": words}, body=words, is_new=True)
+    kind = type_of(chunk)
     if kind in ("input_text", "output_text", "text"):
         return Part(Kind.TEXT, chunk, body=chunk.get("text"))
     return Part(Kind.MEDIA if kind in _MEDIA else Kind.OPAQUE, chunk, name="chunk")
 
 
-def _chunks(content: Any) -> list[Part]:
+def _chunks(content: Value) -> list[Part]:
     if isinstance(content, str):
         return [Part(Kind.TEXT, None, body=content)] if content else []
-    return [_chunk(chunk) for chunk in content] if isinstance(content, list) else []
+    if isinstance(content, list):
+        return [_chunk(chunk) for chunk in content]
+    return [] if content is None else [Part(Kind.TEXT, None, body=as_words(content), is_new=True)]
 
 
-def _outputs(output: Any) -> list[Any]:
+def _outputs(output: Value) -> list[Value]:
     if isinstance(output, list):
         return output
     return [{"type": "input_text", "text": as_words(output)}] if output else []

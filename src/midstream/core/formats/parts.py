@@ -14,8 +14,10 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct
 
+Value = Any
+"""A JSON value of a provider. `Any`: providers add fields faster than anybody could type them."""
 Json = dict[str, Any]
-"""A JSON object of a provider. `Any`: providers add fields faster than anybody could type them."""
+"""A JSON object of a provider."""
 
 
 class Kind(StrEnum):
@@ -64,10 +66,10 @@ class Part(Struct, eq=False):
     """
 
     kind: Kind
-    raw: Any = None
+    raw: Value = None
     id: str | None = None
     name: str = ""
-    body: Any = None
+    body: Value = None
     signature: str | None = None
     failed: bool = False
     owner: Part | None = None
@@ -113,7 +115,7 @@ class Turn:
         self,
         role: Role,
         parts: list[Part] | None,
-        source: Any = None,
+        source: Value = None,
         at: int = -1,
         *,
         is_changed: bool = False,
@@ -172,6 +174,9 @@ class Format(Protocol):
     def text(self, words: str, role: Role) -> Part:
         """Make a text part for a turn of this role."""
 
+    def call(self, call_id: str, name: str, arguments: Json) -> Part:
+        """Make a call part."""
+
     def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
         """Make a result part for a call."""
 
@@ -200,11 +205,27 @@ class Format(Protocol):
         """Make a result's content sendable; say what was wrong (a code), or None if nothing was."""
 
 
+def role_in(roles: dict[str, Role], named: Value) -> Role:
+    """Look up a role that a message names; anything may stand there."""
+    return roles.get(named, Role.OTHER) if isinstance(named, str) else Role.OTHER
+
+
+def type_of(raw: Json) -> str:
+    """What a block says it is; anything may stand there."""
+    kind = raw.get("type")
+    return kind if isinstance(kind, str) else ""
+
+
+def name_of(value: Value) -> str:
+    """Read a tool's name; anything may stand there."""
+    return value if isinstance(value, str) else ""
+
+
 RAW = "_raw"
 """The argument that carries a text which is no JSON object, so that nothing of it is lost."""
 
 
-def object_of(value: Any) -> Json | None:
+def object_of(value: Value) -> Json | None:
     """Read arguments that should have been an object; None if they are one."""
     if isinstance(value, dict):
         return None
@@ -215,7 +236,7 @@ def object_of(value: Any) -> Json | None:
     return {RAW: as_json(value)}
 
 
-def object_in_text(value: Any) -> Json | None:
+def object_in_text(value: Value) -> Json | None:
     """Read arguments that should have been the JSON text of an object; None if they are."""
     if isinstance(value, str):
         try:
@@ -251,12 +272,12 @@ def _object_in(text: str, *, depth: int) -> Json:
     return {} if found is None else {RAW: text}
 
 
-def as_json(value: Any) -> str:
+def as_json(value: Value) -> str:
     """Write any JSON value as text, the same way every time."""
     return json.dumps(value, ensure_ascii=False, separators=(", ", ": "), default=str)
 
 
-def as_words(value: Any) -> str:
+def as_words(value: Value) -> str:
     """Read any JSON value as words: text as it is, nothing as nothing, the rest as JSON."""
     if isinstance(value, str):
         return value

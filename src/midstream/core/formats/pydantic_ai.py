@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from midstream.core.formats.parts import (
     Json,
     Kind,
@@ -11,9 +9,12 @@ from midstream.core.formats.parts import (
     Part,
     Role,
     Turn,
+    Value,
     as_words,
     both_words,
+    name_of,
     object_in_text,
+    role_in,
 )
 
 _ROLES = {"request": Role.USER, "response": Role.ASSISTANT}
@@ -25,12 +26,12 @@ class PydanticAI:
 
     name = "pydantic-ai"
     layout = Layout.GROUPED
-    profile = "neutral"
+    profile = "pydantic-ai"
     wire = ""
 
     def parse(self, message: Json, at: int) -> Turn:
         """Read one message."""
-        role = _ROLES.get(message.get("kind", ""), Role.OTHER)
+        role = role_in(_ROLES, message.get("kind"))
         parts = message.get("parts")
         return Turn(role, [_part(part) for part in parts] if isinstance(parts, list) else [], message, at)
 
@@ -43,6 +44,11 @@ class PydanticAI:
         """Make a text part of a reply, or a user prompt."""
         kind = "text" if role is Role.ASSISTANT else "user-prompt"
         return Part(Kind.TEXT, {"content": words, "part_kind": kind}, body=words, is_new=True)
+
+    def call(self, call_id: str, name: str, arguments: Json) -> Part:
+        """Make a tool call part."""
+        raw: Json = {"tool_name": name, "args": arguments, "tool_call_id": call_id, "part_kind": "tool-call"}
+        return Part(Kind.CALL, raw, call_id, name, arguments, is_new=True)
 
     def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
         """Make a tool return for a call."""
@@ -86,31 +92,36 @@ class PydanticAI:
 
     def tidy(self, part: Part) -> str | None:
         """Any JSON value may be returned; a retry needs words."""
+        if isinstance(part.body, str) and not part.body.strip():
+            self.refill(part, "(failed without a message)" if part.failed else "(no output)")
+            return "empty-result"
         if part.raw.get("part_kind") == _RETRY and not part.body:
             self.refill(part, "(failed without a message)")
             return "empty-result"
         return None
 
 
-def _part(raw: Any) -> Part:
+def _part(raw: Value) -> Part:
     if not isinstance(raw, dict):
         words = as_words(raw)
-        return Part(Kind.TEXT, {"content": words, "part_kind": "user-prompt"}, body=words)
+        return Part(Kind.TEXT, {"content": words, "part_kind": "user-prompt"}, body=words, is_new=True)
     kind, content = raw.get("part_kind"), raw.get("content")
     if kind in ("user-prompt", "text"):
         return Part(Kind.TEXT, raw, body=content)
     if kind == "system-prompt":
         return Part(Kind.SYSTEM, raw, body=content)
     if kind == "tool-call":
-        return Part(Kind.CALL, raw, raw.get("tool_call_id"), raw.get("tool_name") or "", raw.get("args"))
+        return Part(Kind.CALL, raw, raw.get("tool_call_id"), name_of(raw.get("tool_name")), raw.get("args"))
     if kind == "tool-return" or (kind == _RETRY and raw.get("tool_name")):
         failed = kind == _RETRY
-        name = raw.get("tool_name") or ""
+        name = name_of(raw.get("tool_name"))
         return Part(Kind.RESULT, raw, raw.get("tool_call_id"), name, content, failed=failed)
     if kind == "thinking":
         return Part(Kind.THINKING, raw, body=content, signature=raw.get("signature"))
     if kind in ("builtin-tool-call", "native-tool-call"):
-        return Part(Kind.HOSTED_CALL, raw, raw.get("tool_call_id"), raw.get("tool_name") or "", raw.get("args"))
+        return Part(
+            Kind.HOSTED_CALL, raw, raw.get("tool_call_id"), name_of(raw.get("tool_name")), raw.get("args")
+        )
     if kind in ("builtin-tool-return", "native-tool-return"):
-        return Part(Kind.HOSTED_RESULT, raw, raw.get("tool_call_id"), raw.get("tool_name") or "", content)
+        return Part(Kind.HOSTED_RESULT, raw, raw.get("tool_call_id"), name_of(raw.get("tool_name")), content)
     return Part(Kind.OPAQUE, raw)

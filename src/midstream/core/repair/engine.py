@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from midstream.core.formats.parts import Format, Kind, Mark, Role, Turn
+from midstream.core.formats.parts import Format, Kind, Mark, Role, Turn, Value
 from midstream.core.profiles import Profile
 from midstream.core.repair.edges import settle_edges
 from midstream.core.repair.ids import settle_ids
@@ -14,17 +12,18 @@ from midstream.core.repair.quick import Marks
 from midstream.core.repair.reading import sendable, turns_of
 from midstream.core.repair.reasoning import settle_reasoning
 from midstream.core.repair.report import Advice, Repaired
+from midstream.core.repair.signatures import odd_signatures
 from midstream.core.repair.systems import place_systems
 from midstream.core.repair.task import Task
 from midstream.core.repair.tidy import tidy_turns
 
 
 def repaired(
-    messages: list[Any],
+    messages: list[Value],
     form: Format,
     profile: Profile,
     *,
-    system: Any = None,
+    system: Value = None,
     model: str | None = None,
     thinking: bool | None = None,
     live_tail: bool = False,
@@ -38,9 +37,14 @@ def repaired(
     task = Task(form=form, profile=profile, is_live=live_tail, model=model, outcomes=outcomes)
     clean = sendable(messages, task)
     marks = Marks(clean, form.name, profile)
-    if clean is messages and not (thinking and profile.is_thinking_signed) and marks.are_all_fine(profile):
+    if profile.signs == "anthropic" and task.is_grouped:
+        task.odd_signatures = odd_signatures(clean)
+        if task.odd_signatures:
+            marks.doubt_signatures(task.odd_signatures)
+    needs_walk = (thinking and profile.is_thinking_signed) or (task.is_flat and model)
+    if clean is messages and not needs_walk and marks.are_all_fine(profile):
         has_calls = Mark.CALLS in marks.marks
-        return Repaired(messages, system, (), _advice(has_calls, profile, thinking=None))
+        return Repaired(messages, system, (), _advice(profile, has_calls=has_calls, thinking=None))
     turns = turns_of(clean, task, marks)
     turns, system = place_systems(turns, system, task)
     turns = tidy_turns(turns, task)
@@ -62,10 +66,10 @@ def advice_for(turns: list[Turn], profile: Profile, *, thinking: bool | None) ->
     """Say what the coming request should be sent with."""
     has_calls = any(turn.has_calls for turn in turns)
     is_lost = thinking is True and profile.is_thinking_signed and _lost_thinking(turns)
-    return _advice(has_calls, profile, thinking=False if is_lost else None)
+    return _advice(profile, has_calls=has_calls, thinking=False if is_lost else None)
 
 
-def _advice(has_calls: bool, profile: Profile, *, thinking: bool | None) -> Advice:
+def _advice(profile: Profile, *, has_calls: bool, thinking: bool | None) -> Advice:
     tools = True if has_calls and profile.name.startswith("bedrock") else None
     return Advice(thinking=thinking, tools=tools)
 

@@ -51,7 +51,7 @@ def _follow(turns: list[Turn], call: Part, result: Part, task: Task) -> None:
     if not call.is_by_name and not result.is_by_name and result.id != call.id:
         task.form.rename(result, str(call.id))
         turns[result.turn].is_changed = True
-    if result.name and result.name != call.name and task.form.name == "gemini":
+    if result.name != call.name and task.form.name == "gemini":
         task.form.retool(result, call.name)
         turns[result.turn].is_changed = True
         task.report.tell("foreign-result-name", turns[result.turn].at, "named as its call")

@@ -71,13 +71,19 @@ class Layout:
         here, last = start, None
         while here < len(self.turns) and (last is None or self.task.profile.joins_users):
             turn = self.turns[here]
-            if turn.mark or turn.role is not Role.USER or not any(_answers(part, mine) for part in turn.parts):
+            if (
+                turn.mark
+                or turn.role is not Role.USER
+                or not any(_answers(part, mine) for part in turn.parts)
+            ):
                 break
             answers = [part for part in turn.parts if _answers(part, mine)]
             self.settled.update(id(part) for part in answers)
             others = self._without_results([part for part in turn.parts if not _answers(part, mine)], turn)
             parts = [*answers, *others]
-            if len(parts) != len(turn.parts) or any(a is not b for a, b in zip(parts, turn.parts, strict=True)):
+            if len(parts) != len(turn.parts) or any(
+                a is not b for a, b in zip(parts, turn.parts, strict=True)
+            ):
                 if any(a is not b for a, b in zip(answers, turn.parts, strict=False)):
                     self._tell_moved(turn, answers[0])
                 turn.parts, turn.is_changed = parts, True
@@ -89,7 +95,9 @@ class Layout:
         return here, last
 
     def _tell_moved(self, turn: Turn, answer: Part) -> None:
-        self.task.report.tell("result-not-first", turn.at, "moved the results to the front", call_id=answer.id)
+        self.task.report.tell(
+            "result-not-first", turn.at, "moved the results to the front", call_id=answer.id
+        )
 
     def _separate(self, start: int, mine: set[int]) -> tuple[int, Turn | None]:
         """Write the results that follow; what stands between them waits until they are all written."""
@@ -118,12 +126,16 @@ class Layout:
                     self.settled.add(id(result))
                     moved.append(result)
                     place = self.read[result.turn].at
-                    self.task.report.tell("misplaced-result", place, "moved to its call", call_id=_text(call.id))
+                    self.task.report.tell(
+                        "misplaced-result", place, "moved to its call", call_id=_text(call.id)
+                    )
             elif not (is_tail and self.task.is_live):
                 words = self._outcome(call)
                 made.append(self.task.form.answer(call, words, is_failed=True))
                 at = self.read[call.turn].at
-                self.task.report.tell("dangling-call", at, "added a result that says so", call_id=_text(call.id))
+                self.task.report.tell(
+                    "dangling-call", at, "added a result that says so", call_id=_text(call.id)
+                )
         return moved, made
 
     def _outcome(self, call: Part) -> str:
@@ -194,7 +206,9 @@ def _answers(part: Part, mine: set[int]) -> bool:
 
 
 def _is_item_of_reply(turn: Turn) -> bool:
-    return turn.role is Role.ASSISTANT and not turn.mark and all(part.kind in (Kind.CALL, Kind.THINKING) for part in turn.parts)
+    if turn.role is not Role.ASSISTANT or turn.mark:
+        return False
+    return all(part.kind in (Kind.CALL, Kind.THINKING) for part in turn.parts)
 
 
 def _text(call_id: object) -> str | None:

@@ -8,12 +8,11 @@ call that does.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 
-from midstream.core.formats.parts import Kind, Mark, Part, Role, Turn
+from midstream.core.formats.parts import Kind, Mark, Part, Role, Turn, Value
 from midstream.core.repair.task import Task, stands_in
 
-Key = tuple[str, Any]
+Key = tuple[str, Value]
 
 _COPY_DISTANCE_MAX = 8
 """In messages. A retry writes its copy next to the first; a bound keeps the walk linear."""
@@ -31,7 +30,7 @@ class Pairing:
         """Per id, the replies with calls that wait for it, the latest last."""
         self.done: dict[Key, Part] = {}
         """Per id, the call that was answered last."""
-        self.by_item: dict[Any, Part] = {}
+        self.by_item: dict[Value, Part] = {}
         """Calls by the provider's item id, which some put where the call id belongs."""
         self.strays: list[tuple[int, bool, Part]] = []
         """Results nobody waited for: the reply before them, whether words came between, the result."""
@@ -155,10 +154,14 @@ class Pairing:
         call = self._waiting_for(_key(result))
         if call is None and self.goes_by_name:
             call = self._waiting_by_name(result)
-        if call is None and result.id is not None and not result.is_by_name:
+        if call is None and isinstance(result.id, str) and not result.is_by_name:
             call = self.by_item.get(result.id)
             if call is not None:
                 self._take(call)
+                place = self.turns[result.turn].at
+                self.task.report.tell(
+                    "foreign-result-id", place, "linked by the item's id", call_id=result.id
+                )
         if call is None:
             if self.stepped and _key(result) not in self.done:
                 self._read_again(result.id)
@@ -258,7 +261,10 @@ class Pairing:
     def _link(self, call: Part, result: Part) -> None:
         self._give(call, result)
         self.task.report.tell(
-            "foreign-result-id", self.turns[result.turn].at, "linked to the open call", call_id=_text(result.id)
+            "foreign-result-id",
+            self.turns[result.turn].at,
+            "linked to the open call",
+            call_id=_text(result.id),
         )
 
     def _settle_repeats(self) -> None:
@@ -274,7 +280,9 @@ class Pairing:
     def _settled(self, call: Part, first: Part, other: Part) -> Part:
         report = self.task.report
         place = self.turns[other.turn]
-        if other.turn != first.turn and not (stands_in(first) or stands_in(other) or first.body == other.body):
+        if other.turn != first.turn and not (
+            stands_in(first) or stands_in(other) or first.body == other.body
+        ):
             other.owner, other.is_second = None, True  # joining would change what came before it
             return first
         self.copies.add(id(other))
@@ -319,7 +327,7 @@ def _key(part: Part) -> Key:
     if part.is_by_name:
         return ("name", part.name)
     call_id = part.id
-    return ("id", call_id if isinstance(call_id, str | int | None) else repr(call_id))
+    return ("id", call_id if isinstance(call_id, str) else repr(call_id))
 
 
 def _text(call_id: object) -> str | None:

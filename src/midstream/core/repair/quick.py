@@ -8,16 +8,21 @@ about a microsecond a message, the walk ten.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from midstream.core.formats.parts import Mark
+from midstream.core.formats.parts import Mark, Value
 from midstream.core.profiles import Profile
-from midstream.core.repair.quick_grouped import look_at_anthropic, look_at_bedrock, look_at_gemini, look_at_pydantic_ai
+from midstream.core.repair.quick_grouped import (
+    look_at_anthropic,
+    look_at_bedrock,
+    look_at_gemini,
+    look_at_pydantic_ai,
+)
 from midstream.core.repair.quick_separate import look_at_chat, look_at_langchain, look_at_responses
+from midstream.core.repair.signatures import has_any
 
 DOUBT, USER, REPLY, CALLS, ANSWER, SYSTEM = Mark
 
-Look = Callable[[list[Any], Profile, bytearray, dict[int, list[str]]], None]
+Look = Callable[[list[Value], Profile, bytearray, dict[int, list[str]]], None]
 
 _LOOKS: dict[str, Look] = {
     "anthropic": look_at_anthropic,
@@ -40,12 +45,22 @@ _SILENT = bytes((CALLS, ANSWER))
 class Marks:
     """What the quick look found: one mark a message, and the ids of the marked calls."""
 
-    def __init__(self, messages: list[Any], form: str, profile: Profile) -> None:
+    def __init__(self, messages: list[Value], form: str, profile: Profile) -> None:
         self.marks = bytearray(len(messages))
         self.ids: dict[int, list[str]] = {}
         self.form = form
         self.messages = messages
         _LOOKS[form](messages, profile, self.marks, self.ids)
+
+    def doubt_signatures(self, odd: frozenset[str]) -> None:
+        """Take the marks off the messages with one of these signatures, and off their results."""
+        marks = self.marks
+        for at, message in enumerate(self.messages):
+            if marks[at] in (REPLY, CALLS) and has_any(message, odd):
+                if marks[at] == CALLS:
+                    marks[at + 1] = DOUBT
+                    self.ids.pop(at, None)
+                marks[at] = DOUBT
 
     def are_all_fine(self, profile: Profile) -> bool:
         """Whether nothing at all is in doubt, neither in the messages nor between them."""
@@ -56,7 +71,10 @@ class Marks:
             return False
         if self.form == "openai-responses" and not _has_distinct_items(self.messages):
             return False
-        if SYSTEM in marks and profile.system != "any":
+        if profile.system == "after-user":
+            if any(bytes((before, SYSTEM)) in marks for before in (REPLY, CALLS, ANSWER)):
+                return False
+        elif SYSTEM in marks and profile.system != "any":
             if profile.system == "apart" or SYSTEM in marks[1:]:
                 return False
         return _is_order_fine(marks.lstrip(bytes((SYSTEM,))), profile, is_separate=self.form in _SEPARATE)
@@ -70,7 +88,7 @@ def _are_distinct(ids: dict[int, list[str]]) -> bool:
     return len(set(every)) == len(every)
 
 
-def _has_distinct_items(messages: list[Any]) -> bool:
+def _has_distinct_items(messages: list[Value]) -> bool:
     every = [message["id"] for message in messages if "id" in message]
     return len(set(every)) == len(every)
 
@@ -87,4 +105,6 @@ def _is_order_fine(marks: bytes, profile: Profile, *, is_separate: bool) -> bool
     if b"aa" in roles or (profile.alternates != "no" and b"uu" in roles):
         return False
     spoken = marks.translate(_SPOKEN, _SILENT)
-    return profile.alternates != "spoken" or not (b"uu" in spoken or b"aa" in spoken or spoken.startswith(b"a"))
+    return profile.alternates != "spoken" or not (
+        b"uu" in spoken or b"aa" in spoken or spoken.startswith(b"a")
+    )

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from midstream.core.formats.parts import Value
 from midstream.core.profiles import Profile
 
 _USER, _REPLY, _CALLS, _ANSWER = 1, 2, 3, 4
 Ids = dict[int, list[str]]
 
 
-def _says(words: Any) -> bool:
+def _says(words: Value) -> bool:
     """Whether this is a text with more than white space in it."""
     return type(words) is str and bool(words) and not words.isspace()
 
 
-def look_at_anthropic(messages: list[Any], profile: Profile, marks: bytearray, ids: Ids) -> None:
+def look_at_anthropic(messages: list[Value], profile: Profile, marks: bytearray, ids: Ids) -> None:
     """Mark what is beyond doubt in Anthropic messages."""
     takes_id = profile.id_test()
     skip = -1
@@ -45,7 +44,7 @@ def look_at_anthropic(messages: list[Any], profile: Profile, marks: bytearray, i
             continue
 
 
-def _anthropic_reply(content: Any, takes_id: Any) -> list[str] | None:
+def _anthropic_reply(content: Value, takes_id: Value) -> list[str] | None:
     """Return the ids a reply asks for, or None where anything needs a closer look."""
     asked: list[str] = []
     kind = None
@@ -70,13 +69,15 @@ def _anthropic_reply(content: Any, takes_id: Any) -> list[str] | None:
     return asked
 
 
-def _anthropic_answers(message: Any, asked: list[str], profile: Profile) -> bool:
+def _anthropic_answers(message: Value, asked: list[str], profile: Profile) -> bool:
     content = message["content"]
     count = len(asked)
     if message["role"] != "user" or type(content) is not list or len(content) < count:
         return False
     if len(content) > count:
-        if not profile.mixes_results or not all(b["type"] == "text" and _says(b["text"]) for b in content[count:]):
+        if not profile.mixes_results or not all(
+            b["type"] == "text" and _says(b["text"]) for b in content[count:]
+        ):
             return False
         content = content[:count]
     answered = [block["tool_use_id"] for block in content if block["type"] == "tool_result"]
@@ -89,11 +90,11 @@ def _anthropic_answers(message: Any, asked: list[str], profile: Profile) -> bool
     return True
 
 
-def _is_text_block(block: Any) -> bool:
+def _is_text_block(block: Value) -> bool:
     return bool(block["type"] == "text" and _says(block["text"]))
 
 
-def look_at_bedrock(messages: list[Any], profile: Profile, marks: bytearray, ids: Ids) -> None:
+def look_at_bedrock(messages: list[Value], profile: Profile, marks: bytearray, ids: Ids) -> None:
     """Mark what is beyond doubt in Converse messages."""
     takes_id = profile.id_test()
     skip = -1
@@ -106,7 +107,7 @@ def look_at_bedrock(messages: list[Any], profile: Profile, marks: bytearray, ids
             if type(content) is not list or not content:
                 continue
             if role == "user":
-                if all(_says(block["text"]) for block in content):
+                if "text" in content[0] and all(_says(block["text"]) for block in content):
                     marks[at] = _USER
             elif role == "assistant" and "model" not in message:
                 asked = _bedrock_reply(content, takes_id)
@@ -122,7 +123,7 @@ def look_at_bedrock(messages: list[Any], profile: Profile, marks: bytearray, ids
             continue
 
 
-def _bedrock_reply(content: list[Any], takes_id: Any) -> list[str] | None:
+def _bedrock_reply(content: list[Value], takes_id: Value) -> list[str] | None:
     asked: list[str] = []
     if "reasoningContent" in content[0]:
         signature = content[0]["reasoningContent"]["reasoningText"]["signature"]
@@ -142,19 +143,24 @@ def _bedrock_reply(content: list[Any], takes_id: Any) -> list[str] | None:
     return asked if len(set(asked)) == len(asked) else None
 
 
-def _bedrock_answers(message: Any, asked: list[str]) -> bool:
+def _bedrock_answers(message: Value, asked: list[str]) -> bool:
     content = message["content"]
     if message["role"] != "user" or len(content) != len(asked):
         return False
-    results = [block["toolResult"] for block in content]
-    if {result["toolUseId"] for result in results} != set(asked):
-        return False
-    return all(
-        result["content"] and all(_says(piece["text"]) for piece in result["content"]) for result in results
-    )
+    answered = set()
+    for block in content:
+        result = block["toolResult"]
+        answered.add(result["toolUseId"])
+        pieces = result["content"]
+        if not pieces:
+            return False
+        for piece in pieces:
+            if not _says(piece["text"]):
+                return False
+    return answered == set(asked)
 
 
-def look_at_gemini(messages: list[Any], profile: Profile, marks: bytearray, ids: Ids) -> None:
+def look_at_gemini(messages: list[Value], profile: Profile, marks: bytearray, ids: Ids) -> None:
     """Mark what is beyond doubt in Gemini contents."""
     skip = -1
     last = len(messages) - 1
@@ -182,7 +188,7 @@ def look_at_gemini(messages: list[Any], profile: Profile, marks: bytearray, ids:
     ids.clear()
 
 
-def _gemini_reply(parts: list[Any]) -> list[str] | None:
+def _gemini_reply(parts: list[Value]) -> list[str] | None:
     """Return the names a reply calls; ids need a closer look."""
     asked: list[str] = []
     for part in parts:
@@ -197,7 +203,7 @@ def _gemini_reply(parts: list[Any]) -> list[str] | None:
     return asked
 
 
-def _gemini_answers(message: Any, asked: list[str]) -> bool:
+def _gemini_answers(message: Value, asked: list[str]) -> bool:
     parts = message["parts"]
     if message["role"] != "user" or len(parts) != len(asked):
         return False
@@ -208,7 +214,7 @@ def _gemini_answers(message: Any, asked: list[str]) -> bool:
     return answered == asked or sorted(answered) == sorted(asked)
 
 
-def look_at_pydantic_ai(messages: list[Any], profile: Profile, marks: bytearray, ids: Ids) -> None:
+def look_at_pydantic_ai(messages: list[Value], profile: Profile, marks: bytearray, ids: Ids) -> None:
     """Mark what is beyond doubt in pydantic-ai messages."""
     takes_id = profile.id_test()
     skip = -1
@@ -237,7 +243,7 @@ def look_at_pydantic_ai(messages: list[Any], profile: Profile, marks: bytearray,
             continue
 
 
-def _pydantic_reply(parts: list[Any], profile: Profile, takes_id: Any) -> list[str] | None:
+def _pydantic_reply(parts: list[Value], profile: Profile, takes_id: Value) -> list[str] | None:
     asked: list[str] = []
     kind = ""
     for part in parts:
@@ -255,9 +261,13 @@ def _pydantic_reply(parts: list[Any], profile: Profile, takes_id: Any) -> list[s
     return asked if len(set(asked)) == len(asked) and kind != "thinking" else None
 
 
-def _pydantic_answers(message: Any, asked: list[str]) -> bool:
+def _pydantic_answers(message: Value, asked: list[str]) -> bool:
     parts = message["parts"]
     if message["kind"] != "request" or len(parts) != len(asked):
         return False
-    answered = {part["tool_call_id"] for part in parts if part["part_kind"] == "tool-return"}
+    answered = set()
+    for part in parts:
+        if part["part_kind"] != "tool-return" or not _says(part["content"]):
+            return False
+        answered.add(part["tool_call_id"])
     return answered == set(asked)

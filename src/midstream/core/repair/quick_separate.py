@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
+from midstream.core.formats.parts import Value
 from midstream.core.profiles import Profile
 
 _USER, _REPLY, _CALLS, _ANSWER, _SYSTEM = 1, 2, 3, 4, 5
-_read = msgspec.json.Decoder(dict[str, Any]).decode
+_ITEM_ID_SIZE_MAX = 64
+_read = msgspec.json.Decoder(dict[str, Value]).decode
 Ids = dict[int, list[str]]
 
 
-def _says(words: Any) -> bool:
+def _says(words: Value) -> bool:
     """Whether this is a text with more than white space in it."""
     return type(words) is str and bool(words) and not words.isspace()
 
 
-def look_at_chat(messages: list[Any], profile: Profile, marks: bytearray, ids: Ids) -> None:
+def look_at_chat(messages: list[Value], profile: Profile, marks: bytearray, ids: Ids) -> None:
     """Mark what is beyond doubt in chat messages."""
     takes_id = profile.id_test()
     until = 0
@@ -47,7 +47,7 @@ def look_at_chat(messages: list[Any], profile: Profile, marks: bytearray, ids: I
             continue
 
 
-def _chat_calls(calls: list[Any], takes_id: Any) -> list[str] | None:
+def _chat_calls(calls: list[Value], takes_id: Value) -> list[str] | None:
     asked: list[str] = []
     for call in calls:
         inner = call["function"]
@@ -58,7 +58,7 @@ def _chat_calls(calls: list[Any], takes_id: Any) -> list[str] | None:
     return asked if len(set(asked)) == len(asked) else None
 
 
-def _chat_answers(messages: list[Any], at: int, asked: list[str]) -> bool:
+def _chat_answers(messages: list[Value], at: int, asked: list[str]) -> bool:
     answers = messages[at + 1 : at + 1 + len(asked)]
     if len(answers) != len(asked):
         return False
@@ -70,7 +70,7 @@ def _chat_answers(messages: list[Any], at: int, asked: list[str]) -> bool:
     return True
 
 
-def look_at_langchain(messages: list[Any], profile: Profile, marks: bytearray, ids: Ids) -> None:
+def look_at_langchain(messages: list[Value], profile: Profile, marks: bytearray, ids: Ids) -> None:
     """Mark what is beyond doubt in LangChain messages of the `{"type", "data"}` kind."""
     takes_id = profile.id_test()
     until = 0
@@ -102,7 +102,7 @@ def look_at_langchain(messages: list[Any], profile: Profile, marks: bytearray, i
             continue
 
 
-def _langchain_calls(calls: list[Any], takes_id: Any) -> list[str] | None:
+def _langchain_calls(calls: list[Value], takes_id: Value) -> list[str] | None:
     asked: list[str] = []
     for call in calls:
         if type(call["args"]) is not dict or not _says(call["name"]) or not takes_id(call["id"]):
@@ -111,7 +111,7 @@ def _langchain_calls(calls: list[Any], takes_id: Any) -> list[str] | None:
     return asked if len(set(asked)) == len(asked) else None
 
 
-def _langchain_answers(messages: list[Any], at: int, asked: list[str]) -> bool:
+def _langchain_answers(messages: list[Value], at: int, asked: list[str]) -> bool:
     answers = messages[at + 1 : at + 1 + len(asked)]
     if len(answers) != len(asked):
         return False
@@ -124,7 +124,7 @@ def _langchain_answers(messages: list[Any], at: int, asked: list[str]) -> bool:
     return True
 
 
-def look_at_responses(messages: list[Any], profile: Profile, marks: bytearray, ids: Ids) -> None:
+def look_at_responses(messages: list[Value], profile: Profile, marks: bytearray, ids: Ids) -> None:
     """Mark what is beyond doubt in Responses items: messages, and one run of calls with its outputs.
 
     Reasoning, item ids and hosted calls are looked at closely: their rules are about neighbours.
@@ -138,9 +138,18 @@ def look_at_responses(messages: list[Any], profile: Profile, marks: bytearray, i
             kind = message.get("type", "message")
             if kind == "message":
                 marks[at] = _response_message(message)
-            elif kind == "reasoning" and at and message["id"].startswith("rs_") and len(message["id"]) <= 64:
+            elif (
+                kind == "reasoning"
+                and at
+                and profile.alternates == "no"
+                and message["id"].startswith("rs_")
+                and len(message["id"]) <= _ITEM_ID_SIZE_MAX
+            ):
                 after = messages[at + 1]
-                if after["type"] == "function_call" or (after["type"], after["role"]) == ("message", "assistant"):
+                if after["type"] == "function_call" or (after["type"], after["role"]) == (
+                    "message",
+                    "assistant",
+                ):
                     marks[at] = _REPLY
             elif kind == "function_call":
                 asked = _response_calls(messages, at, takes_id)
@@ -154,7 +163,7 @@ def look_at_responses(messages: list[Any], profile: Profile, marks: bytearray, i
             continue
 
 
-def _response_message(message: Any) -> int:
+def _response_message(message: Value) -> int:
     role, content = message["role"], message["content"]
     if type(content) is list and len(content) == 1 and content[0]["type"] in ("input_text", "output_text"):
         content = content[0]["text"]
@@ -162,11 +171,11 @@ def _response_message(message: Any) -> int:
         return 0
     if role == "assistant":
         item = message.get("id")
-        return _REPLY if item is None or (item.startswith("msg_") and len(item) <= 64) else 0
+        return _REPLY if item is None or (item.startswith("msg_") and len(item) <= _ITEM_ID_SIZE_MAX) else 0
     return _USER if role == "user" else _SYSTEM if role in ("system", "developer") else 0
 
 
-def _response_calls(messages: list[Any], at: int, takes_id: Any) -> list[str]:
+def _response_calls(messages: list[Value], at: int, takes_id: Value) -> list[str]:
     """Return the ids of the run of calls that begins here, or nothing where one of them is in doubt."""
     asked: list[str] = []
     before = messages[at - 1] if at else {}
@@ -182,13 +191,13 @@ def _response_calls(messages: list[Any], at: int, takes_id: Any) -> list[str]:
             is_fine
             and _says(message["name"])
             and takes_id(message["call_id"])
-            and (item is None or (item.startswith("fc_") and len(item) <= 64))
+            and (item is None or (item.startswith("fc_") and len(item) <= _ITEM_ID_SIZE_MAX))
         )
         asked.append(message["call_id"])
     return asked if is_fine and len(set(asked)) == len(asked) else []
 
 
-def _response_answers(messages: list[Any], start: int, asked: list[str]) -> bool:
+def _response_answers(messages: list[Value], start: int, asked: list[str]) -> bool:
     answers = messages[start : start + len(asked)]
     if len(answers) != len(asked):
         return False

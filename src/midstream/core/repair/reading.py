@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-from midstream.core.formats.parts import Role, Turn, as_json
+from midstream.core.formats.parts import Role, Turn, Value, as_json
 from midstream.core.repair.quick import Marks
 from midstream.core.repair.task import Task
 from midstream.errors import InvalidHistoryError
@@ -15,7 +13,7 @@ DEPTH_MAX = 200
 """Levels of nesting in one message: deeper ones overflow the stack of JSON readers everywhere."""
 
 
-def sendable(messages: list[Any], task: Task) -> list[Any]:
+def sendable(messages: list[Value], task: Task) -> list[Value]:
     """Return the list with every lone surrogate replaced; the same list where there is none.
 
     Raises:
@@ -23,7 +21,7 @@ def sendable(messages: list[Any], task: Task) -> list[Any]:
     """
     if _is_json(messages):
         return messages
-    clean: list[Any] = []
+    clean: list[Value] = []
     for at, message in enumerate(messages):
         if _is_json(message):
             clean.append(message)
@@ -37,7 +35,7 @@ def sendable(messages: list[Any], task: Task) -> list[Any]:
     return clean
 
 
-def turns_of(messages: list[Any], task: Task, marks: Marks) -> list[Turn]:
+def turns_of(messages: list[Value], task: Task, marks: Marks) -> list[Turn]:
     """Read every message that is in doubt; what is no message at all becomes a user's words."""
     turns: list[Turn] = []
     parse, ids = task.form.parse, marks.ids
@@ -48,7 +46,10 @@ def turns_of(messages: list[Any], task: Task, marks: Marks) -> list[Turn]:
             turn.ids = ids.get(at)
             turns.append(turn)
         elif isinstance(message, dict):
-            turns.append(parse(message, at))
+            turn = parse(message, at)
+            if any(part.is_new for part in turn.parts):
+                turn.is_changed = True
+            turns.append(turn)
         elif message in (None, "", []):
             task.report.tell("not-a-message", at, "dropped: it is empty")
         else:
@@ -66,7 +67,7 @@ def _roles_of(task: Task) -> tuple[Role, ...]:
     return (Role.OTHER, Role.USER, Role.ASSISTANT, Role.ASSISTANT, answers, Role.SYSTEM)
 
 
-def _is_json(value: Any) -> bool:
+def _is_json(value: Value) -> bool:
     try:
         msgspec.json.encode(value)
     except (UnicodeEncodeError, TypeError, ValueError, RecursionError):
@@ -74,7 +75,7 @@ def _is_json(value: Any) -> bool:
     return True
 
 
-def has_surrogates(value: Any, depth: int = DEPTH_MAX) -> bool:
+def has_surrogates(value: Value, depth: int = DEPTH_MAX) -> bool:
     """Whether any text in a value holds half a character."""
     if isinstance(value, str):
         return mended_text(value) is not value
@@ -94,7 +95,7 @@ def mended_text(text: str) -> str:
     return text
 
 
-def _mended(value: Any, depth: int) -> Any:
+def _mended(value: Value, depth: int) -> Value:
     """Copy a value with its texts mended; signed thinking whose text changes loses its signature."""
     if depth == 0:
         raise RecursionError("too deep")

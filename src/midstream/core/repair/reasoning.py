@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from midstream.core.formats.parts import Json, Kind, Part, Role, Turn, as_words, both_words
+from midstream.core.formats.parts import Json, Kind, Part, Role, Turn, Value, as_words, both_words
 from midstream.core.repair.task import Task, is_text
 from midstream.core.repair.words import NO_REASONING, SENTINEL
 
 _ITEM_ID_SIZE_MAX = 64
 """Characters of an item id (Responses)."""
+_REASONING_MODELS = ("o1", "o3", "o4", "gpt-5", "codex")
 _PREFIXES = {"function_call": "fc_", "reasoning": "rs_"}
 
 
@@ -42,7 +41,23 @@ def _item_pairs(turns: list[Turn], task: Task) -> list[Turn]:
             _drop_item_id(turn)
             task.report.tell(fault, turn.at, "left out the item's id")
             kept.append(turn)
-    return _without_lost_partners(turns, _followed(kept, task), task)
+    followed = _followed(kept, task)
+    if task.model is not None and task.model.startswith(_REASONING_MODELS):
+        _drop_lone_call_ids(followed, task)
+    return _without_lost_partners(turns, followed, task)
+
+
+def _drop_lone_call_ids(turns: list[Turn], task: Task) -> None:
+    """A reasoning model's call is known by its item id: the server asks for the reasoning it came with."""
+    is_thought = False
+    for turn in turns:
+        if turn.role is not Role.ASSISTANT:
+            is_thought = False
+        elif _is_reasoning(turn):
+            is_thought = True
+        elif turn.has_calls and not is_thought and isinstance(turn.source, dict) and "id" in turn.source:
+            _drop_item_id(turn)
+            task.report.tell("item-without-reasoning", turn.at, "left out the item's id")
 
 
 def _followed(turns: list[Turn], task: Task) -> list[Turn]:
@@ -62,7 +77,7 @@ def _is_reasoning(turn: Turn) -> bool:
     return isinstance(turn.source, dict) and turn.source.get("type") == "reasoning"
 
 
-def _item_fault(turn: Turn, item_id: Any, seen: set[str]) -> str | None:
+def _item_fault(turn: Turn, item_id: Value, seen: set[str]) -> str | None:
     if turn.role is Role.USER or turn.role is Role.SYSTEM or turn.source.get("type") == "item_reference":
         return "repeated-item" if item_id in seen and "type" not in turn.source else None
     if not isinstance(item_id, str) or not item_id or len(item_id) > _ITEM_ID_SIZE_MAX:

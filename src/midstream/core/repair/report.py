@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec import Struct
+
+from midstream.core.formats.parts import Value
 
 
 class Edit(Struct, frozen=True, omit_defaults=True):
@@ -48,8 +48,8 @@ class Repaired(Struct, frozen=True):
     `messages` is the very list that was given where nothing was wrong; so is `system`.
     """
 
-    messages: list[Any]
-    system: Any = None
+    messages: list[Value]
+    system: Value = None
     edits: tuple[Edit, ...] = ()
     advice: Advice = Advice()
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from midstream.core.formats.parts import Json, Kind, Part, Role, Turn, as_words, both_words
+from midstream.core.formats.parts import Json, Kind, Part, Role, Turn, Value, as_words, both_words
 from midstream.core.repair.task import Task
 from midstream.core.repair.words import SYSTEM_NOTE
 
 
-def place_systems(turns: list[Turn], system: Any, task: Task) -> tuple[list[Turn], Any]:
+def place_systems(turns: list[Turn], system: Value, task: Task) -> tuple[list[Turn], Value]:
     """Move, merge or mark the system prompts in a list; return it with the system parameter.
 
     Before the first other message they go to the top (or into the parameter); later ones stay where they
@@ -18,7 +16,7 @@ def place_systems(turns: list[Turn], system: Any, task: Task) -> tuple[list[Turn
     profile = task.profile
     if profile.system == "any" or not any(turn.role is Role.SYSTEM for turn in turns):
         return turns, system
-    said = {_words_of_system(system)} if system is not None else set()
+    said = {words_of_system(system)} if system is not None else set()
     kept: list[Turn] = []
     is_top = True
     for turn in turns:
@@ -27,17 +25,24 @@ def place_systems(turns: list[Turn], system: Any, task: Task) -> tuple[list[Turn
             kept.append(turn)
             continue
         words = _words(turn.parts)
-        if not words.strip() or words in said:
-            task.report.tell("repeated-system" if words.strip() else "empty-message", turn.at, "dropped the copy")
+        if not words.strip() or (words in said and profile.system != "after-user"):
+            task.report.tell(
+                "repeated-system" if words.strip() else "empty-message", turn.at, "dropped the copy"
+            )
         elif is_top and profile.system == "apart":
-            system = _with_words(system, words)
+            system = with_words(system, words, task.form.name)
             task.report.tell("system-in-list", turn.at, "moved into the system parameter")
-        elif is_top and not kept:
+        elif (is_top and not kept) or (profile.system == "after-user" and _may_stand(kept)):
             kept.append(turn)
         else:
             kept.append(_noted(turn, words, task))
         said.add(words)
     return kept, system
+
+
+def _may_stand(before: list[Turn]) -> bool:
+    """Whether a system prompt may follow these: nothing, another one, or a user."""
+    return not before or before[-1].role in (Role.SYSTEM, Role.USER)
 
 
 def _noted(turn: Turn, words: str, task: Task) -> Turn:
@@ -54,7 +59,8 @@ def _words(parts: list[Part]) -> str:
     return words
 
 
-def _words_of_system(system: Any) -> str:
+def words_of_system(system: Value) -> str:
+    """The words of a system parameter of any shape."""
     if isinstance(system, dict):
         system = system.get("parts")
     if isinstance(system, list):
@@ -65,10 +71,10 @@ def _words_of_system(system: Any) -> str:
     return as_words(system)
 
 
-def _with_words(system: Any, words: str) -> Any:
-    """Add words to a system parameter, in the shape it has (or a text where there is none)."""
+def with_words(system: Value, words: str, form: str = "") -> Value:
+    """Add words to a system parameter, in the shape it has, or else the format's own."""
     if system is None or system == "":
-        return words
+        return {"bedrock": [{"text": words}], "gemini": {"parts": [{"text": words}]}}.get(form, words)
     if isinstance(system, str):
         return f"{system}\n\n{words}"
     if isinstance(system, dict):
@@ -76,6 +82,6 @@ def _with_words(system: Any, words: str) -> Any:
         return {**system, "parts": pieces}
     if isinstance(system, list):
         is_typed = any(isinstance(block, dict) and "type" in block for block in system)
-        block: Any = {"type": "text", "text": words} if is_typed or not system else {"text": words}
+        block: Value = {"type": "text", "text": words} if is_typed or not system else {"text": words}
         return [*system, words if system and isinstance(system[0], str) else block]
     return system

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from midstream.core.formats.parts import Format, Kind, Layout, Mark, Part, Role, Turn
+from midstream.core.formats.parts import Format, Kind, Layout, Mark, Part, Role, Turn, Value
 from midstream.core.profiles import Profile
 from midstream.core.repair.report import Report
 from midstream.core.repair.words import ANSWERS
@@ -27,6 +25,7 @@ class Task:
         self.is_live = is_live
         self.model = model
         self.outcomes = outcomes or {}
+        self.odd_signatures: frozenset[str] = frozenset()
         self.report = Report()
         self.is_grouped = form.layout is Layout.GROUPED
         self.is_flat = form.layout is Layout.FLAT
@@ -48,8 +47,12 @@ def is_silent(turn: Turn) -> bool:
     if turn.role is Role.TOOL:
         return True
     if turn.role is Role.ASSISTANT:
-        return turn.has_calls
-    return bool(turn.parts) and all(part.kind is Kind.RESULT for part in turn.parts)
+        return turn.has_calls or _is_all(Kind.THINKING, turn)
+    return _is_all(Kind.RESULT, turn)
+
+
+def _is_all(kind: Kind, turn: Turn) -> bool:
+    return bool(turn.parts) and all(part.kind is kind for part in turn.parts)
 
 
 def words_in(part: Part) -> str:
@@ -57,7 +60,7 @@ def words_in(part: Part) -> str:
     return part.body if isinstance(part.body, str) else ""
 
 
-def is_text(value: Any) -> bool:
+def is_text(value: Value) -> bool:
     """Whether a value is a text that says something."""
     return isinstance(value, str) and bool(value.strip())
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from midstream.core.formats.anthropic import hosted_answer
 from midstream.core.formats.parts import Kind, Mark, Part, Role, Turn, as_words
 from midstream.core.repair.task import Task, is_text, words_in
@@ -59,7 +61,7 @@ def _tidy_role(turn: Turn, task: Task) -> None:
 
 def _split(turn: Turn, task: Task) -> list[Turn]:
     """Take apart what two speakers, or two replies, were merged into."""
-    if not task.is_grouped or len(turn.parts) < 2 and turn.role is not Role.USER:
+    if not task.is_grouped:
         return [turn]
     if turn.role is Role.USER:
         if not any(part.kind in _REPLY_KINDS for part in turn.parts):
@@ -74,7 +76,7 @@ def _split(turn: Turn, task: Task) -> list[Turn]:
     task.report.tell(code, turn.at, "taken apart")
     edges = [0, *cuts, len(turn.parts)]
     pieces = []
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in pairwise(edges):
         parts = turn.parts[start:end]
         role = turn.role
         if role is Role.USER and parts[0].kind in _REPLY_KINDS:
@@ -111,7 +113,9 @@ def _tidy_parts(turn: Turn, task: Task) -> None:
             found = task.form.tidy(part)
             if found is not None:
                 turn.is_changed = True
-                task.report.tell(found, turn.at, "gave the result sendable content", part=place, call_id=part.id)
+                task.report.tell(
+                    found, turn.at, "gave the result sendable content", part=place, call_id=part.id
+                )
         elif kind is Kind.TEXT:
             if _is_refused_text(part, task):
                 gone.add(id(part))
@@ -188,7 +192,7 @@ def _tidy_thinking(turn: Turn, task: Task) -> None:
 
 
 def _is_foreign(signature: str, turn: Turn, task: Task) -> bool:
-    if signature.startswith(_FOREIGN_STARTS):
+    if signature.startswith(_FOREIGN_STARTS) or signature in task.odd_signatures:
         return True
     model = turn.source.get("model") if isinstance(turn.source, dict) else None
     if not isinstance(model, str) or task.profile.signs != "anthropic":
@@ -282,7 +286,9 @@ def _close_hosted(turn: Turn, task: Task) -> None:
         else:
             words = f"{HOSTED_ORPHAN} {as_words(part.body)}"
             parts.append(task.form.text(words, Role.ASSISTANT))
-            task.report.tell("hosted-result-without-call", turn.at, "kept as text", part=place, call_id=part.id)
+            task.report.tell(
+                "hosted-result-without-call", turn.at, "kept as text", part=place, call_id=part.id
+            )
     closed: list[Part] = []
     for part in parts:
         if part.kind is not Kind.HOSTED_CALL or part.id in answered:
