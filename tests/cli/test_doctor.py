@@ -34,12 +34,13 @@ def test_what_a_person_reads_at_80_columns(run: Run, tmp_path: Path, monkeypatch
 GOLDEN = """\
 ✗ NaN.json
   openai-chat for openai-chat, 1 message, 1 finding
-  the whole: NaN and Infinity are no JSON [not-a-number]
+  the whole: not-a-number: NaN and Infinity are no JSON.
     repair: replaced by null; lost: NaN
   wrote NaN.repaired.json
 ! anthropic.broken.json
   anthropic for anthropic, 5 messages, 1 finding
-  message 1: a call has no result (toolu_01B) [dangling-call]
+  message 1: dangling-call (toolu_01B): Every tool call has a result, directly
+    after it.
     repair: added a result that says so
   wrote anthropic.broken.repaired.json
 ✓ claude-code.valid.jsonl
@@ -50,8 +51,8 @@ GOLDEN = """\
   the JSON is cut off at line 1, column 19 [cut-json]
 ! opencode.broken/storage
   opencode for opencode, 2 messages, 1 finding
-  message/ses_1/msg_2.json, message 1: a call has no result (call_A)
-    [dangling-call]
+  message/ses_1/msg_2.json, message 1: dangling-call (call_A): Every tool call
+    has a result, directly after it.
     repair: added a result that says so
   wrote opencode.broken/storage.repaired
 """
@@ -76,7 +77,7 @@ def test_json_is_one_object_a_history_with_every_field(run: Run, tmp_path: Path)
     assert lines[0]["findings"] == [
         {
             "code": "dangling-call",
-            "rule": "a call has no result",
+            "rule": "Every tool call has a result, directly after it.",
             "repair": "added a result that says so",
             "line": 6,
             "message": -1,
@@ -164,7 +165,7 @@ def test_many_findings_are_counted_and_the_first_few_shown(run: Run, tmp_path: P
     path = tmp_path / "many.json"
     path.write_text(json.dumps([{"role": "user", "content": "x"}, {"role": "assistant", "content": calls}]))
     done = run("doctor", path)
-    assert done.stdout.count("[dangling-call]") == 5
+    assert done.stdout.count(": dangling-call (") == 5
     assert "... and 4 more; --json has all" in done.stdout
 
 

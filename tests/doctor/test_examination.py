@@ -30,9 +30,9 @@ KINDS = {
     "openai-chat": ("openai-chat", "openai-chat"),
     "openai-responses": ("openai-responses", "responses"),
     "opencode": ("opencode", "opencode"),
-    "pydantic-ai": ("pydantic-ai", "neutral"),
+    "pydantic-ai": ("pydantic-ai", "pydantic-ai"),
     "request-lines": ("openai-chat", "openai-chat"),
-    "tunacode": ("tunacode", "neutral"),
+    "tunacode": ("tunacode", "pydantic-ai"),
 }
 
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midstream.doctor import line_files
 from midstream.doctor.examination import examine
 from midstream.doctor.findings import Report, Status
+from midstream.doctor.threads import Threads
 from tests.doctor.files import (
     Json,
     answered,
@@ -244,7 +244,7 @@ def sessions(draw: st.DrawFn) -> list[Json]:
                     tip = add(tip, answered(name))
                 if fate == "late":
                     late.append(name)
-        if late and draw(st.booleans()):
+        if draw(st.booleans()) and late:
             tip = add(tip, answered(late.pop()))
         if draw(st.integers(0, 4)):
             tip = add(tip, said(f"m{turn}-end", f"that was turn {turn}"))
@@ -284,9 +284,12 @@ def test_stretch_by_stretch_finds_what_the_whole_would(session: list[Json]) -> N
 
 
 def _examined_whole(path: Path) -> Report:
-    made: Callable[..., Any] = line_files.Threads
+    made: Callable[..., Any] = Threads
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("midstream.doctor.line_files.Threads", lambda last, **rest: made(last, **{**rest, "may_cut": False}))
+        patch.setattr(
+            "midstream.doctor.line_files.Threads",
+            lambda last, **rest: made(last, **{**rest, "may_cut": False}),
+        )
         return examine(path).report
 
 

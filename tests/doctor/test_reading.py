@@ -72,7 +72,8 @@ def test_brackets_in_strings_are_not_counted() -> None:
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_value_or_a_typed_error(body: bytes) -> None:
     try:
-        reason = "" if value_in(body) else "never"
+        value_in(body)
+        reason = ""
     except UnreadableHistoryError as error:
         reason = error.reason
     assert reason in {"", "not-json", "cut-json"}

@@ -53,7 +53,9 @@ def test_a_message_speaks_for_its_format(message: object, form: str) -> None:
         ({"body": {"contents": [{"parts": []}]}}, ("body", "contents"), "gemini"),
     ],
 )
-def test_messages_are_found_where_programs_keep_them(document: object, path: tuple[str, ...], form: str) -> None:
+def test_messages_are_found_where_programs_keep_them(
+    document: object, path: tuple[str, ...], form: str
+) -> None:
     shape = shape_of(document)
     assert shape is not None
     assert (shape.path, shape.format) == (path, form)

@@ -58,7 +58,7 @@ def _about(report: Report) -> str:
 def _finding_lines(found: Finding, ink: Ink, width: int) -> Iterator[str]:
     place = _place(found)
     about = f" ({shortened(clean(found.call_id, is_one_line=True), 40)})" if found.call_id else ""
-    yield from _wrapped(f"{place}: {found.rule}{about} [{found.code}]", INDENT, width)
+    yield from _wrapped(f"{place}: {found.code}{about}: {found.rule}", INDENT, width)
     lost = f"; lost: {shortened(clean(found.lost, is_one_line=True), 40)}" if found.lost.strip() else ""
     for line in _wrapped(f"repair: {found.repair}{lost}", 2 * INDENT, width):
         yield ink.red(line) if lost else ink.dim(line)

@@ -7,66 +7,23 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from midstream.core.repair.refusals import REFUSALS
 from midstream.core.repair.report import Edit
 from midstream.errors import InvalidHistoryError
 
 RULES = {
-    "bad-id": "the id of a call is not one this provider takes",
-    "bad-item-id": "the id of an item is not one this provider takes",
-    "bad-result": "a result holds what no result may",
-    "blank-text": "a text without words is refused",
-    "broken-arguments": "the arguments of a call must be a JSON object",
-    "broken-chain": "a line follows one that is not in the file",
-    "broken-file": "this file is no JSON",
-    "broken-line": "this line is no JSON",
-    "call-without-name": "a call must name its tool",
-    "call-without-signature": "a call of the current turn must carry its thought signature",
-    "content-shape": "the content is no text and no list of parts",
-    "dangling-call": "a call has no result",
-    "empty-list": "a history needs at least one message",
-    "empty-message": "a message says nothing",
-    "empty-part": "a part says nothing",
-    "empty-result": "a result has no words",
-    "empty-tool-calls": "an empty list of calls is refused",
-    "foreign-result-id": "a result stands under an id that no call has",
-    "foreign-result-name": "a result names another tool than its call",
-    "foreign-thinking": "thinking of another model cannot be sent back",
-    "hosted-call-without-result": "a hosted call has no result",
-    "hosted-result-without-call": "a hosted result has no call",
-    "item-without-reasoning": "an item lost the reasoning that came with it",
-    "journal-gap": "positions are missing in the journal",
-    "journal-unfolded": "the records contradict one another",
-    "late-result": "a result came after a placeholder for it",
-    "lone-surrogate": "half a character cannot be sent",
-    "long-line": "this line is too long to be read",
-    "misplaced-result": "a result does not follow its call",
-    "missing-reasoning": "the reasoning of a reply with calls must come along",
-    "mixed-turn": "results and words may not share a message",
-    "not-a-message": "an entry is no message",
-    "not-a-number": "NaN and Infinity are no JSON",
-    "null-content": "a content may not be null",
-    "orphan-part": "a part belongs to no message",
-    "orphan-result": "a result has no call",
-    "reasoning-without-follower": "reasoning lost the item that came after it",
-    "repeated-call": "a call id is used twice",
-    "repeated-id": "two calls have one id",
-    "repeated-item": "an item is there twice",
-    "repeated-result": "a call has two results",
-    "repeated-system": "a system prompt is repeated",
-    "repeated-thinking": "thinking is there twice",
-    "reply-in-user-turn": "what only a reply may hold stands in a user's message",
-    "result-not-first": "results must stand first in their message",
-    "same-role-twice": "two messages in a row are of the same speaker",
-    "spliced-thinking": "thinking of two replies stands in one",
-    "split-reply": "one reply is stored in pieces",
-    "starts-with-reply": "a history may not begin with a reply",
-    "system-in-list": "a system prompt may not stand in the list",
-    "thinking-last": "thinking may not end a reply",
-    "unknown-role": "nobody has this role",
-    "unreadable-record": "a record cannot be read",
-    "unsigned-thinking": "thinking without its signature is refused",
+    "broken-chain": "Every line follows one that is in the file.",
+    "broken-file": "Every file of a history is JSON.",
+    "broken-line": "Every line is JSON.",
+    "empty-list": "A history has at least one message.",
+    "journal-gap": "A journal has no gaps.",
+    "journal-unfolded": "The records of a journal do not contradict one another.",
+    "long-line": "A line is short enough to be read.",
+    "not-a-number": "NaN and Infinity are no JSON.",
+    "orphan-part": "Every part belongs to a message.",
+    "unreadable-record": "Every record can be read.",
 }
-"""What a provider (or a reader) has against each kind of finding; a code that is not here explains itself."""
+"""The rules of files. Those of messages are the repair's (`midstream.core.repair.refusals`)."""
 
 
 class Status(StrEnum):
@@ -133,11 +90,17 @@ class UnreadableHistoryError(InvalidHistoryError):
         self.reason = reason
 
 
+def rule_of(code: str) -> str:
+    """Return the rule that a finding of this code breaks."""
+    refusal = REFUSALS.get(code)
+    return RULES.get(code) or (refusal.rule if refusal else code.replace("-", " "))
+
+
 def finding_of(edit: Edit, *, line: int = 0, message: int = -1, file: str = "") -> Finding:
     """Say an edit of the repair as a finding at its place in a file."""
     return Finding(
         edit.code,
-        RULES.get(edit.code, edit.code.replace("-", " ")),
+        rule_of(edit.code),
         edit.did,
         line=line,
         message=message,
@@ -152,7 +115,7 @@ def finding(
     code: str, repair: str, *, line: int = 0, lost: str = "", file: str = "", message: int = -1
 ) -> Finding:
     """Make a finding that no repair of messages made."""
-    return Finding(code, RULES[code], repair, line=line, lost=lost, file=file, message=message)
+    return Finding(code, rule_of(code), repair, line=line, lost=lost, file=file, message=message)
 
 
 def status_of(findings: Iterable[Finding]) -> Status:
