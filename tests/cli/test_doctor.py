@@ -1,70 +1,208 @@
+"""`midstream doctor` as people and scripts see it: what is printed, what is written, how it ends."""
+
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
-from click.testing import CliRunner, Result
+import pytest
 
-from midstream.cli import midstream_command
-from tests.core.repair.reported import reply, use, user
+from midstream.cli.terminal import width_of
+from tests.cli.conftest import Run
+from tests.cli.on_terminal import OnTerminal
+from tests.doctor.files import HISTORIES, put
 
-BROKEN = [user("q"), reply(use("a")), user("w")]
-
-
-def run(*arguments: object) -> Result:
-    runner = CliRunner()
-    return runner.invoke(midstream_command, ["doctor", *map(str, arguments)], standalone_mode=True)
+LONG_NAME = "a-name-that-is-much-too-long-for-a-line-of-eighty-columns-and-goes-on-and-on.json"
 
 
-def saved(path: Path, messages: object) -> Path:
-    path.write_text(json.dumps(messages), encoding="utf-8")
-    return path
-
-
-def test_a_good_file_is_fine(tmp_path: Path) -> None:
-    done = run(saved(tmp_path / "h.json", [user("q")]))
-    assert (done.exit_code, done.output.strip()) == (
-        0,
-        f"{tmp_path}/h.json: fine (json, anthropic, 1 messages)",
+def test_what_a_person_reads_at_80_columns(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("anthropic.broken.json", "claude-code.valid.jsonl", "opencode.broken"):
+        put(tmp_path, name)
+    Path("cut.json").write_text('[{"role": "user", "con')
+    Path("NaN.json").write_text('{"top_p": NaN, "messages": [{"role": "user", "content": "hi"}]}')
+    done = run("doctor", "--fix", ".")
+    assert done.stdout == GOLDEN
+    assert done.stderr == (
+        "5 histories: 1 clean, 2 with findings, 1 with findings that cost something, 1 unreadable.\n"
     )
-
-
-def test_a_broken_file_is_explained_and_left_alone(tmp_path: Path) -> None:
-    path = saved(tmp_path / "h.json", BROKEN)
-    done = run(path)
-    assert done.exit_code == 6
-    assert "message 1: dangling-call: added a result that says so" in done.output
-    assert json.loads(path.read_text(encoding="utf-8")) == BROKEN
-    assert [each.name for each in tmp_path.iterdir()] == ["h.json"]
-
-
-def test_a_fixed_copy_stands_beside_and_is_fine(tmp_path: Path) -> None:
-    done = run("--fix", saved(tmp_path / "h.json", BROKEN))
-    assert done.exit_code == 6
-    assert run(tmp_path / "h.repaired.json").exit_code == 0
-
-
-def test_in_place_keeps_what_was_there(tmp_path: Path) -> None:
-    path = saved(tmp_path / "h.json", BROKEN)
-    run("--fix", "--in-place", path)
-    assert run(path).exit_code == 0
-    assert json.loads((tmp_path / "h.json.bak").read_text(encoding="utf-8")) == BROKEN
-
-
-def test_json_has_every_finding(tmp_path: Path) -> None:
-    done = run("--json", "--for", "bedrock-claude", saved(tmp_path / "h.json", BROKEN))
-    answer = json.loads(done.output)
-    assert [finding["code"] for finding in answer["findings"]] == ["dangling-call", "same-role-twice"]
-
-
-def test_a_folder_is_searched_and_an_unreadable_file_does_not_stop_it(tmp_path: Path) -> None:
-    saved(tmp_path / "a.json", [user("q")])
-    (tmp_path / "b.json").write_text("not json", encoding="utf-8")
-    done = run(tmp_path)
     assert done.exit_code == 7
-    assert "a.json: fine" in done.output
-    assert "b.json: unreadable" in done.output
+    assert max(map(width_of, done.stdout.splitlines())) <= 80
 
 
-def test_in_place_without_fix_is_wrong_use(tmp_path: Path) -> None:
-    assert run("--in-place", saved(tmp_path / "h.json", BROKEN)).exit_code == 2
+GOLDEN = """\
+✗ NaN.json
+  openai-chat for openai-chat, 1 message, 1 finding
+  the whole: not-a-number: NaN and Infinity are no JSON.
+    repair: replaced by null; lost: NaN
+  wrote NaN.repaired.json
+! anthropic.broken.json
+  anthropic for anthropic, 5 messages, 1 finding
+  message 1: dangling-call (toolu_01B): Every tool call has a result, directly
+    after it.
+    repair: added a result that says so
+  wrote anthropic.broken.repaired.json
+✓ claude-code.valid.jsonl
+  claude-code for anthropic, 12 messages in 2 conversations
+  note: line 15 was cut off while it was written; a repaired copy leaves it out
+  note: earlier states of parts, folded into the last one: 1
+✗ cut.json
+  the JSON is cut off at line 1, column 19 [cut-json]
+! opencode.broken/storage
+  opencode for opencode, 2 messages, 1 finding
+  message/ses_1/msg_2.json, message 1: dangling-call (call_A): Every tool call
+    has a result, directly after it.
+    repair: added a result that says so
+  wrote opencode.broken/storage.repaired
+"""
+
+
+def test_on_a_terminal_long_names_are_shortened_and_colours_are_asked_for(
+    on_terminal: OnTerminal, tmp_path: Path
+) -> None:
+    (tmp_path / LONG_NAME).write_text("[]")
+    seen = on_terminal("doctor", tmp_path / LONG_NAME)
+    assert seen.code == 6
+    assert max(map(width_of, seen.text.splitlines())) <= 80
+    assert "…" in seen.text
+
+
+def test_json_is_one_object_a_history_with_every_field(run: Run, tmp_path: Path) -> None:
+    put(tmp_path, "codex.broken.jsonl")
+    put(tmp_path, "gemini.valid.json")
+    lines = [json.loads(line) for line in run("doctor", "--json", tmp_path).stdout.splitlines()]
+    assert [line["status"] for line in lines] == ["findings", "clean"]
+    assert sorted(lines[0]) == sorted(lines[1])
+    assert lines[0]["findings"] == [
+        {
+            "code": "dangling-call",
+            "rule": "Every tool call has a result, directly after it.",
+            "repair": "added a result that says so",
+            "line": 6,
+            "message": -1,
+            "part": -1,
+            "call_id": "call_A",
+            "lost": "",
+            "file": "",
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "code"),
+    [
+        (["gemini.valid.json"], 0),
+        (["gemini.valid.json", "gemini.broken.json"], 6),
+        (["gemini.broken.json", "none.json"], 3),
+        (["none.json", "lossy.jsonl"], 7),
+        (["cut.json"], 7),
+    ],
+)
+def test_how_it_ends(run: Run, tmp_path: Path, names: list[str], code: int) -> None:
+    for name in names:
+        if (HISTORIES / name).exists():
+            put(tmp_path, name)
+    (tmp_path / "lossy.jsonl").write_text(
+        '{"role":"user","content":"hi"}\n{"ro\n{"role":"user","content":"hi"}\n'
+    )
+    (tmp_path / "cut.json").write_text('[{"role"')
+    assert run("doctor", *(tmp_path / name for name in names)).exit_code == code
+
+
+def test_a_folder_with_other_files_says_nothing_of_them(run: Run, tmp_path: Path) -> None:
+    put(tmp_path, "gemini.valid.json")
+    (tmp_path / "package.json").write_text('{"name": "x"}')
+    (tmp_path / "empty.json").write_text("")
+    done = run("doctor", tmp_path)
+    assert (done.exit_code, done.stderr) == (0, "1 history: 1 clean.\n")
+    assert "package.json" not in done.output
+
+
+def test_a_folder_without_a_history_is_not_found(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "package.json").write_text('{"name": "x"}')
+    done = run("doctor", tmp_path)
+    assert done.exit_code == 3
+    assert "no history in it [no-history]" in done.stdout
+
+
+def test_in_place_replaces_and_keeps_the_original(run: Run, tmp_path: Path) -> None:
+    path = put(tmp_path, "tunacode.broken.json")
+    before = path.read_bytes()
+    done = run("doctor", "--fix", "--in-place", path)
+    assert done.exit_code == 6
+    assert f"the original is {'…' if len(str(path)) > 58 else ''}" in done.stdout
+    assert (tmp_path / "tunacode.broken.json.bak").read_bytes() == before
+    assert run("doctor", path).exit_code == 0
+
+
+def test_without_fix_nothing_is_written_and_the_way_is_shown(run: Run, tmp_path: Path) -> None:
+    path = put(tmp_path, "tunacode.broken.json")
+    before = sorted(tmp_path.iterdir())
+    done = run("doctor", path)
+    assert done.stderr.endswith("--fix writes repaired copies beside them.\n")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--for", "nobody"], "no profile is called 'nobody'"),
+        (["--format", "klingon"], "no format is called 'klingon'"),
+        (["--in-place"], "give both"),
+    ],
+)
+def test_wrong_use_is_told_before_anything_is_read(
+    run: Run, tmp_path: Path, arguments: list[str], told: str
+) -> None:
+    done = run("doctor", *arguments, put(tmp_path, "gemini.broken.json"))
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert told in done.stderr
+
+
+def test_many_findings_are_counted_and_the_first_few_shown(run: Run, tmp_path: Path) -> None:
+    calls = [{"type": "tool_use", "id": f"toolu_{at}", "name": "f", "input": {}} for at in range(9)]
+    path = tmp_path / "many.json"
+    path.write_text(json.dumps([{"role": "user", "content": "x"}, {"role": "assistant", "content": calls}]))
+    done = run("doctor", path)
+    assert done.stdout.count(": dangling-call (") == 5
+    assert "... and 4 more; --json has all" in done.stdout
+
+
+def test_nothing_in_a_file_can_act_on_the_terminal(run: Run, tmp_path: Path) -> None:
+    hostile = "a\x1b[2J\x1b]0;pwned\x07\u202e\nb"
+    call = {"type": "tool_use", "id": hostile, "name": hostile, "input": {}}
+    path = tmp_path / "evil\x1b[31m.json"
+    path.write_text(json.dumps([{"role": hostile, "content": "x"}, {"role": "assistant", "content": [call]}]))
+    for more in ([], ["--json"]):
+        done = run("doctor", *more, path)
+        assert done.exit_code == 6
+        assert not set(done.output) & {"\x1b", "\x07", "\u202e"}
+
+
+def test_names_that_are_no_text_are_told_too(run: Run, tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path) + b"/\xff.json"
+    try:
+        Path(os.fsdecode(path)).write_text("[]")
+    except OSError:
+        pytest.skip("this file system wants names in UTF-8")
+    for more in ([], ["--json"]):
+        assert run("doctor", *more, tmp_path).exit_code == 6
+
+
+def test_without_a_path_the_installation_is_checked(run: Run, tmp_path: Path) -> None:
+    done = run("doctor", "--port", "0")
+    assert done.exit_code == 0
+    assert [line.split()[1] for line in done.stdout.splitlines() if line[0] in "✓!✗"][:2] == [
+        "versions",
+        "sqlite",
+    ]
+    assert max(map(width_of, done.stdout.splitlines())) <= 80
+    told = json.loads(run("doctor", "--port", "0", "--json").stdout)
+    assert told["is_healthy"] is True
+    assert {check["verdict"] for check in told["checks"]} <= {"ok", "warning"}
+
+
+def test_help_has_the_exit_codes(run: Run) -> None:
+    text = run("doctor", "--help").stdout
+    assert "7  something cannot be read, or not be repaired without a loss" in text

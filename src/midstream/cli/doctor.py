@@ -1,138 +1,141 @@
-"""`midstream doctor`: say what is wrong with history files, and write repaired copies."""
+"""`midstream doctor`: histories on disk, and the machine they live on."""
 
 from __future__ import annotations
 
 import json
-import shutil
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
+import msgspec
+from msgspec.structs import replace
 
 from midstream.cli import Surroundings
-from midstream.cli.exits import UNREADABLE, VERIFICATION
-from midstream.cli.terminal import clean, escaped_json
-from midstream.core.repair.refusals import REFUSALS
-from midstream.errors import InvalidHistoryError, UsageError
-from midstream.history import Repaired, repair
-from midstream.integrations.history_files import Stored, read_history, write_history
+from midstream.cli.exits import NOT_FOUND, UNREADABLE, VERIFICATION
+from midstream.cli.findings_screen import Progress, check_lines, report_lines, summary
+from midstream.cli.terminal import COLUMNS, columns
+from midstream.core.profiles import profile_named
+from midstream.doctor.examination import Examined, examine
+from midstream.doctor.findings import Report, Status
+from midstream.doctor.installation import Verdict, checks
+from midstream.doctor.places import places_in
+from midstream.doctor.shapes import known_format
+from midstream.errors import MidstreamError, UsageError
+from midstream.world import World
 
 SHOWN_MAX = 5
-"""Findings shown for a file; --json has all."""
-SUFFIXES = (".json", ".jsonl")
+"""Findings printed of one history; --json has all of them."""
+
+EPILOG = """\b
+Exit codes:
+    0  clean
+    3  no such file
+    6  findings that a repair settles without losing anything
+    7  something cannot be read, or not be repaired without a loss
+With --fix the code is that of the original: examine the copy to see 0."""
 
 
-@click.command()
-@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.command(short_help="Find and repair histories that a provider would refuse.", epilog=EPILOG)
+@click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path(path_type=Path))
 @click.option(
-    "--for", "profile", metavar="PROFILE", help="Judge for this provider (default: the format's own)."
+    "--for", "profile", metavar="PROFILE", help="Judge by these rules (default: those of the format)."
 )
-@click.option("--format", "form", metavar="FORMAT", help="Whose messages these are (default: found out).")
-@click.option("--fix", is_flag=True, help="Write a repaired copy beside each file, as NAME.repaired.SUFFIX.")
 @click.option(
-    "--in-place", is_flag=True, help="With --fix: replace the file, and keep it as NAME.SUFFIX.bak."
+    "--format", "named", metavar="FORMAT", help="What the files are (default: what they look like)."
 )
-@click.option("--json", "is_json", is_flag=True, help="Answer in JSON, one line a file.")
+@click.option(
+    "--fix", is_flag=True, help="Write a repaired copy, NAME.repaired.EXT, beside each broken file."
+)
+@click.option("--in-place", is_flag=True, help="With --fix: replace the file, and keep it as NAME.EXT.bak.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Without PATH: to check."
+)
+@click.option("--json", "is_json", is_flag=True, help="One JSON object for each history, with every finding.")
 @click.pass_obj
 def doctor(
     surroundings: Surroundings,
     paths: tuple[Path, ...],
-    *,
     profile: str | None,
-    form: str | None,
-    fix: bool,
-    in_place: bool,
-    is_json: bool,
+    named: str | None,
+    fix: bool,  # noqa: FBT001 - click passes options so
+    in_place: bool,  # noqa: FBT001 - see above
+    port: int,
+    is_json: bool,  # noqa: FBT001 - see above
 ) -> int:
-    """Check history files and repair copies of them.
+    """Find and repair histories that a provider would refuse.
 
-    Reads Claude Code, Codex, pydantic-ai, OpenAI, Anthropic, Gemini, Bedrock, Mistral, LangChain and tunacode files.
-    Ends with 0 if all is well, 6 if something would be refused, 7 if a file could not be read or a repair lost
-    something.
+    PATH is a file or a folder: sessions of Claude Code, Codex, opencode, tunacode and midstream, and messages of any
+    provider or framework as JSON or JSON lines. Without PATH this installation is checked.
     """
     if in_place and not fix:
-        raise UsageError("--in-place does nothing without --fix")
-    worst = 0
-    for path in _files(paths):
-        try:
-            stored = read_history(path, form)
-            done = repair(stored.messages, format=stored.form, profile=profile, system=stored.system)
-        except (InvalidHistoryError, OSError) as error:
-            worst = UNREADABLE
-            _say(surroundings, {"file": str(path), "error": str(error)}, is_json=is_json)
-            continue
-        answer = _answer(path, stored, done)
-        if fix and done.is_changed:
-            answer["written"] = str(_fixed(path, stored, done, in_place=in_place))
-        worst = max(worst, UNREADABLE if done.is_lossy else VERIFICATION if done.is_changed else 0)
-        _say(surroundings, answer, is_json=is_json)
-    return worst
+        raise UsageError("--in-place says where --fix writes: give both")
+    rules = profile_named(profile).name if profile else None
+    form = known_format(named) if named else None
+    if not paths:
+        return _check_installation(surroundings, port, is_json=is_json)
+    statuses: Counter[Status] = Counter()
+    width = columns() if surroundings.out.is_terminal else COLUMNS
+    with Progress(surroundings.talk.is_terminal, World()) as progress:
+        for examined in _examined(paths, form, rules, progress):
+            report = _fixed(examined, in_place=in_place) if fix else examined.report
+            progress.clear()
+            statuses[report.status] += 1
+            if is_json:
+                click.echo(json.dumps(msgspec.to_builtins(report)))
+                continue
+            for line in report_lines(report, surroundings.out, width, limit=SHOWN_MAX):
+                click.echo(line, color=True)
+    click.echo(summary(statuses), err=True)
+    if statuses[Status.FINDINGS] + statuses[Status.LOSSY] and not fix:
+        click.echo("--fix writes repaired copies beside them.", err=True)
+    return _exit_code(statuses)
 
 
-def _files(paths: tuple[Path, ...]) -> Iterator[Path]:
-    for path in paths:
-        if path.is_dir():
-            yield from sorted(each for each in path.rglob("*") if each.suffix in SUFFIXES and each.is_file())
-        else:
-            yield path
+def _examined(
+    paths: tuple[Path, ...], form: str | None, rules: str | None, progress: Progress
+) -> Iterator[Examined]:
+    found = 0
+    for place in places_in(paths):
+        progress.next(place.path.name)
+        examined = examine(place.path, named=form, profile=rules, tick=progress.tick)
+        if examined.report.reason == "no-history" and not place.is_named:
+            continue  # folders hold other files too
+        found += 1
+        yield examined
+    if not found:
+        problem = "there is no history in it"
+        for path in paths:
+            yield Examined(Report(str(path), Status.MISSING, reason="no-history", problem=problem))
 
 
-def _answer(path: Path, stored: Stored, done: Repaired) -> dict[str, Any]:
-    findings = [
-        {
-            "code": edit.code,
-            "at": edit.at,
-            "part": edit.part,
-            "call_id": edit.call_id,
-            "rule": REFUSALS[edit.code].rule,
-            "did": edit.did,
-            "lost": edit.lost,
-        }
-        for edit in done.edits
-    ]
-    return {
-        "file": str(path),
-        "kind": stored.kind,
-        "format": stored.form,
-        "messages": len(stored.messages),
-        "notes": list(stored.notes),
-        "findings": findings,
-    }
+def _fixed(examined: Examined, *, in_place: bool) -> Report:
+    report, remedy = examined.report, examined.remedy
+    if remedy is None:
+        return report
+    try:
+        written = remedy.in_place() if in_place else remedy.beside()
+    except MidstreamError as error:
+        return replace(report, status=Status.UNREADABLE, reason=error.code, problem=error.message)
+    return replace(report, written=str(written.path), backup=str(written.backup or ""))
 
 
-def _fixed(path: Path, stored: Stored, done: Repaired, *, in_place: bool) -> Path:
-    target = path if in_place else path.with_name(f"{path.stem}.repaired{path.suffix}")
-    if in_place:
-        shutil.copy2(path, path.with_name(path.name + ".bak"))
-    write_history(stored, done.messages, path, target)
-    return target
+def _exit_code(statuses: Counter[Status]) -> int:
+    if statuses[Status.LOSSY] or statuses[Status.UNREADABLE]:
+        return UNREADABLE
+    if statuses[Status.MISSING]:
+        return NOT_FOUND
+    return VERIFICATION if statuses[Status.FINDINGS] else 0
 
 
-def _say(surroundings: Surroundings, answer: dict[str, Any], *, is_json: bool) -> None:
+def _check_installation(surroundings: Surroundings, port: int, *, is_json: bool) -> int:
+    done = []
+    width = columns() if surroundings.out.is_terminal else COLUMNS
+    for check in checks(surroundings.places.data, port=port):
+        done.append(check)
+        for line in [] if is_json else check_lines(check, surroundings.out, width):
+            click.echo(line, color=True)
+    has_problem = any(check.verdict is Verdict.PROBLEM for check in done)
     if is_json:
-        click.echo(escaped_json(json.dumps(answer, ensure_ascii=False)))
-        return
-    for line in _lines(answer):
-        click.echo(clean(line, is_one_line=True), file=sys.stdout)
-    del surroundings
-
-
-def _lines(answer: dict[str, Any]) -> Iterator[str]:
-    if "error" in answer:
-        yield f"{answer['file']}: unreadable: {answer['error']}"
-        return
-    findings = answer["findings"]
-    state = f"{len(findings)} findings" if findings else "fine"
-    yield f"{answer['file']}: {state} ({answer['kind']}, {answer['format']}, {answer['messages']} messages)"
-    for note in answer["notes"]:
-        yield f"  note: {note}"
-    for finding in findings[:SHOWN_MAX]:
-        yield f"  message {finding['at']}: {finding['code']}: {finding['did']}"
-    if len(findings) > SHOWN_MAX:
-        rest = Counter(finding["code"] for finding in findings[SHOWN_MAX:])
-        yield "  and " + ", ".join(f"{count} {code}" for code, count in rest.most_common())
-    if "written" in answer:
-        yield f"  repaired copy: {answer['written']}"
+        click.echo(json.dumps({"is_healthy": not has_problem, "checks": msgspec.to_builtins(done)}))
+    return VERIFICATION if has_problem else 0

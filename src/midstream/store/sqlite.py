@@ -676,6 +676,11 @@ def reading(path: str | Path, *, world: World = World()) -> Iterator[Reader]:
         db.close()
 
 
+def engine_version() -> str:
+    """Return the version of the SQLite that works on the files."""
+    return apsw.sqlite_lib_version()
+
+
 def _answer(write: Callable[[], T]) -> T | MidstreamError:
     try:
         return write()

@@ -1,0 +1,160 @@
+"""What `midstream doctor` prints: reports and checks as lines of text, and how far it has got."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Self
+
+from midstream.cli.terminal import Ink, clean, columns, shortened, width_of
+from midstream.doctor.findings import Finding, Report, Status
+from midstream.doctor.installation import Check, Verdict
+from midstream.world import World
+
+INDENT = "  "
+QUIET_S = 0.3
+"""Seconds before anything is said about progress."""
+PAUSE_S = 0.1
+"""Seconds between two words about it."""
+
+_WORDS = {
+    Status.CLEAN: "clean",
+    Status.FINDINGS: "with findings",
+    Status.LOSSY: "with findings that cost something",
+    Status.UNREADABLE: "unreadable",
+    Status.MISSING: "missing",
+}
+
+
+def report_lines(report: Report, ink: Ink, width: int, *, limit: int) -> Iterator[str]:
+    """Iterate over the lines that say what was found in one history."""
+    name = clean(report.path, is_one_line=True)
+    sign = {Status.CLEAN: ink.green("✓"), Status.FINDINGS: ink.yellow("!")}.get(report.status, ink.red("✗"))
+    yield f"{sign} {ink.bold(_tail_of(name, width - 2) if ink.is_terminal else name)}"
+    if report.format:
+        yield from _wrapped(_about(report), INDENT, width)
+    if report.problem:
+        yield from _wrapped(f"{report.problem} [{report.reason}]", INDENT, width)
+    for each in report.findings[:limit]:
+        yield from _finding_lines(each, ink, width)
+    if len(report.findings) > limit:
+        yield from _wrapped(f"... and {len(report.findings) - limit} more; --json has all", INDENT, width)
+    for note in report.notes:
+        yield from _wrapped(f"note: {note}", INDENT, width)
+    if report.written:
+        yield f"{INDENT}{ink.green('wrote')} {_tail_of(clean(report.written, is_one_line=True), width - 8)}"
+        if report.backup:
+            yield f"{INDENT}the original is {_tail_of(clean(report.backup, is_one_line=True), width - 18)}"
+
+
+def _about(report: Report) -> str:
+    talks = f" in {report.conversations} conversations" if report.conversations > 1 else ""
+    found = f", {_count(len(report.findings), 'finding')}" if report.findings else ""
+    return f"{report.format} for {report.profile}, {_count(report.messages, 'message')}{talks}{found}"
+
+
+def _finding_lines(found: Finding, ink: Ink, width: int) -> Iterator[str]:
+    place = _place(found)
+    about = f" ({shortened(clean(found.call_id, is_one_line=True), 40)})" if found.call_id else ""
+    yield from _wrapped(f"{place}: {found.code}{about}: {found.rule}", INDENT, width)
+    lost = f"; lost: {shortened(clean(found.lost, is_one_line=True), 40)}" if found.lost.strip() else ""
+    for line in _wrapped(f"repair: {found.repair}{lost}", 2 * INDENT, width):
+        yield ink.red(line) if lost else ink.dim(line)
+
+
+def _place(found: Finding) -> str:
+    places = [clean(found.file, is_one_line=True)] if found.file else []
+    if found.line:
+        places.append(f"line {found.line}")
+    if found.message >= 0:
+        places.append(f"message {found.message}")
+    if found.part >= 0:
+        places.append(f"part {found.part}")
+    return ", ".join(places) or "the whole"
+
+
+def check_lines(check: Check, ink: Ink, width: int) -> Iterator[str]:
+    """Iterate over the lines that say what one check came to."""
+    sign = {Verdict.OK: ink.green("✓"), Verdict.WARNING: ink.yellow("!"), Verdict.PROBLEM: ink.red("✗")}
+    head = f"{check.name:<12} "
+    first, *rest = _wrapped(check.words, "", width - len(head) - 2) or [""]
+    yield f"{sign[check.verdict]} {ink.bold(head)}{first}"
+    for line in rest:
+        yield f"{' ' * (len(head) + 2)}{line}"
+
+
+def summary(statuses: Mapping[Status, int]) -> str:
+    """Return one line about everything that was examined."""
+    told = ", ".join(
+        f"{statuses[status]} {words}" for status, words in _WORDS.items() if statuses.get(status)
+    )
+    histories = "history" if sum(statuses.values()) == 1 else "histories"
+    return f"{sum(statuses.values())} {histories}: {told}."
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _wrapped(text: str, indent: str, width: int) -> list[str]:
+    """Wrap a line of text; what goes on is set in further."""
+    words = clean(text, is_one_line=True)
+    return textwrap.wrap(
+        words, width, initial_indent=indent, subsequent_indent=f"{indent}  ", break_on_hyphens=False
+    )
+
+
+def _tail_of(path: str, width: int) -> str:
+    """Return the end of a path in at most `width` columns: its name says more than its root."""
+    if width_of(path) <= width:
+        return path
+    tail = path
+    while width_of(tail) > width - 1:
+        tail = tail[1:]
+    return f"…{tail}"
+
+
+class Progress:
+    """One line on stderr that says how far it is: only on a terminal, and only where it takes a while."""
+
+    def __init__(self, is_terminal: bool, world: World) -> None:  # noqa: FBT001 - a fact about the output
+        self._is_terminal = is_terminal
+        self._world = world
+        self._quiet_until = world.monotonic() + QUIET_S
+        self._files = 0
+        self._name = ""
+        self._is_shown = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.clear()
+
+    def next(self, name: str) -> None:
+        """Another file begins."""
+        self._files += 1
+        self._name = name
+        self.tick(0)
+
+    def tick(self, done: int) -> None:
+        """So many bytes of it are read."""
+        if not self._is_terminal or self._world.monotonic() < self._quiet_until:
+            return
+        self._quiet_until = self._world.monotonic() + PAUSE_S
+        size = f" {done / 2**20:,.0f} MB" if done >= 2**20 else ""
+        line = shortened(clean(f"file {self._files}: {self._name}{size}", is_one_line=True), columns() - 1)
+        sys.stderr.write(f"\r\x1b[K{line}")
+        sys.stderr.flush()
+        self._is_shown = True
+
+    def clear(self) -> None:
+        """Take the line away, before something else is printed."""
+        if self._is_shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+            self._is_shown = False

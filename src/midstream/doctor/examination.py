@@ -1,0 +1,258 @@
+"""One history looked at: what it is, what is wrong with it, and how to write it without that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from midstream.core.formats.named import format_named
+from midstream.core.profiles import profile_for
+from midstream.core.repair.report import Repaired
+from midstream.doctor import journals
+from midstream.doctor.findings import (
+    Finding,
+    Report,
+    Status,
+    UnreadableHistoryError,
+    finding,
+    finding_of,
+    status_of,
+)
+from midstream.doctor.ledgers import SAMPLE, Ledger, ledger_for
+from midstream.doctor.line_files import LineFile
+from midstream.doctor.reading import (
+    Line,
+    Stamp,
+    document_in,
+    head_of,
+    lines_of,
+    require_file,
+    stamp_of,
+    value_in,
+)
+from midstream.doctor.rewriting import Patch, encoded
+from midstream.doctor.shapes import Json, Shape, at, confirmed, shape_of, with_value
+from midstream.doctor.storages import FolderRemedy, examine_storage
+from midstream.doctor.writing import Written, write_beside, write_in_place
+from midstream.errors import InvalidHistoryError
+from midstream.history import repair
+
+LINE_SUFFIXES = {".jsonl", ".ndjson"}
+
+
+class Remedy:
+    """A repaired copy of one file that is not written yet."""
+
+    def __init__(self, path: Path, stamp: Stamp, pieces: Callable[[], Iterator[bytes]]) -> None:
+        self._path = path
+        self._stamp = stamp
+        self._pieces = pieces
+
+    def beside(self) -> Written:
+        """Write `NAME.repaired.EXT`; see `writing.write_beside`."""
+        return write_beside(self._path, self._pieces())
+
+    def in_place(self) -> Written:
+        """Replace the file and keep a backup; see `writing.write_in_place`."""
+        return write_in_place(self._path, self._pieces(), self._stamp)
+
+
+class Examined(Struct, frozen=True):
+    """A report, and the remedy where there is something to repair."""
+
+    report: Report
+    remedy: Remedy | FolderRemedy | None = None
+
+
+def examine(
+    path: Path,
+    *,
+    named: str | None = None,
+    profile: str | None = None,
+    tick: Callable[[int], None] = lambda _: None,
+) -> Examined:
+    """Look at one history. Nothing is written.
+
+    Args:
+        path: A file, or opencode's storage folder.
+        named: The format or kind of file somebody says it is.
+        profile: The rules to judge by; None for those of the format.
+        tick: Told how many bytes were read so far.
+
+    Raises:
+        UsageError: `profile` is the name of none.
+    """
+    try:
+        return _examined(path, named, profile, tick)
+    except UnreadableHistoryError as error:
+        status = Status.MISSING if error.reason == "not-found" else Status.UNREADABLE
+        return Examined(Report(str(path), status, reason=error.reason, problem=error.message))
+    except InvalidHistoryError as error:
+        report = Report(str(path), Status.UNREADABLE, reason="too-deep", problem=error.message)
+        return Examined(report)
+    except RecursionError:
+        problem = "nested too deeply for this Python"
+        return Examined(Report(str(path), Status.UNREADABLE, reason="too-deep", problem=problem))
+
+
+def _examined(path: Path, named: str | None, profile: str | None, tick: Callable[[int], None]) -> Examined:
+    if path.is_dir():
+        return Examined(*examine_storage(path, profile, tick))
+    require_file(path)
+    head = head_of(path)
+    if journals.is_database(head):
+        confirmed(Shape("midstream", "midstream", ()), named)
+        return Examined(journals.examine_database(path))
+    if not head.strip():
+        raise UnreadableHistoryError("there is nothing in it", reason="no-history")
+    sample = _sample(path)
+    if sample and journals.is_export(sample[0]):
+        confirmed(Shape("midstream", "midstream", ()), named)
+        return Examined(journals.examine_export(path, _objects(path)))
+    if sample and (ledger := ledger_for(sample, named)) is not None:
+        return _lines(path, ledger, profile, tick)
+    if sample and any(shape_of(line, named) for line in sample):
+        return _requests(path, named, profile, tick)
+    return _document(path, named, profile)
+
+
+def _sample(path: Path) -> list[Json]:
+    """Return the first objects of a file of JSON lines; nothing if it is one document."""
+    sample: list[Json] = []
+    seen = 0
+    for line in lines_of(path):
+        seen += 1
+        value = _value(line)
+        if isinstance(value, dict):
+            sample.append(value)
+        elif path.suffix not in LINE_SUFFIXES:
+            break  # one document, over several lines
+        if seen >= SAMPLE:
+            break
+    is_one_document = (
+        seen == 1 and path.suffix not in LINE_SUFFIXES and not (sample and _is_lone_line(sample[0]))
+    )
+    return [] if is_one_document else sample
+
+
+def _is_lone_line(line: Json) -> bool:
+    """Whether the only line of a file is a line of a session and no document."""
+    return "sessionId" in line or "payload" in line or journals.is_export(line)
+
+
+def _value(line: Line) -> Any:  # noqa: ANN401 - whatever stands there
+    try:
+        return value_in(line.body).value if line.body else None
+    except UnreadableHistoryError:
+        return None
+
+
+def _objects(path: Path) -> Iterator[tuple[int, Json]]:
+    for line in lines_of(path):
+        value = _value(line)
+        yield line.number, value if isinstance(value, dict) else {}
+
+
+def _lines(path: Path, ledger: Ledger, profile: str | None, tick: Callable[[int], None]) -> Examined:
+    stamp = stamp_of(path)
+    file = LineFile(path, ledger, profile, tick)
+    file.examine()
+    rules = profile_for(format_named(ledger.format), profile)
+    report = Report(
+        str(path),
+        status_of(file.findings),
+        format=ledger.kind,
+        profile=rules.name,
+        messages=file.messages,
+        conversations=file.conversations,
+        findings=tuple(sorted(file.findings, key=lambda each: each.line)),
+        notes=tuple(file.notes()),
+    )
+    return Examined(report, None if file.patch.is_empty else Remedy(path, stamp, file.pieces))
+
+
+def _requests(path: Path, named: str | None, profile: str | None, tick: Callable[[int], None]) -> Examined:
+    """Lines that are whole conversations each: request logs, training data."""
+    stamp = stamp_of(path)
+    findings: list[Finding] = []
+    patch = Patch()
+    count = conversations = 0
+    form = rules = ""
+    for line in lines_of(path):
+        tick(line.offset)
+        value = _value(line)
+        shape = shape_of(value, named)
+        if shape is None:
+            code = "long-line" if not line.body else "broken-line"
+            findings.append(finding(code, "left out of the copy", line=line.number, lost="a line"))
+            patch.replaced[line.number] = None
+            continue
+        conversations += 1
+        form, rules = shape.kind, profile_for(format_named(shape.format), profile).name
+        count += len(at(value, shape.path))
+        done, repaired = _repaired(value, shape, profile)
+        findings += [finding_of(edit, line=line.number, message=edit.at) for edit in done.edits]
+        if done.is_changed:
+            patch.replaced[line.number] = encoded(repaired)
+    report = Report(str(path), status_of(findings), form, rules, count, conversations, tuple(findings))
+    remedy = Remedy(path, stamp, lambda: patch.applied(lines_of(path)))
+    return Examined(report, None if patch.is_empty else remedy)
+
+
+def _document(path: Path, named: str | None, profile: str | None) -> Examined:
+    stamp = stamp_of(path)
+    value, constants = document_in(path)
+    shape = shape_of(value, named)
+    if shape is None:
+        raise UnreadableHistoryError("JSON, but there are no messages in it", reason="no-history")
+    rules = profile_for(format_named(shape.format), profile)
+    findings = [finding("not-a-number", "replaced by null", lost=each) for each in constants]
+    messages = at(value, shape.path)
+    if not messages:
+        findings.append(finding("empty-list", "none: say something first"))
+    done, repaired = _repaired(value, shape, profile)
+    findings += [finding_of(edit, message=edit.at) for edit in done.edits]
+    report = Report(
+        str(path),
+        status_of(findings),
+        shape.kind,
+        rules.name,
+        len(messages),
+        1,
+        tuple(findings),
+        _advice(done),
+    )
+    if not done.is_changed and not constants:
+        return Examined(report)
+    indent = _indent(head_of(path))
+    return Examined(report, Remedy(path, stamp, lambda: iter([encoded(repaired, indent=indent) + b"\n"])))
+
+
+def _repaired(value: object, shape: Shape, profile: str | None) -> tuple[Repaired, object]:
+    system = at(value, shape.system) if shape.system else None
+    done = repair(at(value, shape.path), format=shape.format, profile=profile, system=system)
+    if not done.is_changed:
+        return done, value
+    repaired = with_value(value, shape.path, done.messages)
+    if done.system is not system:
+        default = "systemInstruction" if shape.format == "gemini" else "system"
+        repaired = with_value(repaired, shape.system or (*shape.path[:-1], default), done.system)
+    return done, repaired
+
+
+def _advice(done: Repaired) -> tuple[str, ...]:
+    notes = []
+    if done.advice.thinking is False:
+        notes.append("send the next request with thinking off")
+    if done.advice.tools:
+        notes.append("the request must declare its tools")
+    return tuple(notes)
+
+
+def _indent(head: bytes) -> int | None:
+    """Return how deep the second line is set in, so that the copy looks like the original."""
+    _, newline, rest = head.strip().partition(b"\n")
+    return len(rest) - len(rest.lstrip(b" ")) or None if newline else None

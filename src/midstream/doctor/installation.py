@@ -1,0 +1,219 @@
+"""This machine looked at: can sessions be kept here, and will they be there tomorrow?"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import socket
+import sqlite3
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from msgspec import Struct
+
+from midstream.errors import UsageError
+from midstream.store.owner import OwnerLock, is_alive
+from midstream.store.sqlite import engine_version
+from midstream.world import World
+
+PACKAGES = ("msgspec", "click", "starlette", "uvicorn", "websockets", "httpx2", "apsw")
+NETWORK_FILE_SYSTEMS = {
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "smbfs",
+    "fuse.sshfs",
+    "9p",
+    "afs",
+    "ceph",
+    "glusterfs",
+    "lustre",
+}
+"""File systems whose locks or shared memory SQLite's log cannot trust."""
+EARLIEST_AT = 1_767_225_600.0
+"""2026-01-01: this program is younger, so a clock before it is wrong."""
+CLOCK_SKEW_MAX_S = 2.0
+"""Between this machine and the disk's."""
+
+
+# Branches on which the repair was released too, and the release with it.
+_REPAIRED_BRANCHES = {(3, 50): 7, (3, 44): 6}
+
+
+class Verdict(StrEnum):
+    """What a check comes to."""
+
+    OK = "ok"
+    WARNING = "warning"
+    """Works; a person should know."""
+    PROBLEM = "problem"
+
+
+class Check(Struct, frozen=True):
+    """One thing that was looked at."""
+
+    name: str
+    verdict: Verdict
+    words: str
+
+
+def checks(folder: Path, *, port: int, world: World = World()) -> Iterator[Check]:
+    """Look at everything, one after the other. What is written is removed again.
+
+    Args:
+        folder: Where sessions are kept; it need not exist.
+        port: Where a server would listen on this machine.
+    """
+    yield _versions()
+    yield _sqlite(engine_version())
+    yield _file_system(folder, Path("/proc/self/mounts"))
+    yield from _folder(folder, world)
+    yield _clock(world)
+    yield _keys()
+    yield _port(port)
+
+
+def _versions() -> Check:
+    missing = [name for name in PACKAGES if not _version(name)]
+    words = f"midstream {_version('midstream')}, Python {platform.python_version()}, {platform.system()}"
+    if missing:
+        return Check("versions", Verdict.PROBLEM, f"{words}; not installed: {', '.join(missing)}")
+    return Check("versions", Verdict.OK, words)
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _sqlite(found: str) -> Check:
+    if has_wal_reset_bug(found):
+        words = f"{found} can lose committed pages (WAL reset): install apsw 3.51.3 or newer"
+        return Check("sqlite", Verdict.PROBLEM, words)
+    words = f"{found}, without the WAL-reset bug; clients use Python's {sqlite3.sqlite_version}, one connection each"
+    return Check("sqlite", Verdict.OK, words)
+
+
+def has_wal_reset_bug(found: str) -> bool:
+    """Whether a SQLite may lose pages when two connections write and checkpoint at once.
+
+    From 3.7.0 to 3.51.2; repaired also in 3.50.7 and 3.44.6, which stay on their branches.
+    """
+    major, minor, patch = (int(number) for number in found.split(".")[:3])
+    repaired_in = _REPAIRED_BRANCHES.get((major, minor))
+    if repaired_in is not None:
+        return patch < repaired_in
+    return (3, 7, 0) <= (major, minor, patch) < (3, 51, 3)
+
+
+def _file_system(folder: Path, mounts: Path) -> Check:
+    kind = file_system_of(_existing(folder), mounts)
+    if kind in NETWORK_FILE_SYSTEMS:
+        words = f"{kind} is a network file system: keep the store on a local disk (--home)"
+        return Check("file system", Verdict.PROBLEM, words)
+    return Check("file system", Verdict.OK, kind or "local, as far as this system tells")
+
+
+def file_system_of(folder: Path, mounts: Path) -> str:
+    """Return the kind of file system a folder is on, or an empty string where nobody tells."""
+    try:
+        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    kind, size = "", -1
+    for line in lines:
+        _, place, found, *_ = [*line.split(" "), "", "", ""]
+        mount = Path(place.replace("\\040", " "))
+        # The last of several mounts on one place is the one that is seen.
+        if folder.is_relative_to(mount) and len(mount.parts) >= size:
+            kind, size = found, len(mount.parts)
+    return kind
+
+
+def _existing(folder: Path) -> Path:
+    return next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+
+
+def _folder(folder: Path, world: World) -> Iterator[Check]:
+    """Permissions, locks and the disk's clock, tried in a folder of our own beside the store."""
+    here = _existing(folder)
+    if not os.access(here, os.W_OK | os.X_OK):
+        yield Check("permissions", Verdict.PROBLEM, f"this user may not write to {str(here)!r}")
+        return
+    if (
+        here == folder.absolute()
+        and sys.platform != "win32"
+        and here.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    ):
+        words = f"others may look into {str(here)!r}: chmod 700 keeps conversations private"
+        yield Check("permissions", Verdict.WARNING, words)
+    else:
+        yield Check("permissions", Verdict.OK, f"{str(here)!r} is ours to write")
+    try:
+        with tempfile.TemporaryDirectory(prefix=".midstream-doctor-", dir=here) as draft:
+            yield _locks(Path(draft), world)
+            yield _skew(Path(draft), world)
+    except OSError as error:
+        yield Check("locks", Verdict.PROBLEM, f"cannot write to {str(here)!r}: {error.strerror or error}")
+
+
+def _locks(draft: Path, world: World) -> Check:
+    try:
+        first = OwnerLock(draft, world.new_id("owner"))
+    except UsageError as error:
+        return Check("locks", Verdict.PROBLEM, error.message)
+    try:
+        if not is_alive(draft, first.owner):
+            return Check(
+                "locks", Verdict.PROBLEM, "a lock that is held looks free: keep the store on a local disk"
+            )
+    finally:
+        first.give_up()
+    return Check("locks", Verdict.OK, "held while their owner lives, free when it dies")
+
+
+def _skew(draft: Path, world: World) -> Check:
+    (draft / "now").touch()
+    skew = abs((draft / "now").stat().st_mtime - world.now())
+    if skew > CLOCK_SKEW_MAX_S:
+        return Check(
+            "disk clock", Verdict.WARNING, f"the disk's clock is {skew:.0f} s off: is it another machine's?"
+        )
+    return Check("disk clock", Verdict.OK, "agrees with this machine's")
+
+
+def _clock(world: World) -> Check:
+    if world.now() < EARLIEST_AT:
+        return Check(
+            "clock", Verdict.PROBLEM, "the clock is before 2026: set it, deadlines and leases depend on it"
+        )
+    return Check("clock", Verdict.OK, "plausible")
+
+
+def _keys() -> Check:
+    if find_spec("keyring") is None:
+        return Check("keys", Verdict.OK, "kept in files of this user; `keyring` is not installed")
+    return Check("keys", Verdict.OK, "`keyring` is installed")
+
+
+def _port(port: int) -> Check:
+    with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as door:
+        if sys.platform != "win32":
+            door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            door.bind(("127.0.0.1", port))
+        except OSError as error:
+            return Check(
+                "port", Verdict.WARNING, f"{port} is taken ({error.strerror}): `midstream serve --port 0`"
+            )
+    return Check("port", Verdict.OK, f"{port} is free on this machine")

@@ -1,0 +1,196 @@
+"""A file of JSON lines, examined in two passes: where ids come up, then one stretch of conversation after another.
+
+What is kept is an index of about a hundred bytes a line, the stretches that are open, and the changes. The lines
+themselves are read again where they are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from midstream.core.formats.named import format_named
+from midstream.core.profiles import profile_for
+from midstream.core.repair.report import Edit
+from midstream.doctor.findings import Finding, UnreadableHistoryError, finding, finding_of
+from midstream.doctor.ledgers import Entry, Facts, Ledger, facts_of
+from midstream.doctor.reading import Line, line_at, lines_of, value_in
+from midstream.doctor.rewriting import Gathered, Patch, encoded, gathered, mend
+from midstream.doctor.shapes import Json
+from midstream.doctor.threads import Threads
+from midstream.history import repair
+
+
+class LineFile:
+    """One file while it is examined."""
+
+    def __init__(self, path: Path, ledger: Ledger, profile: str | None, tick: Callable[[int], None]) -> None:
+        self.findings: list[Finding] = []
+        self.patch = Patch()
+        self.messages = 0
+        self.conversations = 0
+        self._path = path
+        self._ledger = ledger
+        self._profile = profile
+        self._tick = tick
+        self._facts = facts_of(ledger.format)
+        self._folded = 0
+        self._copies = 0
+        self._cut_line = 0
+        self._seen: set[tuple[str, int, str | None]] = set()
+
+    def examine(self) -> None:
+        """Read the file twice and judge it.
+
+        Raises:
+            InvalidHistoryError: A message is nested too deeply.
+        """
+        last, has_system = self._index()
+        rules = profile_for(format_named(self._ledger.format), self._profile)
+        is_local = not rules.signs_calls and (
+            not has_system or (rules.system == "any" and rules.repeats_system)
+        )
+        threads = Threads(last, may_cut=is_local, read=self._again)
+        for line in lines_of(self._path):
+            self._tick(line.offset)
+            value = self._object(line)
+            if value is None:
+                continue
+            if self._ledger.is_break(value):
+                self._judge(threads.break_off())
+            node = self._ledger.node(value)
+            entry = self._entry(line.number, value)
+            if entry is not None:
+                self._judge(threads.take(entry, self._facts(entry.messages), line.offset))
+            elif node is not None:
+                threads.pass_by(node.id, node.parent, line.number)
+        self._judge(threads.finish())
+        for number, parent, before in threads.loose:
+            self.findings.append(finding("broken-chain", "put under the line before it", line=number))
+            self.patch.parents.setdefault(parent, (0, before))
+        self._copies = threads.copies
+        self.conversations = max(1, threads.count)
+
+    def pieces(self) -> Iterator[bytes]:
+        """Iterate over the lines of the repaired copy."""
+        chain = self._ledger.chained if self.patch.parents else None
+        return self.patch.applied(lines_of(self._path), chain, without=self._cut_line)
+
+    def notes(self) -> Iterator[str]:
+        """Say what is no defect and yet worth knowing."""
+        if self._cut_line:
+            yield f"line {self._cut_line} was cut off while it was written; a repaired copy leaves it out"
+        if self._folded:
+            yield f"earlier states of parts, folded into the last one: {self._folded}"
+        if self._copies:
+            yield f"copies of lines, read once: {self._copies}"
+
+    def _index(self) -> tuple[dict[int, int], bool]:
+        """Find the last line of every id; tell lines that are no JSON; count messages."""
+        last: dict[int, int] = {}
+        nodes: set[int] = set()
+        has_system = False
+        for line in lines_of(self._path):
+            self._tick(line.offset)
+            value = self._checked(line)
+            if value is None:
+                continue
+            node = self._ledger.node(value)
+            if node is not None:
+                if hash(node.id) in nodes:
+                    continue
+                nodes.add(hash(node.id))
+            messages = self._ledger.messages(value)
+            facts = self._facts(messages)
+            self.messages += len(messages)
+            has_system = has_system or facts.has_system
+            for each in facts.ids:
+                last[hash(each)] = line.number
+        return last, has_system
+
+    def _checked(self, line: Line) -> Json | None:
+        if not line.body:
+            self._leave_out("long-line", line.number)
+            return None
+        try:
+            value, constants = value_in(line.body)
+        except UnreadableHistoryError:
+            if line.is_whole:
+                self._leave_out("broken-line", line.number)
+            else:
+                self._cut_line = line.number
+            return None
+        if not isinstance(value, dict):
+            self.findings.append(
+                finding("not-a-message", "left as it is: readers pass it by", line=line.number)
+            )
+            return None
+        if constants:
+            lost = ", ".join(constants)
+            self.findings.append(finding("not-a-number", "replaced by null", line=line.number, lost=lost))
+            self.patch.replaced[line.number] = encoded(value)
+        return value
+
+    def _leave_out(self, code: str, number: int) -> None:
+        self.findings.append(finding(code, "left out of the copy", line=number, lost="a line"))
+        self.patch.replaced[number] = None
+
+    def _object(self, line: Line) -> Json | None:
+        """Read a line again; what is wrong with it was told before."""
+        try:
+            value = value_in(line.body).value if line.body else None
+        except UnreadableHistoryError:
+            return None
+        return value if isinstance(value, dict) else None
+
+    def _entry(self, number: int, value: Json) -> Entry | None:
+        messages = self._ledger.messages(value)
+        if not messages:
+            return None
+        return Entry(number, value, messages, self._ledger.node(value), self._ledger.group(value))
+
+    def _again(self, number: int, offset: int) -> tuple[Entry, Facts] | None:
+        value = value_in(line_at(self._path, offset)).value
+        entry = self._entry(number, value) if isinstance(value, dict) else None
+        return (entry, self._facts(entry.messages)) if entry else None
+
+    def _judge(self, stretches: Iterator[list[Entry]]) -> None:
+        for entries in stretches:
+            found = gathered(entries)
+            self._folded += found.folded
+            done = repair(found.messages, format=self._ledger.format, profile=self._profile)
+            if not done.is_changed:
+                continue
+            for edit in done.edits:
+                self._tell(edit, found)
+            mend(found, entries, done.messages, self._ledger, self.patch)
+
+    def _tell(self, edit: Edit, found: Gathered) -> None:
+        line = _line_of(edit, found)
+        key = (edit.code, line, edit.call_id)
+        if key not in self._seen:  # branches share lines
+            self._seen.add(key)
+            self.findings.append(finding_of(edit, line=line))
+
+
+def _line_of(edit: Edit, found: Gathered) -> int:
+    """Return the line of an edit: of the part it names, or of the call, where a reply has several lines."""
+    if not 0 <= edit.at < len(found.sources):
+        return 0
+    sources = found.sources[edit.at]
+    if len(sources) == 1:
+        return sources[0].number
+    for entry in sources:
+        if edit.call_id and any(block.get("id") == edit.call_id for block in _blocks(entry.messages[0])):
+            return entry.number
+    blocks = _blocks(found.messages[edit.at])
+    if 0 <= edit.part < len(blocks):
+        for entry in sources:
+            if any(block is blocks[edit.part] for block in _blocks(entry.messages[0])):
+                return entry.number
+    return sources[0].number
+
+
+def _blocks(message: Json) -> list[Json]:
+    content = message.get("content")
+    return [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []

@@ -1,0 +1,57 @@
+"""Where histories are: the files and folders that were named, and what is below them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+from midstream.doctor.storages import is_storage
+
+SUFFIXES = {".json", ".jsonl", ".ndjson", ".db", ".sqlite", ".sqlite3"}
+"""Files of a folder that are looked at; a file that is named is looked at whatever it is called."""
+
+
+class Place(Struct, frozen=True):
+    """Something to examine."""
+
+    path: Path
+    is_named: bool
+    """Somebody asked for this one: say so if there is no history in it."""
+
+
+def places_in(paths: Iterable[Path]) -> Iterator[Place]:
+    """Iterate over what to examine, each once, folders in the order of their names.
+
+    Links to folders are not followed: a loop of them would never end.
+    """
+    seen: set[str] = set()
+    for path in paths:
+        for place in _below(path):
+            key = os.path.realpath(place.path)
+            if key not in seen:
+                seen.add(key)
+                yield place
+
+
+def _below(path: Path) -> Iterator[Place]:
+    if not path.is_dir() or is_storage(path):
+        yield Place(path, is_named=True)
+        return
+    is_empty = True
+    for folder, folders, files in os.walk(path, onerror=None):
+        here = Path(folder)
+        if is_storage(here):
+            folders.clear()
+            is_empty = False
+            yield Place(here, is_named=False)
+            continue
+        folders.sort()
+        for name in sorted(files):
+            if Path(name).suffix in SUFFIXES and not name.startswith("."):
+                is_empty = False
+                yield Place(here / name, is_named=False)
+    if is_empty:
+        yield Place(path, is_named=True)

@@ -1,0 +1,268 @@
+"""Which format a JSON value is in, by what it holds and never by its file's name.
+
+Each message speaks for the one format whose marks it bears, or for none: `{"role": "user", "content": "hi"}` is at
+home in many. A list whose messages speak for several formats is told, not guessed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from midstream.core.formats.named import format_named
+from midstream.core.formats.openai_responses import OUTPUTS
+from midstream.doctor.findings import UnreadableHistoryError
+
+Json = dict[str, Any]
+"""A JSON object of somebody else's program."""
+
+_ITEMS = {"reasoning", "item_reference", "web_search_call", "file_search_call", *OUTPUTS, *OUTPUTS.values()}
+_CHUNKS = {"input_text", "output_text", "input_image", "input_file"}
+_LANGCHAIN_TYPES = {"human", "ai", "system", "tool", "function", "remove", "chat", "AIMessageChunk"}
+_BEDROCK_BLOCKS = {
+    "text",
+    "toolUse",
+    "toolResult",
+    "reasoningContent",
+    "cachePoint",
+    "image",
+    "document",
+    "video",
+}
+_ANTHROPIC_BLOCKS = {
+    "tool_use",
+    "tool_result",
+    "thinking",
+    "redacted_thinking",
+    "server_tool_use",
+    "image",
+    "document",
+}
+_CHAT_CHUNKS = {"image_url", "input_audio", "refusal", "file"}
+_CHAT_KEYS = ("tool_calls", "tool_call_id", "function_call", "refusal", "reasoning_content")
+
+FILE_KINDS = ("claude-code", "codex", "opencode", "tunacode", "midstream")
+"""What a file may be besides the messages of one format."""
+
+# Formats whose messages look the same: any of them may be named for any other.
+_ALIKE = {"openai-chat": "chat", "mistral": "chat"}
+# What a message without marks of its own is read as.
+_PLAIN = "openai-chat"
+# Formats that a plain {"role", "content": text} message fits.
+_TAKE_PLAIN = {"anthropic", "openai-chat", "openai-responses", "mistral", "langchain", "bedrock"}
+
+_LISTS: tuple[tuple[str, ...], ...] = (
+    ("messages",),
+    ("input",),
+    ("contents",),
+    ("history",),
+    ("values", "messages"),
+    ("channel_values", "messages"),
+    ("checkpoint", "channel_values", "messages"),
+    ("state", "messages"),
+    ("request", "messages"),
+    ("body", "messages"),
+    ("body", "input"),
+    ("body", "contents"),
+)
+"""Where request bodies, saved sessions and checkpoints keep their messages."""
+
+
+class Shape(Struct, frozen=True):
+    """Where the messages of a JSON document are, and what they are."""
+
+    kind: str
+    """What the file is: `tunacode`, or the name of the format."""
+    format: str
+    path: tuple[str, ...]
+    """Keys that lead to the list; none for a bare list."""
+    system: tuple[str, ...] = ()
+    """Keys that lead to the system prompt beside it, if there is one."""
+
+
+def shape_of(value: object, named: str | None = None) -> Shape | None:
+    """Find the messages of a document; None if it holds none.
+
+    Raises:
+        UnreadableHistoryError: They are of several formats, or not of the one that was named.
+    """
+    if isinstance(value, list):
+        if not _is_list_of_messages(value):
+            return None
+        form = _format(value, _format_in(named), ())
+        return confirmed(Shape(form, form, ()), named)
+    if not isinstance(value, dict):
+        return None
+    for path in _LISTS:
+        found = at(value, path)
+        if isinstance(found, list) and _is_list_of_messages(found):
+            form = _format(found, _format_in(named), (*path, *value))
+            return confirmed(Shape(_kind(value, form), form, path, _system(value, path, form)), named)
+    return None
+
+
+def confirmed(shape: Shape, named: str | None) -> Shape:
+    """Return the shape if it is what somebody named; a kind of file must be that very kind.
+
+    Raises:
+        UnreadableHistoryError: It is not.
+    """
+    if named in FILE_KINDS and named != shape.kind:
+        raise UnreadableHistoryError(
+            f"this is {shape.kind}, not {named}; leave --format out", reason="wrong-format"
+        )
+    return shape
+
+
+def known_format(name: str) -> str:
+    """Return a format's or file's name as we write it.
+
+    Raises:
+        UsageError: There is none of this name.
+    """
+    plain = name.strip().lower().replace("_", "-")
+    return plain if plain in FILE_KINDS else format_named(name).name
+
+
+def _format_in(named: str | None) -> str | None:
+    return None if named in FILE_KINDS else named
+
+
+def at(value: object, path: Sequence[str]) -> Any:  # noqa: ANN401 - whatever stands there
+    """Return what a path of keys leads to, or None."""
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def with_value(document: object, path: Sequence[str], value: object) -> object:
+    """Return the document with another value where the path leads; the rest is the same objects."""
+    if not path:
+        return value
+    inner = document if isinstance(document, dict) else {}
+    return {**inner, path[0]: with_value(inner.get(path[0]), path[1:], value)}
+
+
+def format_of(messages: Iterable[object], named: str | None = None, hints: Sequence[str] = ()) -> str:
+    """Return the format of a list of messages.
+
+    Args:
+        named: The format somebody says it is.
+        hints: Keys that stand around the list.
+
+    Raises:
+        UsageError: No format has the name.
+        UnreadableHistoryError: The messages are of several formats, or not of the one that was named.
+    """
+    return _format(messages, named, hints)
+
+
+def _format(messages: Iterable[object], named: str | None, hints: Sequence[str]) -> str:
+    votes: Counter[str] = Counter()
+    firsts: dict[str, int] = {}
+    plain = 0
+    for number, message in enumerate(messages):
+        form = speaks_for(message)
+        if form:
+            votes[form] += 1
+            firsts.setdefault(form, number)
+        elif isinstance(message, dict):
+            plain += 1
+    if named:
+        return _confirmed(format_named(named).name, votes, plain)
+    if {_ALIKE.get(form, form) for form in votes} == {"chat"}:
+        return max(votes, key=("openai-chat", "mistral").index)  # the one that knows more
+    if len(votes) > 1:
+        told = ", ".join(
+            f"{form} (first: message {firsts[form]})" for form in sorted(firsts, key=firsts.__getitem__)
+        )
+        raise UnreadableHistoryError(
+            f"messages of several formats: {told}; --format names the one to read them as",
+            reason="mixed-formats",
+        )
+    return next(iter(votes), None) or _hinted(hints)
+
+
+def _confirmed(named: str, votes: Counter[str], plain: int) -> str:
+    alike = {form for form in votes if _ALIKE.get(form, form) == _ALIKE.get(named, named)}
+    # A list of several formats may be read as any one of them.
+    if alike or (not votes and (not plain or named in _TAKE_PLAIN)):
+        return named
+    seen = ", ".join(sorted(votes)) or _PLAIN
+    raise UnreadableHistoryError(f"this is {seen}, not {named}; leave --format out", reason="wrong-format")
+
+
+def _hinted(hints: Sequence[str]) -> str:
+    if "input" in hints:
+        return "openai-responses"
+    if "system" in hints or "anthropic_version" in hints:
+        return "anthropic"
+    return _PLAIN
+
+
+def speaks_for(message: object) -> str:
+    """Return the format whose marks a message bears, or an empty string."""
+    if not isinstance(message, dict):
+        return ""
+    kind, role, content = message.get("type"), message.get("role"), message.get("content")
+    if "parts" in message and message.get("kind") in ("request", "response"):
+        return "pydantic-ai"
+    if isinstance(message.get("parts"), list) and "content" not in message:
+        return "gemini"
+    if message.get("lc") == 1 or (kind in _LANGCHAIN_TYPES and (content is not None or "data" in message)):
+        return "langchain"
+    if kind in _ITEMS or (kind == "message" and isinstance(role, str) and "id" not in message):
+        return "openai-responses"
+    if isinstance(content, list) and _of_blocks(content) == "mistral":
+        return "mistral"
+    if role in ("tool", "function") or any(key in message for key in _CHAT_KEYS):
+        return "openai-chat"
+    return _of_blocks(content) if isinstance(content, list) else ""
+
+
+def _of_blocks(content: list[object]) -> str:
+    for block in content:
+        if not isinstance(block, dict):
+            continue
+        kind = block.get("type")
+        if kind is None and _BEDROCK_BLOCKS & block.keys():
+            return "bedrock"
+        if kind == "thinking" and isinstance(block.get("thinking"), list):
+            return "mistral"
+        if kind in _ANTHROPIC_BLOCKS:
+            return "anthropic"
+        if kind in _CHUNKS:
+            return "openai-responses"
+        if kind in _CHAT_CHUNKS:
+            return "openai-chat"
+    return ""
+
+
+def is_message(value: object) -> bool:
+    """Whether a value looks like a message of any format."""
+    return bool(speaks_for(value)) or (isinstance(value, dict) and isinstance(value.get("role"), str))
+
+
+def _is_list_of_messages(values: list[object]) -> bool:
+    """Whether most entries look like messages: one that does not is a finding, a list of others is no history."""
+    return not values or 2 * sum(map(is_message, values)) >= len(values)
+
+
+def _system(document: Json, path: tuple[str, ...], form: str) -> tuple[str, ...]:
+    keys = {
+        "anthropic": ("system",),
+        "bedrock": ("system",),
+        "gemini": ("systemInstruction", "system_instruction"),
+    }
+    for key in keys.get(form, ()):
+        if at(document, (*path[:-1], key)) is not None:
+            return (*path[:-1], key)
+    return ()
+
+
+def _kind(document: Json, form: str) -> str:
+    is_tunacode = form == "pydantic-ai" and "session_id" in document and "project_id" in document
+    return "tunacode" if is_tunacode else form

@@ -1,0 +1,158 @@
+"""Writing whole files or nothing: a temporary file beside the target, synced, renamed, and the folder synced.
+
+Whatever dies in the middle leaves the old file as it was, and at worst a temporary file that nobody reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from midstream.doctor.reading import Stamp, stamp_of
+from midstream.errors import ConflictError, UnavailableError
+
+BACKUPS_MAX = 1000
+"""Backups of one file; who has so many should look."""
+
+
+class Written(NamedTuple):
+    """Where a repaired copy is, and the backup of what it replaced."""
+
+    path: Path
+    backup: Path | None = None
+
+
+def copy_of(path: Path) -> Path:
+    """Return where the repaired copy of a file or folder goes: `NAME.repaired.EXT` beside it."""
+    return path.with_name(f"{path.stem}.repaired{path.suffix}")
+
+
+def write_beside(path: Path, pieces: Iterable[bytes]) -> Written:
+    """Write the repaired copy beside the original; an earlier copy is replaced.
+
+    Raises:
+        UnavailableError: The disk or the folder refuses. No copy was written; the original is never touched.
+    """
+    target = copy_of(path)
+    with _named_errors(target):
+        _replace(target, pieces, mode=stat.S_IMODE(path.stat().st_mode))
+    return Written(target)
+
+
+def write_in_place(path: Path, pieces: Iterable[bytes], expected: Stamp) -> Written:
+    """Put the repaired text in the original's place, after a copy of the original was kept.
+
+    Args:
+        expected: The original's stamp when it was examined.
+
+    Raises:
+        ConflictError: Somebody wrote into the original meanwhile. It was not touched.
+        UnavailableError: The disk or the folder refuses. The original was not touched; a backup may be there.
+    """
+    real = path.resolve()
+    with _named_errors(real):
+        backup = _back_up(real)
+
+        def require_unchanged() -> None:
+            if stamp_of(real) != expected:
+                raise ConflictError(
+                    f"{str(path)!r} was changed meanwhile: stop the program that writes it, try again"
+                )
+
+        _replace(real, pieces, mode=stat.S_IMODE(real.stat().st_mode), before=require_unchanged)
+    return Written(path, backup)
+
+
+def write_folder_beside(path: Path, originals: Iterable[Path], changed: dict[Path, bytes | None]) -> Written:
+    """Write a repaired copy of a folder's files beside it: the originals, and what changed of them.
+
+    Args:
+        path: The folder.
+        originals: Files below it that make up the copy, as relative paths.
+        changed: The new bytes of some of them, or None for those left out.
+
+    Raises:
+        ConflictError: An earlier copy is in the way. Nothing was written.
+        UnavailableError: The disk or the folder refuses. No copy was written.
+    """
+    target = copy_of(path)
+    if target.exists():
+        raise ConflictError(f"{str(target)!r} is in the way: remove it first")
+    with _named_errors(target):
+        draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+        try:
+            for name in originals:
+                body = changed.get(name, b"") if name in changed else (path / name).read_bytes()
+                if body is not None:
+                    (draft / name).parent.mkdir(parents=True, exist_ok=True)
+                    _replace(draft / name, [body], mode=0o600)
+            os.rename(draft, target)  # noqa: PTH104 - `os` is where tests let it fail
+            _sync_folder(target.parent)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+    return Written(target)
+
+
+def _back_up(path: Path) -> Path:
+    """Keep a copy under a name that was free; an older backup is never overwritten."""
+    for number in range(1, BACKUPS_MAX):
+        backup = path.with_name(f"{path.name}.bak{number if number > 1 else ''}")
+        if not backup.exists():
+            with path.open("rb") as original:
+                _replace(
+                    backup, iter(lambda: original.read(2**20), b""), mode=stat.S_IMODE(path.stat().st_mode)
+                )
+            return backup
+    raise UnavailableError(f"{str(path)!r} has {BACKUPS_MAX} backups: remove some")
+
+
+def _replace(
+    target: Path, pieces: Iterable[bytes], *, mode: int, before: Callable[[], None] = lambda: None
+) -> None:
+    """Write a file whole. `before` has the last word: it is asked when all is ready."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+    draft = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            _write(file, pieces)
+        draft.chmod(mode)
+        before()
+        os.replace(draft, target)  # noqa: PTH105 - `os` is where tests let it fail
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
+    _sync_folder(target.parent)
+
+
+def _write(file: IO[bytes], pieces: Iterable[bytes]) -> None:
+    for piece in pieces:
+        file.write(piece)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename survive a power cut, where the system can sync folders."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _named_errors(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UnavailableError(f"{str(target)!r} cannot be written: {error.strerror or error}") from error

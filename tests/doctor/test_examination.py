@@ -1,0 +1,274 @@
+"""Every format is found by its content, judged by its own provider's rules, and its repaired copy is clean."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from midstream.doctor.examination import examine
+from midstream.doctor.findings import Status
+from tests.doctor.files import HISTORIES, put, read_lines, write_lines
+
+BROKEN = sorted(path.name for path in HISTORIES.iterdir() if ".broken" in path.name)
+VALID = sorted(path.name for path in HISTORIES.iterdir() if ".valid" in path.name)
+
+# What each hand-made file is, and by which rules it is judged.
+KINDS = {
+    "anthropic": ("anthropic", "anthropic"),
+    "bedrock": ("bedrock", "bedrock-claude"),
+    "claude-code": ("claude-code", "anthropic"),
+    "codex": ("codex", "responses"),
+    "codex-compacted": ("codex", "responses"),
+    "gemini": ("gemini", "gemini"),
+    "langchain": ("langchain", "neutral"),
+    "langgraph": ("langchain", "neutral"),
+    "message-lines": ("openai-chat", "openai-chat"),
+    "mistral": ("mistral", "mistral"),
+    "openai-chat": ("openai-chat", "openai-chat"),
+    "openai-responses": ("openai-responses", "responses"),
+    "opencode": ("opencode", "opencode"),
+    "pydantic-ai": ("pydantic-ai", "pydantic-ai"),
+    "request-lines": ("openai-chat", "openai-chat"),
+    "tunacode": ("tunacode", "pydantic-ai"),
+}
+
+
+def test_there_is_a_broken_and_a_valid_history_of_every_kind() -> None:
+    assert {name.partition(".")[0] for name in BROKEN} == set(KINDS)
+    assert {name.partition(".")[0] for name in VALID} == set(KINDS) - {"codex-compacted"}
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_a_valid_history_is_clean_and_there_is_nothing_to_write(tmp_path: Path, name: str) -> None:
+    done = examine(put(tmp_path, name))
+    assert (done.report.status, done.report.findings, done.remedy) == (Status.CLEAN, (), None)
+    assert (done.report.format, done.report.profile) == KINDS[name.partition(".")[0]]
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_call_without_a_result_is_found_and_the_copy_has_one(tmp_path: Path, name: str) -> None:
+    path = put(tmp_path, name)
+    done = examine(path)
+    assert done.report.status is Status.FINDINGS
+    assert done.report.findings[0].code == "dangling-call"
+    assert (done.report.format, done.report.profile) == KINDS[name.partition(".")[0]]
+    before = _contents(path)
+    assert done.remedy is not None
+    copy = done.remedy.beside().path
+    assert ".repaired" in copy.name
+    assert _contents(path) == before
+    again = examine(copy)
+    assert (again.report.status, again.report.findings) == (Status.CLEAN, ())
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_in_place_the_original_is_kept_as_a_backup(tmp_path: Path, name: str) -> None:
+    path = put(tmp_path, name)
+    before = _contents(path)
+    remedy = examine(path).remedy
+    assert remedy is not None
+    backup = remedy.in_place().backup
+    assert backup is not None
+    assert backup.read_bytes() in before.values()
+    assert examine(path).report.status is Status.CLEAN
+
+
+def test_what_was_not_touched_keeps_its_bytes(tmp_path: Path) -> None:
+    path = put(tmp_path, "codex.broken.jsonl")
+    remedy = examine(path).remedy
+    assert remedy is not None
+    old, new = path.read_bytes().splitlines(), remedy.beside().path.read_bytes().splitlines()
+    assert [line for line in new if line in old] == old
+    assert len(new) == len(old) + 1
+
+
+def test_a_system_prompt_beside_the_messages_is_judged_with_them(tmp_path: Path) -> None:
+    path = tmp_path / "request.json"
+    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello."}]
+    path.write_text(json.dumps({"system": "Be brief.", "messages": messages}))
+    remedy = examine(path, named="anthropic").remedy
+    assert remedy is not None
+    written = json.loads(remedy.beside().path.read_text())
+    assert "Be brief." in json.dumps(written["system"])
+    assert "Be kind." in json.dumps(written)
+    assert written["messages"][-1] == messages[1]
+
+
+def test_another_profile_finds_what_its_provider_refuses(tmp_path: Path) -> None:
+    path = tmp_path / "chat.json"
+    path.write_text(json.dumps([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]))
+    assert examine(path).report.status is Status.CLEAN
+    strict = examine(path, profile="strict-template").report
+    assert [found.code for found in strict.findings] == ["same-role-twice"]
+
+
+def test_a_copy_is_set_in_like_its_original(tmp_path: Path) -> None:
+    remedy = examine(put(tmp_path, "openai-chat.broken.json")).remedy
+    assert remedy is not None
+    assert remedy.beside().path.read_text().startswith('[\n  {\n    "role": "system"')
+
+
+@pytest.mark.parametrize(
+    ("body", "reason", "place"),
+    [
+        (b"hello there", "not-json", "line 1, column 1"),
+        (b'[{"role": "user",\n "content": "hel', "cut-json", "line 2, column 13"),
+        (b"[" * 10_000 + b"]" * 10_000, "too-deep", "levels deep"),
+        (b'[{"role": "user", "content": ' + b"[" * 10_000 + b"]" * 10_000 + b"}]", "too-deep", "levels deep"),
+        (b"\x00\x01\x02", "binary", "no text"),
+        (b"", "no-history", "nothing in it"),
+        (b" \n ", "no-history", "nothing in it"),
+        (b'{"name": "a package", "version": 1}', "no-history", "no messages"),
+        (b"[1, 2, 3]", "no-history", "no messages"),
+        (b'[{"role": "user", "content": "\xff\xfe"}]', "not-json", "byte 30"),
+    ],
+)
+def test_what_is_no_history_is_told_with_the_place(
+    tmp_path: Path, body: bytes, reason: str, place: str
+) -> None:
+    path = tmp_path / "file.json"
+    path.write_bytes(body)
+    done = examine(path)
+    assert (done.report.status, done.report.reason, done.remedy) == (Status.UNREADABLE, reason, None)
+    assert place in done.report.problem
+
+
+def test_messages_of_several_formats_are_told_and_can_be_named(tmp_path: Path) -> None:
+    path = tmp_path / "mixed.json"
+    call = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "r"},
+    ]
+    path.write_text(json.dumps(messages))
+    told = examine(path).report
+    assert (told.status, told.reason) == (Status.UNREADABLE, "mixed-formats")
+    assert "anthropic (first: message 1), openai-chat (first: message 2)" in told.problem
+    assert examine(path, named="anthropic").report.status is Status.FINDINGS
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("claude-code.valid.jsonl", "gemini"),
+        ("codex.valid.jsonl", "claude-code"),
+        ("anthropic.valid.json", "bedrock"),
+        ("pydantic-ai.valid.json", "tunacode"),
+        ("message-lines.valid.jsonl", "anthropic"),
+        ("gemini.valid.json", "openai-responses"),
+    ],
+)
+def test_a_wrong_format_is_refused_and_the_right_one_is_named(tmp_path: Path, name: str, named: str) -> None:
+    told = examine(put(tmp_path, name), named=named).report
+    assert (told.status, told.reason) == (Status.UNREADABLE, "wrong-format")
+    assert f"not {named}" in told.problem
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("claude-code.valid.jsonl", "anthropic"),
+        ("claude-code.valid.jsonl", "claude-code"),
+        ("openai-chat.valid.json", "mistral"),
+        ("tunacode.valid.json", "pydantic-ai"),
+    ],
+)
+def test_a_right_name_changes_nothing(tmp_path: Path, name: str, named: str) -> None:
+    assert examine(put(tmp_path, name), named=named).report.status is Status.CLEAN
+
+
+def test_an_empty_list_is_a_finding(tmp_path: Path) -> None:
+    path = tmp_path / "empty.json"
+    path.write_text("[]")
+    done = examine(path)
+    assert ([found.code for found in done.report.findings], done.remedy) == (["empty-list"], None)
+
+
+def test_entries_that_are_no_messages_surrogates_and_line_breaks_in_ids_are_findings(tmp_path: Path) -> None:
+    path = tmp_path / "odd.json"
+    call = {"id": "a\nb", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    reply = {"role": "assistant", "content": None, "tool_calls": [call]}
+    path.write_text(json.dumps([{"role": "user", "content": "half \ud83d"}, 42, reply]))
+    done = examine(path)
+    assert [(found.code, found.message) for found in done.report.findings] == [
+        ("lone-surrogate", 0),
+        ("not-a-message", 1),
+        ("dangling-call", 2),
+    ]
+    assert done.remedy is not None
+    assert examine(done.remedy.beside().path).report.status is Status.CLEAN
+
+
+def test_a_half_character_outside_of_the_messages_stays_an_escape(tmp_path: Path) -> None:
+    path = tmp_path / "odd.json"
+    path.write_text(json.dumps({"title": "half \ud83d", "messages": [{"role": "user", "content": ""}, 42]}))
+    remedy = examine(path).remedy
+    assert remedy is not None
+    assert json.loads(remedy.beside().path.read_text())["title"] == "half \ud83d"
+
+
+def test_not_a_number_becomes_null_and_that_is_a_loss(tmp_path: Path) -> None:
+    path = tmp_path / "request.json"
+    path.write_text('{"temperature": NaN, "messages": [{"role": "user", "content": "hi"}]}')
+    done = examine(path)
+    assert (done.report.status, done.report.findings[0].lost) == (Status.LOSSY, "NaN")
+    assert done.remedy is not None
+    assert json.loads(done.remedy.beside().path.read_text())["temperature"] is None
+
+
+def test_lines_that_are_no_json_are_left_out_of_the_copy_and_that_is_a_loss(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text(
+        '{"role":"user","content":"hi"}\n{"role":"assis\n42\n{"role":"assistant","content":"yo"}\n'
+    )
+    done = examine(path)
+    assert (done.report.status, [(found.code, found.line) for found in done.report.findings]) == (
+        Status.LOSSY,
+        [("broken-line", 2), ("not-a-message", 3)],
+    )
+    assert done.remedy is not None
+    assert read_lines(done.remedy.beside().path)[0] == {"role": "user", "content": "hi"}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX files")
+def test_links_to_nothing_and_what_is_no_file_are_told(tmp_path: Path) -> None:
+    (tmp_path / "link.json").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pipe.json")
+    told = examine(tmp_path / "link.json").report
+    assert (told.status, told.reason) == (Status.MISSING, "not-found")
+    assert "'nowhere'" in told.problem
+    assert examine(tmp_path / "pipe.json").report.reason == "not-a-file"
+    assert examine(tmp_path / "none.json").report.status is Status.MISSING
+    assert examine(tmp_path).report.status is Status.MISSING
+
+
+def test_a_file_that_may_not_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = put(tmp_path, "openai-chat.valid.json")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)  # root may read everything
+    assert examine(path).report.reason == "no-permission"
+
+
+def test_a_document_too_large_for_memory_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("midstream.doctor.reading.DOCUMENT_BYTES_MAX", 10)
+    told = examine(put(tmp_path, "openai-chat.valid.json")).report
+    assert told.reason == "too-large"
+
+
+def test_a_line_that_is_one_whole_session_line_needs_no_suffix(tmp_path: Path) -> None:
+    first = read_lines(HISTORIES / "codex.valid.jsonl")[:1]
+    assert examine(write_lines(tmp_path / "rollout.json", first)).report.format == "codex"
+
+
+def _contents(path: Path) -> dict[str, bytes]:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return {str(file): file.read_bytes() for file in files if file.is_file()}

@@ -1,0 +1,97 @@
+"""A message speaks for its format, or for none; what stands around a list is only a hint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from midstream.doctor.findings import UnreadableHistoryError
+from midstream.doctor.shapes import at, format_of, known_format, shape_of, speaks_for, with_value
+from midstream.errors import UsageError
+
+USER = {"role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("message", "form"),
+    [
+        (USER, ""),
+        ({"role": "system", "content": "hi"}, ""),
+        (42, ""),
+        ({"role": "assistant", "content": [{"type": "text", "text": "hi"}]}, ""),
+        ({"role": "assistant", "content": [{"type": "tool_use", "id": "a"}]}, "anthropic"),
+        ({"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}]}, "anthropic"),
+        ({"role": "tool", "tool_call_id": "a", "content": "x"}, "openai-chat"),
+        ({"role": "assistant", "content": None, "tool_calls": []}, "openai-chat"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "openai-chat"),
+        ({"role": "user", "content": [{"type": "input_text", "text": "x"}]}, "openai-responses"),
+        ({"type": "function_call", "call_id": "a"}, "openai-responses"),
+        ({"type": "message", "role": "user", "content": "x"}, "openai-responses"),
+        ({"role": "model", "parts": [{"text": "x"}]}, "gemini"),
+        ({"parts": [{"text": "x"}]}, "gemini"),
+        ({"kind": "request", "parts": []}, "pydantic-ai"),
+        ({"role": "user", "content": [{"text": "x"}]}, "bedrock"),
+        ({"type": "human", "content": "x"}, "langchain"),
+        ({"type": "ai", "data": {"content": "x"}}, "langchain"),
+        ({"lc": 1, "type": "constructor", "id": ["HumanMessage"], "kwargs": {}}, "langchain"),
+        ({"role": "assistant", "content": [{"type": "thinking", "thinking": [{}]}]}, "mistral"),
+    ],
+)
+def test_a_message_speaks_for_its_format(message: object, form: str) -> None:
+    assert speaks_for(message) == form
+
+
+@pytest.mark.parametrize(
+    ("document", "path", "form"),
+    [
+        ([USER], (), "openai-chat"),
+        ({"messages": [USER]}, ("messages",), "openai-chat"),
+        ({"system": "s", "messages": [USER]}, ("messages",), "anthropic"),
+        ({"input": [USER]}, ("input",), "openai-responses"),
+        ({"values": {"messages": [USER]}}, ("values", "messages"), "openai-chat"),
+        ({"body": {"contents": [{"parts": []}]}}, ("body", "contents"), "gemini"),
+    ],
+)
+def test_messages_are_found_where_programs_keep_them(
+    document: object, path: tuple[str, ...], form: str
+) -> None:
+    shape = shape_of(document)
+    assert shape is not None
+    assert (shape.path, shape.format) == (path, form)
+
+
+@pytest.mark.parametrize("document", [None, 1, "text", {}, {"messages": "no"}, [1, 2, 3], {"input": "text"}])
+def test_what_holds_no_messages_has_no_shape(document: object) -> None:
+    assert shape_of(document) is None
+
+
+def test_an_entry_that_is_no_message_does_not_hide_the_others() -> None:
+    assert shape_of([USER, 42, USER]) is not None
+
+
+def test_two_formats_at_once_are_told_with_their_places() -> None:
+    mixed = [{"role": "model", "parts": []}, {"kind": "request", "parts": []}]
+    with pytest.raises(
+        UnreadableHistoryError, match=r"gemini \(first: message 0\), pydantic-ai \(first: message 1\)"
+    ):
+        format_of(mixed)
+    assert format_of(mixed, "gemini") == "gemini"
+
+
+def test_names_are_known_as_people_write_them() -> None:
+    assert [known_format(name) for name in ("Claude_Code", "google", "chat")] == [
+        "claude-code",
+        "gemini",
+        "openai-chat",
+    ]
+    with pytest.raises(UsageError, match="no format is called"):
+        known_format("klingon")
+
+
+def test_a_value_is_put_back_where_it_was_found_and_the_rest_is_the_same() -> None:
+    document = {"a": {"messages": [1]}, "b": [2]}
+    changed: Any = with_value(document, ("a", "messages"), [3])
+    assert (changed, document["a"]) == ({"a": {"messages": [3]}, "b": [2]}, {"messages": [1]})
+    assert changed["b"] is document["b"]
+    assert at(document, ("a", "none", "deeper")) is None
