@@ -52,7 +52,7 @@ $(VENV)/.local: requirements/local.txt | $(VENV)/.self
 
 demo: $(VENV)/.self  ## Kill a server in the middle of a sentence and watch the sentence go on (MODEL=, ARGS=)
 	@model="$(MODEL)"; \
-	if [ "$$model" = local ] && ! $(MAKE) --no-print-directory $(VENV)/.local; then \
+	if [ "$$model" = local ] && ! $(MAKE) --silent --no-print-directory $(VENV)/.local; then \
 	  echo "The local model's wheels do not install here; going on with MODEL=scripted." >&2; \
 	  model=scripted; \
 	fi; \

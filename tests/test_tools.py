@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import subprocess
+import sys
 import threading
 from typing import Any, Literal
 
@@ -112,6 +114,47 @@ async def test_a_plain_function_that_hangs_does_not_hold_the_loop() -> None:
     assert result.outcome is Outcome.UNKNOWN
 
 
+HUNG_PROGRAM = """
+import asyncio, threading
+from midstream.core.calls import Call
+from midstream.tools import CallContext, run_call, tool
+
+@tool(timeout_s=0.05)
+def hang() -> str:
+    threading.Event().wait()
+    return ""
+
+async def main() -> None:
+    for _ in range(40):  # more than any pool has threads
+        print((await run_call(hang, Call("c", "hang"), CallContext("s", 1, 1, "c"))).outcome)
+
+asyncio.run(main())
+"""
+
+
+def test_hung_functions_keep_neither_other_tools_nor_the_end_of_the_process_waiting() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HUNG_PROGRAM], capture_output=True, check=True, text=True, timeout=30
+    )
+    assert done.stdout == "unknown\n" * 40
+
+
+@pytest.mark.parametrize("raised", [SystemExit(3), StopIteration(3), TimeoutError(3)], ids=repr)
+async def test_whatever_a_tool_raises_is_its_answer(raised: BaseException) -> None:
+    @tool
+    def plainly() -> str:
+        raise raised
+
+    @tool
+    async def slowly() -> str:
+        raise raised
+
+    for each in (plainly, slowly):
+        result = await _run(each)
+        assert result.outcome is Outcome.ERROR
+        assert "no answer" not in result.content
+
+
 @pytest.mark.parametrize("value", [object(), {"a": {1j}}, lambda: 1])
 async def test_an_answer_without_json_form_is_told_as_such(value: object) -> None:
     @tool
@@ -156,6 +199,40 @@ async def test_a_running_tool_knows_its_call_and_its_effect_key() -> None:
     assert (await _run(waiting)).content == "s/1/2/c1"
     with pytest.raises(LookupError):
         current_call()
+
+
+async def test_a_tool_that_cancels_itself_cancels_nobody_else() -> None:
+    @tool
+    async def give_up() -> str:
+        raise asyncio.CancelledError
+
+    result = await _run(give_up)
+    assert (result.outcome, "cancelled itself" in result.content) == (Outcome.ERROR, True)
+
+
+async def test_one_hanging_function_too_many_is_refused_and_was_not_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tools, "_free_threads", threading.Semaphore(1))
+    release, ran = threading.Event(), threading.Event()
+
+    @tool(timeout_s=0.01)
+    def hang() -> str:
+        release.wait(10)
+        return ""
+
+    @tool
+    def answer() -> str:
+        ran.set()
+        return "here"
+
+    try:
+        assert (await _run(hang)).outcome is Outcome.UNKNOWN
+        refused = await _run(answer)
+        assert (refused.outcome, "not started" in refused.content) == (Outcome.ERROR, True)
+        assert not ran.is_set()
+    finally:
+        release.set()
 
 
 async def test_cancelling_a_call_cancels_the_tool_and_goes_on_to_the_caller() -> None:

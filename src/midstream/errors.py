@@ -95,8 +95,10 @@ class HistoryRefusedError(InvalidHistoryError):
 
     code = "history_refused"
 
-    def __init__(self, message: str, *, findings: Sequence[object] = ()) -> None:
-        super().__init__(message)
+    def __init__(
+        self, message: str, *, retry_after_s: float | None = None, findings: Sequence[object] = ()
+    ) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
         self.findings = tuple(findings)
         """A `midstream.history.Finding` for each refusal."""
 
@@ -164,9 +166,10 @@ class LeaseHeldError(ConflictError):
 
 
 class LeaseLostError(ConflictError):
-    """A newer owner exists: stop at once. Nothing was written."""
+    """A newer owner exists: stop at once; a client may ask again, and meets that one. Nothing was written."""
 
     code = "lease_lost"
+    retry = "now"
 
 
 class SessionBusyError(ConflictError):

@@ -7,9 +7,11 @@ same on both sides.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import inspect
 import re
+import threading
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, overload
@@ -25,6 +27,8 @@ TIMEOUT_S = 120.0
 """Seconds a tool may run where it names no timeout (the longest build the originals' users waited for)."""
 RESULT_CHARS_MAX = 512 * 1024
 """Characters of one result; a longer one is cut, with a mark that says by how much."""
+THREADS_MAX = 256
+"""Plain functions at work in one process, abandoned ones that hang included; one more is refused, not started."""
 
 
 class Tool(Struct, frozen=True):
@@ -159,15 +163,15 @@ async def run_call(found: Tool, call: Call, context: CallContext) -> Result:
             call.id, f"The arguments of {call.name!r} do not fit its schema: {error}", Outcome.ERROR
         )
     token = _current.set(context)
+    limit = asyncio.timeout(found.timeout_s)
     try:
-        async with asyncio.timeout(found.timeout_s):
+        async with limit:
             value = await _invoke(found.function, arguments)
-    except TimeoutError:
-        message = (
-            f"{call.name!r} gave no answer within {found.timeout_s:g} s. It may or may not have taken effect."
-        )
-        return Result(call.id, message, Outcome.UNKNOWN if found.has_effects else Outcome.ERROR)
-    except Exception as error:  # noqa: BLE001 - a tool is foreign code: whatever it raises is its answer
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code: whatever it raises is its answer
+        if limit.expired():
+            message = f"{call.name!r} gave no answer within {found.timeout_s:g} s."
+            outcome = Outcome.UNKNOWN if found.has_effects else Outcome.ERROR
+            return Result(call.id, f"{message} It may or may not have taken effect.", outcome)
         return Result(call.id, storable(f"{type(error).__name__}: {error}"), Outcome.ERROR)
     finally:
         _current.reset(token)
@@ -177,9 +181,53 @@ async def run_call(found: Tool, call: Call, context: CallContext) -> Result:
 async def _invoke(function: Callable[..., Any], arguments: Struct) -> object:
     keywords = {field: getattr(arguments, field) for field in arguments.__struct_fields__}
     if inspect.iscoroutinefunction(function):
-        return await typing.cast("Awaitable[object]", function(**keywords))
+        try:
+            return await typing.cast("Awaitable[object]", function(**keywords))
+        except asyncio.CancelledError as error:
+            caller = asyncio.current_task()
+            if caller is None or caller.cancelling():
+                raise
+            raise RuntimeError("CancelledError: the tool cancelled itself") from error
     context = contextvars.copy_context()
-    return await asyncio.to_thread(context.run, lambda: function(**keywords))
+    return await _in_thread(lambda: context.run(lambda: function(**keywords)))
+
+
+_free_threads = threading.Semaphore(THREADS_MAX)
+
+
+async def _in_thread(work: Callable[[], object]) -> object:
+    """Run a plain function in a thread of its own; a cancelled caller abandons it.
+
+    A daemon and no pool: a tool that hangs must keep neither the process from ending nor the next tool from starting.
+    """
+    if not _free_threads.acquire(blocking=False):
+        raise RuntimeError(f"not started: {THREADS_MAX} tools are running or hanging in this process")
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[object] = loop.create_future()
+
+    def settle(value: object, error: Exception | None) -> None:
+        if ended.done():
+            return
+        if error is None:
+            ended.set_result(value)
+        else:
+            ended.set_exception(error)
+
+    def run() -> None:
+        value: object = None
+        failure: Exception | None = None
+        try:
+            value = work()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - see run_call; a future takes neither of the odd ones
+            is_odd = isinstance(error, StopIteration | SystemExit)
+            failure = RuntimeError(f"{type(error).__name__}: {error}") if is_odd else error  # type: ignore[assignment]
+        finally:
+            _free_threads.release()
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+            loop.call_soon_threadsafe(settle, value, failure)
+
+    threading.Thread(target=run, name="midstream tool", daemon=True).start()
+    return await ended
 
 
 def _result_of(call: Call, value: object) -> Result:

@@ -39,7 +39,7 @@ def reply(request):
         from midstream.errors import ModelRejectedError
         return [ModelRejectedError("no such key")]
     if words == "long":
-        slowly = [step for number in range(400) for step in (Pause(0.02), *text(f"w{number} ")[:-1])]
+        slowly = [step for number in range(100) for step in (Pause(0.02), *text(f"w{number} ")[:-1])]
         return [*slowly, *text("end")]
     return text(f"You said: {words}.")
 

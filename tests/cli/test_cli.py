@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -12,6 +13,7 @@ import pytest
 
 from midstream.cli import COMMANDS, midstream_command
 from tests.cli.conftest import Run
+from tests.house.source import ROOT
 
 SERVE_HELP = "`midstream serve --help` shows how. [usage]\n"
 
@@ -30,7 +32,7 @@ def test_help_lists_every_command_with_its_own_words(run: Run) -> None:
 def test_help_documents_the_exit_codes(run: Run) -> None:
     lines = [line.split() for line in run("--help").stdout.splitlines()]
     codes = [line[0] for line in lines if line and line[0].isdigit()]
-    assert codes == ["0", "1", "2", "3", "4", "5", "6", "130"]
+    assert codes == ["0", "1", "2", "3", "4", "5", "6", "7", "130"]
 
 
 def test_help_loads_click_and_nothing_else() -> None:
@@ -116,3 +118,28 @@ def test_the_version_is_the_package_s(run: Run) -> None:
     import midstream
 
     assert run("--version").stdout == f"midstream {midstream.__version__}\n"
+
+
+def test_the_reference_knows_every_command_and_every_option() -> None:
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
+    unknown = [
+        f"{path} {option}"
+        for path, command in _commands(midstream_command, "midstream")
+        for parameter in command.params
+        for option in parameter.opts
+        if option.startswith("--") and option != "--help" and f"`{option}`" not in page
+    ]
+    assert unknown == []
+    assert [
+        path for path, _ in _commands(midstream_command, "midstream") if path.split()[-1] not in page
+    ] == []
+
+
+def _commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+    yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from _commands(below, f"{path} {name}")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -148,3 +151,26 @@ def test_a_dry_run_says_what_would_go_and_removes_nothing(run: Run, store: Path)
 def test_deleted_is_gone(run: Run, store: Path) -> None:
     assert run("sessions", "delete", "--yes", "harbour-1").exit_code == 0
     assert [line.split("\t")[0] for line in run("sessions", "list").stdout.splitlines()] == ["harvest-2"]
+
+
+def test_a_shell_completes_ids_from_the_store(store: Path) -> None:
+    command = [sys.executable, "-m", "midstream"]
+    words = f"midstream sessions show --store {store} har"
+    asked = {"_MIDSTREAM_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "5"}
+    done = subprocess.run(
+        command, env={**os.environ, **asked}, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.stdout.splitlines() == ["plain,harvest-2", "plain,harbour-1"]
+
+
+def test_completion_without_a_store_offers_nothing(tmp_path: Path) -> None:
+    asked = {
+        "_MIDSTREAM_COMPLETE": "bash_complete",
+        "COMP_WORDS": f"midstream sessions show --store {tmp_path / 'no.db'} a",
+        "COMP_CWORD": "5",
+    }
+    command = [sys.executable, "-m", "midstream"]
+    done = subprocess.run(
+        command, env={**os.environ, **asked}, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (done.stdout.strip(), done.stderr) == ("", "")

@@ -71,12 +71,14 @@ from midstream.errors import (
     UsageError,
     WrongSecretError,
 )
+from tests.spec import spec
 
 HI = SayPayload((Text("hi"),))
 HI_BODY = frames.encode(HI)
 DONE = ResultPayload(1, 1, Result("c", "done"))
 
 
+@spec("STREAM-11")
 def test_a_chunk_is_kept_before_it_is_sent() -> None:
     stream = _live()
     assert stream.submit(HI) == 0
@@ -86,6 +88,7 @@ def test_a_chunk_is_kept_before_it_is_sent() -> None:
     assert stream.frames_to_send() == [_chunk(0, HI)]
 
 
+@spec("STREAM-7")
 def test_the_first_message_travels_right_behind_the_open() -> None:
     stream = ClientStream("a", "secret", now=0.0)
     stream.submit(HI)
@@ -96,6 +99,7 @@ def test_the_first_message_travels_right_behind_the_open() -> None:
     assert stream.frames_to_send() == [frames.encode(Open("a", "secret", None, 1)), _chunk(0, HI)]
 
 
+@spec("STREAM-13")
 def test_acks_are_cumulative_and_may_repeat() -> None:
     stream = _live(HI, DONE, AbortPayload(1))
     _receive(stream, Ack(1))
@@ -111,6 +115,7 @@ def test_an_ack_of_what_was_never_sent_drops_the_connection() -> None:
     assert not stream.is_ended
 
 
+@spec("STREAM-10", "STREAM-14")
 def test_unacked_chunks_are_played_back_with_the_same_bytes() -> None:
     stream = _live(HI, DONE, AbortPayload(1))
     _receive(stream, Ack(0))
@@ -128,6 +133,7 @@ def test_what_the_welcome_acknowledges_needs_no_ack() -> None:
     assert stream.writes() == [ChunksAcked(0)]
 
 
+@spec("STREAM-17")
 def test_no_more_chunks_are_in_flight_than_the_server_takes() -> None:
     stream = _opening(HI, *(DONE for _ in range(IN_FLIGHT_MAX + 5)))
     assert len(stream.frames_to_send()) == 0
@@ -136,6 +142,7 @@ def test_no_more_chunks_are_in_flight_than_the_server_takes() -> None:
     assert stream.frames_to_send() == [_chunk(IN_FLIGHT_MAX + n, DONE) for n in range(3)]
 
 
+@spec("STREAM-21")
 def test_events_are_applied_once_and_in_order() -> None:
     stream = _begun()
     first, second = (_event(4, _delta("one")), _event(5, _delta("two")))
@@ -143,6 +150,7 @@ def test_events_are_applied_once_and_in_order() -> None:
     assert stream.events() == [Applied(EventId(1, 4), _delta("one")), Applied(EventId(1, 5), _delta("two"))]
 
 
+@spec("STREAM-21")
 @pytest.mark.parametrize("event_id", ["1-6", "0-4", "2-3", "nonsense"])
 def test_an_event_that_does_not_follow_drops_the_connection(event_id: str) -> None:
     stream = _begun()
@@ -152,6 +160,7 @@ def test_an_event_that_does_not_follow_drops_the_connection(event_id: str) -> No
     assert stream.frames_to_send()[0] == frames.encode(Open("a", "secret", "1-3", 1))
 
 
+@spec("STREAM-22")
 def test_what_stands_before_the_streams_first_record_is_not_its_business() -> None:
     stream = _live(HI)
     before = EpochStarted(2, "host", 1.0)
@@ -167,12 +176,14 @@ def test_a_stream_the_server_has_not_seen_asks_to_begin_where_it_begins() -> Non
     assert stream.frames_to_send()[0] == frames.encode(Open("a", "secret", None, 1))
 
 
+@spec("STREAM-13")
 def test_the_journals_own_word_is_as_good_as_an_ack() -> None:
     stream = _live(HI)
     _receive(stream, Events((_event(1, StreamOpened("a", "d")), _event(2, ChunkAccepted("a", 0, "d")))))
     assert stream.writes() == [ChunksAcked(0)]
 
 
+@spec("STREAM-26")
 def test_the_end_of_the_turn_ends_the_stream_and_is_forgotten_once_handled() -> None:
     stream = _begun()
     ended = TurnEnded(1, TurnStatus.COMPLETED, 9.0)
@@ -193,6 +204,7 @@ def test_the_end_of_another_turn_is_no_end() -> None:
     assert not stream.is_ended
 
 
+@spec("STREAM-24")
 def test_the_cursor_moves_when_the_application_has_handled_an_event() -> None:
     stream = _begun()
     _receive(stream, Events((_event(4, _delta("x")),)))
@@ -201,6 +213,7 @@ def test_the_cursor_moves_when_the_application_has_handled_an_event() -> None:
     assert stream.writes() == [CursorMoved(EventId(1, 4))]
 
 
+@spec("STREAM-23")
 def test_a_gone_event_tells_the_application_to_forget_and_begins_anew() -> None:
     stream = _begun()
     _receive(stream, Gone("1-0", "pruned"))
@@ -211,6 +224,7 @@ def test_a_gone_event_tells_the_application_to_forget_and_begins_anew() -> None:
     assert stream.events() == [Applied(EventId(2, 2), opened)]
 
 
+@spec("STREAM-9")
 def test_a_degraded_server_means_keep_nothing_and_retry_nothing() -> None:
     stream = _opening(HI)
     _receive(stream, Welcome("a", "1-1", "1-1", is_degraded=True, reason="no disk"))
@@ -222,6 +236,7 @@ def test_a_degraded_server_means_keep_nothing_and_retry_nothing() -> None:
     assert (stream.is_ended, stream.error, stream.is_reconnecting) == (True, lost, False)
 
 
+@spec("STREAM-8", "STREAM-28")
 @pytest.mark.parametrize(
     ("error", "is_kept"),
     [
@@ -240,6 +255,7 @@ def test_a_classified_refusal_ends_the_stream_with_its_type(error: MidstreamErro
     assert stream.writes() == ([] if is_kept else [Forgotten()])
 
 
+@spec("STREAM-28")
 def test_a_busy_session_is_the_applications_business() -> None:
     stream = _live(HI)
     _receive(stream, Error("session_busy", "turn 3 is running", "later", seqno=0))
@@ -247,6 +263,7 @@ def test_a_busy_session_is_the_applications_business() -> None:
     assert stream.writes() == [Forgotten()]
 
 
+@spec("STREAM-28", "STREAM-29")
 def test_a_refusal_that_may_pass_reconnects_after_the_wait_it_names() -> None:
     stream = _live(HI)
     _receive(stream, Error("store_busy", "locked", "later", seqno=0, retry_after_s=7.0))
@@ -265,6 +282,7 @@ def test_a_server_cannot_ask_for_an_endless_wait() -> None:
     assert _due_at(stream) == RETRY_AFTER_S_MAX
 
 
+@spec("STREAM-28")
 def test_a_gap_that_can_be_filled_is_filled_by_playback() -> None:
     stream = _live(HI, DONE)
     _receive(stream, Error("seqno_gap", "chunk 0 first", seqno=1, expected=0))
@@ -277,6 +295,7 @@ def test_a_gap_that_cannot_be_filled_ends_the_stream() -> None:
     assert isinstance(stream.error, SeqnoGapError)
 
 
+@spec("STREAM-6")
 def test_a_server_that_lost_what_it_acknowledged_has_forgotten_the_stream() -> None:
     stream = _live(HI)
     _receive(stream, Ack(0))
@@ -285,12 +304,14 @@ def test_a_server_that_lost_what_it_acknowledged_has_forgotten_the_stream() -> N
     assert isinstance(stream.error, StreamNotFoundError)
 
 
+@spec("STREAM-11")
 def test_a_checkpoint_older_than_what_was_sent_never_reuses_a_number() -> None:
     stream = _opening(HI)
     _receive(stream, Welcome("a", "1-9", "1-0", acked=2))
     assert isinstance(stream.error, SeqnoReusedError)
 
 
+@spec("STREAM-29")
 def test_the_first_reconnect_is_at_once_then_the_waits_grow_to_30_s() -> None:
     stream = ClientStream("a", "secret", now=0.0)
     waits = []
@@ -313,6 +334,7 @@ def test_chance_spreads_the_waits() -> None:
     assert _due_at(stream) == 0.5
 
 
+@spec("STREAM-29")
 def test_a_welcome_alone_is_no_progress_but_an_event_is() -> None:
     stream = _begun()
     stream.disconnected(chance=0.0, now=0.0)
@@ -330,6 +352,7 @@ def test_a_welcome_alone_is_no_progress_but_an_event_is() -> None:
     assert _due_at(stream) == 50.0
 
 
+@spec("STREAM-29")
 def test_patience_ends_and_the_stream_can_still_be_resumed() -> None:
     stream = ClientStream("a", "secret", patience_s=60.0, now=0.0)
     now = 0.0
@@ -351,20 +374,23 @@ def test_a_transport_error_that_will_not_pass_ends_the_stream() -> None:
     assert (stream.is_ended, stream.error) == (True, error)
 
 
+@spec("STREAM-32")
 def test_silence_for_three_heartbeats_drops_the_connection() -> None:
     stream = _opening(HI)
     stream.receive(frames.encode(Welcome("a", "1-0", "1-0", heartbeat_s=2.0)), now=1.0)
+    assert _due_at(stream) == 7.0
     stream.receive(frames.encode(Heartbeat("1-0", "model")), now=5.0)
     assert stream.waiting_on == "model"
     stream.handle_deadline(now=10.9)
     assert stream.is_connection_wanted
-    stream.was_paused(now=10.9)
+    stream.was_heard(now=10.9)
     stream.handle_deadline(now=11.0)
     assert stream.is_connection_wanted
     stream.handle_deadline(now=16.9)
     assert not stream.is_connection_wanted
 
 
+@spec("STREAM-32")
 def test_an_event_announced_twice_that_never_comes_is_lost() -> None:
     stream = _begun()
     _receive(stream, Heartbeat("1-4"))
@@ -373,6 +399,7 @@ def test_an_event_announced_twice_that_never_comes_is_lost() -> None:
     assert not stream.is_connection_wanted
 
 
+@spec("STREAM-14")
 def test_a_chunk_that_three_heartbeats_left_unanswered_is_played_back() -> None:
     stream = _live(HI)
     _receive(stream, *[Heartbeat("0-0")] * 2)
@@ -389,6 +416,7 @@ def test_heartbeats_owe_nothing_while_nothing_is_unacknowledged() -> None:
     assert stream.is_connection_wanted
 
 
+@spec("STREAM-15")
 def test_an_abort_is_numbered_once_and_played_back() -> None:
     stream = _begun()
     stream.abort()
@@ -412,6 +440,7 @@ def test_an_abort_that_was_numbered_before_a_crash_is_not_numbered_again() -> No
     assert stream.writes() == []
 
 
+@spec("STREAM-26")
 def test_a_stream_that_only_stops_a_turn_ends_with_its_ack() -> None:
     stream = _live(AbortPayload())
     stream.finish()
@@ -422,6 +451,7 @@ def test_a_stream_that_only_stops_a_turn_ends_with_its_ack() -> None:
     assert stream.frames_to_send() == [frames.encode(Close())]
 
 
+@spec("STREAM-25")
 def test_detaching_leaves_everything_as_it_is() -> None:
     stream = _begun()
     stream.detach()
@@ -482,6 +512,7 @@ def test_a_payload_that_fits_no_frame_is_refused_before_anything_changes() -> No
     assert len(frame) <= FRAME_BYTES_MAX
 
 
+@spec("STREAM-34")
 def test_a_record_of_a_later_version_ends_the_stream_and_keeps_the_checkpoint() -> None:
     stream = _begun()
     _receive(stream, Events((Event("1-4", msgspec.Raw(b'{"type":"later"}')),)))
@@ -541,6 +572,7 @@ _server_frames = st.one_of(
 ).map(frames.encode)
 
 
+@spec("STREAM-33")
 @given(
     st.booleans(),
     st.lists(

@@ -55,12 +55,14 @@ from midstream.core.server_stream import (
 from midstream.core.session import CHUNKS_MAX, Received, Session, fold
 from midstream.core.turn import CallFinished, Cancel, SendMessage
 from midstream.errors import DrainingError, MidstreamError, SeqnoGapError, SessionBusyError, StreamFencedError
+from tests.spec import spec
 
 SECRET = "s" * 43
 DIGEST = frames.secret_digest_of(SECRET)
 HI = SayPayload((Text("hi"),))
 
 
+@spec("STREAM-3")
 def test_the_open_asks_for_admission_and_the_welcome_answers_it() -> None:
     stream = ServerStream(now=0.0)
     assert stream.next_deadline() is not None
@@ -81,6 +83,7 @@ def test_an_empty_session_begins_before_its_first_record() -> None:
     assert _sent(stream) == [Welcome("a", event_id="0-0", resume_from="0-0")]
 
 
+@spec("STREAM-1")
 def test_a_connection_that_never_opens_is_ended() -> None:
     stream = ServerStream(now=5.0)
     stream.handle_deadline(newest=START, waiting_on="nothing", now=5.0 + OPEN_WITHIN_S - 0.1)
@@ -90,6 +93,7 @@ def test_a_connection_that_never_opens_is_ended() -> None:
     assert stream.is_closed
 
 
+@spec("STREAM-1", "STREAM-2", "STREAM-33")
 @pytest.mark.parametrize(
     "body",
     [
@@ -117,12 +121,14 @@ def test_a_first_frame_that_is_no_good_open_ends_the_connection(body: bytes) -> 
     assert (stream.is_closed, stream.requests(), stream.next_deadline()) == (True, [], None)
 
 
+@spec("STREAM-1")
 def test_a_second_open_ends_the_connection() -> None:
     stream = _admitted(Open("a", SECRET))
     stream.receive(frames.encode(Open("a", SECRET)), now=0.0)
     assert ([_code(frame) for frame in _sent(stream)], stream.is_closed) == (["protocol"], True)
 
 
+@spec("STREAM-13")
 def test_a_chunk_is_submitted_and_acked_only_when_it_was_appended() -> None:
     stream = _admitted(Open("a", SECRET))
     raw = frames.encode(HI)
@@ -136,6 +142,7 @@ def test_a_chunk_is_submitted_and_acked_only_when_it_was_appended() -> None:
     assert _sent(stream) == [Ack(0)]
 
 
+@spec("STREAM-16")
 def test_results_and_aborts_become_commands() -> None:
     stream = _admitted(Open("a", SECRET))
     stream.receive(_chunk(1, frames.encode(ResultPayload(1, 2, Result("c", "done")))), now=0.0)
@@ -144,6 +151,7 @@ def test_results_and_aborts_become_commands() -> None:
     assert commands == [CallFinished(1, 2, Result("c", "done")), Cancel(1)]
 
 
+@spec("STREAM-16")
 @pytest.mark.parametrize(
     ("seqno", "payload"),
     [
@@ -161,6 +169,7 @@ def test_a_chunk_that_breaks_a_rule_ends_the_connection(seqno: int, payload: byt
     assert (stream.is_closed, stream.requests()) == (True, [])
 
 
+@spec("STREAM-28")
 def test_a_refused_chunk_is_told_why_and_the_connection_goes_on() -> None:
     stream = _admitted(Open("a", SECRET))
     stream.receive(_chunk(3, frames.encode(AbortPayload())), now=0.0)
@@ -173,6 +182,7 @@ def test_a_refused_chunk_is_told_why_and_the_connection_goes_on() -> None:
     assert not stream.is_closed
 
 
+@spec("STREAM-7")
 def test_chunks_before_the_admission_wait_for_it() -> None:
     stream = _opened(Open("a", SECRET))
     stream.receive(_chunk(0, frames.encode(HI)), now=0.0)
@@ -181,6 +191,7 @@ def test_chunks_before_the_admission_wait_for_it() -> None:
     assert [request.seqno for request in stream.requests() if isinstance(request, Submit)] == [0]
 
 
+@spec("STREAM-5", "STREAM-7")
 def test_chunks_before_a_refused_admission_are_forgotten() -> None:
     stream = _opened(Open("a", "another secret"))
     stream.receive(_chunk(0, frames.encode(HI)), now=0.0)
@@ -189,6 +200,7 @@ def test_chunks_before_a_refused_admission_are_forgotten() -> None:
     assert (stream.is_closed, stream.requests()) == (True, [])
 
 
+@spec("STREAM-17")
 def test_more_chunks_in_flight_than_the_welcome_allows_end_the_connection() -> None:
     stream = _admitted(Open("a", SECRET))
     for seqno in range(frames.IN_FLIGHT_MAX):
@@ -201,6 +213,7 @@ def test_more_chunks_in_flight_than_the_welcome_allows_end_the_connection() -> N
     assert stream.is_closed
 
 
+@spec("STREAM-4")
 def test_a_known_stream_goes_on_where_the_client_was() -> None:
     stream = _opened(Open("a", SECRET, event_id="3-4", next_seqno=1))
     stream.admit(_session(*_said()), epoch_at=3, now=0.0)
@@ -209,12 +222,14 @@ def test_a_known_stream_goes_on_where_the_client_was() -> None:
     assert stream.cursor == 4
 
 
+@spec("STREAM-4")
 def test_a_known_stream_without_an_event_id_begins_where_it_began() -> None:
     stream = _opened(Open("a", SECRET, next_seqno=1))
     stream.admit(_session(*_said()), epoch_at=None, now=0.0)
     assert _sent(stream) == [Welcome("a", "3-5", "3-1", acked=1, turn=1, status="model")]
 
 
+@spec("STREAM-19", "STREAM-23")
 @pytest.mark.parametrize(("event_id", "epoch_at"), [("2-4", 3), ("3-9", None), ("1-0", None)])
 def test_an_event_that_is_not_on_the_line_is_gone(event_id: str, epoch_at: int | None) -> None:
     stream = _opened(Open("a", SECRET, event_id=event_id, next_seqno=1))
@@ -231,6 +246,7 @@ def test_a_reader_whose_event_is_gone_begins_at_the_start() -> None:
     assert (stream.cursor, len(stream.frames_to_send())) == (0, 2)
 
 
+@spec("STREAM-2")
 def test_a_reader_may_begin_before_the_first_record_and_has_nothing_to_say() -> None:
     stream = _opened(Open(event_id="0-0"))
     stream.admit(_session(*_said()), epoch_at=None, now=0.0)
@@ -239,6 +255,7 @@ def test_a_reader_may_begin_before_the_first_record_and_has_nothing_to_say() -> 
     assert ([_code(frame) for frame in _sent(stream)], stream.is_closed) == (["protocol"], True)
 
 
+@spec("STREAM-6")
 def test_a_stream_the_server_forgot_is_refused() -> None:
     stream = _opened(Open("b", SECRET, event_id="3-4", next_seqno=1))
     stream.admit(_session(*_said()), epoch_at=3, now=0.0)
@@ -246,12 +263,14 @@ def test_a_stream_the_server_forgot_is_refused() -> None:
     assert stream.is_closed
 
 
+@spec("STREAM-6")
 def test_a_first_chunk_that_never_arrived_is_no_forgotten_stream() -> None:
     stream = _opened(Open("b", SECRET, next_seqno=1))
     stream.admit(_session(*_said()), epoch_at=None, now=0.0)
     assert _sent(stream) == [Welcome("b", "3-5", "3-5", status="model")]
 
 
+@spec("STREAM-9")
 def test_a_degraded_server_says_so_at_once() -> None:
     stream = ServerStream(degraded_reason="no durable store", now=0.0)
     stream.receive(frames.encode(Open("a", SECRET)), now=0.0)
@@ -260,6 +279,7 @@ def test_a_degraded_server_says_so_at_once() -> None:
     assert welcome == Welcome("a", "0-0", "0-0", is_degraded=True, reason="no durable store")
 
 
+@spec("STREAM-20")
 def test_stored_bytes_travel_as_they_are() -> None:
     stream = _admitted(Open())
     odd = b'{"type":"later",  "unknown":1.0}'
@@ -269,6 +289,7 @@ def test_stored_bytes_travel_as_they_are() -> None:
     assert stream.cursor == 2
 
 
+@spec("STREAM-20")
 def test_frames_of_events_are_bounded_by_number_and_by_bytes() -> None:
     small = [(EventId(1, position), b"{}") for position in range(1, frames.EVENTS_PER_FRAME_MAX + 2)]
     assert [len(_events(body)) for body in events_frames(small)] == [frames.EVENTS_PER_FRAME_MAX, 1]
@@ -284,6 +305,7 @@ def test_a_shell_that_skips_or_repeats_a_record_is_stopped(position: int) -> Non
         stream.deliver([(EventId(1, position), b"{}")], now=0.0)
 
 
+@spec("STREAM-31")
 def test_silence_is_broken_by_heartbeats() -> None:
     stream = ServerStream(heartbeat_s=4.0, now=0.0)
     stream.receive(frames.encode(Open()), now=0.0)
@@ -300,6 +322,7 @@ def test_silence_is_broken_by_heartbeats() -> None:
     assert deadline.at == 11.0
 
 
+@spec("STREAM-31")
 def test_a_ping_is_answered_with_a_heartbeat_at_once() -> None:
     stream = _admitted(Open())
     stream.receive(frames.encode(Ping()), now=2.0)
@@ -307,6 +330,7 @@ def test_a_ping_is_answered_with_a_heartbeat_at_once() -> None:
     assert _sent(stream) == [Heartbeat("0-0", "nothing")]
 
 
+@spec("STREAM-25")
 def test_a_close_ends_the_connection_without_a_word() -> None:
     stream = _admitted(Open("a", SECRET))
     stream.receive(frames.encode(Close()), now=0.0)
@@ -355,6 +379,7 @@ _client_frames = st.one_of(
 )
 
 
+@spec("STREAM-33")
 @given(
     st.lists(st.tuples(_client_frames, st.sampled_from(["admit", "ack", "refuse", "time", ""])), max_size=20)
 )

@@ -19,6 +19,7 @@ from midstream.core.records import CallStarted, ChunkAccepted, Delta, StreamOpen
 from midstream.core.turn import AwaitingModel, ModelReplied, ModelSaid
 from midstream.errors import SessionBusyError, StreamNotFoundError
 from tests.core.stream_link import Link, MemoryCheckpoint, MemoryHost
+from tests.spec import spec
 
 SECRET = "s" * 43
 
@@ -131,6 +132,7 @@ FAULTS = ["cut", "black hole", "server dies", "power cut", "client dies"]
 STEPS = ["up", "down", "up", "down", "time", "word", "call", "end", "read", "answer"]
 
 
+@spec("STREAM-12", "STREAM-14", "STREAM-21")
 @settings(max_examples=300)
 @given(st.lists(st.sampled_from([*STEPS, *STEPS, *FAULTS, "abort"]), max_size=60))
 def test_exactly_once_both_ways_whatever_is_cut_killed_or_lost(script: list[str]) -> None:
@@ -154,6 +156,7 @@ def test_the_happy_path_needs_one_connection() -> None:
     assert _sent_by(application.log) == _lines_of_stream(link.host)
 
 
+@spec("STREAM-12", "STREAM-14", "STREAM-19", "STREAM-21")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_one_fault_after_each_step_of_a_turn_with_a_tool(fault: str) -> None:
     script = ["time", "up", "up", "down", "down", "word", "down", "read", "call", "down", *["read"] * 9]
@@ -181,6 +184,7 @@ def test_an_abort_said_while_nothing_is_connected_stops_the_turn_once() -> None:
     assert len(application.submitted) == 2
 
 
+@spec("STREAM-15")
 def test_an_abort_never_stops_the_turn_of_somebody_else() -> None:
     link, application = _linked()
     application.say(link, SayPayload((Text("hi"),)))

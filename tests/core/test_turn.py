@@ -32,6 +32,7 @@ from midstream.core.turn import (
     LOOK_BACK_S,
     MODEL_CALLS_MAX,
     RESTARTS_MAX,
+    RETRY_AFTER_MAX_S,
     AskModel,
     AwaitCancelled,
     AwaitClient,
@@ -146,6 +147,12 @@ def test_a_failed_attempt_is_tried_again_after_a_while() -> None:
 def test_a_provider_that_asks_for_more_time_gets_it() -> None:
     _, state = decided(told(say()), fails(retry_after_s=30.0))
     assert owed(state) == {AskModel(1, 1, 2, not_before=AT + 30.0)}
+
+
+@spec("TURN-4", "TURN-21")
+def test_no_provider_makes_a_turn_wait_for_hours() -> None:
+    _, state = decided(told(say()), fails(retry_after_s=86_400.0))
+    assert owed(state) == {AskModel(1, 1, 2, not_before=AT + RETRY_AFTER_MAX_S)}
 
 
 @spec("TURN-4", "TURN-19")

@@ -1,4 +1,4 @@
-"""Every clause a test cites exists, and every clause of the turn is proved by some test."""
+"""Every clause a test cites exists, and every clause of the turn and of the stream is proved by some test."""
 
 from __future__ import annotations
 
@@ -6,29 +6,33 @@ import ast
 import re
 from collections.abc import Iterator
 
+import pytest
+
 from tests.house.source import ROOT, parsed, python_files
 
-CLAUSE = re.compile(r"^\*\*(TURN-\d+)\*\*", re.MULTILINE)
-PAGE = ROOT / "docs" / "spec" / "turn.md"
+CLAUSE = re.compile(r"^\*\*([A-Z]+-\d+)\*\*", re.MULTILINE)
+PAGES = {"TURN": "turn.md", "STREAM": "stream.md"}
 
 
-def test_the_clauses_of_the_turn_are_numbered_without_gap() -> None:
-    assert _clauses() == [f"TURN-{number}" for number in range(1, len(_clauses()) + 1)]
-    assert _clauses() != []
+@pytest.mark.parametrize("kind", PAGES)
+def test_the_clauses_of_a_page_are_numbered_without_gap(kind: str) -> None:
+    assert _clauses(kind) == [f"{kind}-{number}" for number in range(1, len(_clauses(kind)) + 1)]
+    assert _clauses(kind) != []
 
 
-def test_every_clause_is_cited_by_a_test_and_every_cited_clause_exists() -> None:
-    assert sorted(set(_clauses()) ^ set(_cited())) == []
+@pytest.mark.parametrize("kind", PAGES)
+def test_every_clause_is_cited_by_a_test_and_every_cited_clause_exists(kind: str) -> None:
+    assert sorted(set(_clauses(kind)) ^ set(_cited(kind))) == []
 
 
-def _clauses() -> list[str]:
-    return CLAUSE.findall(PAGE.read_text(encoding="utf-8"))
+def _clauses(kind: str) -> list[str]:
+    return CLAUSE.findall((ROOT / "docs" / "spec" / PAGES[kind]).read_text(encoding="utf-8"))
 
 
-def _cited() -> Iterator[str]:
+def _cited(kind: str) -> Iterator[str]:
     for path in python_files("tests"):
         for call in ast.walk(parsed(path)):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "spec":
                 for argument in call.args:
-                    if isinstance(argument, ast.Constant) and str(argument.value).startswith("TURN-"):
+                    if isinstance(argument, ast.Constant) and str(argument.value).startswith(f"{kind}-"):
                         yield str(argument.value)

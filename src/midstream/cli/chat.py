@@ -92,7 +92,7 @@ def _ask_and_answer(talk: Talk) -> int:
     """Take messages from the terminal until its end (Ctrl-D), or until a turn was left by Ctrl-C."""
     with contextlib.suppress(ImportError):
         importlib.import_module("readline")  # makes `input` editable where it exists
-    talk.tell(f"{talk.session} at {talk.url}. Ctrl-D ends; Ctrl-C leaves a turn that is running.\n")
+    talk.tell(f"{talk.session} at {talk.url}. Ctrl-C leaves a running turn, Ctrl-D ends.\n")
     while True:
         try:
             words = input(PROMPT)
@@ -174,7 +174,7 @@ class Talk:
         with Interrupts() as interrupts, self._chats.shown(self.session) as shown:
             interrupted = self._world.spawn(interrupts.reached(1), name="ctrl-c")
             try:
-                while not interrupted.done():
+                while True:
                     coming = self._world.spawn(_next(events), name="next event")
                     await asyncio.wait({coming, interrupted}, return_when=asyncio.FIRST_COMPLETED)
                     if not coming.done():
@@ -192,14 +192,19 @@ class Talk:
 
     def _show(self, event: Event, shown: LastShown, *, is_ours: bool) -> None:
         if isinstance(event.record, Gone):
-            shown.note(event.record.resume_from)
+            shown.end(event.record.resume_from)
         elif shown.has(event.id):
             return
+        elif shown.may_have(event.id):
+            self._screen.note(
+                f"the last chat was killed while it showed event {event.id}: it may stand there twice"
+            )
+        shown.begin(event.id)
         if self._is_json:
             _write(f"{escaped_json(msgspec.json.encode(event).decode())}\n")
         elif not (is_ours and isinstance(event.record, MessageAccepted) and self._ink.is_terminal):
             self._screen.show(event.record)
-        shown.note(event.id)
+        shown.end(event.id)
 
     # --- Ctrl-C -------------------------------------------------------------------------------------------------
 
@@ -215,7 +220,7 @@ class Talk:
         self._screen.pause()
         again = f"midstream chat {self.url} --session {self.session} --resume"
         if interrupts.count < self.stops_at:
-            self.tell(f"\nDetached: the turn goes on. Come back with: {again}\n")
+            self.tell(f"\nDetached: the turn goes on. Come back with:\n  {again}\n")
             self.tell(f"Ctrl-C again within {SECOND_CTRL_C_S:g} s stops it.\n")
             try:
                 async with asyncio.timeout(SECOND_CTRL_C_S):

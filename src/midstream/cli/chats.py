@@ -1,8 +1,9 @@
 """What `chat` remembers: the last session at each address, each session's checkpoint, and what was shown last.
 
 The client keeps how far an application has handled its events; a process that is killed gets the last ones again.
-A screen cannot be asked what stands on it, so the id of each event is noted right after it was printed, and what
-comes again is not printed again.
+A screen cannot be asked what stands on it, so the id of each event is noted before and after it is printed. What
+comes again is not printed again, but for one event: the one that was being printed in the instant of the kill. It may
+stand there or not, so it is printed again with a remark.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from typing import Self
 import msgspec
 
 from midstream.cli.places import made
-from midstream.core.frames import START, EventId
+from midstream.core.frames import EVENT_ID_CHARS_MAX, START, EventId
 from midstream.errors import MalformedFrameError, SessionNotFoundError
 
-_ID_BYTES = 40
+_NOTE_BYTES = 2 * EVENT_ID_CHARS_MAX + 1
+"""Two event ids: the last one printed and the one being printed."""
 
 
 class Chats:
@@ -72,13 +74,16 @@ class LastShown:
         self._path = path
         self._file = -1
         self._id = START
+        self._doubtful = ""
 
     def __enter__(self) -> Self:
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        noted = os.pread(self._file, _NOTE_BYTES, 0).decode("ascii", "replace").split()
         try:
-            self._id = EventId.parse(os.pread(self._file, _ID_BYTES, 0).decode("ascii", "replace").strip())
+            self._id = EventId.parse(noted[0]) if noted else START
         except MalformedFrameError:
             self._id = START
+        self._doubtful = noted[1] if len(noted) > 1 else ""
         return self
 
     def __exit__(
@@ -90,7 +95,18 @@ class LastShown:
         """Whether this event, or one after it, was printed before."""
         return EventId.parse(event_id).position <= self._id.position
 
-    def note(self, event_id: str) -> None:
-        """Keep that this event is on the screen now. It survives the death of the process at once."""
+    def may_have(self, event_id: str) -> bool:
+        """Whether this is the event in the middle of whose printing an earlier process was killed."""
+        return event_id == self._doubtful
+
+    def begin(self, event_id: str) -> None:
+        """Keep that this event is being printed. It survives the death of the process at once."""
+        self._note(f"{self._id} {event_id}")
+
+    def end(self, event_id: str) -> None:
+        """Keep that this event is on the screen now."""
         self._id = EventId.parse(event_id)
-        os.pwrite(self._file, event_id.ljust(_ID_BYTES).encode(), 0)
+        self._note(event_id)
+
+    def _note(self, text: str) -> None:
+        os.pwrite(self._file, text.ljust(_NOTE_BYTES).encode(), 0)

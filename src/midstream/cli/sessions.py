@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -10,17 +11,21 @@ from typing import Any, TypeVar
 
 import click
 import msgspec
+from click.shell_completion import CompletionItem
 
 from midstream.cli import Surroundings
+from midstream.cli.places import Places
 from midstream.cli.sources import FileSource, ServerSource, SessionLine, Source, resolve
 from midstream.cli.terminal import COLUMNS, Ink, clean, columns, escaped_json, padded, shortened
 from midstream.cli.transcript import TurnTranscript, lines, read, time_of
 from midstream.core.records import decode
-from midstream.errors import UsageError
+from midstream.errors import MidstreamError, UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])  # whatever click decorates
 
 LIST_MAX = 50
+COMPLETIONS_MAX = 50
+"""Ids offered by a shell; more would not fit the screen."""
 ID_COLUMNS = 24
 
 
@@ -43,6 +48,20 @@ def _source(surroundings: Surroundings, store: Path | None, url: str | None) -> 
     if store and url:
         raise UsageError("--store and --url name two places: give one of them")
     return ServerSource(url) if url else FileSource(store or surroundings.places.store)
+
+
+def _complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer the ids of the store that would be looked into; a server is not asked, nobody waits for it."""
+    if ctx.params.get("url"):
+        return []
+    with contextlib.suppress(MidstreamError):
+        source = FileSource(ctx.params.get("store") or Places.found().store)
+        fitting = (line for line in source.list() if line.id.startswith(incomplete))
+        return [
+            CompletionItem(line.id, help=clean(line.title, is_one_line=True))
+            for line in islice(fitting, COMPLETIONS_MAX)
+        ]
+    return []
 
 
 @click.group()
@@ -99,7 +118,7 @@ def _table(shown: list[SessionLine], ink: Ink, width: int) -> Iterator[str]:
 
 
 @sessions.command()
-@click.argument("session")
+@click.argument("session", shell_complete=_complete)
 @click.option("--raw", is_flag=True, help="Print what was written as it is; it may act on your terminal.")
 @_source_options
 @click.pass_obj
@@ -136,7 +155,7 @@ def _raw_lines(turn: TurnTranscript) -> Iterator[str]:
 
 
 @sessions.command()
-@click.argument("session")
+@click.argument("session", shell_complete=_complete)
 @_source_options
 @click.pass_obj
 def export(
@@ -154,7 +173,7 @@ def export(
 
 
 @sessions.command()
-@click.argument("names", metavar="SESSION...", nargs=-1, required=True)
+@click.argument("names", metavar="SESSION...", nargs=-1, required=True, shell_complete=_complete)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
 @_source_options

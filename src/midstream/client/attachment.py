@@ -100,7 +100,7 @@ class Attachment:
             self._raise_failure()
             if self._is_over and self.stream.error is not None:
                 raise self.stream.error
-            if self._is_over:
+            if self._is_over or self._running is None or self._running.done():
                 return None
             self._news.clear()
             await self._news.wait()
@@ -126,6 +126,8 @@ class Attachment:
         """
         while not (self.stream.is_acknowledged or self.stream.is_ended):
             self._raise_failure()
+            if self._running is None or self._running.done():
+                return
             self._news.clear()
             await self._news.wait()
         if self.stream.error is not None:
@@ -224,7 +226,7 @@ class Attachment:
             self._connecting = self._spawn(self._connect(), "connect")
         is_paused = len(self._unread) >= EVENTS_UNREAD_MAX
         if self._is_paused and not is_paused:
-            self.stream.was_paused(now=now)
+            self.stream.was_heard(now=now)
         self._is_paused = is_paused
         if self._transport is not None and self._receiving is None and not is_paused:
             self._receiving = self._spawn(self._transport.receive(), "receive")

@@ -32,7 +32,7 @@ from midstream.core.client_stream import (
 )
 from midstream.core.frames import EventId, digest_of
 from midstream.core.messages import Call, Result
-from midstream.errors import MidstreamError, StoreBusyError, StoreDamagedError, StoreFullError
+from midstream.errors import MidstreamError, StoreBusyError, StoreDamagedError, StoreFullError, UsageError
 from midstream.world import Fault, World
 
 T = TypeVar("T")
@@ -173,7 +173,7 @@ class CheckpointFile:
         self._path = None if path is None else Path(path)
         self._server = server
         self._world = world
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="midstream-checkpoint")
+        self._thread: ThreadPoolExecutor | None = None
         self._connection: sqlite3.Connection | None = None
         self._is_full = True
 
@@ -183,12 +183,20 @@ class CheckpointFile:
         Raises:
             StoreBusyError, StoreFullError, StoreDamagedError: Nothing was changed.
         """
-        await self._call(self._open)
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="midstream-checkpoint")
+        try:
+            await self._call(self._open)
+        except MidstreamError:
+            await self.close()
+            raise
 
     async def close(self) -> None:
         """Finish what was asked for and let go of the file. Calling it twice is harmless."""
-        await self._call(self._close)
-        self._thread.shutdown()
+        if self._thread is not None:
+            await self._call(self._close)
+            self._thread.shutdown()
+            self._thread = None
 
     async def write(self, stream: str, writes: Sequence[FileWrite]) -> None:
         """Keep changes of one stream, all or none; on disk where the kind of change asks for it.
@@ -222,6 +230,8 @@ class CheckpointFile:
     # --- on the thread ------------------------------------------------------------------------------------------
 
     async def _call(self, work: Callable[[], T]) -> T:
+        if self._thread is None:
+            raise UsageError("the client is not open: use it inside `async with connect(...)`")
         return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: _translated(work))
 
     def _open(self) -> None:
@@ -252,8 +262,7 @@ class CheckpointFile:
             self._connection = None
 
     def _execute(self, statement: str, *values: object) -> sqlite3.Cursor:
-        if self._connection is None:
-            raise StoreBusyError("the state file is closed")
+        assert self._connection is not None, "the file is opened first"
         return self._connection.execute(statement, values)
 
     @contextmanager

@@ -383,7 +383,7 @@ class ClientStream:
         event_id = str(self._received) if self._is_begun and self._received is not None else None
         self._queue(Open(self._stream, self._secret, event_id, self._next_seqno))
         self._send_chunks()
-        self._was_heard(now)
+        self.was_heard(now=now)
 
     def disconnected(self, error: MidstreamError | None = None, *, chance: float, now: float) -> None:
         """The transport is gone or could not be made.
@@ -425,18 +425,18 @@ class ClientStream:
         """
         if self._state not in (_State.OPENING, _State.LIVE):
             return
-        self._was_heard(now)
         try:
             self._take(decode_server(body))
         except ProtocolError:
             self._drop()
         except RecordUndecodableError as error:
             self._end_with(error)
+        self.was_heard(now=now)
 
-    def was_paused(self, *, now: float) -> None:
-        """The shell did not read for a while: that silence was not the server's."""
+    def was_heard(self, *, now: float) -> None:
+        """Count the server's silence from now on; for a shell that did not read for a while."""
         if self._state in (_State.OPENING, _State.LIVE):
-            self._was_heard(now)
+            self._deadline = Deadline(now + self._silence_s, "the server owes a sign of life")
 
     def handle_deadline(self, *, now: float) -> None:
         """Do what is owed by now; harmless when it is early."""
@@ -619,9 +619,6 @@ class ClientStream:
 
     def _queue(self, frame: ClientFrame) -> None:
         self._frames.append(encode(frame))
-
-    def _was_heard(self, now: float) -> None:
-        self._deadline = Deadline(now + self._silence_s, "the server owes a sign of life")
 
 
 def error_of(frame: Error) -> MidstreamError:

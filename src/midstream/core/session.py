@@ -33,7 +33,13 @@ from midstream.core.turn import (
     SendMessage,
     TurnState,
 )
-from midstream.errors import MalformedFrameError, SeqnoGapError, SeqnoReusedError, WrongSecretError
+from midstream.errors import (
+    MalformedFrameError,
+    SeqnoGapError,
+    SeqnoReusedError,
+    SessionNotFoundError,
+    WrongSecretError,
+)
 
 STREAMS_KEPT_MAX = 1024
 """Streams a session remembers; the oldest goes first. One stream is one turn of one client."""
@@ -117,6 +123,11 @@ def _decide_received(session: Session, chunk: Received, *, epoch: int, at: float
         message = f"chunk {chunk.seqno} came before chunk {expected} (a stream takes {CHUNKS_MAX} at most)"
         raise Refused(SeqnoGapError(message, expected=expected))
     command = chunk.command
+    if not session.turns and not isinstance(command, SendMessage):
+        # STREAM-15: only a message makes a session; an abort of nothing leaves nothing behind
+        raise Refused(
+            SessionNotFoundError("nothing was said in this session yet, so there is nothing to answer")
+        )
     if isinstance(command, SendMessage):
         if known and known.turn:
             raise Refused(

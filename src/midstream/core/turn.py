@@ -30,6 +30,7 @@ from midstream.core.calls import (
     Site,
     Verdict,
     closing_result,
+    digest_of,
     judge,
     startable,
 )
@@ -67,6 +68,8 @@ from midstream.errors import MidstreamError, SessionBusyError
 
 ATTEMPTS_MAX = 3
 """Failed attempts of one model call before the turn fails."""
+RETRY_AFTER_MAX_S = 120.0
+"""Seconds a provider may ask us to wait before the next attempt; who asks for more is asked again after these."""
 MODEL_CALLS_MAX = 1000
 """Replies in one turn; an agent that loops ends here."""
 RESTARTS_MAX = 2
@@ -467,7 +470,8 @@ def _take_failure(state: AwaitingModel, command: ModelFailed, *, at: float) -> t
             state, TurnStatus.FAILED, at=at, code=command.code, message=command.message
         )
         return (failed, *ended)
-    wait_s = max(MODEL_BACKOFF.wait_s(failures, chance=command.chance), command.retry_after_s or 0.0)
+    asked_s = min(command.retry_after_s or 0.0, RETRY_AFTER_MAX_S)
+    wait_s = max(MODEL_BACKOFF.wait_s(failures, chance=command.chance), asked_s)
     again = AttemptStarted(state.turn, state.reply_no, state.attempt + 1, at, not_before=at + wait_s)
     return (failed, again)
 
@@ -594,7 +598,10 @@ def _evolve_attempt(state: TurnState, record: AttemptStarted, *, epoch: int) -> 
 
 def _evolve_reply(state: TurnState, record: ReplyCompleted) -> TurnState:
     plans = {plan.call_id: plan for plan in record.plans}
-    calls = tuple(CallState(call, plans[call.id]) for call in record.body.calls)
+    calls = tuple(
+        CallState(call, plans.get(call.id) or CallPlan(call.id, digest_of(call.name, call.arguments)))
+        for call in record.body.calls
+    )
     tools = state.tools if isinstance(state, AwaitingModel) else ()
     return RunningCalls(record.turn, record.reply, record.body, calls, tools, touched_at=record.at)
 

@@ -9,8 +9,12 @@ import os
 import random
 import signal
 from collections import Counter
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from midstream.world import Fault, World
+
+T = TypeVar("T")
 
 SETTLE_TURNS = 50
 """Turns of the event loop that `FakeWorld.advance` gives to whoever it woke."""
@@ -92,6 +96,31 @@ class FakeWorld(World):
         for _ in range(SETTLE_TURNS):
             await asyncio.sleep(0)
 
+    async def live_through(self, work: Coroutine[Any, Any, T], *, wakes_max: int = 1000) -> T:
+        """Await `work`, moving the clock to the next sleeper whenever nobody has anything else to do.
+
+        For work that waits only for this world and for other tasks: what runs in threads or waits for a socket
+        looks idle from here.
+
+        Raises:
+            Crashed: The world ended first.
+            TimeoutError: The work waits and nobody sleeps, or more than `wakes_max` sleepers were woken.
+        """
+        task = self.spawn(work, name="live through")
+        try:
+            for _ in range(wakes_max):
+                await self.settle()
+                if task.done():
+                    return task.result()
+                if self._is_dead:
+                    raise Crashed("the world ended before the work")
+                if (at := self.next_wake_at) is None:
+                    raise TimeoutError("everybody waits and nobody sleeps")
+                await self.advance(at - self._now)
+            raise TimeoutError(f"not done after {wakes_max} sleepers were woken")
+        finally:
+            task.cancel()
+
     def crash_at(self, point: Fault, *, count: int = 1) -> None:
         """End this world when `point` is reached for the `count`-th time from the beginning."""
         self._crash = (point, count)
@@ -119,7 +148,7 @@ class KillingWorld(World):
     Args:
         point: Where to die with SIGKILL; None to live and only count.
         count: The time at which it dies there; 1 is the first.
-        report_to: A file descriptor that is told of every point reached, one line `name number` each.
+        report_to: A file descriptor that is told of every point reached, one line `name number time` each.
     """
 
     def __init__(self, point: Fault | None, count: int = 1, *, report_to: int | None = None) -> None:
@@ -132,7 +161,7 @@ class KillingWorld(World):
         """Count, report, and die if it is time: nothing of this process runs after that."""
         self.reached[point] += 1
         if self._report_to is not None:
-            os.write(self._report_to, f"{point.value} {self.reached[point]}\n".encode())
+            os.write(self._report_to, f"{point.value} {self.reached[point]} {self.now():.6f}\n".encode())
         if self._death == (point, self.reached[point]):
             os.kill(os.getpid(), signal.SIGKILL)
             signal.pause()  # another thread may take the signal: this one goes no further

@@ -8,7 +8,7 @@ import pytest
 
 from midstream.cli.demo.agent import tools_over
 from midstream.cli.demo.folder import Folder
-from midstream.cli.demo.script import ASK, CHECK, WRITE, scripted_model
+from midstream.cli.demo.script import LINES, scripted_model
 from midstream.core.messages import Call, Exchange, Finish, History, Reply, Result, UserMessage
 from midstream.core.replies import CallRequested, ModelEvent, ModelRequest, TextDelta
 from midstream.tools import by_name, plan_call
@@ -19,7 +19,7 @@ async def reply_to(history: History) -> list[ModelEvent]:
     return [event async for event in scripted_model().stream(ModelRequest("", history))]
 
 
-@pytest.mark.parametrize("words", [ASK, WRITE, CHECK])
+@pytest.mark.parametrize("words", [LINES.ask, LINES.write, LINES.again])
 async def test_every_message_leads_through_calls_that_fit_to_an_answer(words: str, tmp_path: Path) -> None:
     tools = by_name(tools_over(Folder(tmp_path), World()))
     history = History().then(UserMessage.of(words))

@@ -43,7 +43,7 @@ def tools_over(folder: Folder, world: World) -> list[Tool]:
     def list_files() -> str:
         """List the files in the folder."""
         with logged("list_files"):
-            return "\n".join(sorted(path.name for path in folder.notes.iterdir()))
+            return "\n".join(path.name for path in folder.all_notes())
 
     @tool(has_effects=False)
     def read_file(path: str) -> str:
@@ -65,7 +65,7 @@ def tools_over(folder: Folder, world: World) -> list[Tool]:
         with logged("search_files"):
             found = [
                 f"{path.name}: {line}"
-                for path in sorted(folder.notes.iterdir())
+                for path in folder.all_notes()
                 for line in path.read_text(encoding="utf-8").splitlines()
                 if word.lower() in line.lower()
             ]

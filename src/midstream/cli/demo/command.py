@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import tempfile
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TextIO
 
 import click
+import msgspec
 
 from midstream.cli import Surroundings
 from midstream.cli.demo.folder import Folder
@@ -18,9 +21,10 @@ from midstream.cli.demo.story import Story
 from midstream.cli.exits import VERIFICATION
 from midstream.cli.interrupts import Interrupts
 from midstream.cli.places import made
+from midstream.cli.terminal import Ink
 from midstream.world import World
 
-LOCAL_MODEL = "The model runs inside it (SmolLM2, 135 million parameters): no network, no key."
+LOCAL_MODEL = "The model runs in it (SmolLM2, 135M parameters): no network, no key."
 NOT_INSTALLED = "The local model is not installed (`make demo` does that): going on with --model scripted."
 SCRIPTED_MODEL = "Its model is scripted: no real one does the talking this time."
 
@@ -42,6 +46,9 @@ SCRIPTED_MODEL = "Its model is scripted: no real one does the talking this time.
     type=click.Path(file_okay=False, path_type=Path),
     help="Use this folder and leave it there (default: a temporary one).",
 )
+@click.option(
+    "--json", "is_json", is_flag=True, help="Print what was found as JSON; the story goes to stderr."
+)
 @click.pass_context
 def demo(
     ctx: click.Context,
@@ -49,6 +56,7 @@ def demo(
     once: bool,  # noqa: FBT001 - click passes options so
     port: int,
     keep: Path | None,
+    is_json: bool,  # noqa: FBT001 - see above
 ) -> None:
     """Watch a session survive a cut connection and a killed server.
 
@@ -56,46 +64,71 @@ def demo(
     checked from the outside, and leaves the server up for a look at its page.
     """
     if model == "local" and not _is_local_model_installed():
-        click.echo(
-            "The local model is not installed (`make demo` does that): going on with --model scripted.",
-            err=True,
-        )
+        click.echo(NOT_INSTALLED, err=True)
         model = "scripted"
     surroundings: Surroundings = ctx.obj
+    _end_as_by_ctrl_c()
     with ExitStack() as rooms:
         kept = made(keep.resolve()) if keep else None
         path = kept or Path(rooms.enter_context(tempfile.TemporaryDirectory(prefix="midstream-demo-")))
         folder = Folder(path)
         folder.make()
-        ctx.exit(asyncio.run(_run(surroundings, folder, model=model, port=port, is_once=once)))
+        show = Show(sys.stderr, surroundings.talk) if is_json else Show(sys.stdout, surroundings.out)
+        ctx.exit(asyncio.run(show.run(folder, model=model, port=port, is_once=once)))
 
 
-async def _run(surroundings: Surroundings, folder: Folder, *, model: str, port: int, is_once: bool) -> int:
-    world = World()
-    server = DemoServer(folder, model, port, world)
-    story = Story(folder, server, _write, surroundings.out, world)
-    ink = surroundings.out
-    _write(ink.bold("midstream demo: a session that survives a cut connection and a killed server\n"))
-    try:
-        verdict = await story.tell(LOCAL_MODEL if model == "local" else SCRIPTED_MODEL)
-        if verdict.problems:
-            _write(ink.red(f"\n NOT well: {', '.join(verdict.problems)}.\n"))
-        else:
-            _write(ink.green("\n Nothing lost, nothing shown twice, nothing run twice.\n"))
-        if not is_once:
-            _write(
-                f"\n The server is still up: {ink.cyan(f'{server.url}/#{story.session}')}\n Ctrl-C ends it.\n"
-            )
-            with Interrupts() as interrupts:
-                await interrupts.reached(1)
-        return VERIFICATION if verdict.problems else 0
-    finally:
-        await server.stop()
+class Show:
+    """The demo on one output.
+
+    Args:
+        output: Where the story goes; where that is not stdout, what was found goes there as JSON.
+        ink: Its colours.
+    """
+
+    def __init__(self, output: TextIO, ink: Ink) -> None:
+        self._output = output
+        self._ink = ink
+
+    async def run(self, folder: Folder, *, model: str, port: int, is_once: bool) -> int:
+        """Tell the story, and return the exit code."""
+        world, ink = World(), self._ink
+        server = DemoServer(folder, model, port, world)
+        story = Story(folder, server, self._write, ink, world)
+        self._write(
+            ink.bold("midstream demo: a session that survives a cut connection and a killed server\n")
+        )
+        try:
+            await story.tell(LOCAL_MODEL if model == "local" else SCRIPTED_MODEL)
+            problems = story.verdict.problems if story.verdict else ["no verdict"]
+            well = ink.green("Nothing lost, nothing shown twice, nothing run twice.")
+            badly = ink.red(f"NOT well: {', '.join(problems)}.")
+            self._write(f"\n {badly if problems else well}\n")
+            self._report(story, model, problems)
+            if not is_once:
+                address = ink.cyan(f"{server.url}/#{story.session}")
+                self._write(f"\n The server is still up: {address}\n Ctrl-C ends it.\n")
+                with Interrupts() as interrupts:
+                    await interrupts.reached(1)
+            return VERIFICATION if problems else 0
+        finally:
+            await server.stop()
+
+    def _report(self, story: Story, model: str, problems: list[str]) -> None:
+        if self._output is not sys.stdout:
+            found = {"session": story.session, "model": model, "problems": problems}
+            verdict = {**found, "verdict": story.verdict, "timings": story.timings}
+            click.echo(msgspec.json.encode(verdict))
+
+    def _write(self, text: str) -> None:
+        self._output.write(text)
+        self._output.flush()
 
 
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+def _end_as_by_ctrl_c() -> None:
+    """A closed terminal or a `kill` must not leave the server behind, which lives in a session of its own."""
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), lambda *_: signal.raise_signal(signal.SIGINT))
 
 
 def _is_local_model_installed() -> bool:

@@ -66,6 +66,10 @@ class Folder:
             raise ValueError(f"{name!r} is no name of a note")
         return path
 
+    def all_notes(self) -> list[Path]:
+        """Return the notes that are there, without those that are being written."""
+        return sorted(path for path in self.notes.iterdir() if not path.name.startswith("."))
+
     def log(self, tool: str, key: str, what: str, world: World) -> None:
         """Add a line to the ledger, in one write: what a killed process wrote stays."""
         line = f"{world.now():.3f} {os.getpid()} {tool} {key} {what}\n"

@@ -3,24 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from midstream.core.messages import Text, UserMessage
 from midstream.core.replies import ModelRequest
 from midstream.testing import ScriptedModel, calls, text
 from midstream.testing.models import Reply, exchanges_since_user
 
-ASK = "Search the files for the word keeper, read lighthouse.txt, and tell me about her."
-"""Answered at length: the connection is cut in the middle."""
-WRITE = "Write a note to keeper.txt about Mary Quinn and the light."
-"""The server is killed in the middle of the tool."""
-CHECK = "List the files, and tell me what spring tides are."
-"""Answered by the model from the history that recovery left."""
+
+@dataclass(frozen=True)
+class Lines:
+    """What the user says, turn by turn."""
+
+    ask: str
+    """Answered at length: the connection is cut in the middle."""
+    write: str
+    """Leads to `write_note`: the server is killed in the middle of it."""
+    again: str
+    """Answered from the history that recovery left; on request, the tool may run again."""
+
+
+# Worded so that the local model's guide finds the calls, and a model of its size the answers.
+LINES = Lines(
+    ask="Search the files for the word keeper, read lighthouse.txt, and tell me what the file says about the "
+    "lighthouse and about Mary Quinn.",
+    write="Write a note to keeper.txt about Mary Quinn and the light. Then tell me whether it was written.",
+    again="List the files and write the note to keeper.txt again: Mary Quinn kept the light for 41 years. "
+    "Which files did you find?",
+)
 
 DELAY_S = 0.02
 """Seconds before each word of the scripted model."""
 
+_NOTE = '{"path": "keeper.txt", "text": "Mary Quinn kept the light at Grey Point for 41 years. She wrote a diary."}'
 _SCRIPT: dict[str, Sequence[Reply]] = {
-    ASK: (
+    LINES.ask: (
         calls(("search_files", '{"word": "keeper"}')),
         calls(("read_file", '{"path": "lighthouse.txt"}')),
         text(
@@ -29,26 +46,18 @@ _SCRIPT: dict[str, Sequence[Reply]] = {
             "every ten seconds, so that ships can see it from 20 miles away."
         ),
     ),
-    WRITE: (
-        calls(
-            (
-                "write_note",
-                (
-                    '{"path": "keeper.txt", "text": "Mary Quinn kept the light at Grey Point for 41 years. '
-                    'She wrote a diary."}'
-                ),
-            )
-        ),
+    LINES.write: (
+        calls(("write_note", _NOTE)),
         text(
             "I began to write keeper.txt, but the outcome is unknown: the note may or may not be there. I will not "
             "write it again before somebody has looked."
         ),
     ),
-    CHECK: (
+    LINES.again: (
         calls(("list_files", "{}")),
+        calls(("write_note", _NOTE)),
         text(
-            "I looked at the folder: these are all the files there are. Spring tides come with the new moon and the "
-            "full moon, and they are the highest."
+            "I looked first: the note was not finished. Now keeper.txt is written, once, because you asked for it."
         ),
     ),
 }

@@ -72,6 +72,8 @@ class DemoServer:
         try:
             async with asyncio.timeout(START_S):
                 line = await self._process.stdout.readline()
+                if not line:  # it is ending by itself; a signal now would race with its end
+                    await self._process.wait()
         except TimeoutError:
             pass
         if not line:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 
 from midstream.cli.demo.check import Journaled, Shown, Timings, Verdict, journal_of, judge, table
 from midstream.cli.demo.cutter import Cutter
 from midstream.cli.demo.folder import NOTES, Folder
-from midstream.cli.demo.script import ASK, CHECK, WRITE
+from midstream.cli.demo.script import LINES, Lines
 from midstream.cli.demo.server import DemoServer
 from midstream.cli.screen import Screen
 from midstream.cli.terminal import Ink, indented
@@ -26,6 +25,8 @@ CUT_AFTER_PIECES = 12
 """Pieces of the answer that are shown before the connection is cut."""
 KILL_AT = "wrote 2/5"
 """Line of the ledger at which the server is killed."""
+PATIENCE_S = 120.0
+"""Seconds the client goes on trying to reach a server that does not come back."""
 LEDGER_LOOK_S = 0.01
 """Seconds between two looks into the ledger; writing takes a hundred times as long."""
 
@@ -39,10 +40,18 @@ class Story:
         write: Takes what the audience sees.
         ink: Its colours.
         world: Clock and tasks.
+        lines: What the user says.
     """
 
     def __init__(
-        self, folder: Folder, server: DemoServer, write: Callable[[str], None], ink: Ink, world: World
+        self,
+        folder: Folder,
+        server: DemoServer,
+        write: Callable[[str], None],
+        ink: Ink,
+        world: World,
+        *,
+        lines: Lines = LINES,
     ) -> None:
         self.session = world.new_id("demo")[:9]
         self._folder = folder
@@ -50,7 +59,10 @@ class Story:
         self._write = write
         self._ink = ink
         self._world = world
+        self._lines = lines
         self._screen = Screen(write, write, ink, WIDTH)
+        self.verdict: Verdict | None = None
+        self.timings: Timings | None = None
         self._shown: list[Shown] = []
         self._cut_at: float | None = None
         self._cut_to_words: float | None = None
@@ -58,23 +70,22 @@ class Story:
         self._is_restarted = False
         self._restart_to_words: float | None = None
 
-    async def tell(self, model: str) -> Verdict:
-        """Tell it from the first note to the table, and return what was found. The server is left up.
+    async def tell(self, model: str) -> None:
+        """Tell it from the first note to the table; `verdict` and `timings` hold what was found. The server is left up.
 
         Raises:
             MidstreamError: The story could not be told (no server, no cut, no kill): nothing was proved.
         """
-        self._chapter(
-            1, f"A folder with {len(NOTES)} notes, and a ledger of what tools really do: {self._folder.path}"
-        )
+        self._chapter(1, f"A folder with {len(NOTES)} notes and a ledger of what its tools really do:")
+        self._write(f"    {self._folder.path}\n")
         await self._server.start()
         self._chapter(
             2,
-            f"A real server, process {self._server.pid}, on {self._server.url}, with one SQLite file. {model}",
+            f"A server, process {self._server.pid}, on {self._server.url}, with one SQLite file. {model}",
         )
         async with (
             Cutter(self._server.port, self._world) as cutter,
-            connect(cutter.url, state=self._folder.client) as client,
+            connect(cutter.url, state=self._folder.client, patience_s=PATIENCE_S) as client,
         ):
             self._chapter(
                 3,
@@ -88,8 +99,8 @@ class Story:
             )
             await self._write_and_kill(client)
             self._chapter(5, "Is the history still one that a model accepts? The next message will tell.")
-            await self._say(client, CHECK, self._show)
-        return self._judged()
+            await self._say(client, self._lines.again, self._show)
+        self._judge()
 
     # --- the acts -----------------------------------------------------------------------------------------------
 
@@ -110,7 +121,7 @@ class Story:
                 cut = cutter.cut()
                 self._note(f"✂ {cut} connection reset after event {event.id}; the turn goes on without us")
 
-        await self._say(client, ASK, show)
+        await self._say(client, self._lines.ask, show)
         if self._cut_to_words is None:
             raise UnavailableError(
                 f"the answer had no {CUT_AFTER_PIECES} pieces and something after them, so nothing was cut"
@@ -122,19 +133,24 @@ class Story:
                 self._restart_to_words = self._world.now() - self._server.started_at
             self._show(event)
 
-        killing = self._world.spawn(self._kill_in_the_middle(), name="kill")
+        talking = self._world.spawn(self._say(client, self._lines.write, show), name="write")
+        killing = self._world.spawn(self._kill_in_the_middle(talking), name="kill")
         try:
-            await self._say(client, WRITE, show)
+            await asyncio.wait((talking, killing), return_when=asyncio.FIRST_EXCEPTION)
         finally:
-            killing.cancel()
-            await asyncio.wait([killing])
-        if not killing.cancelled():
-            await killing
+            for task in (talking, killing):
+                task.cancel()
+            await asyncio.wait((talking, killing))
+        for task in (killing, talking):
+            if not task.cancelled():
+                task.result()
         if not self._is_restarted:
             raise UnavailableError("the model did not call write_note, so nothing could be killed")
 
-    async def _kill_in_the_middle(self) -> None:
+    async def _kill_in_the_middle(self, talking: asyncio.Task[None]) -> None:
         while not any(entry.what == KILL_AT for entry in self._folder.entries(self.session)):
+            if talking.done():
+                return
             await self._world.sleep(LEDGER_LOOK_S)
         victim = self._server.pid
         await self._server.kill()
@@ -162,7 +178,6 @@ class Story:
         lines = indented(text, "    ", WIDTH)
         self._write(self._ink.bold(f"\n {number}  {lines[0].lstrip()}\n"))
         self._write("".join(self._ink.bold(f"{line}\n") for line in lines[1:]))
-        self._write("\n")
 
     def _note(self, text: str) -> None:
         self._screen.remark(self._ink.yellow(f"  {text}"))
@@ -172,28 +187,20 @@ class Story:
     def _journal(self) -> list[Journaled]:
         return journal_of(self._folder.store, self.session)
 
-    def _judged(self) -> Verdict:
+    def _judge(self) -> None:
         journal = self._journal()
         ledger = self._folder.entries(self.session)
-        verdict = judge(journal, self._shown, ledger, self.session)
+        self.verdict = judge(journal, self._shown, ledger, self.session)
         recovered = [
             each.record.at
             for each in journal
             if isinstance(each.record, EpochStarted) and each.epoch > self._killed_epoch
         ]
-        timings = Timings(
+        self.timings = Timings(
             cut_to_words=self._cut_to_words,
             restart_to_listening=self._server.listened_at - self._server.started_at,
             restart_to_record=recovered[0] - self._server.started_at if recovered else None,
             restart_to_words=self._restart_to_words,
         )
         self._chapter(6, "Checked from the outside")
-        self._write("".join(f"{line}\n" for line in table(verdict, timings, self._ink)))
-        return verdict
-
-
-def folder_at(path: Path) -> Folder:
-    """Return a folder with notes and a ledger at `path`."""
-    folder = Folder(path)
-    folder.make()
-    return folder
+        self._write("".join(f"{line}\n" for line in table(self.verdict, self.timings, self._ink)))

@@ -1,0 +1,219 @@
+"""OpenAI's chat completions: the chunks of a streamed reply, and what an error means.
+
+Read generously, because many servers speak this dialect: calls may come without an index or with their arguments
+as an object, thinking under two names, usage with the last chunk or after it, an error in the middle of a stream.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+from midstream.core.messages import Finish, Usage
+from midstream.core.replies import CallRequested, Finished, ModelEvent, TextDelta, ThinkingDelta
+from midstream.errors import ModelError, ModelRejectedError, ModelUnavailableError
+
+CALLS_MAX = 128
+"""Calls of one reply (OpenAI's own limit of tools); a server that counts further is broken."""
+REASON_CHARS_MAX = 300
+"""Characters of a server's own words that an error quotes."""
+
+_FINISHES = {
+    "stop": Finish.STOP,
+    "tool_calls": Finish.CALLS,
+    "function_call": Finish.CALLS,
+    "length": Finish.LENGTH,
+    "content_filter": Finish.FILTER,
+}
+_OVERFLOW_CODES = {"context_length_exceeded", "exceed_context_size_error"}
+_OVERFLOW_WORDS = (
+    "context length",
+    "context size",
+    "context window",
+    "maximum context",
+    "prompt is too long",
+)
+_NEVER_CODES = {"insufficient_quota", "content_filter", "content_policy_violation", "invalid_api_key"}
+_NEVER_TYPES = {"invalid_request_error", "authentication_error", "permission_error", "not_found_error"}
+"""They say it all where there is no status, in the middle of a stream."""
+_LATER_STATUS = {408, 409, 425, 429}
+
+
+class _Function(Struct):
+    name: str | None = None
+    arguments: str | dict[str, Any] | None = None
+
+
+class _CallPiece(Struct):
+    index: int | None = None
+    id: str | None = None
+    function: _Function = field(default_factory=_Function)
+
+
+class _Delta(Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    tool_calls: list[_CallPiece] | None = None
+
+
+class _Choice(Struct):
+    index: int = 0
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+
+
+class _PromptDetails(Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class Chunk(Struct):
+    """What is read of one chunk; everything else in it is passed over."""
+
+    choices: list[_Choice] | None = None
+    model: str | None = None
+    usage: _Usage | None = None
+    error: Any = None  # an object by the book, a string or a number elsewhere
+
+
+class _Call(Struct):
+    id: str = ""
+    name: str = ""
+    arguments: list[str] = field(default_factory=list)
+
+
+class ReplyReader:
+    """Turn the chunks of one reply into events. Feed `read`, then ask `end` once the stream is over."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, _Call] = {}
+        self._finish: Finish | None = None
+        self._model = ""
+        self._usage: Usage | None = None
+        self._has_said = False
+
+    def read_json(self, data: bytes) -> list[ModelEvent]:
+        """Take one chunk as JSON text; the marker `[DONE]` is one too. Raises like `read`."""
+        if data.strip() == b"[DONE]":
+            self._finish = self._finish or Finish.STOP
+            return []
+        try:
+            chunk = msgspec.json.decode(data, type=Chunk, strict=False)
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            raise ModelUnavailableError(
+                "the server sent something that is no chat completion chunk"
+            ) from error
+        return self.read(chunk)
+
+    def read(self, chunk: Chunk) -> list[ModelEvent]:
+        """Take one chunk; return what a reader may be shown at once.
+
+        Raises:
+            ModelUnavailableError: The server gave up in the middle, or sent what no chunk can be.
+            ModelRejectedError: It refuses the request for good.
+        """
+        if chunk.error is not None:
+            raise error_of(chunk.error)
+        self._model = chunk.model or self._model
+        if chunk.usage is not None:
+            self._usage = _usage_of(chunk.usage)
+        events: list[ModelEvent] = []
+        for choice in chunk.choices or ():
+            if choice.index == 0:
+                events.extend(self._read_choice(choice))
+        self._has_said = self._has_said or bool(events)
+        return events
+
+    def end(self) -> list[ModelEvent]:
+        """Return the calls and the end of the reply, after the last chunk.
+
+        Raises:
+            ModelUnavailableError: The stream broke off before its end.
+            ModelRejectedError: The content filter left nothing of the reply.
+        """
+        if self._finish is None:
+            raise ModelUnavailableError("the server's reply broke off in the middle")
+        if self._finish is Finish.FILTER and not self._has_said and not self._calls:
+            raise ModelRejectedError("the server's content filter withheld the whole reply")
+        finish = Finish.CALLS if self._calls and self._finish is Finish.STOP else self._finish
+        requested = [
+            CallRequested(call.id, call.name, "".join(call.arguments))
+            for _, call in sorted(self._calls.items())
+        ]
+        return [*requested, Finished(finish, self._model, self._usage)]
+
+    def _read_choice(self, choice: _Choice) -> list[ModelEvent]:
+        if choice.finish_reason is not None:
+            self._finish = _FINISHES.get(choice.finish_reason, Finish.STOP)
+        delta = choice.delta
+        if delta is None:
+            return []
+        for piece in delta.tool_calls or ():
+            self._read_call(piece)
+        events: list[ModelEvent] = []
+        if thinking := delta.reasoning_content or delta.reasoning:
+            events.append(ThinkingDelta(thinking))
+        if text := delta.content or delta.refusal:
+            events.append(TextDelta(text))
+        return events
+
+    def _read_call(self, piece: _CallPiece) -> None:
+        index = piece.index
+        if index is None:  # then an id begins a call, and whatever has none goes on with the last one
+            last = max(self._calls, default=-1)
+            is_new = last < 0 or bool(piece.id and piece.id != self._calls[last].id)
+            index = last + 1 if is_new else last
+        if not 0 <= index < CALLS_MAX:
+            raise ModelUnavailableError(f"the server numbers a call {index}; the limit is {CALLS_MAX}")
+        call = self._calls.setdefault(index, _Call())
+        call.id = call.id or piece.id or ""
+        call.name = call.name or piece.function.name or ""
+        arguments = piece.function.arguments
+        if isinstance(arguments, dict):
+            call.arguments.append(msgspec.json.encode(arguments).decode())
+        elif arguments:
+            call.arguments.append(arguments)
+
+
+def error_of(error: object, *, status: int | None = None, retry_after_s: float | None = None) -> ModelError:
+    """Return the typed error for a server's `error` value.
+
+    Args:
+        error: The value of `error` in the body or in a chunk; anything at all.
+        status: The HTTP status; without one, a numeric `code` in the error stands for it.
+        retry_after_s: Seconds the server asked to wait.
+    """
+    fields = error if isinstance(error, dict) else {"message": error}
+    names = {str(fields.get(key)) for key in ("code", "type") if fields.get(key) is not None}
+    words = str(fields.get("message") or "")[:REASON_CHARS_MAX]
+    if status is None:
+        status = next((int(name) for name in sorted(names) if name.isdecimal() and len(name) == 3), None)  # noqa: PLR2004 - an HTTP status
+    what = f"HTTP {status}" if status is not None else "an error"
+    said = f"the server answered {what}: {words or ', '.join(sorted(names)) or 'without a reason'}"
+    if names & _OVERFLOW_CODES or any(sign in words.lower() for sign in _OVERFLOW_WORDS):
+        return ModelRejectedError(f"{said} (the conversation is longer than the model can read)")
+    if names & _NEVER_CODES or (status is None and names & _NEVER_TYPES):
+        return ModelRejectedError(said)
+    if status is None or status in _LATER_STATUS or status >= 500:  # noqa: PLR2004 - server errors begin there
+        return ModelUnavailableError(said, retry_after_s=retry_after_s)
+    if status in {401, 403}:
+        said += " (check the API key)"
+    return ModelRejectedError(said)
+
+
+def _usage_of(usage: _Usage) -> Usage:
+    details = usage.prompt_tokens_details
+    return Usage(
+        usage.prompt_tokens or 0,
+        usage.completion_tokens or 0,
+        (details.cached_tokens or 0) if details else 0,
+    )

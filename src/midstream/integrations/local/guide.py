@@ -1,0 +1,397 @@
+"""What leads a model of 135 million parameters through a turn with tools. Pure: requests in, prompts out.
+
+So small a model answers in fair English and copies words well, but it does not plan: asked "which tool, or none?", it
+says "none" nearly always. So the decisions are shared out, and this is where the line runs.
+
+Decided here, by words, without the model:
+
+- The user's message is cut into instructions ("list ..., read ..., then explain ..."). One is due a call if it holds
+  all words of a tool's name, or two words of its name, description and parameters together; an address such as
+  `notes/todo.txt` counts as the word "file". The n-th call of a turn belongs to the n-th such instruction, so a
+  turn makes `CALLS_MAX` calls at most, and ends.
+- The tools that share a word with the instruction are shown to the model, the best match last.
+- A short string parameter takes one of the words, quotations and addresses of the instruction; one for an address
+  (`path`, `file`, ...) takes an address of the instruction, or else of this turn's results. A parameter for writing
+  (`text`, `content`, ..., or with a `maxLength` above `QUOTED_CHARS_MAX`) takes free text.
+- What is left of the message after the calls is asked again at the end, below what the tools returned.
+- An answer that says the same `CIRCLE_CHARS` a third time is ended there.
+
+Decided by the model, each time by generating it:
+
+- which of the tools shown is called (its answer is constrained to their names);
+- every argument (constrained to the tool's JSON schema, with a limit on each string and list);
+- every word of the answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from midstream.core.messages import Exchange, History, Text, ToolSpec, UserMessage
+from midstream.core.replies import ModelRequest
+
+CALLS_MAX = 8
+"""Calls of one turn."""
+TOOLS_SHOWN_MAX = 4
+"""Tools the model chooses from: each more makes the prompt longer and the choice worse."""
+QUOTED_CHARS_MAX = 80
+"""A string parameter that allows more is written freely instead of chosen from the conversation."""
+COMPOSED_CHARS_MAX = 200
+"""Characters of a free text whose schema sets no limit: some four sentences, then the model repeats itself."""
+CHOICES_MAX = 40
+"""Words and addresses a short parameter is chosen from."""
+ITEMS_MAX = 8
+"""Items of a list whose schema sets no limit."""
+RESULT_CHARS_MAX = 1500
+"""Characters of one result that the model is shown."""
+EARLIER_CHARS_MAX = 2000
+"""Characters of earlier turns that the model is shown, newest first."""
+CIRCLE_CHARS = 40
+CIRCLES_MAX = 3
+
+_COMPOSED = {"text", "content", "contents", "body", "message", "note", "comment", "summary", "description"}
+_ADDRESSES = {"path", "file", "filename", "file_name", "url", "uri"}
+_WORD = re.compile(r"[A-Za-z]+")
+_STOP_WORDS = frozenset(
+    _WORD.findall(
+        "a an the of in on to for from with and or then it its is are be me my you your that this these those please"
+        " can could would about called named what how why who when which us i we any all some at by into as do does did"
+        " was were will not no now also just there here"
+    )
+)
+_BEGINNINGS = frozenset(
+    _WORD.findall(
+        "tell explain describe summarise summarize say answer give compare what how why who when where which is are do"
+        " does can make write show list think suggest translate continue"
+    )
+)
+"""Words a new request or question begins with; a piece that begins otherwise goes on with the one before."""
+_REFERENCE = re.compile(r"\b(it|them|that|this|these|those|see|found)\b", re.IGNORECASE)
+_TERM = re.compile(r"[\w'-]+")
+_QUOTATION = re.compile(r"\"([^\"\n]+)\"|(?<!\w)'([^'\n]+)'(?!\w)|“([^”\n]+)”|`([^`\n]+)`")
+_ADDRESS = re.compile(r"[\w~./-]*\w(?:/[\w.-]*\w|\.[A-Za-z][A-Za-z0-9]{0,4}\b)+/?")
+_CUT = re.compile(r"(?:[.;!?](?=\s|$)|,|\n|\b(?:and|then)\b)[\s,]*(?:\b(?:and|then)\b[\s,]*)*", re.IGNORECASE)
+
+# Without a push away from what it just said, a model of this size repeats a sentence for ever; under a strong push it
+# cannot copy names out of results. Found by trying penalties of 1.0 to 1.1 and 0 to 0.3 over 64 to 256 tokens.
+_TELLING = {"repeat_penalty": 1.05, "frequency_penalty": 0.1, "repeat_last_n": 128}
+_RETELLING = {"frequency_penalty": 0.05, "repeat_last_n": 64}
+_FILLING_IN = {"frequency_penalty": 0.3, "repeat_last_n": 64}
+
+Messages = list[dict[str, Any]]
+Schema = dict[str, Any]
+
+
+class Instruction(Struct, frozen=True):
+    """A piece of the user's message, with the tools that fit it, the best last; without any it is for the answer."""
+
+    text: str
+    tools: tuple[ToolSpec, ...] = ()
+
+
+class Due(Struct, frozen=True):
+    """A call that is due, and what the calls before it in this turn returned."""
+
+    instruction: Instruction
+    results: tuple[str, ...] = ()
+
+
+class Prompt(Struct, frozen=True):
+    """What the model is asked. With a schema, its answer is one JSON value of it."""
+
+    messages: Messages
+    sampling: dict[str, float] = {}
+    schema: Schema | None = None
+
+
+# --- when a call is due ---------------------------------------------------------------------------------------
+
+
+def due_call(request: ModelRequest) -> Due | None:
+    """Return the call that is due now, or None where the answer is."""
+    text, exchanges = _turn_of(request.history)
+    results = tuple(result.content for exchange in exchanges for result in exchange.results)
+    for_calls = [each for each in instructions_of(text, request.tools) if each.tools][:CALLS_MAX]
+    if len(results) >= len(for_calls):
+        return None
+    return Due(for_calls[len(results)], results)
+
+
+def instructions_of(text: str, tools: Sequence[ToolSpec]) -> list[Instruction]:
+    """Cut a message into instructions, in order; nothing is cut inside a quotation or an address.
+
+    A piece that fits no tool and does not begin like a request goes on with the one before, so that "write a note
+    about salt and the sea" stays whole.
+    """
+    whole: list[tuple[int, int, tuple[ToolSpec, ...]]] = []
+    for start, end in _pieces(text):
+        fitting = _fitting(text[start:end], tools)
+        first = _WORD.match(text, start)
+        if whole and not fitting and not (first and first.group().lower() in _BEGINNINGS):
+            begin, _, before = whole.pop()
+            whole.append((begin, end, before))
+        else:
+            whole.append((start, end, fitting))
+    return [Instruction(text[start:end], fitting) for start, end, fitting in whole]
+
+
+def _pieces(text: str) -> list[tuple[int, int]]:
+    masked = _ADDRESS.sub(_blank, _QUOTATION.sub(_blank, text))
+    bounds = [0, *(bound for cut in _CUT.finditer(masked) for bound in cut.span()), len(text)]
+    pieces = []
+    for start, end in zip(bounds[::2], bounds[1::2], strict=True):
+        piece = text[start:end]
+        if piece.strip():
+            start += len(piece) - len(piece.lstrip())
+            pieces.append((start, start + len(piece.strip())))
+    return pieces
+
+
+def _blank(match: re.Match[str]) -> str:
+    return "_" * len(match.group())
+
+
+def _fitting(piece: str, tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
+    """Return the tools that share a word with a piece, the best match last; none unless one is due."""
+    bare = _ADDRESS.sub(" file ", _QUOTATION.sub(" ", piece))
+    spoken = _stems(bare)
+    scored: list[tuple[int, ToolSpec]] = []
+    is_due = False
+    for tool in tools:
+        named, known = _stems(tool.name.replace("_", " ")), _vocabulary(tool)
+        hits = len(spoken & known)
+        is_due = is_due or hits >= 2 or bool(named and named <= spoken)  # noqa: PLR2004 - one word may be chance
+        if hits:
+            scored.append((2 * len(spoken & named) + hits, tool))
+    if not is_due:
+        return ()
+    scored.sort(key=lambda pair: pair[0])
+    return tuple(tool for _, tool in scored[-TOOLS_SHOWN_MAX:])
+
+
+def _vocabulary(tool: ToolSpec) -> set[str]:
+    parameters = " ".join(tool.parameters.get("properties", {}))
+    return _stems(f"{tool.name} {tool.description} {parameters}".replace("_", " "))
+
+
+def _stems(text: str) -> set[str]:
+    return {_stem(word) for word in _WORD.findall(text.lower()) if word not in _STOP_WORDS}
+
+
+def _stem(word: str) -> str:
+    for ending in ("ing", "ed", "es", "s"):
+        if word.endswith(ending) and len(word) - len(ending) > 2:  # noqa: PLR2004 - "bed" is no past tense
+            return word[: -len(ending)].rstrip("e")
+    return word.rstrip("e") if len(word) > 3 else word  # noqa: PLR2004 - "the", "toe"
+
+
+# --- what the model is asked ----------------------------------------------------------------------------------
+
+
+def choice_prompt(due: Due) -> Prompt:
+    """Ask which of the tools shown the instruction calls for."""
+    messages: Messages = [{"role": "system", "content": "Choose the tool for the instruction."}]
+    for tool in due.instruction.tools:
+        messages += _shown(_example(tool)[0], {"tool": tool.name})
+    messages.append({"role": "user", "content": due.instruction.text})
+    names = [tool.name for tool in due.instruction.tools]
+    return Prompt(messages, schema=_object({"tool": {"enum": names}}, ["tool"]))
+
+
+def arguments_prompt(due: Due, tool: ToolSpec) -> Prompt:
+    """Ask for the arguments of the chosen tool."""
+    properties: Schema = tool.parameters.get("properties", {})
+    signature = f"{tool.name}({', '.join(properties)}): {_first_line(tool)}"
+    instruction = due.instruction.text
+    if due.results and _composed(properties) and _REFERENCE.search(instruction):
+        instruction = f"{due.results[-1][:RESULT_CHARS_MAX]}\n\n{instruction}"
+    messages: Messages = [
+        {"role": "system", "content": f"Reply with the JSON arguments of the tool {signature}"},
+        *_shown(*_example(tool)),
+        {"role": "user", "content": instruction},
+    ]
+    return Prompt(messages, _FILLING_IN, _limited_parameters(tool, due))
+
+
+def answer_prompt(request: ModelRequest) -> Prompt:
+    """Ask for the answer: earlier turns as far as they fit, this turn with its results, and what is left to say.
+
+    A question about the results stands right above them; one of its own is asked again below, because the model would
+    go on copying otherwise.
+    """
+    text, exchanges = _turn_of(request.history)
+    messages: Messages = [
+        {"role": "system", "content": request.instructions or "You are a helpful assistant."}
+    ]
+    messages += _earlier(request.history)
+    results = [result.content for exchange in exchanges for result in exchange.results]
+    returned = "".join(f"\n{result[:RESULT_CHARS_MAX]}" for result in results)
+    messages.append({"role": "user", "content": f"{text}\n\nResults:{returned}" if returned else text})
+    left = ", then ".join(each.text for each in instructions_of(text, request.tools) if not each.tools)
+    if returned and (not left or _REFERENCE.search(left)):
+        return Prompt(messages, _RETELLING)
+    if returned:
+        messages.append({"role": "assistant", "content": "Done."})
+        messages.append({"role": "user", "content": f"{left[0].upper()}{left[1:]}."})
+    return Prompt(messages, _TELLING)
+
+
+def is_circling(answer: str) -> bool:
+    """Whether an answer has come round to its own last words so often that nothing new will follow."""
+    return len(answer) > CIRCLE_CHARS and answer.count(answer[-CIRCLE_CHARS:]) >= CIRCLES_MAX
+
+
+def _shown(said: str, answered: object) -> Messages:
+    answer = msgspec.json.encode(answered).decode()
+    return [{"role": "user", "content": said}, {"role": "assistant", "content": answer}]
+
+
+def _example(tool: ToolSpec) -> tuple[str, dict[str, object]]:
+    """Make up an instruction and its arguments; a parameter's own `examples` are better than made-up ones."""
+    words = iter(("alpha", "beta", "gamma", "delta"))
+    arguments: dict[str, object] = {}
+    for name, schema in tool.parameters.get("properties", {}).items():
+        value = _example_value(name, schema, words)
+        if value is not None:
+            arguments[name] = value
+    spoken = [
+        f"{value} {name}" for name, value in reversed(arguments.items()) if not isinstance(value, list | dict)
+    ]
+    return " ".join([_first_line(tool).rstrip("."), *spoken]), arguments
+
+
+def _example_value(name: str, schema: Schema, words: Iterable[str]) -> object | None:
+    for known in ("examples", "enum"):
+        if schema.get(known):
+            return schema[known][0]  # type: ignore[no-any-return] # whatever the schema's author wrote
+    match schema.get("type"):
+        case "string" if _is_composed(name, schema):
+            return "One is a number. It is the first."
+        case "string":
+            word = next(iter(words), "omega")
+            return f"{word}.txt" if name in _ADDRESSES else word
+        case "integer" | "number":
+            return 3
+        case "boolean":
+            return True
+    return None
+
+
+def _first_line(tool: ToolSpec) -> str:
+    return tool.description.strip().partition("\n")[0] or tool.name.replace("_", " ")
+
+
+# --- schemas --------------------------------------------------------------------------------------------------
+
+
+def _limited_parameters(tool: ToolSpec, due: Due) -> Schema:
+    asked: Schema = tool.parameters.get("properties", {})
+    required: list[str] = tool.parameters.get("required", [])
+    parameters: Schema = _limited(tool.parameters)
+    properties: Schema = dict(parameters.get("properties", {}))
+    choices = _choices(due, tool)
+    quoted = [name for name, schema in asked.items() if _is_quoted(name, schema)]
+    for place, name in enumerate(sorted(quoted, key=lambda name: name not in required)):
+        if place >= len(choices) and name not in required:
+            del properties[name]  # the instruction has no word left for it
+        elif known := (_addresses(due) if name in _ADDRESSES else []) or choices:
+            properties[name] = {"enum": known[:CHOICES_MAX]}
+    return {**parameters, **_object(properties, required)}
+
+
+def _choices(due: Due, tool: ToolSpec) -> list[str]:
+    """Return what a short parameter may be: what the instruction quotes, the addresses in it, its words."""
+    text = due.instruction.text
+    quotations = [next(filter(None, match.groups())) for match in _QUOTATION.finditer(text)]
+    text = _QUOTATION.sub(" ", text)
+    known = _vocabulary(tool)
+    terms = [
+        term
+        for term in _TERM.findall(_ADDRESS.sub(" ", text))
+        if term.lower() not in _STOP_WORDS and _stem(term.lower()) not in known
+    ]
+    return _distinct((*quotations, *_ADDRESS.findall(text), *terms))
+
+
+def _addresses(due: Due) -> list[str]:
+    """Return the addresses in the instruction; without one, those that this turn's calls returned."""
+    said = _distinct(_ADDRESS.findall(due.instruction.text))
+    return said or _distinct(address for result in due.results for address in _ADDRESS.findall(result))
+
+
+def _distinct(texts: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(text for text in texts if len(text) <= QUOTED_CHARS_MAX))
+
+
+def _composed(properties: Schema) -> bool:
+    return any(_is_composed(name, schema) for name, schema in properties.items())
+
+
+def _is_composed(name: str, schema: Schema) -> bool:
+    if schema.get("type") != "string" or "enum" in schema:
+        return False
+    return name in _COMPOSED or schema.get("maxLength", 0) > QUOTED_CHARS_MAX
+
+
+def _is_quoted(name: str, schema: Schema) -> bool:
+    shaped = {"enum", "const", "pattern", "format"} & schema.keys()
+    return schema.get("type") == "string" and not shaped and not _is_composed(name, schema)
+
+
+def _limited(schema: Any) -> Any:  # noqa: ANN401 - JSON: an object, a list or a plain value
+    """Return a JSON schema (or a piece of one) whose strings and lists all end."""
+    if isinstance(schema, list):
+        return [_limited(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    limited = {name: _limited(value) for name, value in schema.items()}
+    if schema.get("type") == "string" and not {"enum", "const", "pattern", "format"} & schema.keys():
+        limited.setdefault("maxLength", COMPOSED_CHARS_MAX)
+    if schema.get("type") == "array":
+        limited.setdefault("maxItems", ITEMS_MAX)
+    return limited
+
+
+def _object(properties: Schema, required: list[str]) -> Schema:
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+# --- the history as the model sees it -------------------------------------------------------------------------
+
+
+def _turn_of(history: History) -> tuple[str, list[Exchange]]:
+    """Return what the user last said and the exchanges since."""
+    exchanges: list[Exchange] = []
+    for entry in reversed(history.entries):
+        if isinstance(entry, UserMessage):
+            return _text_of(entry), exchanges[::-1]
+        exchanges.append(entry)
+    return "", exchanges[::-1]
+
+
+def _earlier(history: History) -> Messages:
+    """Return the words of earlier turns, oldest first: what was said, not what tools returned."""
+    said: Messages = []
+    left = EARLIER_CHARS_MAX
+    is_current = True
+    for entry in reversed(history.entries):
+        if is_current:
+            is_current = not isinstance(entry, UserMessage)
+            continue
+        is_user = isinstance(entry, UserMessage)
+        text = _text_of(entry) if isinstance(entry, UserMessage) else entry.reply.text
+        left -= len(text)
+        if left < 0:
+            break
+        if text:
+            said.append({"role": "user" if is_user else "assistant", "content": text})
+    return said[::-1]
+
+
+def _text_of(message: UserMessage) -> str:
+    return "\n".join(part.text for part in message.parts if isinstance(part, Text))

@@ -1,0 +1,79 @@
+"""A story that could not be told proves nothing and says so; one that was told has its verdict."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from midstream.cli.demo.check import Verdict
+from midstream.cli.demo.folder import Folder
+from midstream.cli.demo.script import LINES, Lines
+from midstream.cli.demo.server import DemoServer
+from midstream.cli.demo.story import Story
+from midstream.cli.terminal import PLAIN
+from midstream.errors import UnavailableError
+from midstream.world import World
+
+SHORT = "something the scripted model does not know"
+
+
+class Stage:
+    """A folder, a server, and what the audience sees."""
+
+    def __init__(self, path: Path) -> None:
+        self.folder = Folder(path)
+        self.folder.make()
+        self.server = DemoServer(self.folder, "scripted", 0, World())
+        self.seen: list[str] = []
+
+    def story(self, lines: Lines = LINES) -> Story:
+        return Story(self.folder, self.server, self.seen.append, PLAIN, World(), lines=lines)
+
+
+async def told(story: Story) -> Verdict:
+    await story.tell("")
+    assert story.verdict is not None
+    assert story.timings is not None
+    return story.verdict
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    stage = Stage(tmp_path)
+    yield stage
+    await stage.server.stop()
+
+
+async def test_an_answer_too_short_to_be_cut_is_no_proof(stage: Stage) -> None:
+    with pytest.raises(UnavailableError, match="nothing was cut"):
+        await stage.story(Lines(SHORT, LINES.write, LINES.again)).tell("")
+
+
+async def test_a_tool_that_was_not_called_is_no_proof(stage: Stage) -> None:
+    with pytest.raises(UnavailableError, match="nothing could be killed"):
+        await stage.story(Lines(LINES.ask, SHORT, LINES.again)).tell("")
+
+
+async def test_a_told_story_has_a_verdict_and_leaves_the_server_up(stage: Stage) -> None:
+    verdict = await told(stage.story())
+    assert verdict.problems == []
+    assert [(each.tool, each.started, each.outcome) for each in verdict.executions] == [
+        ("search_files", 1, "ok"),
+        ("read_file", 1, "ok"),
+        ("write_note", 1, "unknown"),
+        ("list_files", 1, "ok"),
+        ("write_note", 1, "ok"),
+    ]
+    seen = "".join(stage.seen)
+    assert seen.index("✂") < seen.index("reconnected by itself") < seen.index("☠")
+    await stage.server.kill()  # it is still there to be killed
+
+
+async def test_a_second_story_in_a_kept_folder_is_judged_by_itself(stage: Stage) -> None:
+    first, second = stage.story(), stage.story()
+    assert first.session != second.session
+    assert (await told(first)).problems == []
+    await stage.server.stop()
+    assert (await told(second)).problems == []

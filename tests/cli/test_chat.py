@@ -1,0 +1,203 @@
+"""Talking from a script and from a terminal: nothing lost and nothing twice, whoever dies in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.cli.on_terminal import Terminal
+from tests.cli.processes import WAIT_S, Serving, run
+
+LONG = "".join(f"w{number} " for number in range(100)) + "end"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Serving]:
+    with Serving(tmp_path) as serving:
+        yield serving
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    return {"MIDSTREAM_HOME": str(tmp_path / "home"), "TERM": "xterm", "NO_COLOR": "1"}
+
+
+def exported(server: Serving, session: str) -> list[dict[str, Any]]:
+    done = run("sessions", "export", session, "--store", server.store)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def words_of(text: str) -> str:
+    """Return what stood on a terminal, as one line, without the echo of Ctrl-C."""
+    return " ".join(text.replace("^C", " ").split())
+
+
+# --- from a script ----------------------------------------------------------------------------------------------
+
+
+def test_the_answer_goes_to_stdout_and_the_talk_to_stderr(
+    server: Serving, environment: dict[str, str]
+) -> None:
+    done = run("chat", server.url, "--message", "look", environment=environment)
+    assert (done.returncode, done.stdout) == (0, "I will look.\nThere is nothing there.\n")
+    assert '✓ look {"where": "the harbour"} ok' in done.stderr
+
+
+def test_stdin_is_the_message_where_it_is_no_terminal(server: Serving, environment: dict[str, str]) -> None:
+    done = run("chat", server.url, environment=environment, said="hello")
+    assert (done.returncode, done.stdout) == (0, "You said: hello.\n")
+    assert run("chat", server.url, environment=environment, said=" \n").returncode == 2
+
+
+def test_json_is_every_event_of_the_turn_a_line_each(server: Serving, environment: dict[str, str]) -> None:
+    arguments = ("chat", server.url, "--json", "--message", "look", "--session", "one")
+    done = run(*arguments, environment=environment)
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert events == exported(server, "one")[1:]  # all but the epoch, which no turn made
+    assert (done.stderr, events[-1]["record"]["type"]) == ("", "turn_ended")
+
+
+def test_a_failed_turn_is_exit_code_5(server: Serving, environment: dict[str, str]) -> None:
+    done = run("chat", server.url, "--message", "fail", environment=environment)
+    assert (done.returncode, done.stdout) == (5, "")
+    assert "no such key [model_rejected]" in done.stderr
+
+
+def test_a_server_that_is_not_there_is_said_at_once(run: Run, server: Serving) -> None:
+    server.kill()
+    done = run("chat", server.url, "--message", "hello")
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert "[connection_lost]" in done.stderr
+
+
+def test_there_is_nothing_to_resume_before_the_first_chat(run: Run, server: Serving) -> None:
+    done = run("chat", server.url, "--resume")
+    assert (done.exit_code, "begin one without --resume" in done.stderr) == (3, True)
+
+
+def test_resume_talks_on_in_the_last_session(server: Serving, environment: dict[str, str]) -> None:
+    run("chat", server.url, "--session", "first", "--message", "one", environment=environment)
+    run("chat", server.url, "--message", "two", "--resume", environment=environment)
+    assert sum(each["record"]["type"] == "message_accepted" for each in exported(server, "first")) == 2
+
+
+@pytest.mark.slow
+def test_a_chat_that_was_killed_shows_the_rest_and_nothing_twice_without_saying_so(
+    server: Serving, environment: dict[str, str]
+) -> None:
+    command = [sys.executable, "-m", "midstream", "chat", server.url, "--json", "--message", "long"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
+    ) as killed:
+        assert killed.stdout is not None
+        before = [killed.stdout.readline() for _ in range(20)]
+        killed.kill()
+        before += killed.stdout.readlines()
+    done = run("chat", server.url, "--json", "--resume", environment=environment)
+    after = done.stdout.splitlines()
+    if "it may stand there twice" in done.stderr:  # killed between printing an event and noting it
+        doubtful = json.loads(after[0])["id"]
+        assert f"while it showed event {doubtful}:" in done.stderr
+        before = [line for line in before if json.loads(line)["id"] != doubtful]
+    events = [json.loads(line) for line in [*before, *after]]
+    assert events == exported(server, "-")[1:]
+    assert "".join(each["record"].get("text", "") for each in events) == LONG
+
+
+@pytest.mark.slow
+def test_a_server_that_was_killed_and_came_back_goes_on(
+    server: Serving, environment: dict[str, str], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "midstream", "chat", server.url, "--json", "--message", "long"]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, **environment},
+    ) as talking:
+        assert talking.stdout is not None
+        lines = [talking.stdout.readline() for _ in range(20)]
+        server.kill()
+        with Serving(tmp_path, port=server.port) as again:
+            lines += talking.stdout.readlines()
+            assert talking.wait(WAIT_S) == 0
+            assert [json.loads(line) for line in lines] == exported(again, "-")[1:]
+
+
+# --- on a terminal ----------------------------------------------------------------------------------------------
+
+
+def test_on_a_terminal_one_talks_until_ctrl_d(server: Serving, environment: dict[str, str]) -> None:
+    terminal = Terminal(["chat", server.url, "--session", "mine"], environment)
+    terminal.until("you    ")
+    terminal.press("hello\n")
+    terminal.until("agent  You said: hello.")
+    terminal.until("you    ")
+    terminal.press("look\n")
+    terminal.until("✓ look")
+    terminal.until("agent  There is nothing there.")
+    terminal.until("you    ")
+    terminal.press("\x04")
+    assert terminal.ended().code == 0
+
+
+def test_an_error_ends_the_turn_and_not_the_chat(server: Serving, environment: dict[str, str]) -> None:
+    terminal = Terminal(["chat", server.url], environment)
+    terminal.until("you    ")
+    terminal.press("fail\n")
+    terminal.until("turn 1 failed: no such key [model_rejected]")
+    terminal.until("you    ")
+    terminal.press("hello\n")
+    terminal.until("You said: hello.")
+    terminal.until("you    ")
+    terminal.press("\x03")
+    assert terminal.ended().code == 130
+
+
+@pytest.mark.slow
+def test_ctrl_c_once_detaches_and_resume_shows_the_rest(server: Serving, environment: dict[str, str]) -> None:
+    terminal = Terminal(["chat", server.url, "--session", "mine", "--message", "long"], environment)
+    terminal.until("w5 ")
+    terminal.press("\x03")
+    first = terminal.ended()
+    assert first.code == 130
+    assert f"Come back with: midstream chat {server.url} --session mine --resume" in words_of(first.text)
+    assert "w99" not in first.text
+
+    terminal = Terminal(["chat", server.url, "--session", "mine", "--resume"], environment)
+    terminal.until("end")
+    terminal.until("you    ")
+    terminal.press("\x04")
+    second = terminal.ended()
+    shown = [word for word in words_of(first.text + second.text).split() if word[1:].isdecimal()]
+    assert [word for word in shown if word.startswith("w")] == LONG.split()[:-1]
+    assert [each["record"]["status"] for each in exported(server, "mine")[-1:]] == ["completed"]
+
+
+def test_ctrl_c_twice_stops_the_turn(server: Serving, environment: dict[str, str]) -> None:
+    terminal = Terminal(["chat", server.url, "--session", "mine", "--message", "long"], environment)
+    terminal.until("w5 ")
+    terminal.press("\x03")
+    terminal.until("stops it")
+    terminal.press("\x03")
+    seen = terminal.ended()
+    assert (seen.code, "turn 1 cancelled" in seen.text) == (130, True)
+    assert exported(server, "mine")[-1]["record"]["status"] == "cancelled"
+
+
+def test_for_scripts_the_first_ctrl_c_can_stop_the_turn(server: Serving, environment: dict[str, str]) -> None:
+    arguments = ["chat", server.url, "--session", "mine", "--message", "long", "--cancel-on-interrupt"]
+    terminal = Terminal(arguments, environment)
+    terminal.until("w5 ")
+    terminal.press("\x03")
+    assert terminal.ended().code == 130
+    assert exported(server, "mine")[-1]["record"]["status"] == "cancelled"

@@ -1,0 +1,26 @@
+"""Ctrl-C is counted, and whoever waits for it is woken."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+from midstream.cli.interrupts import Interrupts
+
+WAIT_S = 10.0
+
+
+async def test_every_ctrl_c_is_counted_and_wakes_who_waits() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    async with asyncio.timeout(WAIT_S):
+        with Interrupts() as interrupts:
+            os.kill(os.getpid(), signal.SIGINT)
+            await interrupts.reached(1)
+            waiting = asyncio.create_task(interrupts.reached(2))
+            await asyncio.sleep(0)
+            os.kill(os.getpid(), signal.SIGINT)
+            await waiting
+            assert interrupts.count == 2
+            await interrupts.reached(1)
+    assert signal.getsignal(signal.SIGINT) is before

@@ -1,0 +1,44 @@
+"""A client process that dies at a fault point: `python -m tests.client.dying_client URL STATE LEDGER POINT COUNT`.
+
+It writes each push of its tool and each event it has handled into the ledger, outside of everything midstream keeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from midstream.client import connect
+from midstream.testing.worlds import KillingWorld
+from midstream.tools import Tool, tool
+from midstream.world import Fault
+
+
+def pushing(ledger: Path) -> Tool:
+    """Return the tool whose effects the ledger holds."""
+
+    @tool
+    def push(button: str) -> str:
+        """Push a button."""
+        note(ledger, f"pushed {button}")
+        return f"pushed {button}"
+
+    return push
+
+
+def note(ledger: Path, line: str) -> None:
+    with ledger.open("a") as file:
+        file.write(f"{line}\n")
+
+
+async def main(url: str, state: str, ledger: Path, point: str, count: str) -> None:
+    world = KillingWorld(Fault(point), int(count))
+    async with connect(url, state=state, tools=[pushing(ledger)], world=world) as client:
+        async for event in client.send("s1", "push it"):
+            note(ledger, f"saw {event.id}")
+    note(ledger, "lived")
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), sys.argv[4], sys.argv[5]))

@@ -1,0 +1,170 @@
+"""A WebSocket peer for what a correct server cannot do, and a wire that can be cut.
+
+The peer's honest part is `ServerStream` over a journal in memory; a connection may be given to a script instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from http import HTTPStatus
+
+import websockets
+from websockets.asyncio.server import ServerConnection
+from websockets.http11 import Request, Response
+
+from midstream.core import frames
+from midstream.core.frames import ServerFrame
+from midstream.core.server_stream import ServerStream
+from tests.core.stream_link import MemoryHost
+
+WAIT_S = 10.0
+
+Script = Callable[[ServerConnection], Awaitable[None]]
+
+
+class Peer:
+    """Serve one session; connection number n is given to the n-th script, the ones after that are honest."""
+
+    def __init__(self, *scripts: Script | int, heartbeat_s: float = 10.0, degraded_reason: str = "") -> None:
+        self.host = MemoryHost()
+        self.url = ""
+        self.requests: list[Request] = []
+        self._scripts = [*scripts]
+        self._heartbeat_s = heartbeat_s
+        self._degraded_reason = degraded_reason
+        self._open: dict[ServerConnection, ServerStream] = {}
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[Peer]:
+        async with websockets.serve(
+            self._serve, "127.0.0.1", 0, compression=None, process_request=self._refuse, close_timeout=0.1
+        ) as server:
+            port = server.sockets[0].getsockname()[1]
+            self.url = f"http://127.0.0.1:{port}"
+            yield self
+            for connection in [*self._open]:
+                connection.transport.abort()
+
+    async def feed(self) -> None:
+        """Send what the journal gained."""
+        for connection, stream in [*self._open.items()]:
+            self.host.serve(stream, now=time.monotonic())
+            for frame in stream.frames_to_send():
+                await connection.send(frame, text=True)
+
+    def cut(self) -> None:
+        for connection in self._open:
+            connection.transport.abort()
+
+    async def _refuse(self, connection: ServerConnection, request: Request) -> Response | None:
+        self.requests.append(request)
+        if self._scripts and isinstance(self._scripts[0], int):
+            status = HTTPStatus(self._scripts.pop(0))  # type: ignore[arg-type] # it is the int
+            return connection.respond(status, "no")
+        return None
+
+    async def _serve(self, connection: ServerConnection) -> None:
+        with contextlib.suppress(websockets.ConnectionClosed):
+            if self._scripts:
+                script = self._scripts.pop(0)
+                assert not isinstance(script, int)
+                await script(connection)
+                return
+            await self._serve_honestly(connection)
+
+    async def _serve_honestly(self, connection: ServerConnection) -> None:
+        stream = ServerStream(
+            heartbeat_s=self._heartbeat_s, degraded_reason=self._degraded_reason, now=time.monotonic()
+        )
+        self._open[connection] = stream
+        try:
+            while not stream.is_closed:
+                stream.receive(await connection.recv(decode=False), now=time.monotonic())
+                await self.feed()
+        finally:
+            del self._open[connection]
+
+
+def says(*said: ServerFrame | bytes) -> Script:
+    """Answer the open with these frames, then break the connection."""
+
+    async def script(connection: ServerConnection) -> None:
+        await connection.recv()
+        for frame in said:
+            await connection.send(frame if isinstance(frame, bytes) else frames.encode(frame), text=True)
+        await connection.close()
+
+    return script
+
+
+def breaks_in_a_frame(*said: ServerFrame) -> Script:
+    """Send these frames, then half of one more, and reset the connection."""
+
+    async def script(connection: ServerConnection) -> None:
+        await connection.recv()
+        for frame in said:
+            await connection.send(frames.encode(frame), text=True)
+        connection.transport.write(b"\x81\x7e\x01\x00" + b'{"type":"events"')
+        await asyncio.sleep(0)
+        connection.transport.abort()
+
+    return script
+
+
+class Cutter:
+    """A wire to a server that can be cut, by hand or after so many bytes of the server's."""
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.rpartition("/")[2].partition(":")
+        self.target = (host, int(port))
+        self.url = ""
+        self.connections = 0
+        self.cut_after: list[int] = []
+        """Bytes that connection n may carry to the client before it is reset."""
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    @contextlib.asynccontextmanager
+    async def listening(self) -> AsyncIterator[Cutter]:
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        async with server:
+            self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            yield self
+            self.cut()
+
+    def cut(self) -> None:
+        """Reset all connections."""
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        allowed = self.cut_after[self.connections] if self.connections < len(self.cut_after) else None
+        self.connections += 1
+        try:
+            there_reader, there_writer = await asyncio.open_connection(*self.target)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._writers |= {writer, there_writer}
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_pump(reader, there_writer, None))
+                await _pump(there_reader, writer, allowed)
+                writer.transport.abort()
+                there_writer.transport.abort()
+        finally:
+            self._writers -= {writer, there_writer}
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, allowed: int | None) -> None:
+    with contextlib.suppress(OSError):
+        while allowed is None or allowed > 0:
+            piece = await reader.read(65536 if allowed is None else min(allowed, 65536))
+            if not piece:
+                return
+            writer.write(piece)
+            await writer.drain()
+            if allowed is not None:
+                allowed -= len(piece)

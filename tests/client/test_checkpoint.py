@@ -1,0 +1,251 @@
+"""The client's file: what is kept comes back, and what cannot be trusted is refused."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from midstream.client.checkpoint import (
+    CallAnswered,
+    CallAsked,
+    CallIntended,
+    CallNoted,
+    CheckpointFile,
+    FileWrite,
+    KeptCall,
+    KeptStream,
+    StreamBegun,
+)
+from midstream.core.calls import CallPlan, CallState, Site
+from midstream.core.client_stream import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten
+from midstream.core.frames import EventId
+from midstream.core.messages import Call, Outcome, Result
+from midstream.errors import StoreBusyError, StoreDamagedError, StoreFullError, UsageError
+from midstream.testing.worlds import FakeWorld
+from midstream.world import Fault
+from tests.spec import spec
+
+SERVER = "http://127.0.0.1:8000"
+BEGUN: list[FileWrite] = [StreamBegun("s1", "secret"), ChunkKept(0, b'{"type":"abort"}')]
+CALL = Call("c1", "look", "{}")
+PLAN = CallPlan("c1", "digest", Site.CLIENT)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "below" / "state.db"
+
+
+@pytest.fixture
+async def file(path: Path) -> AsyncIterator[CheckpointFile]:
+    file = CheckpointFile(path, server=SERVER, world=FakeWorld(at=100.0))
+    await file.open()
+    yield file
+    await file.close()
+
+
+async def test_a_stream_comes_back_as_it_was_left(file: CheckpointFile, path: Path) -> None:
+    await file.write("a", [*BEGUN, ChunkKept(1, b"one"), ChunkKept(2, b"two")])
+    await file.write("a", [ChunksAcked(0), CursorMoved(EventId(2, 7))])
+    await file.close()
+
+    again = CheckpointFile(path, server=SERVER, world=FakeWorld())
+    await again.open()
+    kept = Checkpoint("a", "secret", EventId(2, 7), 3, ((1, b"one"), (2, b"two")))
+    assert await again.streams() == [KeptStream("s1", kept, 100.0)]
+    await again.close()
+
+
+async def test_a_cursor_can_be_taken_back(file: CheckpointFile) -> None:
+    await file.write("a", [*BEGUN, CursorMoved(EventId(2, 7))])
+    await file.write("a", [CursorMoved(None)])
+    assert [kept.checkpoint.event_id for kept in await file.streams()] == [None]
+
+
+async def test_every_change_says_when_it_was(path: Path) -> None:
+    world = FakeWorld(at=100.0)
+    file = CheckpointFile(path, server=SERVER, world=world)
+    await file.open()
+    await file.write("a", BEGUN)
+    await world.advance(50.0)
+    await file.write("a", [CursorMoved(EventId(1, 1))])
+    assert [kept.touched_at for kept in await file.streams()] == [150.0]
+    await file.close()
+
+
+async def test_what_is_forgotten_leaves_nothing_behind(file: CheckpointFile, path: Path) -> None:
+    await file.write("a", [*BEGUN, CallNoted(1, 1, CALL, PLAN)])
+    await file.write("b", BEGUN)
+    await file.write("a", [Forgotten()])
+    assert [kept.checkpoint.stream for kept in await file.streams()] == ["b"]
+    await file.close()
+    with sqlite3.connect(path) as connection:
+        for table in ("stream", "secret", "chunk", "call"):
+            assert connection.execute(f"SELECT count(*) FROM {table} WHERE stream = 'a'").fetchone() == (0,)
+    connection.close()
+
+
+async def test_a_call_is_kept_through_its_life(file: CheckpointFile) -> None:
+    await file.write("a", [*BEGUN, CallNoted(1, 2, CALL, PLAN)])
+    lives = [await file.calls("a")]
+    result = Result("c1", "found", Outcome.ERROR)
+    for write in (CallAsked(1, 2, "c1"), CallIntended(1, 2, "c1", 1, 5), CallAnswered(1, 2, result)):
+        await file.write("a", [write])
+        lives.append(await file.calls("a"))
+    assert lives == [
+        [KeptCall(1, 2, CallState(CALL, PLAN), is_asked=False)],
+        [KeptCall(1, 2, CallState(CALL, PLAN), is_asked=True)],
+        [KeptCall(1, 2, CallState(CALL, PLAN, runs=1, epoch=5), is_asked=True)],
+        [KeptCall(1, 2, CallState(CALL, PLAN, runs=1, epoch=5, result=result), is_asked=True)],
+    ]
+    other = CallPlan("c1", "another digest", Site.CLIENT)
+    await file.write("a", [CallNoted(1, 2, CALL, other)])
+    assert await file.calls("a") == [KeptCall(1, 2, CallState(CALL, other), is_asked=False)]
+
+
+async def test_each_server_has_its_own_streams(file: CheckpointFile, path: Path) -> None:
+    await file.write("a", BEGUN)
+    await file.close()
+    other = CheckpointFile(path, server="http://other", world=FakeWorld())
+    await other.open()
+    assert await other.streams() == []
+    await other.close()
+
+
+async def test_epochs_rise_over_lives(file: CheckpointFile, path: Path) -> None:
+    first = [await file.start_epoch(), await file.start_epoch()]
+    await file.close()
+    again = CheckpointFile(path, server=SERVER, world=FakeWorld())
+    await again.open()
+    assert [*first, await again.start_epoch()] == [1, 2, 3]
+    await again.close()
+
+
+@spec("STREAM-11", "STREAM-18")
+@pytest.mark.parametrize(
+    ("write", "is_full"),
+    [
+        (ChunkKept(1, b"x"), True),
+        (CallIntended(1, 1, "c1", 1, 1), True),
+        (CallAnswered(1, 1, Result("c1", "x")), True),
+        (CursorMoved(EventId(1, 1)), False),
+        (ChunksAcked(0), False),
+        (CallNoted(1, 1, CALL, PLAN), False),
+        (Forgotten(), False),
+    ],
+)
+async def test_what_is_acted_on_is_on_the_disk_first(
+    file: CheckpointFile, write: FileWrite, *, is_full: bool
+) -> None:
+    await file.write("a", BEGUN)
+    await file.write("a", [write])
+    (synchronous,) = await file._call(lambda: file._execute("PRAGMA synchronous").fetchone())
+    assert synchronous == (2 if is_full else 1)
+
+
+async def test_fault_points_stand_around_every_write() -> None:
+    world = FakeWorld()
+    file = CheckpointFile(None, server=SERVER, world=world)
+    await file.open()
+    await file.write("a", BEGUN)
+    await file.write("a", [])
+    assert world.reached == {Fault.BEFORE_CHECKPOINT: 1, Fault.AFTER_CHECKPOINT: 1}
+    await file.close()
+
+
+async def test_a_write_is_all_or_nothing(file: CheckpointFile) -> None:
+    await file.write("a", BEGUN)
+    with pytest.raises(StoreDamagedError):
+        await file.write("a", [ChunkKept(1, b"new"), ChunkKept(0, b"twice")])
+    assert [kept.checkpoint.next_seqno for kept in await file.streams()] == [1]
+
+
+@pytest.fixture
+def readable(path: Path) -> None:
+    path.parent.mkdir()
+    path.touch(mode=0o644)
+
+
+async def test_nobody_else_may_read_the_file(readable: None, file: CheckpointFile, path: Path) -> None:
+    await file.write("a", BEGUN)
+    modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()}
+    assert modes == {"state.db": 0o600, "state.db-wal": 0o600}
+
+
+async def test_a_second_process_is_refused(file: CheckpointFile, path: Path) -> None:
+    await file.write("a", BEGUN)
+    second = CheckpointFile(path, server=SERVER, world=FakeWorld())
+    with pytest.raises(StoreBusyError, match="another process"):
+        await second.open()
+    await second.close()
+
+
+async def test_a_damaged_chunk_is_told_and_not_skipped(file: CheckpointFile, path: Path) -> None:
+    await file.write("a", BEGUN)
+    await file.close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE chunk SET payload = x'00'")
+    connection.close()
+    again = CheckpointFile(path, server=SERVER, world=FakeWorld())
+    await again.open()
+    with pytest.raises(StoreDamagedError, match="chunk 0"):
+        await again.streams()
+    await again.close()
+
+
+async def test_a_lost_chunk_is_told(file: CheckpointFile, path: Path) -> None:
+    await file.write("a", [*BEGUN, ChunkKept(1, b"one")])
+    await file.close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM chunk WHERE seqno = 1")
+    connection.close()
+    again = CheckpointFile(path, server=SERVER, world=FakeWorld())
+    await again.open()
+    with pytest.raises(StoreDamagedError, match="lost chunks"):
+        await again.streams()
+    await again.close()
+
+
+@pytest.fixture(params=["foreign", "newer"])
+def strange(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / "strange.db"
+    if request.param == "foreign":
+        path.write_bytes(b"this is no database, and long enough to see that" * 9)
+    else:
+        with sqlite3.connect(path) as connection:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA user_version = 99")
+        connection.close()
+    return path
+
+
+async def test_a_foreign_or_newer_file_is_refused(strange: Path) -> None:
+    file = CheckpointFile(strange, server=SERVER, world=FakeWorld())
+    with pytest.raises(StoreDamagedError):
+        await file.open()
+
+
+async def test_a_full_disk_is_named_and_nothing_is_written(file: CheckpointFile) -> None:
+    await file.write("a", BEGUN)
+    await file._call(lambda: file._execute("PRAGMA max_page_count = 1"))
+    with pytest.raises(StoreFullError):
+        await file.write("a", [ChunkKept(1, b"x" * 100_000)])
+    assert [kept.checkpoint.next_seqno for kept in await file.streams()] == [1]
+
+
+async def test_a_folder_that_cannot_be_made_is_named() -> None:
+    file = CheckpointFile(Path("/dev/null") / "state.db", server=SERVER, world=FakeWorld())
+    with pytest.raises(StoreBusyError, match="cannot be made"):
+        await file.open()
+    await file.close()
+
+
+async def test_a_closed_file_says_how_to_use_it(file: CheckpointFile) -> None:
+    await file.close()
+    await file.close()
+    with pytest.raises(UsageError, match="async with"):
+        await file.streams()

@@ -1,0 +1,540 @@
+"""The client as an application sees it, against the real server; a scripted peer says what no server would."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from midstream.client import Client, Event, connect
+from midstream.core import records
+from midstream.core.calls import CallPlan, Site
+from midstream.core.frames import Ack, Error, Gone, Welcome
+from midstream.core.messages import Call, Finish, Outcome, Reply, Text
+from midstream.core.records import (
+    CallEnded,
+    CallStarted,
+    Delta,
+    StreamOpened,
+    TurnEnded,
+    TurnStatus,
+)
+from midstream.core.replies import TextDelta
+from midstream.core.turn import AwaitingModel, ModelReplied
+from midstream.errors import (
+    AccessError,
+    ConnectionLostError,
+    MidstreamError,
+    SessionBusyError,
+    SessionNotFoundError,
+    StoreBusyError,
+    StreamFencedError,
+    StreamNotFoundError,
+    UsageError,
+)
+from midstream.store.memory import MemoryStore
+from midstream.testing import Gate, calls, text
+from midstream.testing.worlds import Crashed, FakeWorld
+from midstream.tools import Tool, tool
+from midstream.world import Fault, World
+from tests.client.peer import Cutter, Peer, breaks_in_a_frame, says
+from tests.server.serving import Served, make_app, served
+from tests.spec import spec
+
+WAIT_S = 20.0
+CUTS_MAX = 200
+LIVES_MAX = 100
+WORDS = "one two three four five six seven eight nine ten"
+
+
+class Eager(World):
+    """A world in which chance makes every wait short."""
+
+    def chance(self) -> float:
+        return 0.999
+
+
+class Hand:
+    """A tool that counts what it did in the world."""
+
+    def __init__(self, on_doubt: str = "unknown") -> None:
+        self.done: list[str] = []
+
+        @tool(name="push", on_doubt=on_doubt)
+        def push(button: str) -> str:
+            """Push a button."""
+            self.done.append(button)
+            return f"pushed {button}"
+
+        self.tool: Tool = push
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Served]:
+    script = [calls(("c1", "push", '{"button":"red"}')), text(WORDS)]
+    async with served(make_app(script)) as served_app:
+        yield served_app
+
+
+async def _all(events: AsyncIterator[Event]) -> list[Event]:
+    async with asyncio.timeout(WAIT_S):
+        return [event async for event in events]
+
+
+async def test_a_turn_is_iterated_to_its_end() -> None:
+    async with served(make_app([text(WORDS)])) as server, connect(server.url) as client:
+        events = await _all(client.send("s1", "hi"))
+        assert "".join(event.text for event in events) == WORDS
+        assert [event.is_end for event in events] == [False] * (len(events) - 1) + [True]
+        assert [event.id for event in events] == [f"1-{n}" for n in range(2, len(events) + 2)]
+        again = await _all(client.send("s1", "and again"))
+        assert again[0].id == f"1-{len(events) + 2}"
+
+
+async def test_a_tool_of_the_client_runs_where_the_client_is(server: Served) -> None:
+    hand = Hand()
+    async with connect(server.url, tools=[hand.tool]) as client:
+        events = await _all(client.send("s1", "push it"))
+    (ended,) = [event.record for event in events if isinstance(event.record, CallEnded)]
+    assert (ended.result.content, ended.result.outcome, hand.done) == ("pushed red", Outcome.OK, ["red"])
+    assert _status(events) is TurnStatus.COMPLETED
+
+
+async def test_a_tool_whose_turn_was_stopped_is_stopped_too(server: Served) -> None:
+    running, stopped = asyncio.Event(), asyncio.Event()
+
+    async def push(button: str) -> None:
+        """Push a button, for ever."""
+        running.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    async with connect(server.url, tools=[push]) as client:
+        turn = client.send("s1", "push it")
+        await anext(turn)
+        await asyncio.wait_for(running.wait(), WAIT_S)
+        await client.cancel("s1")
+        async with asyncio.timeout(WAIT_S):
+            async for event in turn:
+                if event.is_end:
+                    await stopped.wait()
+
+
+async def test_a_plain_function_is_a_tool(server: Served) -> None:
+    done: list[str] = []
+
+    def push(button: str) -> None:
+        """Push a button."""
+        done.append(button)
+
+    async with connect(server.url, tools=[push]) as client:
+        await _all(client.send("s1", "push it"))
+    assert done == ["red"]
+
+
+async def test_a_busy_session_is_told_at_once() -> None:
+    gate = asyncio.Event()
+    async with served(make_app([[Gate(gate), *text(WORDS)]])) as server, connect(server.url) as client:
+        first = client.send("s1", "hi")
+        await anext(first)
+        assert await client.resume_interrupted() == [], "what is attached is not interrupted"
+        with pytest.raises(SessionBusyError):
+            await _all(client.send("s1", "me too"))
+        gate.set()
+        assert _status(await _all(first)) is TurnStatus.COMPLETED
+
+
+@spec("STREAM-15")
+async def test_a_cancel_by_whoever_speaks_ends_the_turn_they_iterate_over() -> None:
+    async with served(make_app([[TextDelta("half a"), Gate(asyncio.Event())]])) as server:
+        async with connect(server.url) as client:
+            events: list[Event] = []
+            async for event in client.send("s1", "hi"):
+                events.append(event)
+                if event.text:
+                    await asyncio.wait_for(client.cancel("s1"), WAIT_S)
+        assert _status(events) is TurnStatus.CANCELLED
+
+
+@spec("STREAM-15", "STREAM-26")
+async def test_anybody_may_cancel() -> None:
+    app = make_app([[TextDelta("half a"), Gate(asyncio.Event())]])
+    async with served(app) as server, connect(server.url) as speaker, connect(server.url) as other:
+        turn = speaker.send("s1", "hi")
+        await anext(turn)
+        await asyncio.wait_for(other.cancel("s1"), WAIT_S)
+        assert _status(await _all(turn)) is TurnStatus.CANCELLED
+        await asyncio.wait_for(other.cancel("s1"), WAIT_S)
+
+
+@spec("STREAM-25", "STREAM-26")
+async def test_leaving_the_loop_detaches_and_the_next_process_sees_the_rest(tmp_path: Path) -> None:
+    state = tmp_path / "state.db"
+    gate = asyncio.Event()
+    async with served(make_app([[TextDelta("half a"), Gate(gate), *text(" sentence")]])) as server:
+        seen: list[Event] = []
+        async with connect(server.url, state=state) as client:
+            async for event in client.send("s1", "hi"):
+                seen.append(event)
+                if event.text:
+                    break
+        gate.set()
+        async with connect(server.url, state=state) as client:
+            (turn,) = await client.resume_interrupted()
+            assert turn.session == "s1"
+            rest = await _all(aiter(turn))
+            assert await client.resume_interrupted() == []
+    assert rest[0] == seen[-1], "the event in hand comes again"
+    assert _status(rest) is TurnStatus.COMPLETED
+    assert "".join(event.text for event in [*seen, *rest[1:]]) == "half a sentence"
+
+
+async def test_leaving_the_loop_at_the_end_leaves_nothing_to_resume(tmp_path: Path) -> None:
+    async with served(make_app([text(WORDS)])) as server:
+        async with connect(server.url, state=tmp_path / "state.db") as client:
+            async for event in client.send("s1", "hi"):
+                if event.is_end:
+                    break
+        async with connect(server.url, state=tmp_path / "state.db") as client:
+            assert await client.resume_interrupted() == []
+
+
+@spec("STREAM-30")
+async def test_what_is_older_than_the_look_back_is_cleared(tmp_path: Path) -> None:
+    async with served(make_app([[Gate(asyncio.Event())]])) as server:
+        async with connect(server.url, state=tmp_path / "s.db", world=FakeWorld(at=1000.0)) as client:
+            await anext(client.send("s1", "hi"))
+        async with connect(server.url, state=tmp_path / "s.db", world=FakeWorld(at=1100.0)) as client:
+            assert len(await client.resume_interrupted(look_back_s=101.0)) == 1
+            assert await client.resume_interrupted(look_back_s=99.0) == []
+            assert await client.resume_interrupted(look_back_s=101.0) == []
+
+
+async def test_a_stop_that_was_never_acknowledged_is_said_again(tmp_path: Path) -> None:
+    state = tmp_path / "state.db"
+    async with served(make_app([[Gate(asyncio.Event())]])) as server, connect(server.url) as speaker:
+        turn = speaker.send("s1", "hi")
+        await anext(turn)
+        async with connect(server.url, state=state, world=_dying(Fault.AFTER_CHECKPOINT)) as client:
+            with pytest.raises(Crashed):
+                await client.cancel("s1")
+        async with connect(server.url, state=state) as client:
+            assert await client.resume_interrupted() == []
+            assert _status(await _all(turn)) is TurnStatus.CANCELLED
+
+
+async def test_a_reader_sees_what_others_say() -> None:
+    app = make_app([text(WORDS)])
+    async with served(app) as server, connect(server.url) as client, connect(server.url) as reader:
+        said = await _all(client.send("s1", "hi"))
+        read: list[Event] = []
+        async with asyncio.timeout(WAIT_S):
+            async for event in reader.follow("s1", "0-0"):
+                read.append(event)
+                if event.is_end:
+                    break
+        assert read[-len(said) :] == said
+        later = reader.follow("s1", said[-2].id)
+        assert await anext(later) == said[-1]
+        await later.aclose()
+
+
+async def test_a_session_nobody_began_cannot_be_followed(server: Served) -> None:
+    async with connect(server.url) as client:
+        with pytest.raises(SessionNotFoundError):
+            await _all(client.follow("nobody"))
+        with pytest.raises(MidstreamError, match="event id"):
+            await _all(client.follow("s1", "nonsense"))
+        with pytest.raises(UsageError):
+            await _all(client.send("", "hi"))
+
+
+def test_what_is_no_address_is_refused_at_once() -> None:
+    with pytest.raises(UsageError):
+        connect("localhost:8000")
+
+
+async def test_one_state_file_serves_one_process_at_a_time(tmp_path: Path) -> None:
+    async with connect("http://127.0.0.1:1", state=tmp_path / "s.db"):
+        with pytest.raises(StoreBusyError):
+            await connect("http://127.0.0.1:1", state=tmp_path / "s.db").__aenter__()
+
+
+# --- the network ----------------------------------------------------------------------------------------------
+
+
+@spec("STREAM-14", "STREAM-21")
+@pytest.mark.parametrize("step", [401, pytest.param(53, marks=pytest.mark.slow)])
+async def test_a_turn_survives_a_cut_at_every_so_many_bytes(step: int) -> None:
+    script = [calls(("c1", "push", '{"button":"red"}')), text(WORDS)]
+    async with served(make_app(script)) as server, Cutter(server.url).listening() as wire:
+        for cut_after in range(1, CUTS_MAX * step, step):
+            hand = Hand()
+            wire.connections, wire.cut_after = 0, [cut_after, cut_after // 2]
+            async with connect(wire.url, tools=[hand.tool], world=Eager()) as client:
+                events = await _all(client.send(f"s{cut_after}", "hi"))
+            _check_whole(events, hand)
+            if wire.connections == 1:
+                break
+        assert (cut_after > 2000, wire.connections) == (True, 1), "it was cut up to the last byte"
+
+
+@spec("STREAM-14", "STREAM-21")
+async def test_a_server_that_restarts_in_the_middle_is_found_again() -> None:
+    store = MemoryStore()
+    reconnecting: list[tuple[str, bool]] = []
+    first = make_app([[TextDelta("half a"), Gate(asyncio.Event())]], store=store)
+    second = make_app([text("a whole sentence")], store=store)
+    async with (
+        served(first) as one,
+        Cutter(one.url).listening() as wire,
+        connect(wire.url, on_reconnecting=lambda *told: reconnecting.append(told)) as client,
+    ):
+        events: list[Event] = []
+        turn = client.send("s1", "hi")
+        while not events or not events[-1].text:
+            events.append(await asyncio.wait_for(anext(turn), WAIT_S))
+        one.stop.set()
+        await asyncio.wait_for(asyncio.shield(one.serving), WAIT_S)
+        async with served(second) as two:
+            wire.target = Cutter(two.url).target
+            events += await _all(turn)
+    assert _status(events) is TurnStatus.COMPLETED
+    assert _positions(events) == list(range(2, len(events) + 2))
+    last = max(event.record.attempt for event in events if isinstance(event.record, Delta))
+    said = [
+        event.text for event in events if isinstance(event.record, Delta) and event.record.attempt == last
+    ]
+    assert "".join(said) == "a whole sentence"
+    assert (reconnecting[0], reconnecting[-1]) == (("s1", True), ("s1", False))
+
+
+@spec("STREAM-29")
+async def test_a_server_that_is_not_there_ends_patience_and_loses_nothing(tmp_path: Path) -> None:
+    async with connect("http://127.0.0.1:1", state=tmp_path / "s.db", patience_s=-1.0) as client:
+        with pytest.raises(ConnectionLostError):
+            await _all(client.send("s1", "hi"))
+        assert [turn.session for turn in await client.resume_interrupted()] == ["s1"]
+
+
+# --- a client that dies ------------------------------------------------------------------------------------------
+
+
+@spec("STREAM-11", "STREAM-18", "STREAM-24")
+@pytest.mark.parametrize("policy", ["unknown", "rerun"])
+@pytest.mark.parametrize(
+    "point", [Fault.BEFORE_CHECKPOINT, Fault.AFTER_CHECKPOINT, Fault.BEFORE_TOOL, Fault.AFTER_TOOL]
+)
+async def test_a_client_that_dies_anywhere_is_taken_up_by_the_next(
+    tmp_path: Path, point: Fault, policy: str
+) -> None:
+    script = [calls(("c1", "push", '{"button":"red"}')), text("one two")]
+    async with served(make_app(script)) as server:
+        for count in range(1, LIVES_MAX):
+            hand, seen, world = Hand(policy), dict[str, Event](), _dying(point, count)
+            session, state = f"s{count}", tmp_path / f"{count}.db"
+            first = connect(server.url, state=state, tools=[hand.tool], world=world)
+            await _live(first, session, seen)
+            if not world.is_dead:
+                assert (_status([*seen.values()]), hand.done) == (TurnStatus.COMPLETED, ["red"])
+                break
+            await _second_life(server, state, hand, seen)
+            _check_outcome([*seen.values()], hand, policy)
+        assert 1 < count < LIVES_MAX - 1
+
+
+def _check_outcome(seen: list[Event], hand: Hand, policy: str) -> None:
+    """A tool that may not run again has run once at most, and where nobody knows the model was told."""
+    results = [each.record.result for each in seen if isinstance(each.record, CallEnded)]
+    if not seen:
+        assert hand.done == [], "nothing was said before the first write"
+    elif policy == "unknown":
+        assert [result.outcome for result in results] in ([Outcome.UNKNOWN], [Outcome.OK])
+        assert hand.done in ([], ["red"])
+        assert results[0].outcome is Outcome.UNKNOWN or hand.done == ["red"]
+    else:
+        assert [result.content for result in results] == ["pushed red"]
+        assert hand.done in (["red"], ["red", "red"])
+
+
+async def _second_life(server: Served, state: Path, hand: Hand, seen: dict[str, Event]) -> None:
+    async with connect(server.url, state=state, tools=[hand.tool]) as client:
+        turns = await client.resume_interrupted()
+        for turn in turns:
+            async with asyncio.timeout(WAIT_S):
+                async for event in turn:
+                    seen.setdefault(event.id, event)
+        assert await client.resume_interrupted() == []
+    if turns:
+        assert _positions([*seen.values()]) == list(range(2, len(seen) + 2))
+        assert _status([*seen.values()]) is TurnStatus.COMPLETED
+
+
+async def _live(client: Client, session: str, seen: dict[str, Event]) -> None:
+    """Speak until the turn or the world ends."""
+    with contextlib.suppress(Crashed):
+        async with client, asyncio.timeout(WAIT_S):
+            async for event in client.send(session, "hi"):
+                seen[event.id] = event
+
+
+# --- what no correct server does -----------------------------------------------------------------------------------
+
+
+async def test_a_frame_that_breaks_in_the_middle_is_read_again() -> None:
+    script = breaks_in_a_frame(Welcome("", "1-1", "1-1"))
+    async with Peer(script).serving() as peer, connect(peer.url) as client:
+        assert _status(await _turn_at(peer, client)) is TurnStatus.COMPLETED
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [Ack(0)],
+        [Welcome("", "1-1", "1-1"), Ack(9)],
+        [Welcome("", "1-1", "1-1"), Welcome("", "1-1", "1-1")],
+        [Welcome("", "1-1", "1-1"), b"not json"],
+        [Welcome("", "1-1", "1-1"), b'{"type":"events","events":[{"id":"1-9","record":{}}]}'],
+        [Welcome("", "1-1", "1-1"), b'{"type":"unheard of"}'],
+        [Error("draining", "restarting", "later")],
+        [Error("store_full", "no room", "later", seqno=0, retry_after_s=0.0)],
+    ],
+)
+async def test_a_server_out_of_its_mind_is_left_and_asked_again(said: list[Ack | bytes]) -> None:
+    async with Peer(says(*said)).serving() as peer, connect(peer.url) as client:
+        assert _status(await _turn_at(peer, client)) is TurnStatus.COMPLETED
+
+
+@spec("STREAM-8", "STREAM-28")
+@pytest.mark.parametrize(
+    ("error", "kind", "is_kept"),
+    [
+        (Error("stream_fenced", "newer"), StreamFencedError, True),
+        (Error("access", "log in"), AccessError, True),
+        (Error("stream_not_found", "forgotten"), StreamNotFoundError, False),
+        (Error("session_busy", "turn 1", "later", seqno=0), SessionBusyError, False),
+    ],
+)
+async def test_a_classified_refusal_is_raised_as_its_type(
+    error: Error, kind: type[MidstreamError], *, is_kept: bool
+) -> None:
+    async with Peer(says(Welcome("", "1-1", "1-1"), error)).serving() as peer, connect(peer.url) as client:
+        with pytest.raises(kind):
+            await _all(client.send("s1", "hi"))
+        assert len(await client.resume_interrupted()) == is_kept
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_refusal_in_http_is_raised_and_nothing_is_lost(status: int) -> None:
+    async with Peer(status).serving() as peer, connect(peer.url, headers={"authorization": "x"}) as client:
+        with pytest.raises(AccessError):
+            await _all(client.send("s1", "hi"))
+        (turn,) = await client.resume_interrupted()
+        answering = asyncio.create_task(_answer(peer))
+        assert _status(await _all(aiter(turn))) is TurnStatus.COMPLETED
+        await answering
+    assert [request.headers["authorization"] for request in peer.requests] == ["x", "x"]
+
+
+@spec("STREAM-9")
+async def test_a_degraded_server_is_used_once_and_nothing_is_kept() -> None:
+    peer = Peer(degraded_reason="no disk")
+    hand = Hand()
+    async with peer.serving(), connect(peer.url, tools=[hand.tool]) as client:
+        turn = client.send("s1", "hi")
+        first = await asyncio.wait_for(anext(turn), WAIT_S)
+        assert isinstance(first.record, StreamOpened)
+        await _ask_for_push(peer)
+        async with asyncio.timeout(WAIT_S):
+            while not isinstance((await anext(turn)).record, CallEnded):
+                pass
+        assert hand.done == ["red"], "what needs no memory works"
+        assert await client._file.streams() == []
+        assert await client._file.calls(first.record.stream) == []
+        peer.cut()
+        with pytest.raises(ConnectionLostError):
+            await _all(turn)
+        assert not client.is_reconnecting("s1")
+    assert len(peer.requests) == 1
+
+
+@spec("STREAM-23")
+async def test_events_that_are_gone_are_to_be_forgotten() -> None:
+    async with Peer().serving() as peer, connect(peer.url) as client:
+        turn = client.send("s1", "hi")
+        seen = [await asyncio.wait_for(anext(turn), WAIT_S) for _ in range(3)]
+        model = peer.host.session.turn
+        assert isinstance(model, AwaitingModel)
+        said = Delta(1, 1, 1, 0, "text", "lost with the power")
+        peer.host.append((said,))
+        await peer.feed()
+        seen += [await asyncio.wait_for(anext(turn), WAIT_S) for _ in range(2)]
+        assert seen[-1].text == "lost with the power"
+        peer.host.cut_power(at=1.0)
+        peer.cut()
+        gone = await asyncio.wait_for(anext(turn), WAIT_S)
+        assert isinstance(gone.record, Gone)
+        kept = [event for event in seen if _position(event) <= _position(gone)]
+        answering = asyncio.create_task(_answer(peer))
+        whole = [*kept, *await _all(turn)]
+        await answering
+        told = [Event(str(event_id), records.decode(body)) for event_id, body in peer.host.line[1:]]
+        assert whole == told
+
+
+async def _turn_at(peer: Peer, client: Client) -> list[Event]:
+    answering = asyncio.create_task(_answer(peer))
+    events = await _all(client.send("s1", "hi"))
+    await answering
+    return events
+
+
+async def _ask_for_push(peer: Peer) -> None:
+    """Let the peer's model ask for the client's tool."""
+    reply = Reply((Call("c1", "push", '{"button":"red"}'),), Finish.CALLS)
+    plans = (CallPlan("c1", "digest", Site.CLIENT),)
+    peer.host.do(ModelReplied(1, 1, 1, reply, plans), at=1.0)
+    await peer.feed()
+
+
+async def _answer(peer: Peer) -> None:
+    """Let the peer's model answer as soon as it is asked."""
+    async with asyncio.timeout(WAIT_S):
+        while not isinstance(turn := peer.host.session.turn, AwaitingModel):  # noqa: ASYNC110 - it rings no bell
+            await asyncio.sleep(0)
+    reply = Reply((Text("done"),))
+    peer.host.do(ModelReplied(turn.turn, turn.reply_no, turn.attempt, reply), at=1.0)
+    await peer.feed()
+
+
+def _check_whole(events: list[Event], hand: Hand) -> None:
+    assert _positions(events) == list(range(2, len(events) + 2))
+    assert _status(events) is TurnStatus.COMPLETED
+    assert "".join(event.text for event in events) == WORDS
+    assert len([event for event in events if isinstance(event.record, CallStarted)]) == 1
+    assert hand.done == ["red"]
+
+
+def _dying(point: Fault, count: int = 1) -> FakeWorld:
+    world = FakeWorld(at=World().now())
+    world.crash_at(point, count=count)
+    return world
+
+
+def _status(events: list[Event]) -> TurnStatus:
+    last = events[-1].record
+    assert isinstance(last, TurnEnded)
+    return last.status
+
+
+def _position(event: Event) -> int:
+    return int(event.id.partition("-")[2])
+
+
+def _positions(events: list[Event]) -> list[int]:
+    return sorted(_position(event) for event in events)

@@ -1,0 +1,177 @@
+"""Tools at the client: run once, whatever dies, and judged by the client's own journal."""
+
+from __future__ import annotations
+
+import pytest
+
+from midstream.client.checkpoint import CallAnswered, CallAsked, CallIntended, CallNoted, KeptCall
+from midstream.client.local_tools import RESULT_BYTES_MAX, LocalTools, Start, offered
+from midstream.core.calls import RERUNS_MAX, UNKNOWN_CONTENT, CallPlan, CallState, OnDoubt, Site
+from midstream.core.frames import ResultPayload, encode
+from midstream.core.messages import Call, Finish, Outcome, Reply, Result
+from midstream.core.records import CallEnded, CallStarted, ReplyCompleted
+from midstream.tools import by_name, current_call, tool
+from tests.spec import spec
+
+CALL = Call("c1", "look", '{"path":"a"}')
+PLAN = CallPlan("c1", "digest", Site.CLIENT)
+STARTED = CallStarted(1, 1, "c1", 1, 0.0)
+PLACE = (1, 1, "c1")
+
+
+@tool
+def look(path: str) -> str:
+    """Look."""
+    return f"{path}: {current_call().effect_key}"
+
+
+def test_a_call_is_noted_then_asked_then_run() -> None:
+    tools = _tools()
+    tools.take(_reply())
+    assert (tools.writes(), tools.to_start()) == ([CallNoted(1, 1, CALL, PLAN)], [])
+    tools.take(STARTED)
+    assert tools.writes() == [CallAsked(*PLACE), CallIntended(*PLACE, 1, 7)]
+    assert tools.to_start() == [Start(PLACE, CALL, 1)]
+
+
+@spec("STREAM-18")
+def test_an_outcome_is_kept_and_answered_once() -> None:
+    tools = _started()
+    result = Result("c1", "found")
+    tools.ended(PLACE, result)
+    tools.ended(PLACE, Result("c1", "found again"))
+    tools.take(STARTED)
+    assert tools.writes() == [CallAnswered(1, 1, result), CallAsked(*PLACE)]
+    assert tools.answers() == [ResultPayload(1, 1, result)]
+    assert tools.to_start() == []
+
+
+def test_events_that_come_again_start_nothing_again() -> None:
+    tools = _started()
+    tools.take(_reply())
+    tools.take(STARTED)
+    assert (tools.writes(), tools.to_start()) == ([CallAsked(*PLACE)], [])
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [CallPlan("c1", "digest", Site.SERVER), CallPlan("c1", "digest", Site.CLIENT, problem="bad arguments")],
+)
+def test_the_calls_of_others_and_impossible_ones_are_left_alone(plan: CallPlan) -> None:
+    tools = _tools()
+    tools.take(_reply(plan))
+    tools.take(STARTED)
+    assert (tools.writes(), tools.to_start()) == ([], [])
+
+
+@spec("STREAM-18")
+@pytest.mark.parametrize("on_doubt", [OnDoubt.RERUN, OnDoubt.RERUN_WITH_KEY])
+def test_a_call_in_doubt_runs_again_where_its_tool_allows(on_doubt: OnDoubt) -> None:
+    tools = _tools(_kept(on_doubt, runs=1))
+    assert tools.writes() == [CallIntended(*PLACE, 2, 7)]
+    assert tools.to_start() == [Start(PLACE, CALL, 2)]
+
+
+@spec("STREAM-18")
+@pytest.mark.parametrize(
+    ("on_doubt", "runs"), [(OnDoubt.UNKNOWN, 1), (OnDoubt.RERUN, RERUNS_MAX + 1), (OnDoubt.UNKNOWN, 9)]
+)
+def test_a_call_in_doubt_that_may_not_run_again_is_answered_as_unknown(on_doubt: OnDoubt, runs: int) -> None:
+    tools = _tools(_kept(on_doubt, runs=runs))
+    unknown = Result("c1", UNKNOWN_CONTENT, Outcome.UNKNOWN)
+    assert tools.writes() == [CallAnswered(1, 1, unknown)]
+    assert (tools.answers(), tools.to_start()) == ([ResultPayload(1, 1, unknown)], [])
+
+
+def test_a_call_that_was_asked_for_and_never_begun_begins() -> None:
+    tools = _tools(_kept(OnDoubt.UNKNOWN, runs=0))
+    assert tools.to_start() == [Start(PLACE, CALL, 1)]
+
+
+def test_a_call_that_nobody_asked_for_yet_waits() -> None:
+    tools = _tools(KeptCall(1, 1, CallState(CALL, PLAN), is_asked=False))
+    assert (tools.writes(), tools.to_start()) == ([], [])
+    tools.take(STARTED)
+    assert tools.to_start() == [Start(PLACE, CALL, 1)]
+
+
+def test_a_call_that_has_its_outcome_is_left_alone() -> None:
+    kept = KeptCall(1, 1, CallState(CALL, PLAN, runs=1, epoch=3, result=Result("c1", "x")), is_asked=True)
+    tools = _tools(kept)
+    tools.take(STARTED)
+    assert (tools.writes(), tools.answers(), tools.to_start()) == ([CallAsked(*PLACE)], [], [])
+
+
+def test_another_call_in_the_same_place_is_another_call() -> None:
+    tools = _started()
+    tools.ended(PLACE, Result("c1", "of the first"))
+    tools.writes()
+    other = CallPlan("c1", "another digest", Site.CLIENT)
+    tools.take(_reply(other))
+    tools.take(STARTED)
+    assert tools.writes() == [CallNoted(1, 1, CALL, other), CallAsked(*PLACE), CallIntended(*PLACE, 1, 7)]
+    assert tools.to_start() == [Start(PLACE, CALL, 1)]
+
+
+def test_the_servers_word_ends_a_call_that_still_runs() -> None:
+    tools = _started()
+    tools.take(CallEnded(1, 1, Result("c1", "too late", Outcome.UNKNOWN), 0.0))
+    assert tools.to_stop() == [PLACE]
+    tools.ended(PLACE, Result("c1", "found"))
+    assert (tools.answers(), tools.writes()) == ([], [])
+
+
+async def test_a_tool_knows_its_call() -> None:
+    tools = _started()
+    result = await tools.run(Start(PLACE, CALL, 1))
+    assert result == Result("c1", "a: s1/1/1/c1")
+
+
+async def test_a_tool_that_this_client_no_longer_has_is_told_to_the_model() -> None:
+    result = await _tools().run(Start(PLACE, Call("c1", "gone"), 1))
+    assert (result.outcome, "no tool named 'gone'" in result.content) == (Outcome.ERROR, True)
+
+
+@pytest.mark.parametrize("letter", ["x", "\0", "\U0001f600"])
+def test_a_result_is_cut_to_fit_its_frame(letter: str) -> None:
+    tools = _started()
+    content = letter * 2_000_000
+    tools.ended(PLACE, Result("c1", content))
+    (answer,) = tools.answers()
+    kept, _, mark = answer.result.content.rpartition("\n")
+    assert len(encode(answer)) <= RESULT_BYTES_MAX
+    assert content.startswith(kept)
+    assert mark == f"[+{len(content) - len(kept)} characters]"
+    assert tools.writes() == [CallAnswered(1, 1, answer.result)]
+
+
+def test_what_the_server_is_told_of_a_tool() -> None:
+    (offer,) = offered([look])
+    assert (offer.spec, offer.has_effects, offer.on_doubt, offer.timeout_s) == (
+        look.spec,
+        True,
+        OnDoubt.UNKNOWN,
+        look.timeout_s,
+    )
+
+
+def _tools(*kept: KeptCall) -> LocalTools:
+    return LocalTools("s1", by_name([look]), epoch=7, kept=kept)
+
+
+def _started() -> LocalTools:
+    tools = _tools()
+    tools.take(_reply())
+    tools.take(STARTED)
+    tools.writes()
+    assert len(tools.to_start()) == 1
+    return tools
+
+
+def _reply(plan: CallPlan = PLAN) -> ReplyCompleted:
+    return ReplyCompleted(1, 1, 1, Reply((CALL,), Finish.CALLS), 0.0, (plan,))
+
+
+def _kept(on_doubt: OnDoubt, *, runs: int) -> KeptCall:
+    plan = CallPlan("c1", "digest", Site.CLIENT, on_doubt=on_doubt)
+    return KeptCall(1, 1, CallState(CALL, plan, runs=runs, epoch=3), is_asked=True)

@@ -1,0 +1,177 @@
+"""The chunks of a streamed chat completion, as many servers send them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from midstream.core.formats.openai_stream import CALLS_MAX, ReplyReader, error_of
+from midstream.core.messages import Finish, Usage
+from midstream.core.replies import CallRequested, Finished, ModelEvent, TextDelta, ThinkingDelta
+from midstream.errors import ModelError, ModelRejectedError, ModelUnavailableError
+
+
+def chunk(finish: str | None = None, **delta: object) -> dict[str, Any]:
+    return {"model": "m", "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+
+
+def call_piece(index: int | None, arguments: object, **more: object) -> dict[str, Any]:
+    name = more.pop("name", None)
+    return {"index": index, "function": {"name": name, "arguments": arguments}, **more}
+
+
+def read(*chunks: dict[str, Any]) -> list[ModelEvent]:
+    reader = ReplyReader()
+    events = [event for each in chunks for event in reader.read_json(json.dumps(each).encode())]
+    return [*events, *reader.end()]
+
+
+def test_text_comes_at_once_and_the_end_with_its_usage() -> None:
+    usage = {
+        "prompt_tokens": 7,
+        "completion_tokens": 2,
+        "prompt_tokens_details": {"cached_tokens": 5},
+    }
+    assert read(
+        chunk(role="assistant", content=""),
+        chunk(content="Hel"),
+        chunk(content="lo"),
+        chunk("stop"),
+        {"choices": [], "usage": usage},
+    ) == [TextDelta("Hel"), TextDelta("lo"), Finished(Finish.STOP, "m", Usage(7, 2, 5))]
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_thinking_has_two_names(field: str) -> None:
+    assert read(chunk(**{field: "hm"}), chunk("stop", content="yes")) == [
+        ThinkingDelta("hm"),
+        TextDelta("yes"),
+        Finished(Finish.STOP, "m"),
+    ]
+
+
+def test_parallel_calls_are_put_together_by_their_index() -> None:
+    assert read(
+        chunk(tool_calls=[call_piece(0, "", id="a", name="read")]),
+        chunk(tool_calls=[call_piece(1, "{", id="b", name="list"), call_piece(0, '{"path"')]),
+        chunk(tool_calls=[call_piece(0, ': "x"}'), call_piece(1, "}")]),
+        chunk("tool_calls"),
+    ) == [
+        CallRequested("a", "read", '{"path": "x"}'),
+        CallRequested("b", "list", "{}"),
+        Finished(Finish.CALLS, "m"),
+    ]
+
+
+def test_calls_without_an_index_begin_with_their_id() -> None:
+    assert read(
+        chunk(tool_calls=[call_piece(None, '{"a"', id="a", name="read")]),
+        chunk(tool_calls=[call_piece(None, ": 1}")]),
+        chunk("stop", tool_calls=[call_piece(None, {"b": 2}, id="b", name="read")]),
+    ) == [
+        CallRequested("a", "read", '{"a": 1}'),
+        CallRequested("b", "read", '{"b":2}'),
+        Finished(Finish.CALLS, "m"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "finish"),
+    [
+        ("stop", Finish.STOP),
+        ("length", Finish.LENGTH),
+        ("content_filter", Finish.FILTER),
+        ("new", Finish.STOP),
+    ],
+)
+def test_each_reason_has_its_finish(reason: str, finish: Finish) -> None:
+    assert read(chunk(reason, content="a"))[-1] == Finished(finish, "m")
+
+
+def test_the_marker_alone_ends_a_reply() -> None:
+    reader = ReplyReader()
+    assert reader.read_json(json.dumps(chunk(content="a")).encode()) == [TextDelta("a")]
+    assert reader.read_json(b"[DONE]") == []
+    assert reader.end() == [Finished(Finish.STOP, "m")]
+
+
+def test_a_reply_without_its_end_is_cut() -> None:
+    with pytest.raises(ModelUnavailableError, match="broke off"):
+        read(chunk(content="Hel"))
+
+
+def test_a_reply_that_the_filter_withheld_is_not_asked_for_again() -> None:
+    with pytest.raises(ModelRejectedError, match="content filter"):
+        read(chunk("content_filter"))
+
+
+def test_a_server_that_counts_calls_without_end_is_broken() -> None:
+    with pytest.raises(ModelUnavailableError, match="limit"):
+        read(chunk(tool_calls=[call_piece(CALLS_MAX, "{}", id="a", name="read")]))
+
+
+@given(
+    st.binary(max_size=40)
+    | st.builds(
+        lambda value: json.dumps(value).encode(),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+            lambda inner: (
+                st.lists(inner, max_size=3)
+                | st.dictionaries(
+                    st.sampled_from(["choices", "delta", "content", "error", "tool_calls", "index", "usage"]),
+                    inner,
+                    max_size=4,
+                )
+            ),
+        ),
+    )
+)
+def test_whatever_comes_is_events_or_a_typed_error(data: bytes) -> None:
+    reader = ReplyReader()
+    try:
+        reader.read_json(data)
+        reader.end()
+    except ModelError:
+        pass
+
+
+def test_an_error_in_the_middle_of_a_stream_is_typed() -> None:
+    with pytest.raises(ModelUnavailableError, match="overloaded"):
+        read(chunk(content="Hel"), {"error": {"message": "overloaded", "type": "server_error"}})
+    with pytest.raises(ModelRejectedError, match="bad tool"):
+        read({"error": {"message": "bad tool", "type": "invalid_request_error", "code": None}})
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "kind"),
+    [
+        (429, {"message": "slow down", "type": "requests"}, ModelUnavailableError),
+        (429, {"message": "pay first", "code": "insufficient_quota"}, ModelRejectedError),
+        (500, None, ModelUnavailableError),
+        (503, "loading", ModelUnavailableError),
+        (408, {}, ModelUnavailableError),
+        (400, {"message": "bad", "type": "invalid_request_error"}, ModelRejectedError),
+        (401, {"message": "bad key"}, ModelRejectedError),
+        (403, {}, ModelRejectedError),
+        (404, {"message": "no such model"}, ModelRejectedError),
+        (400, {"code": "context_length_exceeded"}, ModelRejectedError),
+        (500, {"message": "the prompt exceeds the context size"}, ModelRejectedError),
+        (None, {"message": "no reason"}, ModelUnavailableError),
+        (None, {"message": "slow down", "code": 429}, ModelUnavailableError),
+        (None, {"message": "bad", "code": 400}, ModelRejectedError),
+    ],
+)
+def test_only_what_may_pass_is_asked_again(status: int | None, error: object, kind: type[ModelError]) -> None:
+    assert type(error_of(error, status=status)) is kind
+
+
+def test_an_error_says_what_to_do() -> None:
+    assert "API key" in error_of({"message": "no"}, status=401).message
+    assert "longer than the model can read" in error_of({"type": "exceed_context_size_error"}).message
+    waiting = error_of({"message": "slow down"}, status=429, retry_after_s=3.5)
+    assert waiting.retry_after_s == 3.5

@@ -1,0 +1,117 @@
+"""Which deaths are tried: a few for every day, all of them for `make fault`; and the table of what came of them."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from midstream.world import Fault
+from tests.fault.matrix import Case, Kill, Report, Side
+
+APPENDS = (Fault.BEFORE_APPEND, Fault.AFTER_APPEND, Fault.AFTER_PUBLISH)
+ROUND_TOOLS = (Fault.BEFORE_TOOL, Fault.AFTER_TOOL)
+CHECKPOINTS = (Fault.BEFORE_CHECKPOINT, Fault.AFTER_CHECKPOINT)
+IN_RECOVERY = (Fault.BEFORE_CLAIM, Fault.AFTER_CLAIM, *APPENDS)
+
+
+def _server(point: Fault, count: int) -> Kill:
+    return Kill("server", point, count)
+
+
+def _client(point: Fault, count: int) -> Kill:
+    return Kill("client", point, count)
+
+
+EVERY_DAY: tuple[Case, ...] = (
+    # The first message: on its way, stored, acknowledged; then the model speaks.
+    *(Case((_server(point, 1),)) for point in (Fault.BEFORE_CLAIM, Fault.AFTER_CLAIM, *APPENDS)),
+    Case((_server(Fault.BEFORE_ACK, 1),)),
+    *(Case((_server(point, 12),)) for point in APPENDS),
+    # Two reads side by side, a write, the slow tool; the client's result is stored and not acknowledged.
+    *(Case((_server(point, count),)) for point in ROUND_TOOLS for count in (1, 3, 5)),
+    Case((_server(Fault.BEFORE_ACK, 2),)),
+    # Recovery dies too; the slow tool is run, and the last words are cut.
+    *(Case((_server(Fault.AFTER_TOOL, 2), _server(point, 1))) for point in IN_RECOVERY),
+    Case((_server(Fault.AFTER_TOOL, 5), _server(Fault.AFTER_PUBLISH, 8), _server(Fault.BEFORE_APPEND, 3))),
+    # The client, before and after it has kept what it was shown, and around its own tool; then both.
+    *(Case((_client(point, count),)) for point in CHECKPOINTS for count in (1, 8)),
+    *(Case((_client(point, 1),)) for point in ROUND_TOOLS),
+    Case((_server(Fault.BEFORE_TOOL, 3), _client(Fault.AFTER_CHECKPOINT, 6))),
+    # A stop from the user.
+    Case((_server(Fault.BEFORE_ACK, 2),), is_cancelled=True),
+    Case((_server(Fault.AFTER_TOOL, 4), _client(Fault.BEFORE_CHECKPOINT, 9)), is_cancelled=True),
+)
+"""Thirty deaths or so: every point, in every part of the turn."""
+
+
+def every_case(reference: Report, cancelled: Report) -> Iterator[Case]:
+    """Yield the whole matrix, from how often the points are reached when nobody dies."""
+    times = reference.reached
+    for point in (*APPENDS, *ROUND_TOOLS, Fault.BEFORE_CLAIM, Fault.AFTER_CLAIM, Fault.BEFORE_ACK):
+        yield from _each("server", point, times)
+    for point in (*CHECKPOINTS, *ROUND_TOOLS):
+        yield from _each("client", point, times)
+    appends = times["server"][Fault.BEFORE_APPEND]
+    for count in range(1, appends + 1, 3):
+        for point in IN_RECOVERY:
+            yield Case((_server(Fault.AFTER_APPEND, count), _server(point, 1)))
+        yield Case((_server(Fault.AFTER_PUBLISH, count), _client(Fault.AFTER_CHECKPOINT, count)))
+    for count in range(1, cancelled.reached["server"][Fault.BEFORE_APPEND] + 1):
+        for point in APPENDS[:2]:
+            yield Case((_server(point, count),), is_cancelled=True)
+    for count in range(1, cancelled.reached["client"][Fault.BEFORE_CHECKPOINT] + 1, 2):
+        yield Case((_client(Fault.AFTER_CHECKPOINT, count),), is_cancelled=True)
+
+
+def _each(side: Side, point: Fault, times: dict[str, dict[str, int]]) -> Iterator[Case]:
+    for count in range(1, times[side][point] + 1):
+        yield Case((Kill(side, point, count),))
+
+
+def summary(reports: Sequence[Report]) -> dict[str, Any]:
+    """Return the figures of a matrix, for the table and for the file."""
+    deaths: dict[str, int] = defaultdict(int)
+    for report in reports:
+        for point in report.deadly:
+            deaths[point.value] += 1
+    takeover = [seconds for report in reports for seconds in report.takeover_s]
+    from_start = [seconds for report in reports for seconds in report.from_start_s]
+    return {
+        "cases": len(reports),
+        "deaths": sum(deaths.values()),
+        "deaths_by_point": dict(sorted(deaths.items())),
+        "cases_in_which_a_point_was_not_reached": sum(
+            report.deaths < report.case.count(",") + 1 for report in reports
+        ),
+        "cases_with_a_problem": sum(bool(report.problems) for report in reports),
+        "tool_executions": sum(report.runs for report in reports),
+        "announced_reruns_of_reads": sum(report.reruns for report in reports),
+        "calls_with_unknown_outcome": sum(report.unknown for report in reports),
+        "takeover_from_process_start_s": _spread(takeover),
+        "takeover_from_host_start_s": _spread(from_start),
+        "seconds_per_case": _spread([report.seconds for report in reports]),
+    }
+
+
+def _spread(seconds: Sequence[float]) -> dict[str, float]:
+    if not seconds:
+        return {}
+    ordered = sorted(seconds)
+    return {
+        "median": round(statistics.median(ordered), 4),
+        "p95": round(ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))], 4),
+        "most": round(ordered[-1], 4),
+    }
+
+
+def table(figures: dict[str, Any]) -> str:
+    """Return the figures for a terminal."""
+    lines = []
+    for name, value in figures.items():
+        said = value
+        if isinstance(value, dict):
+            said = ", ".join(f"{key} {number}" for key, number in value.items())
+        lines.append(f"  {name.replace('_', ' '):42} {said}")
+    return "\n".join(lines)

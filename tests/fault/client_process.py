@@ -1,0 +1,110 @@
+"""A client that may kill itself at a fault point: `python -m tests.fault.client_process FOLDER PORT`.
+
+It writes down each event it is shown before it asks for the next one, and leaves out what it wrote down in an
+earlier life: the way an application is told to keep events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from midstream.client import Client, Event, connect
+from midstream.core.frames import Gone
+from midstream.core.records import CallStarted, TurnEnded, decode, encode
+from midstream.testing.worlds import KillingWorld
+from midstream.world import World
+from tests.fault.options import Options
+from tests.fault.turn import QUESTION, SESSION, Ledger, client_tools
+
+SLOW_REPLY = 3
+HAND_S = 0.002
+"""Seconds an event is in the application's hands before it is written down: a death in between must show it again."""
+
+
+class HastyWorld(KillingWorld):
+    """Reconnect soon: chance says always the shortest wait."""
+
+    def chance(self) -> float:
+        return 0.97
+
+
+class Shown(Struct, frozen=True):
+    """One line of the notes."""
+
+    id: str
+    record: msgspec.Raw
+
+
+class Notes:
+    """The events a client was shown, in a file, each once."""
+
+    def __init__(self, path: Path) -> None:
+        self.lines = read_notes(path)
+        self._ids = {line.id for line in self.lines}
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def add(self, event: Event) -> None:
+        assert not isinstance(event.record, Gone), "no power was cut"
+        if event.id not in self._ids:
+            line = Shown(event.id, msgspec.Raw(encode(event.record)))
+            os.write(self._file, msgspec.json.encode(line) + b"\n")
+            self.lines.append(line)
+            self._ids.add(event.id)
+
+    @property
+    def has_end(self) -> bool:
+        return bool(self.lines) and isinstance(decode(bytes(self.lines[-1].record)), TurnEnded)
+
+
+def read_notes(path: Path) -> list[Shown]:
+    if not path.exists():
+        return []
+    return [msgspec.json.decode(line, type=Shown) for line in path.read_bytes().splitlines()]
+
+
+async def main() -> None:
+    options = Options("client")
+    world = HastyWorld(*options.death, report_to=options.notes)
+    ledger = Ledger(options.folder / "ledger")
+    seen = Notes(options.folder / "client.seen")
+    url = f"http://127.0.0.1:{options.port}"
+    state = options.folder / "client.db"
+    async with connect(url, state=state, tools=client_tools(ledger), world=world) as client:
+        interrupted = await client.resume_interrupted()
+        for turn in interrupted:
+            await _follow(client, turn.__aiter__(), seen, options)
+        if not seen.has_end:
+            await _follow(client, client.send(SESSION, QUESTION), seen, options)
+
+        reader = Notes(options.folder / "reader.seen")
+        async with contextlib.aclosing(client.follow(SESSION, after="0-0")) as events:
+            async for event in events:
+                reader.add(event)
+                if event.is_end:
+                    break
+
+
+async def _follow(client: Client, events: AsyncIterator[Event], seen: Notes, options: Options) -> None:
+    async with asyncio.TaskGroup() as group:
+        if options.is_cancelling and any(_is_slow(decode(bytes(line.record))) for line in seen.lines):
+            group.create_task(client.cancel(SESSION))  # this client was killed before it knew
+        async for event in events:
+            await World().sleep(HAND_S)
+            seen.add(event)
+            if options.is_cancelling and _is_slow(event.record):
+                group.create_task(client.cancel(SESSION))
+
+
+def _is_slow(record: object) -> bool:
+    return isinstance(record, CallStarted) and record.reply == SLOW_REPLY
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,345 @@
+"""Run the turn with real processes, kill one at a named point, let both recover by themselves, and judge.
+
+A case says who dies where, also several times in a row: the second kill of a side is for the process that was
+started after the first one died. Everything waits for pipes and the ends of processes, within bounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sqlite3
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from msgspec import Struct, field
+
+from midstream.client.local_tools import offered
+from midstream.core.calls import UNKNOWN_CONTENT
+from midstream.core.frames import AbortPayload, Payload, ResultPayload, SayPayload, digest_of, encode
+from midstream.core.messages import Outcome, Result, Text
+from midstream.core.records import (
+    AttemptStarted,
+    ChunkAccepted,
+    Delta,
+    Record,
+    ReplyCompleted,
+    StreamOpened,
+    TurnEnded,
+    TurnStatus,
+    decode,
+)
+from midstream.store.contract import Stored
+from midstream.store.sqlite import SQLiteStore
+from midstream.testing.history_checker import ClientLog, Evidence, Execution, Seen, check_ended
+from midstream.world import Fault
+from tests.fault.client_process import read_notes
+from tests.fault.turn import ANSWER_OF_CLIENT, QUESTION, SESSION, TEXTS, Ledger, Line, client_tools
+
+ROOT = Path(__file__).parents[2]
+CASE_S = 45.0
+"""Seconds for a whole case; a quiet machine needs one or two."""
+START_S = 30.0
+LIVES_MAX = 8
+"""Processes of one side in one case."""
+
+Side = Literal["server", "client"]
+
+
+class Kill(Struct, frozen=True):
+    """One death: this side's process, when it reaches `point` for the `count`-th time in its life."""
+
+    side: Side
+    point: Fault
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.side} {self.point.value} {self.count}"
+
+
+class Case(Struct, frozen=True):
+    """What happens to the turn; no kills: the reference."""
+
+    kills: tuple[Kill, ...] = ()
+    is_cancelled: bool = False
+    """The client stops the turn while the slow tool runs."""
+
+    def __str__(self) -> str:
+        deaths = ", then ".join(map(str, self.kills)) or "nobody dies"
+        return f"{deaths} (cancelled)" if self.is_cancelled else deaths
+
+
+class Report(Struct):
+    """What came of a case."""
+
+    case: str
+    deaths: int = 0
+    status: str = ""
+    problems: list[str] = field(default_factory=list)
+    reached: dict[str, dict[str, int]] = field(default_factory=dict)
+    """How often each side reached each point, over all its processes."""
+    deadly: list[Fault] = field(default_factory=list)
+    runs: int = 0
+    """Executions of tools that began."""
+    reruns: int = 0
+    """Executions that the journal announces as a second or later run."""
+    unknown: int = 0
+    """Calls whose outcome is unknown."""
+    takeover_s: list[float] = field(default_factory=list)
+    """For each restart of the server in a live turn: from the start of the process to the first new record."""
+    from_start_s: list[float] = field(default_factory=list)
+    """The same, from the start of the host: without the interpreter and its imports."""
+    seconds: float = 0.0
+
+
+class Process:
+    """One side, in one process after the other."""
+
+    def __init__(self, side: Side, folder: Path, port: int, case: Case) -> None:
+        self.side = side
+        self.deaths: list[Fault] = []
+        self.started_at: list[float] = []
+        self.acked: set[int] = set()
+        """The chunks a client knew to be stored when it died."""
+        self._folder = folder
+        self._arguments = [str(folder), str(port), *(["--cancel"] if case.is_cancelled else [])]
+        self._kills = [kill for kill in case.kills if kill.side == side]
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Start the next process; a server is waited for until it listens or is dead."""
+        assert len(self.started_at) < LIVES_MAX, f"the {self.side} was started {LIVES_MAX} times"
+        life = len(self.started_at)
+        arguments = list(self._arguments)
+        if life < len(self._kills):
+            kill = self._kills[life]
+            arguments += ["--kill-at", kill.point.value, "--kill-time", str(kill.count)]
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        self.started_at.append(time.time())
+        with (self._folder / f"{self.side}.log").open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", f"tests.fault.{self.side}_process", *arguments),
+                cwd=ROOT,
+                env=environment,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+            )
+        if self.side == "server":
+            assert self._process.stdout is not None
+            async with asyncio.timeout(START_S):
+                await self._process.stdout.readline()
+
+    async def ended(self) -> bool:
+        """Wait for the end of the process; return whether it was killed as planned (else it ended well)."""
+        assert self._process is not None
+        code = await self._process.wait()
+        if code == -signal.SIGKILL and len(self.deaths) < len(self._kills):
+            self.deaths.append(self._kills[len(self.deaths)].point)
+            return True
+        assert code == 0, f"the {self.side} ended with {code}: {self.log()[-2000:]}"
+        return False
+
+    def look_back(self) -> None:
+        """Read from a dead client's checkpoint which chunks it had been told are stored."""
+        if self.side == "client" and (self._folder / "client.db").exists():
+            with closing(sqlite3.connect(self._folder / "client.db")) as kept:
+                if kept.execute("SELECT 1 FROM sqlite_master WHERE name = 'chunk'").fetchone():
+                    numbered = kept.execute("SELECT coalesce(max(next_seqno), 0) FROM stream").fetchone()[0]
+                    waiting = {seqno for (seqno,) in kept.execute("SELECT seqno FROM chunk")}
+                    self.acked |= set(range(numbered)) - waiting
+
+    async def kill(self) -> None:
+        """End it, whatever it does."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+    def log(self) -> str:
+        return (self._folder / f"{self.side}.log").read_text(errors="replace")
+
+
+async def run(case: Case, folder: Path) -> Report:
+    """Run one case in an empty folder and judge it."""
+    began_at = time.monotonic()
+    port = _free_port()
+    server, client = Process("server", folder, port, case), Process("client", folder, port, case)
+    report = Report(str(case))
+    try:
+        async with asyncio.timeout(CASE_S):
+            await _play(server, client)
+    except (TimeoutError, AssertionError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        report.problems.append(f"{problem}\n{server.log()[-1500:]}\n{client.log()[-1500:]}")
+    finally:
+        await server.kill()
+        await client.kill()
+    report.deadly = [*server.deaths, *client.deaths]
+    report.deaths = len(report.deadly)
+    report.reached = {side: _reached(folder, side) for side in ("server", "client")}
+    await _judge(case, folder, (server, client), report)
+    report.seconds = round(time.monotonic() - began_at, 2)
+    return report
+
+
+async def _play(server: Process, client: Process) -> None:
+    """Start both, start anew whoever dies, until the client has seen what it came for."""
+    await server.start()
+    await client.start()
+    waits = {asyncio.ensure_future(each.ended()): each for each in (server, client)}
+    try:
+        while True:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in done:
+                who = waits.pop(wait)
+                if not wait.result():
+                    assert who is client, "the server ended by itself"
+                    return
+                who.look_back()
+                await who.start()
+                waits[asyncio.ensure_future(who.ended())] = who
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _reached(folder: Path, side: Side) -> dict[str, int]:
+    path = folder / f"{side}.reached"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return dict(Counter(line.split()[0] for line in lines))
+
+
+# --- judgement --------------------------------------------------------------------------------------------------
+
+
+async def _judge(case: Case, folder: Path, sides: tuple[Process, Process], report: Report) -> None:
+    server, client = sides
+    stored = await _journal(folder)
+    records = [decode(each.body) for each in stored]
+    ledger = _ledger(folder)
+    logs = [_client_log(folder, records, client.acked), _reader_log(folder)]
+    evidence = Evidence({SESSION: stored}, logs, ledger)
+    report.problems += map(str, check_ended(evidence))
+
+    ends = [record for record in records if isinstance(record, TurnEnded)]
+    report.status = ends[-1].status.value if ends else "open"
+    allowed = {TurnStatus.COMPLETED}
+    if case.is_cancelled:  # the turn may have been faster than a client that was dead
+        allowed = {TurnStatus.CANCELLED, TurnStatus.COMPLETED}
+    if report.status not in allowed or len(ends) != 1:
+        report.problems.append(f"the turn ended {report.status}, {len(ends)} times")
+
+    seen = [decode(each.body) for each in logs[0].seen]
+    if text_shown(seen) != text_kept(records):
+        report.problems.append("the reader's text is not the journal's")
+    if not case.is_cancelled and text_kept(records) != TEXTS:
+        report.problems.append("the text is not what the model says")
+    report.runs = len(ledger)
+    report.reruns = sum(each.run > 1 for each in ledger)
+    if any(each.run > 1 and each.tool != "read" for each in ledger):
+        report.problems.append("a tool with effects ran again")
+    report.unknown = sum(
+        getattr(record, "result", None) is not None and record.result.outcome is Outcome.UNKNOWN  # type: ignore[union-attr]
+        for record in records
+    )
+    _measure_takeovers(folder, server, report)
+
+
+async def _journal(folder: Path) -> list[Stored]:
+    store = SQLiteStore(folder / "server.db")
+    await store.open()
+    try:
+        return await store.read(SESSION, after=0, limit=100_000)
+    finally:
+        await store.close()
+
+
+def _ledger(folder: Path) -> list[Execution]:
+    lines = [msgspec.json.decode(line, type=Line) for line in (folder / "ledger").read_bytes().splitlines()]
+    ended = {(each.reply, each.call_id, each.run) for each in lines if each.what == "ended"}
+    return [
+        Execution(
+            each.session,
+            each.turn,
+            each.reply,
+            each.call_id,
+            each.run,
+            each.tool,
+            has_ended=(each.reply, each.call_id, each.run) in ended,
+        )
+        for each in lines
+        if each.what == "began"
+    ]
+
+
+def _client_log(folder: Path, records: Sequence[Record], acked: set[int]) -> ClientLog:
+    """Return the client's notes; what it sent follows from the script."""
+    seen = [Seen(line.id, bytes(line.record)) for line in read_notes(folder / "client.seen")]
+    opened = [decode(each.body) for each in seen]
+    stream = next((each.stream for each in opened if isinstance(each, StreamOpened)), "")
+    stored = [each for each in records if isinstance(each, ChunkAccepted) and each.stream == stream]
+    say = SayPayload((Text(QUESTION),), offered(client_tools(Ledger(folder / "ledger"))))
+    possible: list[Payload] = [
+        ResultPayload(1, 4, Result("a", ANSWER_OF_CLIENT)),
+        ResultPayload(1, 4, Result("a", UNKNOWN_CONTENT, Outcome.UNKNOWN)),
+        AbortPayload(),
+        AbortPayload(1),
+    ]
+    later = {digest_of(encode(each)) for each in possible}
+    sent = {0: digest_of(encode(say))}
+    sent |= {each.seqno: each.digest for each in stored if each.seqno > 0 and each.digest in later}
+    return ClientLog("client", SESSION, stream, sent=sent, acked={0, *acked}, seen=seen)
+
+
+def _reader_log(folder: Path) -> ClientLog:
+    seen = [Seen(line.id, bytes(line.record)) for line in read_notes(folder / "reader.seen")]
+    return ClientLog("reader", SESSION, start=0, seen=seen)
+
+
+def text_shown(records: Sequence[Record]) -> tuple[str, ...]:
+    """Return the texts of the replies as a reader makes them: from deltas, dropping attempts that were cut."""
+    texts: dict[int, str] = {}
+    for record in records:
+        match record:
+            case AttemptStarted(reply=reply):
+                texts[reply] = ""
+            case Delta(reply=reply, kind="text", text=text):
+                texts[reply] += text
+    return tuple(text for _, text in sorted(texts.items()) if text)
+
+
+def text_kept(records: Sequence[Record]) -> tuple[str, ...]:
+    """Return the texts of the replies as the journal keeps them whole."""
+    return tuple(
+        record.body.text for record in records if isinstance(record, ReplyCompleted) and record.body.text
+    )
+
+
+def _measure_takeovers(folder: Path, server: Process, report: Report) -> None:
+    """Read from the server's notes how long each new process took to its first append."""
+    lives: list[list[tuple[str, float]]] = []
+    for line in (folder / "server.reached").read_text().splitlines():
+        name, *_, at = line.split()
+        if name == "start":
+            lives.append([])
+        lives[-1].append((name, float(at)))
+    for begun_at, life in list(zip(server.started_at, lives, strict=False))[1:]:
+        appended = next((at for name, at in life if name == Fault.AFTER_APPEND), None)
+        if appended is not None:
+            report.takeover_s.append(round(appended - begun_at, 4))
+            report.from_start_s.append(round(appended - life[0][1], 4))

@@ -1,0 +1,30 @@
+"""A server that may kill itself at a fault point: `python -m tests.fault.server_process FOLDER PORT`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+
+from midstream.runtime.agent import Agent
+from midstream.server.app import asgi
+from midstream.server.serve import serve
+from midstream.store.sqlite import SQLiteStore
+from midstream.testing.models import ScriptedModel
+from tests.fault.options import Options
+from tests.fault.turn import Ledger, script, server_tools
+
+
+async def main() -> None:
+    options = Options("server")
+    world = options.world()
+    ledger = Ledger(options.folder / "ledger")
+    agent = Agent(ScriptedModel(script(), world=world), tools=server_tools(ledger, world))
+    app = asgi(agent, store=SQLiteStore(options.folder / "server.db", world=world), world=world)
+    os.write(options.notes, f"start {world.now():.6f}\n".encode())
+    await serve(app, port=options.port, on_listening=lambda url: print(url, flush=True))  # noqa: T201 - for the driver
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO)
+    asyncio.run(main())

@@ -1,0 +1,90 @@
+"""Real processes, killed at every named point: no token is lost or doubled, no tool runs again, every turn ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import time
+from pathlib import Path
+
+import apsw
+import pytest
+
+from midstream.world import Fault
+from tests.fault.cases import EVERY_DAY, every_case, summary, table
+from tests.fault.matrix import ROOT, Case, Report, run
+from tests.spec import spec
+
+pytestmark = pytest.mark.fault
+
+IS_FULL = os.environ.get("MIDSTREAM_FAULT_FULL") == "1"
+AT_ONCE = 2
+"""Cases side by side in the full matrix; each has two processes that mostly wait."""
+FULL_S = 3600
+
+
+@spec("TURN-5", "TURN-21")
+@pytest.mark.parametrize("is_cancelled", [False, True], ids=["to its end", "cancelled"])
+async def test_nobody_dies(tmp_path: Path, is_cancelled: bool) -> None:  # noqa: FBT001 - pytest's parameter
+    report = await run(Case(is_cancelled=is_cancelled), tmp_path)
+    assert report.problems == []
+    assert report.status == ("cancelled" if is_cancelled else "completed")
+    assert (report.reruns, report.unknown) == (0, int(is_cancelled))
+
+
+@spec("TURN-13", "TURN-14", "TURN-16")
+@pytest.mark.parametrize("case", EVERY_DAY, ids=str)
+async def test_somebody_dies(case: Case, tmp_path: Path) -> None:
+    report = await run(case, tmp_path)
+    assert report.problems == []
+    assert report.deaths == len(case.kills), "a point was not reached"
+
+
+def test_every_fault_point_kills_somebody() -> None:
+    assert {kill.point for case in EVERY_DAY for kill in case.kills} == set(Fault)
+
+
+@pytest.mark.skipif(not IS_FULL, reason="MIDSTREAM_FAULT_FULL=1 runs the whole matrix (`make fault`)")
+@pytest.mark.timeout(FULL_S)
+async def test_everybody_dies_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reference = await run(Case(), _folder(tmp_path, "reference"))
+    cancelled = await run(Case(is_cancelled=True), _folder(tmp_path, "cancelled"))
+    assert reference.problems + cancelled.problems == []
+    cases = list(every_case(reference, cancelled))
+    turnstile = asyncio.Semaphore(AT_ONCE)
+
+    async def one(number: int, case: Case) -> Report:
+        async with turnstile:
+            return await run(case, _folder(tmp_path, str(number)))
+
+    reports = await asyncio.gather(*(one(number, case) for number, case in enumerate(cases)))
+    figures = summary(reports)
+    with capsys.disabled():
+        print(f"\n{table(figures)}")  # noqa: T201 - the table is what this test is run for
+    results = ROOT / "bench" / "results"
+    results.mkdir(parents=True, exist_ok=True)
+    report = {"machine": _machine(), "result": figures}
+    (results / "fault.json").write_text(json.dumps(report, indent=2) + "\n")
+    assert [f"{report.case}: {report.problems}" for report in reports if report.problems] == []
+    assert set(figures["deaths_by_point"]) == {point.value for point in Fault}
+    assert figures["deaths"] > 0.9 * sum(len(case.kills) for case in cases), (
+        "too many points were not reached"
+    )
+
+
+def _machine() -> dict[str, object]:
+    """Return what `python -m bench` writes beside its figures."""
+    return {
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "sqlite": apsw.sqlite_lib_version(),
+        "day": time.strftime("%Y-%m-%d"),
+    }
+
+
+def _folder(parent: Path, name: str) -> Path:
+    folder = parent / name
+    folder.mkdir()
+    return folder

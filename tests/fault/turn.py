@@ -1,0 +1,129 @@
+"""The turn that is killed: what the model says, what the tools do, and the ledger they keep of it.
+
+Server, client and driver read the same script, so that everybody knows what should have been said.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from midstream.core.messages import Finish
+from midstream.core.replies import CallRequested, Finished, TextDelta, ThinkingDelta
+from midstream.testing.models import Pause, Step
+from midstream.tools import Tool, current_call, tool
+from midstream.world import World
+
+SESSION = "s"
+QUESTION = "Read both, write both, think, ask me, and tell me."
+SLOW_S = 0.1
+"""Seconds the slow tool takes."""
+TOKENS = 100
+"""Pieces of each long text."""
+TOKENS_AT_ONCE = 5
+"""Pieces that come together, so that a text of 100 pieces costs about 20 appends."""
+PAUSE_S = 0.003
+
+FIRST_WORDS = " ".join(f"look{number}" for number in range(TOKENS))
+LAST_WORDS = " ".join(f"word{number}" for number in range(TOKENS))
+
+
+def spoken(words: str) -> list[Step]:
+    """Return the steps of a text that comes in `TOKENS` pieces, a few at a time."""
+    pieces = words.replace(" ", "\0 ").split("\0")
+    steps: list[Step] = []
+    for number, piece in enumerate(pieces, start=1):
+        steps.append(TextDelta(piece))
+        if number % TOKENS_AT_ONCE == 0:
+            steps.append(Pause(PAUSE_S))
+    return steps
+
+
+def script() -> list[list[Step]]:
+    """Return the replies of the turn: thinking, long texts, every kind of tool."""
+    calls = Finished(Finish.CALLS)
+    return [
+        [
+            ThinkingDelta("two to read"),
+            ThinkingDelta(", side by side", "signature"),
+            *spoken(FIRST_WORDS),
+            CallRequested("a", "read", '{"name":"left"}'),
+            CallRequested("b", "read", '{"name":"right"}'),
+            calls,
+        ],
+        [
+            CallRequested("a", "write", '{"name":"left"}'),
+            CallRequested("b", "write", '{"name":"right"}'),
+            calls,
+        ],
+        [TextDelta("This takes a while."), CallRequested("a", "work_slowly", "{}"), calls],
+        [TextDelta("And you?"), CallRequested("a", "ask", "{}"), calls],
+        [*spoken(LAST_WORDS), Finished()],
+    ]
+
+
+TEXTS = (FIRST_WORDS, "This takes a while.", "And you?", LAST_WORDS)
+"""The texts of the replies, without thinking; the second reply has none."""
+ANSWER_OF_CLIENT = "Fine."
+
+
+class Line(Struct, frozen=True):
+    """One line of the ledger: a run of a call began, or came to its end."""
+
+    session: str
+    turn: int
+    reply: int
+    call_id: str
+    run: int
+    tool: str
+    what: Literal["began", "ended"]
+
+
+class Ledger:
+    """The world outside: a file that every tool appends to, whoever runs it."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def note(self, name: str, what: Literal["began", "ended"]) -> None:
+        call = current_call()
+        line = Line(call.session, call.turn, call.reply, call.call_id, call.run, name, what)
+        os.write(self._file, msgspec.json.encode(line) + b"\n")
+
+
+def server_tools(ledger: Ledger, world: World) -> list[Tool]:
+    async def read(name: str) -> str:
+        """Read something."""
+        ledger.note("read", "began")
+        await world.sleep(0.01)
+        ledger.note("read", "ended")
+        return f"{name} was read"
+
+    async def write(name: str) -> str:
+        """Write something."""
+        ledger.note("write", "began")
+        ledger.note("write", "ended")
+        return f"{name} was written"
+
+    async def work_slowly() -> str:
+        """Work slowly."""
+        ledger.note("work_slowly", "began")
+        await world.sleep(SLOW_S)
+        ledger.note("work_slowly", "ended")
+        return "it was done"
+
+    return [tool(has_effects=False)(read), tool(write), tool(work_slowly)]
+
+
+def client_tools(ledger: Ledger) -> list[Tool]:
+    async def ask() -> str:
+        """Ask the user."""
+        ledger.note("ask", "began")
+        ledger.note("ask", "ended")
+        return ANSWER_OF_CLIENT
+
+    return [tool(ask)]

