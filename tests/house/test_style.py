@@ -38,6 +38,7 @@ MAY_TOUCH_THE_WORLD: dict[str, str] = {
 # File below src/midstream: why nothing narrower can be caught there.
 MAY_CATCH_EVERYTHING: dict[str, str] = {
     "cli/__init__.py": "the top of the process: it logs the traceback and sets the exit code",
+    "integrations/outgoing.py": "a request is worth more than its repair; what failed is logged, it goes as it was",
     "runtime/runner.py": "the top of a session: it ends on a bug, the others go on",
     "tools.py": "a tool is somebody else's code; whatever it raises is its outcome",
 }
