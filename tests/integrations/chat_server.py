@@ -109,7 +109,9 @@ async def chat_server(*answers: Answer) -> AsyncIterator[ChatServer]:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         app.url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
-        config = uvicorn.Config(app, lifespan="off", log_level="critical", timeout_graceful_shutdown=1)
+        config = uvicorn.Config(
+            app, lifespan="off", log_config=None, log_level="critical", timeout_graceful_shutdown=1
+        )
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve([listening]))
         try:

@@ -42,7 +42,8 @@ async def test_lines_that_peers_cause_are_few_and_short(message: str) -> None:
 async def test_nothing_that_people_or_models_write_is_logged_at_any_level(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.DEBUG)
+    for name in ("", "midstream", "uvicorn", "uvicorn.error", "uvicorn.access"):
+        caplog.set_level(logging.DEBUG, logger=name)  # whatever another test has made of them
     async with served(make_app([text("canary of the model")])) as server:
         async with Socket(server.socket("s1/stream?ticket=canary&rest=")) as socket:
             await socket.say(opening())
