@@ -61,6 +61,7 @@ demo: $(VENV)/.self  ## Kill a server in the middle of a sentence and watch the 
 # --- checking it ----------------------------------------------------------------------------
 
 test: format-check lint types arrows  ## Everything, with the short kill matrix
+	@$(MAKE) --silent --no-print-directory $(VENV)/.local || echo "No wheels of the local model here: its tests are skipped." >&2
 	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 check: format-check lint types arrows  ## What to run before a commit, under a minute
