@@ -44,12 +44,10 @@ def broken() -> list[BaseMessage]:
     ]
 
 
-def answering(*replies: str) -> GenericFakeChatModel:
-    class Model(GenericFakeChatModel):
-        def bind_tools(self, tools: Any, **options: Any) -> Any:  # noqa: ANN401 - theirs
-            return self
-
-    return Model(messages=iter([AIMessage(reply) for reply in replies]))
+def answering(*replies: str) -> Any:  # noqa: ANN401 - a model that lets tools be bound to it
+    fake: Any = GenericFakeChatModel
+    model = type("Model", (fake,), {"bind_tools": lambda self, tools, **options: self})
+    return model(messages=iter([AIMessage(reply) for reply in replies]))
 
 
 @tool
@@ -104,7 +102,8 @@ def test_a_changed_message_keeps_all_that_no_repair_looks_at() -> None:
     assert isinstance(changed, AIMessage)
     assert (changed.id, changed.additional_kwargs) == ("a1", {"kept": 1})
     assert changed.response_metadata["marker"] is marker
-    assert changed.tool_calls[0]["id"] == changed.content[1]["id"] != "c:1"  # type: ignore[index] # a block
+    mirrored: Any = changed.content[1]
+    assert changed.tool_calls[0]["id"] == mirrored["id"] != "c:1"
     assert messages[2].additional_kwargs == {"tool_calls": calls, "kept": 1}
 
 
@@ -179,7 +178,8 @@ def test_the_state_may_be_an_object() -> None:
     class State:
         messages: Annotated[list[BaseMessage], operator.add] = broken()
 
-    update = repair_messages(State())["messages"]
+    answer: Any = repair_messages(State())
+    update = answer["messages"]
     assert update[0] == RemoveMessage(id=REMOVE_ALL_MESSAGES)
     assert len(update) == 6
 

@@ -209,6 +209,38 @@ def test_a_system_prompt_moves_to_where_the_provider_wants_it() -> None:
     assert json.loads(done.body) == {"messages": [{"role": "user", "content": "hi"}], "system": "Be brief."}
 
 
+def test_gemini_is_known_by_its_path_and_asks_for_signatures_from_its_third_version() -> None:
+    call = {"functionCall": {"name": "deploy", "args": {}}}
+    asked = {
+        "contents": [
+            {"role": "user", "parts": [{"text": "deploy"}]},
+            {"role": "model", "parts": [call]},
+            {"role": "user", "parts": [{"functionResponse": {"name": "deploy", "response": {"ok": 1}}}]},
+        ],
+        "systemInstruction": {"parts": [{"text": "Be brief."}]},
+    }
+    body = json.dumps(asked).encode()
+    assert repaired_body("/v1beta/models/gemini-2.5-pro:generateContent", body) is None
+    done = repaired_body("/v1beta/models/gemini-3-pro-preview:streamGenerateContent", body)
+    assert done is not None
+    assert [edit.code for edit in done.repaired.edits] == ["call-without-signature"]
+    assert json.loads(done.body)["systemInstruction"] == asked["systemInstruction"]
+
+
+def test_bedrocks_converse_is_known_by_its_path() -> None:
+    use = {"toolUse": {"toolUseId": "a", "name": "deploy", "input": {}}}
+    messages = [
+        {"role": "user", "content": [{"text": "deploy"}]},
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [{"text": "and now?"}]},
+    ]
+    body = json.dumps({"messages": messages}).encode()
+    done = repaired_body("/model/us.anthropic.claude-v1:0/converse-stream", body)
+    assert done is not None
+    assert "toolResult" in json.loads(done.body)["messages"][2]["content"][0]
+    assert list(json.loads(done.body)) == ["messages"]
+
+
 @pytest.mark.parametrize(
     ("path", "is_known"),
     [

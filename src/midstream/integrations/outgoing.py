@@ -6,9 +6,9 @@
     client = openai.AsyncOpenAI(http_client=repairing(openai.DefaultAsyncHttpxClient(), profile="deepseek"))
     client.messages.create(...)  # a call without its result no longer ends the session
 
-Known are Anthropic Messages (also on Vertex and, with a bearer token, Bedrock), OpenAI Chat Completions and OpenAI
-Responses, by the path of the request. Everything else goes through untouched, and so does, byte for byte, a request
-in which nothing is wrong. No provider's package is imported.
+Known are OpenAI Chat Completions and Responses, Anthropic Messages (also on Vertex and, with a bearer token, Bedrock),
+Gemini and Bedrock Converse, by the path of the request. Everything else goes through untouched, and so does, byte for
+byte, a request in which nothing is wrong. No provider's package is imported.
 """
 
 from __future__ import annotations
@@ -41,19 +41,35 @@ class _Api(Struct, frozen=True):
     profile: str
     history: str = "messages"
     """The key of the body that holds the history."""
+    systems: tuple[str, ...] = ()
+    """The keys that may hold the system prompt beside it; the first is written where there is none."""
+
+
+def _anthropic(path: str, profile: str) -> _Api:
+    return _Api(re.compile(path), "anthropic", profile, systems=("system",))
+
+
+def _gemini(path: str, profile: str) -> _Api:
+    systems = ("systemInstruction", "system_instruction")
+    return _Api(re.compile(path), "gemini", profile, "contents", systems)
+
+
+def _converse(path: str, profile: str) -> _Api:
+    return _Api(re.compile(path), "bedrock", profile, systems=("system",))
 
 
 _APIS = (
     _Api(re.compile(r"/chat/completions$"), "openai-chat", "openai-chat"),
-    _Api(re.compile(r"/messages(/count_tokens)?$"), "anthropic", "anthropic"),
     _Api(re.compile(r"/responses(/compact|/input_tokens)?$"), "openai-responses", "responses", "input"),
-    _Api(re.compile(r"/publishers/anthropic/models/[^/]+:(streamR|r)awPredict$"), "anthropic", "vertex"),
-    _Api(
-        re.compile(r"/model/[^/]*anthropic[^/]*/invoke(-with-response-stream)?$"),
-        "anthropic",
-        "bedrock-claude",
-    ),
+    _anthropic(r"/messages(/count_tokens)?$", "anthropic"),
+    _anthropic(r"/publishers/anthropic/models/[^/]+:(streamR|r)awPredict$", "vertex"),
+    _anthropic(r"/model/[^/]*anthropic[^/]*/invoke(-with-response-stream)?$", "bedrock-claude"),
+    _gemini(r"/models/gemini-3[^/]*:(streamG|g)enerateContent$", "gemini-3"),
+    _gemini(r"/models/[^/]+:(streamG|g)enerateContent$", "gemini"),
+    _converse(r"/model/[^/]*mistral[^/]*/converse(-stream)?$", "bedrock-mistral"),
+    _converse(r"/model/[^/]+/converse(-stream)?$", "bedrock-claude"),
 )
+"""The first whose path is found at the end of a request's."""
 _SERVER_STATE = ("previous_response_id", "conversation")
 """With one of these the provider adds what it keeps itself: a result's call may be there and not here."""
 
@@ -88,7 +104,9 @@ def repaired_body(path: str, body: bytes, *, profile: str | None = None) -> Repa
     history = request.get(api.history)
     if not isinstance(history, list) or _is_continued(request, history):
         return None
-    model, prompt = request.get("model"), request.get("system") if api.format == "anthropic" else None
+    model = request.get("model")
+    place = next((key for key in api.systems if key in request), api.systems[0] if api.systems else "")
+    prompt = request.get(place)
     done = repair(
         history,
         format=api.format,
@@ -102,7 +120,7 @@ def repaired_body(path: str, body: bytes, *, profile: str | None = None) -> Repa
         return None
     sent = {**request, api.history: done.messages}
     if done.system is not prompt:
-        sent["system"] = done.system
+        sent[place] = done.system
     if done.advice.thinking is False:
         sent = _without_thinking(sent)
     return RepairedBody(_encoded(sent), done)
