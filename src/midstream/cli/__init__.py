@@ -11,6 +11,7 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -144,5 +145,8 @@ def midstream_command(ctx: click.Context, home: Path | None, color: str) -> None
 
 def main() -> NoReturn:
     """Run the command line of this process and leave with its exit code."""
+    for output in (sys.stdout, sys.stderr):
+        if isinstance(output, TextIOWrapper):
+            output.reconfigure(errors="backslashreplace")  # no terminal is too old for a word
     midstream_command.main(prog_name="midstream")
     raise AssertionError("click has returned")

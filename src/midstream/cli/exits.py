@@ -98,6 +98,7 @@ def of_bug(error: Exception, state: Path) -> tuple[str, int]:
     log = state / "crash.log"
     try:
         log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        log.touch(mode=0o600)
         log.write_text("".join(traceback.format_exception(error)), encoding="utf-8", errors="replace")
     except OSError:
         where = "(and the traceback could not be kept)"

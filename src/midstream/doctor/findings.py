@@ -105,7 +105,8 @@ def finding_of(edit: Edit, *, line: int = 0, message: int = -1, file: str = "") 
         line=line,
         message=message,
         part=edit.part,
-        call_id=edit.call_id,
+        # An id that is no text is what the repair has just replaced.
+        call_id=edit.call_id if isinstance(edit.call_id, str) else None,
         lost=edit.lost,
         file=file,
     )

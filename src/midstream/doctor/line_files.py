@@ -166,11 +166,11 @@ class LineFile:
             mend(found, entries, done.messages, self._ledger, self.patch)
 
     def _tell(self, edit: Edit, found: Gathered) -> None:
-        line = _line_of(edit, found)
-        key = (edit.code, line, edit.call_id)
+        told = finding_of(edit, line=_line_of(edit, found))
+        key = (told.code, told.line, told.call_id)
         if key not in self._seen:  # branches share lines
             self._seen.add(key)
-            self.findings.append(finding_of(edit, line=line))
+            self.findings.append(told)
 
 
 def _line_of(edit: Edit, found: Gathered) -> int:

@@ -258,8 +258,8 @@ def _chained(
     first, last = (_start_of_exchange(touched[0], emitted), touched[-1] + 1) if touched else (0, -1)
     chained: list[Json] = []
     for number, (each, line) in enumerate(zip(emitted, lines, strict=True)):
-        before = chained[-1]["uuid"] if chained else None
-        parent = line.get("parentUuid")
+        before = _name(chained[-1].get("uuid")) if chained else None
+        parent = _name(line.get("parentUuid"))
         is_near = first <= number <= last
         if each.is_new:
             parent = _parent_of_new(number, emitted, inside, before)
@@ -303,7 +303,7 @@ def _note_parents(
     emitted: list[_Emitted], lines: list[Json], entries: Sequence[Entry], gone: list[Entry], patch: Patch
 ) -> None:
     last = entries[-1]
-    end = lines[-1]["uuid"] if lines else (_above(last.node.id, entries) if last.node else None)
+    end = _name(lines[-1].get("uuid")) if lines else (_above(last.node.id, entries) if last.node else None)
     for entry in gone:
         if entry.node:
             patch.parents[entry.node.id] = (entry.number, end)
@@ -332,6 +332,11 @@ def _note(emitted: list[_Emitted], lines: list[Json], entries: Sequence[Entry], 
                     continue
                 patch.added.add(line["uuid"])
             patch.inserted.setdefault(place, []).append(encoded(line))
+
+
+def _name(value: object) -> str | None:
+    """Return an id as it is, and whatever else stands there as none."""
+    return value if isinstance(value, str) else None
 
 
 def _numbers(emitted: list[_Emitted]) -> list[int]:

@@ -207,14 +207,14 @@ def speaks_for(message: object) -> str:
     """Return the format whose marks a message bears, or an empty string."""
     if not isinstance(message, dict):
         return ""
-    kind, role, content = message.get("type"), message.get("role"), message.get("content")
+    kind, role, content = _word(message.get("type")), _word(message.get("role")), message.get("content")
     if "parts" in message and message.get("kind") in ("request", "response"):
         return "pydantic-ai"
     if isinstance(message.get("parts"), list) and "content" not in message:
         return "gemini"
     if message.get("lc") == 1 or (kind in _LANGCHAIN_TYPES and (content is not None or "data" in message)):
         return "langchain"
-    if kind in _ITEMS or (kind == "message" and isinstance(role, str) and "id" not in message):
+    if kind in _ITEMS or (kind == "message" and role and "id" not in message):
         return "openai-responses"
     if isinstance(content, list) and _of_blocks(content) == "mistral":
         return "mistral"
@@ -227,8 +227,8 @@ def _of_blocks(content: list[object]) -> str:
     for block in content:
         if not isinstance(block, dict):
             continue
-        kind = block.get("type")
-        if kind is None and _BEDROCK_BLOCKS & block.keys():
+        kind = _word(block.get("type"))
+        if "type" not in block and _BEDROCK_BLOCKS & block.keys():
             return "bedrock"
         if kind == "thinking" and isinstance(block.get("thinking"), list):
             return "mistral"
@@ -239,6 +239,11 @@ def _of_blocks(content: list[object]) -> str:
         if kind in _CHAT_CHUNKS:
             return "openai-chat"
     return ""
+
+
+def _word(value: object) -> str:
+    """Return a text as it is and everything else as none: names are looked up in sets."""
+    return value if isinstance(value, str) else ""
 
 
 def is_message(value: object) -> bool:

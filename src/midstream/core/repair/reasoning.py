@@ -127,7 +127,8 @@ def _without_lost_partners(turns: list[Turn], kept: list[Turn], task: Task) -> l
 
 def _summary(item: Json) -> str:
     words = ""
-    for piece in item.get("summary") or ():
+    summary = item.get("summary")
+    for piece in summary if isinstance(summary, list) else [summary]:
         words = both_words(words, as_words(piece.get("text") if isinstance(piece, dict) else piece))
     return words
 
