@@ -42,7 +42,10 @@ def place_systems(turns: list[Turn], system: Value, task: Task) -> tuple[list[Tu
 
 def _may_stand(before: list[Turn]) -> bool:
     """Whether a system prompt may follow these: nothing, another one, or a user."""
-    return not before or before[-1].role in (Role.SYSTEM, Role.USER)
+    for turn in reversed(before):
+        if turn.mark or turn.parts:  # an empty one will be dropped
+            return turn.role in (Role.SYSTEM, Role.USER)
+    return True
 
 
 def _noted(turn: Turn, words: str, task: Task) -> Turn:
