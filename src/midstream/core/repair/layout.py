@@ -189,8 +189,10 @@ class Layout:
     def _whole_turn(self, moved: list[Part]) -> Turn | None:
         """The turn that holds just these results: it moves as it is."""
         turn = self.read[moved[0].turn]
-        same = len(turn.parts) == len(moved) and all(a is b for a, b in zip(turn.parts, moved, strict=True))
-        return Turn(Role.USER, turn.parts, turn.source, turn.at, is_changed=turn.is_changed) if same else None
+        if len(turn.parts) != len(moved) or any(a is not b for a, b in zip(turn.parts, moved, strict=True)):
+            return None
+        is_changed = turn.is_changed or turn.role is not Role.USER  # a reply's role is no place for results
+        return Turn(Role.USER, turn.parts, turn.source, turn.at, is_changed=is_changed)
 
     def _other(self, turn: Turn) -> None:
         """Write a turn that answers nothing: results in it are moved elsewhere or were orphaned."""
