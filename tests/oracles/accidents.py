@@ -383,6 +383,19 @@ def role_typo(form: str, messages: list[Any], chance: Random) -> None:
                 message[key] = chance.choice(("human", "ai", "Assistant", "users", None, "tool"))
 
 
+def other_role(form: str, messages: list[Any], chance: Random) -> None:
+    """A message stored under the other side's role."""
+    sides = {
+        "gemini": ("user", "model"),
+        "pydantic-ai": ("request", "response"),
+    }.get(form, ("user", "assistant"))
+    if messages:
+        message = chance.choice(messages)
+        for key in ("role", "kind"):
+            if message.get(key) in sides:
+                message[key] = sides[message[key] == sides[0]]
+
+
 def system_inside(form: str, messages: list[Any], chance: Random) -> None:
     """A system prompt was injected again, or in mid-list."""
     words = chance.choice(("Be brief, k0z.", _fresh(chance)))
@@ -511,6 +524,7 @@ ACCIDENTS: tuple[Accident, ...] = (
     break_arguments,
     bad_result,
     role_typo,
+    other_role,
     system_inside,
     spoil_thinking,
     shuffle_parts,

@@ -15,6 +15,7 @@ Value = Any
 _ID = re.compile(r"[a-zA-Z0-9_-]+")
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 _FOREIGN = ("gAAAA", "skip_thought_signature_validator")  # OpenAI's encrypted reasoning, Google's stand-in
+_CONVERSE_RESULTS = frozenset({"text", "json", "image", "document", "video", "searchResult", "cachePoint"})
 _PAIRED_BY_TURN = frozenset({"bedrock-claude", "bedrock-mistral", "vertex", "portable"})
 _UNMIXED = frozenset({"bedrock-mistral", "minimax", "portable"})
 
@@ -244,6 +245,8 @@ def _converse_block(block: Json, role: Value, seen: set[str], profile: str) -> I
             yield "BED-SHAPE result"
         elif not content and result.get("status") == "error":
             yield "BED-ERRCONTENT"
+        elif not all(isinstance(piece, dict) and piece.keys() & _CONVERSE_RESULTS for piece in content):
+            yield "BED-SHAPE result block"
         elif any("text" in piece and not _says(piece["text"]) for piece in content):
             yield "BED-BLANK result"
     thought = block.get("reasoningContent")

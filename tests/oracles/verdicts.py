@@ -95,7 +95,7 @@ def doubts(form: str, messages: list[Any]) -> list[str]:
     for at, message in enumerate(messages):
         said = message.get("data", message)
         content = said.get("content", said.get("parts"))
-        if _role_of(form, message) in ("user", "assistant") and (
+        if _role_of(form, message) in ("user", "assistant", "system") and (
             not content or (isinstance(content, str) and content.isspace())
         ):
             found.append(f"says nothing {at}")
@@ -118,6 +118,8 @@ def doubts(form: str, messages: list[Any]) -> list[str]:
         ids = [call["id"] for message in as_chat for call in message.get("tool_calls", [])]
         if len(set(ids)) != len(ids):
             found.append("an id that a later turn uses again")
+        if not all(isinstance(each, str) and re.fullmatch("[a-zA-Z0-9_-]{1,40}", each) for each in ids):
+            found.append("an id that some servers refuse")
     if form == "openai-responses" and list(chat(responses_as_chat(messages), "stored")):
         found.append("outputs are not next to their calls")
     return found

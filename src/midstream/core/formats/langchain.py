@@ -259,13 +259,13 @@ def _is_mirrored(part: Part) -> bool:
 
 def _mirrored(before: Value, content: list[Value], calls: list[Part]) -> list[Value]:
     """Put back the blocks that mirror the calls which are still there, under their new ids."""
-    by_id = {part.signature or part.id: part for part in calls}
+    by_id = {as_words(part.signature or part.id): part for part in calls}
     if not isinstance(before, list):
         return content
     mirrors = []
     for block in before:
         if isinstance(block, dict) and block.get("type") in ("tool_use", "tool_call"):
-            call = by_id.get(block.get("id"))
+            call = by_id.get(as_words(block.get("id")))
             if call is not None:
                 mirrors.append(block if block.get("id") == call.id else {**block, "id": call.id})
     return [*content, *mirrors]

@@ -155,6 +155,10 @@ class Layout:
                 self.out.append(turn if is_whole else Turn(Role.TOOL, [result], is_changed=True))
             self.out += [Turn(Role.TOOL, [result], is_changed=True) for result in made]
             return
+        whole = self._whole_turn(moved) if moved and not made else None
+        if whole is not None and last is not None and self._is_of_results(last):
+            self.out.append(whole)
+            return
         if last is not None and self._is_split(last):
             self.out.append(Turn(Role.USER, [*moved, *made], is_changed=True))
             return
@@ -163,10 +167,14 @@ class Layout:
             last.parts = [*last.parts[:count], *moved, *made, *last.parts[count:]]
             last.is_changed = True
             return
-        if moved and not made and (whole := self._whole_turn(moved)) is not None:
+        if whole is not None:
             self.out.append(whole)
             return
         self.out.append(Turn(Role.USER, [*moved, *made], is_changed=True))
+
+    def _is_of_results(self, last: Turn) -> bool:
+        """Whether another user message of results may follow this one: both are read as one turn."""
+        return self.task.profile.joins_users and all(part.kind is Kind.RESULT for part in last.parts)
 
     def _is_split(self, last: Turn) -> bool:
         """Whether this reply's results stand in several user messages: a new one changes none of them."""
@@ -181,8 +189,10 @@ class Layout:
     def _whole_turn(self, moved: list[Part]) -> Turn | None:
         """The turn that holds just these results: it moves as it is."""
         turn = self.read[moved[0].turn]
-        same = len(turn.parts) == len(moved) and all(a is b for a, b in zip(turn.parts, moved, strict=True))
-        return Turn(Role.USER, turn.parts, turn.source, turn.at, is_changed=turn.is_changed) if same else None
+        if len(turn.parts) != len(moved) or any(a is not b for a, b in zip(turn.parts, moved, strict=True)):
+            return None
+        is_changed = turn.is_changed or turn.role is not Role.USER  # a reply's role is no place for results
+        return Turn(Role.USER, turn.parts, turn.source, turn.at, is_changed=is_changed)
 
     def _other(self, turn: Turn) -> None:
         """Write a turn that answers nothing: results in it are moved elsewhere or were orphaned."""

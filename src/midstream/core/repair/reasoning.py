@@ -122,7 +122,17 @@ def _without_lost_partners(turns: list[Turn], kept: list[Turn], task: Task) -> l
                 _drop_item_id(turn)
                 task.report.tell("item-without-reasoning", turn.at, "left out the item's id")
             is_waiting = False
-    return kept
+    return [turn for turn in kept if not _is_left_blank(turn, task)]
+
+
+def _is_left_blank(turn: Turn, task: Task) -> bool:
+    """Whether a reply that lost its id has no words either: then nothing speaks for keeping it."""
+    if turn.mark or turn.role is not Role.ASSISTANT or not turn.is_changed:
+        return False
+    is_blank = all(part.kind is Kind.TEXT and not part.body for part in turn.parts)
+    if is_blank:
+        task.report.tell("empty-message", turn.at, "dropped: it says nothing")
+    return is_blank
 
 
 def _summary(item: Json) -> str:

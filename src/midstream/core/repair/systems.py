@@ -18,6 +18,7 @@ def place_systems(turns: list[Turn], system: Value, task: Task) -> tuple[list[Tu
         return turns, system
     said = {words_of_system(system)} if system is not None else set()
     kept: list[Turn] = []
+    added: list[str] = []
     is_top = True
     for turn in turns:
         if turn.role is not Role.SYSTEM:
@@ -30,19 +31,24 @@ def place_systems(turns: list[Turn], system: Value, task: Task) -> tuple[list[Tu
                 "repeated-system" if words.strip() else "empty-message", turn.at, "dropped the copy"
             )
         elif is_top and profile.system == "apart":
-            system = with_words(system, words, task.form.name)
+            added.append(words)
             task.report.tell("system-in-list", turn.at, "moved into the system parameter")
         elif (is_top and not kept) or (profile.system == "after-user" and _may_stand(kept)):
             kept.append(turn)
         else:
             kept.append(_noted(turn, words, task))
         said.add(words)
+    if added:
+        system = with_words(system, "\n\n".join(added), task.form.name)
     return kept, system
 
 
 def _may_stand(before: list[Turn]) -> bool:
     """Whether a system prompt may follow these: nothing, another one, or a user."""
-    return not before or before[-1].role in (Role.SYSTEM, Role.USER)
+    for turn in reversed(before):
+        if turn.mark or turn.parts:  # an empty one will be dropped
+            return turn.role in (Role.SYSTEM, Role.USER)
+    return True
 
 
 def _noted(turn: Turn, words: str, task: Task) -> Turn:

@@ -277,6 +277,7 @@ def _is_kept(turn: Turn, task: Task) -> bool:
         is_refused = profile.is_hollow_refused or task.is_grouped
     else:
         is_refused = task.is_grouped or bool(turn.faults) or profile.is_empty_user_refused
+        is_refused = is_refused or (turn.source is not None and turn.source.get("content") != "")
     if task.is_flat and turn.role is not Role.ASSISTANT:
         content = turn.source.get("content") if turn.source else None
         is_refused = not isinstance(content, str) or profile.blank != "ok"
