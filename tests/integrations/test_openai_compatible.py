@@ -275,6 +275,8 @@ async def test_a_real_server_answers_refuses_what_is_too_long_and_asks_for_its_k
         assert isinstance(finished, Finished)
         assert finished.usage is not None
         assert finished.usage.output_tokens >= len(words) > 0
+    # A connection of its own for each: this server now and then drops a kept one without a word.
+    async with OpenAICompatible(engine.base_url, "any", engine.api_key, extra=limits) as model:
         long = ModelRequest("", History((UserMessage.of("word " * 2000),)))
         with pytest.raises(ModelRejectedError, match="longer than the model can read"):
             await answered(model, long)
