@@ -319,12 +319,17 @@ class Pairing:
             size = len(turn.parts)
             parts = [part for part in turn.parts if id(part) not in self.copies]
             if len(parts) != size:
-                is_copied_reply = kept and _is_copy_of(turn, kept[-1])
+                is_copied_reply = kept and not _asks(parts) and _is_copy_of(turn, kept[-1])
                 if not parts or is_copied_reply or not _says(parts):
                     continue
                 turn.parts, turn.is_changed = parts, True
             kept.append(turn)
         return kept
+
+
+def _asks(parts: list[Part]) -> bool:
+    """Whether a call is left: one without an id is never taken for a copy, and may have a result."""
+    return any(part.kind is Kind.CALL for part in parts)
 
 
 def _is_copy_of(turn: Turn, before: Turn) -> bool:

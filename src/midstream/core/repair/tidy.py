@@ -95,6 +95,12 @@ def _split(turn: Turn, task: Task) -> list[Turn]:
         elif role is Role.ASSISTANT and _is_users(parts[0]):
             role = Role.USER
         pieces.append(Turn(role, parts, turn.source if role is turn.role else None, turn.at, is_changed=True))
+    if turn.role is Role.USER:
+        return [
+            part
+            for piece in pieces
+            for part in (_split(piece, task) if piece.role is Role.ASSISTANT else [piece])
+        ]
     return pieces
 
 
