@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from midstream.client import Client, connect
     from midstream.errors import MidstreamError
+    from midstream.history import Repaired, check, convert, repair
     from midstream.runtime.agent import Agent
     from midstream.runtime.host import Host
     from midstream.runtime.models import Model
@@ -26,10 +27,14 @@ _HOMES = {
     "Host": "midstream.runtime.host",
     "MidstreamError": "midstream.errors",
     "Model": "midstream.runtime.models",
+    "Repaired": "midstream.history",
     "Tool": "midstream.tools",
     "asgi": "midstream.server.app",
+    "check": "midstream.history",
     "connect": "midstream.client",
+    "convert": "midstream.history",
     "current_call": "midstream.tools",
+    "repair": "midstream.history",
     "tool": "midstream.tools",
 }
 
@@ -39,10 +44,14 @@ __all__ = [
     "Host",
     "MidstreamError",
     "Model",
+    "Repaired",
     "Tool",
     "asgi",
+    "check",
     "connect",
+    "convert",
     "current_call",
+    "repair",
     "tool",
 ]
 

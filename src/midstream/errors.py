@@ -5,6 +5,7 @@ MidstreamError
 │   ├── ToolDefinitionError    a function cannot be offered as a tool
 │   ├── AgentNotFoundError     `module:attribute` names no agent
 │   └── InvalidHistoryError    messages that can never form a history
+│       └── HistoryRefusedError    a provider would refuse them (`repair` in mode `strict`)
 ├── ProtocolError         the peer broke the wire protocol
 │   ├── MalformedFrameError
 │   └── FrameTooLargeError
@@ -46,6 +47,7 @@ and never carry what a user or a model wrote.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 Retry = Literal["never", "later", "now"]
@@ -86,6 +88,17 @@ class InvalidHistoryError(UsageError):
     """These messages can never be a history: a call without its result, or the reverse."""
 
     code = "invalid_history"
+
+
+class HistoryRefusedError(InvalidHistoryError):
+    """A provider would refuse this history. Nothing was changed; `findings` lists what and where."""
+
+    code = "history_refused"
+
+    def __init__(self, message: str, *, findings: Sequence[object] = ()) -> None:
+        super().__init__(message)
+        self.findings = tuple(findings)
+        """A `midstream.history.Finding` for each refusal."""
 
 
 class ProtocolError(MidstreamError):

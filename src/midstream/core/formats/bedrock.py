@@ -1,0 +1,167 @@
+"""Bedrock Converse: `{"role", "content": [block, ...]}`, each block an object with one key."""
+
+from __future__ import annotations
+
+from midstream.core.formats.parts import (
+    Json,
+    Kind,
+    Layout,
+    Part,
+    Role,
+    Turn,
+    Value,
+    as_json,
+    as_words,
+    both_words,
+    name_of,
+    object_of,
+    role_in,
+)
+
+_ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT, "system": Role.SYSTEM}
+_MEDIA = ("image", "document", "video", "audio")
+
+
+class Bedrock:
+    """Messages of the Converse API."""
+
+    name = "bedrock"
+    layout = Layout.GROUPED
+    profile = "bedrock-claude"
+    wire = ""
+
+    def parse(self, message: Json, at: int) -> Turn:
+        """Read one message."""
+        role = role_in(_ROLES, message.get("role"))
+        content = message.get("content")
+        if isinstance(content, str | dict):
+            return Turn(role, [_part(content)], message, at, is_changed=True)
+        return Turn(
+            role, [_part(block) for block in content] if isinstance(content, list) else [], message, at
+        )
+
+    def build(self, turn: Turn) -> Json:
+        """Write one turn."""
+        return {**(turn.source or {}), "role": str(turn.role), "content": [part.raw for part in turn.parts]}
+
+    def text(self, words: str, role: Role) -> Part:
+        """Make a text block."""
+        del role
+        return Part(Kind.TEXT, {"text": words}, body=words, is_new=True)
+
+    def call(self, call_id: str, name: str, arguments: Json) -> Part:
+        """Make a call block."""
+        raw: Json = {"toolUse": {"toolUseId": call_id, "name": name, "input": arguments}}
+        return Part(Kind.CALL, raw, call_id, name, arguments, is_new=True)
+
+    def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
+        """Make a result block for a call."""
+        inner: Json = {"toolUseId": call.id, "content": [{"text": words}]}
+        if is_failed:
+            inner["status"] = "error"
+        return Part(
+            Kind.RESULT,
+            {"toolResult": inner},
+            call.id,
+            call.name,
+            inner["content"],
+            failed=is_failed,
+            is_new=True,
+        )
+
+    def rename(self, part: Part, new_id: str) -> None:
+        """Give a call or a result another id."""
+        part.id = new_id
+        _set(part, "toolUseId", new_id)
+
+    def reargue(self, part: Part, arguments: Json) -> None:
+        """Give a call another input."""
+        part.body = arguments
+        _set(part, "input", arguments)
+
+    def retool(self, part: Part, name: str) -> None:
+        """Give a call another tool name; results carry none."""
+        if part.kind is Kind.CALL:
+            part.name = name
+            _set(part, "name", name)
+
+    def bad_arguments(self, part: Part) -> Json | None:
+        """Return the input to send where the call's own is no object."""
+        return object_of(part.body)
+
+    def refill(self, part: Part, words: str) -> None:
+        """Give a text or a result other words."""
+        if part.kind is Kind.RESULT:
+            part.body = [{"text": words}]
+            _set(part, "content", part.body)
+        else:
+            part.body, part.raw = words, {**part.raw, "text": words}
+
+    def pieces(self, part: Part) -> tuple[str, list[Part]]:
+        """Take a result apart: its words and its media."""
+        words, others = "", []
+        for block in part.body if isinstance(part.body, list) else [part.body]:
+            if isinstance(block, dict) and any(key in block for key in _MEDIA):
+                others.append(_part(block))
+            elif isinstance(block, dict) and "text" in block:
+                words = both_words(words, as_words(block["text"]))
+            elif isinstance(block, dict) and "json" in block:
+                words = both_words(words, as_json(block["json"]))
+            else:
+                words = both_words(words, as_words(block))
+        return words, others
+
+    def join(self, first: Part, second: Part) -> None:
+        """Append the second result's content; an error stays one only if both were."""
+        first.body = [*_blocks(first.body), *_blocks(second.body)]
+        _set(first, "content", first.body)
+        if first.failed and not second.failed:
+            first.failed = False
+            _set(first, "status", "success")
+
+    def tidy(self, part: Part) -> str | None:
+        """Drop blank text, wrap what is no content, and let no error be without words."""
+        content = part.body
+        blocks = _blocks(content)
+        kept = [block for block in blocks if not _is_blank(block)]
+        is_same = isinstance(content, list) and len(kept) == len(content)
+        if is_same and (kept or not part.failed):
+            return None
+        words = "(failed without a message)" if part.failed else "(no output)"
+        part.body = kept or [{"text": words}]
+        _set(part, "content", part.body)
+        return "bad-result" if kept and not isinstance(content, list) else "empty-result"
+
+
+def _set(part: Part, name: str, value: Value) -> None:
+    key = "toolUse" if part.kind is Kind.CALL else "toolResult"
+    part.raw = {**part.raw, key: {**part.raw[key], name: value}}
+
+
+def _is_blank(block: Value) -> bool:
+    return not isinstance(block, dict) or ("text" in block and not as_words(block["text"]).strip())
+
+
+def _blocks(content: Value) -> list[Value]:
+    if isinstance(content, list):
+        return [block if isinstance(block, dict) else {"text": as_words(block)} for block in content]
+    return [{"text": as_words(content)}] if content else []
+
+
+def _part(block: Value) -> Part:
+    if not isinstance(block, dict):
+        words = as_words(block)
+        return Part(Kind.TEXT, {"text": words}, body=words, is_new=True)
+    if "text" in block:
+        return Part(Kind.TEXT, block, body=block["text"])
+    if isinstance(call := block.get("toolUse"), dict):
+        return Part(Kind.CALL, block, call.get("toolUseId"), name_of(call.get("name")), call.get("input"))
+    if isinstance(result := block.get("toolResult"), dict):
+        failed = result.get("status") == "error"
+        return Part(Kind.RESULT, block, result.get("toolUseId"), "", result.get("content"), failed=failed)
+    if isinstance(thought := block.get("reasoningContent"), dict):
+        text = thought.get("reasoningText") or {}
+        if "redactedContent" in thought or not isinstance(text, dict):
+            return Part(Kind.THINKING, block, signature="redacted")
+        return Part(Kind.THINKING, block, body=text.get("text"), signature=text.get("signature"))
+    return Part(Kind.MEDIA if any(key in block for key in _MEDIA) else Kind.OPAQUE, block)

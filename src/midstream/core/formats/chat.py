@@ -1,0 +1,245 @@
+"""OpenAI Chat Completions, and the many servers that speak it."""
+
+from __future__ import annotations
+
+from midstream.core.formats.parts import (
+    Json,
+    Kind,
+    Layout,
+    Part,
+    Role,
+    Turn,
+    Value,
+    as_json,
+    as_words,
+    both_words,
+    name_of,
+    object_in_text,
+    role_in,
+    type_of,
+)
+
+_ROLES = {
+    "user": Role.USER,
+    "assistant": Role.ASSISTANT,
+    "tool": Role.TOOL,
+    "function": Role.TOOL,
+    "system": Role.SYSTEM,
+    "developer": Role.SYSTEM,
+}
+_MEDIA = {"image_url", "input_audio", "file", "image", "audio", "document_url"}
+
+
+class OpenAIChat:
+    """Messages of the Chat Completions API."""
+
+    name = "openai-chat"
+    layout = Layout.SEPARATE
+    profile = "openai-chat"
+    wire = ""
+
+    def parse(self, message: Json, at: int) -> Turn:
+        """Read one message."""
+        role = role_in(_ROLES, message.get("role"))
+        if role is Role.TOOL:
+            return Turn(role, [self._result(message)], message, at)
+        content = message.get("content")
+        parts: list[Part] = []
+        if isinstance(content, str):
+            if content:
+                parts.append(Part(Kind.TEXT, None, body=content))
+        elif isinstance(content, list):
+            parts = [_chunk(chunk) for chunk in content]
+        elif content is not None:
+            parts = [Part(Kind.TEXT, None, body=as_words(content), is_new=True)]
+        turn = Turn(role, parts, message, at)
+        if role is Role.ASSISTANT:
+            self._read_reply(message, turn)
+        elif content is None or content == []:
+            turn.faults = ("null-content",)
+        return turn
+
+    def _read_reply(self, message: Json, turn: Turn) -> None:
+        """Read what only replies have: reasoning before, calls after the words."""
+        reasoning = message.get("reasoning_content")
+        if isinstance(reasoning, str) and reasoning:
+            turn.parts.insert(0, Part(Kind.THINKING, None, body=reasoning))
+        if "tool_calls" in message:
+            calls = message["tool_calls"]
+            if calls and isinstance(calls, list):
+                turn.parts += [self._call(call) for call in calls if call]
+                if not all(calls):
+                    turn.faults = ("empty-calls",)
+            else:
+                turn.faults = ("empty-calls",)
+        legacy = message.get("function_call")
+        if isinstance(legacy, dict):
+            name, body = name_of(legacy.get("name")), legacy.get("arguments")
+            turn.parts.append(Part(Kind.CALL, legacy, None, name, body, is_by_name=True))
+        for key in ("refusal", "audio"):
+            if message.get(key):
+                turn.parts.append(Part(Kind.OPAQUE, {key: message[key]}, name=key))
+
+    def _call(self, call: Value) -> Part:
+        if not isinstance(call, dict):
+            return Part(Kind.TEXT, None, body=as_words(call), is_new=True)
+        inner = call.get("function") or call.get("custom") or {}
+        if not isinstance(inner, dict):
+            inner = {}
+        body = inner.get("arguments") if "custom" not in call else inner.get("input")
+        return Part(Kind.CALL, call, call.get("id"), name_of(inner.get("name")), body)
+
+    def _result(self, message: Json) -> Part:
+        body, name = message.get("content"), name_of(message.get("name"))
+        by_name = message.get("role") == "function"
+        return Part(Kind.RESULT, message, message.get("tool_call_id"), name, body, is_by_name=by_name)
+
+    def build(self, turn: Turn) -> Json:
+        """Write one turn. Results are messages already."""
+        if turn.role is Role.TOOL:
+            raw: Json = turn.parts[0].raw
+            return raw
+        source: Json = turn.source or {}
+        role = source.get("role") if role_in(_ROLES, source.get("role")) is turn.role else str(turn.role)
+        message: Json = {**source, "role": role, "content": self._content(turn, source)}
+        if turn.role is Role.ASSISTANT:
+            self._write_reply(turn, message)
+        return message
+
+    def _content(self, turn: Turn, source: Json) -> Value:
+        said = [part for part in turn.parts if part.kind in (Kind.TEXT, Kind.MEDIA) or _is_chunk(part)]
+        if not said:
+            before = source.get("content")
+            return before if before in (None, "") and turn.role is Role.ASSISTANT else None
+        if all(part.raw is None for part in said):
+            return "\n\n".join(part.body for part in said)
+        return [{"type": "text", "text": part.body} if part.raw is None else part.raw for part in said]
+
+    def _write_reply(self, turn: Turn, message: Json) -> None:
+        for key in ("reasoning_content", "tool_calls", "function_call"):
+            message.pop(key, None)
+        thoughts = [part.body for part in turn.parts if part.kind is Kind.THINKING and part.raw is None]
+        if thoughts:
+            message["reasoning_content"] = "\n\n".join(thoughts)
+        calls = [part for part in turn.parts if part.kind is Kind.CALL]
+        modern = [part.raw for part in calls if not part.is_by_name]
+        if modern:
+            message["tool_calls"] = modern
+        if len(modern) < len(calls):
+            message["function_call"] = next(part.raw for part in calls if part.is_by_name)
+        for part in turn.parts:
+            if part.kind is Kind.OPAQUE and not _is_chunk(part):
+                message.update(part.raw)
+
+    def text(self, words: str, role: Role) -> Part:
+        """Make a text, written as a string."""
+        del role
+        return Part(Kind.TEXT, None, body=words, is_new=True)
+
+    def call(self, call_id: str, name: str, arguments: Json) -> Part:
+        """Make an entry of `tool_calls`."""
+        body = as_json(arguments)
+        raw: Json = {"id": call_id, "type": "function", "function": {"name": name, "arguments": body}}
+        return Part(Kind.CALL, raw, call_id, name, body, is_new=True)
+
+    def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
+        """Make a tool message for a call (a function message for a call of the old kind)."""
+        if call.is_by_name:
+            raw: Json = {"role": "function", "name": call.name, "content": words}
+        else:
+            raw = {"role": "tool", "tool_call_id": call.id, "content": words}
+        return Part(Kind.RESULT, raw, call.id, call.name, words, failed=is_failed, is_new=True)
+
+    def rename(self, part: Part, new_id: str) -> None:
+        """Give a call or a result another id."""
+        key = "id" if part.kind is Kind.CALL else "tool_call_id"
+        part.id, part.raw = new_id, {**part.raw, key: new_id}
+
+    def reargue(self, part: Part, arguments: Json) -> None:
+        """Give a call other arguments, as JSON text."""
+        part.body = as_json(arguments)
+        part.raw = self._recalled(part, "arguments", part.body)
+
+    def retool(self, part: Part, name: str) -> None:
+        """Give a call another tool name."""
+        part.name = name
+        if part.kind is Kind.CALL:
+            part.raw = self._recalled(part, "name", name)
+        else:
+            part.raw = {**part.raw, "name": name}
+
+    def _recalled(self, part: Part, key: str, value: Value) -> Json:
+        raw: Json = part.raw
+        if part.is_by_name:
+            return {**raw, key: value}
+        inner = raw.get("function")
+        inner = inner if isinstance(inner, dict) else {}
+        return {"type": "function", **raw, "function": {"name": "", **inner, key: value}}
+
+    def bad_arguments(self, part: Part) -> Json | None:
+        """Return the arguments to send where the call's own are no JSON text of an object."""
+        return None if "custom" in part.raw else object_in_text(part.body)
+
+    def refill(self, part: Part, words: str) -> None:
+        """Give a text or a result other words."""
+        part.body = words
+        if part.kind is Kind.RESULT:
+            part.raw = {**part.raw, "content": words}
+        elif part.raw is not None:
+            part.raw = {**part.raw, "text": words}
+
+    def pieces(self, part: Part) -> tuple[str, list[Part]]:
+        """Take a result apart: its words and its media."""
+        if not isinstance(part.body, list):
+            return as_words(part.body), []
+        words, others = "", []
+        for chunk in part.body:
+            read = _chunk(chunk)
+            if read.kind is Kind.MEDIA:
+                others.append(read)
+            else:
+                words = both_words(words, as_words(read.body if read.kind is Kind.TEXT else chunk))
+        return words, others
+
+    def join(self, first: Part, second: Part) -> None:
+        """Append the second result's content."""
+        if isinstance(first.body, list) or isinstance(second.body, list):
+            content: Value = [*_chunks(first.body), *_chunks(second.body)]
+        else:
+            content = both_words(as_words(first.body), as_words(second.body))
+        first.body, first.raw = content, {**first.raw, "content": content}
+
+    def tidy(self, part: Part) -> str | None:
+        """A result's content is a text or text chunks, and never null."""
+        content = part.body
+        if isinstance(content, str):
+            return None
+        if isinstance(content, list) and content and all(isinstance(chunk, dict) for chunk in content):
+            return None
+        self.refill(part, as_words(content) if content else "(no output)")
+        return "bad-result" if content else "null-content"
+
+
+def _is_chunk(part: Part) -> bool:
+    """Whether a part stands in the content rather than beside it."""
+    if part.raw is None or part.name in ("refusal", "audio"):
+        return False
+    return part.kind in (Kind.THINKING, Kind.OPAQUE)
+
+
+def _chunk(chunk: Value) -> Part:
+    if not isinstance(chunk, dict):
+        words = as_words(chunk)
+        return Part(Kind.TEXT, {"type": "text", "text": words}, body=words, is_new=True)
+    kind = type_of(chunk)
+    if kind == "text":
+        return Part(Kind.TEXT, chunk, body=chunk.get("text"))
+    if kind == "thinking":
+        return Part(Kind.THINKING, chunk, body=chunk.get("thinking"), signature=chunk.get("signature"))
+    return Part(Kind.MEDIA if kind in _MEDIA else Kind.OPAQUE, chunk)
+
+
+def _chunks(content: Value) -> list[Value]:
+    if isinstance(content, list):
+        return content
+    return [{"type": "text", "text": as_words(content)}] if content else []

@@ -1,0 +1,175 @@
+"""Gemini: `{"role", "parts"}`, calls and responses found by id where there is one, else by name and place."""
+
+from __future__ import annotations
+
+from midstream.core.formats.parts import (
+    Json,
+    Kind,
+    Layout,
+    Part,
+    Role,
+    Turn,
+    Value,
+    as_words,
+    both_words,
+    name_of,
+    object_of,
+    role_in,
+)
+
+_ROLES = {
+    "user": Role.USER,
+    "model": Role.ASSISTANT,
+    "system": Role.SYSTEM,
+}
+_MEDIA = ("inlineData", "fileData", "inline_data", "file_data")
+_HOSTED = ("executableCode", "executable_code", "codeExecutionResult", "code_execution_result")
+_DATA = (*_MEDIA, *_HOSTED, "toolCall", "toolResponse", "tool_call", "tool_response")
+
+
+class Gemini:
+    """Contents of the Gemini API, with camelCase or snake_case keys."""
+
+    name = "gemini"
+    layout = Layout.GROUPED
+    profile = "gemini"
+    wire = "gemini"
+
+    def parse(self, message: Json, at: int) -> Turn:
+        """Read one content. Without a role it is a user's; `function` and `assistant` are no roles any more."""
+        named = message.get("role") or "user"
+        role = role_in(_ROLES, named)
+        if named == "assistant":
+            turn = self.parse({**message, "role": "model"}, at)
+            turn.source, turn.is_changed = message, True
+            return turn
+        parts = message.get("parts")
+        if isinstance(parts, dict | str):
+            return Turn(role, [_part(parts)], message, at, is_changed=True)
+        return Turn(role, [_part(part) for part in parts] if isinstance(parts, list) else [], message, at)
+
+    def build(self, turn: Turn) -> Json:
+        """Write one content."""
+        role = {Role.ASSISTANT: "model", Role.SYSTEM: "system"}.get(turn.role, "user")
+        source: Json = turn.source or {"role": role}
+        if "role" in source:
+            source = {**source, "role": role}
+        return {**source, "parts": [part.raw for part in turn.parts]}
+
+    def text(self, words: str, role: Role) -> Part:
+        """Make a text part."""
+        del role
+        return Part(Kind.TEXT, {"text": words}, body=words, is_new=True)
+
+    def call(self, call_id: str, name: str, arguments: Json) -> Part:
+        """Make a function call with an id."""
+        raw: Json = {"functionCall": {"id": call_id, "name": name, "args": arguments}}
+        return Part(Kind.CALL, raw, call_id, name, arguments, is_new=True)
+
+    def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
+        """Make a function response; what is no answer of the tool stands under `error`."""
+        del is_failed
+        inner: Json = {"name": call.name, "response": {"error": words}}
+        if not call.is_by_name:
+            inner = {"id": call.id, **inner}
+        key = "function_response" if "function_call" in call.raw else "functionResponse"
+        return Part(
+            Kind.RESULT,
+            {key: inner},
+            call.id,
+            call.name,
+            inner["response"],
+            is_by_name=call.is_by_name,
+            is_new=True,
+        )
+
+    def rename(self, part: Part, new_id: str) -> None:
+        """Give a call or a response another id."""
+        part.id = new_id
+        _set(part, "id", new_id)
+
+    def reargue(self, part: Part, arguments: Json) -> None:
+        """Give a call other arguments."""
+        part.body = arguments
+        _set(part, "args", arguments)
+
+    def retool(self, part: Part, name: str) -> None:
+        """Give a call or a response another name."""
+        part.name = name
+        _set(part, "name", name)
+
+    def bad_arguments(self, part: Part) -> Json | None:
+        """Return the arguments to send where the call's own are no object; none at all are none."""
+        inner = part.raw[_key(part.raw)]
+        return None if part.body is None and "args" not in inner else object_of(part.body)
+
+    def refill(self, part: Part, words: str) -> None:
+        """Give a text or a response other words."""
+        if part.kind is Kind.RESULT:
+            part.body = {"result": words}
+            _set(part, "response", part.body)
+        else:
+            part.body, part.raw = words, {**part.raw, "text": words}
+
+    def pieces(self, part: Part) -> tuple[str, list[Part]]:
+        """Take a response apart: its words, with the tool's name, and its media."""
+        inner = part.raw[_key(part.raw)]
+        media = [_part(piece) for piece in inner.get("parts") or () if isinstance(piece, dict)]
+        return as_words(part.body), media
+
+    def join(self, first: Part, second: Part) -> None:
+        """Put two responses into one: their keys together, or both as texts where keys meet."""
+        mine, its = first.body, second.body
+        if isinstance(mine, dict) and isinstance(its, dict) and not mine.keys() & its.keys():
+            response: Json = {**mine, **its}
+        else:
+            response = {"result": both_words(as_words(mine), as_words(its))}
+        first.body = response
+        _set(first, "response", response)
+
+    def tidy(self, part: Part) -> str | None:
+        """A response is an object."""
+        if isinstance(part.body, dict):
+            return None
+        is_empty = part.body is None or part.body == ""
+        response = {"result": "(no output)" if is_empty else part.body}
+        part.body = response
+        _set(part, "response", response)
+        return "empty-result" if is_empty else "bad-result"
+
+
+def _key(raw: Json) -> str:
+    return next(
+        key
+        for key in raw
+        if key in ("functionCall", "function_call", "functionResponse", "function_response")
+    )
+
+
+def _set(part: Part, name: str, value: Value) -> None:
+    key = _key(part.raw)
+    part.raw = {**part.raw, key: {**part.raw[key], name: value}}
+
+
+def _part(raw: Value) -> Part:
+    if not isinstance(raw, dict):
+        words = as_words(raw)
+        return Part(Kind.TEXT, {"text": words}, body=words, is_new=True)
+    call = raw.get("functionCall") or raw.get("function_call")
+    signature = raw.get("thoughtSignature") or raw.get("thought_signature")
+    if isinstance(call, dict):
+        by_name = not call.get("id")
+        name = name_of(call.get("name"))
+        return Part(Kind.CALL, raw, call.get("id"), name, call.get("args"), signature, is_by_name=by_name)
+    answer = raw.get("functionResponse") or raw.get("function_response")
+    if isinstance(answer, dict):
+        by_name = not answer.get("id")
+        name = name_of(answer.get("name"))
+        return Part(Kind.RESULT, raw, answer.get("id"), name, answer.get("response"), is_by_name=by_name)
+    if raw.get("thought"):
+        return Part(Kind.THINKING, raw, body=raw.get("text"), signature=signature)
+    if "text" in raw:
+        return Part(Kind.TEXT, raw, body=raw["text"], signature=signature)
+    if any(key in raw for key in _MEDIA):
+        return Part(Kind.MEDIA, raw)
+    return Part(Kind.OPAQUE, raw, name="" if any(key in raw for key in _DATA) else "nothing")

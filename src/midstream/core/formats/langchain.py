@@ -1,0 +1,293 @@
+"""LangChain messages: `{"type", "data"}`, flat dumps, `lc` constructors, and `{"role", "content"}`."""
+
+from __future__ import annotations
+
+from midstream.core.formats.parts import (
+    Json,
+    Kind,
+    Layout,
+    Part,
+    Role,
+    Turn,
+    Value,
+    as_json,
+    as_words,
+    both_words,
+    name_of,
+    object_of,
+    type_of,
+)
+
+_ROLES = {
+    "human": Role.USER,
+    "user": Role.USER,
+    "ai": Role.ASSISTANT,
+    "assistant": Role.ASSISTANT,
+    "tool": Role.TOOL,
+    "function": Role.TOOL,
+    "system": Role.SYSTEM,
+    "developer": Role.SYSTEM,
+    "HumanMessage": Role.USER,
+    "HumanMessageChunk": Role.USER,
+    "AIMessage": Role.ASSISTANT,
+    "AIMessageChunk": Role.ASSISTANT,
+    "ToolMessage": Role.TOOL,
+    "FunctionMessage": Role.TOOL,
+    "SystemMessage": Role.SYSTEM,
+}
+_TYPES = {Role.USER: "human", Role.ASSISTANT: "ai", Role.TOOL: "tool", Role.SYSTEM: "system"}
+_CLASSES = {
+    Role.USER: "HumanMessage",
+    Role.ASSISTANT: "AIMessage",
+    Role.TOOL: "ToolMessage",
+    Role.SYSTEM: "SystemMessage",
+}
+
+
+class LangChain:
+    """Messages as `messages_to_dict`, `model_dump` or `dumpd` write them.
+
+    New messages are written in the shape of the last one read, so that a list stays of one kind.
+    """
+
+    name = "langchain"
+    layout = Layout.SEPARATE
+    profile = "neutral"
+    wire = ""
+
+    def __init__(self) -> None:
+        self._wrap = "data"
+
+    def parse(self, message: Json, at: int) -> Turn:
+        """Read one message."""
+        inner, self._wrap = _inside(message)
+        role = _role(message, inner)
+        if role is Role.TOOL:
+            failed = inner.get("status") == "error"
+            body, name = inner.get("content"), name_of(inner.get("name"))
+            call_id = inner.get("tool_call_id")
+            part = Part(Kind.RESULT, message, call_id, name, body, failed=failed)
+            return Turn(role, [part], message, at)
+        parts = _content(inner.get("content"))
+        turn = Turn(role, parts, message, at)
+        if role is Role.ASSISTANT:
+            turn.parts = [part for part in parts if not _is_mirrored(part)]
+            turn.parts += [_call(call) for call in _listed(inner.get("tool_calls")) if isinstance(call, dict)]
+            turn.parts += [
+                _call(call) for call in _listed(inner.get("invalid_tool_calls")) if isinstance(call, dict)
+            ]
+        return turn
+
+    def build(self, turn: Turn) -> Json:
+        """Write one turn. Results are messages already."""
+        if turn.role is Role.TOOL:
+            raw: Json = turn.parts[0].raw
+            return raw
+        if turn.source is None:
+            return self._new(turn.role, self._fields(turn, {}))
+        inner, wrap = _inside(turn.source)
+        fields = self._fields(turn, inner)
+        if wrap == "data":
+            return {**turn.source, "data": {**inner, **fields}}
+        if wrap == "kwargs":
+            return {**turn.source, "kwargs": {**inner, **fields}}
+        return {**turn.source, **fields}
+
+    def _new(self, role: Role, fields: Json) -> Json:
+        if self._wrap == "kwargs":
+            path = ["langchain", "schema", "messages", _CLASSES[role]]
+            return {"lc": 1, "type": "constructor", "id": path, "kwargs": {"type": _TYPES[role], **fields}}
+        if self._wrap == "role":
+            return {"role": "user" if role is Role.USER else str(role), **fields}
+        if self._wrap == "flat":
+            return {"type": _TYPES[role], **fields}
+        return {"type": _TYPES[role], "data": {"type": _TYPES[role], **fields}}
+
+    def _fields(self, turn: Turn, inner: Json) -> Json:
+        said = [part for part in turn.parts if part.kind not in (Kind.CALL, Kind.RESULT)]
+        fields: Json = {"content": _written(said, inner)}
+        if turn.role is not Role.ASSISTANT:
+            return fields
+        calls = [part for part in turn.parts if part.kind is Kind.CALL]
+        if isinstance(fields["content"], list):
+            fields["content"] = _mirrored(inner.get("content"), fields["content"], calls)
+        if calls or "tool_calls" in inner:
+            fields["tool_calls"] = [part.raw for part in calls if part.raw.get("type") != "invalid_tool_call"]
+        if "invalid_tool_calls" in inner:
+            fields["invalid_tool_calls"] = [
+                part.raw for part in calls if part.raw.get("type") == "invalid_tool_call"
+            ]
+        return fields
+
+    def text(self, words: str, role: Role) -> Part:
+        """Make a text, written as a string."""
+        del role
+        return Part(Kind.TEXT, None, body=words, is_new=True)
+
+    def call(self, call_id: str, name: str, arguments: Json) -> Part:
+        """Make an entry of `tool_calls`."""
+        raw: Json = {"name": name, "args": arguments, "id": call_id, "type": "tool_call"}
+        return Part(Kind.CALL, raw, call_id, name, arguments, is_new=True)
+
+    def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
+        """Make a tool message for a call."""
+        fields: Json = {"content": words, "name": call.name or None, "tool_call_id": call.id}
+        fields["status"] = "error" if is_failed else "success"
+        raw = self._new(Role.TOOL, fields)
+        return Part(Kind.RESULT, raw, call.id, call.name, words, failed=is_failed, is_new=True)
+
+    def rename(self, part: Part, new_id: str) -> None:
+        """Give a call or a result another id."""
+        if part.kind is Kind.CALL:
+            part.signature = part.signature or part.id
+            part.id, part.raw = new_id, {**part.raw, "id": new_id}
+        else:
+            part.id = new_id
+            part.raw = _with(part.raw, "tool_call_id", new_id)
+
+    def reargue(self, part: Part, arguments: Json) -> None:
+        """Give a call other arguments; an invalid call becomes one that can be sent."""
+        kept = {key: value for key, value in part.raw.items() if key != "error"}
+        part.body, part.raw = arguments, {**kept, "args": arguments, "type": "tool_call"}
+
+    def retool(self, part: Part, name: str) -> None:
+        """Give a call or a result another tool name."""
+        part.name = name
+        part.raw = {**part.raw, "name": name} if part.kind is Kind.CALL else _with(part.raw, "name", name)
+
+    def bad_arguments(self, part: Part) -> Json | None:
+        """Return the arguments to send where the call's own are no object."""
+        return object_of(part.body)
+
+    def refill(self, part: Part, words: str) -> None:
+        """Give a text or a result other words."""
+        part.body = words
+        if part.kind is Kind.RESULT:
+            part.raw = _with(part.raw, "content", words)
+        elif isinstance(part.raw, dict):
+            part.raw = {**part.raw, "text": words}
+
+    def pieces(self, part: Part) -> tuple[str, list[Part]]:
+        """Take a result apart: its words and its media."""
+        if not isinstance(part.body, list):
+            return as_words(part.body), []
+        words, others = "", []
+        for block in part.body:
+            read = _block(block)
+            if read.kind is Kind.MEDIA:
+                others.append(read)
+            else:
+                words = both_words(words, as_words(read.body if read.kind is Kind.TEXT else block))
+        return words, others
+
+    def join(self, first: Part, second: Part) -> None:
+        """Append the second result's content."""
+        if isinstance(first.body, list) or isinstance(second.body, list):
+            content: Value = [*_blocks(first.body), *_blocks(second.body)]
+        else:
+            content = both_words(as_words(first.body), as_words(second.body))
+        first.body, first.raw = content, _with(first.raw, "content", content)
+
+    def tidy(self, part: Part) -> str | None:
+        """A result's content is a text or blocks."""
+        if isinstance(part.body, str | list):
+            return None
+        is_empty = part.body is None
+        self.refill(part, "(no output)" if is_empty else as_words(part.body))
+        return "null-content" if is_empty else "bad-result"
+
+
+def _inside(message: Json) -> tuple[Json, str]:
+    """Find the fields of a message, and how it wraps them."""
+    if isinstance(data := message.get("data"), dict):
+        return data, "data"
+    if isinstance(kwargs := message.get("kwargs"), dict):
+        return kwargs, "kwargs"
+    return message, "flat" if "type" in message else "role"
+
+
+def _role(message: Json, inner: Json) -> Role:
+    if message.get("type") == "constructor":
+        path = message.get("id")
+        return _ROLES.get(path[-1], Role.OTHER) if isinstance(path, list) and path else Role.OTHER
+    named = message.get("type") or inner.get("type") or message.get("role") or ""
+    return _ROLES.get(named, Role.OTHER) if isinstance(named, str) else Role.OTHER
+
+
+def _with(message: Json, key: str, value: Value) -> Json:
+    inner, wrap = _inside(message)
+    changed = {**inner, key: value}
+    return {**message, wrap: changed} if wrap in ("data", "kwargs") else changed
+
+
+def _listed(value: Value) -> list[Value]:
+    return value if isinstance(value, list) else []
+
+
+def _call(call: Json) -> Part:
+    if "function" in call and isinstance(inner := call["function"], dict):
+        return Part(Kind.CALL, call, call.get("id"), name_of(inner.get("name")), inner.get("arguments"))
+    return Part(Kind.CALL, call, call.get("id"), name_of(call.get("name")), call.get("args"))
+
+
+def _is_mirrored(part: Part) -> bool:
+    """Whether a content block only says again what `tool_calls` says."""
+    raw = part.raw
+    return part.kind is Kind.OPAQUE and isinstance(raw, dict) and raw.get("type") in ("tool_use", "tool_call")
+
+
+def _mirrored(before: Value, content: list[Value], calls: list[Part]) -> list[Value]:
+    """Put back the blocks that mirror the calls which are still there, under their new ids."""
+    by_id = {part.signature or part.id: part for part in calls}
+    if not isinstance(before, list):
+        return content
+    mirrors = []
+    for block in before:
+        if isinstance(block, dict) and block.get("type") in ("tool_use", "tool_call"):
+            call = by_id.get(block.get("id"))
+            if call is not None:
+                mirrors.append(block if block.get("id") == call.id else {**block, "id": call.id})
+    return [*content, *mirrors]
+
+
+def _written(said: list[Part], inner: Json) -> Value:
+    if all(part.raw is None for part in said):
+        has_blocks = isinstance(inner.get("content"), list)
+        return [] if has_blocks and not said else "\n\n".join(part.body for part in said)
+    return [part.body if part.raw is None else part.raw for part in said]
+
+
+def _content(content: Value) -> list[Part]:
+    if isinstance(content, str):
+        return [Part(Kind.TEXT, None, body=content)] if content else []
+    return [_block(block) for block in content] if isinstance(content, list) else []
+
+
+def _block(block: Value) -> Part:
+    if isinstance(block, str):
+        return Part(Kind.TEXT, block, body=block)
+    if not isinstance(block, dict):
+        return Part(Kind.TEXT, as_json(block), body=as_json(block), is_new=True)
+    kind = type_of(block)
+    if kind == "text":
+        return Part(Kind.TEXT, block, body=block.get("text"))
+    if kind in ("thinking", "redacted_thinking", "reasoning"):
+        body = block.get("thinking") or block.get("reasoning")
+        return Part(Kind.THINKING, block, body=body, signature=block.get("signature") or block.get("data"))
+    is_media = kind in (
+        "image",
+        "image_url",
+        "file",
+        "audio",
+        "video",
+        "document",
+        "input_image",
+        "input_audio",
+    )
+    return Part(Kind.MEDIA if is_media else Kind.OPAQUE, block)
+
+
+def _blocks(content: Value) -> list[Value]:
+    if isinstance(content, list):
+        return content
+    return [{"type": "text", "text": as_words(content)}] if content else []

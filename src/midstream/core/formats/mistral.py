@@ -1,0 +1,17 @@
+"""Mistral chat completions: as OpenAI's, with arguments that may be objects and prefix messages."""
+
+from __future__ import annotations
+
+from midstream.core.formats.chat import OpenAIChat
+from midstream.core.formats.parts import Json, Part, object_in_text
+
+
+class Mistral(OpenAIChat):
+    """Messages of Mistral's API; the TypeScript client's `toolCalls` and `toolCallId` are not read."""
+
+    name = "mistral"
+    profile = "mistral"
+
+    def bad_arguments(self, part: Part) -> Json | None:
+        """Return the arguments to send where the call's own are neither an object nor its text."""
+        return None if isinstance(part.body, dict) else object_in_text(part.body)

@@ -1,0 +1,194 @@
+"""OpenAI Responses: one flat list of items; a call and its output find one another by `call_id`."""
+
+from __future__ import annotations
+
+from midstream.core.formats.parts import (
+    Json,
+    Kind,
+    Layout,
+    Part,
+    Role,
+    Turn,
+    Value,
+    as_json,
+    as_words,
+    both_words,
+    name_of,
+    object_in_text,
+    role_in,
+    type_of,
+)
+
+_ROLES = {
+    "user": Role.USER,
+    "assistant": Role.ASSISTANT,
+    "system": Role.SYSTEM,
+    "developer": Role.SYSTEM,
+}
+# A call item's type: the type of its output and the key the output stands under.
+OUTPUTS = {
+    "function_call": "function_call_output",
+    "custom_tool_call": "custom_tool_call_output",
+    "computer_call": "computer_call_output",
+    "local_shell_call": "local_shell_call_output",
+    "shell_call": "shell_call_output",
+    "apply_patch_call": "apply_patch_call_output",
+}
+_CALLS = {output: call for call, output in OUTPUTS.items()}
+_MEDIA = {"input_image", "input_file", "input_audio"}
+_USERS = {"mcp_approval_response"}
+
+
+class OpenAIResponses:
+    """Items of the Responses API, as input or as stored output."""
+
+    name = "openai-responses"
+    layout = Layout.FLAT
+    profile = "responses"
+    wire = "responses"
+
+    def parse(self, message: Json, at: int) -> Turn:
+        """Read one item."""
+        kind = type_of(message) or None
+        if kind in OUTPUTS:
+            body = message.get("arguments") if kind == "function_call" else message.get("input")
+            name = name_of(message.get("name")) or str(kind)
+            return Turn(
+                Role.ASSISTANT, [Part(Kind.CALL, message, message.get("call_id"), name, body)], message, at
+            )
+        if kind in _CALLS:
+            part = Part(Kind.RESULT, message, message.get("call_id"), "", message.get("output"))
+            return Turn(Role.TOOL, [part], message, at)
+        if kind == "reasoning":
+            return Turn(Role.ASSISTANT, [Part(Kind.THINKING, message, message.get("id"))], message, at)
+        if kind == "message" or (kind is None and "role" in message):
+            role = role_in(_ROLES, message.get("role"))
+            return Turn(role, _chunks(message.get("content")), message, at)
+        role = Role.USER if kind in _USERS else Role.ASSISTANT
+        return Turn(role, [Part(Kind.OPAQUE, message, message.get("id"))], message, at)
+
+    def build(self, turn: Turn) -> Json:
+        """Write one item."""
+        first = turn.parts[0] if turn.parts else None
+        if first is not None and _is_item(first):
+            raw: Json = first.raw
+            return raw
+        source: Json = turn.source or {"type": "message", "role": str(turn.role)}
+        if role_in(_ROLES, source.get("role")) is not turn.role:
+            source = {**source, "role": str(turn.role)}
+        if len(turn.parts) == 1 and (turn.parts[0].raw is None or turn.source is None):
+            return {**source, "content": turn.parts[0].body}
+        kind = "output_text" if turn.role is Role.ASSISTANT else "input_text"
+        content = [{"type": kind, "text": part.body} if part.raw is None else part.raw for part in turn.parts]
+        return {**source, "content": content}
+
+    def text(self, words: str, role: Role) -> Part:
+        """Make a text chunk."""
+        kind = "output_text" if role is Role.ASSISTANT else "input_text"
+        return Part(Kind.TEXT, {"type": kind, "text": words}, body=words, is_new=True)
+
+    def call(self, call_id: str, name: str, arguments: Json) -> Part:
+        """Make a function call item, without an item id."""
+        body = as_json(arguments)
+        raw: Json = {"type": "function_call", "call_id": call_id, "name": name, "arguments": body}
+        return Part(Kind.CALL, raw, call_id, name, body, is_new=True)
+
+    def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
+        """Make the output item of a call, in the shape its kind of call wants."""
+        kind = call.raw.get("type", "function_call")
+        output: Value = words
+        if kind == "shell_call":
+            outcome = {"type": "exit", "exit_code": 1}
+            output = [{"stdout": "", "stderr": words, "outcome": outcome}]
+        raw: Json = {"type": OUTPUTS[kind], "call_id": call.id, "output": output}
+        if kind == "apply_patch_call":
+            raw["status"] = "failed"
+        return Part(Kind.RESULT, raw, call.id, call.name, output, failed=is_failed, is_new=True)
+
+    def rename(self, part: Part, new_id: str) -> None:
+        """Give a call or an output another call id; the item's own id stays."""
+        part.id, part.raw = new_id, {**part.raw, "call_id": new_id}
+
+    def reargue(self, part: Part, arguments: Json) -> None:
+        """Give a call other arguments, as JSON text."""
+        part.body = as_json(arguments)
+        part.raw = {**part.raw, "arguments": part.body}
+
+    def retool(self, part: Part, name: str) -> None:
+        """Give a call another tool name."""
+        part.name = name
+        if part.kind is Kind.CALL:
+            part.raw = {**part.raw, "name": name}
+
+    def bad_arguments(self, part: Part) -> Json | None:
+        """Return the arguments to send where a function call's own are no JSON text of an object."""
+        return object_in_text(part.body) if part.raw.get("type") == "function_call" else None
+
+    def refill(self, part: Part, words: str) -> None:
+        """Give a text or an output other words."""
+        part.body = words
+        if part.kind is Kind.RESULT:
+            part.raw = {**part.raw, "output": words}
+        elif part.raw is not None:
+            part.raw = {**part.raw, "text": words}
+
+    def pieces(self, part: Part) -> tuple[str, list[Part]]:
+        """Take an output apart: its words and its media."""
+        if not isinstance(part.body, list):
+            return as_words(part.body), []
+        words, others = "", []
+        for chunk in part.body:
+            read = _chunk(chunk)
+            if read.kind is Kind.MEDIA:
+                others.append(read)
+            else:
+                words = both_words(words, as_words(read.body if read.kind is Kind.TEXT else chunk))
+        return words, others
+
+    def join(self, first: Part, second: Part) -> None:
+        """Append the second output's content."""
+        if isinstance(first.body, list) or isinstance(second.body, list):
+            output: Value = [*_outputs(first.body), *_outputs(second.body)]
+        else:
+            output = both_words(as_words(first.body), as_words(second.body))
+        first.body, first.raw = output, {**first.raw, "output": output}
+
+    def tidy(self, part: Part) -> str | None:
+        """An output is a text or chunks, and never missing."""
+        if isinstance(part.body, str) or (isinstance(part.body, list) and part.body):
+            return None
+        if part.raw.get("type") != "function_call_output" and part.body:
+            return None
+        self.refill(part, as_words(part.body) if part.body else "(no output)")
+        return "bad-result" if part.body else "null-content"
+
+
+def _is_item(part: Part) -> bool:
+    """Whether a part is an item of its own rather than a chunk of a message."""
+    return part.kind in (Kind.CALL, Kind.RESULT, Kind.THINKING) or (
+        part.kind is Kind.OPAQUE and "content" not in part.raw and part.name != "chunk"
+    )
+
+
+def _chunk(chunk: Value) -> Part:
+    if not isinstance(chunk, dict):
+        words = as_words(chunk)
+        return Part(Kind.TEXT, {"type": "input_text", "text": words}, body=words, is_new=True)
+    kind = type_of(chunk)
+    if kind in ("input_text", "output_text", "text"):
+        return Part(Kind.TEXT, chunk, body=chunk.get("text"))
+    return Part(Kind.MEDIA if kind in _MEDIA else Kind.OPAQUE, chunk, name="chunk")
+
+
+def _chunks(content: Value) -> list[Part]:
+    if isinstance(content, str):
+        return [Part(Kind.TEXT, None, body=content)] if content else []
+    if isinstance(content, list):
+        return [_chunk(chunk) for chunk in content]
+    return [] if content is None else [Part(Kind.TEXT, None, body=as_words(content), is_new=True)]
+
+
+def _outputs(output: Value) -> list[Value]:
+    if isinstance(output, list):
+        return output
+    return [{"type": "input_text", "text": as_words(output)}] if output else []

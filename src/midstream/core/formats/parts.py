@@ -1,0 +1,289 @@
+"""The shape every format is read into: turns of parts, each with the object it came from.
+
+A format parses literally and never repairs. A turn that nobody touched is written as the very object it was
+read from, so what was valid stays byte for byte: signatures, cache markers, unknown part types and all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from enum import IntEnum, StrEnum
+from typing import Any, Protocol
+
+import msgspec
+from msgspec import Struct
+
+Value = Any
+"""A JSON value of a provider. `Any`: providers add fields faster than anybody could type them."""
+Json = dict[str, Any]
+"""A JSON object of a provider."""
+
+
+class Kind(StrEnum):
+    """What a part is, to every provider."""
+
+    TEXT = "text"
+    THINKING = "thinking"
+    CALL = "call"
+    RESULT = "result"
+    HOSTED_CALL = "hosted_call"
+    """A tool the provider runs itself; its result stands in the same reply."""
+    HOSTED_RESULT = "hosted_result"
+    SYSTEM = "system"
+    """A system prompt inside a user's message (pydantic-ai)."""
+    MEDIA = "media"
+    OPAQUE = "opaque"
+    """Anything else: kept as it is, never looked into."""
+
+
+class Role(StrEnum):
+    """Who speaks in a turn."""
+
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+    SYSTEM = "system"
+    OTHER = "other"
+
+
+class Layout(StrEnum):
+    """Where a format keeps the results of calls."""
+
+    GROUPED = "grouped"
+    """Parts of the next user message (Anthropic, Bedrock, Gemini, pydantic-ai)."""
+    SEPARATE = "separate"
+    """A message each, after the reply (Chat Completions, Mistral, LangChain)."""
+    FLAT = "flat"
+    """No messages: calls and results are items of one list (Responses)."""
+
+
+class Part(Struct, eq=False):
+    """One piece of a turn.
+
+    `body` is the text, the arguments of a call (text or object, as the format has them) or the content of a
+    result. `raw` is the provider's object, or None for a part that is not written yet.
+    """
+
+    kind: Kind
+    raw: Value = None
+    id: str | None = None
+    name: str = ""
+    body: Value = None
+    signature: str | None = None
+    failed: bool = False
+    owner: Part | None = None
+    """Of a result: the call it answers."""
+    answers: list[Part] | None = None
+    """Of a call: its results, in the order they were found."""
+    reply: int = -1
+    """Of a call: the number of the reply it stands in. Of a result: that of its call."""
+    turn: int = -1
+    """Where it was read: the number of its turn."""
+    is_repeat: bool = False
+    """Of a call: an earlier call of the list has its id."""
+    is_second: bool = False
+    """Of a result: its call has another one already."""
+    is_by_name: bool = False
+    """Has no id and needs none: results are found by the tool's name."""
+    is_new: bool = False
+    """Made by a repair."""
+
+
+class Mark(IntEnum):
+    """What the quick look knows of a message without reading its parts (`core/repair/quick.py`)."""
+
+    DOUBT = 0
+    USER = 1
+    REPLY = 2
+    CALLS = 3
+    ANSWER = 4
+    SYSTEM = 5
+
+
+class Turn:
+    """One message (or item) of a history: who speaks, in parts.
+
+    `source` is the object it was read from; it is written back untouched unless `is_changed`. `at` is its
+    place in the input, or -1 for a turn made by a repair. A marked turn is beyond doubt: its parts are read
+    only when somebody asks for them.
+    """
+
+    __slots__ = ("_parse", "_parts", "at", "faults", "ids", "is_changed", "mark", "reply", "role", "source")
+
+    def __init__(
+        self,
+        role: Role,
+        parts: list[Part] | None,
+        source: Value = None,
+        at: int = -1,
+        *,
+        is_changed: bool = False,
+        mark: int = 0,
+        parse: Callable[[Json, int], Turn] | None = None,
+    ) -> None:
+        self.role = role
+        self._parts = parts
+        self.source = source
+        self.at = at
+        self.is_changed = is_changed
+        self.mark = mark
+        self.faults: tuple[str, ...] = ()
+        """What only the format's reader can see, such as an empty `tool_calls` list."""
+        self.ids: list[str] | None = None
+        """Of a marked reply: the ids of all calls of its unit."""
+        self.reply = -1
+        self._parse = parse
+
+    @property
+    def parts(self) -> list[Part]:
+        """The pieces of this turn."""
+        if self._parts is None:
+            assert self._parse is not None  # a turn is made with its parts, or with its reader
+            self._parts = self._parse(self.source, self.at).parts
+        return self._parts
+
+    @parts.setter
+    def parts(self, parts: list[Part]) -> None:
+        self._parts = parts
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether any part asks for a tool."""
+        if self.mark:
+            return self.mark == Mark.CALLS
+        return any(part.kind is Kind.CALL for part in self.parts)
+
+
+class Format(Protocol):
+    """One provider's messages, both ways. `parse` is literal; `build` writes what `parse` would read."""
+
+    name: str
+    layout: Layout
+    profile: str
+    """The name of the profile that is meant when nobody names one."""
+    wire: str
+    """The profile whose rules come with the format itself, whoever serves it; or empty."""
+
+    def parse(self, message: Json, at: int) -> Turn:
+        """Read one message. Never raises for what is in it: the unknown becomes opaque parts."""
+
+    def build(self, turn: Turn) -> Json:
+        """Write one turn: a copy of its source with the parts replaced, or a new message."""
+
+    def text(self, words: str, role: Role) -> Part:
+        """Make a text part for a turn of this role."""
+
+    def call(self, call_id: str, name: str, arguments: Json) -> Part:
+        """Make a call part."""
+
+    def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
+        """Make a result part for a call."""
+
+    def rename(self, part: Part, new_id: str) -> None:
+        """Give a call or a result another call id."""
+
+    def reargue(self, part: Part, arguments: Json) -> None:
+        """Give a call other arguments."""
+
+    def refill(self, part: Part, words: str) -> None:
+        """Give a text or a result these words as its whole content."""
+
+    def retool(self, part: Part, name: str) -> None:
+        """Give a call or a result another tool name."""
+
+    def bad_arguments(self, part: Part) -> Json | None:
+        """Return the arguments to send where a call's own are no JSON object, else None."""
+
+    def pieces(self, part: Part) -> tuple[str, list[Part]]:
+        """Take a result apart: its words, and what else it carries (images) as parts of a user turn."""
+
+    def join(self, first: Part, second: Part) -> None:
+        """Append the content of a second result of the same call to the first."""
+
+    def tidy(self, part: Part) -> str | None:
+        """Make a result's content sendable; say what was wrong (a code), or None if nothing was."""
+
+
+def role_in(roles: dict[str, Role], named: Value) -> Role:
+    """Look up a role that a message names; anything may stand there."""
+    return roles.get(named, Role.OTHER) if isinstance(named, str) else Role.OTHER
+
+
+def type_of(raw: Json) -> str:
+    """What a block says it is; anything may stand there."""
+    kind = raw.get("type")
+    return kind if isinstance(kind, str) else ""
+
+
+def name_of(value: Value) -> str:
+    """Read a tool's name; anything may stand there."""
+    return value if isinstance(value, str) else ""
+
+
+RAW = "_raw"
+"""The argument that carries a text which is no JSON object, so that nothing of it is lost."""
+
+
+def object_of(value: Value) -> Json | None:
+    """Read arguments that should have been an object; None if they are one."""
+    if isinstance(value, dict):
+        return None
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return _object_in(value, depth=2)
+    return {RAW: as_json(value)}
+
+
+def object_in_text(value: Value) -> Json | None:
+    """Read arguments that should have been the JSON text of an object; None if they are."""
+    if isinstance(value, str):
+        try:
+            if isinstance(msgspec.json.decode(value), dict):
+                return None
+        except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+            pass
+        return _object_in_strict(value)
+    return value if isinstance(value, dict) else object_of(value)
+
+
+def _object_in_strict(text: str) -> Json | None:
+    """What Python's reader takes and msgspec does not (NaN, lone surrogate escapes) is no fault."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return _object_in(text, depth=2)
+    return None if isinstance(found, dict) else _object_in(text, depth=2)
+
+
+def _object_in(text: str, *, depth: int) -> Json:
+    """Find the object in a text, also in a text within the text; keep the text where there is none."""
+    if not text.strip():
+        return {}
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {RAW: text}
+    if isinstance(found, dict):
+        return found
+    if isinstance(found, str) and depth:
+        return _object_in(found, depth=depth - 1)
+    return {} if found is None else {RAW: text}
+
+
+def as_json(value: Value) -> str:
+    """Write any JSON value as text, the same way every time."""
+    return json.dumps(value, ensure_ascii=False, separators=(", ", ": "), default=str)
+
+
+def as_words(value: Value) -> str:
+    """Read any JSON value as words: text as it is, nothing as nothing, the rest as JSON."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None else as_json(value)
+
+
+def both_words(first: str, second: str) -> str:
+    """Put two texts after one another, each on lines of its own."""
+    return f"{first}\n{second}" if first and second else first or second

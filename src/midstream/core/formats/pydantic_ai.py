@@ -1,0 +1,124 @@
+"""pydantic-ai: the JSON of `ModelMessage`, `{"kind": "request" | "response", "parts": [...]}`."""
+
+from __future__ import annotations
+
+from midstream.core.formats.parts import (
+    Json,
+    Kind,
+    Layout,
+    Part,
+    Role,
+    Turn,
+    Value,
+    as_words,
+    both_words,
+    name_of,
+    object_in_text,
+    role_in,
+)
+
+_ROLES = {"request": Role.USER, "response": Role.ASSISTANT}
+_RETRY = "retry-prompt"
+
+
+class PydanticAI:
+    """What `ModelMessagesTypeAdapter` writes and reads."""
+
+    name = "pydantic-ai"
+    layout = Layout.GROUPED
+    profile = "pydantic-ai"
+    wire = ""
+
+    def parse(self, message: Json, at: int) -> Turn:
+        """Read one message."""
+        role = role_in(_ROLES, message.get("kind"))
+        parts = message.get("parts")
+        return Turn(role, [_part(part) for part in parts] if isinstance(parts, list) else [], message, at)
+
+    def build(self, turn: Turn) -> Json:
+        """Write one message."""
+        kind = "response" if turn.role is Role.ASSISTANT else "request"
+        return {**(turn.source or {}), "kind": kind, "parts": [part.raw for part in turn.parts]}
+
+    def text(self, words: str, role: Role) -> Part:
+        """Make a text part of a reply, or a user prompt."""
+        kind = "text" if role is Role.ASSISTANT else "user-prompt"
+        return Part(Kind.TEXT, {"content": words, "part_kind": kind}, body=words, is_new=True)
+
+    def call(self, call_id: str, name: str, arguments: Json) -> Part:
+        """Make a tool call part."""
+        raw: Json = {"tool_name": name, "args": arguments, "tool_call_id": call_id, "part_kind": "tool-call"}
+        return Part(Kind.CALL, raw, call_id, name, arguments, is_new=True)
+
+    def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
+        """Make a tool return for a call."""
+        del is_failed
+        raw: Json = {
+            "tool_name": call.name,
+            "content": words,
+            "tool_call_id": call.id,
+            "part_kind": "tool-return",
+        }
+        return Part(Kind.RESULT, raw, call.id, call.name, words, is_new=True)
+
+    def rename(self, part: Part, new_id: str) -> None:
+        """Give a call or a return another id."""
+        part.id, part.raw = new_id, {**part.raw, "tool_call_id": new_id}
+
+    def reargue(self, part: Part, arguments: Json) -> None:
+        """Give a call other arguments."""
+        part.body, part.raw = arguments, {**part.raw, "args": arguments}
+
+    def retool(self, part: Part, name: str) -> None:
+        """Give a call or a return another tool name."""
+        part.name, part.raw = name, {**part.raw, "tool_name": name}
+
+    def bad_arguments(self, part: Part) -> Json | None:
+        """Return the arguments to send where the call's own are no object and no text of one."""
+        body = part.body
+        return None if body is None or isinstance(body, dict) or body == "" else object_in_text(body)
+
+    def refill(self, part: Part, words: str) -> None:
+        """Give a text or a return other words."""
+        part.body, part.raw = words, {**part.raw, "content": words}
+
+    def pieces(self, part: Part) -> tuple[str, list[Part]]:
+        """Take a return apart; files in it stay with its words, as JSON."""
+        return as_words(part.body), []
+
+    def join(self, first: Part, second: Part) -> None:
+        """Append the second return's content."""
+        self.refill(first, both_words(as_words(first.body), as_words(second.body)))
+
+    def tidy(self, part: Part) -> str | None:
+        """Value JSON value may be returned; a retry needs words."""
+        if part.raw.get("part_kind") == _RETRY and not part.body:
+            self.refill(part, "(failed without a message)")
+            return "empty-result"
+        return None
+
+
+def _part(raw: Value) -> Part:
+    if not isinstance(raw, dict):
+        words = as_words(raw)
+        return Part(Kind.TEXT, {"content": words, "part_kind": "user-prompt"}, body=words, is_new=True)
+    kind, content = raw.get("part_kind"), raw.get("content")
+    if kind in ("user-prompt", "text"):
+        return Part(Kind.TEXT, raw, body=content)
+    if kind == "system-prompt":
+        return Part(Kind.SYSTEM, raw, body=content)
+    if kind == "tool-call":
+        return Part(Kind.CALL, raw, raw.get("tool_call_id"), name_of(raw.get("tool_name")), raw.get("args"))
+    if kind == "tool-return" or (kind == _RETRY and raw.get("tool_name")):
+        failed = kind == _RETRY
+        name = name_of(raw.get("tool_name"))
+        return Part(Kind.RESULT, raw, raw.get("tool_call_id"), name, content, failed=failed)
+    if kind == "thinking":
+        return Part(Kind.THINKING, raw, body=content, signature=raw.get("signature"))
+    if kind in ("builtin-tool-call", "native-tool-call"):
+        return Part(
+            Kind.HOSTED_CALL, raw, raw.get("tool_call_id"), name_of(raw.get("tool_name")), raw.get("args")
+        )
+    if kind in ("builtin-tool-return", "native-tool-return"):
+        return Part(Kind.HOSTED_RESULT, raw, raw.get("tool_call_id"), name_of(raw.get("tool_name")), content)
+    return Part(Kind.OPAQUE, raw)

@@ -1,0 +1,272 @@
+"""What each provider accepts, as data.
+
+A profile is read by `repair` and `check` and by nothing else; a rule that cannot be said as a value here does
+not exist. Sources and error texts: `docs/spec/history.md`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Literal, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from midstream.core.formats.parts import Format, Value
+from midstream.errors import UsageError
+
+T = TypeVar("T")
+
+_ID_SIZE_LIMIT = 1 << 20
+"""In characters: where a provider names no limit there is still one, so that a test has a number."""
+_ANYTHING = r"(?s:.+)"
+_WORD = r"[a-zA-Z0-9_-]+"
+_ALNUM = r"[a-zA-Z0-9]+"
+
+
+class Profile(Struct, frozen=True, kw_only=True):
+    """The rules of one provider."""
+
+    name: str
+    signs: str = ""
+    """Whose signed thinking it wants back: its own name for a signing provider, else empty."""
+    is_thinking_signed: bool = False
+    """Unsigned thinking is refused, and so is thinking at the end of a reply."""
+    wants_reasoning: bool = False
+    """While thinking, each reply with calls must bring its reasoning along (DeepSeek)."""
+    signs_calls: bool = False
+    """The first call of each step of the current turn must bring its signature along (Gemini 3)."""
+    id_pattern: str = _ANYTHING
+    """What a call id must match as a whole."""
+    id_size_max: int = 0
+    """In characters; 0 for no limit."""
+    id_size_exact: int = 0
+    """In characters; 0 where any length will do."""
+    ids_refused: frozenset[str] = frozenset()
+    ids_are_unique: Literal["reply", "list"] = "reply"
+    """How far a call id must be unique."""
+    joins_users: bool = True
+    """User messages in a row are read as one turn."""
+    alternates: Literal["no", "roles", "spoken"] = "no"
+    """`roles`: user and assistant strictly in turn. `spoken`: the same, not counting calls and results."""
+    first: Literal["any", "call-later", "user"] = "call-later"
+    """Who may begin: anybody; anybody but a reply with calls; the user only."""
+    call_follows_user: bool = False
+    """A reply with calls may not follow another reply (Gemini)."""
+    system: Literal["any", "after-user", "first", "apart"] = "any"
+    """Where system prompts stand: anywhere; not after a reply or a result; at the top; in a parameter."""
+    repeats_system: bool = True
+    """Whether equal system prompts may be said again."""
+    blank: Literal["ok", "empty", "white"] = "ok"
+    """Which texts are refused: none; empty ones; also those of nothing but white space."""
+    is_empty_user_refused: bool = True
+    """User messages without any content are refused."""
+    is_hollow_refused: bool = True
+    """Replies without words and calls are refused."""
+    mixes_results: bool = True
+    """Results and words may stand in one user message."""
+    pairs_hosted: bool = False
+    """A hosted call and its result must stand in the same reply."""
+
+    def takes_id(self, call_id: object) -> bool:
+        """Whether this can be a call's id here."""
+        return self.id_test()(call_id)
+
+    def id_test(self) -> Callable[[Value], bool]:
+        """Return `takes_id` as a function, for those who ask ten thousand times."""
+        match = re.compile(self.id_pattern).fullmatch
+        size_max = self.id_size_exact or self.id_size_max or _ID_SIZE_LIMIT
+        size_min = self.id_size_exact or 1
+        refused = self.ids_refused
+
+        def test(call_id: Value) -> bool:
+            return (
+                type(call_id) is str
+                and size_min <= len(call_id) <= size_max
+                and call_id not in refused
+                and match(call_id) is not None
+            )
+
+        return test
+
+
+_PROFILES = (
+    Profile(
+        name="anthropic",
+        signs="anthropic",
+        is_thinking_signed=True,
+        id_pattern=_WORD,
+        ids_are_unique="list",
+        first="user",
+        system="apart",
+        blank="white",
+        pairs_hosted=True,
+    ),
+    Profile(
+        name="bedrock-claude",
+        signs="anthropic",
+        is_thinking_signed=True,
+        id_pattern=_WORD,
+        id_size_max=64,
+        ids_are_unique="list",
+        joins_users=False,
+        alternates="roles",
+        first="user",
+        system="apart",
+        blank="white",
+        pairs_hosted=True,
+    ),
+    Profile(
+        name="bedrock-mistral",
+        id_pattern=_WORD,
+        id_size_max=64,
+        ids_are_unique="list",
+        joins_users=False,
+        alternates="roles",
+        first="user",
+        system="apart",
+        blank="white",
+        mixes_results=False,
+    ),
+    Profile(
+        name="vertex",
+        signs="anthropic",
+        is_thinking_signed=True,
+        id_pattern=_WORD,
+        ids_are_unique="list",
+        joins_users=False,
+        alternates="roles",
+        first="user",
+        system="apart",
+        blank="white",
+        pairs_hosted=True,
+    ),
+    Profile(name="openai-chat", signs="openai", id_size_max=40, is_empty_user_refused=False),
+    Profile(name="responses", signs="openai", id_size_max=64, ids_are_unique="list", is_hollow_refused=False),
+    Profile(
+        name="gemini",
+        signs="google",
+        system="apart",
+        joins_users=False,
+        call_follows_user=True,
+        blank="empty",
+    ),
+    Profile(
+        name="gemini-3",
+        signs="google",
+        system="apart",
+        joins_users=False,
+        call_follows_user=True,
+        blank="empty",
+        signs_calls=True,
+    ),
+    Profile(
+        name="mistral", system="after-user", is_empty_user_refused=False, ids_refused=frozenset({"null"})
+    ),
+    Profile(
+        name="mistral-v3",
+        system="after-user",
+        is_empty_user_refused=False,
+        id_pattern=_ALNUM,
+        id_size_exact=9,
+    ),
+    Profile(name="deepseek", is_empty_user_refused=False, ids_are_unique="list", wants_reasoning=True),
+    Profile(name="kimi", is_empty_user_refused=False),
+    Profile(name="minimax", is_empty_user_refused=False, mixes_results=False),
+    Profile(
+        name="strict-template",
+        id_pattern=_ALNUM,
+        id_size_exact=9,
+        joins_users=False,
+        alternates="spoken",
+        first="user",
+        system="first",
+        repeats_system=False,
+    ),
+    Profile(name="neutral", blank="white"),
+    Profile(name="pydantic-ai", blank="white", first="user"),
+)
+
+
+def both(first: Profile, second: Profile, *, name: str | None = None) -> Profile:
+    """Return the profile that accepts only what two others accept."""
+    sizes = [size for size in (first.id_size_max, second.id_size_max) if size]
+    return Profile(
+        name=name or second.name,
+        signs=second.signs or first.signs,
+        is_thinking_signed=first.is_thinking_signed or second.is_thinking_signed,
+        wants_reasoning=first.wants_reasoning or second.wants_reasoning,
+        signs_calls=first.signs_calls or second.signs_calls,
+        id_pattern=_narrower(first.id_pattern, second.id_pattern),
+        id_size_max=min(sizes, default=0),
+        id_size_exact=max(first.id_size_exact, second.id_size_exact),
+        ids_refused=first.ids_refused | second.ids_refused,
+        ids_are_unique=_later(first.ids_are_unique, second.ids_are_unique, ("reply", "list")),
+        joins_users=first.joins_users and second.joins_users,
+        alternates=_later(first.alternates, second.alternates, ("no", "roles", "spoken")),
+        first=_later(first.first, second.first, ("any", "call-later", "user")),
+        call_follows_user=first.call_follows_user or second.call_follows_user,
+        system=_later(first.system, second.system, ("any", "after-user", "first", "apart")),
+        repeats_system=first.repeats_system and second.repeats_system,
+        blank=_later(first.blank, second.blank, ("ok", "empty", "white")),
+        is_empty_user_refused=first.is_empty_user_refused or second.is_empty_user_refused,
+        is_hollow_refused=first.is_hollow_refused or second.is_hollow_refused,
+        mixes_results=first.mixes_results and second.mixes_results,
+        pairs_hosted=first.pairs_hosted or second.pairs_hosted,
+    )
+
+
+def _later(first: T, second: T, order: tuple[T, ...]) -> T:
+    """The stricter of two values: the one that stands later in their order."""
+    return max(first, second, key=order.index)
+
+
+def _narrower(first: str, second: str) -> str:
+    return max(first, second, key=(_ANYTHING, _WORD, _ALNUM).index)
+
+
+def _everybody() -> Profile:
+    """What all of them accept. System prompts stay in the list: where they go is the format's matter."""
+    union = _PROFILES[0]
+    for profile in _PROFILES:
+        union = both(union, profile, name="portable")
+    return replace(union, system="first", wants_reasoning=False, signs_calls=False)
+
+
+PROFILES: dict[str, Profile] = {profile.name: profile for profile in (*_PROFILES, _everybody())}
+"""Every profile by its name. `neutral` asks only for what everybody asks for."""
+
+_ALIASES = {
+    "bedrock": "bedrock-claude",
+    "openai": "openai-chat",
+    "openai-responses": "responses",
+    "google": "gemini",
+    "chat": "openai-chat",
+    "langchain": "neutral",
+}
+
+
+def profile_named(name: str) -> Profile:
+    """Find a profile by its name or by the name of its format.
+
+    Raises:
+        UsageError: There is none of this name; the message lists those there are.
+    """
+    plain = name.strip().lower().replace("_", "-")
+    found = PROFILES.get(plain) or PROFILES.get(_ALIASES.get(plain, ""))
+    if found is None:
+        raise UsageError(f"no profile is called {name!r}; there are {', '.join(PROFILES)}")
+    return found
+
+
+def profile_for(form: Format, name: str | None) -> Profile:
+    """Return the rules for a format's messages at a provider: the format's own, and the provider's.
+
+    Raises:
+        UsageError: No profile has this name.
+    """
+    named = profile_named(name or form.profile)
+    if not form.wire or named.name == form.wire:
+        return named
+    return both(PROFILES[form.wire], named)

@@ -1,0 +1,138 @@
+"""Edges: who may begin, who may follow whom."""
+
+from __future__ import annotations
+
+from midstream.core.formats.parts import Kind, Mark, Role, Turn
+from midstream.core.repair.task import Task, is_silent, stands_in
+from midstream.core.repair.words import FIRST, GO_ON, NO_REPLY
+
+_SPEAKERS = (Role.USER, Role.ASSISTANT)
+
+
+def settle_edges(turns: list[Turn], task: Task) -> list[Turn]:
+    """Return the turns with a first one that may be first and no two neighbours that may not be."""
+    profile = task.profile
+    turns = _begun(turns, task)
+    if not profile.mixes_results and task.is_grouped:
+        turns = _unmixed(turns, task)
+    if profile.alternates != "no" or profile.call_follows_user:
+        turns = _joined(turns, task)
+    if profile.alternates == "spoken":
+        turns = _spoken(turns, task)
+    return turns
+
+
+def _begun(turns: list[Turn], task: Task) -> list[Turn]:
+    """Let a user begin where a reply may not."""
+    place = 0
+    while place < len(turns) and turns[place].role is Role.SYSTEM:
+        place += 1
+    if place == len(turns) or task.profile.first == "any":
+        return turns
+    first = turns[place]
+    if first.role is not Role.ASSISTANT:
+        return turns
+    if task.profile.first == "call-later" and (place or not _calls_at_once(turns)):
+        return turns
+    task.report.tell("starts-with-reply", max(first.at, 0), "a user's turn was put before it")
+    return [*turns[:place], task.turn_of(Role.USER, FIRST), *turns[place:]]
+
+
+def _calls_at_once(turns: list[Turn]) -> bool:
+    """Whether the first reply has calls; in a flat list it may be of several items."""
+    for turn in turns:
+        if turn.role is not Role.ASSISTANT:
+            return False
+        if turn.has_calls:
+            return True
+        if turn.parts and turn.parts[0].kind is not Kind.THINKING:
+            return False
+    return False
+
+
+def _unmixed(turns: list[Turn], task: Task) -> list[Turn]:
+    """Part results from a user's words where they may not share a message."""
+    out: list[Turn] = []
+    for turn in turns:
+        may_mix = turn.role is Role.USER and not turn.mark
+        results = [part for part in turn.parts if part.kind is Kind.RESULT] if may_mix else []
+        if not results or len(results) == len(turn.parts):
+            out.append(turn)
+            continue
+        others = [part for part in turn.parts if part.kind is not Kind.RESULT]
+        out.append(Turn(Role.USER, results, turn.source, turn.at, is_changed=True))
+        if task.profile.alternates != "no":
+            out.append(task.turn_of(Role.ASSISTANT, NO_REPLY))
+        out.append(Turn(Role.USER, others, at=turn.at, is_changed=True))
+        task.report.tell("mixed-turn", turn.at, "parted the results from the words")
+    return out
+
+
+def _joined(turns: list[Turn], task: Task) -> list[Turn]:
+    """Join neighbours of one role, or part them where they cannot be joined."""
+    out: list[Turn] = []
+    start, count = 0, len(turns)
+    while start < count:
+        end = start + 1
+        while end < count and turns[end].role is turns[start].role:
+            end += 1
+        run = turns[start:end]
+        out += _run(run, task) if _is_refused_run(run, task) else run
+        start = end
+    return out
+
+
+def _is_refused_run(run: list[Turn], task: Task) -> bool:
+    """Whether these may not follow one another; a reply with calls is always the last of its run."""
+    if len(run) == 1 or run[0].role not in _SPEAKERS or task.is_flat:
+        return False
+    return task.profile.alternates != "no" or run[-1].has_calls
+
+
+def _run(run: list[Turn], task: Task) -> list[Turn]:
+    out = [run[0]]
+    for turn in run[1:]:
+        before = out[-1]
+        if _can_join(before, turn, task):
+            parts = [*before.parts, *turn.parts]
+            out[-1] = Turn(before.role, parts, _source(before, turn), turn.at, is_changed=True)
+            task.report.tell("same-role-twice", max(turn.at, 0), "joined with the results before")
+        else:
+            other, words = (Role.USER, GO_ON) if turn.role is Role.ASSISTANT else (Role.ASSISTANT, NO_REPLY)
+            out += [task.turn_of(other, words), turn]
+            task.report.tell("same-role-twice", max(turn.at, 0), "parted from the message before")
+    return out
+
+
+def _source(before: Turn, turn: Turn) -> object:
+    return before.source if before.source is not None else turn.source
+
+
+def _can_join(before: Turn, turn: Turn, task: Task) -> bool:
+    """Only stand-ins are joined with what follows them.
+
+    Joining anything else would change a message that came before the fault, and with it the provider's cached
+    prefix: a constant filler between the two changes nothing.
+    """
+    if before.mark not in (Mark.DOUBT, Mark.ANSWER):
+        return False
+    if not all(part.kind is Kind.RESULT and stands_in(part) for part in before.parts):
+        return False
+    return task.profile.mixes_results or is_silent(before) == is_silent(turn)
+
+
+def _spoken(turns: list[Turn], task: Task) -> list[Turn]:
+    """Let user and assistant take turns, not counting calls and results."""
+    out: list[Turn] = []
+    expected = Role.USER
+    for turn in turns:
+        if turn.role not in _SPEAKERS or is_silent(turn):
+            out.append(turn)
+            continue
+        if turn.role is not expected:
+            words = GO_ON if expected is Role.USER else NO_REPLY
+            out.append(task.turn_of(expected, words))
+            task.report.tell("same-role-twice", max(turn.at, 0), "parted from the message before")
+        out.append(turn)
+        expected = Role.ASSISTANT if turn.role is Role.USER else Role.USER
+    return out

@@ -1,0 +1,88 @@
+"""The one walk: read, tidy, pair, lay out, settle the edges, write."""
+
+from __future__ import annotations
+
+from midstream.core.formats.parts import Format, Kind, Mark, Role, Turn, Value
+from midstream.core.profiles import Profile
+from midstream.core.repair.edges import settle_edges
+from midstream.core.repair.ids import settle_ids
+from midstream.core.repair.layout import Layout
+from midstream.core.repair.pairing import Pairing
+from midstream.core.repair.quick import Marks
+from midstream.core.repair.reading import sendable, turns_of
+from midstream.core.repair.reasoning import settle_reasoning
+from midstream.core.repair.report import Advice, Repaired
+from midstream.core.repair.signatures import odd_signatures
+from midstream.core.repair.systems import place_systems
+from midstream.core.repair.task import Task
+from midstream.core.repair.tidy import tidy_turns
+
+
+def repaired(
+    messages: list[Value],
+    form: Format,
+    profile: Profile,
+    *,
+    system: Value = None,
+    model: str | None = None,
+    thinking: bool | None = None,
+    live_tail: bool = False,
+    outcomes: dict[str, str] | None = None,
+) -> Repaired:
+    """Make a history acceptable to a profile; return the same list where it already is.
+
+    Raises:
+        InvalidHistoryError: A message is no JSON value. Nothing was changed: input never is.
+    """
+    task = Task(form=form, profile=profile, is_live=live_tail, model=model, outcomes=outcomes)
+    clean = sendable(messages, task)
+    marks = Marks(clean, form.name, profile)
+    if profile.signs == "anthropic" and task.is_grouped:
+        task.odd_signatures = odd_signatures(clean)
+        if task.odd_signatures:
+            marks.doubt_signatures(task.odd_signatures)
+    needs_walk = (thinking and profile.is_thinking_signed) or (task.is_flat and model)
+    if clean is messages and not needs_walk and marks.are_all_fine(profile):
+        has_calls = Mark.CALLS in marks.marks
+        return Repaired(messages, system, (), _advice(profile, has_calls=has_calls, thinking=None))
+    turns = turns_of(clean, task, marks)
+    turns, system = place_systems(turns, system, task)
+    turns = tidy_turns(turns, task)
+    pairing = Pairing(turns, task)
+    turns = pairing.run()
+    settle_ids(pairing.turns, pairing.calls, pairing.stepped, task)
+    turns = Layout(turns, pairing.turns, task).run()
+    turns = settle_edges(turns, task)
+    turns = settle_reasoning(turns, task, thinking=thinking)
+    edits = tuple(task.report.edits)
+    advice = advice_for(turns, profile, thinking=thinking)
+    if not edits:
+        return Repaired(messages, system, (), advice)
+    written = [turn.source if not turn.is_changed else form.build(turn) for turn in turns]
+    return Repaired(written, system, edits, advice)
+
+
+def advice_for(turns: list[Turn], profile: Profile, *, thinking: bool | None) -> Advice:
+    """Say what the coming request should be sent with."""
+    has_calls = any(turn.has_calls for turn in turns)
+    is_lost = thinking is True and profile.is_thinking_signed and _lost_thinking(turns)
+    return _advice(profile, has_calls=has_calls, thinking=False if is_lost else None)
+
+
+def _advice(profile: Profile, *, has_calls: bool, thinking: bool | None) -> Advice:
+    tools = True if has_calls and profile.name.startswith("bedrock") else None
+    return Advice(thinking=thinking, tools=tools)
+
+
+def _lost_thinking(turns: list[Turn]) -> bool:
+    """Whether the tool loop in progress began without a thought: then thinking cannot go on in it."""
+    opening: Turn | None = None
+    for number in range(len(turns) - 1, -1, -1):
+        turn = turns[number]
+        if turn.role is Role.ASSISTANT:
+            if not turn.has_calls:
+                break
+            opening = turn
+        elif number < len(turns) - 1 and any(part.kind is not Kind.RESULT for part in turn.parts):
+            break
+    return opening is not None and opening.parts[0].kind is not Kind.THINKING

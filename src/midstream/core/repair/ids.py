@@ -1,0 +1,117 @@
+"""Call ids: what the profile cannot take gets a new one, call and result together.
+
+New ids follow from the old one and its place among the calls, so that the same history always gets the same
+ids and an appended message changes none of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+
+from midstream.core.formats.parts import Part, Turn
+from midstream.core.repair.task import Task
+
+_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_DIGEST_CHARS = 8
+
+
+def settle_ids(turns: list[Turn], calls: list[Part], others: Iterable[str], task: Task) -> None:
+    """Give every call an id its profile takes, and its result the same; `others` are taken already."""
+    if not calls:
+        return
+    namer = _Namer(calls, others, task)
+    reply = -1
+    for number, call in enumerate(calls, start=1):
+        if task.profile.ids_are_unique == "reply" and call.reply != reply:
+            namer.seen.clear()
+        reply = call.reply
+        old = call.id
+        if not call.is_by_name:
+            if not task.profile.takes_id(old):
+                _rename(turns, call, namer.new(old, number), "bad-id", task)
+            elif call.is_repeat or old in namer.seen:
+                _rename(turns, call, namer.new(old, number), "repeated-id", task)
+            namer.seen.add(str(call.id))
+        for result in call.answers or ():
+            _follow(turns, call, result, task)
+
+
+def _rename(turns: list[Turn], call: Part, new_id: str, code: str, task: Task) -> None:
+    old = call.id if isinstance(call.id, str) else None
+    task.form.rename(call, new_id)
+    turn = turns[call.turn]
+    turn.is_changed = True
+    task.report.tell(code, turn.at, f"renamed to {new_id!r}, with its result", call_id=old)
+
+
+def _follow(turns: list[Turn], call: Part, result: Part, task: Task) -> None:
+    """A result bears the id (and, where results have names, the name) of its call."""
+    if not call.is_by_name and not result.is_by_name and result.id != call.id:
+        task.form.rename(result, str(call.id))
+        turns[result.turn].is_changed = True
+    if result.name != call.name and task.form.name == "gemini":
+        task.form.retool(result, call.name)
+        turns[result.turn].is_changed = True
+        task.report.tell("foreign-result-name", turns[result.turn].at, "named as its call")
+
+
+class _Namer:
+    """Makes new ids that no other call has."""
+
+    def __init__(self, calls: list[Part], others: Iterable[str], task: Task) -> None:
+        self.profile = task.profile
+        self.seen: set[str] = set()
+        self.taken = {call.id for call in calls if isinstance(call.id, str)}
+        self.taken.update(others)
+        self.next: dict[str, int] = {}
+
+    def new(self, old: object, number: int) -> str:
+        """Return an id for the `number`th call, which had this one."""
+        stem = old if isinstance(old, str) and old.strip() else f"call_{number}"
+        if self.profile.id_size_exact:
+            return self._exact(stem)
+        plain = stem if self.profile.takes_id(stem) else self._plain(stem)
+        candidate, count = plain, self.next.get(plain, 2)
+        while candidate in self.taken or candidate in self.seen:
+            candidate = self._suffixed(plain, f"_{count}")
+            count += 1
+        self.next[plain] = count
+        self.taken.add(candidate)
+        return candidate
+
+    def _plain(self, stem: str) -> str:
+        plain = re.sub(r"[^a-zA-Z0-9_-]", "_", stem)
+        size_max = self.profile.id_size_max
+        if size_max and len(plain) > size_max:
+            return self._suffixed(plain, f"_{_digest(stem)[:_DIGEST_CHARS]}")
+        return plain
+
+    def _suffixed(self, plain: str, suffix: str) -> str:
+        size_max = self.profile.id_size_max
+        return (plain[: size_max - len(suffix)] if size_max else plain) + suffix
+
+    def _exact(self, stem: str) -> str:
+        count = self.next.get(stem, 0)
+        while True:
+            candidate = _short(f"{stem}#{count}" if count else stem, self.profile.id_size_exact)
+            count += 1
+            if candidate not in self.taken and candidate not in self.seen:
+                break
+        self.next[stem] = count
+        self.taken.add(candidate)
+        return candidate
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _short(text: str, size: int) -> str:
+    number = int(_digest(text), 16)
+    chars = []
+    for _ in range(size):
+        number, place = divmod(number, len(_ALPHABET))
+        chars.append(_ALPHABET[place])
+    return "".join(chars)

@@ -1,0 +1,215 @@
+"""Layout: every result directly after its call, every call with its result, nothing in between."""
+
+from __future__ import annotations
+
+from midstream.core.formats.parts import Kind, Part, Role, Turn
+from midstream.core.repair.task import Task
+from midstream.core.repair.words import NOT_STARTED, ORPHAN, OUTCOMES, SECOND, UNKNOWN
+
+
+class Layout:
+    """Writes the turns anew in one pass: each reply, then its results, then what else was said."""
+
+    def __init__(self, turns: list[Turn], read: list[Turn], task: Task) -> None:
+        self.turns = turns
+        self.read = read
+        """The turns by the numbers that parts know them by."""
+        self.task = task
+        self.out: list[Turn] = []
+        self.settled: set[int] = set()
+        """Results that stand where they belong."""
+
+    def run(self) -> list[Turn]:
+        """Return the turns in order."""
+        here, count = 0, len(self.turns)
+        while here < count:
+            turn = self.turns[here]
+            if turn.mark:
+                self.out.append(turn)
+                here += 1
+            elif turn.role is Role.ASSISTANT and turn.has_calls:
+                here = self._reply(here)
+            else:
+                self._other(turn)
+                here += 1
+        return self.out
+
+    def _reply(self, here: int) -> int:
+        """Write the reply at `here` and its results; return the number of the next turn."""
+        end = self._end_of_reply(here)
+        for turn in self.turns[here:end]:
+            if turn.role is Role.ASSISTANT and any(part.kind is Kind.RESULT for part in turn.parts):
+                turn.parts, turn.is_changed = self._without_results(turn.parts, turn), True
+            self.out.append(turn)
+        calls = [part for turn in self.turns[here:end] for part in turn.parts if part.kind is Kind.CALL]
+        mine = {id(call) for call in calls}
+        if self.task.is_grouped:
+            after, last = self._grouped(end, mine)
+        else:
+            after, last = self._separate(end, mine)
+        moved, made = self._missing(calls, is_tail=after >= len(self.turns))
+        if moved or made:
+            self._add(moved, made, last)
+        if not self.task.is_grouped:
+            for turn in self.turns[end:after]:
+                self._stray(turn)
+        return after
+
+    def _end_of_reply(self, here: int) -> int:
+        """A flat list has no messages: the calls in a row are one reply."""
+        end = here + 1
+        if self.task.is_flat:
+            look = end
+            while look < len(self.turns) and _is_item_of_reply(self.turns[look]):
+                look += 1
+                if self.turns[look - 1].has_calls:
+                    end = look
+        return end
+
+    def _grouped(self, start: int, mine: set[int]) -> tuple[int, Turn | None]:
+        """Write the user turns that answer; return where they end, and the last of them."""
+        here, last = start, None
+        while here < len(self.turns) and (last is None or self.task.profile.joins_users):
+            turn = self.turns[here]
+            if (
+                turn.mark
+                or turn.role is not Role.USER
+                or not any(_answers(part, mine) for part in turn.parts)
+            ):
+                break
+            answers = [part for part in turn.parts if _answers(part, mine)]
+            self.settled.update(id(part) for part in answers)
+            others = self._without_results([part for part in turn.parts if not _answers(part, mine)], turn)
+            parts = [*answers, *others]
+            if len(parts) != len(turn.parts) or any(
+                a is not b for a, b in zip(parts, turn.parts, strict=True)
+            ):
+                if any(a is not b for a, b in zip(answers, turn.parts, strict=False)):
+                    self._tell_moved(turn, answers[0])
+                turn.parts, turn.is_changed = parts, True
+            self.out.append(turn)
+            last = turn
+            here += 1
+            if others:
+                break
+        return here, last
+
+    def _tell_moved(self, turn: Turn, answer: Part) -> None:
+        self.task.report.tell(
+            "result-not-first", turn.at, "moved the results to the front", call_id=answer.id
+        )
+
+    def _separate(self, start: int, mine: set[int]) -> tuple[int, Turn | None]:
+        """Write the results that follow; what stands between them waits until they are all written."""
+        here, last = start, None
+        while here < len(self.turns) and self.turns[here].role is Role.TOOL and not self.turns[here].mark:
+            turn = self.turns[here]
+            if _answers(turn.parts[0], mine):
+                self.settled.add(id(turn.parts[0]))
+                self.out.append(turn)
+                last = turn
+            here += 1
+        return here, last
+
+    def _stray(self, turn: Turn) -> None:
+        if id(turn.parts[0]) not in self.settled:
+            self._other(turn)
+
+    def _missing(self, calls: list[Part], *, is_tail: bool) -> tuple[list[Part], list[Part]]:
+        """Return the results that stand elsewhere, and new ones for the calls that have none."""
+        moved: list[Part] = []
+        made: list[Part] = []
+        for call in calls:
+            if call.answers:
+                result = call.answers[0]
+                if id(result) not in self.settled:
+                    self.settled.add(id(result))
+                    moved.append(result)
+                    place = self.read[result.turn].at
+                    self.task.report.tell(
+                        "misplaced-result", place, "moved to its call", call_id=_text(call.id)
+                    )
+            elif not (is_tail and self.task.is_live):
+                words = self._outcome(call)
+                made.append(self.task.form.answer(call, words, is_failed=True))
+                at = self.read[call.turn].at
+                self.task.report.tell(
+                    "dangling-call", at, "added a result that says so", call_id=_text(call.id)
+                )
+        return moved, made
+
+    def _outcome(self, call: Part) -> str:
+        """What to tell the model: what the caller knows, else what can be seen from the call."""
+        told = self.task.outcomes.get(call.id or "")
+        if told is not None:
+            return OUTCOMES.get(told, told)
+        was_cut = call.failed or (isinstance(call.raw, dict) and call.raw.get("status") == "incomplete")
+        return NOT_STARTED if was_cut else UNKNOWN
+
+    def _add(self, moved: list[Part], made: list[Part], last: Turn | None) -> None:
+        """Write results that were missing, after those that were there."""
+        if not self.task.is_grouped:
+            for result in moved:
+                turn = self.read[result.turn]
+                is_whole = turn.role is Role.TOOL
+                self.out.append(turn if is_whole else Turn(Role.TOOL, [result], is_changed=True))
+            self.out += [Turn(Role.TOOL, [result], is_changed=True) for result in made]
+            return
+        if last is not None:
+            count = sum(1 for part in last.parts if part.kind is Kind.RESULT and id(part) in self.settled)
+            last.parts = [*last.parts[:count], *moved, *made, *last.parts[count:]]
+            last.is_changed = True
+            return
+        if moved and not made and (whole := self._whole_turn(moved)) is not None:
+            self.out.append(whole)
+            return
+        self.out.append(Turn(Role.USER, [*moved, *made], is_changed=True))
+
+    def _whole_turn(self, moved: list[Part]) -> Turn | None:
+        """The turn that holds just these results: it moves as it is."""
+        turn = self.read[moved[0].turn]
+        same = len(turn.parts) == len(moved) and all(a is b for a, b in zip(turn.parts, moved, strict=True))
+        return Turn(Role.USER, turn.parts, turn.source, turn.at, is_changed=turn.is_changed) if same else None
+
+    def _other(self, turn: Turn) -> None:
+        """Write a turn that answers nothing: results in it are moved elsewhere or were orphaned."""
+        if not any(part.kind is Kind.RESULT for part in turn.parts):
+            self.out.append(turn)
+            return
+        parts = self._without_results(turn.parts, turn)
+        if not parts:
+            return
+        if turn.role is Role.TOOL:
+            self.out.append(Turn(Role.USER, parts, at=turn.at, is_changed=True))
+            return
+        turn.parts, turn.is_changed = parts, True
+        self.out.append(turn)
+
+    def _without_results(self, parts: list[Part], turn: Turn) -> list[Part]:
+        """Take out the results that belong elsewhere; turn orphans into words where they stood."""
+        kept: list[Part] = []
+        for part in parts:
+            if part.kind is not Kind.RESULT:
+                kept.append(part)
+            elif part.owner is None:
+                words, others = self.task.form.pieces(part)
+                note = f"{SECOND if part.is_second else ORPHAN} {words}".rstrip()
+                code = "repeated-result" if part.is_second else "orphan-result"
+                role = Role.ASSISTANT if turn.role is Role.ASSISTANT else Role.USER
+                kept += [self.task.form.text(note, role), *others]
+                self.task.report.tell(code, turn.at, "kept as a user's words", call_id=_text(part.id))
+        return kept
+
+
+def _answers(part: Part, mine: set[int]) -> bool:
+    return part.kind is Kind.RESULT and part.owner is not None and id(part.owner) in mine
+
+
+def _is_item_of_reply(turn: Turn) -> bool:
+    if turn.role is not Role.ASSISTANT or turn.mark:
+        return False
+    return all(part.kind in (Kind.CALL, Kind.THINKING) for part in turn.parts)
+
+
+def _text(call_id: object) -> str | None:
+    return call_id if isinstance(call_id, str) else None

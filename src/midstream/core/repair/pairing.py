@@ -1,0 +1,334 @@
+"""Pairing: one ordered walk in which a call arms its id and a result consumes it.
+
+Ids are unique only while a call is open: providers give every call one constant id, or start again at zero
+with each reply. So a result belongs to the latest reply that still waits for this id, and in it to the first
+call that does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from midstream.core.formats.parts import Kind, Mark, Part, Role, Turn, Value
+from midstream.core.repair.task import Task, stands_in
+
+Key = tuple[str, Value]
+
+_COPY_DISTANCE_MAX = 8
+"""In messages. A retry writes its copy next to the first; a bound keeps the walk linear."""
+
+
+class Pairing:
+    """The walk's memory: which calls wait for which id."""
+
+    def __init__(self, turns: list[Turn], task: Task) -> None:
+        self.turns = turns
+        self.task = task
+        self.goes_by_name = task.form.name == "gemini"
+        self.calls: list[Part] = []
+        self.waiting: dict[Key, list[deque[Part]]] = {}
+        """Per id, the replies with calls that wait for it, the latest last."""
+        self.done: dict[Key, Part] = {}
+        """Per id, the call that was answered last."""
+        self.by_item: dict[Value, Part] = {}
+        """Calls by the provider's item id, which some put where the call id belongs."""
+        self.strays: list[tuple[int, bool, Part]] = []
+        """Results nobody waited for: the reply before them, whether words came between, the result."""
+        self.copies: set[int] = set()
+        self.named: dict[str, deque[Part]] = {}
+        """Calls of the present reply that have an id, by name: Gemini's responses may lack theirs."""
+        self.named_reply = -1
+        self.stepped: dict[str, int] = {}
+        """Ids of the calls in marked turns, with the number of the turn: stepped over, not read."""
+        self.armed: set[str] = set()
+        """Ids of the calls that were read."""
+        self.is_list_unique = task.profile.ids_are_unique == "list"
+        self.is_mixed_up = False
+
+    def run(self) -> list[Turn]:
+        """Give each result its call (`owner`) and each call its results (`answers`)."""
+        reply, is_replying, is_near = 0, False, True
+        for number, turn in enumerate(self.turns):
+            role = turn.role
+            if role is Role.ASSISTANT:
+                if not self.task.is_flat or not is_replying:
+                    reply += 1
+                is_replying = is_near = True
+            elif role is not Role.SYSTEM:
+                is_replying = False
+            turn.reply = reply
+            if turn.mark and (turn.ids is None or self._step_over(turn, number)):
+                is_near = is_near and turn.mark != Mark.USER
+                continue
+            for part in turn.parts:
+                part.turn = number
+                if part.kind is Kind.CALL:
+                    part.reply = reply
+                    self._arm(part, turn)
+                elif part.kind is Kind.RESULT:
+                    self._consume(part, reply, is_near=is_near)
+                elif role is Role.USER:
+                    is_near = False
+        self._find_early()
+        self._relink()
+        if self.is_mixed_up:
+            self.calls.sort(key=lambda call: call.turn)
+        self._settle_repeats()
+        return self._without_copies()
+
+    def _step_over(self, turn: Turn, number: int) -> bool:
+        """Note the ids of a marked reply; false if one of them was used before and it must be read."""
+        ids = turn.ids or []
+        if self.is_list_unique and not (
+            self.armed.isdisjoint(ids) and (not self.stepped or self.stepped.keys().isdisjoint(ids))
+        ):
+            for other in self._unit(number):
+                other.mark = Mark.DOUBT
+            return False
+        for call_id in ids:
+            self.stepped[call_id] = number
+            self.done.pop(("id", call_id), None)
+        return True
+
+    def _unit(self, number: int) -> list[Turn]:
+        """The marked turns that make one reply with its results."""
+        count = len(self.turns[number].ids or ())
+        size = 2 if self.task.is_grouped else 2 * count if self.task.is_flat else 1 + count
+        return self.turns[number : number + size]
+
+    def _read_again(self, call_id: object) -> None:
+        """Read a reply that was stepped over: one of its calls has another result."""
+        number = self.stepped.get(call_id) if isinstance(call_id, str) else None
+        if number is None:
+            return
+        calls: dict[object, Part] = {}
+        for place, turn in enumerate(self._unit(number), start=number):
+            turn.mark = Mark.DOUBT
+            for part in turn.parts:
+                part.turn = place
+                if part.kind is Kind.CALL:
+                    part.reply = turn.reply
+                    calls[part.id] = part
+                    self.calls.append(part)
+                    self.stepped.pop(str(part.id), None)
+                    self.armed.add(str(part.id))
+                elif part.kind is Kind.RESULT:
+                    self._give(calls[part.id], part)
+        self.is_mixed_up = True
+
+    def _arm(self, call: Part, turn: Turn) -> None:
+        key = _key(call)
+        replies = self.waiting.setdefault(key, [])
+        if replies and not call.is_by_name and call.id and self._is_copy(call, replies[-1][-1], turn):
+            self.copies.add(id(call))
+            return
+        if replies and replies[-1][0].reply == call.reply:
+            replies[-1].append(call)
+        else:
+            replies.append(deque([call]))
+        self.calls.append(call)
+        if isinstance(call.id, str):
+            call.is_repeat = self.is_list_unique and call.id in self.stepped
+            self.armed.add(call.id)
+        if self.goes_by_name and not call.is_by_name:
+            if self.named_reply != call.reply:
+                self.named, self.named_reply = {}, call.reply
+            self.named.setdefault(call.name, deque()).append(call)
+        if isinstance(call.raw, dict) and isinstance(item := call.raw.get("id"), str) and item != call.id:
+            self.by_item[item] = call
+
+    def _is_copy(self, call: Part, other: Part, turn: Turn) -> bool:
+        """Whether a call was written twice: the same in all, with only replies between."""
+        if call.name != other.name or call.body != other.body:
+            return False
+        if call.turn - other.turn > _COPY_DISTANCE_MAX:
+            return False
+        between = self.turns[other.turn + 1 : call.turn]
+        if any(earlier.role is not Role.ASSISTANT for earlier in between):
+            return False
+        how = "dropped the copy"
+        self.task.report.tell("repeated-call", turn.at, how, call_id=call.id)
+        return True
+
+    def _consume(self, result: Part, reply: int, *, is_near: bool) -> None:
+        call = self._waiting_for(_key(result))
+        if call is None and self.goes_by_name:
+            call = self._waiting_by_name(result)
+        if call is None and isinstance(result.id, str) and not result.is_by_name:
+            call = self.by_item.get(result.id)
+            if call is not None:
+                self._take(call)
+                place = self.turns[result.turn].at
+                self.task.report.tell(
+                    "foreign-result-id", place, "linked by the item's id", call_id=result.id
+                )
+        if call is None:
+            if self.stepped and _key(result) not in self.done:
+                self._read_again(result.id)
+            earlier = self.done.get(_key(result))
+            if earlier is None or result.is_by_name:
+                self.strays.append((reply, is_near, result))
+                return
+            call = earlier
+        self._give(call, result)
+
+    def _waiting_for(self, key: Key) -> Part | None:
+        replies = self.waiting.get(key)
+        if not replies:
+            return None
+        call = replies[-1].popleft()
+        if not replies[-1]:
+            replies.pop()
+        return call
+
+    def _waiting_by_name(self, result: Part) -> Part | None:
+        """Find a call of the present reply when only one side has an id."""
+        if not result.is_by_name:
+            return self._waiting_for(("name", result.name))
+        calls = self.named.get(result.name)
+        while calls:
+            call = calls.popleft()
+            if call.answers is None:
+                self._take(call)
+                return call
+        return None
+
+    def _take(self, call: Part) -> None:
+        """A call is answered by another way than its id: it waits no longer."""
+        replies = self.waiting.get(_key(call), [])
+        for place in range(len(replies) - 1, -1, -1):
+            if call in replies[place]:
+                replies[place].remove(call)
+                if not replies[place]:
+                    del replies[place]
+                return
+
+    def _give(self, call: Part, result: Part) -> None:
+        result.owner, result.reply = call, call.reply
+        if call.answers is None:
+            call.answers = [result]
+        else:
+            call.answers.append(result)
+        self.done[_key(call)] = call
+
+    def _find_early(self) -> None:
+        """A result that came before its call answers it, if nothing else does."""
+        left: list[tuple[int, bool, Part]] = []
+        for reply, is_near, result in self.strays:
+            replies = self.waiting.get(_key(result)) if not result.is_by_name and result.id else None
+            if replies and replies[0][0].turn > result.turn:
+                call = replies[0].popleft()
+                if not replies[0]:
+                    del replies[0]
+                self._give(call, result)
+            else:
+                left.append((reply, is_near, result))
+        self.strays = left
+
+    def _relink(self) -> None:
+        """A result under a foreign id answers the one call of the reply before it that is still open."""
+        if not self.strays:
+            return
+        open_calls: dict[int, list[Part]] = {}
+        for call in self.calls:
+            if call.answers is None:
+                open_calls.setdefault(call.reply, []).append(call)
+        near: dict[int, list[Part]] = {}
+        far: dict[int, list[Part]] = {}
+        for reply, is_near, result in self.strays:
+            (near if is_near else far).setdefault(reply, []).append(result)
+        for reply, results in (far | near).items():
+            calls = open_calls.get(reply, [])
+            named = [result for result in results if result.id]
+            if len(calls) == len(results) and (len(calls) == 1 or not named):
+                for call, result in zip(calls, results, strict=True):
+                    self._link(call, result)
+            elif calls:
+                self._relink_by_name(calls, results)
+
+    def _relink_by_name(self, calls: list[Part], results: list[Part]) -> None:
+        """Where several are open, a tool's name that stands once on each side decides."""
+        by_name: dict[str, list[Part]] = {}
+        for call in calls:
+            by_name.setdefault(call.name, []).append(call)
+        answers: dict[str, list[Part]] = {}
+        for result in results:
+            answers.setdefault(result.name, []).append(result)
+        for name, mine in answers.items():
+            if name and len(mine) == len(by_name.get(name, [])) == 1:
+                self._link(by_name[name][0], mine[0])
+
+    def _link(self, call: Part, result: Part) -> None:
+        self._give(call, result)
+        self.task.report.tell(
+            "foreign-result-id",
+            self.turns[result.turn].at,
+            "linked to the open call",
+            call_id=_text(result.id),
+        )
+
+    def _settle_repeats(self) -> None:
+        """Of several results of one call keep one: copies go, others are joined to it or become words."""
+        for call in self.calls:
+            if call.answers is None or len(call.answers) == 1:
+                continue
+            first, *others = call.answers
+            for other in others:
+                first = self._settled(call, first, other)
+            call.answers = [first]
+
+    def _settled(self, call: Part, first: Part, other: Part) -> Part:
+        report = self.task.report
+        place = self.turns[other.turn]
+        if other.turn != first.turn and not (
+            stands_in(first) or stands_in(other) or first.body == other.body
+        ):
+            other.owner, other.is_second = None, True  # joining would change what came before it
+            return first
+        self.copies.add(id(other))
+        if stands_in(other) or first.body == other.body:
+            report.tell("repeated-result", place.at, "dropped the copy", call_id=_text(call.id))
+            return first
+        if stands_in(first):
+            self.copies.add(id(first))
+            self.copies.discard(id(other))
+            report.tell("late-result", place.at, "put in the place of its stand-in", call_id=_text(call.id))
+            return other
+        self.task.form.join(first, other)
+        self.turns[first.turn].is_changed = True
+        report.tell("repeated-result", place.at, "joined with the first", call_id=_text(call.id))
+        return first
+
+    def _without_copies(self) -> list[Turn]:
+        if not self.copies:
+            return self.turns
+        kept: list[Turn] = []
+        for turn in self.turns:
+            if turn.mark:
+                kept.append(turn)
+                continue
+            size = len(turn.parts)
+            parts = [part for part in turn.parts if id(part) not in self.copies]
+            if len(parts) != size:
+                is_copied_reply = turn.role is Role.ASSISTANT and kept and kept[-1].source == turn.source
+                if not parts or is_copied_reply or not _says(parts):
+                    continue
+                turn.parts, turn.is_changed = parts, True
+            kept.append(turn)
+        return kept
+
+
+def _says(parts: list[Part]) -> bool:
+    """Whether there is more than thinking."""
+    return any(part.kind is not Kind.THINKING for part in parts)
+
+
+def _key(part: Part) -> Key:
+    if part.is_by_name:
+        return ("name", part.name)
+    call_id = part.id
+    return ("id", call_id if isinstance(call_id, str) else repr(call_id))
+
+
+def _text(call_id: object) -> str | None:
+    return call_id if isinstance(call_id, str) else None

@@ -1,0 +1,112 @@
+"""Reading: from any list to turns, with everything that can never be sent (lone surrogates) made sendable."""
+
+from __future__ import annotations
+
+import msgspec
+
+from midstream.core.formats.parts import Role, Turn, Value, as_json
+from midstream.core.repair.quick import Marks
+from midstream.core.repair.task import Task
+from midstream.errors import InvalidHistoryError
+
+DEPTH_MAX = 200
+"""Levels of nesting in one message: deeper ones overflow the stack of JSON readers everywhere."""
+
+
+def sendable(messages: list[Value], task: Task) -> list[Value]:
+    """Return the list with every lone surrogate replaced; the same list where there is none.
+
+    Raises:
+        InvalidHistoryError: A message is no JSON: cyclic, too deep or holding other objects.
+    """
+    if _is_json(messages):
+        return messages
+    clean: list[Value] = []
+    for at, message in enumerate(messages):
+        if _is_json(message):
+            clean.append(message)
+            continue
+        try:
+            clean.append(_mended(message, DEPTH_MAX))
+            msgspec.json.encode(clean[-1])
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidHistoryError(f"message {at} is no JSON value: {type(error).__name__}") from error
+        task.report.tell("lone-surrogate", at, "replaced by U+FFFD")
+    return clean
+
+
+def turns_of(messages: list[Value], task: Task, marks: Marks) -> list[Turn]:
+    """Read every message that is in doubt; what is no message at all becomes a user's words."""
+    turns: list[Turn] = []
+    parse, ids = task.form.parse, marks.ids
+    roles = _roles_of(task)
+    for at, (message, mark) in enumerate(zip(messages, marks.marks, strict=True)):
+        if mark:
+            turn = Turn(roles[mark], None, message, at, mark=mark, parse=parse)
+            turn.ids = ids.get(at)
+            turns.append(turn)
+        elif isinstance(message, dict):
+            turn = parse(message, at)
+            if any(part.is_new for part in turn.parts):
+                turn.is_changed = True
+            turns.append(turn)
+        elif message in (None, "", []):
+            task.report.tell("not-a-message", at, "dropped: it is empty")
+        else:
+            words = message if isinstance(message, str) else as_json(message)
+            turn = task.turn_of(Role.USER, words)
+            turn.at = at
+            turns.append(turn)
+            task.report.tell("not-a-message", at, "kept as a user's words")
+    return turns
+
+
+def _roles_of(task: Task) -> tuple[Role, ...]:
+    """Who speaks in a turn of each mark."""
+    answers = Role.USER if task.is_grouped else Role.TOOL
+    return (Role.OTHER, Role.USER, Role.ASSISTANT, Role.ASSISTANT, answers, Role.SYSTEM)
+
+
+def _is_json(value: Value) -> bool:
+    try:
+        msgspec.json.encode(value)
+    except (UnicodeEncodeError, TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def has_surrogates(value: Value, depth: int = DEPTH_MAX) -> bool:
+    """Whether any text in a value holds half a character."""
+    if isinstance(value, str):
+        return mended_text(value) is not value
+    if depth and isinstance(value, dict):
+        return any(has_surrogates(k, depth - 1) or has_surrogates(v, depth - 1) for k, v in value.items())
+    return bool(depth) and isinstance(value, list) and any(has_surrogates(item, depth - 1) for item in value)
+
+
+def mended_text(text: str) -> str:
+    """Join surrogates that form a pair, replace the others; the same text where there is none."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def _mended(value: Value, depth: int) -> Value:
+    """Copy a value with its texts mended; signed thinking whose text changes loses its signature."""
+    if depth == 0:
+        raise RecursionError("too deep")
+    if isinstance(value, str):
+        return mended_text(value)
+    if isinstance(value, dict):
+        mended = {_mended(key, depth): _mended(item, depth - 1) for key, item in value.items()}
+        for words in ("thinking", "text"):
+            if value.get(words) != mended.get(words) and "signature" in mended:
+                mended["signature"] = ""
+        return mended
+    if isinstance(value, list | tuple):
+        return [_mended(item, depth - 1) for item in value]
+    return value

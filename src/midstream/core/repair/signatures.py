@@ -1,0 +1,76 @@
+"""Signatures that cannot be this provider's, judged by how they look beside the others of the same history.
+
+Nobody but the provider can verify a signature. But Claude's are the base64 of a message that begins with a field
+and its length, and what was cut at capture or came from another provider does not look so. A history that has no
+such signature at all (a test, a proxy) is left alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+
+from midstream.core.formats.parts import Value
+
+_LIKE_CLAUDE = re.compile(r"E[A-Za-z0-9+/]{15,}={0,2}").fullmatch
+_FIELD_2 = 0x12
+"""The first byte: field 2, a length and that many bytes."""
+_MORE = 0x80
+_HEADER_MAX = 6
+"""Bytes: the field and a length of up to five."""
+
+
+def odd_signatures(messages: list[Value]) -> frozenset[str]:
+    """Return the signatures of thinking that do not look like the rest."""
+    every: set[str] = set()
+    for message in messages:
+        if type(message) is not dict or message.get("role") != "assistant":
+            continue
+        content = message.get("content")
+        if type(content) is list:
+            for block in content:
+                if type(block) is dict and ("signature" in block or "reasoningContent" in block):
+                    every.update(_in_block(block))
+    alike = {signature for signature in every if _LIKE_CLAUDE(signature)}
+    if not alike:
+        return frozenset()
+    whole = {signature for signature in alike if _is_whole(signature)}
+    return frozenset(every - (whole or alike))
+
+
+def has_any(message: Value, odd: frozenset[str]) -> bool:
+    """Whether a message bears one of these signatures."""
+    return any(signature in odd for signature in _signatures(message))
+
+
+def _signatures(message: Value) -> list[str]:
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(content, list):
+        return []
+    return [signature for block in content if isinstance(block, dict) for signature in _in_block(block)]
+
+
+def _in_block(block: Value) -> list[str]:
+    signature = block.get("signature")
+    if signature is None and isinstance(thought := block.get("reasoningContent"), dict):
+        text = thought.get("reasoningText")
+        signature = text.get("signature") if isinstance(text, dict) else None
+    return [signature] if isinstance(signature, str) and signature else []
+
+
+def _is_whole(signature: str) -> bool:
+    """Whether the outer length in a signature is the length that follows it."""
+    try:
+        data = base64.b64decode(signature, validate=True)
+    except (binascii.Error, ValueError):
+        return False
+    if len(data) < _HEADER_MAX or data[0] != _FIELD_2:
+        return False
+    length = shift = 0
+    for place, byte in enumerate(data[1:_HEADER_MAX], start=2):
+        length |= (byte & ~_MORE) << shift
+        shift += 7
+        if not byte & _MORE:
+            return place + length <= len(data)
+    return False

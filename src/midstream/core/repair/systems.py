@@ -1,0 +1,87 @@
+"""System prompts: where the profile wants them, each said once."""
+
+from __future__ import annotations
+
+from midstream.core.formats.parts import Json, Kind, Part, Role, Turn, Value, as_words, both_words
+from midstream.core.repair.task import Task
+from midstream.core.repair.words import SYSTEM_NOTE
+
+
+def place_systems(turns: list[Turn], system: Value, task: Task) -> tuple[list[Turn], Value]:
+    """Move, merge or mark the system prompts in a list; return it with the system parameter.
+
+    Before the first other message they go to the top (or into the parameter); later ones stay where they
+    were said, as marked words of the user: their place matters, and the prefix before them stays cached.
+    """
+    profile = task.profile
+    if profile.system == "any" or not any(turn.role is Role.SYSTEM for turn in turns):
+        return turns, system
+    said = {words_of_system(system)} if system is not None else set()
+    kept: list[Turn] = []
+    is_top = True
+    for turn in turns:
+        if turn.role is not Role.SYSTEM:
+            is_top = False
+            kept.append(turn)
+            continue
+        words = _words(turn.parts)
+        if not words.strip() or (words in said and profile.system != "after-user"):
+            task.report.tell(
+                "repeated-system" if words.strip() else "empty-message", turn.at, "dropped the copy"
+            )
+        elif is_top and profile.system == "apart":
+            system = with_words(system, words)
+            task.report.tell("system-in-list", turn.at, "moved into the system parameter")
+        elif (is_top and not kept) or (profile.system == "after-user" and _may_stand(kept)):
+            kept.append(turn)
+        else:
+            kept.append(_noted(turn, words, task))
+        said.add(words)
+    return kept, system
+
+
+def _may_stand(before: list[Turn]) -> bool:
+    """Whether a system prompt may follow these: nothing, another one, or a user."""
+    return not before or before[-1].role in (Role.SYSTEM, Role.USER)
+
+
+def _noted(turn: Turn, words: str, task: Task) -> Turn:
+    note = task.turn_of(Role.USER, f"{SYSTEM_NOTE} {words}")
+    note.at = turn.at
+    task.report.tell("system-in-list", turn.at, "kept in its place as a user's words")
+    return note
+
+
+def _words(parts: list[Part]) -> str:
+    words = ""
+    for part in parts:
+        words = both_words(words, as_words(part.body if part.kind is Kind.TEXT else part.raw))
+    return words
+
+
+def words_of_system(system: Value) -> str:
+    """The words of a system parameter of any shape."""
+    if isinstance(system, dict):
+        system = system.get("parts")
+    if isinstance(system, list):
+        words = ""
+        for block in system:
+            words = both_words(words, as_words(block.get("text") if isinstance(block, dict) else block))
+        return words
+    return as_words(system)
+
+
+def with_words(system: Value, words: str) -> Value:
+    """Add words to a system parameter, in the shape it has (or a text where there is none)."""
+    if system is None or system == "":
+        return words
+    if isinstance(system, str):
+        return f"{system}\n\n{words}"
+    if isinstance(system, dict):
+        pieces: list[Json] = [*system.get("parts", []), {"text": words}]
+        return {**system, "parts": pieces}
+    if isinstance(system, list):
+        is_typed = any(isinstance(block, dict) and "type" in block for block in system)
+        block: Value = {"type": "text", "text": words} if is_typed or not system else {"text": words}
+        return [*system, words if system and isinstance(system[0], str) else block]
+    return system

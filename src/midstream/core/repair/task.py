@@ -1,0 +1,75 @@
+"""What the steps of one repair share."""
+
+from __future__ import annotations
+
+from midstream.core.formats.parts import Format, Kind, Layout, Mark, Part, Role, Turn, Value
+from midstream.core.profiles import Profile
+from midstream.core.repair.report import Report
+from midstream.core.repair.words import ANSWERS
+
+
+class Task:
+    """One repair: how to read and write, what is accepted, what was found so far."""
+
+    def __init__(
+        self,
+        *,
+        form: Format,
+        profile: Profile,
+        is_live: bool = False,
+        model: str | None = None,
+        outcomes: dict[str, str] | None = None,
+    ) -> None:
+        self.form = form
+        self.profile = profile
+        self.is_live = is_live
+        self.model = model
+        self.outcomes = outcomes or {}
+        self.odd_signatures: frozenset[str] = frozenset()
+        self.report = Report()
+        self.is_grouped = form.layout is Layout.GROUPED
+        self.is_flat = form.layout is Layout.FLAT
+
+    def turn_of(self, role: Role, words: str) -> Turn:
+        """Make a new turn of one text."""
+        return Turn(role, [self.form.text(words, role)], is_changed=True)
+
+    def drop(self, turn: Turn, gone: set[int]) -> None:
+        """Take parts (by identity) out of a turn."""
+        turn.parts = [part for part in turn.parts if id(part) not in gone]
+        turn.is_changed = True
+
+
+def is_silent(turn: Turn) -> bool:
+    """Whether a turn is part of the talk with tools and not of that between user and assistant."""
+    if turn.mark:
+        return turn.mark in (Mark.CALLS, Mark.ANSWER)
+    if turn.role is Role.TOOL:
+        return True
+    if turn.role is Role.ASSISTANT:
+        return turn.has_calls or _is_all(Kind.THINKING, turn)
+    return _is_all(Kind.RESULT, turn)
+
+
+def _is_all(kind: Kind, turn: Turn) -> bool:
+    return bool(turn.parts) and all(part.kind is kind for part in turn.parts)
+
+
+def words_in(part: Part) -> str:
+    """The words of a text or thinking part, or nothing."""
+    return part.body if isinstance(part.body, str) else ""
+
+
+def is_text(value: Value) -> bool:
+    """Whether a value is a text that says something."""
+    return isinstance(value, str) and bool(value.strip())
+
+
+def stands_in(result: Part) -> bool:
+    """Whether a result is only what a repair wrote in place of one."""
+    body = result.body
+    if isinstance(body, dict):
+        body = body.get("error")
+    elif isinstance(body, list) and len(body) == 1 and isinstance(body[0], dict):
+        body = body[0].get("text")
+    return isinstance(body, str) and body in ANSWERS

@@ -1,0 +1,304 @@
+"""Tidying: what one turn can be judged by alone, before calls and results are matched."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from midstream.core.formats.anthropic import hosted_answer
+from midstream.core.formats.parts import Kind, Mark, Part, Role, Turn, as_words
+from midstream.core.repair.task import Task, is_text, words_in
+from midstream.core.repair.words import HOSTED_CUT, HOSTED_ORPHAN, INTERRUPTED, NO_NAME, SENTINEL, UNKNOWN
+
+_REPLY_KINDS = frozenset({Kind.CALL, Kind.THINKING, Kind.HOSTED_CALL, Kind.HOSTED_RESULT})
+# How other providers' signatures begin: OpenAI's encrypted reasoning, Google's stand-in.
+_FOREIGN_STARTS = ("gAAAA", SENTINEL)
+
+
+def tidy_turns(turns: list[Turn], task: Task) -> list[Turn]:
+    """Return the turns with every part sendable by itself, and none of them empty."""
+    tidied: list[Turn] = []
+    has_lost_reply = False
+    for turn in turns:
+        if turn.mark:
+            if turn.mark == Mark.ANSWER and has_lost_reply:
+                turn.mark = Mark.DOUBT  # its reply became part of the one before: match them anew
+                tidied.append(turn)
+                continue
+            is_rest = bool(tidied) and _continues(tidied[-1], turn, task)
+            has_lost_reply = is_rest and turn.mark == Mark.CALLS
+            if is_rest:
+                tidied[-1] = _merged(tidied[-1], turn, task)
+            else:
+                tidied.append(turn)
+            continue
+        has_lost_reply = False
+        _tidy_role(turn, task)
+        for piece in _split(turn, task):
+            _tidy_parts(piece, task)
+            if task.profile.is_thinking_signed and piece.role is Role.ASSISTANT:
+                _tidy_thinking(piece, task)
+            if tidied and _continues(tidied[-1], piece, task):
+                tidied[-1] = _merged(tidied[-1], piece, task)
+            elif _is_kept(piece, task):
+                tidied.append(piece)
+    last = len(tidied) - 1
+    for number, turn in enumerate(tidied):
+        if turn.role is Role.ASSISTANT and not turn.mark and not (task.is_live and number == last):
+            _close_hosted(turn, task)
+            _close_thinking(turn, task)
+    return tidied
+
+
+def _tidy_role(turn: Turn, task: Task) -> None:
+    if turn.role is Role.OTHER and task.form.name != "langchain":
+        turn.role, turn.is_changed = Role.USER, True
+        task.report.tell("unknown-role", turn.at, "read as the user's")
+    elif turn.role is Role.TOOL and task.is_grouped:
+        turn.role = Role.USER
+    elif turn.is_changed and turn.source is not None:
+        task.report.tell("content-shape", turn.at, "wrapped the content in a list")
+
+
+def _split(turn: Turn, task: Task) -> list[Turn]:
+    """Take apart what two speakers, or two replies, were merged into."""
+    if not task.is_grouped:
+        return [turn]
+    if turn.role is Role.USER:
+        if not any(part.kind in _REPLY_KINDS for part in turn.parts):
+            return [turn]
+        code, cuts = "reply-in-user-turn", _role_cuts(turn)
+    elif turn.role is Role.ASSISTANT and task.profile.is_thinking_signed:
+        code, cuts = "spliced-thinking", _splice_cuts(turn)
+        if not cuts:
+            return [turn]
+    else:
+        return [turn]
+    task.report.tell(code, turn.at, "taken apart")
+    edges = [0, *cuts, len(turn.parts)]
+    pieces = []
+    for start, end in pairwise(edges):
+        parts = turn.parts[start:end]
+        role = turn.role
+        if role is Role.USER and parts[0].kind in _REPLY_KINDS:
+            role = Role.ASSISTANT
+        pieces.append(Turn(role, parts, turn.source if role is turn.role else None, turn.at, is_changed=True))
+    return pieces
+
+
+def _role_cuts(turn: Turn) -> list[int]:
+    """Where a user's turn changes between a user's parts and a reply's."""
+    sides = [part.kind in _REPLY_KINDS for part in turn.parts]
+    return [place for place in range(1, len(sides)) if sides[place] != sides[place - 1]]
+
+
+def _splice_cuts(turn: Turn) -> list[int]:
+    """Where thinking follows a call: there a second response begins."""
+    cuts, has_call = [], False
+    for place, part in enumerate(turn.parts):
+        if part.kind is Kind.CALL:
+            has_call = True
+        elif part.kind is Kind.THINKING and has_call:
+            cuts.append(place)
+            has_call = False
+    return cuts
+
+
+def _tidy_parts(turn: Turn, task: Task) -> None:
+    gone: set[int] = set()
+    for place, part in enumerate(turn.parts):
+        kind = part.kind
+        if kind is Kind.CALL:
+            _tidy_call(turn, part, task)
+        elif kind is Kind.RESULT:
+            found = task.form.tidy(part)
+            if found is not None:
+                turn.is_changed = True
+                task.report.tell(
+                    found, turn.at, "gave the result sendable content", part=place, call_id=part.id
+                )
+        elif kind is Kind.TEXT:
+            if _is_refused_text(part, task):
+                gone.add(id(part))
+                task.report.tell("blank-text", turn.at, "dropped", part=place)
+        elif kind is Kind.THINKING and task.profile.blank == "empty":
+            if part.body == "" and not part.signature:
+                gone.add(id(part))
+                task.report.tell("blank-text", turn.at, "dropped", part=place)
+        elif kind is Kind.OPAQUE and part.name == "nothing":
+            gone.add(id(part))
+            task.report.tell("empty-part", turn.at, "dropped", part=place)
+        elif kind is Kind.HOSTED_CALL and not isinstance(part.body, dict) and "input" in part.raw:
+            task.form.reargue(part, task.form.bad_arguments(part) or {})
+            turn.is_changed = True
+            task.report.tell("broken-arguments", turn.at, "made an object", part=place, call_id=part.id)
+    if gone:
+        task.drop(turn, gone)
+
+
+def _is_refused_text(part: Part, task: Task) -> bool:
+    body, blank = part.body, task.profile.blank
+    if isinstance(body, str):
+        if blank == "white":
+            return not body.strip()
+        return blank == "empty" and not body and not part.signature
+    if isinstance(body, list):  # pydantic-ai: a prompt of several pieces
+        return not body
+    if body is not None:
+        task.form.refill(part, as_words(body))
+    return body is None
+
+
+def _tidy_call(turn: Turn, part: Part, task: Task) -> None:
+    arguments = task.form.bad_arguments(part)
+    if arguments is not None:
+        was_cut = "_raw" in arguments
+        task.form.reargue(part, arguments)
+        turn.is_changed = True
+        part.failed = was_cut
+        did = "kept the text as `_raw`" if was_cut else "made an object"
+        task.report.tell("broken-arguments", turn.at, did, call_id=_known(part.id))
+    if not is_text(part.name):
+        task.form.retool(part, NO_NAME)
+        turn.is_changed = True
+        task.report.tell("call-without-name", turn.at, f"named {NO_NAME!r}", call_id=_known(part.id))
+
+
+def _known(call_id: object) -> str | None:
+    return call_id if isinstance(call_id, str) else None
+
+
+def _tidy_thinking(turn: Turn, task: Task) -> None:
+    """Drop thinking that this provider did not sign, or signed for another model, and exact copies."""
+    gone: set[int] = set()
+    seen: set[str] = set()
+    for place, part in enumerate(turn.parts):
+        if part.kind is not Kind.THINKING:
+            continue
+        signature = part.signature
+        if not is_text(signature) or (part.body is not None and not isinstance(part.body, str)):
+            code = "unsigned-thinking"
+        elif _is_foreign(str(signature), turn, task):
+            code = "foreign-thinking"
+        elif str(signature) in seen and signature != "redacted":
+            code = "repeated-thinking"
+        else:
+            seen.add(str(signature))
+            continue
+        gone.add(id(part))
+        lost = "" if code == "repeated-thinking" else words_in(part)
+        task.report.tell(code, turn.at, "dropped", part=place, lost=lost)
+    if gone:
+        task.drop(turn, gone)
+
+
+def _is_foreign(signature: str, turn: Turn, task: Task) -> bool:
+    if signature.startswith(_FOREIGN_STARTS) or signature in task.odd_signatures:
+        return True
+    model = turn.source.get("model") if isinstance(turn.source, dict) else None
+    if not isinstance(model, str) or task.profile.signs != "anthropic":
+        return False
+    return "claude" not in model or (task.model is not None and model != task.model)
+
+
+def _continues(before: Turn, turn: Turn, task: Task) -> bool:
+    """Whether this turn is the rest of the reply before it: one response, stored in pieces."""
+    profile = task.profile
+    if before.role is not Role.ASSISTANT or turn.role is not Role.ASSISTANT or not task.is_grouped:
+        return False
+    if before.mark or not before.parts or not turn.parts:
+        return False
+    if profile.is_thinking_signed and before.parts[-1].kind is Kind.THINKING:
+        return turn.parts[0].kind is not Kind.THINKING
+    if profile.pairs_hosted and turn.parts[0].kind is Kind.HOSTED_RESULT:
+        return any(part.kind is Kind.HOSTED_CALL for part in before.parts)
+    return False
+
+
+def _merged(before: Turn, turn: Turn, task: Task) -> Turn:
+    task.report.tell("split-reply", turn.at, "joined with the message before: one reply, stored in pieces")
+    source = before.source or turn.source
+    return Turn(Role.ASSISTANT, [*before.parts, *turn.parts], source, before.at, is_changed=True)
+
+
+def _is_kept(turn: Turn, task: Task) -> bool:
+    """Whether a turn says anything; an empty one is told and dropped."""
+    profile = task.profile
+    if turn.faults:
+        turn.is_changed = True
+        for fault in turn.faults:
+            if fault != "null-content" or turn.parts:
+                task.report.tell(fault, turn.at, "left out")
+    if turn.parts:
+        return _is_hollow_kept(turn, task)
+    if turn.role is Role.ASSISTANT:
+        is_refused = profile.is_hollow_refused or task.is_grouped
+    else:
+        is_refused = task.is_grouped or bool(turn.faults) or profile.is_empty_user_refused
+    if task.is_flat:
+        content = turn.source.get("content") if turn.source else None
+        is_refused = not isinstance(content, str) or profile.blank != "ok"
+    if is_refused:
+        task.report.tell("empty-message", turn.at, "dropped: it says nothing")
+    return not is_refused
+
+
+def _is_hollow_kept(turn: Turn, task: Task) -> bool:
+    """A reply of thoughts alone gets a word, so that the thoughts can stay."""
+    is_hollow = (
+        turn.role is Role.ASSISTANT
+        and not task.is_flat
+        and task.profile.is_hollow_refused
+        and task.form.name in ("openai-chat", "mistral", "pydantic-ai", "langchain")
+        and all(part.kind is Kind.THINKING for part in turn.parts)
+    )
+    if is_hollow:
+        turn.parts = [*turn.parts, task.form.text(INTERRUPTED, Role.ASSISTANT)]
+        turn.is_changed = True
+        task.report.tell("empty-message", turn.at, "kept its thinking and added a word")
+    return True
+
+
+def _close_thinking(turn: Turn, task: Task) -> None:
+    """Thinking may not stand at the end of a reply: a cut reply gets a word after it."""
+    if not task.profile.is_thinking_signed or turn.parts[-1].kind is not Kind.THINKING:
+        return
+    turn.parts = [*turn.parts, task.form.text(INTERRUPTED, Role.ASSISTANT)]
+    turn.is_changed = True
+    task.report.tell("thinking-last", turn.at, "added a word after it")
+
+
+def _close_hosted(turn: Turn, task: Task) -> None:
+    """A hosted call and its result stand in one reply, in this order, once each."""
+    if not task.profile.pairs_hosted:
+        return
+    asked = {part.id: part for part in turn.parts if part.kind is Kind.HOSTED_CALL}
+    has_results = any(part.kind is Kind.HOSTED_RESULT for part in turn.parts)
+    if not asked and not has_results:
+        return
+    answered: set[str | None] = set()
+    parts: list[Part] = []
+    for place, part in enumerate(turn.parts):
+        if part.kind is not Kind.HOSTED_RESULT:
+            parts.append(part)
+        elif part.id in asked and part.id not in answered:
+            answered.add(part.id)
+            parts.append(part)
+        else:
+            words = f"{HOSTED_ORPHAN} {as_words(part.body)}"
+            parts.append(task.form.text(words, Role.ASSISTANT))
+            task.report.tell(
+                "hosted-result-without-call", turn.at, "kept as text", part=place, call_id=part.id
+            )
+    closed: list[Part] = []
+    for part in parts:
+        if part.kind is not Kind.HOSTED_CALL or part.id in answered:
+            closed.append(part)
+            continue
+        result = hosted_answer(part, UNKNOWN) if task.form.name == "anthropic" else None
+        if result is None:
+            closed.append(task.form.text(f"{HOSTED_CUT} {part.name} {as_words(part.body)}", Role.ASSISTANT))
+        else:
+            closed += [part, result]
+        task.report.tell("hosted-call-without-result", turn.at, "closed it", call_id=part.id)
+    if len(closed) != len(turn.parts) or any(a is not b for a, b in zip(closed, turn.parts, strict=True)):
+        turn.parts, turn.is_changed = closed, True

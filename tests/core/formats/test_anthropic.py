@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from midstream.core.formats.named import format_named
+from tests.core.repair.histories import valid
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_message_survives_being_read_and_written(seed: int) -> None:
+    form = format_named("anthropic")
+    for message in valid("anthropic", Random(seed)):
+        turn = form.parse(message, 0)
+        assert turn.source is message
+        content = message["content"]
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        assert form.build(turn) == {**message, "content": blocks}
+
+
+def test_unknown_blocks_and_cache_markers_are_carried_untouched() -> None:
+    form = format_named("anthropic")
+    blocks = [
+        {"type": "new_thing", "x": [1]},
+        {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}},
+    ]
+    message = {"role": "user", "content": blocks, "id": "kept"}
+    turn = form.parse(message, 0)
+    assert form.build(turn) == message
+    assert all(a is b for a, b in zip(form.build(turn)["content"], blocks, strict=True))

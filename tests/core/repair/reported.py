@@ -1,0 +1,503 @@
+"""Histories as people reported them: the smallest sequence that gives each refusal, with invented words."""
+
+# ruff: noqa: ANN401 - a history may hold anything
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct, field
+
+Json = dict[str, Any]
+
+
+class Case(Struct, frozen=True):
+    """One broken history: what is sent where, and what a test may look for in the edits."""
+
+    name: str
+    form: str
+    messages: list[Any]
+    profile: str | None = None
+    system: Any = None
+    options: Json = field(default_factory=dict)
+    codes: tuple[str, ...] = ()
+
+
+def user(content: Any) -> Json:
+    return {"role": "user", "content": content}
+
+
+def reply(*blocks: Json) -> Json:
+    return {"role": "assistant", "content": list(blocks)}
+
+
+def text(words: str) -> Json:
+    return {"type": "text", "text": words}
+
+
+def use(call_id: Any, arguments: Any = None, name: str = "run") -> Json:
+    return {"type": "tool_use", "id": call_id, "name": name, "input": {} if arguments is None else arguments}
+
+
+def result(call_id: Any, content: Any = "m1x", **more: Any) -> Json:
+    return {"type": "tool_result", "tool_use_id": call_id, "content": content, **more}
+
+
+def thought(words: str = "hm", signature: Any = "sig1.EqQB") -> Json:
+    return {"type": "thinking", "thinking": words, "signature": signature}
+
+
+def chat_call(call_id: Any, arguments: Any = "{}", name: str = "run") -> Json:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def chat_reply(*calls: Json, content: Any = None, **more: Any) -> Json:
+    return {"role": "assistant", "content": content, "tool_calls": list(calls), **more}
+
+
+def tool(call_id: Any, content: Any = "m1x", **more: Any) -> Json:
+    return {"role": "tool", "tool_call_id": call_id, "content": content, **more}
+
+
+def item(call_id: str, **more: Any) -> Json:
+    return {"type": "function_call", "call_id": call_id, "name": "run", "arguments": "{}", **more}
+
+
+def output(call_id: str, words: Any = "m1x") -> Json:
+    return {"type": "function_call_output", "call_id": call_id, "output": words}
+
+
+def model(*parts: Json) -> Json:
+    return {"role": "model", "parts": list(parts)}
+
+
+def human(*parts: Json) -> Json:
+    return {"role": "user", "parts": list(parts)}
+
+
+def fcall(name: str = "run", **more: Any) -> Json:
+    return {"functionCall": {"name": name, "args": {}, **more}}
+
+
+def fresponse(name: str = "run", response: Any = None, **more: Any) -> Json:
+    return {
+        "functionResponse": {"name": name, "response": {"r": "m1x"} if response is None else response, **more}
+    }
+
+
+SEARCH = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "m3x"}}
+FOUND = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": []}
+
+ANTHROPIC = [
+    Case(
+        "killed in a tool", "anthropic", [user("m2x"), reply(use("a")), user("m3x")], codes=("dangling-call",)
+    ),
+    Case(
+        "killed at the end",
+        "anthropic",
+        [user("m2x"), reply(text("m4x"), use("a"))],
+        codes=("dangling-call",),
+    ),
+    Case("prompt before result", "anthropic", [user("q"), reply(use("a")), user([text("m2x"), result("a")])]),
+    Case("queued prompt", "anthropic", [user("q"), reply(use("a")), user("m2x"), user([result("a")])]),
+    Case(
+        "empty text kept by the api",
+        "anthropic",
+        [user("m2x"), reply(text(""), use("a")), user([result("a")])],
+    ),
+    Case("only an empty text", "anthropic", [user("m2x"), reply(text("")), user("m3x")]),
+    Case(
+        "arguments as a string",
+        "anthropic",
+        [user("q"), reply(use("a", '{"p": "m2x"}')), user([result("a")])],
+    ),
+    Case("cut arguments", "anthropic", [user("q"), reply(use("a", '{"p": "m2x')), user("m3x")]),
+    Case("empty arguments", "anthropic", [user("q"), reply(use("a", "")), user([result("a")])]),
+    Case(
+        "odd id", "anthropic", [user("q"), reply(use("functions.run:0")), user([result("functions.run:0")])]
+    ),
+    Case(
+        "empty ids",
+        "anthropic",
+        [user("q"), reply(use(""), use("")), user([result("", "m2x"), result("", "m3x")])],
+    ),
+    Case("id used again", "anthropic", [user("q"), *[reply(use("a")), user([result("a")])] * 3]),
+    Case(
+        "orphan first",
+        "anthropic",
+        [user([result("a", "m2x"), text("m3x")]), reply(text("m4x")), user("m5x")],
+    ),
+    Case(
+        "error without words",
+        "anthropic",
+        [user("q"), reply(use("a")), user([result("a", "", is_error=True)])],
+    ),
+    Case("blank in result", "anthropic", [user("q"), reply(use("a")), user([result("a", [text("")])])]),
+    Case(
+        "image in an orphan", "anthropic", [user("q"), reply(text("ok")), user([result("z", [text("m2x")])])]
+    ),
+    Case(
+        "two different results",
+        "anthropic",
+        [user("q"), reply(use("a")), user([result("a"), result("a", "m2x")])],
+    ),
+    Case(
+        "second result later",
+        "anthropic",
+        [user("q"), reply(use("a")), user([result("a")]), user([result("a", "m2x")])],
+    ),
+    Case(
+        "unsigned thinking",
+        "anthropic",
+        [user("m2x"), reply({"type": "thinking", "thinking": "hm"}, text("m3x"))],
+    ),
+    Case("thinking alone", "anthropic", [user("m2x"), reply(thought()), user("m3x")]),
+    Case("thinking, then words apart", "anthropic", [user("q"), reply(thought()), reply(text("m2x"))]),
+    Case(
+        "two responses in one",
+        "anthropic",
+        [
+            user("q"),
+            reply(thought(), use("a"), thought("so", "sig2.EqQB"), use("b")),
+            user([result("a"), result("b", "m2x")]),
+        ],
+        codes=("spliced-thinking",),
+    ),
+    Case(
+        "half a character in thinking", "anthropic", [user("m2x"), reply(thought("hm \ud83d"), text("m3x"))]
+    ),
+    Case("search cut", "anthropic", [user("q"), reply(text("m2x"), SEARCH), user("m4x")]),
+    Case(
+        "search result in the next message",
+        "anthropic",
+        [user("q"), reply(SEARCH), reply(FOUND, text("m2x"))],
+    ),
+    Case("search result alone", "anthropic", [user("q"), reply(FOUND, text("m2x"))]),
+    Case("system in the list", "anthropic", [{"role": "system", "content": "m2x"}, user("m3x")]),
+    Case(
+        "system later",
+        "anthropic",
+        [user("m3x"), reply(text("a")), {"role": "system", "content": "m2x"}, user("q")],
+    ),
+    Case(
+        "system between call and result",
+        "anthropic",
+        [user("m3x"), reply(use("a")), {"role": "system", "content": "m2x"}, user([result("a")])],
+    ),
+    Case("starts with a reply", "anthropic", [reply(text("m2x")), user("m3x")]),
+    Case("starts with a call", "anthropic", [reply(use("a")), user([result("a", "m2x")])]),
+    Case("call in a user's message", "anthropic", [user([text("m2x"), use("a")]), user([result("a")])]),
+    Case("result in a reply", "anthropic", [user("q"), reply(use("a"), result("a", "m2x")), user("m3x")]),
+    Case(
+        "tool role",
+        "anthropic",
+        [user("m3x"), reply(text("a")), {"role": "tool", "content": "m2x"}, user("q")],
+    ),
+    Case("null content", "anthropic", [user("m3x"), {"role": "assistant", "content": None}, user("m2x")]),
+    Case("a string as a message", "anthropic", ["m2x", user("m3x")]),
+    Case(
+        "parallel results split",
+        "anthropic",
+        [user("q"), reply(use("a"), use("b")), user([result("a")]), user("m4x"), user([result("b", "m2x")])],
+    ),
+    Case(
+        "calls in two replies",
+        "anthropic",
+        [user("q"), reply(use("a")), reply(use("b")), user([result("a"), result("b")])],
+    ),
+    Case(
+        "mixed through minimax",
+        "anthropic",
+        [user("q"), reply(use("a")), user([result("a"), text("m2x")])],
+        "minimax",
+    ),
+    Case(
+        "alternation on bedrock",
+        "anthropic",
+        [user("m2x"), user("m3x"), reply(text("a")), reply(text("m4x"))],
+        "bedrock-claude",
+    ),
+]
+CHAT = [
+    Case(
+        "killed",
+        "openai-chat",
+        [user("m2x"), chat_reply(chat_call("a"), chat_call("b")), tool("b"), user("m3x")],
+    ),
+    Case("empty calls", "openai-chat", [user("m2x"), chat_reply(content="m3x")]),
+    Case("null result", "openai-chat", [user("m2x"), chat_reply(chat_call("a")), tool("a", None)]),
+    Case(
+        "result as an object",
+        "openai-chat",
+        [user("m2x"), chat_reply(chat_call("a")), tool("a", {"k": "m3x"})],
+    ),
+    Case(
+        "cut arguments", "openai-chat", [user("m2x"), chat_reply(chat_call("a", '{"p": "m3x')), user("m4x")]
+    ),
+    Case("hollow", "openai-chat", [user("m2x"), {"role": "assistant", "content": None}, user("m3x")]),
+    Case(
+        "hollow with thoughts",
+        "openai-chat",
+        [user("m2x"), {"role": "assistant", "content": "", "reasoning_content": "m3x"}],
+    ),
+    Case("long id", "openai-chat", [user("m2x"), chat_reply(chat_call("c" * 80)), tool("c" * 80)]),
+    Case(
+        "one id for all",
+        "openai-chat",
+        [user("q"), chat_reply(chat_call("x"), chat_call("x", name="b")), tool("x"), tool("x", "m2x")],
+    ),
+    Case(
+        "call, text, result",
+        "openai-chat",
+        [user("q"), chat_reply(chat_call("a")), {"role": "assistant", "content": "m2x"}, tool("a")],
+    ),
+    Case(
+        "retry wrote twice",
+        "openai-chat",
+        [user("q"), chat_reply(chat_call("a")), chat_reply(chat_call("a")), tool("a")],
+    ),
+    Case("result of nothing", "openai-chat", [user("q"), tool("z", "m2x"), user("m3x")]),
+    Case(
+        "window cut", "openai-chat", [tool("z", "m2x"), {"role": "assistant", "content": "m3x"}, user("m4x")]
+    ),
+    Case("starts with a call", "openai-chat", [chat_reply(chat_call("a")), tool("a", "m2x"), user("m3x")]),
+    Case("wrong id, one open", "openai-chat", [user("q"), chat_reply(chat_call("a")), tool("b", "m2x")]),
+    Case(
+        "result without id",
+        "openai-chat",
+        [user("q"), chat_reply(chat_call("a")), {"role": "tool", "content": "m2x"}],
+    ),
+    Case(
+        "old function calls",
+        "openai-chat",
+        [
+            user("q"),
+            {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+            user("m2x"),
+        ],
+    ),
+    Case(
+        "reasoning lost",
+        "openai-chat",
+        [
+            user("q"),
+            chat_reply(chat_call("a"), reasoning_content="m2x"),
+            tool("a"),
+            chat_reply(chat_call("b")),
+            tool("b"),
+        ],
+        "deepseek",
+        codes=("missing-reasoning",),
+    ),
+    Case(
+        "template",
+        "openai-chat",
+        [
+            user("q"),
+            {"role": "system", "content": "m2x"},
+            user("m3x"),
+            chat_reply(chat_call("a")),
+            tool("a"),
+            user("m4x"),
+        ],
+        "strict-template",
+    ),
+    Case(
+        "mistral ids", "mistral", [user("q"), chat_reply(chat_call("call_1")), tool("call_1")], "mistral-v3"
+    ),
+]
+RESPONSES = [
+    Case("killed", "openai-responses", [user("m2x"), item("a", id="fc_1"), user("m3x")]),
+    Case("output of nothing", "openai-responses", [user("m2x"), output("z", "m3x")]),
+    Case("twice", "openai-responses", [user("m2x"), item("a"), output("a"), output("a")]),
+    Case(
+        "item id as call id", "openai-responses", [user("m2x"), item("a", id="fc_1"), output("fc_1", "m3x")]
+    ),
+    Case(
+        "reasoning alone",
+        "openai-responses",
+        [user("m2x"), {"type": "reasoning", "id": "rs_1", "summary": []}, user("m3x")],
+    ),
+    Case(
+        "reasoning at the end",
+        "openai-responses",
+        [user("m2x"), {"type": "reasoning", "id": "rs_1", "summary": []}],
+    ),
+    Case(
+        "reasoning parted from its call",
+        "openai-responses",
+        [
+            user("m2x"),
+            {"type": "reasoning", "id": "rs_1", "summary": []},
+            user("m3x"),
+            item("a", id="fc_1"),
+            output("a"),
+        ],
+    ),
+    Case(
+        "same item twice",
+        "openai-responses",
+        [user("m2x"), item("a", id="fc_1"), output("a"), item("a", id="fc_1"), output("a")],
+    ),
+    Case(
+        "no output",
+        "openai-responses",
+        [user("m2x"), item("a"), {"type": "function_call_output", "call_id": "a"}],
+    ),
+    Case("output, then prompt between", "openai-responses", [user("q"), item("a"), user("m2x"), output("a")]),
+    Case(
+        "custom tool cut",
+        "openai-responses",
+        [user("q"), {"type": "custom_tool_call", "call_id": "a", "name": "x", "input": "m2x"}, user("m3x")],
+    ),
+]
+GEMINI = [
+    Case("killed", "gemini", [human({"text": "m2x"}), model(fcall()), human({"text": "m3x"})]),
+    Case("one of two", "gemini", [human({"text": "m2x"}), model(fcall(), fcall("b")), human(fresponse("b"))]),
+    Case(
+        "call after text",
+        "gemini",
+        [human({"text": "q"}), model({"text": "m2x"}), model(fcall()), human(fresponse())],
+    ),
+    Case("starts with a call", "gemini", [model(fcall()), human(fresponse()), model({"text": "m2x"})]),
+    Case("response of nothing", "gemini", [human({"text": "q"}), human(fresponse(response={"r": "m2x"}))]),
+    Case("empty parts", "gemini", [human({"text": "m2x"}), model(), human({"text": "m3x"})]),
+    Case("empty text", "gemini", [human({"text": "m2x"}), model({"text": ""}), human({"text": "m3x"})]),
+    Case(
+        "response as text", "gemini", [human({"text": "q"}), model(fcall()), human(fresponse(response="m2x"))]
+    ),
+    Case(
+        "signature lost",
+        "gemini",
+        [human({"text": "m2x"}), model(fcall()), human(fresponse())],
+        "gemini-3",
+        codes=("call-without-signature",),
+    ),
+    Case(
+        "ids on one side",
+        "gemini",
+        [human({"text": "m2x"}), model(fcall(id="f1")), human(fresponse()), model(fcall(id="f2"))],
+    ),
+    Case(
+        "function role",
+        "gemini",
+        [
+            human({"text": "m2x"}),
+            model(fcall()),
+            {"role": "function", "parts": [fresponse()]},
+            human({"text": "m3x"}),
+            model(fcall()),
+        ],
+    ),
+]
+
+
+def bed_use(call_id: str) -> Json:
+    return {"toolUse": {"toolUseId": call_id, "name": "run", "input": {}}}
+
+
+def bed_result(call_id: str, content: Any = None, **more: Any) -> Json:
+    made = [{"text": "m1x"}] if content is None else content
+    return {"toolResult": {"toolUseId": call_id, "content": made, **more}}
+
+
+BEDROCK = [
+    Case("killed", "bedrock", [user([{"text": "m2x"}]), reply(bed_use("a")), user([{"text": "m3x"}])]),
+    Case("blank", "bedrock", [user([{"text": "m2x"}]), reply({"text": " "}), user([{"text": "m3x"}])]),
+    Case(
+        "empty error",
+        "bedrock",
+        [user([{"text": "m2x"}]), reply(bed_use("a")), user([bed_result("a", [], status="error")])],
+    ),
+    Case(
+        "mixed on mistral",
+        "bedrock",
+        [user([{"text": "q"}]), reply(bed_use("a")), user([bed_result("a"), {"text": "m2x"}])],
+        "bedrock-mistral",
+    ),
+    Case(
+        "more results than calls",
+        "bedrock",
+        [
+            user([{"text": "q"}]),
+            reply(bed_use("a")),
+            user([bed_result("a"), bed_result("b", [{"text": "m2x"}])]),
+        ],
+    ),
+    Case(
+        "unsigned",
+        "bedrock",
+        [
+            user([{"text": "q"}]),
+            reply({"reasoningContent": {"reasoningText": {"text": "hm"}}}, {"text": "m2x"}),
+        ],
+    ),
+    Case(
+        "requests in a row",
+        "bedrock",
+        [user([{"text": "m1x"}]), user([{"text": "m2x"}]), user([{"text": "m3x"}])],
+    ),
+]
+
+
+def request(*parts: Json) -> Json:
+    return {"kind": "request", "parts": list(parts)}
+
+
+def response(*parts: Json) -> Json:
+    return {"kind": "response", "parts": list(parts)}
+
+
+PROMPT = {"part_kind": "user-prompt", "content": "m2x"}
+TOOL_CALL = {"part_kind": "tool-call", "tool_name": "run", "args": '{"p": "m3x"}', "tool_call_id": "a"}
+TOOL_RETURN = {"part_kind": "tool-return", "tool_name": "run", "content": "m4x", "tool_call_id": "a"}
+PYDANTIC_AI = [
+    Case("aborted", "pydantic-ai", [request(PROMPT), response(TOOL_CALL), request(PROMPT)]),
+    Case("empty response", "pydantic-ai", [request(PROMPT), response(), request(PROMPT)]),
+    Case(
+        "late return",
+        "pydantic-ai",
+        [request(PROMPT), response(TOOL_CALL), request(PROMPT), request(TOOL_RETURN)],
+    ),
+    Case(
+        "returned twice",
+        "pydantic-ai",
+        [request(PROMPT), response(TOOL_CALL), request(TOOL_RETURN, TOOL_RETURN)],
+    ),
+    Case("return of nothing", "pydantic-ai", [request(PROMPT), request(TOOL_RETURN)]),
+]
+
+
+def lc(kind: str, content: Any, **more: Any) -> Json:
+    return {"type": kind, "data": {"type": kind, "content": content, **more}}
+
+
+LC_CALL = {"name": "run", "args": {"p": "m3x"}, "id": "a", "type": "tool_call"}
+LANGCHAIN = [
+    Case(
+        "aborted", "langchain", [lc("human", "m2x"), lc("ai", "", tool_calls=[LC_CALL]), lc("human", "m4x")]
+    ),
+    Case(
+        "invalid call",
+        "langchain",
+        [
+            lc("human", "m2x"),
+            lc(
+                "ai",
+                "",
+                tool_calls=[],
+                invalid_tool_calls=[
+                    {
+                        "name": "run",
+                        "args": '{"p": "m3x',
+                        "id": "a",
+                        "error": None,
+                        "type": "invalid_tool_call",
+                    }
+                ],
+            ),
+        ],
+    ),
+    Case("result of nothing", "langchain", [lc("human", "m2x"), lc("tool", "m3x", tool_call_id="z")]),
+]
+
+CASES = [*ANTHROPIC, *CHAT, *RESPONSES, *GEMINI, *BEDROCK, *PYDANTIC_AI, *LANGCHAIN]

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from typing import Any
+
+from midstream.core.repair.layout import Layout
+from midstream.core.repair.pairing import Pairing
+from midstream.core.repair.task import Task
+from midstream.core.repair.words import DENIED, NOT_STARTED, UNKNOWN
+from tests.core.repair.makers import codes, task_for, turns_for
+from tests.core.repair.reported import chat_call, chat_reply, reply, result, text, tool, use, user
+
+
+def laid_out(task: Task, messages: list[Any]) -> list[Any]:
+    pairing = Pairing(turns_for(task, messages), task)
+    turns = Layout(pairing.run(), pairing.turns, task).run()
+    return [task.form.build(turn) if turn.is_changed else turn.source for turn in turns]
+
+
+def test_a_dangling_call_is_told_apart_by_what_is_known_of_it() -> None:
+    task = task_for("openai-chat", outcomes={"a": "denied"})
+    calls = chat_reply(chat_call("a"), chat_call("b"))
+    messages = laid_out(task, [user("q"), calls])
+    assert [message["content"] for message in messages[2:]] == [DENIED, UNKNOWN]
+
+
+def test_a_call_that_was_cut_while_it_was_written_was_not_executed() -> None:
+    task = task_for("openai-responses")
+    item = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}", "status": "incomplete"}
+    assert laid_out(task, [item])[1]["output"] == NOT_STARTED
+
+
+def test_a_live_tail_is_left_alone() -> None:
+    task = task_for(is_live=True)
+    messages = [user("q"), reply(use("a"), use("b")), user([result("a")])]
+    assert laid_out(task, messages) == messages
+    assert codes(task) == []
+
+
+def test_a_late_result_moves_as_the_object_it_is() -> None:
+    task = task_for("openai-chat")
+    late = tool("a")
+    done = laid_out(task, [user("q"), chat_reply(chat_call("a")), user("w"), late])
+    assert done[2] is late
+    assert codes(task) == ["misplaced-result"]
+
+
+def test_an_orphan_keeps_its_words_where_it_stood() -> None:
+    task = task_for()
+    done = laid_out(task, [user([result("z", "found it"), text("and?")])])
+    assert [block["text"] for block in done[0]["content"]] == [
+        "[result of a tool call that is no longer in this history] found it",
+        "and?",
+    ]

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from typing import Any
+
+from midstream.core.formats.parts import Kind
+from midstream.core.repair.pairing import Pairing
+from midstream.core.repair.words import UNKNOWN
+from tests.core.repair.makers import codes, task_for, turns_for
+from tests.core.repair.reported import chat_call, chat_reply, reply, result, tool, use, user
+
+
+def answers(form: str, messages: list[Any]) -> tuple[list[Any], list[str]]:
+    task = task_for(form)
+    pairing = Pairing(turns_for(task, messages), task)
+    pairing.run()
+    return [[answer.body for answer in call.answers or ()] for call in pairing.calls], codes(task)
+
+
+def test_one_constant_id_pairs_by_order() -> None:
+    calls = chat_reply(chat_call("x"), chat_call("x", name="other"))
+    assert answers("openai-chat", [calls, tool("x", "1"), tool("x", "2")]) == ([["1"], ["2"]], [])
+
+
+def test_a_result_belongs_to_the_latest_reply_that_waits() -> None:
+    messages = [chat_reply(chat_call("x")), user("hm"), chat_reply(chat_call("x")), tool("x", "1")]
+    assert answers("openai-chat", messages)[0] == [[], ["1"]]
+
+
+def test_the_one_open_call_gets_the_result_with_a_foreign_id() -> None:
+    assert answers("anthropic", [reply(use("a")), user([result("b", "1")])]) == (
+        [["1"]],
+        ["foreign-result-id"],
+    )
+
+
+def test_two_open_calls_get_no_result_by_guessing() -> None:
+    assert answers("anthropic", [reply(use("a"), use("b")), user([result("c", "1")])])[0] == [[], []]
+
+
+def test_a_call_written_twice_is_one_call() -> None:
+    found, told = answers(
+        "openai-chat", [chat_reply(chat_call("a")), chat_reply(chat_call("a")), tool("a", "1")]
+    )
+    assert (found, told) == ([["1"]], ["repeated-call"])
+
+
+def test_a_real_result_takes_the_place_of_its_stand_in() -> None:
+    messages = [reply(use("a")), user([result("a", UNKNOWN)]), user("and?"), user([result("a", "1")])]
+    assert answers("anthropic", messages) == ([["1"]], ["late-result"])
+
+
+def test_a_result_that_came_before_its_call_is_found() -> None:
+    assert answers("openai-chat", [tool("a", "1"), chat_reply(chat_call("a"))])[0] == [["1"]]
+
+
+def test_functions_without_ids_pair_by_name() -> None:
+    call = {"functionCall": {"name": "f", "args": {}}}
+    answer = {"functionResponse": {"name": "f", "response": {"r": 1}}}
+    messages = [{"role": "model", "parts": [call, call]}, {"role": "user", "parts": [answer, answer]}]
+    assert answers("gemini", messages)[0] == [[{"r": 1}], [{"r": 1}]]
+
+
+def test_results_know_their_calls() -> None:
+    task = task_for()
+    pairing = Pairing(turns_for(task, [reply(use("a")), user([result("a")])]), task)
+    turns = pairing.run()
+    found = turns[1].parts[0]
+    assert found.owner is not None
+    assert found.owner.kind is Kind.CALL

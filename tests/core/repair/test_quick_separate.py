@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+import pytest
+
+from midstream.core.formats.named import format_named
+from midstream.core.profiles import profile_for
+from midstream.core.repair.quick import Marks
+from tests.core.repair.reported import CHAT, LANGCHAIN, RESPONSES, Case
+
+
+@pytest.mark.parametrize("case", [*CHAT, *LANGCHAIN, *RESPONSES], ids=lambda case: case.name)
+def test_a_broken_history_is_never_all_fine(case: Case) -> None:
+    profile = profile_for(format_named(case.form), case.profile)
+    assert not Marks(case.messages, case.form, profile).are_all_fine(profile)

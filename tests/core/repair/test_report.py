@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from midstream.core.repair.report import Edit, Repaired, Report
+
+
+def test_a_report_keeps_what_it_is_told_in_order() -> None:
+    report = Report()
+    report.tell("blank-text", 3, "dropped", part=1)
+    report.tell("unsigned-thinking", 4, "dropped", lost="hm")
+    assert report.edits == [
+        Edit("blank-text", 3, "dropped", 1),
+        Edit("unsigned-thinking", 4, "dropped", lost="hm"),
+    ]
+
+
+def test_a_repair_is_lossy_when_an_edit_lost_something() -> None:
+    assert Repaired([], edits=(Edit("unsigned-thinking", 0, "dropped", lost="hm"),)).is_lossy
+    kept = Repaired([], edits=(Edit("dangling-call", 0, "added a result"),))
+    assert (kept.is_changed, kept.is_lossy) == (True, False)
