@@ -95,8 +95,10 @@ class HistoryRefusedError(InvalidHistoryError):
 
     code = "history_refused"
 
-    def __init__(self, message: str, *, findings: Sequence[object] = ()) -> None:
-        super().__init__(message)
+    def __init__(
+        self, message: str, *, retry_after_s: float | None = None, findings: Sequence[object] = ()
+    ) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
         self.findings = tuple(findings)
         """A `midstream.history.Finding` for each refusal."""
 

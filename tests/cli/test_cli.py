@@ -32,7 +32,7 @@ def test_help_lists_every_command_with_its_own_words(run: Run) -> None:
 def test_help_documents_the_exit_codes(run: Run) -> None:
     lines = [line.split() for line in run("--help").stdout.splitlines()]
     codes = [line[0] for line in lines if line and line[0].isdigit()]
-    assert codes == ["0", "1", "2", "3", "4", "5", "6", "130"]
+    assert codes == ["0", "1", "2", "3", "4", "5", "6", "7", "130"]
 
 
 def test_help_loads_click_and_nothing_else() -> None:

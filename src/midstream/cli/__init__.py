@@ -27,6 +27,7 @@ __all__ = ["Surroundings", "main", "midstream_command"]
 COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("midstream.cli.chat:chat", "Talk to an agent; survives Ctrl-C, cuts and restarts."),
     "demo": ("midstream.cli.demo.command:demo", "Watch a session survive a cut and a SIGKILL."),
+    "doctor": ("midstream.cli.doctor:doctor", "Check history files and repair copies of them."),
     "serve": ("midstream.cli.serve:serve", "Serve an agent."),
     "sessions": ("midstream.cli.sessions:sessions", "List, show, export and delete sessions."),
 }

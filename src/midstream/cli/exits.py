@@ -23,6 +23,7 @@ NOT_FOUND = 3
 CONFLICT = 4
 UPSTREAM = 5
 VERIFICATION = 6
+UNREADABLE = 7
 INTERRUPTED = 130
 
 EXIT_CODES = {
@@ -33,6 +34,7 @@ EXIT_CODES = {
     CONFLICT: "somebody else holds it (session, store)",
     UPSTREAM: "the model failed",
     VERIFICATION: "a check found something",
+    UNREADABLE: "a file could not be read, or a repair lost something",
     INTERRUPTED: "interrupted",
 }
 

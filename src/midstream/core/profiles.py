@@ -184,8 +184,15 @@ _PROFILES = (
         system="first",
         repeats_system=False,
     ),
-    Profile(name="neutral", blank="white"),
-    Profile(name="pydantic-ai", blank="white", first="user"),
+    Profile(name="neutral", id_pattern=_WORD, id_size_max=40, ids_are_unique="list", blank="white"),
+    Profile(
+        name="pydantic-ai",
+        id_pattern=_WORD,
+        id_size_max=40,
+        ids_are_unique="list",
+        first="user",
+        blank="white",
+    ),
 )
 
 
@@ -235,7 +242,7 @@ def _everybody() -> Profile:
 
 
 PROFILES: dict[str, Profile] = {profile.name: profile for profile in (*_PROFILES, _everybody())}
-"""Every profile by its name. `neutral` asks only for what everybody asks for."""
+"""Every profile by its name. `neutral` and `pydantic-ai` are for histories that any provider may get next."""
 
 _ALIASES = {
     "bedrock": "bedrock-claude",

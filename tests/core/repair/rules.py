@@ -257,46 +257,52 @@ def chat(messages: list[Json], profile: str) -> list[str]:
         elif role == "function":
             expected = []
         elif role == "assistant":
-            calls = message.get("tool_calls")
-            if calls is not None and not calls:
-                found.append(f"EMPTYCALLS at {place}")
-            ids = [call.get("id") for call in calls or []]
-            found += [
-                f"ID at {place}"
-                for i in ids
-                if not isinstance(i, str) or not i or (not profile and len(i) > 40)
-            ]
-            if len(set(ids)) != len(ids):
-                found.append(f"UNIQUE at {place}")
-            if profile == "deepseek" and all_ids & set(ids):
-                found.append(f"UNIQUE over the list at {place}")
-            if profile in ("mistral-v3", "strict-template", "portable"):
-                found += [f"ID9 at {place}" for i in ids if not re.fullmatch("[a-zA-Z0-9]{9}", str(i))]
-            all_ids |= set(ids)
-            for call in calls or []:
-                arguments = call["function"]["arguments"]
-                try:
-                    good = isinstance(
-                        arguments if isinstance(arguments, dict) else json.loads(arguments), dict
-                    )
-                except (TypeError, ValueError):
-                    good = False
-                if not good:
-                    found.append(f"ARGS at {place}")
-            expected = list(ids)
-            if (
-                not message.get("content")
-                and not calls
-                and not message.get("refusal")
-                and "function_call" not in message
-            ):
-                found.append(f"HOLLOW at {place}")
+            expected = _chat_reply(message, place, profile, all_ids, found)
         elif role not in ("system", "developer", "user"):
             found.append(f"ROLE at {place}")
         elif message.get("content") is None or message.get("content") == []:
             found.append(f"NULL at {place}")
     if expected:
         found.append("PAIR at the end")
+    return found + _chat_order(messages, profile)
+
+
+def _chat_reply(message: Json, place: int, profile: str, all_ids: set[str], found: list[str]) -> list[Any]:
+    """Judge a reply; return the ids that must be answered next."""
+    calls = message.get("tool_calls")
+    if calls is not None and not calls:
+        found.append(f"EMPTYCALLS at {place}")
+    ids = [call.get("id") for call in calls or []]
+    found += [
+        f"ID at {place}" for i in ids if not isinstance(i, str) or not i or (not profile and len(i) > 40)
+    ]
+    if len(set(ids)) != len(ids):
+        found.append(f"UNIQUE at {place}")
+    if profile == "deepseek" and all_ids & set(ids):
+        found.append(f"UNIQUE over the list at {place}")
+    if profile in ("mistral-v3", "strict-template", "portable"):
+        found += [f"ID9 at {place}" for i in ids if not re.fullmatch("[a-zA-Z0-9]{9}", str(i))]
+    all_ids |= set(ids)
+    for call in calls or []:
+        arguments = call["function"]["arguments"]
+        try:
+            good = isinstance(arguments if isinstance(arguments, dict) else json.loads(arguments), dict)
+        except (TypeError, ValueError):
+            good = False
+        if not good:
+            found.append(f"ARGS at {place}")
+    if (
+        not message.get("content")
+        and not calls
+        and not message.get("refusal")
+        and "function_call" not in message
+    ):
+        found.append(f"HOLLOW at {place}")
+    return list(ids)
+
+
+def _chat_order(messages: list[Json], profile: str) -> list[str]:
+    found: list[str] = []
     if messages and messages[0].get("role") == "assistant" and messages[0].get("tool_calls"):
         found.append("FIRST")
     if profile in ("strict-template", "portable"):

@@ -91,7 +91,10 @@ class PydanticAI:
         self.refill(first, both_words(as_words(first.body), as_words(second.body)))
 
     def tidy(self, part: Part) -> str | None:
-        """Value JSON value may be returned; a retry needs words."""
+        """Any JSON value may be returned; a retry needs words."""
+        if isinstance(part.body, str) and not part.body.strip():
+            self.refill(part, "(failed without a message)" if part.failed else "(no output)")
+            return "empty-result"
         if part.raw.get("part_kind") == _RETRY and not part.body:
             self.refill(part, "(failed without a message)")
             return "empty-result"

@@ -265,5 +265,9 @@ def _pydantic_answers(message: Value, asked: list[str]) -> bool:
     parts = message["parts"]
     if message["kind"] != "request" or len(parts) != len(asked):
         return False
-    answered = {part["tool_call_id"] for part in parts if part["part_kind"] == "tool-return"}
+    answered = set()
+    for part in parts:
+        if part["part_kind"] != "tool-return" or not _says(part["content"]):
+            return False
+        answered.add(part["tool_call_id"])
     return answered == set(asked)
