@@ -203,7 +203,9 @@ def test_files_take_the_form_their_kind_has() -> None:
 def test_an_attachment_that_is_no_base64_does_not_end_the_session() -> None:
     history = History((UserMessage((File("image/png", data="!"),)),))
     ((asking,), _) = rendered(history, "", TestModel())
-    assert asking.parts[0].content == "[attached file: image/png, which you cannot be shown]"
+    (prompt,) = asking.parts
+    assert isinstance(prompt, messages.UserPromptPart)
+    assert prompt.content == "[attached file: image/png, which you cannot be shown]"
 
 
 def test_an_attachment_arrives_byte_for_byte() -> None:
@@ -211,7 +213,7 @@ def test_an_attachment_arrives_byte_for_byte() -> None:
     ((asking,), _) = rendered(history, "", TestModel())
     (prompt,) = asking.parts
     assert isinstance(prompt, messages.UserPromptPart)
-    (image,) = prompt.content
+    image = prompt.content[0]
     assert isinstance(image, messages.BinaryContent)
     assert image.data == b"\xfb\xef\xff\x00"
 
