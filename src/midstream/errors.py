@@ -167,9 +167,10 @@ class LeaseHeldError(ConflictError):
 
 
 class LeaseLostError(ConflictError):
-    """A newer owner exists: stop at once. Nothing was written."""
+    """A newer owner exists: stop at once; a client may ask again, and meets that one. Nothing was written."""
 
     code = "lease_lost"
+    retry = "now"
 
 
 class SessionBusyError(ConflictError):

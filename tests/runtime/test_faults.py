@@ -321,7 +321,7 @@ async def test_after_a_long_outage_the_turn_goes_on_by_itself(appends: int) -> N
 
     await world.live_through(until_outage())
     store.outage = StoreFullError("full")
-    await world.advance(120.0)
+    await world.advance(1200.0)
     assert check(lab.evidence()) == []
     store.outage = None
     await world.advance(120.0)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
@@ -9,19 +10,33 @@ from midstream.core.records import (
     AttemptStarted,
     CallEnded,
     CallStarted,
+    ChunkAccepted,
     EpochStarted,
+    MessageAccepted,
+    Sync,
     TurnEnded,
     TurnStatus,
     decode,
+    encode,
 )
 from midstream.core.replies import TextDelta
 from midstream.core.turn import RESTARTS_MAX, SendMessage
-from midstream.errors import DrainingError, SessionBusyError, SessionNotFoundError, UsageError
+from midstream.errors import (
+    DrainingError,
+    JournalMovedError,
+    LeaseHeldError,
+    SessionBusyError,
+    SessionNotFoundError,
+    StoreBusyError,
+    StoreDamagedError,
+    UsageError,
+)
 from midstream.runtime import host as host_module
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
-from midstream.store.memory import MemoryStore
-from midstream.testing import ScriptedModel, Stall, calls, records_until_end, run_turn, text
+from midstream.store.contract import Mark, SessionInfo, Stored
+from midstream.store.memory import Memory, MemoryStore
+from midstream.testing import FakeWorld, ScriptedModel, Stall, calls, records_until_end, run_turn, text
 from midstream.tools import Tool, tool
 from midstream.world import World
 
@@ -212,6 +227,188 @@ async def test_stopping_is_bounded_when_a_tool_hangs() -> None:
     await store.open()
     stored = [decode(each.body) for each in await store.read("s", after=0, limit=100)]
     assert not any(isinstance(r, CallEnded) for r in stored)  # in doubt, for the next owner to judge
+
+
+async def test_what_another_process_appended_is_seen_and_gone_on_from() -> None:
+    memory = Memory()
+    here = await _started(Host(Agent(ScriptedModel([text("from here")])), MemoryStore(memory)))
+    await run_turn(here, "s", "one")
+    there = await _started(Host(Agent(ScriptedModel([text("from there")])), MemoryStore(memory)))
+    cached = await there.session("s")
+
+    with pytest.raises(LeaseHeldError):
+        await cached.submit(SendMessage(UserMessage.of("now?")))
+    cached = await there.session("s")
+    await run_turn(here, "s", "two")
+    assert len((await there.session("s")).state.history.entries) == 4
+
+    cached = await there.session("s")
+    await run_turn(here, "s", "three")
+    await here.stop()
+    before = await cached.submit(SendMessage(UserMessage.of("four")))  # what it missed is read with the claim
+    await records_until_end(cached, after=before)
+    records = [decode(each.body) for each in await cached.read(after=0, limit=100)]
+    said = [r.message.parts[0].text for r in records if isinstance(r, MessageAccepted)]  # type: ignore[union-attr] # words
+    assert said == ["one", "two", "three", "four"]
+    assert [r.epoch for r in records if isinstance(r, EpochStarted)] == [1, 2]
+    await there.stop()
+
+
+async def test_a_session_deleted_by_another_process_begins_anew() -> None:
+    memory = Memory()
+    here = await _started(Host(Agent(ScriptedModel([text("a")])), MemoryStore(memory)))
+    await run_turn(here, "s", "one")
+    there = await _started(Host(Agent(ScriptedModel([text("b")])), MemoryStore(memory)))
+    cached = await there.session("s")
+    await here.delete("s")
+    await run_turn(here, "s", "anew, and longer than before")
+    await run_turn(here, "s", "still")
+    await here.stop()
+
+    with pytest.raises(JournalMovedError):
+        await cached.submit(SendMessage(UserMessage.of("two")))
+    await run_turn(there, "s", "two")
+    assert (await there.session("s")).state.turns == 3
+    await there.stop()
+
+
+async def test_a_turn_whose_process_dies_while_others_live_is_taken_up_by_one_of_them() -> None:
+    memory = Memory()
+    here = await _started(Host(Agent(ScriptedModel([[Stall()]])), MemoryStore(memory)))
+    await (await here.session("s", create=True)).submit(SendMessage(UserMessage.of("hi")))
+    world = FakeWorld()
+    there = await _started(Host(Agent(ScriptedModel([text("done")])), MemoryStore(memory), world=world))
+    assert (there.recovery.done, there.recovery.failed) == (1, 0)
+    await here.stop()
+    await world.advance(60.0)
+    assert not (await there.session("s")).state.is_live
+    await there.stop()
+
+
+class SlowList(MemoryStore):
+    """A store that cannot say at first what it has."""
+
+    failures = 2
+
+    def list(self, *, live: bool | None = None) -> AsyncIterator[SessionInfo]:
+        self.failures -= 1
+        if self.failures >= 0:
+            raise StoreBusyError("locked")
+        return super().list(live=live)
+
+
+async def test_recovery_waits_for_a_store_that_is_busy() -> None:
+    memory = Memory()
+    first = await _started(Host(Agent(ScriptedModel([[Stall()]])), MemoryStore(memory)))
+    await (await first.session("s", create=True)).submit(SendMessage(UserMessage.of("hi")))
+    await first.stop()
+    world = FakeWorld()
+    second = Host(Agent(ScriptedModel([text("a")])), SlowList(memory), world=world)
+    await second.start()
+    await world.settle()
+    await world.advance(10.0)
+    assert (second.recovery.total, second.recovery.is_done) == (1, True)
+    await second.stop()
+
+
+async def test_a_journal_that_does_not_fold_is_counted_and_the_others_are_recovered() -> None:
+    memory = Memory()
+    store = MemoryStore(memory)
+    first = await _started(Host(Agent(ScriptedModel([[Stall()]])), store))
+    for name in ("bad", "good"):
+        await (await first.session(name, create=True)).submit(SendMessage(UserMessage.of("hi")))
+    await first.stop()
+    body = encode(ChunkAccepted("a stream that was never opened", 0, "digest"))
+    memory.sessions["bad"].records.append(Stored(4, 1, body))
+    second = await _started(Host(Agent(ScriptedModel([text("a")])), store))
+    assert (second.recovery.done, second.recovery.failed) == (2, 1)
+    await records_until_end(await second.session("good"), after=0)
+    with pytest.raises(StoreDamagedError, match="'bad'"):
+        await second.session("bad")
+    await second.stop()
+
+
+class Slow(MemoryStore):
+    """A store whose appends and releases wait for the test."""
+
+    def __init__(self, memory: Memory | None = None) -> None:
+        super().__init__(memory)
+        self.go = asyncio.Event()
+        self.go.set()
+
+    async def append(
+        self,
+        session: str,
+        bodies: Sequence[bytes],
+        *,
+        expected: int,
+        epoch: int,
+        sync: Sync,
+        mark: Mark | None = None,
+    ) -> int:
+        await self.go.wait()
+        return await super().append(session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark)
+
+    async def release(self, session: str, *, epoch: int) -> None:
+        await self.go.wait()
+        await super().release(session, epoch=epoch)
+
+
+async def test_a_message_on_its_way_keeps_its_session_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_module, "SESSIONS_AWAKE_MAX", 1)
+    store = Slow()
+    host = await _started(Host(Agent(ScriptedModel([text("a")])), store))
+    await run_turn(host, "s", "first")
+    store.go.clear()
+    runner = await host.session("s")
+    before = runner.newest.position
+    sending = asyncio.ensure_future(runner.submit(SendMessage(UserMessage.of("hi"))))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    with pytest.raises(SessionBusyError):
+        await host.delete("s")
+    await host.session("t", create=True)
+    store.go.set()
+    async with asyncio.timeout(5):
+        await sending
+        await records_until_end(runner, after=before)
+    await host.stop()
+
+
+async def test_sessions_opened_side_by_side_make_room_for_one_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host_module, "SESSIONS_AWAKE_MAX", 3)
+    store = Slow()
+    host = await _started(Host(Agent(ScriptedModel([text("a")])), store))
+    for number in range(3):
+        await run_turn(host, f"s{number}", "hi")
+    store.go.clear()
+    opening = [asyncio.ensure_future(host.session(f"t{number}", create=True)) for number in range(3)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    store.go.set()
+    async with asyncio.timeout(5):
+        await asyncio.gather(*opening)
+    assert len(host._awake) == 3
+    await host.stop()
+
+
+async def test_a_session_that_is_being_opened_when_the_host_stops_does_nothing_afterwards() -> None:
+    memory = Memory()
+    first = await _started(Host(Agent(ScriptedModel([[Stall()]])), MemoryStore(memory)))
+    await (await first.session("s", create=True)).submit(SendMessage(UserMessage.of("hi")))
+    await first.stop()
+    store = Slow(memory)
+    store.go.clear()
+    second = Host(Agent(ScriptedModel([text("a")])), store)
+    await second.start()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        await second.stop()
+    working = [task for task in asyncio.all_tasks() if task.get_name().startswith("runner")]
+    assert working == []
 
 
 async def test_idle_sessions_sleep_and_wake(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,18 @@ async def test_a_reader_far_behind_reads_pages_from_the_store(monkeypatch: pytes
     assert seen == list(range(1, 21))
 
 
+async def test_readers_that_leave_a_silent_session_leave_nothing_behind() -> None:
+    store = MemoryStore()
+    await store.open()
+    journal = Journal(store, "s", World())
+    for _ in range(100):
+        reading = asyncio.ensure_future(journal.wait(0))
+        await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.wait([reading])
+    assert not journal._waiting
+
+
 async def test_a_closed_journal_sends_its_waiters_away_with_the_reason() -> None:
     journal = await _open(MemoryStore())
     waiting = asyncio.ensure_future(journal.wait(0))

@@ -35,6 +35,7 @@ from midstream.errors import (
 )
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
+from midstream.runtime.runner import APPEND_TRIES_MAX
 from midstream.store.contract import Mark
 from midstream.store.memory import MemoryStore
 from midstream.testing import Gate, ScriptedModel, Stall, calls, records_until_end, run_turn, text
@@ -312,7 +313,7 @@ async def test_a_session_whose_store_failed_for_longer_is_revived_without_a_seco
     @tool
     async def write(path: str) -> str:
         runs.append(path)
-        store.left = 9
+        store.left = APPEND_TRIES_MAX + 3
         return path
 
     model = ScriptedModel([calls(("write", '{"path":"a"}')), text("done")])
@@ -330,6 +331,66 @@ async def test_a_session_whose_store_failed_for_longer_is_revived_without_a_seco
     assert isinstance(exchange, Exchange)
     assert [result.outcome for result in exchange.results] == [Outcome.UNKNOWN]
     await host.stop()
+
+
+async def test_while_an_outcome_waits_for_the_disk_clients_are_told_and_the_outcome_is_kept() -> None:
+    store = FullOnce()
+    full = asyncio.Event()
+
+    @tool
+    async def write(path: str) -> str:
+        store.left = 5
+        full.set()
+        return path
+
+    model = ScriptedModel([calls(("write", '{"path":"a"}')), text("done")])
+    host = Host(Agent(model, tools=[write]), store, world=SwiftWorld())
+    await host.start()
+    runner = await host.session("s", create=True)
+    await runner.submit(SendMessage(UserMessage.of("hi")))
+    async with asyncio.timeout(5):
+        await full.wait()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        with pytest.raises(StoreFullError):
+            await runner.submit(Cancel(turn=7))
+        records = await records_until_end(runner, after=0)
+    assert _ended(records) == {"c1": Outcome.OK}
+    await host.stop()
+
+
+async def test_a_call_is_not_started_at_the_last_moment_only_to_be_in_doubt() -> None:
+    store = MemoryStore()
+    began, finish = asyncio.Event(), asyncio.Event()
+    ran: list[str] = []
+
+    @tool
+    async def write(path: str) -> str:
+        ran.append(path)
+        began.set()
+        await finish.wait()
+        return path
+
+    script = [calls(("write", '{"path":"a"}'), ("write", '{"path":"b"}')), text("done")]
+    host = Host(Agent(ScriptedModel(script), tools=[write]), store)
+    await host.start()
+    runner = await host.session("s", create=True)
+    await runner.submit(SendMessage(UserMessage.of("hi")))
+    async with asyncio.timeout(5):
+        await began.wait()
+        stopping = asyncio.ensure_future(host.stop(grace_s=5))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        finish.set()
+        await stopping
+    assert ran == ["a"]
+
+    second = Host(Agent(ScriptedModel(script), tools=[write]), store)
+    await second.start()
+    records = await records_until_end(await second.session("s"), after=0)
+    assert _ended(records) == {"c1": Outcome.OK, "c2": Outcome.OK}
+    assert ran == ["a", "b"]
+    await second.stop()
 
 
 async def test_a_fast_model_costs_a_record_per_group_of_words_not_per_word() -> None:

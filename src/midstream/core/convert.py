@@ -109,7 +109,7 @@ class _Crossing:
         for part in turn.parts:
             words = both_words(words, as_words(part.body))
         if self.target.name in _APART:
-            self.system = with_words(self.system, words)
+            self.system = with_words(self.system, words, self.target.name)
         else:
             self.out.append(Turn(Role.SYSTEM, [self.target.text(words, Role.SYSTEM)]))
 

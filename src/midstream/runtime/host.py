@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import re
 
@@ -12,6 +13,7 @@ from midstream.core.timing import RECONNECT_BACKOFF
 from midstream.core.turn import LOOK_BACK_S
 from midstream.errors import (
     DrainingError,
+    JournalMovedError,
     LeaseHeldError,
     MidstreamError,
     SessionNotFoundError,
@@ -29,7 +31,12 @@ SESSIONS_AWAKE_MAX = 1000
 RECOVERIES_MAX = 16
 """Sessions recovered side by side at start-up."""
 REVIVALS_MAX = 100
-"""Tries to take up a turn whose runner failed on a store that was busy or full; about 25 minutes."""
+"""Tries to take up a turn whose runner failed on a store that was busy or full, or which another process holds that
+may die; about 25 minutes."""
+OPENING_S = 2.0
+"""Seconds that sessions have to let go which were just being opened when the host is stopped."""
+_PASSING = (UnavailableError, LeaseHeldError)
+"""What ends by itself."""
 _SESSION_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 
 _log = logging.getLogger(__name__)
@@ -109,7 +116,9 @@ class Host:
             StoreDamagedError: Its journal cannot be read. Nothing was changed.
         """
         runner = self._awake.get(session_id)
-        if runner is None or runner.has_failed:
+        if runner is not None and runner.is_stale and await self._is_outdated(runner):
+            await runner.close(JournalMovedError(f"another process went on with session {session_id!r}"))
+        if runner is None or runner.has_failed or self._awake.get(session_id) is not runner:
             runner = await self._opened(session_id)
         else:
             self._awake[session_id] = self._awake.pop(session_id)  # the last used goes to sleep last
@@ -127,7 +136,12 @@ class Host:
         runner = await self.session(session_id)
         await runner.retire()
         self._awake.pop(session_id, None)
-        await self.store.delete(session_id)
+        try:
+            await self.store.delete(session_id)
+        finally:
+            # Somebody may have asked for it meanwhile, and would wait for a journal that is gone.
+            if newcomer := self._awake.pop(session_id, None):
+                await newcomer.close(SessionNotFoundError(f"session {session_id!r} was deleted"))
 
     def drain(self) -> None:
         """Say goodbye: from now on readers and senders are told to reconnect. Turns go on until `stop`."""
@@ -150,8 +164,10 @@ class Host:
         if self._recovering is not None:
             self._recovering.cancel()
             await asyncio.wait([self._recovering])
-        for task in [*self._opening.values(), *self._reviving.values()]:
-            task.cancel()
+        if pending := [*self._opening.values(), *self._reviving.values()]:
+            for task in pending:
+                task.cancel()
+            await asyncio.wait(pending, timeout=OPENING_S)
         runners = [*self._awake.values()]
         if runners:
             tasks = [self.world.spawn(each.quiesce(), name="quiesce") for each in runners]
@@ -190,25 +206,37 @@ class Host:
             look_back_s=self._look_back_s,
             on_failed=self._runner_failed,
         )
-        await runner.open()
-        await self._make_room()
+        try:
+            await runner.open()
+        except BaseException:
+            await runner.close(_draining())  # it may have begun to work
+            raise
+        surplus = self._surplus()
         self._awake[session_id] = runner
+        for each in surplus:
+            try:
+                await each.sleep()
+            except MidstreamError as error:  # it sleeps, and stays ours until it wakes or this process ends
+                _log.warning("not given up: %s", error.code, extra={"session": each.session_id})
         return runner
 
-    async def _make_room(self) -> None:
-        surplus = len(self._awake) + 1 - SESSIONS_AWAKE_MAX
-        if surplus <= 0:
-            return
+    def _surplus(self) -> list[Runner]:
+        """Take out of `_awake` what must go to sleep for one more to be awake."""
+        count = max(0, len(self._awake) + 1 - SESSIONS_AWAKE_MAX)
         idle = [key for key, runner in self._awake.items() if runner.is_idle or runner.has_failed]
-        for key in idle[:surplus]:
-            await self._awake.pop(key).sleep()
+        return [self._awake.pop(key) for key in idle[:count]]
+
+    async def _is_outdated(self, runner: Runner) -> bool:
+        """Whether the store has another end than a session that nobody here writes to."""
+        found = await self.store.find(runner.session_id)
+        return runner.is_stale and (found.end if found else 0) != runner.newest.position
 
     def _runner_failed(self, runner: Runner, error: MidstreamError) -> None:
         """See to it that a turn does not wait for somebody to ask after its runner failed."""
         session_id = runner.session_id
         if session_id in self._reviving or self._is_stopped:
             return  # its own runner has failed again: it goes on trying
-        if runner.state.is_live and error.retry == "later":
+        if runner.state.is_live and isinstance(error, _PASSING):
             name = f"revive {session_id}"
             self._reviving[session_id] = self.world.spawn(self._revive(session_id), name=name)
 
@@ -218,18 +246,18 @@ class Host:
                 await self.world.sleep(RECONNECT_BACKOFF.wait_s(failures, chance=self.world.chance()))
                 try:
                     runner = await self.session(session_id)
-                except UnavailableError as error:
-                    _log.warning("not yet revived: %s", error.code, extra={"session": session_id})
+                except _PASSING as error:
+                    _log.info("not yet taken up: %s", error.code, extra={"session": session_id})
                     continue
                 if not runner.has_failed:
                     return
         except MidstreamError as error:
-            _log.error("not revived: %s", error.message, extra={"session": session_id})
+            _log.error("not taken up: %s", error.message, extra={"session": session_id})
         finally:
             self._reviving.pop(session_id, None)
 
     async def _recover(self) -> None:
-        found = [info.session async for info in self.store.list(live=True)]
+        found = await self._interrupted()
         self.recovery.total = len(found)
         turnstile = asyncio.Semaphore(RECOVERIES_MAX)
 
@@ -252,6 +280,16 @@ class Host:
         self.recovery.is_done = True
         if found:
             _log.info("recovered %d interrupted sessions, %d failed", len(found), self.recovery.failed)
+
+    async def _interrupted(self) -> list[str]:
+        """Return the sessions with an open turn, however long the store takes to answer."""
+        for failures in itertools.count(1):
+            try:
+                return [info.session async for info in self.store.list(live=True)]
+            except UnavailableError as error:
+                _log.warning("the interrupted turns cannot be listed yet: %s", error.code)
+                await self.world.sleep(RECONNECT_BACKOFF.wait_s(failures, chance=self.world.chance()))
+        raise AssertionError("it counts without end")
 
 
 def _draining() -> DrainingError:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from midstream.core.frames import START, EventId
 from midstream.core.records import Record, Sync, decode
-from midstream.errors import MidstreamError, RecordUndecodableError
+from midstream.errors import JournalMovedError, MidstreamError, RecordUndecodableError
 from midstream.store.contract import Mark, Store, Stored
 from midstream.world import Fault, World
 
@@ -28,11 +28,13 @@ class Journal:
         self._store = store
         self._world = world
         self._tail: list[Stored] = []
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waiting: set[asyncio.Future[None]] = set()
         self._closed: MidstreamError | None = None
 
     async def load(self) -> list[tuple[int, Record]]:
-        """Read the whole journal and return its records with their epochs; nothing is claimed.
+        """Read what follows the newest record known here, at first everything; return it with its epochs.
+
+        Nothing is claimed.
 
         Raises:
             RecordUndecodableError: A record of a newer version, or damage; names session and position.
@@ -41,7 +43,22 @@ class Journal:
         while page := await self._store.read(self.session_id, after=self.newest.position, limit=PAGE_RECORDS):
             records.extend(self._decoded(page))
             self._remember(page)
+        self._wake()
         return records
+
+    async def catch_up(self) -> list[tuple[int, Record]]:
+        """Return what other owners appended since `load`; call it under a new claim, so that there is no more.
+
+        Raises:
+            JournalMovedError: The session was deleted meanwhile: what is known of it here is void.
+            RecordUndecodableError: See `load`.
+        """
+        known = self.newest
+        if known.position:
+            found = await self._store.read(self.session_id, after=known.position - 1, limit=1)
+            if not found or found[0].epoch != known.epoch:
+                raise JournalMovedError(f"session {self.session_id!r} was deleted by somebody else")
+        return await self.load()
 
     def _decoded(self, page: Sequence[Stored]) -> Iterator[tuple[int, Record]]:
         for stored in page:
@@ -97,8 +114,11 @@ class Journal:
             if self._closed is not None:
                 raise self._closed
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(waiting)
-            await waiting
+            self._waiting.add(waiting)
+            try:
+                await waiting
+            finally:
+                self._waiting.discard(waiting)  # readers come and go while a session says nothing
 
     def close(self, error: MidstreamError) -> None:
         """Let every present and later waiter end with `error`. Records already here can still be read."""
@@ -106,7 +126,7 @@ class Journal:
         self._wake()
 
     def _wake(self) -> None:
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting = self._waiting, set()
         for each in waiting:
             if not each.done():
                 each.set_result(None)

@@ -19,6 +19,7 @@ from midstream.core import session as sessions
 from midstream.core.frames import EventId
 from midstream.core.messages import Text
 from midstream.core.records import (
+    CallStarted,
     EpochStarted,
     MessageAccepted,
     Record,
@@ -44,6 +45,7 @@ from midstream.errors import (
     MidstreamError,
     SessionBusyError,
     SessionNotFoundError,
+    StoreDamagedError,
     UnavailableError,
 )
 from midstream.runtime.agent import Agent
@@ -54,9 +56,10 @@ from midstream.world import World
 
 MAILBOX_MAX = 64
 """Tokens of a model that may wait for their append; the model is not read further before there is room."""
-APPEND_TRIES_MAX = 6
-"""Tries to append what a model or a tool said while the store is unavailable, before the runner gives up."""
-APPEND_BACKOFF = Backoff(first_s=0.05, most_s=1.0, jitter=0.5)
+APPEND_TRIES_MAX = 60
+"""Tries to append what a model or a tool said while the store is unavailable, before the runner gives up: some seven
+minutes. Past them the outcome of a tool that ran is lost, and its call in doubt."""
+APPEND_BACKOFF = Backoff(first_s=0.05, most_s=10.0, jitter=0.5)
 TITLE_CHARS_MAX = 80
 
 _log = logging.getLogger(__name__)
@@ -104,6 +107,9 @@ class Runner:
         self._performer = Performer(agent, world, self)
         self._mailbox: deque[_Envelope] = deque()
         self._arrived = asyncio.Event()
+        self._rested = asyncio.Event()
+        """Nothing is on its way to the journal."""
+        self._rested.set()
         self._room = asyncio.Event()
         self._doing: dict[Obligation, asyncio.Task[None]] = {}
         self._stopping: set[asyncio.Task[None]] = set()
@@ -150,7 +156,17 @@ class Runner:
     @property
     def is_idle(self) -> bool:
         """Whether nothing would be lost by letting this session go to sleep."""
-        return not (self.state.is_live or self.readers or self._mailbox or self._doing or self._stopping)
+        return not (self.readers or self._is_busy or self._doing or self._stopping)
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether a turn is open, or something is on its way to the journal that may open one."""
+        return self.state.is_live or not self._rested.is_set()
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether another process may have appended since: this one has not claimed the session, and does not now."""
+        return not self._has_begun and not self._is_busy
 
     @property
     def has_failed(self) -> bool:
@@ -166,7 +182,7 @@ class Runner:
             LeaseHeldError: Another process is working on it. Nothing was changed.
             StoreDamagedError: The journal cannot be read. Nothing was changed.
         """
-        self.state = sessions.fold(await self._journal.load())
+        self._take_over(await self._journal.load())
         self._task = self._world.spawn(self._run(), name=f"runner {self.session_id}")
         if self.state.is_live:
             await self._post(None)
@@ -187,16 +203,18 @@ class Runner:
         Raises:
             SessionBusyError: A turn is running. Nothing was changed.
         """
-        if self.state.is_live:
+        if self._is_busy:
             raise SessionBusyError(f"a turn of session {self.session_id!r} is running: cancel it first")
         await self.close(SessionNotFoundError(f"session {self.session_id!r} was deleted"))
 
     async def quiesce(self) -> None:
         """Start nothing new, cut model calls, and wait for the tools that run; their outcomes are kept."""
         self._is_quiescing = True
-        self._reconcile()
+        self._stop_unowed()
+        await self._rested.wait()
         while running := [*self._doing.values(), *self._stopping]:
             await asyncio.wait(running)
+            await self._rested.wait()
 
     async def close(self, error: MidstreamError) -> None:
         """Stop at once; readers end with `error`. What was being done is in doubt for the next owner."""
@@ -216,8 +234,9 @@ class Runner:
 
     async def say(self, command: ModelSaid) -> None:
         """Journal a model's words soon; wait only while too many of them are on their way."""
-        self._mailbox.append(_Envelope(command, None))
-        self._arrived.set()
+        if self._failed is not None:
+            return  # a model that does not mind being stopped talks to nobody
+        self._put(_Envelope(command, None))
         while len(self._mailbox) >= MAILBOX_MAX and self._failed is None:
             self._room.clear()
             await self._room.wait()
@@ -242,9 +261,13 @@ class Runner:
         if self._failed is not None:
             raise self._failed
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._mailbox.append(_Envelope(command, done, reporter))
-        self._arrived.set()
+        self._put(_Envelope(command, done, reporter))
         return await done
+
+    def _put(self, envelope: _Envelope) -> None:
+        self._mailbox.append(envelope)
+        self._arrived.set()
+        self._rested.clear()
 
     async def _run(self) -> None:
         try:
@@ -255,6 +278,8 @@ class Runner:
                 self._mailbox.clear()
                 self._room.set()
                 await self._step(batch)
+                if not self._mailbox:
+                    self._rested.set()
         except asyncio.CancelledError:
             # Also when a whole event loop is cancelled at its end: a tool that reports its own cancellation must
             # not wait for an append that nobody makes any more.
@@ -280,6 +305,8 @@ class Runner:
                     except Refused as refused:
                         _answer(envelope, refused.error)
                         continue
+                    if self._is_quiescing:
+                        decided = _without_starts(decided)
                     state = self._folded(state, decided)
                     records.extend(decided)
                 taken.append(envelope)
@@ -307,11 +334,26 @@ class Runner:
             return self.state
         at = self._world.now()
         epoch = await self._journal.claim(at=at)
+        if epoch > 1:  # somebody had it before, and may have had it since it was read here
+            self._take_over(await self._journal.catch_up())
         records.append(EpochStarted(epoch, self._owner, at))
         state = self._folded(self.state, records)
         recovered = sessions.decide(state, Recover(self._look_back_s), epoch=epoch, at=at)
         records.extend(recovered)
         return self._folded(state, recovered)
+
+    def _take_over(self, records: Sequence[tuple[int, Record]]) -> None:
+        """Fold what others appended.
+
+        Raises:
+            StoreDamagedError: It is no journal of ours. Nothing was changed.
+        """
+        try:
+            self.state = sessions.fold(records, self.state)
+        except Exception as error:
+            _log.exception("a journal does not fold", extra={"session": self.session_id})
+            message = f"the journal of session {self.session_id!r} does not fold ({type(error).__name__})"
+            raise StoreDamagedError(message) from error
 
     def _folded(self, state: Session, records: Sequence[Record]) -> Session:
         for record in records:
@@ -333,25 +375,32 @@ class Runner:
                 _log.warning(
                     "append failed: %s; trying again", error.code, extra={"session": self.session_id}
                 )
+                self._refuse_clients(error)
                 await self._world.sleep(APPEND_BACKOFF.wait_s(failures, chance=self._world.chance()))
             else:
                 return
 
-    def _reconcile(self, reporters: Collection[asyncio.Task[None] | None] = ()) -> None:
+    def _reconcile(self, reporters: Collection[asyncio.Task[None] | None]) -> None:
         """Start what is owed and not being done; stop what is being done and not owed."""
-        owed = sessions.owed(self.state)
-        if owed == self._doing.keys() and not self._is_quiescing:
+        if sessions.owed(self.state) == self._doing.keys() and not self._is_quiescing:
             return
+        self._stop_unowed(reporters)
+        if self._failed is None:
+            self._start_owed()
+
+    def _stop_unowed(self, reporters: Collection[asyncio.Task[None] | None] = ()) -> None:
+        owed = sessions.owed(self.state)
         for obligation in [each for each in self._doing if each not in owed or self._is_cut(each)]:
             task = self._doing.pop(obligation)
             self._stopping.add(task)
             task.add_done_callback(self._stopping.discard)
             if task not in reporters:
                 task.cancel()
-        if self._is_quiescing:
-            return
-        for obligation in owed:
-            if obligation not in self._doing:
+
+    def _start_owed(self) -> None:
+        for obligation in sessions.owed(self.state):
+            # What is in the journal as started is run also at the last moment: left out, it would be in doubt.
+            if obligation not in self._doing and not self._is_cut(obligation):
                 work = self._performer.perform(obligation, self.state)
                 task = self._world.spawn(work, name=f"{type(obligation).__name__} {self.session_id}")
                 self._doing[obligation] = task
@@ -379,8 +428,20 @@ class Runner:
         self._journal.close(error)
         for task in [*self._doing.values(), *self._stopping]:
             task.cancel()
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
         self._room.set()
+        self._rested.set()
         self._refuse_all(error)
+
+    def _refuse_clients(self, error: MidstreamError) -> None:
+        """Let nobody wait who can come again, while what cannot be said again waits for the store."""
+        waiting, self._mailbox = self._mailbox, deque()
+        for envelope in waiting:
+            if _is_internal(envelope):
+                self._mailbox.append(envelope)
+            else:
+                _answer(envelope, error)
 
     def _refuse_all(self, error: MidstreamError) -> None:
         waiting, self._mailbox = self._mailbox, deque()
@@ -404,6 +465,11 @@ def _merged(batch: list[_Envelope]) -> list[_Envelope]:
 def _attempt_of(envelope: _Envelope) -> tuple[int, int, int] | None:
     said = envelope.command
     return (said.turn, said.reply_no, said.attempt) if isinstance(said, ModelSaid) else None
+
+
+def _without_starts(records: Sequence[Record]) -> tuple[Record, ...]:
+    """Leave the starts to the next owner: started here and not run, a call would be in doubt for nothing."""
+    return tuple(record for record in records if not isinstance(record, CallStarted))
 
 
 def _stopped_on(error: BaseException, session_id: str) -> UnavailableError:

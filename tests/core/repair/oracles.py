@@ -7,6 +7,7 @@ Histories of formats a validator does not speak are read, literally, into chat s
 # ruff: noqa: ANN401 - a history may hold anything
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 from collections.abc import Callable
@@ -233,3 +234,38 @@ _ORACLES: dict[str, tuple[tuple[str, ...], Callable[[str], Oracle]]] = {
     "botocore": (("bedrock",), _botocore),
     "pydantic-ai": (("pydantic-ai",), _pydantic_ai),
 }
+
+
+def pydantic_ai_wires() -> dict[str, Callable[[list[Any]], list[Any]]]:
+    """What pydantic-ai makes of its messages for each provider whose SDK is installed."""
+    found: dict[str, Callable[[list[Any]], list[Any]]] = {}
+    for form, name, kind in (
+        ("openai-chat", "openai", "OpenAIChat"),
+        ("anthropic", "anthropic", "Anthropic"),
+    ):
+        try:
+            found[form] = _pydantic_ai_wire(name, kind)
+        except ImportError:
+            continue
+    return found
+
+
+def _pydantic_ai_wire(name: str, kind: str) -> Callable[[list[Any]], list[Any]]:
+    shapes = importlib.import_module("pydantic_ai.messages")
+    asked = importlib.import_module("pydantic_ai.models").ModelRequestParameters
+    provider = importlib.import_module(f"pydantic_ai.providers.{name}")
+    owner = getattr(provider, f"{kind.removesuffix('Chat')}Provider")(api_key="none")
+    model = getattr(importlib.import_module(f"pydantic_ai.models.{name}"), f"{kind}Model")(
+        "m", provider=owner
+    )
+
+    def wire(messages: list[Any]) -> list[Any]:
+        read = shapes.ModelMessagesTypeAdapter.validate_python(messages)
+        if name == "openai":
+            sent = asyncio.run(model._map_messages(read, asked()))
+        else:
+            _, sent = asyncio.run(model._map_message(read, asked(), {}))
+        plain: list[Any] = json.loads(json.dumps(sent, default=str))
+        return plain
+
+    return wire

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from midstream.core.profiles import PROFILES
 from midstream.history import repair
 from tests.core.repair.histories import FORMATS, broken, markers, prompt, valid
-from tests.core.repair.oracles import installed
+from tests.core.repair.oracles import installed, pydantic_ai_wires
 from tests.core.repair.reported import CASES, Case
 from tests.core.repair.rules import refusals
 from tests.spec import spec
@@ -140,3 +140,14 @@ def test_every_profile_repairs_every_format() -> None:
 def test_an_empty_history_is_nothing_to_repair() -> None:
     nothing: list[Any] = []
     assert repair(nothing).messages is nothing
+
+
+def test_pydantic_ais_own_mapping_is_accepted_by_every_wire() -> None:
+    """Its messages, mapped to a provider's by its own model classes, are judged by that provider's rules."""
+    wires = pydantic_ai_wires()
+    if not wires:
+        pytest.skip("pydantic-ai with openai or anthropic is not installed")
+    for seed in range(60):
+        messages = repair(broken("pydantic-ai", Random(seed)), format="pydantic-ai").messages
+        for form, wire in wires.items():
+            assert refusals(form, wire([*messages, prompt("pydantic-ai")])) == []

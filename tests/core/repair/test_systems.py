@@ -31,6 +31,8 @@ def test_a_system_parameter_keeps_its_shape() -> None:
         {"type": "text", "text": "b"},
     ]
     assert with_words({"parts": [{"text": "a"}]}, "b") == {"parts": [{"text": "a"}, {"text": "b"}]}
+    assert with_words(None, "b", "bedrock") == [{"text": "b"}]
+    assert with_words(None, "b", "gemini") == {"parts": [{"text": "b"}]}
     assert words_of_system([{"text": "a"}, {"text": "b"}]) == "a\nb"
 
 

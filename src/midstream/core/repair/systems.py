@@ -30,7 +30,7 @@ def place_systems(turns: list[Turn], system: Value, task: Task) -> tuple[list[Tu
                 "repeated-system" if words.strip() else "empty-message", turn.at, "dropped the copy"
             )
         elif is_top and profile.system == "apart":
-            system = with_words(system, words)
+            system = with_words(system, words, task.form.name)
             task.report.tell("system-in-list", turn.at, "moved into the system parameter")
         elif (is_top and not kept) or (profile.system == "after-user" and _may_stand(kept)):
             kept.append(turn)
@@ -71,10 +71,10 @@ def words_of_system(system: Value) -> str:
     return as_words(system)
 
 
-def with_words(system: Value, words: str) -> Value:
-    """Add words to a system parameter, in the shape it has (or a text where there is none)."""
+def with_words(system: Value, words: str, form: str = "") -> Value:
+    """Add words to a system parameter, in the shape it has, or else the format's own."""
     if system is None or system == "":
-        return words
+        return {"bedrock": [{"text": words}], "gemini": {"parts": [{"text": words}]}}.get(form, words)
     if isinstance(system, str):
         return f"{system}\n\n{words}"
     if isinstance(system, dict):
