@@ -63,7 +63,7 @@ def test_a_bug_on_a_disk_that_takes_nothing_is_still_one_line(tmp_path: Path) ->
 
 
 def test_what_the_system_refuses_is_named_by_its_place_and_no_bug(tmp_path: Path) -> None:
-    line, code = of_system(PermissionError(13, "Permission denied", "/root/x"), tmp_path)
+    line, code = of_system(PermissionError(13, "Permission denied", "/nowhere/x"), tmp_path)
     advice = "Choose another place with --home or --store, or make this one usable."
-    assert (line, code) == (f"'/root/x' cannot be used: Permission denied. {advice} [usage]", 2)
+    assert (line, code) == (f"'/nowhere/x' cannot be used: Permission denied. {advice} [usage]", 2)
     assert of_system(OSError("odd"), tmp_path)[0].endswith("[bug]")
