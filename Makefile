@@ -76,7 +76,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy $(CODE)
 
 arrows: $(VENV)/.dev
-	$(BIN)/lint-imports --no-logo
+	$(BIN)/lint-imports --no-logo --no-cache
 
 fmt: $(VENV)/.dev  ## Format, and fix what the linter can fix
 	$(BIN)/ruff format $(CODE)

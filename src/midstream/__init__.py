@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from midstream.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from midstream.client import Client, connect

@@ -57,6 +57,48 @@ def test_stdin_is_the_message_where_it_is_no_terminal(server: Serving, environme
     assert run("chat", server.url, environment=environment, said=" \n").returncode == 2
 
 
+def test_what_is_no_text_is_not_said(server: Serving, environment: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "midstream", "chat", server.url]
+    done = subprocess.run(
+        command,
+        input=b"\xff\xfe",
+        capture_output=True,
+        env={**os.environ, **environment},
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"not valid UTF-8" in done.stderr
+
+
+def test_an_answer_nobody_reads_any_more_ends_the_chat_without_a_word(
+    server: Serving, environment: dict[str, str]
+) -> None:
+    command = [sys.executable, "-m", "midstream", "chat", server.url, "--message", "long"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, env={**os.environ, **environment}) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read().splitlines()[1:] == []  # the message itself is said there
+        assert process.wait(WAIT_S) == 1
+
+
+def test_a_session_that_is_no_name_is_refused_before_anything_is_kept(
+    server: Serving, environment: dict[str, str]
+) -> None:
+    done = run("chat", server.url, "--session", "../../x", "--message", "hello", environment=environment)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "'../../x'" in done.stderr
+    assert not Path(environment["MIDSTREAM_HOME"]).exists()
+
+
+def test_a_path_without_midstream_is_told_as_such(server: Serving, environment: dict[str, str]) -> None:
+    done = run("chat", f"{server.url}/nowhere", "--message", "hello", environment=environment)
+    assert (done.returncode, done.stdout) == (5, "")
+    assert "no midstream at this path" in done.stderr
+
+
 def test_json_is_every_event_of_the_turn_a_line_each(server: Serving, environment: dict[str, str]) -> None:
     arguments = ("chat", server.url, "--json", "--message", "look", "--session", "one")
     done = run(*arguments, environment=environment)
@@ -160,6 +202,7 @@ def test_an_error_ends_the_turn_and_not_the_chat(server: Serving, environment: d
     terminal.until("You said: hello.")
     terminal.until("you    ")
     terminal.press("\x03")
+    terminal.press("\n")  # a Ctrl-C in the instant before Python's `input` waits is seen with the next key
     assert terminal.ended().code == 130
 
 

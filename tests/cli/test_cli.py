@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -88,6 +89,13 @@ def test_a_bug_is_one_line_and_no_traceback(
     assert "Traceback" in (tmp_path / "crash.log").read_text()
 
 
+def test_a_home_that_cannot_be_made_is_no_bug(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = run("--home", str(tmp_path / "file" / "home"), "serve", "examples.hello:agent", "--port", "0")
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "cannot be used: Not a directory." in done.stderr
+
+
 def test_options_can_come_from_the_environment(
     run: Run, monkeypatch: pytest.MonkeyPatch, store: Path, tmp_path: Path
 ) -> None:
@@ -107,6 +115,14 @@ def test_a_reader_that_has_seen_enough_ends_it_without_a_word(store: Path) -> No
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(30) == 1
+
+
+def test_a_terminal_that_cannot_write_a_word_gets_it_escaped(store: Path) -> None:
+    command = [sys.executable, "-m", "midstream", "sessions", "show", "harbour-1", "--store", str(store)]
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(command, capture_output=True, env=environment, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"\\u2500" in done.stdout
 
 
 def test_completion_of_a_command_loads_no_command() -> None:

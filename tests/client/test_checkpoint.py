@@ -24,7 +24,7 @@ from midstream.core.calls import CallPlan, CallState, Site
 from midstream.core.client_stream import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten
 from midstream.core.frames import EventId
 from midstream.core.messages import Call, Outcome, Result
-from midstream.errors import StoreBusyError, StoreDamagedError, StoreFullError, UsageError
+from midstream.errors import MidstreamError, StoreBusyError, StoreDamagedError, StoreFullError, UsageError
 from midstream.testing.worlds import FakeWorld
 from midstream.world import Fault
 from tests.spec import spec
@@ -210,23 +210,38 @@ async def test_a_lost_chunk_is_told(file: CheckpointFile, path: Path) -> None:
     await again.close()
 
 
-@pytest.fixture(params=["foreign", "newer"])
-def strange(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+STRANGE: dict[str, tuple[str, type[MidstreamError]]] = {
+    "a text": ("", StoreDamagedError),
+    "another program's": ("CREATE TABLE theirs (x)", UsageError),
+    "a server's": ("PRAGMA user_version = 1; PRAGMA application_id = 1835624563", UsageError),
+    "a newer version's": ("PRAGMA user_version = 99; PRAGMA application_id = 1835624547", UsageError),
+}
+
+
+@pytest.fixture(params=STRANGE)
+def strange(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, type[MidstreamError]]:
     path = tmp_path / "strange.db"
-    if request.param == "foreign":
-        path.write_bytes(b"this is no database, and long enough to see that" * 9)
-    else:
+    script, error = STRANGE[request.param]
+    if script:
         with sqlite3.connect(path) as connection:
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA user_version = 99")
+            connection.executescript(script)
         connection.close()
-    return path
+    else:
+        path.write_bytes(b"this is no database, and long enough to see that" * 9)
+    path.chmod(0o644)
+    return path, error
 
 
-async def test_a_foreign_or_newer_file_is_refused(strange: Path) -> None:
-    file = CheckpointFile(strange, server=SERVER, world=FakeWorld())
-    with pytest.raises(StoreDamagedError):
+async def test_a_strange_file_is_refused_and_stays_as_it_is(
+    strange: tuple[Path, type[MidstreamError]],
+) -> None:
+    path, error = strange
+    before = path.read_bytes()
+    file = CheckpointFile(path, server=SERVER, world=FakeWorld())
+    with pytest.raises(error):
         await file.open()
+    assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (before, 0o644)
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
 async def test_a_full_disk_is_named_and_nothing_is_written(file: CheckpointFile) -> None:
@@ -239,7 +254,7 @@ async def test_a_full_disk_is_named_and_nothing_is_written(file: CheckpointFile)
 
 async def test_a_folder_that_cannot_be_made_is_named() -> None:
     file = CheckpointFile(Path("/dev/null") / "state.db", server=SERVER, world=FakeWorld())
-    with pytest.raises(StoreBusyError, match="cannot be made"):
+    with pytest.raises(UsageError, match="cannot be made"):
         await file.open()
     await file.close()
 

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 
 from midstream.core.messages import Exchange, History, Reply, Text, UserMessage
-from midstream.core.replies import CallRequested, Finished, ModelRequest, TextDelta
+from midstream.core.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
 from midstream.core.session import Session
 from midstream.core.turn import (
     AskModel,
@@ -107,6 +108,21 @@ async def test_silence_emptiness_and_a_missing_end_are_failures_to_try_again(
     (failed,) = noted.reports
     assert isinstance(failed, ModelFailed)
     assert (failed.code, failed.is_retriable) == (code, True)
+
+
+class GivesUp(ScriptedModel):
+    """A model whose own patience ends."""
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        yield TextDelta("let me")
+        raise TimeoutError
+
+
+async def test_a_models_own_timeout_is_not_told_as_our_stall() -> None:
+    noted = await _perform(Agent(GivesUp([])), ASKED)
+    (failed,) = noted.reports
+    assert isinstance(failed, ModelFailed)
+    assert (failed.code, failed.is_retriable) == ("model_unavailable", True)
 
 
 async def test_deadlines_report_that_they_have_passed() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
@@ -23,7 +23,7 @@ from midstream.core.records import (
     TurnStatus,
     decode,
 )
-from midstream.core.replies import TextDelta
+from midstream.core.replies import ModelEvent, ModelRequest, TextDelta
 from midstream.core.session import Received
 from midstream.core.turn import Cancel, SendMessage
 from midstream.errors import (
@@ -356,6 +356,29 @@ async def test_while_an_outcome_waits_for_the_disk_clients_are_told_and_the_outc
             await runner.submit(Cancel(turn=7))
         records = await records_until_end(runner, after=0)
     assert _ended(records) == {"c1": Outcome.OK}
+    await host.stop()
+
+
+class CancelsItself(ScriptedModel):
+    """A model that ends its first request as if somebody had cancelled it."""
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        if request.attempt == 1:
+            raise asyncio.CancelledError
+        async for event in super().stream(request):
+            yield event
+
+
+async def test_what_is_owed_and_was_dropped_is_taken_up_again() -> None:
+    host = await _host(CancelsItself([text("here")]), world=SwiftWorld())
+    runner = await host.session("s", create=True)
+    await runner.submit(SendMessage(UserMessage.of("hi")))
+    async with asyncio.timeout(5):
+        while (info := await host.store.find("s")) is None or info.mark.is_live:  # noqa: ASYNC110 - nobody is told of a mark
+            await asyncio.sleep(0)
+    exchange = (await host.session("s")).state.history.entries[-1]
+    assert isinstance(exchange, Exchange)
+    assert exchange.reply.text == "here"
     await host.stop()
 
 

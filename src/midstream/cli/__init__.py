@@ -11,16 +11,17 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
-import midstream
-from midstream.cli.exits import EXIT_CODES, INTERRUPTED, USAGE, of_bug, of_error, of_usage
+from midstream.cli.exits import EXIT_CODES, INTERRUPTED, USAGE, of_bug, of_error, of_system, of_usage
 from midstream.cli.places import Places
 from midstream.cli.terminal import COLOR_MODES, Ink, clean
 from midstream.errors import MidstreamError
+from midstream.version import __version__
 
 __all__ = ["Surroundings", "main", "midstream_command"]
 
@@ -101,6 +102,8 @@ def _exit_code(command: Callable[[], object]) -> int:
         return _refuse(error.format_message(), 1)
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
+    except OSError as error:
+        return _refuse(*of_system(error, Places.found().state))
     except Exception as error:  # noqa: BLE001 - the top of the process
         return _refuse(*of_bug(error, Places.found().state))
 
@@ -119,7 +122,7 @@ _EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code:>3}  {meaning}" for code, me
     epilog=_EPILOG,
     context_settings={"auto_envvar_prefix": "MIDSTREAM", "help_option_names": ["-h", "--help"]},
 )
-@click.version_option(midstream.__version__, prog_name="midstream", message="%(prog)s %(version)s")
+@click.version_option(__version__, prog_name="midstream", message="%(prog)s %(version)s")
 @click.option(
     "--home",
     type=click.Path(file_okay=False, path_type=Path),
@@ -144,5 +147,8 @@ def midstream_command(ctx: click.Context, home: Path | None, color: str) -> None
 
 def main() -> NoReturn:
     """Run the command line of this process and leave with its exit code."""
+    for output in (sys.stdout, sys.stderr):
+        if isinstance(output, TextIOWrapper):
+            output.reconfigure(errors="backslashreplace")  # no terminal is too old for a word
     midstream_command.main(prog_name="midstream")
     raise AssertionError("click has returned")

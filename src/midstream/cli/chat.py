@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from enum import IntEnum
 
 import click
@@ -83,6 +84,10 @@ def chat(
     if is_asking:
         ctx.exit(_ask_and_answer(talk))
     words = message if message is not None else sys.stdin.read()
+    try:
+        words.encode()
+    except UnicodeEncodeError as error:  # Python hands over what it could not decode as lone surrogates
+        raise UsageError("the message is not valid UTF-8: convert it first") from error
     if not words.strip():
         raise UsageError("there is nothing to say: give --message, or the message on stdin")
     ctx.exit(asyncio.run(talk.say(words)))
@@ -143,8 +148,8 @@ class Talk:
 
     async def say(self, words: str) -> Left:
         """Say something and show the turn it opens."""
-        async with self._connected() as client:
-            return await self._watch(client, client.send(self.session, words), is_ours=True)
+        async with self._connected() as client, aclosing(client.send(self.session, words)) as events:
+            return await self._watch(client, events, is_ours=True)
 
     async def resume(self) -> Left:
         """Show what was missed of the turns that were left, and the rest of them."""

@@ -9,6 +9,7 @@ stand there or not, so it is printed again with a remark.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,8 +18,10 @@ import msgspec
 
 from midstream.cli.places import made
 from midstream.core.frames import EVENT_ID_CHARS_MAX, START, EventId
-from midstream.errors import MalformedFrameError, SessionNotFoundError
+from midstream.errors import MalformedFrameError, SessionNotFoundError, UsageError
 
+_NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
+"""What a server takes for a session's name; files are named after it here."""
 _NOTE_BYTES = 2 * EVENT_ID_CHARS_MAX + 1
 """Two event ids: the last one printed and the one being printed."""
 
@@ -46,7 +49,15 @@ class Chats:
         return session
 
     def remember(self, url: str, session: str) -> None:
-        """Make a session the last one at an address."""
+        """Make a session the last one at an address.
+
+        Raises:
+            UsageError: It is no name of a session.
+        """
+        if not _NAME.fullmatch(session):
+            raise UsageError(
+                f"a session is named with 1 to 128 of letters, digits and '._:-', not {session[:40]!r}"
+            )
         chats = {**self._read_last(), url: session}
         new = made(self._folder) / f"last.json.{os.getpid()}"
         new.write_bytes(msgspec.json.encode(chats))
@@ -63,7 +74,7 @@ class Chats:
     def _read_last(self) -> dict[str, str]:
         try:
             return msgspec.json.decode(self._last.read_bytes(), type=dict[str, str])
-        except (FileNotFoundError, msgspec.DecodeError):
+        except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
             return {}  # only a convenience: it is made anew
 
 

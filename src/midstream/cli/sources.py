@@ -15,6 +15,7 @@ from msgspec import Struct
 from midstream.errors import (
     ConnectionLostError,
     MidstreamError,
+    NotFoundError,
     ProtocolError,
     SessionNotFoundError,
     UsageError,
@@ -199,7 +200,10 @@ class ServerSource:
             ConnectionLostError: Nobody answers.
             MidstreamError: Somebody else does.
         """
-        self._read(self._ask("GET", "/health").read(), _Health)
+        try:
+            self._read(self._ask("GET", "/health").read(), _Health)
+        except NotFoundError as error:
+            raise ProtocolError(f"there is a server at {self._url}, but no midstream at this path") from error
 
     def _ask(self, method: str, path: str) -> http.client.HTTPResponse:
         try:

@@ -39,6 +39,8 @@ T = TypeVar("T")
 
 USER_VERSION = 1
 """Layout of the file; a later one is refused, an earlier one is carried over."""
+APPLICATION_ID = 0x6D_69_64_63
+"""Kept in `pragma application_id`, so that no other program's database is taken for ours: "midc"."""
 BUSY_S = 0.2
 """Seconds to wait for another process that is just letting go of the file."""
 
@@ -182,6 +184,7 @@ class CheckpointFile:
 
         Raises:
             StoreBusyError, StoreFullError, StoreDamagedError: Nothing was changed.
+            UsageError: The file belongs to another program, or cannot be made or opened. Nothing was changed.
         """
         if self._thread is None:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="midstream-checkpoint")
@@ -240,17 +243,23 @@ class CheckpointFile:
         if self._path is not None:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._path.touch(mode=0o600)
-            self._path.chmod(0o600)  # SQLite gives its side files the mode of the file
         place = ":memory:" if self._path is None else str(self._path)
         connection = sqlite3.connect(place, isolation_level=None, timeout=BUSY_S, check_same_thread=False)
         try:
             # Exclusive: a second process is refused instead of running our tools beside us.
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+            is_new = _is_new(connection)
+            if self._path is not None:
+                self._path.chmod(0o600)  # SQLite gives its side files the mode of the file
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("BEGIN IMMEDIATE")
-            _lay_out(connection)
-            connection.execute("COMMIT")
+            if is_new:
+                connection.execute("BEGIN IMMEDIATE")
+                _lay_out(connection)
+                connection.execute("COMMIT")
+            else:
+                connection.execute("BEGIN IMMEDIATE")  # take it now, and not with the first write
+                connection.execute("ROLLBACK")
         except BaseException:
             connection.close()
             raise
@@ -357,14 +366,23 @@ class CheckpointFile:
         return int(epoch)
 
 
-def _lay_out(connection: sqlite3.Connection) -> None:
+def _is_new(connection: sqlite3.Connection) -> bool:
+    """Return whether there is nothing in the file yet; raise where somebody else's things are."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version > USER_VERSION:
-        raise StoreDamagedError("this state file was written by a later version of midstream")
-    if version == 0:
-        for statement in _SCHEMA.split(";\n"):
-            connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {USER_VERSION}")
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    if application == APPLICATION_ID and version > USER_VERSION:
+        raise UsageError("this state file was written by a later version of midstream: install that one")
+    if application != APPLICATION_ID and (application or version or tables):
+        raise UsageError("this state file belongs to another program: name another one")
+    return bool(application != APPLICATION_ID)
+
+
+def _lay_out(connection: sqlite3.Connection) -> None:
+    for statement in _SCHEMA.split(";\n"):
+        connection.execute(statement)
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {USER_VERSION}")
 
 
 def _call_of(row: tuple[int, int, bytes, bytes, int, int, int, bytes | None]) -> KeptCall:
@@ -387,7 +405,8 @@ def _translated(work: Callable[[], T]) -> T:
     except msgspec.DecodeError as error:
         raise StoreDamagedError("a call in the state file cannot be read") from error
     except OSError as error:
-        raise StoreBusyError(f"the state file cannot be made: {error.strerror}") from error
+        advice = "name one in a folder that this user may write to"
+        raise UsageError(f"the state file cannot be made ({error.strerror}): {advice}") from error
 
 
 def _error_of(error: sqlite3.Error) -> MidstreamError:
@@ -398,6 +417,6 @@ def _error_of(error: sqlite3.Error) -> MidstreamError:
         case sqlite3.SQLITE_FULL:
             return StoreFullError("there is no room for the state file: free some space")
         case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
-            return StoreBusyError(f"the state file cannot be opened: {error}")
+            return UsageError(f"the state file cannot be opened for writing ({error}): name another one")
         case _:
             return StoreDamagedError(f"the state file cannot be used: {error}")

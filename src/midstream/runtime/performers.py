@@ -139,6 +139,8 @@ class Performer:
         except ModelError:
             raise
         except TimeoutError as error:
+            if not stall.expired():
+                raise ModelUnavailableError(f"{name} gave up waiting for its answer") from error
             raise ModelStalledError(f"{name} said nothing for {STALL_S:g} s") from error
         except Exception as error:
             _log.exception("the model raised an untyped error", extra={"session": self._reports.session_id})

@@ -410,11 +410,14 @@ class Runner:
         return self._is_quiescing and self._performer.is_repeatable(obligation)
 
     def _forget(self, obligation: Obligation, task: asyncio.Task[None]) -> None:
-        if self._doing.get(obligation) is task:
+        is_open = self._doing.get(obligation) is task
+        if is_open:
             del self._doing[obligation]
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("performing an obligation failed", exc_info=error, extra={"session": self.session_id})
             self._fail(_stopped_on(error, self.session_id))
+        elif is_open:  # such as a model that cancels itself: the turn would wait for nobody
+            self._fail(UnavailableError(f"session {self.session_id!r} stopped: nobody does what it owes"))
 
     def _fail(self, error: MidstreamError) -> None:
         """End as a crash would: nothing more is written; whoever takes over finds the doubt in the journal."""

@@ -18,7 +18,6 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-import midstream
 from midstream.core.frames import FRAME_BYTES_MAX, Ack, Chunk, Open, decode_client, encode, secret_digest_of
 from midstream.core.server_stream import KEY_CHARS_MAX, ServerStream, Wire, read_chunk
 from midstream.core.sse import event_of_frame, events_of_records
@@ -34,6 +33,7 @@ from midstream.runtime.host import Host
 from midstream.server.connection import Connection, Connections
 from midstream.server.snapshot import snapshot_of
 from midstream.store.contract import SessionInfo
+from midstream.version import __version__
 from midstream.world import Fault
 
 BODY_S = 30.0
@@ -103,7 +103,7 @@ class HttpEndpoints:
 
     async def health(self, _: Request) -> Response:
         """Say that the process serves."""
-        return _json({"status": "ok", "version": midstream.__version__})
+        return _json({"status": "ok", "version": __version__})
 
     async def ready(self, _: Request) -> Response:
         """Say whether new work should be sent here: not while old turns are being recovered, nor at the end."""
