@@ -39,6 +39,7 @@ MidstreamError
     ├── ModelStalledError      silence past the budget: asked again
     ├── ModelEmptyError        nothing but whitespace came: asked again
     ├── ModelRejectedError     the request will never be accepted as it is
+    │   └── ContextOverflowError   it is longer than the model can read: asked again once, shortened
     └── ModelMissingError      the model's software is not installed
 
 `code` is stable and safe to match on, `retry` says when the same call may be tried again. Messages name ids
@@ -309,9 +310,15 @@ class ModelEmptyError(ModelError):
 
 
 class ModelRejectedError(ModelError):
-    """The provider will never accept this request: wrong key, bad request, content filter, context overflow."""
+    """The provider will never accept this request: wrong key, bad request, content filter."""
 
     code = "model_rejected"
+
+
+class ContextOverflowError(ModelRejectedError):
+    """The conversation is longer than the model can read. A session leaves older exchanges out and asks once more."""
+
+    code = "context_overflow"
 
 
 class ModelMissingError(ModelError):

@@ -89,6 +89,13 @@ def test_a_bug_is_one_line_and_no_traceback(
     assert "Traceback" in (tmp_path / "crash.log").read_text()
 
 
+def test_a_home_that_cannot_be_made_is_no_bug(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = run("--home", str(tmp_path / "file" / "home"), "serve", "examples.hello:agent", "--port", "0")
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "cannot be used: Not a directory." in done.stderr
+
+
 def test_options_can_come_from_the_environment(
     run: Run, monkeypatch: pytest.MonkeyPatch, store: Path, tmp_path: Path
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from midstream import errors
-from midstream.cli.exits import ADVICE, exit_code_of, of_bug, of_error
+from midstream.cli.exits import ADVICE, exit_code_of, of_bug, of_error, of_system
 from midstream.errors import MidstreamError
 
 
@@ -60,3 +60,10 @@ def test_a_bug_on_a_disk_that_takes_nothing_is_still_one_line(tmp_path: Path) ->
     (tmp_path / "state").write_text("a file where the folder should be")
     line, _ = of_bug(RuntimeError("oh"), tmp_path / "state")
     assert line.endswith("could not be kept) [bug]")
+
+
+def test_what_the_system_refuses_is_named_by_its_place_and_no_bug(tmp_path: Path) -> None:
+    line, code = of_system(PermissionError(13, "Permission denied", "/nowhere/x"), tmp_path)
+    advice = "Choose another place with --home or --store, or make this one usable."
+    assert (line, code) == (f"'/nowhere/x' cannot be used: Permission denied. {advice} [usage]", 2)
+    assert of_system(OSError("odd"), tmp_path)[0].endswith("[bug]")

@@ -7,6 +7,7 @@ from msgspec import Struct, field
 
 from midstream.core import session as sessions
 from midstream.core.calls import CallPlan, Site
+from midstream.core.compaction import next_cut
 from midstream.core.messages import Finish, Outcome, Reply, Result, Text, Thinking
 from midstream.core.records import EpochStarted, Record
 from midstream.core.session import Session
@@ -25,7 +26,7 @@ from midstream.core.turn import (
     Refused,
     RunningCalls,
 )
-from tests.core.stories import AT, asks, at_client, fails, heard, impossible, reads, say, writes
+from tests.core.stories import AT, asks, at_client, fails, heard, impossible, overflows, reads, say, writes
 
 CALL_IDS = ("a", "b", "c", "d")
 
@@ -114,7 +115,7 @@ def _apt(draw: st.DrawFn, session: Session) -> Command:
         case Idle():
             return say(draw(words))
         case AwaitingModel():
-            return _apt_model(draw, state)
+            return _apt_model(draw, state, session)
         case RunningCalls() | Cancelling():
             running = [call for call in state.calls if call.is_running]
             commands: list[Command] = [Cancel(), CancelExpired(state.turn)]
@@ -127,9 +128,12 @@ def _apt(draw: st.DrawFn, session: Session) -> Command:
             return draw(st.sampled_from(commands))
 
 
-def _apt_model(draw: st.DrawFn, state: AwaitingModel) -> Command:
+def _apt_model(draw: st.DrawFn, state: AwaitingModel, session: Session) -> Command:
     turn, reply, attempt = state.turn, state.reply_no, state.attempt
     match draw(_dice):
+        case 7:
+            cut = next_cut(session.history, session.cut)
+            return overflows(cut, turn=turn, reply=reply, attempt=attempt)
         case 0:
             return Cancel(turn)
         case 1 | 2:

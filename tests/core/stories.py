@@ -52,6 +52,10 @@ def fails(
     return ModelFailed(turn, reply, attempt, code, "it broke", retriable, retry_after_s)
 
 
+def overflows(cut: int | None, *, turn: int = 1, reply: int = 1, attempt: int = 1) -> ModelFailed:
+    return ModelFailed(turn, reply, attempt, "context_overflow", "too long", is_retriable=False, cut=cut)
+
+
 def reads(call_id: str) -> CallPlan:
     """Plan a call without effects: it may run beside others, and again."""
     return CallPlan(call_id, digest_of("work", "{}"), has_effects=False, on_doubt=OnDoubt.RERUN)

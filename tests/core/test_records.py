@@ -29,6 +29,7 @@ from midstream.core.records import (
     Delta,
     EpochStarted,
     ExchangeCommitted,
+    HistoryCompacted,
     MessageAccepted,
     Record,
     ReplyCompleted,
@@ -57,6 +58,7 @@ EVERY_RECORD: tuple[Record, ...] = (
     AttemptStarted(1, 1, 2, 1000.5, 1001.5),
     Delta(1, 1, 2, 0, "thinking", "hm \u2603 \U0001f600 \u0000"),
     AttemptFailed(1, 1, 1, "model_stalled", "silence", 1000.5),
+    HistoryCompacted(1, 1, 4, 1000.5),
     ReplyCompleted(
         1,
         1,

@@ -12,6 +12,7 @@ from msgspec import Struct, field
 
 from midstream.core import session as sessions
 from midstream.core.calls import OnDoubt
+from midstream.core.compaction import shown
 from midstream.core.messages import Exchange, History, UserMessage
 from midstream.core.records import (
     CallEnded,
@@ -56,7 +57,7 @@ from midstream.errors import (
     WrongSecretError,
 )
 from tests.core.lives import Life, batches, lives
-from tests.core.stories import AT, answers, asks, at_client, ended, heard, reads, say, writes
+from tests.core.stories import AT, answers, asks, at_client, ended, heard, overflows, reads, say, writes
 from tests.spec import spec
 
 # --- whatever happens -------------------------------------------------------------------------------------------
@@ -425,3 +426,34 @@ def test_what_the_model_says_is_not_history_before_the_reply_is_whole() -> None:
     assert session.history.entries == (UserMessage.of("hi"),)
     session = _told(session, asks(reads("a")))
     assert session.history.entries == (UserMessage.of("hi"),)
+
+
+@spec("TURN-27")
+def test_what_is_left_out_for_the_model_stays_in_the_history_and_in_every_later_fold() -> None:
+    life = Life()
+    life.append((EpochStarted(1, "o", AT),), epoch=1)
+    for turn in (1, 2):
+        life.take(say(f"question {turn}"), epoch=1)
+        life.take(answers("x" * 50, turn=turn), epoch=1)
+    life.take(say("and now?"), epoch=1)
+    whole = life.session.history
+    life.take(overflows(3, turn=3), epoch=1)
+    assert life.session.history == whole
+    assert life.session.shown == shown(whole, 3) != whole
+    assert fold((epoch, decode(encode(record))) for epoch, record in life.journal) == life.session
+    life.append((EpochStarted(2, "p", AT),), epoch=2)
+    life.take(Recover(), epoch=2)
+    life.take(answers("yes", turn=3, attempt=3), epoch=2)
+    assert life.session.shown.entries[:2] == shown(whole, 3).entries[:2]
+    assert len(life.session.history.entries) == 6
+
+
+@spec("TURN-26", "TURN-27")
+@given(lives())
+def test_whatever_happens_a_cut_only_grows_and_leaves_the_newest_entry(life: Life) -> None:
+    for step in life.steps:
+        assert step.before.cut <= step.after.cut
+        entries = step.after.history.entries
+        assert step.after.cut < len(entries) or not entries
+        if entries and step.after.cut < len(entries) - 1:
+            assert step.after.shown.entries[-1] == entries[-1]

@@ -21,6 +21,7 @@ from midstream.core.records import (
     ClientTool,
     EpochStarted,
     ExchangeCommitted,
+    HistoryCompacted,
     MessageAccepted,
     ReplyCompleted,
     TurnEnded,
@@ -65,6 +66,7 @@ from tests.core.stories import (
     fails,
     heard,
     impossible,
+    overflows,
     reads,
     say,
     told,
@@ -141,6 +143,50 @@ def test_a_failed_attempt_is_tried_again_after_a_while() -> None:
         TurnEnded(1, TurnStatus.FAILED, AT, "model_unavailable", "it broke"),
     )
     assert state == Idle()
+
+
+@spec("TURN-25")
+def test_where_the_conversation_is_too_long_the_model_is_asked_again_with_less() -> None:
+    records, state = decided(told(say(), heard("half")), overflows(2))
+    assert records == (
+        AttemptFailed(1, 1, 1, "context_overflow", "too long", AT),
+        HistoryCompacted(1, 1, cut=2, at=AT),
+        AttemptStarted(1, 1, attempt=2, at=AT),
+    )
+    assert owed(state) == {AskModel(1, 1, 2)}
+
+
+@spec("TURN-25")
+def test_a_second_overflow_of_one_model_call_ends_the_turn_and_says_why() -> None:
+    records, state = decided(told(say(), overflows(2)), overflows(4, attempt=2))
+    end = records[-1]
+    assert isinstance(end, TurnEnded)
+    assert (end.status, end.code, state) == (TurnStatus.FAILED, "context_overflow", Idle())
+    assert "without its older part too" in end.message
+    assert not any(isinstance(record, HistoryCompacted) for record in records)
+
+
+@spec("TURN-25")
+def test_where_nothing_can_be_left_out_the_turn_ends_at_once() -> None:
+    records, _ = decided(told(say()), overflows(None))
+    end = records[-1]
+    assert isinstance(end, TurnEnded)
+    assert (end.status, end.code) == (TurnStatus.FAILED, "context_overflow")
+    assert "nothing of it can be left out" in end.message
+
+
+@spec("TURN-25")
+def test_each_model_call_may_be_shortened_once() -> None:
+    state = told(say(), overflows(2), asks(reads("a"), attempt=2), ended("a"))
+    records, _ = decided(state, overflows(4, reply=2))
+    assert HistoryCompacted(1, 2, cut=4, at=AT) in records
+
+
+@spec("TURN-25")
+def test_a_shortened_request_has_all_its_tries() -> None:
+    state = told(say(), fails(), fails(attempt=2), overflows(2, attempt=3))
+    _, state = decided(state, fails(attempt=4))
+    assert owed(state) == {AskModel(1, 1, 5, not_before=AT + 1.0)}
 
 
 @spec("TURN-4")

@@ -25,7 +25,10 @@ class Answer(Struct):
     content_type: str = "text/event-stream"
     headers: dict[str, str] = {}
     ending: str = "end"
-    """`end`; `cut`: the connection is closed without the end of the body; `hang`: nothing, until the client goes."""
+    """`end`; `cut`: the connection is closed without the end of the body; `hang`: nothing, until the client goes;
+    `never`: not even a status, until the client goes."""
+    gate: asyncio.Event | None = None
+    """Wait for it before the last piece."""
 
 
 def delta(finish: str | None = None, **fields: object) -> Json:
@@ -60,6 +63,11 @@ def stream(*chunks: Json | bytes, ending: str = "end", is_marked: bool = True) -
     return Answer(pieces, ending=ending)
 
 
+def silence() -> Answer:
+    """Take the request and never answer: the hang of a provider that lost the thread."""
+    return Answer([], ending="never")
+
+
 def refusal(status: int, error: object = None, **headers: str) -> Answer:
     """Answer with an error."""
     body = json.dumps({"error": error or {"message": "no", "type": "test"}}).encode()
@@ -73,6 +81,10 @@ class ChatServer:
         self.url = ""
         self.bodies: list[Json] = []
         self.headers: list[dict[str, str]] = []
+        self.connections: list[object] = []
+        """Where each request came from: the same place, the same connection."""
+        self.asked = asyncio.Event()
+        """A request has arrived."""
         self.left = asyncio.Event()
         """A client closed its connection before the end of its answer."""
         self._answers = list(answers)
@@ -88,18 +100,28 @@ class ChatServer:
                 break
         self.bodies.append(json.loads(body))
         self.headers.append({name.decode(): value.decode() for name, value in scope["headers"]})
+        self.connections.append(scope["client"])
+        self.asked.set()
         answer = self._answers.pop(0)
+        if answer.ending == "never":
+            await self._gone(receive)
+            return
         headers = {"content-type": answer.content_type, **answer.headers}
         encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": answer.status, "headers": encoded})
-        for piece in answer.pieces:
+        for number, piece in enumerate(answer.pieces, start=1):
+            if answer.gate is not None and number == len(answer.pieces):
+                await answer.gate.wait()
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         if answer.ending == "end":
             await send({"type": "http.response.body", "body": b""})
         elif answer.ending == "hang":
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            self.left.set()
+            await self._gone(receive)
+
+    async def _gone(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.left.set()
 
 
 @contextlib.asynccontextmanager

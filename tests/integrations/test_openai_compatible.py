@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 from collections.abc import AsyncGenerator
 
+import httpx2
 import pytest
 
 from midstream.core.messages import (
@@ -20,6 +21,7 @@ from midstream.core.messages import (
     Usage,
     UserMessage,
 )
+from midstream.core.records import TurnEnded, TurnStatus
 from midstream.core.replies import (
     CallRequested,
     Finished,
@@ -29,9 +31,22 @@ from midstream.core.replies import (
     ThinkingDelta,
 )
 from midstream.core.sse import EVENT_BYTES_MAX
-from midstream.errors import ModelError, ModelRejectedError, ModelUnavailableError, UsageError
+from midstream.core.turn import Cancel, SendMessage
+from midstream.errors import (
+    ContextOverflowError,
+    ModelError,
+    ModelRejectedError,
+    ModelStalledError,
+    ModelUnavailableError,
+    UsageError,
+)
+from midstream.integrations import openai_compatible
 from midstream.integrations.openai_compatible import RETRY_AFTER_MAX_S, OpenAICompatible
+from midstream.runtime.agent import Agent
+from midstream.runtime.host import Host
 from midstream.runtime.models import Model
+from midstream.store.memory import MemoryStore
+from midstream.testing import run_turn
 from midstream.world import World
 from tests.integrations.chat_server import (
     WAIT_S,
@@ -41,9 +56,11 @@ from tests.integrations.chat_server import (
     chat_server,
     delta,
     refusal,
+    silence,
     stream,
     usage,
 )
+from tests.spec import spec
 
 READ = ToolSpec("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}})
 ASKED = ModelRequest("Be brief.", History((UserMessage.of("hi"),)), (READ,), key="s1/1/1")
@@ -166,7 +183,9 @@ async def test_what_will_never_be_accepted_is_not_asked_again(status: int) -> No
 
 async def test_a_conversation_that_is_too_long_says_so() -> None:
     too_long = refusal(400, {"message": "too many tokens", "code": "context_length_exceeded"})
-    assert "longer than the model can read" in (await error_from(too_long)).message
+    error = await error_from(too_long)
+    assert type(error) is ContextOverflowError
+    assert "longer than the model can read" in error.message
 
 
 async def test_a_proxy_page_with_an_error_status_is_typed_by_its_status() -> None:
@@ -234,6 +253,90 @@ async def first_of(model: OpenAICompatible, server: ChatServer) -> None:
         async with contextlib.aclosing(events):
             assert await anext(events) == TextDelta("Hel")
         await server.left.wait()
+
+
+@spec("TURN-24")
+@pytest.mark.parametrize(
+    "cut", [silence(), stream(delta(content="Hel"), ending="hang")], ids=["silent", "half"]
+)
+async def test_after_a_cancel_no_request_uses_the_old_connections(cut: Answer) -> None:
+    async with chat_server(HELLO, cut, HELLO) as server, OpenAICompatible(server.url, "m") as model:
+        await answered(model)
+        server.asked.clear()
+        async with asyncio.timeout(WAIT_S):
+            asking = asyncio.create_task(answered(model))
+            await server.asked.wait()
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            await server.left.wait()
+        assert TextDelta("lo") in await answered(model)
+    before, during, after = server.connections
+    assert before == during, "connections are kept between replies"
+    assert after != during
+
+
+@spec("TURN-24")
+async def test_after_silence_no_request_uses_the_old_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai_compatible, "_TIMEOUT", httpx2.Timeout(5.0, read=0.05))
+    async with chat_server(silence(), HELLO) as server, OpenAICompatible(server.url, "m") as model:
+        with pytest.raises(ModelStalledError):
+            await answered(model)
+        async with asyncio.timeout(WAIT_S):
+            await server.left.wait()
+        assert TextDelta("lo") in await answered(model)
+    assert len(set(server.connections)) == 2
+
+
+async def test_a_cancel_leaves_the_replies_of_other_sessions_alone() -> None:
+    gate = asyncio.Event()
+    slow = Answer(HELLO.pieces, gate=gate)
+    async with chat_server(slow, silence(), HELLO) as server, OpenAICompatible(server.url, "m") as model:
+        async with asyncio.timeout(WAIT_S):
+            other = asyncio.create_task(answered(model))
+            await server.asked.wait()
+            server.asked.clear()
+            asking = asyncio.create_task(answered(model))
+            await server.asked.wait()
+            asking.cancel()
+            await server.left.wait()
+            gate.set()
+            assert TextDelta("lo") in await other
+        assert TextDelta("lo") in await answered(model)
+    assert len(set(server.connections)) == 3
+
+
+@spec("TURN-24")
+async def test_a_session_goes_on_after_a_provider_that_took_the_request_and_never_answered() -> None:
+    """The hang that issue 3 began with: the prompt after the abort is answered, and at once."""
+    async with chat_server(silence(), HELLO) as server, OpenAICompatible(server.url, "m") as model:
+        host = Host(Agent(model), MemoryStore())
+        await host.start()
+        runner = await host.session("s", create=True)
+        async with asyncio.timeout(WAIT_S):
+            await runner.submit(SendMessage(UserMessage.of("one")))
+            await server.asked.wait()
+            await runner.submit(Cancel())
+            assert not runner.state.is_live
+            await server.left.wait()
+        records = await run_turn(host, "s", "two")
+        await host.stop()
+    assert isinstance(records[-1], TurnEnded)
+    assert records[-1].status is TurnStatus.COMPLETED
+    assert [message["content"] for message in server.bodies[1]["messages"]] == ["one", "two"]
+
+
+async def test_the_profile_says_how_the_history_is_written() -> None:
+    request = ModelRequest("", History((UserMessage.of("hi"), UserMessage.of("are you there?"))))
+    async with (
+        chat_server(HELLO) as server,
+        OpenAICompatible(server.url, "m", profile="strict-template") as model,
+    ):
+        await answered(model, request)
+        roles = [message["role"] for message in server.bodies[0]["messages"]]
+    assert roles == ["user", "assistant", "user"]
+    with pytest.raises(UsageError, match="no profile"):
+        OpenAICompatible(server.url, "m", profile="nobody")
 
 
 def test_each_loop_has_its_own_connections() -> None:

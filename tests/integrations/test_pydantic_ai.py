@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import sys
 from collections.abc import AsyncIterator, Sequence
+from typing import cast
 
 import httpx2
 import openai
@@ -17,6 +18,7 @@ from pydantic_ai.models.function import AgentInfo, DeltaThinkingPart, DeltaToolC
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.models.test import TestModel
 from pydantic_ai.providers.openai import OpenAIProvider
+from pydantic_ai.settings import ModelSettings
 
 from midstream.core.messages import (
     Call,
@@ -43,6 +45,7 @@ from midstream.core.replies import (
     ThinkingDelta,
 )
 from midstream.errors import (
+    ContextOverflowError,
     ModelError,
     ModelMissingError,
     ModelRejectedError,
@@ -51,7 +54,17 @@ from midstream.errors import (
 )
 from midstream.integrations.pydantic_ai import PydanticAIModel, rendered
 from midstream.runtime.models import Model
-from tests.integrations.chat_server import WAIT_S, Answer, call, chat_server, delta, refusal, stream, usage
+from tests.integrations.chat_server import (
+    WAIT_S,
+    Answer,
+    call,
+    chat_server,
+    delta,
+    refusal,
+    silence,
+    stream,
+    usage,
+)
 
 READ = ToolSpec("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}})
 ASKED = ModelRequest("Be brief.", History((UserMessage.of("hi"),)), (READ,))
@@ -136,7 +149,7 @@ async def test_the_provider_is_told_the_tools_and_the_instructions() -> None:
     assert told == [("read", "Read a file.", READ.parameters)]
 
 
-def test_a_history_is_rendered_whole_and_results_share_a_message_with_what_follows() -> None:
+def test_a_history_is_rendered_whole() -> None:
     made = (Call("a", "read", '{"path": "x"}'), Call("b", "read", "{broken"))
     replied = Reply((Thinking("hm", "sig"), Text("I will look."), *made), Finish.CALLS, "test")
     history = History(
@@ -147,21 +160,22 @@ def test_a_history_is_rendered_whole_and_results_share_a_message_with_what_follo
             UserMessage.of("go on"),
         )
     )
-    asking, answering, going_on = rendered(history, "Be brief.", TestModel())
+    (asking, answering, results, going_on), _ = rendered(history, "Be brief.", TestModel())
     assert [part.part_kind for part in asking.parts] == ["user-prompt"]
     assert answering.parts == [
         messages.ThinkingPart("hm", signature="sig", provider_name="test"),
         messages.TextPart("I will look."),
         messages.ToolCallPart("read", '{"path": "x"}', tool_call_id="a"),
-        messages.ToolCallPart("read", '{"invalid_arguments":"{broken"}', tool_call_id="b"),
+        messages.ToolCallPart("read", '{"_raw":"{broken"}', tool_call_id="b"),
     ]
-    kinds = [(part.part_kind, getattr(part, "outcome", None)) for part in going_on.parts]
-    assert kinds == [("tool-return", "success"), ("tool-return", "failed"), ("user-prompt", None)]
+    kinds = [(part.part_kind, getattr(part, "outcome", None)) for part in results.parts]
+    assert kinds == [("tool-return", "success"), ("tool-return", "failed")]
+    assert [part.part_kind for part in going_on.parts] == ["user-prompt"]
 
 
 def test_the_thinking_of_another_model_is_not_sent() -> None:
     replied = Reply((Thinking("hm", "sig"), Text("yes")), model="another")
-    (_, answering) = rendered(History((UserMessage.of("hi"), Exchange(replied))), "", TestModel())
+    ((_, answering), _) = rendered(History((UserMessage.of("hi"), Exchange(replied))), "", TestModel())
     assert answering.parts == [messages.TextPart("yes")]
 
 
@@ -173,12 +187,12 @@ def test_files_take_the_form_their_kind_has() -> None:
         File("video/mp4", url="https://example.org/a.mp4"),
         File("application/pdf", url="https://example.org/a.pdf"),
     )
-    (asking,) = rendered(History((UserMessage(files),)), "", TestModel())
+    ((asking,), _) = rendered(History((UserMessage(files),)), "", TestModel())
     (prompt,) = asking.parts
     assert isinstance(prompt, messages.UserPromptPart)
     kinds = [type(part) for part in prompt.content]
     assert kinds == [
-        messages.BinaryContent,
+        messages.BinaryImage,
         messages.ImageUrl,
         messages.AudioUrl,
         messages.VideoUrl,
@@ -186,10 +200,59 @@ def test_files_take_the_form_their_kind_has() -> None:
     ]
 
 
-async def test_an_attachment_that_is_no_base64_is_rejected() -> None:
+def test_an_attachment_that_is_no_base64_does_not_end_the_session() -> None:
     history = History((UserMessage((File("image/png", data="!"),)),))
-    with pytest.raises(ModelRejectedError, match="base64"):
-        await answered(PydanticAIModel(TestModel()), ModelRequest("", history))
+    ((asking,), _) = rendered(history, "", TestModel())
+    (prompt,) = asking.parts
+    assert isinstance(prompt, messages.UserPromptPart)
+    assert prompt.content == "[attached file: image/png, which you cannot be shown]"
+
+
+def test_an_attachment_arrives_byte_for_byte() -> None:
+    history = History((UserMessage((File("image/png", data="++//AA=="),)),))
+    ((asking,), _) = rendered(history, "", TestModel())
+    (prompt,) = asking.parts
+    assert isinstance(prompt, messages.UserPromptPart)
+    image = prompt.content[0]
+    assert isinstance(image, messages.BinaryContent)
+    assert image.data == b"\xfb\xef\xff\x00"
+
+
+@pytest.mark.parametrize(
+    ("system", "name", "profile"),
+    [
+        ("test", "m", "pydantic-ai"),
+        ("bedrock", "mistral.large", "bedrock-mistral"),
+        ("deepseek", "r", "deepseek"),
+    ],
+)
+def test_the_provider_says_whose_rules_hold(system: str, name: str, profile: str) -> None:
+    class Named(TestModel):
+        @property
+        def system(self) -> str:
+            return system
+
+    assert PydanticAIModel(Named(model_name=name))._profile == profile
+    assert PydanticAIModel(Named(model_name=name), profile="portable")._profile == "portable"
+
+
+async def test_a_tool_loop_that_lost_its_thinking_goes_on_without() -> None:
+    seen: list[object] = []
+
+    async def say(sent: list[messages.ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
+        seen.append((info.model_settings or {}).get("anthropic_thinking"))
+        yield "ok"
+
+    thinking = {"type": "enabled", "budget_tokens": 2000}
+    model = PydanticAIModel(
+        FunctionModel(stream_function=say),
+        settings=cast("ModelSettings", {"anthropic_thinking": thinking}),
+        profile="anthropic",
+    )
+    await answered(model)
+    exchange = Exchange(Reply((Call("a", "read"),)), (Result("a", "X"),))
+    await answered(model, ModelRequest("", ASKED.history.then(exchange), (READ,)))
+    assert seen == [thinking, {"type": "disabled"}]
 
 
 async def test_a_real_model_streams_text_with_its_usage() -> None:
@@ -239,7 +302,7 @@ async def test_the_wire_carries_the_whole_conversation() -> None:
         (refusal(429, {"message": "pay first", "code": "insufficient_quota"}), ModelRejectedError),
         (refusal(400), ModelRejectedError),
         (refusal(401), ModelRejectedError),
-        (refusal(400, {"message": "long", "code": "context_length_exceeded"}), ModelRejectedError),
+        (refusal(400, {"message": "long", "code": "context_length_exceeded"}), ContextOverflowError),
         (stream(delta(content="Hel"), ending="cut"), ModelUnavailableError),
         (stream(delta(content="Hel"), {"error": {"message": "overloaded"}}), ModelUnavailableError),
         (stream(delta("content_filter")), ModelRejectedError),
@@ -275,6 +338,19 @@ async def test_closing_the_iterator_closes_the_connection() -> None:
         async with contextlib.aclosing(PydanticAIModel(model).stream(ASKED)) as events:
             assert await anext(events) == TextDelta("Hel")
         await server.left.wait()
+
+
+async def test_a_provider_that_never_answers_is_left_and_asked_again() -> None:
+    async with chat_server(silence(), HELLO) as server, openai_at(server.url) as model:
+        async with asyncio.timeout(WAIT_S):
+            asking = asyncio.create_task(answered(PydanticAIModel(model)))
+            await server.asked.wait()
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            await server.left.wait()
+        assert TextDelta("lo") in await answered(PydanticAIModel(model))
+    assert len(set(server.connections)) == 2
 
 
 def test_a_model_nobody_knows_and_one_without_its_key_say_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,17 +11,23 @@ import random
 
 import pytest
 
-from midstream.core.messages import UserMessage
-from midstream.core.records import ReplyCompleted, TurnEnded, TurnStatus, decode
-from midstream.core.replies import ThinkingDelta
+from midstream.core.messages import Exchange, UserMessage
+from midstream.core.records import HistoryCompacted, Record, ReplyCompleted, TurnEnded, TurnStatus, decode
+from midstream.core.replies import ModelRequest, ThinkingDelta
 from midstream.core.turn import SendMessage
-from midstream.errors import LeaseLostError, MidstreamError, StoreBusyError, StoreFullError
+from midstream.errors import (
+    ContextOverflowError,
+    LeaseLostError,
+    MidstreamError,
+    StoreBusyError,
+    StoreFullError,
+)
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
 from midstream.store.contract import Store
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.history_checker import Evidence, Execution, check, check_ended
-from midstream.testing.models import ScriptedModel, Step, calls, text
+from midstream.testing.models import Reply, Script, ScriptedModel, Step, calls, text
 from midstream.testing.stores import FailingStore
 from midstream.testing.worlds import Crashed, FakeWorld
 from midstream.tools import Tool, current_call, tool
@@ -48,8 +54,9 @@ IN_THIS_PROCESS = [
 class Lab:
     """A memory that outlives hosts, and the ledger of what their tools really did."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, script: Script = SCRIPT) -> None:
         self.memory = Memory()
+        self.script = script
         self.ledger: list[Execution] = []
         self.worlds: list[FakeWorld] = []
         self.hosts: list[Host] = []
@@ -58,7 +65,7 @@ class Lab:
     def host(self, store: Store | None = None) -> tuple[Host, FakeWorld]:
         """Make a new process, so to speak."""
         world = FakeWorld(self._seed + len(self.worlds), at=1_000_000.0 + 60.0 * len(self.worlds))
-        agent = Agent(ScriptedModel(SCRIPT, delay_s=0.01, world=world), tools=self._tools(world))
+        agent = Agent(ScriptedModel(self.script, delay_s=0.01, world=world), tools=self._tools(world))
         host = Host(agent, store or MemoryStore(self.memory, world=world), world=world)
         self.worlds.append(world)
         self.hosts.append(host)
@@ -104,6 +111,9 @@ class Lab:
         record = decode(self.memory.sessions["s"].records[-1].body)
         assert isinstance(record, TurnEnded)
         return record
+
+    def records(self) -> list[Record]:
+        return [decode(each.body) for each in self.memory.sessions["s"].records]
 
     def answer(self) -> str:
         """Return the words of the last whole reply."""
@@ -176,6 +186,39 @@ async def test_a_turn_survives_the_death_of_its_process_at_every_point(point: Fa
         assert (lab.end().status, lab.answer()) == (TurnStatus.COMPLETED, ANSWER), f"{point} {count}"
         if not died:
             assert count > 1, f"{point} was never reached"
+            return
+    pytest.fail(f"{point} is reached without end")
+
+
+ENTRIES_READ_MAX = 2
+
+
+def _forgetful(request: ModelRequest) -> Reply:
+    """Read three files one after another; refuse whatever is longer than a message and one exchange."""
+    if len(request.history.entries) > ENTRIES_READ_MAX:
+        return [ContextOverflowError("too long")]
+    *_, last = request.history.entries
+    done = int(last.reply.calls[0].id) if isinstance(last, Exchange) else 0
+    return calls((str(done + 1), "read", "{}")) if done < 3 else text(ANSWER)
+
+
+@spec("TURN-25", "TURN-27")
+@pytest.mark.parametrize("point", IN_THIS_PROCESS)
+async def test_a_turn_that_is_too_long_for_its_model_survives_the_same_deaths(point: Fault) -> None:
+    for count in range(1, 100):
+        lab = Lab(script=_forgetful)
+        host, world = lab.host()
+        world.crash_at(point, count=count)
+        died = await _until_crash(host, world)
+        if died:
+            await _recovered(lab)
+        await lab.bury()
+
+        assert check_ended(lab.evidence()) == [], f"{point} {count}"
+        assert (lab.end().status, lab.answer()) == (TurnStatus.COMPLETED, ANSWER), f"{point} {count}"
+        cuts = [record.cut for record in lab.records() if isinstance(record, HistoryCompacted)]
+        assert cuts == [2, 3], f"{point} {count}: each is decided once, whoever dies"
+        if not died:
             return
     pytest.fail(f"{point} is reached without end")
 

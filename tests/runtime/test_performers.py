@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from midstream.core.messages import History, Reply, UserMessage
+from midstream.core.messages import Exchange, History, Reply, Text, UserMessage
 from midstream.core.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
 from midstream.core.session import Session
 from midstream.core.turn import (
@@ -22,12 +22,14 @@ from midstream.core.turn import (
     Obligation,
     RunCall,
 )
+from midstream.errors import ContextOverflowError
 from midstream.runtime import performers
 from midstream.runtime.agent import Agent
 from midstream.runtime.performers import Performer
 from midstream.testing import ScriptedModel, Stall, text
 from midstream.testing.models import Step
 from midstream.world import World
+from tests.spec import spec
 
 
 class Noted:
@@ -135,3 +137,20 @@ def test_only_a_running_tool_is_worth_waiting_for() -> None:
     performer = Performer(Agent(ScriptedModel([])), World(), Noted())
     assert performer.is_repeatable(ASKED)
     assert not performer.is_repeatable(RunCall(3, 1, "c", 1))
+
+
+@spec("TURN-25")
+async def test_a_conversation_that_is_too_long_is_reported_with_what_to_leave_out() -> None:
+    model = ScriptedModel(lambda _: [ContextOverflowError("too long")])
+    (failed,) = (await _perform(Agent(model), ASKED)).reports
+    assert isinstance(failed, ModelFailed)
+    assert (failed.code, failed.is_retriable, failed.cut) == ("context_overflow", False, None)
+
+
+@spec("TURN-27")
+async def test_the_model_is_shown_what_the_cut_leaves() -> None:
+    model = ScriptedModel([text("yes")])
+    history = History((UserMessage.of("one"), Exchange(Reply((Text("x"),))), UserMessage.of("two")))
+    session = Session(turn=AwaitingModel(3, 1, attempt=1), turns=3, history=history, cut=2)
+    await Performer(Agent(model), World(), Noted()).perform(ASKED, session)
+    assert model.requests[0].history == session.shown != history

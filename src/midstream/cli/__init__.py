@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import click
 
-from midstream.cli.exits import EXIT_CODES, INTERRUPTED, USAGE, of_bug, of_error, of_usage
+from midstream.cli.exits import EXIT_CODES, INTERRUPTED, USAGE, of_bug, of_error, of_system, of_usage
 from midstream.cli.places import Places
 from midstream.cli.terminal import COLOR_MODES, Ink, clean
 from midstream.errors import MidstreamError
@@ -102,6 +102,8 @@ def _exit_code(command: Callable[[], object]) -> int:
         return _refuse(error.format_message(), 1)
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
+    except OSError as error:
+        return _refuse(*of_system(error, Places.found().state))
     except Exception as error:  # noqa: BLE001 - the top of the process
         return _refuse(*of_bug(error, Places.found().state))
 

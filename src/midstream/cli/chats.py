@@ -74,7 +74,7 @@ class Chats:
     def _read_last(self) -> dict[str, str]:
         try:
             return msgspec.json.decode(self._last.read_bytes(), type=dict[str, str])
-        except (FileNotFoundError, msgspec.DecodeError):
+        except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
             return {}  # only a convenience: it is made anew
 
 

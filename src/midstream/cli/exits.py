@@ -93,6 +93,17 @@ def of_usage(error: click.UsageError) -> tuple[str, int]:
     return f"{_sentence(error.format_message())} `{command} --help` shows how. [usage]", USAGE
 
 
+def of_system(error: OSError, state: Path) -> tuple[str, int]:
+    """Return the line and the exit code for what the system refused: a folder that cannot be made, a full disk."""
+    if error.filename is None:
+        return of_bug(error, state)
+    advice = "Choose another place with --home or --store, or make this one usable."
+    return (
+        f"{str(error.filename)!r} cannot be used: {_sentence(error.strerror or '')} {advice} [usage]",
+        USAGE,
+    )
+
+
 def of_bug(error: Exception, state: Path) -> tuple[str, int]:
     """Return the line and the exit code for what should never happen; the traceback goes to a file."""
     log = state / "crash.log"

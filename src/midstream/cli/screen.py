@@ -19,6 +19,7 @@ from midstream.core.records import (
     CancelRequested,
     Delta,
     EpochStarted,
+    HistoryCompacted,
     MessageAccepted,
     Record,
     ReplyCompleted,
@@ -117,6 +118,8 @@ class Screen:
                 self.note(f"asked again (attempt {record.attempt}): what it had begun to say is void")
             case AttemptFailed():
                 self.note(f"attempt {record.attempt} failed: {record.message} [{record.code}]")
+            case HistoryCompacted():
+                self.note("longer than the model can read: it is asked again without the older part")
             case ReplyCompleted():
                 self.pause()
                 calls = [part for part in record.body.parts if isinstance(part, Call)]

@@ -20,6 +20,7 @@ from midstream.core.records import (
     CancelRequested,
     Delta,
     EpochStarted,
+    HistoryCompacted,
     MessageAccepted,
     Record,
     ReplyCompleted,
@@ -110,6 +111,8 @@ class _Reading:
                 turn.entries.append(
                     Noted(f"attempt {record.attempt} failed: {record.message} [{record.code}]")
                 )
+            case HistoryCompacted():
+                turn.entries.append(Noted("from here on the model is not shown the older part"))
             case ReplyCompleted():
                 self._take_reply(record.reply, record.body, turn)
             case CallStarted():

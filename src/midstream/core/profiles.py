@@ -1,6 +1,6 @@
 """What each provider accepts, as data.
 
-A profile is read by `repair` and `check` and by nothing else; a rule that cannot be said as a value here does
+A profile is read by `repair`, `check` and `render` and by nothing else; a rule that cannot be said as a value here does
 not exist. Sources and error texts: `docs/spec/history.md`.
 """
 
@@ -29,12 +29,16 @@ class Profile(Struct, frozen=True, kw_only=True):
     """The rules of one provider."""
 
     name: str
+    speaks: str = "openai-chat"
+    """The format of its messages."""
     signs: str = ""
     """Whose signed thinking it wants back: its own name for a signing provider, else empty."""
     is_thinking_signed: bool = False
     """Unsigned thinking is refused, and so is thinking at the end of a reply."""
     wants_reasoning: bool = False
     """While thinking, each reply with calls must bring its reasoning along (DeepSeek)."""
+    takes_reasoning: bool = False
+    """Replies may bring `reasoning_content` along, whoever thought it."""
     signs_calls: bool = False
     """The first call of each step of the current turn must bring its signature along (Gemini 3)."""
     id_pattern: str = _ANYTHING
@@ -68,6 +72,8 @@ class Profile(Struct, frozen=True, kw_only=True):
     """Results and words may stand in one user message."""
     pairs_hosted: bool = False
     """A hosted call and its result must stand in the same reply."""
+    files: Literal["any", "images", "none"] = "images"
+    """Which attachments of a user a model is shown as they are; it is told of the others in words."""
 
     def takes_id(self, call_id: object) -> bool:
         """Whether this can be a call's id here."""
@@ -94,6 +100,8 @@ class Profile(Struct, frozen=True, kw_only=True):
 _PROFILES = (
     Profile(
         name="anthropic",
+        speaks="anthropic",
+        files="any",
         signs="anthropic",
         is_thinking_signed=True,
         id_pattern=_WORD,
@@ -105,6 +113,7 @@ _PROFILES = (
     ),
     Profile(
         name="bedrock-claude",
+        speaks="bedrock",
         signs="anthropic",
         is_thinking_signed=True,
         id_pattern=_WORD,
@@ -119,6 +128,8 @@ _PROFILES = (
     ),
     Profile(
         name="bedrock-mistral",
+        speaks="bedrock",
+        files="none",
         id_pattern=_WORD,
         id_size_max=64,
         ids_are_unique="list",
@@ -131,6 +142,8 @@ _PROFILES = (
     ),
     Profile(
         name="vertex",
+        speaks="anthropic",
+        files="any",
         signs="anthropic",
         is_thinking_signed=True,
         id_pattern=_WORD,
@@ -142,10 +155,19 @@ _PROFILES = (
         blank="white",
         pairs_hosted=True,
     ),
-    Profile(name="openai-chat", signs="openai", id_size_max=40, is_empty_user_refused=False),
-    Profile(name="responses", signs="openai", id_size_max=64, ids_are_unique="list"),
+    Profile(name="openai-chat", signs="openai", id_size_max=40, is_empty_user_refused=False, files="any"),
+    Profile(
+        name="responses",
+        speaks="openai-responses",
+        signs="openai",
+        id_size_max=64,
+        ids_are_unique="list",
+        files="any",
+    ),
     Profile(
         name="gemini",
+        speaks="gemini",
+        files="any",
         signs="google",
         system="apart",
         joins_users=False,
@@ -154,6 +176,8 @@ _PROFILES = (
     ),
     Profile(
         name="gemini-3",
+        speaks="gemini",
+        files="any",
         signs="google",
         system="apart",
         joins_users=False,
@@ -162,20 +186,33 @@ _PROFILES = (
         signs_calls=True,
     ),
     Profile(
-        name="mistral", system="after-user", is_empty_user_refused=False, ids_refused=frozenset({"null"})
+        name="mistral",
+        speaks="mistral",
+        system="after-user",
+        is_empty_user_refused=False,
+        ids_refused=frozenset({"null"}),
     ),
     Profile(
         name="mistral-v3",
+        speaks="mistral",
         system="after-user",
         is_empty_user_refused=False,
         id_pattern=_ALNUM,
         id_size_exact=9,
     ),
-    Profile(name="deepseek", is_empty_user_refused=False, ids_are_unique="list", wants_reasoning=True),
-    Profile(name="kimi", is_empty_user_refused=False),
-    Profile(name="minimax", is_empty_user_refused=False, mixes_results=False),
+    Profile(
+        name="deepseek",
+        is_empty_user_refused=False,
+        ids_are_unique="list",
+        wants_reasoning=True,
+        takes_reasoning=True,
+        files="none",
+    ),
+    Profile(name="kimi", is_empty_user_refused=False, takes_reasoning=True),
+    Profile(name="minimax", is_empty_user_refused=False, mixes_results=False, takes_reasoning=True),
     Profile(
         name="strict-template",
+        files="none",
         id_pattern=_ALNUM,
         id_size_exact=9,
         joins_users=False,
@@ -187,6 +224,8 @@ _PROFILES = (
     Profile(name="neutral", id_pattern=_WORD, id_size_max=40, ids_are_unique="list", blank="white"),
     Profile(
         name="pydantic-ai",
+        speaks="pydantic-ai",
+        files="any",
         id_pattern=_WORD,
         id_size_max=40,
         ids_are_unique="list",
@@ -201,9 +240,11 @@ def both(first: Profile, second: Profile, *, name: str | None = None) -> Profile
     sizes = [size for size in (first.id_size_max, second.id_size_max) if size]
     return Profile(
         name=name or second.name,
+        speaks=second.speaks,
         signs=second.signs or first.signs,
         is_thinking_signed=first.is_thinking_signed or second.is_thinking_signed,
         wants_reasoning=first.wants_reasoning or second.wants_reasoning,
+        takes_reasoning=first.takes_reasoning and second.takes_reasoning,
         signs_calls=first.signs_calls or second.signs_calls,
         id_pattern=_narrower(first.id_pattern, second.id_pattern),
         id_size_max=min(sizes, default=0),
@@ -221,6 +262,7 @@ def both(first: Profile, second: Profile, *, name: str | None = None) -> Profile
         is_hollow_refused=first.is_hollow_refused or second.is_hollow_refused,
         mixes_results=first.mixes_results and second.mixes_results,
         pairs_hosted=first.pairs_hosted or second.pairs_hosted,
+        files=_later(first.files, second.files, ("any", "images", "none")),
     )
 
 
@@ -238,7 +280,7 @@ def _everybody() -> Profile:
     union = _PROFILES[0]
     for profile in _PROFILES:
         union = both(union, profile, name="portable")
-    return replace(union, system="first", wants_reasoning=False, signs_calls=False)
+    return replace(union, speaks="openai-chat", system="first", wants_reasoning=False, signs_calls=False)
 
 
 PROFILES: dict[str, Profile] = {profile.name: profile for profile in (*_PROFILES, _everybody())}

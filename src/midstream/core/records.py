@@ -118,6 +118,18 @@ class AttemptFailed(Struct, frozen=True, tag="attempt_failed", tag_field="type",
     at: float
 
 
+class HistoryCompacted(Struct, frozen=True, tag="history_compacted", tag_field="type"):
+    """From this model call on, the model is shown nothing of the first `cut` entries of the history.
+
+    The conversation was longer than it can read. The history itself stays whole.
+    """
+
+    turn: int
+    reply: int
+    cut: int
+    at: float
+
+
 class ReplyCompleted(Struct, frozen=True, tag="reply_completed", tag_field="type", omit_defaults=True):
     """The reply is whole; none of its calls had started before this record."""
 
@@ -182,6 +194,7 @@ Record = (
     | AttemptStarted
     | Delta
     | AttemptFailed
+    | HistoryCompacted
     | ReplyCompleted
     | CallStarted
     | CallEnded

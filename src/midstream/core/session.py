@@ -13,11 +13,13 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from midstream.core import turn as turns
+from midstream.core.compaction import shown
 from midstream.core.messages import History
 from midstream.core.records import (
     ChunkAccepted,
     EpochStarted,
     ExchangeCommitted,
+    HistoryCompacted,
     MessageAccepted,
     Record,
     StreamOpened,
@@ -84,10 +86,17 @@ class Session(Struct, frozen=True):
     turns: int = 0
     """Number of turns opened so far."""
     history: History = field(default_factory=History)
+    cut: int = 0
+    """How many of its entries, from the beginning, the model is no longer shown."""
     streams: dict[str, StreamState] = field(default_factory=dict)
     last_turn: TurnEnded | None = None
     started_at: float = 0.0
     """When its first epoch began, in seconds since 1970."""
+
+    @property
+    def shown(self) -> History:
+        """What the model is shown of the history: all of it, unless it was too long."""
+        return shown(self.history, self.cut)
 
     @property
     def is_live(self) -> bool:
@@ -161,6 +170,8 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
             return replace(
                 session, position=position, turn=turn, turns=record.turn, history=history, streams=streams
             )
+        case HistoryCompacted():
+            return replace(session, position=position, turn=turn, cut=record.cut)
         case StreamOpened():
             stream = StreamState(record.secret_digest, since=session.position, epoch=session.epoch)
             kept = list(session.streams.items())[-(STREAMS_KEPT_MAX - 1) :]

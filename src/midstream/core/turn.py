@@ -56,6 +56,7 @@ from midstream.core.records import (
     Delta,
     EpochStarted,
     ExchangeCommitted,
+    HistoryCompacted,
     MessageAccepted,
     Record,
     ReplyCompleted,
@@ -64,7 +65,7 @@ from midstream.core.records import (
     TurnStatus,
 )
 from midstream.core.timing import MODEL_BACKOFF
-from midstream.errors import MidstreamError, SessionBusyError
+from midstream.errors import ContextOverflowError, MidstreamError, SessionBusyError
 
 ATTEMPTS_MAX = 3
 """Failed attempts of one model call before the turn fails."""
@@ -111,6 +112,8 @@ class AwaitingModel(Struct, frozen=True):
     epoch: int = 0
     """The epoch that announced it; an attempt of an older one was cut."""
     failures: int = 0
+    is_compacted: bool = False
+    """Whether older exchanges were left out for this model call already."""
     restarts: int = 0
     not_before: float = 0.0
     touched_at: float = 0.0
@@ -173,7 +176,10 @@ class ModelReplied(Struct, frozen=True):
 
 
 class ModelFailed(Struct, frozen=True):
-    """The attempt gave no usable reply. `chance` in [0, 1) spreads the next try."""
+    """The attempt gave no usable reply. `chance` in [0, 1) spreads the next try.
+
+    Where the conversation was too long, `cut` is how many entries to leave out, or None where none can be.
+    """
 
     turn: int
     reply_no: int
@@ -183,6 +189,7 @@ class ModelFailed(Struct, frozen=True):
     is_retriable: bool
     retry_after_s: float | None = None
     chance: float = 0.0
+    cut: int | None = None
 
 
 class CallFinished(Struct, frozen=True):
@@ -464,6 +471,8 @@ def _and_then_settle(
 
 def _take_failure(state: AwaitingModel, command: ModelFailed, *, at: float) -> tuple[Record, ...]:
     failed = AttemptFailed(state.turn, state.reply_no, state.attempt, command.code, command.message, at)
+    if command.code == ContextOverflowError.code:
+        return (failed, *_after_overflow(state, command, at=at))
     failures = state.failures + 1
     if not command.is_retriable or failures >= ATTEMPTS_MAX:
         ended = _end_without_reply(
@@ -474,6 +483,18 @@ def _take_failure(state: AwaitingModel, command: ModelFailed, *, at: float) -> t
     wait_s = max(MODEL_BACKOFF.wait_s(failures, chance=command.chance), asked_s)
     again = AttemptStarted(state.turn, state.reply_no, state.attempt + 1, at, not_before=at + wait_s)
     return (failed, again)
+
+
+def _after_overflow(state: AwaitingModel, command: ModelFailed, *, at: float) -> tuple[Record, ...]:
+    """Ask again with less to read, once for each model call (TURN-25)."""
+    if command.cut is not None and not state.is_compacted:
+        return (
+            HistoryCompacted(state.turn, state.reply_no, command.cut, at),
+            AttemptStarted(state.turn, state.reply_no, state.attempt + 1, at),
+        )
+    why = "without its older part too" if state.is_compacted else "and nothing of it can be left out"
+    message = f"the conversation is longer than the model can read, {why}: {command.message}"
+    return _end_without_reply(state, TurnStatus.FAILED, at=at, code=command.code, message=message)
 
 
 def _end_without_reply(
@@ -558,6 +579,11 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
             return _evolve_attempt(state, record, epoch=epoch)
         case AttemptFailed():
             return replace(state, failures=state.failures + 1) if isinstance(state, AwaitingModel) else state
+        case HistoryCompacted():
+            # What failed before was about more than is asked now.
+            return (
+                replace(state, is_compacted=True, failures=0) if isinstance(state, AwaitingModel) else state
+            )
         case ReplyCompleted():
             return _evolve_reply(state, record)
         case CallStarted() | CallEnded():

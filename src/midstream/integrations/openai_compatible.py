@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import email.utils
+import functools
 import math
+import ssl
 import weakref
 from collections.abc import AsyncGenerator, Mapping
 from types import TracebackType
@@ -16,6 +18,8 @@ import msgspec
 
 from midstream.core.formats import openai_chat
 from midstream.core.formats.openai_stream import ReplyReader, error_of
+from midstream.core.profiles import profile_named
+from midstream.core.rendering import render
 from midstream.core.replies import ModelEvent, ModelRequest
 from midstream.core.sse import SseDecoder
 from midstream.errors import (
@@ -32,6 +36,7 @@ READ_S = 60.0
 """Seconds of silence inside a reply; also the wait for its first byte, so a slow prompt must begin by then."""
 WRITE_S = 30.0
 POOL_S = 5.0
+CLOSE_S = 1.0
 ERROR_BYTES_MAX = 64 * 1024
 """Bytes of an error's body that are read; the reason stands in the first few."""
 RETRY_AFTER_MAX_S = 3600.0
@@ -41,6 +46,27 @@ _TIMEOUT = httpx2.Timeout(connect=CONNECT_S, read=READ_S, write=WRITE_S, pool=PO
 
 _NO_STREAM = {"application/json", "text/html"}
 """What a server that took the request and a proxy that did not pass it on answer instead of a stream."""
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    """Read the certificates once: it takes longer than a connection."""
+    return httpx2.create_ssl_context()
+
+
+class _Client:
+    """The connections of one loop, and how many replies are on their way over them."""
+
+    def __init__(self, http: httpx2.AsyncClient) -> None:
+        self.http = http
+        self.replies = 0
+        self.is_retired = False
+
+    async def aclose(self) -> None:
+        """Close them, within `CLOSE_S`: a peer that is gone must not hold up a cancel."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self.http.aclose()
 
 
 class OpenAICompatible:
@@ -53,11 +79,15 @@ class OpenAICompatible:
         extra: More fields for the body of each request (such as `temperature`), over those made here; a field whose
             value is None is left out, for servers that refuse `stream_options`.
         headers: More headers for each request.
+        profile: Whose rules the messages are written by (`midstream.core.profiles.PROFILES`): `openai-chat`,
+            `deepseek`, `kimi`, `minimax`, `mistral`; `strict-template` for a server that puts them through the
+            chat template of a model, `portable` for what everybody takes.
 
-    Connections are kept between replies. Close them with `aclose`, or use the model as an async context.
+    Connections are kept between replies. After a reply that was cut (a cancel, silence, a fault) no later request
+    uses any of them: who knows what state they are in. Close them with `aclose`, or use the model as an async context.
 
     Raises:
-        UsageError: The address is no http or https URL.
+        UsageError: The address is no http or https URL, or nobody knows the profile.
     """
 
     def __init__(
@@ -68,6 +98,7 @@ class OpenAICompatible:
         *,
         extra: Mapping[str, object] | None = None,
         headers: Mapping[str, str] | None = None,
+        profile: str = "openai-chat",
         world: World = World(),
     ) -> None:
         try:
@@ -79,13 +110,14 @@ class OpenAICompatible:
         self.name = f"openai-compatible:{model}"
         self._url = f"{base_url.rstrip('/')}/chat/completions"
         self._model = model
+        self._profile = profile_named(profile).name
         self._extra = dict(extra or {})
         self._headers = {"Accept": "text/event-stream", "Content-Type": "application/json", **(headers or {})}
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._world = world
         # A connection belongs to the loop it was made in.
-        self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, httpx2.AsyncClient] = (
+        self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Client] = (
             weakref.WeakKeyDictionary()
         )
 
@@ -96,10 +128,13 @@ class OpenAICompatible:
             ModelUnavailableError: No connection, 408, 409, 425, 429, 5xx, or a reply that broke off.
             ModelStalledError: Silence for `READ_S` seconds.
             ModelRejectedError: The server will never accept this request.
+            ContextOverflowError: It is longer than the model can read.
         """
         headers = {**self._headers, "Idempotency-Key": request.key} if request.key else self._headers
+        client = self._client()
+        client.replies += 1
         try:
-            async with self._client().stream(
+            async with client.http.stream(
                 "POST", self._url, content=self._body(request), headers=headers
             ) as response:
                 media_type = response.headers.get("content-type", "").partition(";")[0].strip()
@@ -108,12 +143,21 @@ class OpenAICompatible:
                 async with contextlib.aclosing(self._events(response)) as events:
                     async for event in events:
                         yield event
+        except (asyncio.CancelledError, GeneratorExit):
+            self._retire(client)
+            raise
         except httpx2.ReadTimeout as error:
+            self._retire(client)
             raise ModelStalledError(f"{self.name} said nothing for {READ_S:g} s") from error
         except httpx2.HTTPError as error:
+            self._retire(client)
             # Only the kind: the text of such an error may hold the address and what is in it.
             message = f"the connection to {self.name} failed: {type(error).__name__}"
             raise ModelUnavailableError(message) from error
+        finally:
+            client.replies -= 1
+            if client.is_retired and not client.replies:
+                await client.aclose()
 
     async def aclose(self) -> None:
         """Close the connections of the running loop. A later request opens new ones."""
@@ -129,16 +173,24 @@ class OpenAICompatible:
     ) -> None:
         await self.aclose()
 
-    def _client(self) -> httpx2.AsyncClient:
+    def _client(self) -> _Client:
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
-            self._clients[loop] = httpx2.AsyncClient(timeout=_TIMEOUT)
+            self._clients[loop] = _Client(httpx2.AsyncClient(timeout=_TIMEOUT, verify=_tls()))
         return self._clients[loop]
 
+    def _retire(self, client: _Client) -> None:
+        """Let no later request use these connections; other replies on them go on, the last one closes them."""
+        client.is_retired = True
+        loop = asyncio.get_running_loop()
+        if self._clients.get(loop) is client:
+            del self._clients[loop]
+
     def _body(self, request: ModelRequest) -> bytes:
+        sent = render(request.history, request.instructions, self._profile, form="openai-chat")
         body: dict[str, Any] = {
             "model": self._model,
-            "messages": openai_chat.render(request.history, request.instructions),
+            "messages": sent.messages,
             "stream": True,
             "stream_options": {"include_usage": True},
         }

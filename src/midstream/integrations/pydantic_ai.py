@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import AsyncGenerator
-from typing import Literal
+from typing import cast
 
 import msgspec
 
-from midstream.core.formats.openai_chat import arguments_of
 from midstream.core.formats.openai_stream import error_of
-from midstream.core.messages import (
-    Call,
-    Exchange,
-    File,
-    Finish,
-    History,
-    Outcome,
-    Text,
-    Thinking,
-    Usage,
-    UserMessage,
-)
+from midstream.core.messages import Finish, History, Usage
+from midstream.core.profiles import profile_named
+from midstream.core.rendering import render
+from midstream.core.repair.report import Advice
 from midstream.core.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta, ThinkingDelta
 from midstream.errors import (
     ModelError,
@@ -43,17 +32,25 @@ try:
 except ImportError as error:
     raise ModelMissingError(f"pydantic-ai is not installed. {INSTALL_HINT}") from error
 
+_PROFILES = {
+    "anthropic": "anthropic",
+    "azure": "openai-chat",
+    "bedrock": "bedrock-claude",
+    "deepseek": "deepseek",
+    "google": "gemini",
+    "google-cloud": "gemini",
+    "google-gla": "gemini",
+    "google-vertex": "gemini",
+    "mistral": "mistral",
+    "moonshotai": "kimi",
+    "openai": "openai-chat",
+}
+"""Whose rules hold, by pydantic-ai's name of the provider; for others what pydantic-ai itself asks for."""
 _FINISHES = {
     "stop": Finish.STOP,
     "tool_call": Finish.CALLS,
     "length": Finish.LENGTH,
     "content_filter": Finish.FILTER,
-}
-_OUTCOMES: dict[Outcome, Literal["success", "failed", "interrupted"]] = {
-    Outcome.OK: "success",
-    Outcome.ERROR: "failed",
-    Outcome.CANCELLED: "interrupted",
-    Outcome.UNKNOWN: "interrupted",
 }
 _REDACTED = "redacted_thinking"
 """pydantic-ai's id for thinking that only the provider can read; there is no form for it in a history yet."""
@@ -67,6 +64,8 @@ class PydanticAIModel:
             takes its key from the environment, as pydantic-ai documents. Give a provider's client `max_retries=0`
             where it has such a setting: midstream asks again by itself.
         settings: pydantic-ai's `ModelSettings` for each request.
+        profile: Whose rules the messages are written by (`midstream.core.profiles.PROFILES`); the model's provider's
+            unless named.
 
     Thinking is sent back only to the model that thought it, because its signature says nothing to others.
 
@@ -75,7 +74,9 @@ class PydanticAIModel:
         UsageError: There is no such model, or its key is not set.
     """
 
-    def __init__(self, model: Model | str, *, settings: ModelSettings | None = None) -> None:
+    def __init__(
+        self, model: Model | str, *, settings: ModelSettings | None = None, profile: str | None = None
+    ) -> None:
         try:
             self._model = infer_model(model)
         except ImportError as error:
@@ -84,6 +85,7 @@ class PydanticAIModel:
             raise UsageError(f"{model} cannot be used: {error}") from error
         self.name = f"{self._model.system}:{self._model.model_name}"
         self._settings = settings
+        self._profile = profile_named(profile or _profile_of(self._model)).name
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Answer `request`; closing the iterator closes the connection.
@@ -91,6 +93,7 @@ class PydanticAIModel:
         Raises:
             ModelUnavailableError, ModelStalledError: Network fault, rate limit, overload, a reply that broke off.
             ModelRejectedError: The provider will never accept this request.
+            ContextOverflowError: It is longer than the model can read.
         """
         parameters = ModelRequestParameters(
             function_tools=[
@@ -102,10 +105,16 @@ class PydanticAIModel:
                 for tool in request.tools
             ]
         )
-        sent = rendered(request.history, request.instructions, self._model)
+        settings, is_thinking = self._settings, _is_thinking(self._settings)
+        sent, advice = rendered(
+            request.history, request.instructions, self._model, profile=self._profile, thinking=is_thinking
+        )
+        if advice.thinking is False:
+            # The tool loop in progress began without a thought: Anthropic takes it with thinking off only.
+            settings = cast("ModelSettings", {**(settings or {}), "anthropic_thinking": {"type": "disabled"}})
         try:
             async with direct.model_request_stream(
-                self._model, sent, model_settings=self._settings, model_request_parameters=parameters
+                self._model, sent, model_settings=settings, model_request_parameters=parameters
             ) as streamed:
                 async for event in streamed:
                     if (said := _said(event)) is not None:
@@ -116,82 +125,44 @@ class PydanticAIModel:
             raise _typed(error, self.name) from error
 
 
+def _is_thinking(settings: ModelSettings | None) -> bool | None:
+    """Whether the settings have Anthropic's thinking on, where they say so."""
+    asked = (settings or {}).get("anthropic_thinking")
+    return asked.get("type") != "disabled" if isinstance(asked, dict) else None
+
+
 # --- what is sent ---------------------------------------------------------------------------------------------
 
 
-def rendered(history: History, instructions: str, model: Model) -> list[messages.ModelMessage]:
-    """Return a history as pydantic-ai's messages for `model`.
-
-    Raises:
-        ModelRejectedError: An attachment is no base64.
-    """
-    sent: list[messages.ModelMessage] = []
-    asking: list[messages.ModelRequestPart] = []
-    for entry in history.entries:
-        if isinstance(entry, UserMessage):
-            asking.append(messages.UserPromptPart([_content_of(part) for part in entry.parts]))
+def rendered(
+    history: History, instructions: str, model: Model, *, profile: str = "", thinking: bool | None = None
+) -> tuple[list[messages.ModelMessage], Advice]:
+    """Return a history as pydantic-ai's messages for `model`, and what the request should be sent with."""
+    found = render(
+        history,
+        instructions,
+        profile or _profile_of(model),
+        form="pydantic-ai",
+        model=model.model_name,
+        thinking=thinking,
+    )
+    for message in found.messages:
+        if message["kind"] == "request":
+            message["instructions"] = found.system or None
             continue
-        reply = _reply_of(entry, model)
-        if not reply.parts:
-            continue  # nothing but thinking: no provider takes such a message
-        if asking:
-            sent.append(messages.ModelRequest(asking, instructions=instructions or None))
-        sent.append(reply)
-        asking = _results_of(entry)
-    if asking:
-        sent.append(messages.ModelRequest(asking, instructions=instructions or None))
-    return sent
+        for part in message["parts"]:
+            if part["part_kind"] == "thinking":
+                part["provider_name"] = model.system
+    sent = messages.ModelMessagesTypeAdapter.validate_json(msgspec.json.encode(found.messages))
+    return sent, found.advice
 
 
-def _content_of(part: Text | File) -> messages.UserContent:
-    if isinstance(part, Text):
-        return part.text
-    if part.data is not None:
-        try:
-            return messages.BinaryContent(
-                base64.b64decode(part.data, validate=True), media_type=part.media_type
-            )
-        except binascii.Error as error:
-            raise ModelRejectedError(f"an attachment of type {part.media_type!r} is no base64") from error
-    url = part.url or ""
-    match part.media_type.partition("/")[0]:
-        case "image":
-            return messages.ImageUrl(url, media_type=part.media_type)
-        case "audio":
-            return messages.AudioUrl(url, media_type=part.media_type)
-        case "video":
-            return messages.VideoUrl(url, media_type=part.media_type)
-    return messages.DocumentUrl(url, media_type=part.media_type)
-
-
-def _reply_of(exchange: Exchange, model: Model) -> messages.ModelResponse:
-    reply = exchange.reply
-    is_own = reply.model == model.model_name
-    parts: list[messages.ModelResponsePart] = []
-    for part in reply.parts:
-        match part:
-            case Text() if part.text:
-                parts.append(messages.TextPart(part.text))
-            case Thinking() if is_own and (reply.text or reply.calls):
-                parts.append(
-                    messages.ThinkingPart(part.text, signature=part.signature, provider_name=model.system)
-                )
-            case Call():
-                parts.append(messages.ToolCallPart(part.name, arguments_of(part), tool_call_id=part.id))
-    return messages.ModelResponse(parts, model_name=reply.model or None)
-
-
-def _results_of(exchange: Exchange) -> list[messages.ModelRequestPart]:
-    names = {call.id: call.name for call in exchange.reply.calls}
-    return [
-        messages.ToolReturnPart(
-            names[result.call_id],
-            result.content,
-            tool_call_id=result.call_id,
-            outcome=_OUTCOMES[result.outcome],
-        )
-        for result in exchange.results
-    ]
+def _profile_of(model: Model) -> str:
+    if model.system == "openai" and "Responses" in type(model).__name__:
+        return "responses"
+    if model.system == "bedrock" and "mistral" in model.model_name:
+        return "bedrock-mistral"
+    return _PROFILES.get(model.system, "pydantic-ai")
 
 
 # --- what comes back ------------------------------------------------------------------------------------------

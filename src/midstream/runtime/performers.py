@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from typing import Protocol, cast
 
 from midstream.core.calls import STOPPED_CONTENT, CallPlan, CallState, Site, digest_of
+from midstream.core.compaction import next_cut
 from midstream.core.messages import Call, Outcome, Reply, Result, storable
 from midstream.core.records import ClientTool
 from midstream.core.replies import ModelEvent, ModelRequest, ReplyBuilder
@@ -29,7 +30,13 @@ from midstream.core.turn import (
     RunCall,
     RunningCalls,
 )
-from midstream.errors import ModelEmptyError, ModelError, ModelStalledError, ModelUnavailableError
+from midstream.errors import (
+    ContextOverflowError,
+    ModelEmptyError,
+    ModelError,
+    ModelStalledError,
+    ModelUnavailableError,
+)
 from midstream.runtime.agent import Agent
 from midstream.tools import CallContext, plan_call, run_call
 from midstream.world import Fault, World
@@ -98,7 +105,7 @@ class Performer:
         client_tools = {each.spec.name: each for each in session.turn.tools if each.spec.name not in own}
         request = ModelRequest(
             self._agent.instructions,
-            session.history,
+            session.shown,
             (*(each.spec for each in own.values()), *(each.spec for each in client_tools.values())),
             owed.attempt,
             f"{self._reports.session_id}/{owed.turn}/{owed.reply_no}",
@@ -106,7 +113,7 @@ class Performer:
         try:
             reply = await self._listen(owed, request)
         except ModelError as error:
-            await self._reports.report(self._failure(owed, error))
+            await self._reports.report(self._failure(owed, error, session))
         else:
             plans = tuple(self._plan(call, client_tools) for call in reply.calls)
             replied = ModelReplied(owed.turn, owed.reply_no, owed.attempt, reply, plans)
@@ -145,7 +152,8 @@ class Performer:
             raise ModelEmptyError(f"{name} ended its reply without a word or a call")
         return reply
 
-    def _failure(self, owed: AskModel, error: ModelError) -> ModelFailed:
+    def _failure(self, owed: AskModel, error: ModelError, session: Session) -> ModelFailed:
+        is_too_long = isinstance(error, ContextOverflowError)
         return ModelFailed(
             owed.turn,
             owed.reply_no,
@@ -155,6 +163,7 @@ class Performer:
             is_retriable=error.retry != "never",
             retry_after_s=error.retry_after_s,
             chance=self._world.chance(),
+            cut=next_cut(session.history, session.cut) if is_too_long else None,
         )
 
     def _plan(self, call: Call, client_tools: dict[str, ClientTool]) -> CallPlan:

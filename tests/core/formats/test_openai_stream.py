@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from midstream.core.formats.openai_stream import CALLS_MAX, ReplyReader, error_of
 from midstream.core.messages import Finish, Usage
 from midstream.core.replies import CallRequested, Finished, ModelEvent, TextDelta, ThinkingDelta
-from midstream.errors import ModelError, ModelRejectedError, ModelUnavailableError
+from midstream.errors import ContextOverflowError, ModelError, ModelRejectedError, ModelUnavailableError
 
 
 def chunk(finish: str | None = None, **delta: object) -> dict[str, Any]:
@@ -159,8 +159,15 @@ def test_an_error_in_the_middle_of_a_stream_is_typed() -> None:
         (401, {"message": "bad key"}, ModelRejectedError),
         (403, {}, ModelRejectedError),
         (404, {"message": "no such model"}, ModelRejectedError),
-        (400, {"code": "context_length_exceeded"}, ModelRejectedError),
-        (500, {"message": "the prompt exceeds the context size"}, ModelRejectedError),
+        (400, {"code": "context_length_exceeded"}, ContextOverflowError),
+        (500, {"message": "the prompt exceeds the context size"}, ContextOverflowError),
+        (400, {"message": "prompt is too long: 210000 tokens > 200000 maximum"}, ContextOverflowError),
+        (413, {"type": "request_too_large", "message": "Request exceeds the size"}, ContextOverflowError),
+        (
+            400,
+            {"message": "The input token count (9) exceeds the maximum number of tokens allowed (8)."},
+            ContextOverflowError,
+        ),
         (None, {"message": "no reason"}, ModelUnavailableError),
         (None, {"message": "slow down", "code": 429}, ModelUnavailableError),
         (None, {"message": "bad", "code": 400}, ModelRejectedError),

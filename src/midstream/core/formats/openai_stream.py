@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 from midstream.core.messages import Finish, Usage
 from midstream.core.replies import CallRequested, Finished, ModelEvent, TextDelta, ThinkingDelta
-from midstream.errors import ModelError, ModelRejectedError, ModelUnavailableError
+from midstream.errors import ContextOverflowError, ModelError, ModelRejectedError, ModelUnavailableError
 
 CALLS_MAX = 128
 """Calls of one reply (OpenAI's own limit of tools); a server that counts further is broken."""
@@ -27,13 +27,18 @@ _FINISHES = {
     "length": Finish.LENGTH,
     "content_filter": Finish.FILTER,
 }
-_OVERFLOW_CODES = {"context_length_exceeded", "exceed_context_size_error"}
+_OVERFLOW_CODES = {"context_length_exceeded", "exceed_context_size_error", "request_too_large"}
 _OVERFLOW_WORDS = (
     "context length",
     "context size",
     "context window",
+    "context limit",
     "maximum context",
     "prompt is too long",
+    "input is too long",
+    "model token limit",
+    "exceeds the maximum number of tokens",
+    "reduce the length of the messages",
 )
 _NEVER_CODES = {"insufficient_quota", "content_filter", "content_policy_violation", "invalid_api_key"}
 _NEVER_TYPES = {"invalid_request_error", "authentication_error", "permission_error", "not_found_error"}
@@ -119,7 +124,7 @@ class ReplyReader:
 
         Raises:
             ModelUnavailableError: The server gave up in the middle, or sent what no chunk can be.
-            ModelRejectedError: It refuses the request for good.
+            ModelRejectedError: It refuses the request for good; `ContextOverflowError` if that is for its length.
         """
         if chunk.error is not None:
             raise error_of(chunk.error)
@@ -200,7 +205,7 @@ def error_of(error: object, *, status: int | None = None, retry_after_s: float |
     what = f"HTTP {status}" if status is not None else "an error"
     said = f"the server answered {what}: {words or ', '.join(sorted(names)) or 'without a reason'}"
     if names & _OVERFLOW_CODES or any(sign in words.lower() for sign in _OVERFLOW_WORDS):
-        return ModelRejectedError(f"{said} (the conversation is longer than the model can read)")
+        return ContextOverflowError(f"{said} (the conversation is longer than the model can read)")
     if names & _NEVER_CODES or (status is None and names & _NEVER_TYPES):
         return ModelRejectedError(said)
     if status is None or status in _LATER_STATUS or status >= 500:  # noqa: PLR2004 - server errors begin there

@@ -32,14 +32,16 @@ def _begun(turns: list[Turn], task: Task) -> list[Turn]:
     first = turns[place]
     if first.role is not Role.ASSISTANT:
         return turns
-    if task.profile.first == "call-later" and (place or not _calls_at_once(turns)):
+    if task.profile.first == "call-later" and (place or not _calls_at_once(turns, task)):
         return turns
     task.report.tell("starts-with-reply", max(first.at, 0), "a user's turn was put before it")
     return [*turns[:place], task.turn_of(Role.USER, FIRST), *turns[place:]]
 
 
-def _calls_at_once(turns: list[Turn]) -> bool:
+def _calls_at_once(turns: list[Turn], task: Task) -> bool:
     """Whether the first reply has calls; in a flat list it may be of several items."""
+    if not task.is_flat:
+        return turns[0].has_calls
     for turn in turns:
         if turn.role is not Role.ASSISTANT:
             return False

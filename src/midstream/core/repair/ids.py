@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 
 from midstream.core.formats.parts import Part, Turn
+from midstream.core.profiles import Profile
 from midstream.core.repair.names import takes_name
 from midstream.core.repair.task import Task
 
@@ -22,7 +23,9 @@ def settle_ids(turns: list[Turn], calls: list[Part], others: Iterable[str], task
     """Give every call an id its profile takes, and its result the same; `others` are taken already."""
     if not calls:
         return
-    namer = _Namer(calls, others, task)
+    taken = {call.id for call in calls if isinstance(call.id, str)}
+    taken.update(others)
+    namer = Namer(task.profile, taken)
     reply = -1
     for call in calls:
         if task.profile.ids_are_unique == "reply" and call.reply != reply:
@@ -59,14 +62,14 @@ def _follow(turns: list[Turn], call: Part, result: Part, task: Task) -> None:
         task.report.tell("foreign-result-name", turns[result.turn].at, "named as its call")
 
 
-class _Namer:
-    """Makes new ids that no other call has."""
+class Namer:
+    """Makes new ids that no other call has: none of those `taken` or `seen`."""
 
-    def __init__(self, calls: list[Part], others: Iterable[str], task: Task) -> None:
-        self.profile = task.profile
+    def __init__(self, profile: Profile, taken: set[str]) -> None:
+        self.profile = profile
         self.seen: set[str] = set()
-        self.taken = {call.id for call in calls if isinstance(call.id, str)}
-        self.taken.update(others)
+        """Ids in use, within the reply or the list, as the profile asks."""
+        self.taken = taken
         self.next: dict[str, int] = {}
 
     def new(self, old: object, place: int) -> str:
@@ -76,7 +79,8 @@ class _Namer:
             return self._exact(stem)
         plain = stem if self.profile.takes_id(stem) else self._plain(stem)
         candidate, count = plain, self.next.get(plain, 2)
-        while candidate in self.taken or candidate in self.seen:
+        refused = self.profile.ids_refused
+        while candidate in self.taken or candidate in self.seen or candidate in refused:
             candidate = self._suffixed(plain, f"_{count}")
             count += 1
         self.next[plain] = count

@@ -16,7 +16,7 @@ def settle_reasoning(turns: list[Turn], task: Task, *, thinking: bool | None) ->
     """Apply the rules of the profile or format about reasoning, if it has any."""
     if task.is_flat:
         return _item_pairs(turns, task)
-    if task.profile.signs_calls:
+    if task.profile.signs_calls and task.form.name == "gemini":
         _sign_calls(turns, task)
     if task.profile.wants_reasoning and task.form.name in ("openai-chat", "mistral"):
         _fill_reasoning(turns, task, thinking=thinking)

@@ -24,6 +24,9 @@ NO_REPLY = "(no reply was recorded)"
 NO_OUTPUT = "(no output)"
 GO_ON = "Please continue."
 NO_NAME = "unknown_tool"
+NO_WORDS = "(no words)"
+NO_OUTPUT = "(no output)"
+NO_REASON = "(failed without a message)"
 NO_REASONING = "(the reasoning of this step was not recorded)"
 
 ANSWERS = frozenset({UNKNOWN, DENIED, NOT_STARTED})

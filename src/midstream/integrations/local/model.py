@@ -12,6 +12,7 @@ import msgspec
 from midstream.core.formats import openai_chat
 from midstream.core.formats.openai_stream import ReplyReader
 from midstream.core.messages import Finish, Usage
+from midstream.core.rendering import render
 from midstream.core.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
 from midstream.errors import ModelUnavailableError
 from midstream.integrations.local import guide
@@ -83,7 +84,9 @@ class LocalModel:
                 yield event
 
     async def _native(self, engine: Engine, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        body: dict[str, Any] = {"messages": openai_chat.render(request.history, request.instructions)}
+        # The template of somebody else's weights may be as strict as any.
+        sent = render(request.history, request.instructions, "strict-template")
+        body: dict[str, Any] = {"messages": sent.messages}
         if request.tools:
             body["tools"] = openai_chat.render_tools(request.tools)
         async with contextlib.aclosing(self._reply(engine, body)) as events:

@@ -76,6 +76,8 @@ export type JournalRecord =
       message: string;
       at: number;
     }
+  /** The conversation was too long: the model is shown nothing of its first `cut` entries any more. */
+  | { type: "history_compacted"; turn: number; reply: number; cut: number; at: number }
   | { type: "reply_completed"; turn: number; reply: number; attempt: number; body: Reply; at: number }
   | { type: "call_started"; turn: number; reply: number; call_id: string; run: number; at: number }
   | { type: "call_ended"; turn: number; reply: number; result: Result; at: number }

@@ -1,0 +1,62 @@
+"""What it costs to write a session's history for a provider, before each model call."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+
+from midstream.core.messages import Call, Exchange, Finish, History, Reply, Result, Text, UserMessage
+from midstream.core.rendering import render
+
+EXCHANGES = 1000
+PROFILES = ("openai-chat", "anthropic", "responses", "gemini", "strict-template")
+ROUNDS = 15
+
+
+class Point(msgspec.Struct):
+    """The best of some rounds."""
+
+    profile: str
+    exchanges: int
+    ms: float
+    growth: float
+    """Time against that of half as many exchanges: 2 is linear."""
+
+
+def _history(exchanges: int) -> History:
+    entries: list[UserMessage | Exchange] = []
+    for number in range(exchanges // 2):
+        call = Call(f"call_{number}", "read", '{"path": "a.txt"}')
+        asked = Reply((Text("I look."), call), Finish.CALLS)
+        entries += [
+            UserMessage.of(f"question {number}"),
+            Exchange(asked, (Result(call.id, "the text of a file"),)),
+            Exchange(Reply((Text("It says so."),))),
+        ]
+    return History(tuple(entries))
+
+
+def _best_ms(history: History, profile: str) -> float:
+    best = float("inf")
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        render(history, "Be brief.", profile)
+        best = min(best, time.perf_counter() - start)
+    return best * 1e3
+
+
+def run(folder: Path) -> list[Point]:
+    """Measure, print, return."""
+    del folder
+    half, whole = _history(EXCHANGES // 2), _history(EXCHANGES)
+    points = [
+        Point(profile, EXCHANGES, ms, ms / _best_ms(half, profile))
+        for profile in PROFILES
+        for ms in [_best_ms(whole, profile)]
+    ]
+    print(f"{'profile':<18}{'exchanges':>10}{'ms':>8}{'x':>6}")
+    for point in points:
+        print(f"{point.profile:<18}{point.exchanges:>10}{point.ms:>8.1f}{point.growth:>6.2f}")
+    return points
