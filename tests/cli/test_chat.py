@@ -12,6 +12,11 @@ from typing import Any
 
 import pytest
 
+from midstream.cli import Surroundings
+from midstream.cli.chat import Talk
+from midstream.cli.chats import Chats
+from midstream.cli.places import Places
+from midstream.errors import StoreFullError
 from tests.cli.conftest import Run
 from tests.cli.on_terminal import Terminal
 from tests.cli.processes import WAIT_S, Serving, run
@@ -97,6 +102,22 @@ def test_a_path_without_midstream_is_told_as_such(server: Serving, environment: 
     done = run("chat", f"{server.url}/nowhere", "--message", "hello", environment=environment)
     assert (done.returncode, done.stdout) == (5, "")
     assert "no midstream at this path" in done.stderr
+
+
+def test_why_nothing_gets_through_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    places = Places(tmp_path, tmp_path)
+    talk = Talk(Surroundings(places, "never"), Chats(tmp_path), "http://nowhere", "s", is_json=False)
+    full = StoreFullError("no space left")
+    for is_reconnecting in (True, False, True, False):
+        talk._tell_of_connection(full, is_reconnecting=is_reconnecting)
+    talk._tell_of_connection(None, is_reconnecting=True)
+    talk._tell_of_connection(None, is_reconnecting=False)
+    told = capsys.readouterr().err.splitlines()
+    assert [line.strip() for line in told] == [
+        "~ trying again: no space left [store_full]",
+        "~ the connection broke: making a new one",
+        "~ connected again",
+    ]
 
 
 def test_json_is_every_event_of_the_turn_a_line_each(server: Serving, environment: dict[str, str]) -> None:

@@ -66,6 +66,7 @@ from midstream.errors import (
     SeqnoReusedError,
     SessionBusyError,
     StoreBusyError,
+    StoreFullError,
     StreamFencedError,
     StreamNotFoundError,
     UsageError,
@@ -273,6 +274,18 @@ def test_a_refusal_that_may_pass_reconnects_after_the_wait_it_names() -> None:
     stream.handle_deadline(now=17.0)
     stream.connected(now=17.0)
     assert stream.frames_to_send()[1] == _chunk(0, HI)
+
+
+def test_what_the_server_cannot_do_now_is_known_until_something_gets_through() -> None:
+    stream = _live(HI)
+    _receive(stream, Error("store_full", "no space left", "later", seqno=0))
+    stream.disconnected(chance=0.0, now=10.0)
+    stream.handle_deadline(now=10.0)
+    stream.connected(now=10.0)
+    _receive(stream, Welcome(stream="a", event_id="1-0", resume_from="1-0", heartbeat_s=10.0))
+    assert isinstance(stream.trouble, StoreFullError)
+    _receive(stream, Ack(0))
+    assert stream.trouble is None
 
 
 def test_a_server_cannot_ask_for_an_endless_wait() -> None:

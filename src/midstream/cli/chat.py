@@ -135,6 +135,8 @@ class Talk:
         self._is_json = is_json
         self._ink = surroundings.out
         self._world = World()
+        self._told = ""
+        """The trouble that was said already: a server short of space says so again at each try."""
         width = columns() if self._ink.is_terminal else 0
         ink = self._ink if self._ink.is_terminal else surroundings.talk
         screen_ink = Ink(is_colored=ink.is_colored, is_terminal=self._ink.is_terminal)
@@ -166,10 +168,21 @@ class Talk:
         return left
 
     def _connected(self) -> Client:
-        return connect(self.url, state=self._state, on_reconnecting=self._reconnecting)
+        def tell(session: str, is_reconnecting: bool) -> None:  # noqa: FBT001 - the client's callback
+            self._tell_of_connection(client.trouble(session), is_reconnecting=is_reconnecting)
 
-    def _reconnecting(self, _: str, is_reconnecting: bool) -> None:  # noqa: FBT001 - the client's callback
-        self._screen.note("the connection broke: making a new one" if is_reconnecting else "connected again")
+        client = connect(self.url, state=self._state, on_reconnecting=tell)
+        return client
+
+    def _tell_of_connection(self, trouble: MidstreamError | None, *, is_reconnecting: bool) -> None:
+        code = trouble.code if trouble else ""
+        if trouble and code != self._told:
+            self._screen.note(f"trying again: {trouble.message} [{code}]")
+        elif not trouble:
+            self._screen.note(
+                "the connection broke: making a new one" if is_reconnecting else "connected again"
+            )
+        self._told = code
 
     # --- one turn -----------------------------------------------------------------------------------------------
 

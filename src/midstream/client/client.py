@@ -29,7 +29,7 @@ from midstream.core.frames import AbortPayload, EventId, Gone, SayPayload
 from midstream.core.messages import UserMessage
 from midstream.core.records import Delta, Record, TurnEnded
 from midstream.core.turn import LOOK_BACK_S
-from midstream.errors import UsageError
+from midstream.errors import MidstreamError, UsageError
 from midstream.tools import Tool, by_name, tool
 from midstream.world import World
 
@@ -252,6 +252,11 @@ class Client:
             for attachment, where in self._attachments.items()
             if where == session
         )
+
+    def trouble(self, session: str) -> MidstreamError | None:
+        """Return what the server last said it cannot do now (a full disk, draining): for a user's eyes."""
+        troubles = (each.stream.trouble for each, where in self._attachments.items() if where == session)
+        return next((trouble for trouble in troubles if trouble is not None), None)
 
     def waiting_on(self, session: str) -> str:
         """Return what the session's turn waited for at the last heartbeat: model, tool, client, nothing."""

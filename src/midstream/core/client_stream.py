@@ -194,6 +194,7 @@ class ClientStream:
         self._is_kept = bool(stream)
         self._is_degraded = False
         self._is_reconnecting = False
+        self._trouble: MidstreamError | None = None
         self._failures = 0
         self._lost_at = now
         self._retry_after_s = 0.0
@@ -264,6 +265,11 @@ class ClientStream:
     def is_reconnecting(self) -> bool:
         """Whether a connection was lost and not made again: for a user's eyes. Never in degraded mode."""
         return self._is_reconnecting
+
+    @property
+    def trouble(self) -> MidstreamError | None:
+        """What the server last said it cannot do now, until something gets through again: for a user's eyes."""
+        return self._trouble
 
     @property
     def is_degraded(self) -> bool:
@@ -402,6 +408,8 @@ class ClientStream:
         if error is not None and error.retry == "never":
             self._end_with(error)
             return
+        if error is not None and not isinstance(error, ConnectionLostError):
+            self._trouble = error
         if self._failures == 0:
             self._lost_at = now
         self._failures += 1
@@ -506,6 +514,7 @@ class ClientStream:
             self._sent = max(self._sent, self._acked)
             self._keep(ChunksAcked(seqno))
             self._failures = self._unanswered = 0
+            self._trouble = None
         self._send_chunks()
         self._end_if_finished()
 
@@ -517,6 +526,7 @@ class ClientStream:
             if self._is_next(event_id):
                 self._received = event_id
                 self._failures = 0
+                self._trouble = None
                 self._apply(Applied(event_id, records.decode(bytes(event.record))))
 
     def _is_next(self, event_id: EventId) -> bool:
@@ -576,6 +586,7 @@ class ClientStream:
         if is_final and not is_lost_order:
             self._end_with(error)
         else:
+            self._trouble = error
             self._drop()  # STREAM-28: the next connection plays back what was refused
 
     # --- ends ---------------------------------------------------------------------------------------------------
