@@ -12,11 +12,12 @@ from midstream.core.formats.parts import (
     Value,
     as_json,
     as_words,
-    both_words,
     is_typed,
+    joined,
     name_of,
     object_in_text,
     role_in,
+    taken_apart,
     type_of,
     typed_blocks,
 )
@@ -194,23 +195,11 @@ class OpenAIChat:
 
     def pieces(self, part: Part) -> tuple[str, list[Part]]:
         """Take a result apart: its words and its media."""
-        if not isinstance(part.body, list):
-            return as_words(part.body), []
-        words, others = "", []
-        for chunk in part.body:
-            read = _chunk(chunk)
-            if read.kind is Kind.MEDIA:
-                others.append(read)
-            else:
-                words = both_words(words, as_words(read.body if read.kind is Kind.TEXT else chunk))
-        return words, others
+        return taken_apart(part.body, _chunk)
 
     def join(self, first: Part, second: Part) -> None:
         """Append the second result's content."""
-        if isinstance(first.body, list) or isinstance(second.body, list):
-            content: Value = [*_chunks(first.body), *_chunks(second.body)]
-        else:
-            content = both_words(as_words(first.body), as_words(second.body))
+        content = joined(first.body, second.body, _chunks)
         first.body, first.raw = content, {**first.raw, "content": content}
 
     def tidy(self, part: Part) -> str | None:

@@ -12,10 +12,11 @@ from midstream.core.formats.parts import (
     Value,
     as_json,
     as_words,
-    both_words,
     is_typed,
+    joined,
     name_of,
     object_of,
+    taken_apart,
     type_of,
     typed_blocks,
 )
@@ -184,23 +185,11 @@ class LangChain:
 
     def pieces(self, part: Part) -> tuple[str, list[Part]]:
         """Take a result apart: its words and its media."""
-        if not isinstance(part.body, list):
-            return as_words(part.body), []
-        words, others = "", []
-        for block in part.body:
-            read = _block(block)
-            if read.kind is Kind.MEDIA:
-                others.append(read)
-            else:
-                words = both_words(words, as_words(read.body if read.kind is Kind.TEXT else block))
-        return words, others
+        return taken_apart(part.body, _block)
 
     def join(self, first: Part, second: Part) -> None:
         """Append the second result's content."""
-        if isinstance(first.body, list) or isinstance(second.body, list):
-            content: Value = [*_blocks(first.body), *_blocks(second.body)]
-        else:
-            content = both_words(as_words(first.body), as_words(second.body))
+        content = joined(first.body, second.body, _blocks)
         first.body, first.raw = content, _with(first.raw, "content", content)
 
     def tidy(self, part: Part) -> str | None:

@@ -12,11 +12,12 @@ from midstream.core.formats.parts import (
     Value,
     as_json,
     as_words,
-    both_words,
     is_typed,
+    joined,
     name_of,
     object_in_text,
     role_in,
+    taken_apart,
     type_of,
 )
 
@@ -136,23 +137,11 @@ class OpenAIResponses:
 
     def pieces(self, part: Part) -> tuple[str, list[Part]]:
         """Take an output apart: its words and its media."""
-        if not isinstance(part.body, list):
-            return as_words(part.body), []
-        words, others = "", []
-        for chunk in part.body:
-            read = _chunk(chunk)
-            if read.kind is Kind.MEDIA:
-                others.append(read)
-            else:
-                words = both_words(words, as_words(read.body if read.kind is Kind.TEXT else chunk))
-        return words, others
+        return taken_apart(part.body, _chunk)
 
     def join(self, first: Part, second: Part) -> None:
         """Append the second output's content."""
-        if isinstance(first.body, list) or isinstance(second.body, list):
-            output: Value = [*_outputs(first.body), *_outputs(second.body)]
-        else:
-            output = both_words(as_words(first.body), as_words(second.body))
+        output = joined(first.body, second.body, _outputs)
         first.body, first.raw = output, {**first.raw, "output": output}
 
     def tidy(self, part: Part) -> str | None:

@@ -297,3 +297,24 @@ def as_words(value: Value) -> str:
 def both_words(first: str, second: str) -> str:
     """Put two texts after one another, each on lines of its own."""
     return f"{first}\n{second}" if first and second else first or second
+
+
+def taken_apart(body: Value, read: Callable[[Value], Part]) -> tuple[str, list[Part]]:
+    """Return the words of a result and the media in it; `read` makes a part of one of its chunks."""
+    if not isinstance(body, list):
+        return as_words(body), []
+    words, media = "", []
+    for chunk in body:
+        part = read(chunk)
+        if part.kind is Kind.MEDIA:
+            media.append(part)
+        else:
+            words = both_words(words, as_words(part.body if part.kind is Kind.TEXT else chunk))
+    return words, media
+
+
+def joined(first: Value, second: Value, listed: Callable[[Value], list[Value]]) -> Value:
+    """Return the content of two results in one: chunks if either has some, else words."""
+    if isinstance(first, list) or isinstance(second, list):
+        return [*listed(first), *listed(second)]
+    return both_words(as_words(first), as_words(second))
