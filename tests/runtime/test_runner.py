@@ -424,3 +424,25 @@ async def test_a_fast_model_costs_a_record_per_group_of_words_not_per_word() -> 
     assert "".join(r.text for r in deltas) == words
     assert len(deltas) < 200
     await host.stop()
+
+
+async def test_a_refused_request_writes_nothing_and_claims_nothing() -> None:
+    store = MemoryStore()
+    first = Host(Agent(ScriptedModel([text("yes")])), store)
+    await first.start()
+    await run_turn(first, "s", "hi")
+    await first.stop()
+
+    second = Host(Agent(ScriptedModel([text("yes")])), store)
+    await second.start()
+    runner = await second.session("s")
+    before = await store.find("s")
+    with pytest.raises(SeqnoGapError):
+        await runner.submit(Received("k", "secret", 5, "d5", None))
+    await runner.submit(Cancel())  # of nothing: it changes nothing
+    assert await store.find("s") == before
+    unborn = await second.session("t", create=True)
+    with pytest.raises(SeqnoGapError):
+        await unborn.submit(Received("k", "secret", 5, "d5", None))
+    assert await store.find("t") is None
+    await second.stop()

@@ -293,6 +293,8 @@ class Runner:
 
     async def _step(self, batch: list[_Envelope]) -> None:
         """Decide a batch of commands, append all they cause at once, then tell and act."""
+        if not self._has_begun and self._has_answered(batch):
+            return
         taken: list[_Envelope] = []
         records: list[Record] = []
         try:
@@ -327,6 +329,27 @@ class Runner:
         for envelope in taken:
             _answer(envelope, self.newest.position)
         self._reconcile(reporters={each.reporter for each in taken})
+
+    def _has_answered(self, batch: list[_Envelope]) -> bool:
+        """Answer a batch that would write nothing, so that a refused request does not claim the session."""
+        if self.state.is_live:
+            return False
+        answers: list[int | MidstreamError] = []
+        at = self._world.now()
+        for envelope in batch:
+            if envelope.command is None:
+                return False
+            try:
+                decided = sessions.decide(self.state, envelope.command, epoch=self.state.epoch + 1, at=at)
+            except Refused as refused:
+                answers.append(refused.error)
+                continue
+            if decided:
+                return False
+            answers.append(self.newest.position)
+        for envelope, answer in zip(batch, answers, strict=True):
+            _answer(envelope, answer)
+        return True
 
     async def _claim_if_needed(self, records: list[Record]) -> Session:
         """Begin an epoch before the first append of this process, and recover what an older one left."""
