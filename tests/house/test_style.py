@@ -40,6 +40,7 @@ MAY_CATCH_EVERYTHING: dict[str, str] = {
     "cli/__init__.py": "the top of the process: it logs the traceback and sets the exit code",
     "integrations/outgoing.py": "a request is worth more than its repair; what failed is logged, it goes as it was",
     "runtime/runner.py": "the top of a session: it ends on a bug, the others go on",
+    "store/thread.py": "whatever the work of a thread raises belongs to who asked for it",
     "tools.py": "a tool is somebody else's code; whatever it raises is its outcome",
 }
 

@@ -16,7 +16,6 @@ import errno
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -39,6 +38,7 @@ from midstream.errors import (
 )
 from midstream.store import owner as owners
 from midstream.store.contract import Mark, SessionInfo, Stored
+from midstream.store.thread import WorkThread
 from midstream.world import World
 
 T = TypeVar("T")
@@ -211,40 +211,35 @@ class _Opened:
 
     @classmethod
     async def make(cls, file: _File, owner: str, durability: Durability) -> _Opened:
-        loop = asyncio.get_running_loop()
         threads = _Threads(
-            ThreadPoolExecutor(1, "midstream-sqlite-writer"),
-            ThreadPoolExecutor(1, "midstream-sqlite-reader"),
+            WorkThread("midstream-sqlite-writer"),
+            WorkThread("midstream-sqlite-reader"),
         )
         try:
-            writer, reader = await loop.run_in_executor(
-                threads.writing, partial(_open, file, owner, durability)
-            )
+            writer, reader = await threads.writing.ask(partial(_open, file, owner, durability))
         except BaseException:
             threads.shut()
             raise
         return cls(writer, reader, threads)
 
     async def read(self, question: Callable[[], T]) -> T:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads.reading, question)
+        return await self._threads.reading.ask(question)
 
     async def close(self) -> None:
         await self.queue.finish()
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._threads.reading, self.reader.close)
+        await self._threads.reading.ask(self.reader.close)
         # Whoever finds the lock free may take our sessions: only after the last write.
-        await loop.run_in_executor(self._threads.writing, self.writer.close)
+        await self._threads.writing.ask(self.writer.close)
         self._threads.shut()
 
 
 class _Threads(NamedTuple):
-    writing: ThreadPoolExecutor
-    reading: ThreadPoolExecutor
+    writing: WorkThread
+    reading: WorkThread
 
     def shut(self) -> None:
-        self.writing.shutdown(wait=False)
-        self.reading.shutdown(wait=False)
+        self.writing.shut()
+        self.reading.shut()
 
 
 def _open(file: _File, owner: str, durability: Durability) -> tuple[_Writer, Reader]:
@@ -271,7 +266,7 @@ class _Asked(Struct):
 class _Queue:
     """Gathers what is asked on the event loop into commits on the writer's thread, one at a time."""
 
-    def __init__(self, writer: _Writer, thread: ThreadPoolExecutor) -> None:
+    def __init__(self, writer: _Writer, thread: WorkThread) -> None:
         self._writer = writer
         self._thread = thread
         self._loop = asyncio.get_running_loop()
@@ -292,7 +287,7 @@ class _Queue:
 
     async def clear_log(self) -> None:
         """Copy the log into the database and empty it, as far as readers allow."""
-        await self._loop.run_in_executor(self._thread, self._writer.clear_log)
+        await self._thread.ask(self._writer.clear_log)
 
     async def finish(self) -> None:
         """Wait until everything asked for is committed."""
@@ -301,7 +296,7 @@ class _Queue:
     def _commit_next(self) -> None:
         batch = self._waiting[:BATCH_MAX]
         del self._waiting[:BATCH_MAX]
-        done = self._loop.run_in_executor(self._thread, self._writer.commit, batch)
+        done = self._thread.ask(partial(self._writer.commit, batch))
         done.add_done_callback(partial(self._committed, batch))
 
     def _committed(self, batch: Sequence[_Asked], done: asyncio.Future[list[Any]]) -> None:
@@ -319,7 +314,7 @@ class _Queue:
     def _go_on(self) -> None:
         limit = BUSY_CHECKPOINT_PAGES if self._waiting else IDLE_CHECKPOINT_PAGES
         if self._writer.log_pages > limit:
-            done = self._loop.run_in_executor(self._thread, self._writer.checkpoint)
+            done = self._thread.ask(self._writer.checkpoint)
             done.add_done_callback(lambda _: self._go_on())
         elif self._waiting:
             self._commit_next()
