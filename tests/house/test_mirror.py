@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from tests.conftest import END_TO_END
 from tests.house.source import PACKAGE, ROOT, in_package, parsed, python_files
 
 # Module below src/midstream: why it has no test file of its own.
@@ -44,3 +45,7 @@ def _has_code(path: Path) -> bool:
     return any(
         isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) for node in parsed(path).body
     )
+
+
+def test_what_is_left_out_of_the_quick_run_exists() -> None:
+    assert [name for name in END_TO_END if not (ROOT / "tests" / name).exists()] == []
