@@ -455,7 +455,7 @@ def status_of(session: Session) -> str:
 
 
 def waiting_on(session: Session) -> str:
-    """Return what the turn waits for: model, tool, client, nothing."""
+    """Return what the turn waits for: model, tool, client, person, nothing."""
     match session.turn:
         case Idle():
             return "nothing"
@@ -464,7 +464,11 @@ def waiting_on(session: Session) -> str:
         case Cancelling():
             return "tool"
         case RunningCalls():
-            is_ours = any(call.is_running and call.plan.site is Site.SERVER for call in session.turn.calls)
-            return "tool" if is_ours else "client"
+            running = {call.plan.site for call in session.turn.calls if call.is_running}
+            if Site.SERVER in running:
+                return "tool"
+            if Site.CLIENT in running:
+                return "client"
+            return "person" if session.turn.is_waiting_for_person else "tool"
         case _:
             assert_never(session.turn)
