@@ -110,12 +110,14 @@ class MessageWithdrawn(Struct, frozen=True, tag="message_withdrawn", tag_field="
     stream: str = ""
 
 
-class TurnResumed(Struct, frozen=True, tag="turn_resumed", tag_field="type"):
+class TurnResumed(Struct, frozen=True, tag="turn_resumed", tag_field="type", omit_defaults=True):
     """A turn that was interrupted or had failed goes on, on request; `reply` is the one that comes next."""
 
     turn: int
     reply: int
     at: float
+    stream: str = ""
+    """The stream that asked for it, and whose turn it is from here on."""
 
 
 class AttemptStarted(Struct, frozen=True, tag="attempt_started", tag_field="type", omit_defaults=True):

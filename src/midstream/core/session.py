@@ -39,6 +39,7 @@ from midstream.core.turn import (
     Idle,
     Obligation,
     Refused,
+    Resume,
     RunningCalls,
     SendMessage,
     TurnState,
@@ -223,7 +224,7 @@ def _decide_received(session: Session, chunk: Received, *, epoch: int, at: float
         raise Refused(
             SessionNotFoundError("nothing was said in this session yet, so there is nothing to answer")
         )
-    if isinstance(command, SendMessage):
+    if isinstance(command, SendMessage | Resume):
         if known and (known.turn or known.queued):
             raise Refused(
                 MalformedFrameError("a stream carries one message: open a new stream for the next turn")
@@ -285,7 +286,13 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
                 session, position=position, turn=turn, queue=_without(session.queue, record.number)
             )
         case TurnResumed():
-            return replace(session, position=position, turn=turn, history=_continued(session.history))
+            return replace(
+                session,
+                position=position,
+                turn=turn,
+                history=_continued(session.history),
+                streams=_with_stream(session, record.stream, turn=record.turn),
+            )
         case ResultArrivedLate():
             unsettled = _settled(session, record)
             return replace(session, position=position, turn=turn, unsettled=unsettled)

@@ -172,6 +172,7 @@ class Resume(Struct, frozen=True):
     """Go on with the last turn, which was interrupted or failed; `turn` guards against resuming another."""
 
     turn: int | None = None
+    stream: str = ""
 
 
 class Recover(Struct, frozen=True):

@@ -95,7 +95,10 @@ def _decide_idle(state: Idle, command: Command, *, at: float) -> tuple[Record, .
             if state.left is None or command.turn not in (None, state.left.turn):
                 raise Refused(NothingToResumeError("there is no interrupted or failed turn to go on with"))
             turn, reply_no = state.left.turn, state.left.reply_no
-            return (TurnResumed(turn, reply_no, at), AttemptStarted(turn, reply_no, attempt=1, at=at))
+            return (
+                TurnResumed(turn, reply_no, at, command.stream),
+                AttemptStarted(turn, reply_no, attempt=1, at=at),
+            )
         case Answer():
             raise _closed(command)
         case _:
