@@ -252,21 +252,19 @@ def _is_for_client(session: Session, finished: CallFinished) -> bool:
 
 def evolve(session: Session, record: Record, *, epoch: int) -> Session:
     """Fold the next record; `epoch` is the one it was appended under."""
-    position = session.position + 1
     turn = turns.evolve(session.turn, record, epoch=epoch)
+    after = replace(session, position=session.position + 1, turn=turn)
     match record:
         case CallEnded():
             unsettled = _with_unsettled(session, record)
-            return replace(session, position=position, turn=turn, unsettled=unsettled)
+            return replace(after, unsettled=unsettled)
         case ExchangeCommitted():
             exchange = turns.exchange_of(session.turn)
             history = session.history.then(exchange) if exchange else session.history
-            return replace(session, position=position, turn=turn, history=history)
+            return replace(after, history=history)
         case MessageAccepted():
             return replace(
-                session,
-                position=position,
-                turn=turn,
+                after,
                 turns=record.turn,
                 history=session.history.then(record.message),
                 streams=_with_stream(session, record.stream, turn=record.turn),
@@ -274,45 +272,39 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
             )
         case MessageQueued():
             return replace(
-                session,
-                position=position,
-                turn=turn,
+                after,
                 queue=(*session.queue, record),
                 queued=record.number,
                 streams=_with_stream(session, record.stream, queued=record.number),
             )
         case MessageWithdrawn():
-            return replace(
-                session, position=position, turn=turn, queue=_without(session.queue, record.number)
-            )
+            return replace(after, queue=_without(session.queue, record.number))
         case TurnResumed():
             return replace(
-                session,
-                position=position,
-                turn=turn,
+                after,
                 history=_continued(session.history),
                 streams=_with_stream(session, record.stream, turn=record.turn),
             )
         case ResultArrivedLate():
             unsettled = _settled(session, record)
-            return replace(session, position=position, turn=turn, unsettled=unsettled)
+            return replace(after, unsettled=unsettled)
         case HistoryCompacted():
-            return replace(session, position=position, turn=turn, cut=record.cut)
+            return replace(after, cut=record.cut)
         case StreamOpened():
             stream = StreamState(record.secret_digest, since=session.position, epoch=session.epoch)
             kept = list(session.streams.items())[-(STREAMS_KEPT_MAX - 1) :]
-            return replace(session, position=position, streams=dict([*kept, (record.stream, stream)]))
+            return replace(after, streams=dict([*kept, (record.stream, stream)]))
         case ChunkAccepted():
             known = session.streams[record.stream]
             stream = replace(known, digests=(*known.digests, record.digest))
-            return replace(session, position=position, streams={**session.streams, record.stream: stream})
+            return replace(after, streams={**session.streams, record.stream: stream})
         case EpochStarted():
             started_at = session.started_at or record.at
-            return replace(session, position=position, turn=turn, epoch=record.epoch, started_at=started_at)
+            return replace(after, epoch=record.epoch, started_at=started_at)
         case TurnEnded():
-            return replace(session, position=position, turn=turn, last_turn=record)
+            return replace(after, last_turn=record)
         case _:
-            return replace(session, position=position, turn=turn)
+            return after
 
 
 def _with_stream(session: Session, key: str, *, turn: int = 0, queued: int = 0) -> dict[str, StreamState]:
