@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from midstream.core.calls import CallPlan, Choice, OnDoubt, QuestionKind, Site
@@ -26,6 +27,7 @@ from midstream.core.records import (
     CallProgressed,
     CallStarted,
     CancelRequested,
+    ChildSaid,
     ChunkAccepted,
     ClientTool,
     Delta,
@@ -85,6 +87,7 @@ EVERY_RECORD: tuple[Record, ...] = (
     ),
     CallStarted(1, 1, "a", 2, 1000.5, has_effects=False, arguments='{"path": "y"}'),
     CallProgressed(1, 1, "a", 2, "half way", 1000.5),
+    ChildSaid(1, 1, "a", "s::1.1.0", 7, msgspec.Raw(b'{"type":"exchange_committed","turn":1,"reply":1}')),
     CallDoubted(1, 1, "a", 1000.5),
     QuestionAsked(1, 1, "a", QuestionKind.APPROVAL, "d3", 1000.5, "Sure?", 2000.5),
     QuestionAnswered(

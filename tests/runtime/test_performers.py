@@ -14,7 +14,9 @@ from midstream.core.turn import (
     AwaitClient,
     AwaitingModel,
     CallExpired,
+    CallProgress,
     CancelExpired,
+    ChildSpoke,
     Command,
     ModelFailed,
     ModelReplied,
@@ -25,7 +27,9 @@ from midstream.core.turn import (
 from midstream.errors import ContextOverflowError
 from midstream.runtime import performers
 from midstream.runtime.agent import Agent
+from midstream.runtime.host import Host
 from midstream.runtime.performers import Performer
+from midstream.store.memory import MemoryStore
 from midstream.testing import ScriptedModel, Stall, text
 from midstream.testing.models import Step
 from midstream.world import World
@@ -45,8 +49,18 @@ class Noted:
     async def say(self, command: ModelSaid) -> None:
         self.said.append(command)
 
+    def tell(self, progress: CallProgress) -> None:
+        self.reports.append(progress)
+
+    async def show(self, command: ChildSpoke) -> None:
+        self.reports.append(command)
+
     async def report(self, command: Command) -> None:
         self.reports.append(command)
+
+
+NOBODY = Host(Agent(ScriptedModel([])), MemoryStore())
+"""A host without children."""
 
 
 ASKED = AskModel(turn=3, reply_no=1, attempt=1)
@@ -60,7 +74,7 @@ def _session() -> Session:
 async def _perform(agent: Agent, obligation: Obligation) -> Noted:
     noted = Noted()
     async with asyncio.timeout(5):
-        await Performer(agent, World(), noted).perform(obligation, _session())
+        await Performer(agent, World(), noted, NOBODY).perform(obligation, _session())
     return noted
 
 
@@ -134,7 +148,7 @@ async def test_deadlines_report_that_they_have_passed() -> None:
 
 
 def test_only_a_running_tool_is_worth_waiting_for() -> None:
-    performer = Performer(Agent(ScriptedModel([])), World(), Noted())
+    performer = Performer(Agent(ScriptedModel([])), World(), Noted(), NOBODY)
     assert performer.is_repeatable(ASKED)
     assert not performer.is_repeatable(RunCall(3, 1, "c", 1))
 
@@ -152,5 +166,5 @@ async def test_the_model_is_shown_what_the_cut_leaves() -> None:
     model = ScriptedModel([text("yes")])
     history = History((UserMessage.of("one"), Exchange(Reply((Text("x"),))), UserMessage.of("two")))
     session = Session(turn=AwaitingModel(3, 1, attempt=1), turns=3, history=history, cut=2)
-    await Performer(Agent(model), World(), Noted()).perform(ASKED, session)
+    await Performer(Agent(model), World(), Noted(), NOBODY).perform(ASKED, session)
     assert model.requests[0].history == session.shown != history

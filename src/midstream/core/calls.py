@@ -64,6 +64,8 @@ class Site(StrEnum):
     CLIENT = "client"
     PERSON = "person"
     """Nothing runs: a person answers, through whichever client they are at."""
+    CHILD = "child"
+    """A session of its own does the work; its id follows from the place of the call, so it is always found again."""
 
 
 class QuestionKind(StrEnum):
@@ -146,6 +148,8 @@ class CallState(Struct, frozen=True):
     """When the open question expires (seconds since 1970); 0 for never."""
     is_allowed: bool = False
     """A person allowed it and it has not started since: a start uses the permission up."""
+    child_position: int = 0
+    """Up to where the records of the session that does its work were shown here."""
     is_edited: bool = False
     """A person changed the arguments; `call` and `plan` hold the new ones, the reply the model's."""
     result: Result | None = None
@@ -195,7 +199,8 @@ class Verdict(StrEnum):
 def judge(call: CallState, *, epoch: int) -> Verdict:
     """Say what the owner `epoch` may do about a call. This is the at-most-once rule, and there is no other.
 
-    A call that waits for a client is never in doubt here: the client keeps its own journal of it. A permission was
+    A call that waits for a client is never in doubt here: the client keeps its own journal of it, and so does the
+    session that does the work of a sub-agent. A permission was
     used up by the start, so that a call which needed one goes back to the person.
     """
     if call.result is not None:
@@ -204,7 +209,7 @@ def judge(call: CallState, *, epoch: int) -> Verdict:
         return Verdict.LEAVE
     if call.runs == 0:
         return Verdict.START
-    if call.epoch == epoch or call.plan.site is Site.CLIENT:
+    if call.epoch == epoch or call.plan.site in (Site.CLIENT, Site.CHILD):
         return Verdict.LEAVE
     match call.plan.on_doubt:
         case OnDoubt.UNKNOWN:

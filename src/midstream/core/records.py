@@ -52,6 +52,21 @@ class ClientTool(Struct, frozen=True, omit_defaults=True):
     """A person must allow each call before the client is told to run it."""
 
 
+class Parent(Struct, frozen=True):
+    """The call whose work a session does.
+
+    Args:
+        session, turn, reply, call_id: Where the call stands.
+        path: Names of the sub-agents from the host's agent down to the one of this session.
+    """
+
+    session: str
+    turn: int
+    reply: int
+    call_id: str
+    path: tuple[str, ...]
+
+
 class EpochStarted(Struct, frozen=True, tag="epoch_started", tag_field="type"):
     """A new owner took the session. What older epochs were doing is in doubt from here on."""
 
@@ -89,6 +104,9 @@ class MessageAccepted(Struct, frozen=True, tag="message_accepted", tag_field="ty
     """Its number in the queue, where it waited there."""
     timeout_s: float = 0.0
     """Seconds the whole turn may take, people's answers not counted; 0 for no limit."""
+    replies_max: int = 0
+    """Replies it may take before it is asked once more to hand in what it has; 0 for the general limit."""
+    parent: Parent | None = None
 
 
 class MessageQueued(Struct, frozen=True, tag="message_queued", tag_field="type", omit_defaults=True):
@@ -129,6 +147,8 @@ class AttemptStarted(Struct, frozen=True, tag="attempt_started", tag_field="type
     at: float
     not_before: float = 0.0
     """Seconds since 1970 before which it is not sent: the backoff after a failed attempt."""
+    is_last: bool = False
+    """A limit was reached: the model is shown no tools and asked to hand in what it has."""
 
 
 class Delta(Struct, frozen=True, tag="delta", tag_field="type"):
@@ -198,6 +218,20 @@ class CallProgressed(Struct, frozen=True, tag="call_progressed", tag_field="type
     run: int
     text: str
     at: float
+
+
+class ChildSaid(Struct, frozen=True, tag="child_said", tag_field="type"):
+    """A record of the session that does the work of a call, for the readers of this one.
+
+    `position` is its place there; of nested sub-agents the record is again a `child_said`.
+    """
+
+    turn: int
+    reply: int
+    call_id: str
+    child: str
+    position: int
+    record: msgspec.Raw
 
 
 class CallDoubted(Struct, frozen=True, tag="call_doubted", tag_field="type"):
@@ -305,6 +339,7 @@ Record = (
     | ReplyCompleted
     | CallStarted
     | CallProgressed
+    | ChildSaid
     | CallDoubted
     | QuestionAsked
     | QuestionAnswered

@@ -25,6 +25,7 @@ from midstream.core.records import (
     MessageAccepted,
     MessageQueued,
     MessageWithdrawn,
+    Parent,
     Record,
     ResultArrivedLate,
     StreamOpened,
@@ -52,6 +53,7 @@ from midstream.errors import (
     SeqnoReusedError,
     SessionBusyError,
     SessionNotFoundError,
+    UsageError,
     WrongSecretError,
 )
 
@@ -125,6 +127,8 @@ class Session(Struct, frozen=True):
     queued: int = 0
     """Number of messages that ever had to wait."""
     unsettled: tuple[Unsettled, ...] = ()
+    parent: Parent | None = None
+    """The call whose work this session does, for a sub-agent."""
     last_turn: TurnEnded | None = None
     started_at: float = 0.0
     """When its first epoch began, in seconds since 1970."""
@@ -170,6 +174,9 @@ def decide(session: Session, command: Command | Received, *, epoch: int, at: flo
 
 
 def _decide_message(session: Session, said: SendMessage, *, at: float) -> tuple[Record, ...]:
+    if session.parent is not None and said.parent is None:
+        message = f"this session does the work of a call: speak to {session.parent.session!r} instead"
+        raise Refused(UsageError(message))
     if isinstance(session.turn, Idle):
         return turns.opening(session.turns + 1, said, at=at)
     if said.when_busy is WhenBusy.REFUSE:
@@ -269,6 +276,7 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
                 history=session.history.then(record.message),
                 streams=_with_stream(session, record.stream, turn=record.turn),
                 queue=_without(session.queue, record.queued),
+                parent=record.parent or session.parent,
             )
         case MessageQueued():
             return replace(

@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgspec
+
+from midstream.core.calls import Site
+from midstream.core.messages import Call
+from midstream.errors import AgentNotFoundError, ToolDefinitionError
 from midstream.runtime.models import Model
 from midstream.tools import Approval, Tool, by_name, tool
+
+SUB_AGENT_REPLIES_MAX = 50
+"""Replies of a sub-agent before it hands in what it has."""
+SUB_AGENT_S = 30 * 60.0
+"""Seconds a sub-agent may work before it hands in what it has."""
 
 
 class Agent:
@@ -43,5 +53,80 @@ class Agent:
         self.approval = approval
         self.turn_s = turn_s
 
+    def sub_agent(self, path: tuple[str, ...]) -> Agent:
+        """Return the agent that the names of `path` lead to, from this one down.
+
+        Raises:
+            AgentNotFoundError: There is no such sub-agent (any more).
+        """
+        agent = self
+        for name in path:
+            found = agent.tools.get(name)
+            if not isinstance(found, SubAgent):
+                raise AgentNotFoundError(f"agent {agent.name!r} has no sub-agent named {name!r}")
+            agent = found.agent
+        return agent
+
     def __repr__(self) -> str:
         return f"Agent({self.name!r}, model={self.model.name!r}, tools={sorted(self.tools)!r})"
+
+
+class SubAgent(Tool, frozen=True, kw_only=True):
+    """A tool whose work is a session of its own. Make one with `sub_agent`.
+
+    Args:
+        agent: Who does the work.
+        replies_max: Replies it may take before it is asked once more, without tools, to hand in what it has.
+    """
+
+    agent: Agent
+    replies_max: int
+
+    def task_of(self, call: Call) -> str:
+        """Return what the model asked the sub-agent to do."""
+        return str(
+            getattr(msgspec.json.decode(call.arguments, type=self.arguments, strict=False), "task", "")
+        )
+
+
+def sub_agent(
+    agent: Agent,
+    *,
+    description: str,
+    name: str | None = None,
+    replies_max: int = SUB_AGENT_REPLIES_MAX,
+    timeout_s: float = SUB_AGENT_S,
+) -> SubAgent:
+    """Make a tool by which a model hands a task to another agent.
+
+    The other agent works in a session of its own, with its own history; who follows the session sees what it does. It
+    survives what sessions survive: after a crash the same child is found and goes on.
+
+    Args:
+        agent: Who does the work.
+        description: What the model is told of it.
+        name: The name the model sees; the agent's own by default.
+        replies_max: Replies it may take, then it hands in what it has.
+        timeout_s: Seconds it may take (people's answers not counted), then it hands in what it has.
+
+    Raises:
+        ToolDefinitionError: A limit is not positive.
+    """
+    if replies_max < 1 or timeout_s <= 0:
+        raise ToolDefinitionError("a sub-agent needs at least one reply and some time")
+
+    def work(task: str) -> str:
+        raise AssertionError(task)  # a session of its own does it
+
+    made = tool(name=name or agent.name, has_effects=False, timeout_s=timeout_s)(work)
+    spec = msgspec.structs.replace(made.spec, description=description)
+    return SubAgent(
+        spec,
+        made.function,
+        made.arguments,
+        has_effects=False,
+        timeout_s=timeout_s,
+        site=Site.CHILD,
+        agent=agent,
+        replies_max=replies_max,
+    )

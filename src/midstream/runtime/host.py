@@ -6,11 +6,14 @@ import asyncio
 import itertools
 import logging
 import re
+from functools import partial
 
 from msgspec import Struct
 
+from midstream.core.records import Parent
+from midstream.core.session import Session, fold
 from midstream.core.timing import RECONNECT_BACKOFF
-from midstream.core.turn import LOOK_BACK_S
+from midstream.core.turn import LOOK_BACK_S, RunningCalls
 from midstream.errors import (
     DrainingError,
     JournalMovedError,
@@ -21,6 +24,7 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.runtime.agent import Agent
+from midstream.runtime.children import CHILD_MARK
 from midstream.runtime.journal import Journal
 from midstream.runtime.runner import Runner
 from midstream.store.contract import Store
@@ -74,6 +78,8 @@ class Host:
         self._owner = self.world.new_id("owner")
         self._awake: dict[str, Runner] = {}
         self._opening: dict[str, asyncio.Task[Runner]] = {}
+        self._paths: dict[str, tuple[str, ...]] = {}
+        """Whose agents answer in child sessions that were not begun yet."""
         self._reviving: dict[str, asyncio.Task[None]] = {}
         self._recovering: asyncio.Task[None] | None = None
         self._is_started = False
@@ -115,6 +121,13 @@ class Host:
             LeaseHeldError: Another process is working on it. Nothing was changed.
             StoreDamagedError: Its journal cannot be read. Nothing was changed.
         """
+        runner = await self._awakened(session_id)
+        is_unknown = runner.newest.position == 0
+        if is_unknown and (not create or CHILD_MARK in session_id):
+            raise SessionNotFoundError(f"there is no session {session_id!r}")
+        return runner
+
+    async def _awakened(self, session_id: str) -> Runner:
         runner = self._awake.get(session_id)
         if runner is not None and runner.is_stale and await self._is_outdated(runner):
             await runner.close(JournalMovedError(f"another process went on with session {session_id!r}"))
@@ -122,9 +135,30 @@ class Host:
             runner = await self._opened(session_id)
         else:
             self._awake[session_id] = self._awake.pop(session_id)  # the last used goes to sleep last
-        if not create and runner.newest.position == 0:
-            raise SessionNotFoundError(f"there is no session {session_id!r}")
         return runner
+
+    async def child(self, session_id: str, path: tuple[str, ...]) -> Runner:
+        """Return the session that does the work of a call, awake, with the agent that `path` leads to.
+
+        Raises:
+            AgentNotFoundError: There is no such sub-agent any more. Nothing was changed.
+            MidstreamError: As `session` does.
+        """
+        self.agent.sub_agent(path)
+        if session_id not in self._awake:
+            self._paths[session_id] = path
+        return await self._awakened(session_id)
+
+    async def is_wanted(self, parent: Parent) -> bool:
+        """Whether the call is still open whose work a child session does; nothing is opened for that."""
+        awake = self._awake.get(parent.session)
+        state = awake.state if awake is not None else await self._peek(parent.session)
+        turn = state.turn
+        return (
+            isinstance(turn, RunningCalls)
+            and (turn.turn, turn.reply_no) == (parent.turn, parent.reply)
+            and any(call.call.id == parent.call_id and call.is_running for call in turn.calls)
+        )
 
     async def delete(self, session_id: str) -> None:
         """Remove an idle session and all its records for good.
@@ -200,9 +234,10 @@ class Host:
         journal = Journal(self.store, session_id, self.world)
         runner = Runner(
             journal,
-            self.agent,
+            partial(self._agent_of, session_id),
             self.world,
             owner=self._owner,
+            family=self,
             look_back_s=self._look_back_s,
             on_failed=self._runner_failed,
         )
@@ -219,6 +254,15 @@ class Host:
             except MidstreamError as error:  # it sleeps, and stays ours until it wakes or this process ends
                 _log.warning("not given up: %s", error.code, extra={"session": each.session_id})
         return runner
+
+    def _agent_of(self, session_id: str, state: Session) -> Agent:
+        """Return who answers in a session: the host's agent, or for a child the one that its call named."""
+        path = self._paths.pop(session_id, ())
+        return self.agent.sub_agent(state.parent.path if state.parent else path)
+
+    async def _peek(self, session_id: str) -> Session:
+        """Fold a session as it is in the store, without waking it."""
+        return fold(await Journal(self.store, session_id, self.world).load())
 
     def _surplus(self) -> list[Runner]:
         """Take out of `_awake` what must go to sleep for one more to be awake."""

@@ -10,7 +10,7 @@ from typing import Protocol, assert_never, cast
 
 from midstream.core.calls import STOPPED_CONTENT, CallPlan, CallState, Site, digest_of
 from midstream.core.compaction import next_cut
-from midstream.core.messages import Call, Outcome, Reply, Result, storable
+from midstream.core.messages import Call, Outcome, Reply, Result, UserMessage, storable
 from midstream.core.records import ClientTool
 from midstream.core.replies import ModelEvent, ModelRequest, ReplyBuilder
 from midstream.core.session import Session
@@ -26,6 +26,7 @@ from midstream.core.turn import (
     CallProbed,
     CallProgress,
     CancelExpired,
+    ChildSpoke,
     Command,
     ModelFailed,
     ModelReplied,
@@ -34,6 +35,7 @@ from midstream.core.turn import (
     ProbeCall,
     QuestionExpired,
     RunCall,
+    RunChild,
     RunningCalls,
     TurnExpired,
 )
@@ -44,10 +46,13 @@ from midstream.errors import (
     ModelStalledError,
     ModelUnavailableError,
 )
-from midstream.runtime.agent import Agent
+from midstream.runtime.agent import Agent, SubAgent
+from midstream.runtime.children import Nursery, run_child, stop_child
 from midstream.tools import CallContext, Tool, is_plain, plan_call, probe_call, run_call
 from midstream.world import Fault, World
 
+HAND_IN = "[A limit was reached. Give your final answer now, from what you have; no tools are available.]"
+"""What the model is told with the last request of a turn that reached a limit."""
 STALL_S = 120.0
 """Seconds of silence of a model before the attempt is given up (seed 004's idle budget)."""
 STALL_STEP_S = 1.0
@@ -67,6 +72,9 @@ class Reports(Protocol):
     def tell(self, progress: CallProgress) -> None:
         """Journal how far a tool is."""
 
+    async def show(self, command: ChildSpoke) -> None:
+        """Journal what a child did."""
+
     async def report(self, command: Command) -> None:
         """Journal an outcome and wait for it."""
 
@@ -78,10 +86,11 @@ class Reports(Protocol):
 class Performer:
     """Does what one session owes."""
 
-    def __init__(self, agent: Agent, world: World, reports: Reports) -> None:
+    def __init__(self, agent: Agent, world: World, reports: Reports, nursery: Nursery) -> None:
         self._agent = agent
         self._world = world
         self._reports = reports
+        self._nursery = nursery
 
     async def perform(self, obligation: Obligation, session: Session) -> None:
         """Do one obligation of `session` to its end."""
@@ -94,6 +103,8 @@ class Performer:
                 await self._until(obligation.deadline_at)
                 expired = CallExpired(obligation.turn, obligation.reply_no, obligation.call_id)
                 await self._reports.report(expired)
+            case RunChild():
+                await self._run_child(obligation, session)
             case ProbeCall():
                 await self._probe_call(obligation, session)
             case AwaitPerson():
@@ -123,11 +134,15 @@ class Performer:
         await self._until(owed.not_before)
         assert isinstance(session.turn, AwaitingModel)
         own = self._agent.tools
-        client_tools = {each.spec.name: each for each in session.turn.tools if each.spec.name not in own}
+        client_tools = {
+            each.spec.name: each for each in session.turn.terms.tools if each.spec.name not in own
+        }
+        specs = (*(each.spec for each in own.values()), *(each.spec for each in client_tools.values()))
+        is_last = session.turn.is_last
         request = ModelRequest(
             self._agent.instructions,
-            session.shown,
-            (*(each.spec for each in own.values()), *(each.spec for each in client_tools.values())),
+            session.shown.then(UserMessage.of(HAND_IN)) if is_last else session.shown,
+            () if is_last else specs,
             owed.attempt,
             f"{self._reports.session_id}/{owed.turn}/{owed.reply_no}",
         )
@@ -218,6 +233,21 @@ class Performer:
         self._world.reach(Fault.AFTER_TOOL)
         await self._reports.report(CallFinished(owed.turn, owed.reply_no, result))
 
+    async def _run_child(self, owed: RunChild, session: Session) -> None:
+        state = _state_of(owed, session)
+        found = self._agent.tools.get(state.call.name)
+        if not isinstance(found, SubAgent):  # the agent changed between two owners
+            gone = Result(owed.call_id, f"The tool {state.call.name!r} no longer exists.", Outcome.ERROR)
+            await self._reports.report(CallFinished(owed.turn, owed.reply_no, gone))
+            return
+        try:
+            result = await run_child(self._nursery, self._world, self._reports, owed, session, state, found)
+        except asyncio.CancelledError:
+            if self._reports.is_closing:
+                raise
+            result = await stop_child(self._nursery, self._reports, owed, session, state, found)
+        await self._reports.report(CallFinished(owed.turn, owed.reply_no, result))
+
     async def _result_of(self, owed: RunCall, state: CallState, found: Tool | None) -> Result:
         if found is None:  # the agent changed between two owners: never a stuck turn
             return Result(owed.call_id, f"The tool {state.call.name!r} no longer exists.", Outcome.ERROR)
@@ -264,6 +294,6 @@ class Performer:
         return CallContext(self._reports.session_id, owed.turn, owed.reply_no, owed.call_id, run, tell)
 
 
-def _state_of(owed: RunCall | ProbeCall, session: Session) -> CallState:
+def _state_of(owed: RunCall | RunChild | ProbeCall, session: Session) -> CallState:
     assert isinstance(session.turn, RunningCalls)
     return next(each for each in session.turn.calls if each.call.id == owed.call_id)

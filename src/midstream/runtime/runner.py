@@ -14,6 +14,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -24,6 +25,7 @@ from midstream.core.records import (
     CallStarted,
     EpochStarted,
     MessageAccepted,
+    Parent,
     Record,
     TurnEnded,
     TurnResumed,
@@ -38,6 +40,7 @@ from midstream.core.turn import (
     Answer,
     CallProgress,
     Cancel,
+    ChildSpoke,
     Command,
     ModelSaid,
     Obligation,
@@ -56,6 +59,7 @@ from midstream.errors import (
     UnavailableError,
 )
 from midstream.runtime.agent import Agent
+from midstream.runtime.children import Nursery
 from midstream.runtime.journal import Journal
 from midstream.runtime.performers import Performer
 from midstream.store.contract import Mark, Stored
@@ -89,16 +93,24 @@ class _Envelope:
         """The task whose obligation this command ends: it needs no stopping."""
 
 
+class Family(Nursery, Protocol):
+    """What a session knows of its children and its parent: the host."""
+
+    async def is_wanted(self, parent: Parent) -> bool:
+        """Whether the call is still open whose work a child session does."""
+
+
 class Runner:
     """A session that is awake in this process."""
 
     def __init__(
         self,
         journal: Journal,
-        agent: Agent,
+        agent: Callable[[Session], Agent],
         world: World,
         *,
         owner: str,
+        family: Family,
         look_back_s: float = LOOK_BACK_S,
         on_failed: Callable[[Runner, MidstreamError], None] = lambda _runner, _error: None,
     ) -> None:
@@ -107,12 +119,12 @@ class Runner:
         self.readers = 0
         """Connections that follow this session; the host keeps it awake while there are any."""
         self._journal = journal
-        self._agent = agent
+        self._agent_of = agent
+        self._family = family
         self._world = world
         self._owner = owner
         self._look_back_s = look_back_s
         self._on_failed = on_failed
-        self._performer = Performer(agent, world, self)
         self._mailbox: deque[_Envelope] = deque()
         self._arrived = asyncio.Event()
         self._rested = asyncio.Event()
@@ -193,9 +205,13 @@ class Runner:
             StoreDamagedError: The journal cannot be read. Nothing was changed.
         """
         self._take_over(await self._journal.load())
+        self._agent = self._agent_of(self.state)
+        self._performer = Performer(self._agent, self._world, self, self._family)
         self._task = self._world.spawn(self._run(), name=f"runner {self.session_id}")
         if self.state.is_live:
-            await self._post(None)
+            parent = self.state.parent
+            is_wanted = parent is None or await self._family.is_wanted(parent)
+            await self._post(None if is_wanted else Cancel())
 
     def part(self, error: MidstreamError) -> None:
         """Send the readers away with `error` and refuse new commands from outside; the turn goes on."""
@@ -255,6 +271,14 @@ class Runner:
         """Journal how far a tool is, soon; while too much waits for its append, it is left out."""
         if self._failed is None and len(self._mailbox) < MAILBOX_MAX:
             self._put(_Envelope(progress, None))
+
+    async def show(self, command: ChildSpoke) -> None:
+        """Journal what a child did, and wait for it: the obligation goes on.
+
+        Raises:
+            MidstreamError: This session has failed.
+        """
+        await self._post(command)
 
     async def report(self, command: Command) -> None:
         """Journal what came of an obligation; a runner that has failed meanwhile leaves it in doubt."""

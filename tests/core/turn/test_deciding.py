@@ -576,7 +576,7 @@ def test_the_tools_of_the_client_stay_known_for_the_whole_turn() -> None:
     tools = (ClientTool(ToolSpec("ask")),)
     state = told(say(tools=tools), asks(reads("a")), ended("a"))
     assert isinstance(state, AwaitingModel)
-    assert state.tools == tools
+    assert state.terms.tools == tools
 
 
 # --- everything against everything ------------------------------------------------------------------------------

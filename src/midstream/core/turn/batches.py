@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
 from msgspec.structs import replace
 
 from midstream.core.calls import (
@@ -36,6 +37,7 @@ from midstream.core.records import (
     CallDoubted,
     CallEnded,
     CallStarted,
+    ChildSaid,
     ExchangeCommitted,
     QuestionAnswered,
     QuestionAsked,
@@ -43,7 +45,7 @@ from midstream.core.records import (
     TurnEnded,
     TurnStatus,
 )
-from midstream.core.turn.commands import Answer, CallProbed, QuestionExpired, Recover, Refused
+from midstream.core.turn.commands import Answer, CallProbed, ChildSpoke, QuestionExpired, Recover, Refused
 from midstream.core.turn.folding import evolve
 from midstream.core.turn.states import (
     MODEL_CALLS_MAX,
@@ -72,6 +74,8 @@ def and_then_settle(
         started = (_started(after, call, at=at) for call in startable(after.calls))
         return (*records, *asked, *started)
     committed = ExchangeCommitted(after.turn, after.reply_no)
+    if after.terms.has_grace and after.reply_no >= after.terms.replies_max:
+        return (*records, committed, AttemptStarted(after.turn, after.reply_no + 1, 1, at, is_last=True))
     if after.reply_no >= MODEL_CALLS_MAX:
         message = f"the turn was ended after {MODEL_CALLS_MAX} model calls"
         end = TurnEnded(after.turn, TurnStatus.FAILED, at, MODEL_CALLS_MAX_CODE, message)
@@ -98,6 +102,17 @@ def end_call_while_stopping(state: Cancelling, result: Result, *, at: float) -> 
     return (last, *close(replace(state, calls=after), state.status, at=at))
 
 
+def show_child(state: Batch, spoke: ChildSpoke) -> tuple[Record, ...]:
+    """Show the readers of this session what a sub-agent did, each record once."""
+    call = _find(state, spoke.turn, spoke.reply_no, spoke.call_id)
+    shown = call.child_position if call else 0
+    return tuple(
+        ChildSaid(state.turn, state.reply_no, spoke.call_id, spoke.child, position, msgspec.Raw(body))
+        for position, body in spoke.records
+        if position > shown
+    )
+
+
 def give_up_client(state: RunningCalls, call_id: str, *, epoch: int, at: float) -> tuple[Record, ...]:
     """Close a call whose client did not answer in time."""
     return end_call(state, Result(call_id, NO_ANSWER_CONTENT, Outcome.UNKNOWN), epoch=epoch, at=at)
@@ -110,24 +125,30 @@ def close(state: Batch, status: TurnStatus, *, at: float, is_lost: bool = False)
     """
     running = UNKNOWN_CONTENT if is_lost else STOPPED_CONTENT
     results = (closing_result(call, running=running) for call in state.calls if call.is_open)
-    is_late = status is TurnStatus.FAILED
-    end = TurnEnded(state.turn, status, at, TURN_TIMEOUT_CODE, timeout_message(state)) if is_late else None
     return (
         *(ended(state, _told(state, result), at=at) for result in results),
         ExchangeCommitted(state.turn, state.reply_no),
-        end or TurnEnded(state.turn, status, at),
+        _after_closing(state, status, at=at),
     )
+
+
+def _after_closing(state: Batch, status: TurnStatus, *, at: float) -> Record:
+    if status is not TurnStatus.FAILED:
+        return TurnEnded(state.turn, status, at)
+    if state.terms.has_grace:  # its time is over, and it may hand in what it has
+        return AttemptStarted(state.turn, state.reply_no + 1, 1, at, is_last=True)
+    return TurnEnded(state.turn, status, at, TURN_TIMEOUT_CODE, timeout_message(state))
 
 
 def timeout_message(state: Batch | AwaitingModel) -> str:
     """Say why a turn was ended by its time limit."""
-    return f"the turn took longer than its {state.timeout_s:g} s"
+    return f"the turn took longer than its {state.terms.timeout_s:g} s"
 
 
 def recover(state: RunningCalls, command: Recover, *, epoch: int, at: float) -> tuple[Record, ...]:
     """Judge every call that an older owner left. One that waits for a person goes on waiting, however long."""
     is_old = at - state.touched_at > command.look_back_s
-    if is_old and not state.is_waiting_for_person:
+    if is_old and not (state.is_waiting_for_person or has_children(state)):
         return close(state, TurnStatus.INTERRUPTED, at=at, is_lost=True)
     records: list[Record] = []
     for call in state.calls:
@@ -257,12 +278,17 @@ def _asked(state: Batch, call: CallState, kind: QuestionKind, *, at: float) -> Q
 
 def has_running_tools(calls: Iterable[CallState]) -> bool:
     """Whether a tool of the server runs, so that a cancel must wait for it."""
-    return any(call.is_running and call.plan.site is Site.SERVER for call in calls)
+    return any(call.is_running and call.plan.site in (Site.SERVER, Site.CHILD) for call in calls)
 
 
 def with_result(calls: tuple[CallState, ...], result: Result) -> tuple[CallState, ...]:
     """Return the calls with the outcome of one of them."""
     return tuple(replace(call, result=result) if call.call.id == result.call_id else call for call in calls)
+
+
+def has_children(state: Batch) -> bool:
+    """Whether a sub-agent works, which itself knows whether it is too old or waits for a person."""
+    return any(call.is_running and call.plan.site is Site.CHILD for call in state.calls)
 
 
 def _find(state: Batch, turn: int, reply_no: int, call_id: str) -> CallState | None:

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from midstream.core.calls import CallPlan, Choice
 from midstream.core.messages import Reply, Result, UserMessage
-from midstream.core.records import ClientTool, Delta
+from midstream.core.records import ClientTool, Delta, Parent
 from midstream.core.turn.states import LOOK_BACK_S
 from midstream.errors import MidstreamError
 
@@ -38,6 +38,9 @@ class SendMessage(Struct, frozen=True):
     stream: str = ""
     when_busy: WhenBusy = WhenBusy.REFUSE
     timeout_s: float = 0.0
+    replies_max: int = 0
+    """Replies before the model is asked to hand in what it has; 0 for the general limit."""
+    parent: Parent | None = None
 
 
 class Withdraw(Struct, frozen=True):
@@ -90,6 +93,16 @@ class CallProgress(Struct, frozen=True):
     call_id: str
     run: int
     text: str
+
+
+class ChildSpoke(Struct, frozen=True):
+    """The session that does the work of a call has new records, each with its position there."""
+
+    turn: int
+    reply_no: int
+    call_id: str
+    child: str
+    records: tuple[tuple[int, bytes], ...]
 
 
 class CallFinished(Struct, frozen=True):
@@ -188,6 +201,7 @@ Command = (
     | ModelReplied
     | ModelFailed
     | CallProgress
+    | ChildSpoke
     | CallFinished
     | CallExpired
     | CallProbed

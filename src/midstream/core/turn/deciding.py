@@ -30,6 +30,7 @@ from midstream.core.turn.commands import (
     CallProgress,
     Cancel,
     CancelExpired,
+    ChildSpoke,
     Command,
     ModelFailed,
     ModelReplied,
@@ -44,6 +45,9 @@ from midstream.core.turn.commands import (
 from midstream.core.turn.states import (
     ATTEMPTS_MAX,
     CANCEL_GRACE_S,
+    CHILD_GRACE_S,
+    HANDED_IN_CODE,
+    HANDED_IN_CONTENT,
     RESTARTS_MAX,
     RETRY_AFTER_MAX_S,
     TURN_TIMEOUT_CODE,
@@ -82,7 +86,15 @@ def decide(state: TurnState, command: Command, *, epoch: int, at: float) -> tupl
 def opening(turn: int, command: SendMessage, *, at: float, queued: int = 0) -> tuple[Record, ...]:
     """Return the records that open turn number `turn`; the session counts its turns."""
     said = MessageAccepted(
-        turn, command.message, at, command.tools, command.stream, queued, timeout_s=command.timeout_s
+        turn,
+        command.message,
+        at,
+        command.tools,
+        command.stream,
+        queued,
+        command.timeout_s,
+        command.replies_max,
+        command.parent,
     )
     return (said, AttemptStarted(turn, reply=1, attempt=1, at=at))
 
@@ -123,13 +135,7 @@ def _decide_awaiting_model(
                 *_end_without_reply(state, TurnStatus.CANCELLED, at=at),
             )
         case TurnExpired() if command.turn == state.turn:
-            return _end_without_reply(
-                state,
-                TurnStatus.FAILED,
-                at=at,
-                code=TURN_TIMEOUT_CODE,
-                message=batches.timeout_message(state),
-            )
+            return _take_timeout(state, at=at)
         case Answer():
             raise _closed(command)
         case Recover():
@@ -150,6 +156,8 @@ def _decide_running_calls(
             return batches.give_up_client(state, command.call_id, epoch=epoch, at=at)
         case CallProgress() if is_open(state, command.turn, command.reply_no, command.call_id):
             return (_progressed(command, at=at),)
+        case ChildSpoke() if is_open(state, command.turn, command.reply_no, command.call_id):
+            return batches.show_child(state, command)
         case CallProbed():
             return batches.take_probe(state, command, epoch=epoch, at=at)
         case Answer():
@@ -178,6 +186,8 @@ def _decide_cancelling(state: Cancelling, command: Command, *, at: float) -> tup
             return batches.end_call_while_stopping(state, command.result, at=at)
         case CallProgress() if is_open(state, command.turn, command.reply_no, command.call_id):
             return (_progressed(command, at=at),)
+        case ChildSpoke() if is_open(state, command.turn, command.reply_no, command.call_id):
+            return batches.show_child(state, command)
         case CancelExpired() if command.turn == state.turn:
             return batches.close(state, state.status, at=at)
         case Recover():
@@ -214,7 +224,8 @@ def _is_current(state: AwaitingModel, command: ModelSaid | ModelReplied | ModelF
 
 def _stop(state: RunningCalls, status: TurnStatus, *, at: float) -> tuple[Record, ...]:
     """Stop a batch: at once where nothing runs here, else within the grace."""
-    requested = CancelRequested(state.turn, at, at + CANCEL_GRACE_S, status)
+    grace_s = CANCEL_GRACE_S + (CHILD_GRACE_S if batches.has_children(state) else 0.0)
+    requested = CancelRequested(state.turn, at, at + grace_s, status)
     if batches.has_running_tools(state.calls):
         return (requested,)
     return (requested, *batches.close(state, status, at=at))
@@ -225,11 +236,13 @@ def _stop(state: RunningCalls, status: TurnStatus, *, at: float) -> tuple[Record
 
 def _take_reply(state: AwaitingModel, command: ModelReplied, *, epoch: int, at: float) -> tuple[Record, ...]:
     completed = ReplyCompleted(state.turn, state.reply_no, state.attempt, command.reply, at, command.plans)
-    if not command.reply.calls:
+    if state.is_last or not command.reply.calls:
+        not_run = (Result(call.id, HANDED_IN_CONTENT, Outcome.CANCELLED) for call in command.reply.calls)
         return (
             completed,
+            *(batches.ended(state, result, at=at) for result in not_run),
             ExchangeCommitted(state.turn, state.reply_no),
-            TurnEnded(state.turn, TurnStatus.COMPLETED, at),
+            TurnEnded(state.turn, TurnStatus.COMPLETED, at, HANDED_IN_CODE if state.is_last else ""),
         )
     # A call that cannot start (unknown tool, bad arguments) goes back to the model as an error result.
     impossible = tuple(
@@ -238,6 +251,21 @@ def _take_reply(state: AwaitingModel, command: ModelReplied, *, epoch: int, at: 
         if plan.problem is not None
     )
     return batches.and_then_settle(state, (completed, *impossible), epoch=epoch, at=at)
+
+
+def _take_timeout(state: AwaitingModel, *, at: float) -> tuple[Record, ...]:
+    """End a turn whose time is over, or let it hand in what it has, once."""
+    if not state.terms.has_grace or state.is_last:
+        message = batches.timeout_message(state)
+        return _end_without_reply(state, TurnStatus.FAILED, at=at, code=TURN_TIMEOUT_CODE, message=message)
+    partial = partial_reply(state)
+    if partial is None:
+        return (AttemptStarted(state.turn, state.reply_no, state.attempt + 1, at, is_last=True),)
+    return (
+        ReplyCompleted(state.turn, state.reply_no, state.attempt, partial, at),
+        ExchangeCommitted(state.turn, state.reply_no),
+        AttemptStarted(state.turn, state.reply_no + 1, 1, at, is_last=True),
+    )
 
 
 def _take_failure(state: AwaitingModel, command: ModelFailed, *, at: float) -> tuple[Record, ...]:

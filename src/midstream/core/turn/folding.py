@@ -16,6 +16,7 @@ from midstream.core.records import (
     CallProgressed,
     CallStarted,
     CancelRequested,
+    ChildSaid,
     ChunkAccepted,
     Delta,
     EpochStarted,
@@ -35,12 +36,14 @@ from midstream.core.records import (
     TurnStatus,
 )
 from midstream.core.turn.states import (
+    HAND_IN_S,
     MODEL_CALLS_MAX_CODE,
     AwaitingModel,
     Cancelling,
     Idle,
     Left,
     RunningCalls,
+    Terms,
     TurnState,
 )
 
@@ -55,13 +58,9 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
         case Delta():
             return replace(state, said=(state.said, record)) if isinstance(state, AwaitingModel) else state
         case MessageAccepted():
+            terms = Terms(record.tools, record.timeout_s, record.replies_max)
             return AwaitingModel(
-                record.turn,
-                1,
-                record.tools,
-                touched_at=record.at,
-                timeout_s=record.timeout_s,
-                deadline_at=_deadline(record.at, record.timeout_s),
+                record.turn, 1, terms, touched_at=record.at, deadline_at=terms.deadline(record.at)
             )
         case AttemptStarted():
             return _evolve_attempt(state, record, epoch=epoch)
@@ -75,7 +74,7 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
             )  # what failed was about more than is asked now
         case ReplyCompleted():
             return _evolve_reply(state, record)
-        case CallStarted() | CallEnded() | CallDoubted() | QuestionAsked() | QuestionAnswered():
+        case CallStarted() | CallEnded() | CallDoubted() | ChildSaid() | QuestionAsked() | QuestionAnswered():
             return _evolve_calls(state, record, epoch=epoch)
         case ExchangeCommitted():
             return _evolve_commit(state, record)
@@ -107,14 +106,10 @@ def exchange_of(state: TurnState) -> Exchange | None:
     return Exchange(state.reply, tuple(call.result for call in state.calls if call.result is not None))
 
 
-def _deadline(at: float, timeout_s: float) -> float:
-    return at + timeout_s if timeout_s else 0.0
-
-
 def _evolve_attempt(state: TurnState, record: AttemptStarted, *, epoch: int) -> TurnState:
     if not isinstance(state, AwaitingModel):
         return state
-    return replace(
+    asked = replace(
         state,
         reply_no=record.reply,
         attempt=record.attempt,
@@ -123,6 +118,9 @@ def _evolve_attempt(state: TurnState, record: AttemptStarted, *, epoch: int) -> 
         touched_at=record.at,
         said=(),
     )
+    if not record.is_last:
+        return asked
+    return replace(asked, is_last=True, deadline_at=record.at + HAND_IN_S if state.terms.timeout_s else 0.0)
 
 
 def _evolve_reply(state: TurnState, record: ReplyCompleted) -> TurnState:
@@ -134,7 +132,7 @@ def _evolve_reply(state: TurnState, record: ReplyCompleted) -> TurnState:
     running = RunningCalls(record.turn, record.reply, record.body, calls, touched_at=record.at)
     if not isinstance(state, AwaitingModel):
         return running
-    return replace(running, tools=state.tools, timeout_s=state.timeout_s, deadline_at=state.deadline_at)
+    return replace(running, terms=state.terms, deadline_at=state.deadline_at, is_last=state.is_last)
 
 
 def _evolve_commit(state: TurnState, record: ExchangeCommitted) -> TurnState:
@@ -142,13 +140,7 @@ def _evolve_commit(state: TurnState, record: ExchangeCommitted) -> TurnState:
     if isinstance(state, Idle):
         return after
     deadline_at = 0.0 if isinstance(state, Cancelling) else state.deadline_at
-    return replace(
-        after,
-        tools=state.tools,
-        touched_at=state.touched_at,
-        timeout_s=state.timeout_s,
-        deadline_at=deadline_at,
-    )
+    return replace(after, terms=state.terms, touched_at=state.touched_at, deadline_at=deadline_at)
 
 
 def _evolve_cancel(state: TurnState, record: CancelRequested) -> TurnState:
@@ -160,9 +152,8 @@ def _evolve_cancel(state: TurnState, record: CancelRequested) -> TurnState:
         state.reply,
         state.calls,
         record.deadline_at,
-        state.tools,
+        state.terms,
         record.at,
-        state.timeout_s,
         record.status,
     )
 
@@ -173,25 +164,19 @@ def _evolve_end(state: TurnState, record: TurnEnded) -> TurnState:
     )
     if is_over or isinstance(state, Idle):
         return Idle()
-    return Idle(Left(state.turn, state.reply_no, state.tools, state.timeout_s))
+    return Idle(Left(state.turn, state.reply_no, state.terms))
 
 
 def _evolve_resumed(state: TurnState, record: TurnResumed) -> TurnState:
-    left = state.left if isinstance(state, Idle) else None
-    timeout_s = left.timeout_s if left else 0.0
+    terms = state.left.terms if isinstance(state, Idle) and state.left else Terms()
     return AwaitingModel(
-        record.turn,
-        record.reply,
-        left.tools if left else (),
-        touched_at=record.at,
-        timeout_s=timeout_s,
-        deadline_at=_deadline(record.at, timeout_s),
+        record.turn, record.reply, terms, touched_at=record.at, deadline_at=terms.deadline(record.at)
     )
 
 
 # --- calls ----------------------------------------------------------------------------------------------------
 
-_CallRecord = CallStarted | CallEnded | CallDoubted | QuestionAsked | QuestionAnswered
+_CallRecord = CallStarted | CallEnded | CallDoubted | ChildSaid | QuestionAsked | QuestionAnswered
 
 
 def _evolve_calls(state: TurnState, record: _CallRecord, *, epoch: int) -> TurnState:
@@ -204,7 +189,8 @@ def _evolve_calls(state: TurnState, record: _CallRecord, *, epoch: int) -> TurnS
     if isinstance(record, QuestionAnswered) and isinstance(state, RunningCalls) and state.deadline_at:
         asked_at = next((call.asked_at for call in state.calls if call.call.id == call_id), record.at)
         state = replace(state, deadline_at=state.deadline_at + max(0.0, record.at - asked_at))
-    return replace(state, calls=calls, touched_at=record.at)
+    touched_at = state.touched_at if isinstance(record, ChildSaid) else record.at
+    return replace(state, calls=calls, touched_at=touched_at)
 
 
 def _evolve_call(call: CallState, record: _CallRecord, *, epoch: int) -> CallState:
@@ -221,6 +207,8 @@ def _evolve_call(call: CallState, record: _CallRecord, *, epoch: int) -> CallSta
                 is_allowed=False,
                 asked=None,
             )
+        case ChildSaid():
+            return replace(call, child_position=record.position)
         case CallDoubted():
             return replace(call, is_in_doubt=True, epoch=epoch)
         case QuestionAsked():

@@ -30,6 +30,14 @@ class RunCall(Struct, frozen=True):
     run: int
 
 
+class RunChild(Struct, frozen=True):
+    """Let a session of its own do the work of a call, and take its outcome from there."""
+
+    turn: int
+    reply_no: int
+    call_id: str
+
+
 class ProbeCall(Struct, frozen=True):
     """Ask the outside world whether a call in doubt happened."""
 
@@ -70,7 +78,7 @@ class AwaitEnd(Struct, frozen=True):
     deadline_at: float
 
 
-Obligation = AskModel | RunCall | ProbeCall | AwaitClient | AwaitPerson | AwaitCancelled | AwaitEnd
+Obligation = AskModel | RunCall | RunChild | ProbeCall | AwaitClient | AwaitPerson | AwaitCancelled | AwaitEnd
 
 
 def owed(state: TurnState) -> frozenset[Obligation]:
@@ -116,4 +124,6 @@ def _owed_call(state: RunningCalls, call: CallState) -> Obligation | None:
         return None
     if call.plan.site is Site.CLIENT:
         return AwaitClient(*place, call.started_at + (call.plan.timeout_s or CLIENT_CALL_S))
+    if call.plan.site is Site.CHILD:
+        return RunChild(*place)
     return RunCall(*place, call.runs)

@@ -24,8 +24,36 @@ LOOK_BACK_S = 2 * 60 * 60.0
 """A turn untouched for longer is ended as `interrupted` by a new owner (the seed's two hours)."""
 CANCEL_GRACE_S = 5.0
 """Seconds a running tool has to end after a cancel before its call is closed without it."""
+CHILD_GRACE_S = 2.0
+"""Seconds more where a sub-agent has to stop its own tools first."""
+HANDED_IN_CODE = "handed_in"
+"""The code of a turn that completed because a limit was reached: its last reply is what the model had by then."""
+HANDED_IN_CONTENT = "This tool was not started: the turn had reached its limit."
 CLIENT_CALL_S = 2 * 60 * 60.0
 """Seconds a call waits for its client where its tool names no timeout."""
+
+
+HAND_IN_S = 60.0
+"""Seconds for the one reply in which a model hands in what it has, after the time of its turn is over."""
+
+
+class Terms(Struct, frozen=True):
+    """What a turn was opened with, and holds on to until its end."""
+
+    tools: tuple[ClientTool, ...] = ()
+    timeout_s: float = 0.0
+    """Seconds the whole turn may take, people's answers not counted; 0 for no limit."""
+    replies_max: int = 0
+    """Replies before the model must hand in what it has; 0 where nobody set a limit of their own."""
+
+    @property
+    def has_grace(self) -> bool:
+        """Whether a limit that is reached leaves one reply to hand in."""
+        return self.replies_max > 0
+
+    def deadline(self, at: float) -> float:
+        """Return when a turn that begins now must have ended; 0 where it has no limit."""
+        return at + self.timeout_s if self.timeout_s else 0.0
 
 
 class Left(Struct, frozen=True):
@@ -34,8 +62,7 @@ class Left(Struct, frozen=True):
     turn: int
     reply_no: int
     """The reply that would come next."""
-    tools: tuple[ClientTool, ...] = ()
-    timeout_s: float = 0.0
+    terms: Terms = Terms()
 
 
 class Idle(Struct, frozen=True):
@@ -53,7 +80,7 @@ class AwaitingModel(Struct, frozen=True):
 
     turn: int
     reply_no: int
-    tools: tuple[ClientTool, ...] = ()
+    terms: Terms = Terms()
     attempt: int = 0
     """0: not yet announced."""
     epoch: int = 0
@@ -64,10 +91,10 @@ class AwaitingModel(Struct, frozen=True):
     restarts: int = 0
     not_before: float = 0.0
     touched_at: float = 0.0
-    timeout_s: float = 0.0
-    """Seconds the whole turn may take, people's answers not counted; 0 for no limit."""
     deadline_at: float = 0.0
     """When the turn must have ended (seconds since 1970); 0 where it has no limit."""
+    is_last: bool = False
+    """It was asked to hand in what it has; the turn ends with this reply."""
     said: tuple[object, ...] = ()
 
 
@@ -81,10 +108,10 @@ class RunningCalls(Struct, frozen=True):
     reply_no: int
     reply: Reply
     calls: tuple[CallState, ...]
-    tools: tuple[ClientTool, ...] = ()
+    terms: Terms = Terms()
     touched_at: float = 0.0
-    timeout_s: float = 0.0
     deadline_at: float = 0.0
+    is_last: bool = False
 
     @property
     def is_waiting_for_person(self) -> bool:
@@ -100,9 +127,8 @@ class Cancelling(Struct, frozen=True):
     reply: Reply
     calls: tuple[CallState, ...]
     deadline_at: float
-    tools: tuple[ClientTool, ...] = ()
+    terms: Terms = Terms()
     touched_at: float = 0.0
-    timeout_s: float = 0.0
     status: TurnStatus = TurnStatus.CANCELLED
     """How the turn will end: `failed` where its own deadline stopped it."""
 

@@ -1,0 +1,158 @@
+"""Sub-agents: a call whose work is a session of its own.
+
+The child's id follows from the place of the call, so that whoever owns the parent finds the same child again; its
+call is never in doubt. What the child does is shown in the parent's journal record by record, and the outcome of the
+call is a function of the child's journal alone: told twice, it is the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Protocol
+
+from midstream.core.calls import CallState
+from midstream.core.messages import Exchange, Outcome, Result, UserMessage
+from midstream.core.records import ChunkAccepted, EpochStarted, Parent, StreamOpened, TurnStatus, decode
+from midstream.core.session import Session
+from midstream.core.turn import Cancel, ChildSpoke, RunChild, SendMessage
+from midstream.errors import LeaseHeldError, MidstreamError, UnavailableError
+from midstream.runtime.agent import SubAgent
+from midstream.store.contract import Stored
+from midstream.world import World
+
+CHILD_MARK = "::"
+"""Stands in the id of every child session between its parent and its place; nobody else may open such a session."""
+DEPTH_MAX = 3
+"""Sub-agents within sub-agents."""
+POLL_S = 0.5
+"""Seconds between two looks at a child that another process still holds."""
+RECORDS_PER_LOOK = 200
+_OF_OWNERS = (EpochStarted, StreamOpened, ChunkAccepted)
+"""Records that say nothing to a reader of the parent."""
+
+
+class ChildRunner(Protocol):
+    """What is needed of a child's runner."""
+
+    state: Session
+
+    async def submit(self, command: SendMessage | Cancel) -> int:
+        """Let a command be decided."""
+
+    async def read(self, *, after: int, limit: int) -> Sequence[Stored]:
+        """Return records after a position."""
+
+    async def wait(self, after: int) -> None:
+        """Wait for a record after a position."""
+
+
+class Nursery(Protocol):
+    """Where children live: the host."""
+
+    async def child(self, session_id: str, path: tuple[str, ...]) -> ChildRunner:
+        """Return the child session, awake, with the agent at `path`."""
+
+
+class Shows(Protocol):
+    """Where a child's records are shown: the parent's runner."""
+
+    session_id: str
+
+    async def show(self, command: ChildSpoke) -> None:
+        """Journal what a child did."""
+
+
+async def run_child(
+    nursery: Nursery,
+    world: World,
+    shows: Shows,
+    owed: RunChild,
+    parent: Session,
+    state: CallState,
+    found: SubAgent,
+) -> Result:
+    """Let a session of its own do the work of a call, from wherever it is, and return what came of it.
+
+    Cancelling this leaves the child as it is; see `stop_child`.
+    """
+    place = _place(shows.session_id, owed, parent, state, found)
+    if len(place.path) > DEPTH_MAX:
+        return Result(owed.call_id, f"Sub-agents go {DEPTH_MAX} deep at most.", Outcome.ERROR)
+    task = found.task_of(state.call)
+    shown = state.child_position
+    while True:
+        try:
+            child = await nursery.child(_child_id(place, state, parent), place.path)
+            if not child.state.turns:
+                said = SendMessage(
+                    UserMessage.of(task),
+                    timeout_s=found.timeout_s,
+                    replies_max=found.replies_max,
+                    parent=place,
+                )
+                await child.submit(said)
+            shown = await _follow(child, shows, owed, _child_id(place, state, parent), shown)
+            return result_of(owed.call_id, child.state)
+        except (UnavailableError, LeaseHeldError):
+            await world.sleep(POLL_S)  # another process holds it, or the store is away: it is not lost
+        except MidstreamError as error:
+            return Result(owed.call_id, f"The sub-agent could not go on: {error.message}", Outcome.ERROR)
+
+
+async def stop_child(
+    nursery: Nursery, shows: Shows, owed: RunChild, parent: Session, state: CallState, found: SubAgent
+) -> Result:
+    """Stop the child of a call and return what it had."""
+    place = _place(shows.session_id, owed, parent, state, found)
+    child = await nursery.child(_child_id(place, state, parent), place.path)
+    await child.submit(Cancel())
+    with contextlib.suppress(UnavailableError):
+        await _follow(child, shows, owed, _child_id(place, state, parent), state.child_position)
+    return result_of(owed.call_id, child.state)
+
+
+def result_of(call_id: str, child: Session) -> Result:
+    """Return the outcome of a call whose child has ended: its last words, and how it ended."""
+    last = child.history.entries[-1] if child.history.entries else None
+    words = last.reply.text if isinstance(last, Exchange) else ""
+    end = child.last_turn
+    if end is None:
+        return Result(call_id, "The sub-agent never began.", Outcome.CANCELLED)
+    match end.status:
+        case TurnStatus.COMPLETED:
+            return Result(call_id, words)
+        case TurnStatus.CANCELLED:
+            return Result(call_id, f"The sub-agent was stopped. It had said: {words}", Outcome.CANCELLED)
+        case TurnStatus.FAILED | TurnStatus.INTERRUPTED:
+            why = end.message or end.code or end.status.value
+            return Result(call_id, f"The sub-agent failed: {why}. It had said: {words}", Outcome.ERROR)
+
+
+async def _follow(child: ChildRunner, shows: Shows, owed: RunChild, name: str, after: int) -> int:
+    """Show what a child does until its turn has ended; return up to where it was shown."""
+    while True:
+        is_live = child.state.turns == 0 or child.state.is_live
+        page = await child.read(after=after, limit=RECORDS_PER_LOOK)
+        if page:
+            after = page[-1].position
+            told = tuple(
+                (each.position, each.body) for each in page if not isinstance(decode(each.body), _OF_OWNERS)
+            )
+            await shows.show(ChildSpoke(owed.turn, owed.reply_no, owed.call_id, name, told))
+        elif not is_live:
+            return after
+        else:
+            await child.wait(after)
+
+
+def _place(session_id: str, owed: RunChild, parent: Session, state: CallState, found: SubAgent) -> Parent:
+    above = parent.parent.path if parent.parent else ()
+    return Parent(session_id, owed.turn, owed.reply_no, state.call.id, (*above, found.name))
+
+
+def _child_id(place: Parent, state: CallState, parent: Session) -> str:
+    """Return the one id of the child of a call: ids of calls may hold anything, their places are numbers."""
+    calls = getattr(parent.turn, "calls", ())
+    index = next(number for number, call in enumerate(calls) if call.call.id == state.call.id)
+    return f"{place.session}{CHILD_MARK}{place.turn}.{place.reply}.{index}"
