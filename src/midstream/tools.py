@@ -13,8 +13,8 @@ import inspect
 import re
 import threading
 import typing
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, overload
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, overload, runtime_checkable
 
 import msgspec
 from msgspec import Struct
@@ -37,7 +37,8 @@ class Tool(Struct, frozen=True):
     Args:
         spec: What the model is told.
         function: What is called, with the arguments as keywords; a coroutine function or a plain one.
-        arguments: The types the arguments are checked and converted against.
+        arguments: The types the arguments are checked and converted against; None where somebody else knows them
+            (a foreign schema in `spec`): any JSON object is handed on as it is.
         has_effects: It changes something in the world: it runs alone and its start is synced to disk.
         on_doubt: What to do with a call that started and whose outcome nobody knows.
         timeout_s: Seconds until a call is given up.
@@ -45,7 +46,7 @@ class Tool(Struct, frozen=True):
 
     spec: ToolSpec
     function: Callable[..., Any]
-    arguments: type[Struct]
+    arguments: type[Struct] | None
     has_effects: bool = True
     on_doubt: OnDoubt = OnDoubt.UNKNOWN
     timeout_s: float = TIMEOUT_S
@@ -54,6 +55,40 @@ class Tool(Struct, frozen=True):
     def name(self) -> str:
         """The name the model calls it by."""
         return self.spec.name
+
+
+@runtime_checkable
+class ToolSource(Protocol):
+    """Tools that come and go, such as those of an MCP server. Give it to an agent among its tools.
+
+    One source serves all sessions of an agent at once. It connects when it is first asked.
+    """
+
+    @property
+    def name(self) -> str:
+        """What people call it; no two sources of an agent have one name."""
+
+    async def tools(self) -> Sequence[Tool]:
+        """Return the tools there are now. Asked before every model call, so it must be cheap.
+
+        Raises:
+            ToolsUnavailableError: Nobody can say; until somebody can, the agent does without them.
+        """
+
+    async def close(self) -> None:
+        """Let go of connections and processes. The next `tools` begins anew. Calling it again is harmless."""
+
+
+class Answer(Struct, frozen=True):
+    """What a tool may return to say itself how its call ended, instead of returning or raising.
+
+    Args:
+        content: What the model reads.
+        outcome: `ok`, `error` (it did not work), `unknown` (it may or may not have taken effect).
+    """
+
+    content: str
+    outcome: Outcome = Outcome.OK
 
 
 class CallContext(Struct, frozen=True):
@@ -136,7 +171,7 @@ def plan_call(call: Call, tools: Mapping[str, Tool]) -> CallPlan:
         )
     problem = None
     try:
-        msgspec.json.decode(call.arguments or "{}", type=found.arguments, strict=False)
+        _read_arguments(found, call)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         problem = f"The arguments of {call.name!r} do not fit its schema: {error}"
     return CallPlan(
@@ -157,7 +192,7 @@ async def run_call(found: Tool, call: Call, context: CallContext) -> Result:
     to the caller.
     """
     try:
-        arguments = msgspec.json.decode(call.arguments or "{}", type=found.arguments, strict=False)
+        keywords = _read_arguments(found, call)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         return Result(
             call.id, f"The arguments of {call.name!r} do not fit its schema: {error}", Outcome.ERROR
@@ -166,7 +201,7 @@ async def run_call(found: Tool, call: Call, context: CallContext) -> Result:
     limit = asyncio.timeout(found.timeout_s)
     try:
         async with limit:
-            value = await _invoke(found.function, arguments)
+            value = await _invoke(found.function, keywords)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code: whatever it raises is its answer
         if limit.expired():
             message = f"{call.name!r} gave no answer within {found.timeout_s:g} s."
@@ -178,8 +213,14 @@ async def run_call(found: Tool, call: Call, context: CallContext) -> Result:
     return _result_of(call, value)
 
 
-async def _invoke(function: Callable[..., Any], arguments: Struct) -> object:
-    keywords = {field: getattr(arguments, field) for field in arguments.__struct_fields__}
+def _read_arguments(found: Tool, call: Call) -> dict[str, Any]:
+    if found.arguments is None:
+        return msgspec.json.decode(call.arguments or "{}", type=dict[str, Any])
+    arguments = msgspec.json.decode(call.arguments or "{}", type=found.arguments, strict=False)
+    return {field: getattr(arguments, field) for field in arguments.__struct_fields__}
+
+
+async def _invoke(function: Callable[..., Any], keywords: Mapping[str, Any]) -> object:
     if inspect.iscoroutinefunction(function):
         try:
             return await typing.cast("Awaitable[object]", function(**keywords))
@@ -231,7 +272,10 @@ async def _in_thread(work: Callable[[], object]) -> object:
 
 
 def _result_of(call: Call, value: object) -> Result:
-    if isinstance(value, str):
+    outcome = Outcome.OK
+    if isinstance(value, Answer):
+        content, outcome = value.content, value.outcome
+    elif isinstance(value, str):
         content = value
     else:
         try:
@@ -242,7 +286,7 @@ def _result_of(call: Call, value: object) -> Result:
             return Result(call.id, problem, Outcome.ERROR)
     if len(content) > RESULT_CHARS_MAX:
         content = f"{content[:RESULT_CHARS_MAX]}\n[+{len(content) - RESULT_CHARS_MAX} characters]"
-    return Result(call.id, storable(content))
+    return Result(call.id, storable(content), outcome)
 
 
 def by_name(tools: Iterable[Tool]) -> dict[str, Tool]:

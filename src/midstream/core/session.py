@@ -23,9 +23,11 @@ from midstream.core.records import (
     MessageAccepted,
     Record,
     StreamOpened,
+    ToolsChanged,
     TurnEnded,
 )
 from midstream.core.turn import (
+    AwaitingModel,
     CallFinished,
     Cancel,
     Command,
@@ -76,6 +78,19 @@ class Received(Struct, frozen=True):
     command: Command | None
 
 
+class ToolsFound(Struct, frozen=True):
+    """What the agent's tool sources offer to the model call that is about to be made.
+
+    `names` are those of the tools, `unreachable` those of the sources that could not be asked.
+    """
+
+    turn: int
+    reply_no: int
+    attempt: int
+    names: frozenset[str]
+    unreachable: frozenset[str] = frozenset()
+
+
 class Session(Struct, frozen=True):
     """Everything there is to know of a session; equal journals give equal sessions."""
 
@@ -90,6 +105,10 @@ class Session(Struct, frozen=True):
     """How many of its entries, from the beginning, the model is no longer shown."""
     streams: dict[str, StreamState] = field(default_factory=dict)
     last_turn: TurnEnded | None = None
+    found: frozenset[str] = frozenset()
+    """The tools that come and go, as its readers were told last."""
+    unreachable: frozenset[str] = frozenset()
+    """The sources of tools that could not be asked then."""
     started_at: float = 0.0
     """When its first epoch began, in seconds since 1970."""
 
@@ -104,7 +123,9 @@ class Session(Struct, frozen=True):
         return not isinstance(self.turn, Idle)
 
 
-def decide(session: Session, command: Command | Received, *, epoch: int, at: float) -> tuple[Record, ...]:
+def decide(
+    session: Session, command: Command | Received | ToolsFound, *, epoch: int, at: float
+) -> tuple[Record, ...]:
     """Return what must be appended because of `command`; nothing, where it changes nothing.
 
     Raises:
@@ -112,9 +133,24 @@ def decide(session: Session, command: Command | Received, *, epoch: int, at: flo
     """
     if isinstance(command, Received):
         return _decide_received(session, command, epoch=epoch, at=at)
+    if isinstance(command, ToolsFound):
+        return _decide_tools(session, command, at=at)
     if isinstance(command, SendMessage) and isinstance(session.turn, Idle):
         return turns.opening(session.turns + 1, command, at=at)
     return turns.decide(session.turn, command, epoch=epoch, at=at)
+
+
+def _decide_tools(session: Session, command: ToolsFound, *, at: float) -> tuple[Record, ...]:
+    """Tell readers of a change, once (TURN-52)."""
+    asked = (command.turn, command.reply_no, command.attempt)
+    turn = session.turn
+    if not isinstance(turn, AwaitingModel) or asked != (turn.turn, turn.reply_no, turn.attempt):
+        return ()  # TURN-9
+    added = tuple(sorted(command.names - session.found))
+    removed = tuple(sorted(session.found - command.names))
+    if not (added or removed) and command.unreachable == session.unreachable:
+        return ()
+    return (ToolsChanged(command.turn, at, added, removed, tuple(sorted(command.unreachable))),)
 
 
 def _decide_received(session: Session, chunk: Received, *, epoch: int, at: float) -> tuple[Record, ...]:
@@ -172,6 +208,10 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
             )
         case HistoryCompacted():
             return replace(session, position=position, turn=turn, cut=record.cut)
+        case ToolsChanged():
+            found = (session.found - frozenset(record.removed)) | frozenset(record.added)
+            unreachable = frozenset(record.unreachable)
+            return replace(session, position=position, found=found, unreachable=unreachable)
         case StreamOpened():
             stream = StreamState(record.secret_digest, since=session.position, epoch=session.epoch)
             kept = list(session.streams.items())[-(STREAMS_KEPT_MAX - 1) :]

@@ -61,6 +61,7 @@ from midstream.core.records import (
     Record,
     ReplyCompleted,
     StreamOpened,
+    ToolsChanged,
     TurnEnded,
     TurnStatus,
 )
@@ -602,7 +603,7 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
             return Idle()
         case EpochStarted():
             return replace(state, restarts=state.restarts + 1) if isinstance(state, AwaitingModel) else state
-        case StreamOpened() | ChunkAccepted():
+        case StreamOpened() | ChunkAccepted() | ToolsChanged():
             return state
         case _:
             assert_never(record)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from midstream.errors import ToolDefinitionError
 from midstream.runtime.models import Model
-from midstream.tools import Tool, by_name, tool
+from midstream.tools import Tool, ToolSource, by_name, tool
 
 
 class Agent:
@@ -15,12 +16,13 @@ class Agent:
     Args:
         model: What answers (`midstream.integrations` has real ones, `midstream.testing` a scripted one).
         instructions: The system prompt.
-        tools: Tools, or plain functions that become tools with the careful defaults (effects, outcome unknown
-            when in doubt).
+        tools: Tools; plain functions, which become tools with the careful defaults (effects, outcome unknown
+            when in doubt); sources of tools that come and go, such as MCP servers. Their connections are the host's
+            to close.
         name: What people see.
 
     Raises:
-        ToolDefinitionError: A function cannot become a tool, or two tools have one name.
+        ToolDefinitionError: A function cannot become a tool, or two tools or two sources have one name.
     """
 
     def __init__(
@@ -28,13 +30,34 @@ class Agent:
         model: Model,
         *,
         instructions: str = "",
-        tools: Iterable[Tool | Callable[..., Any]] = (),
+        tools: Iterable[Tool | ToolSource | Callable[..., Any]] = (),
         name: str = "agent",
     ) -> None:
+        given = [*tools]
         self.model = model
         self.instructions = instructions
-        self.tools = by_name(each if isinstance(each, Tool) else tool(each) for each in tools)
+        self.sources = _distinct(each for each in given if isinstance(each, ToolSource))
+        self.tools = by_name(
+            each if isinstance(each, Tool) else tool(each)
+            for each in given
+            if not isinstance(each, ToolSource)
+        )
         self.name = name
 
+    def with_tools(self, *more: Tool | ToolSource | Callable[..., Any]) -> Agent:
+        """Return an agent like this one that has more tools; raises like the constructor."""
+        tools = (*self.tools.values(), *self.sources, *more)
+        return Agent(self.model, instructions=self.instructions, tools=tools, name=self.name)
+
     def __repr__(self) -> str:
-        return f"Agent({self.name!r}, model={self.model.name!r}, tools={sorted(self.tools)!r})"
+        sources = f", sources={[each.name for each in self.sources]!r}" if self.sources else ""
+        return f"Agent({self.name!r}, model={self.model.name!r}, tools={sorted(self.tools)!r}{sources})"
+
+
+def _distinct(sources: Iterable[ToolSource]) -> tuple[ToolSource, ...]:
+    found: dict[str, ToolSource] = {}
+    for each in sources:
+        if each.name in found:
+            raise ToolDefinitionError(f"two sources of tools are named {each.name!r}: give one another name")
+        found[each.name] = each
+    return tuple(found.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Protocol, cast
 
 from midstream.core.calls import STOPPED_CONTENT, CallPlan, CallState, Site, digest_of
@@ -13,7 +13,7 @@ from midstream.core.compaction import next_cut
 from midstream.core.messages import Call, Outcome, Reply, Result, storable
 from midstream.core.records import ClientTool
 from midstream.core.replies import ModelEvent, ModelRequest, ReplyBuilder
-from midstream.core.session import Session
+from midstream.core.session import Session, ToolsFound
 from midstream.core.turn import (
     AskModel,
     AwaitCancelled,
@@ -38,7 +38,8 @@ from midstream.errors import (
     ModelUnavailableError,
 )
 from midstream.runtime.agent import Agent
-from midstream.tools import CallContext, plan_call, run_call
+from midstream.runtime.toolset import Toolset, read_toolset
+from midstream.tools import CallContext, Tool, plan_call, run_call
 from midstream.world import Fault, World
 
 STALL_S = 120.0
@@ -54,8 +55,8 @@ class Reports(Protocol):
 
     session_id: str
 
-    async def say(self, command: ModelSaid) -> None:
-        """Journal a model's words soon."""
+    async def say(self, command: ModelSaid | ToolsFound) -> None:
+        """Journal a model's words, or the tools it is offered, soon."""
 
     async def report(self, command: Command) -> None:
         """Journal an outcome and wait for it."""
@@ -72,6 +73,8 @@ class Performer:
         self._agent = agent
         self._world = world
         self._reports = reports
+        self._toolset = Toolset(agent.tools)
+        """What the last model call of this process was offered."""
 
     async def perform(self, obligation: Obligation, session: Session) -> None:
         """Do one obligation of `session` to its end."""
@@ -101,7 +104,7 @@ class Performer:
     async def _ask_model(self, owed: AskModel, session: Session) -> None:
         await self._until(owed.not_before)
         assert isinstance(session.turn, AwaitingModel)
-        own = self._agent.tools
+        own = await self._read_tools(owed)
         client_tools = {each.spec.name: each for each in session.turn.tools if each.spec.name not in own}
         request = ModelRequest(
             self._agent.instructions,
@@ -115,9 +118,17 @@ class Performer:
         except ModelError as error:
             await self._reports.report(self._failure(owed, error, session))
         else:
-            plans = tuple(self._plan(call, client_tools) for call in reply.calls)
+            plans = tuple(self._plan(call, own, client_tools) for call in reply.calls)
             replied = ModelReplied(owed.turn, owed.reply_no, owed.attempt, reply, plans)
             await self._reports.report(replied)
+
+    async def _read_tools(self, owed: AskModel) -> Mapping[str, Tool]:
+        """Return the tools there are now, and see to it that readers hear of a change."""
+        if self._agent.sources:
+            self._toolset = await read_toolset(self._agent)
+            found, unreachable = self._toolset.found, self._toolset.unreachable
+            await self._reports.say(ToolsFound(owed.turn, owed.reply_no, owed.attempt, found, unreachable))
+        return self._toolset.tools
 
     async def _listen(self, owed: AskModel, request: ModelRequest) -> Reply:
         """Journal the model's words as they come and return the whole reply."""
@@ -166,10 +177,10 @@ class Performer:
             cut=next_cut(session.history, session.cut) if is_too_long else None,
         )
 
-    def _plan(self, call: Call, client_tools: dict[str, ClientTool]) -> CallPlan:
+    def _plan(self, call: Call, own: Mapping[str, Tool], client_tools: Mapping[str, ClientTool]) -> CallPlan:
         theirs = client_tools.get(call.name)
         if theirs is None:
-            return plan_call(call, self._agent.tools)
+            return plan_call(call, own)
         return CallPlan(
             call.id,
             digest_of(call.name, call.arguments),
@@ -197,10 +208,26 @@ class Performer:
         await self._reports.report(CallFinished(owed.turn, owed.reply_no, result))
 
     async def _result_of(self, owed: RunCall, state: CallState) -> Result:
-        found = self._agent.tools.get(state.call.name)
+        found = await self._find(state.call.name)
         if found is None:  # the agent changed between two owners: never a stuck turn
-            return Result(owed.call_id, f"The tool {state.call.name!r} no longer exists.", Outcome.ERROR)
+            return _gone(owed, state)
         if state.plan.digest != digest_of(state.call.name, state.call.arguments):
             return Result(owed.call_id, "The arguments do not match their digest.", Outcome.ERROR)
         context = CallContext(self._reports.session_id, owed.turn, owed.reply_no, owed.call_id, owed.run)
         return await run_call(found, state.call, context)
+
+    async def _find(self, name: str) -> Tool | None:
+        found = self._toolset.tools.get(name)
+        if found is None and self._agent.sources:  # planned by another owner: this one has not asked yet
+            self._toolset = await read_toolset(self._agent)
+            found = self._toolset.tools.get(name)
+        return found
+
+
+def _gone(owed: RunCall, state: CallState) -> Result:
+    """Return the result of a call whose tool is not there; an earlier run of it may have done its work."""
+    message = f"The tool {state.call.name!r} is not there any more, so it was not run."
+    if owed.run == 1 or not state.plan.has_effects:
+        return Result(owed.call_id, message, Outcome.ERROR)
+    again = f"{message} An earlier run of this call may or may not have taken effect."
+    return Result(owed.call_id, again, Outcome.UNKNOWN)

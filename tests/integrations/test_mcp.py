@@ -1,0 +1,483 @@
+"""Tools of real MCP servers: what they do, and what becomes of a turn when they do not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import mcp_types as wire
+import pytest
+
+from midstream.core.calls import OnDoubt
+from midstream.core.messages import Call, Outcome, Result, UserMessage
+from midstream.core.records import CallEnded, Record, ToolsChanged, TurnEnded, TurnStatus
+from midstream.core.turn import Cancel, SendMessage
+from midstream.errors import ToolsUnavailableError, UsageError
+from midstream.integrations import mcp
+from midstream.integrations.mcp import McpServer, Progress, text_of
+from midstream.runtime.agent import Agent
+from midstream.runtime.host import Host
+from midstream.store.memory import MemoryStore
+from midstream.testing import ScriptedModel, calls, run_turn
+from midstream.testing.turns import records_until_end
+from midstream.tools import CallContext, Tool, run_call
+from tests.spec import spec
+
+PROGRAM = Path(__file__).with_name("mcp_server.py")
+WAIT_S = 20.0
+SILENT = "import sys; sys.stdin.read()"
+"""A program that never answers, and ends when nobody speaks to it any more."""
+
+
+class Ledger:
+    """What happened to the server, in its own words."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def lines(self) -> list[str]:
+        return self.path.read_text("utf-8").splitlines() if self.path.exists() else []
+
+    @property
+    def pids(self) -> list[int]:
+        return [int(line.split()[1]) for line in self.lines if line.startswith("started ")]
+
+    async def has(self, line: str) -> None:
+        """Wait for a line."""
+        await _until(lambda: line in self.lines)
+
+
+async def _until(happened: Callable[[], bool]) -> None:
+    """Look again and again, because it is another process that does it."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            if happened():
+                return
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "ledger")
+
+
+@pytest.fixture
+async def stdio(ledger: Ledger) -> AsyncIterator[McpServer]:
+    server = McpServer.stdio(sys.executable, [str(PROGRAM)], name="files", env={"LEDGER": str(ledger.path)})
+    yield server
+    await _bounded(server.close())
+
+
+class HttpProgram:
+    """The same server behind streamable HTTP, as a process."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}/mcp"
+        self._ledger = ledger
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        environment = {**os.environ, "LEDGER": str(self._ledger.path)}
+        self._process = subprocess.Popen(
+            [sys.executable, str(PROGRAM), str(self.port)], env=environment, stderr=subprocess.DEVNULL
+        )
+
+    async def listens(self) -> None:
+        await _until(self._is_open)
+
+    def _is_open(self) -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(timeout=WAIT_S)
+
+
+@pytest.fixture
+def program(ledger: Ledger) -> Iterator[HttpProgram]:
+    program = HttpProgram(ledger)
+    yield program
+    program.end()
+
+
+@pytest.fixture(params=["stdio", "http"])
+async def server(
+    request: pytest.FixtureRequest, stdio: McpServer, program: HttpProgram
+) -> AsyncIterator[McpServer]:
+    if request.param == "stdio":
+        yield stdio
+        return
+    program.start()
+    await program.listens()
+    server = McpServer.http(program.url, name="files", headers={"authorization": "Bearer hunter2"})
+    yield server
+    await _bounded(server.close())
+
+
+async def _bounded(work: asyncio._CoroutineLike[None]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        await work
+
+
+async def _tools(server: McpServer) -> dict[str, Tool]:
+    async with asyncio.timeout(WAIT_S):
+        return {each.name: each for each in await server.tools()}
+
+
+async def _call(server: McpServer, name: str, arguments: str = "{}", *, run: int = 1) -> Result:
+    found = (await _tools(server))[f"files__{name}"]
+    async with asyncio.timeout(WAIT_S):
+        return await run_call(found, Call("c1", found.name, arguments), CallContext("s", 1, 1, "c1", run))
+
+
+def _results(records: tuple[Record, ...]) -> list[Result]:
+    return [record.result for record in records if isinstance(record, CallEnded)]
+
+
+def _changes(records: tuple[Record, ...]) -> list[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]]:
+    changed = [record for record in records if isinstance(record, ToolsChanged)]
+    return [(record.added, record.removed, record.unreachable) for record in changed]
+
+
+@contextlib.asynccontextmanager
+async def _host(model: ScriptedModel, *servers: McpServer) -> AsyncIterator[Host]:
+    host = Host(Agent(model, tools=servers), MemoryStore())
+    await host.start()
+    try:
+        yield host
+    finally:
+        await _bounded(host.stop(grace_s=0.1))
+
+
+# --- what a server offers -------------------------------------------------------------------------------------
+
+
+@spec("TURN-54")
+async def test_hints_become_policies_and_what_no_provider_takes_is_left_out(server: McpServer) -> None:
+    tools = await _tools(server)
+    policies = {name: (each.has_effects, each.on_doubt) for name, each in tools.items()}
+    assert policies["files__add"] == (False, OnDoubt.RERUN)
+    assert policies["files__put"] == (True, OnDoubt.RERUN)
+    assert policies["files__send"] == (True, OnDoubt.UNKNOWN)
+    assert "files__broken" not in tools
+    assert [name for name in tools if name.startswith("files__odd_name__")]
+    assert tools["files__add"].spec.description == "Add two numbers."
+    assert tools["files__add"].spec.parameters["required"] == ["a", "b"]
+
+
+@spec("TURN-54")
+async def test_who_does_not_trust_a_server_treats_each_of_its_tools_as_one_with_effects(
+    ledger: Ledger,
+) -> None:
+    server = McpServer.stdio(
+        sys.executable,
+        [str(PROGRAM)],
+        name="files",
+        env={"LEDGER": str(ledger.path)},
+        hints="ignored",
+        prefix="",
+    )
+    tools = await _tools(server)
+    assert {(each.has_effects, each.on_doubt) for each in tools.values()} == {(True, OnDoubt.UNKNOWN)}
+    assert "add" in tools
+    await _bounded(server.close())
+
+
+async def test_a_call_returns_what_the_server_says(stdio: McpServer) -> None:
+    answered = [
+        await _call(stdio, "add", '{"a": 1, "b": 2}'),
+        await _call(stdio, "put", '{"text": "grüße"}'),
+        await _call(stdio, "picture"),
+    ]
+    expected = ["3", "put grüße ☃", "look:\n[image image/png, 1200 bytes, not shown]"]
+    assert answered == [Result("c1", content) for content in expected]
+
+
+async def test_what_a_server_refuses_or_fails_at_is_an_error_for_the_model(stdio: McpServer) -> None:
+    failed = await _call(stdio, "fail")
+    assert (failed.outcome, failed.content[-20:]) == (Outcome.ERROR, ": it does not work ☃"[-20:])
+    for arguments in ('{"a": "x", "b": 1}', "{}"):
+        refused = await _call(stdio, "add", arguments)
+        assert (refused.outcome, "validation error" in refused.content) == (Outcome.ERROR, True)
+
+
+async def test_a_huge_result_is_cut_and_says_so(server: McpServer) -> None:
+    result = await _call(server, "big")
+    assert (result.outcome, result.content[-21:]) == (Outcome.OK, "\n[+1475712 characters]"[-21:])
+
+
+@spec("TURN-55")
+async def test_a_server_gets_the_effect_key_and_its_progress_is_heard(ledger: Ledger) -> None:
+    heard: list[tuple[str, Progress]] = []
+    server = McpServer.stdio(
+        sys.executable,
+        [str(PROGRAM)],
+        name="files",
+        env={"LEDGER": str(ledger.path)},
+        on_progress=lambda context, progress: heard.append((context.call_id, progress)),
+    )
+    assert await _call(server, "send", '{"text": "a"}') == Result("c1", "sent")
+    assert await _call(server, "send", '{"text": "a"}', run=2) == Result("c1", "sent")
+    assert [line for line in ledger.lines if line.startswith("send")] == ["send a s/1/1/c1"] * 2
+    assert heard == [("c1", Progress(1.0, 2.0, "half"))] * 2
+    await _bounded(server.close())
+
+
+def test_pictures_sounds_and_files_never_stand_in_a_result() -> None:
+    result = wire.CallToolResult(
+        content=[
+            wire.TextContent(text="so"),
+            wire.AudioContent(data="AAAA", mime_type="audio/wav"),
+            wire.ResourceLink(name="a", uri="file:///a", mime_type="text/plain"),
+            wire.EmbeddedResource(resource=wire.TextResourceContents(uri="file:///b", text="inside")),
+            wire.EmbeddedResource(resource=wire.BlobResourceContents(uri="file:///c", blob="AAAAAA==")),
+        ]
+    )
+    assert text_of(result).splitlines() == [
+        "so",
+        "[audio audio/wav, 3 bytes, not shown]",
+        "[resource a at file:///a, text/plain]",
+        "[resource file:///b]",
+        "inside",
+        "[resource file:///c, 4 bytes, not shown]",
+    ]
+    assert text_of(wire.CallToolResult(content=[], structured_content={"n": 1})) == '{"n":1}'
+
+
+# --- a server that fails --------------------------------------------------------------------------------------
+
+
+@spec("TURN-53")
+async def test_a_server_that_dies_in_a_call_leaves_it_in_doubt_and_is_started_again(
+    stdio: McpServer, ledger: Ledger
+) -> None:
+    died = await _call(stdio, "die")
+    assert (died.outcome, "may or may not" in died.content) == (Outcome.UNKNOWN, True)
+    assert (await _call(stdio, "die_reading")).outcome is Outcome.ERROR
+    assert await _call(stdio, "add", '{"a": 1, "b": 2}') == Result("c1", "3")
+    assert len(ledger.pids) == 3
+
+
+@spec("TURN-53")
+async def test_an_http_server_that_dies_in_a_call_is_left_out_until_it_is_back(
+    program: HttpProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp, "RECONNECT", mcp.Backoff(first_s=0.0, most_s=0.0))
+    program.start()
+    await program.listens()
+    server = McpServer.http(program.url, name="files")
+    tools = await _tools(server)
+    assert (await _call(server, "die")).outcome is Outcome.UNKNOWN
+    program.end()
+    with pytest.raises(ToolsUnavailableError, match="'files'"):
+        await _tools(server)
+    not_run = await run_call(tools["files__send"], Call("c1", "x", "{}"), CallContext("s", 1, 1, "c1"))
+    assert (not_run.outcome, not_run.content[:8]) == (Outcome.ERROR, "Not run:")
+    again = await run_call(tools["files__send"], Call("c1", "x", "{}"), CallContext("s", 1, 1, "c1", 2))
+    assert (again.outcome, again.content[:14]) == (Outcome.UNKNOWN, "Not run again:")
+    program.start()
+    await program.listens()
+    assert await _call(server, "add", '{"a": 1, "b": 2}') == Result("c1", "3")
+    await _bounded(server.close())
+
+
+@spec("TURN-53", "TURN-55")
+async def test_a_call_that_hangs_is_given_up_and_cancelled_at_the_server(ledger: Ledger) -> None:
+    server = McpServer.stdio(
+        sys.executable, [str(PROGRAM)], name="files", env={"LEDGER": str(ledger.path)}, timeout_s=0.2
+    )
+    result = await _call(server, "hang")
+    assert (result.outcome, "no answer within 0.2 s" in result.content) == (Outcome.UNKNOWN, True)
+    await ledger.has("hang was cancelled")
+    assert await _call(server, "put", '{"text": "a"}') == Result("c1", "put a ☃")
+    assert len(ledger.pids) == 1  # it was not restarted for that
+    await _bounded(server.close())
+
+
+async def test_a_server_that_is_no_program_is_not_tried_again_at_once() -> None:
+    server = McpServer.stdio("no-such-program-here", name="files", env={"TOKEN": "hunter2"})
+    with pytest.raises(ToolsUnavailableError, match="cannot be started or reached: No such file"):
+        await _tools(server)
+    with pytest.raises(ToolsUnavailableError, match="is tried again in 1 s"):
+        await _tools(server)
+    await _bounded(server.close())
+
+
+async def test_a_program_that_never_greets_is_waited_for_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp, "START_WAIT_S", 0.1)
+    server = McpServer.stdio(sys.executable, ["-c", SILENT], name="files")
+    for _ in range(2):
+        with pytest.raises(ToolsUnavailableError, match="is still starting"):
+            await _tools(server)
+    await _bounded(server.close())
+    monkeypatch.setattr(mcp, "CONNECT_S", 0.1)
+    monkeypatch.setattr(mcp, "START_WAIT_S", 8.0)
+    with pytest.raises(ToolsUnavailableError, match=r"did not start within 0\.1 s"):
+        await _tools(server)
+    await _bounded(server.close())
+
+
+async def test_a_server_that_is_busy_with_a_call_keeps_the_tools_it_had(
+    stdio: McpServer, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    had = await _tools(stdio)
+    hanging = asyncio.ensure_future(_call(stdio, "hang"))
+    await ledger.has("hang")
+    monkeypatch.setattr(mcp, "LIST_S", 0.2)
+    os.kill(ledger.pids[0], signal.SIGSTOP)
+    try:
+        assert await _tools(stdio) == had
+    finally:
+        os.kill(ledger.pids[0], signal.SIGCONT)
+    hanging.cancel()
+    await asyncio.wait([hanging])
+    os.kill(ledger.pids[0], signal.SIGSTOP)
+    with pytest.raises(ToolsUnavailableError, match="did not say within"):
+        await _tools(stdio)
+
+
+# --- a turn ---------------------------------------------------------------------------------------------------
+
+
+@spec("TURN-50", "TURN-52", "TURN-53")
+async def test_a_tool_that_goes_in_the_middle_of_a_turn_is_an_error_result_and_announced(
+    server: McpServer,
+) -> None:
+    model = ScriptedModel(
+        [
+            calls(("files__replace", "{}"), ("files__add", '{"a": 1, "b": 2}')),
+            calls(("files__add", '{"a": 1, "b": 2}'), ("files__subtract", '{"a": 1, "b": 2}')),
+        ]
+    )
+    async with _host(model, server) as host:
+        records = await run_turn(host, "s", "go")
+        assert [(each.outcome, each.content[:28]) for each in _results(records)] == [
+            (Outcome.OK, "replaced"),
+            (Outcome.ERROR, "Unknown tool: add"),
+            (Outcome.ERROR, "There is no tool named 'file"),
+            (Outcome.OK, "-1"),
+        ]
+        (everything, _, _), *more = _changes(records)
+        assert "files__add" in everything
+        assert more == [(("files__subtract",), ("files__add",), ())]
+        assert _changes(await run_turn(host, "s", "again")) == []
+    offered = [{each.name for each in request.tools} for request in model.requests]
+    assert ["files__subtract" in each for each in offered] == [False, True, True, True, True, True]
+
+
+@spec("TURN-50", "TURN-52", "TURN-53")
+async def test_a_server_that_dies_or_is_not_there_never_holds_up_a_turn(
+    stdio: McpServer, program: HttpProgram
+) -> None:
+    away = McpServer.http(program.url, name="away")
+    model = ScriptedModel([calls(("files__die", "{}"))])
+    async with _host(model, stdio, away) as host:
+        records = await run_turn(host, "s", "go")
+        assert [each.outcome for each in _results(records)] == [Outcome.UNKNOWN]
+        assert isinstance(records[-1], TurnEnded)
+        assert records[-1].status is TurnStatus.COMPLETED
+        assert [unreachable for _, _, unreachable in _changes(records)] == [("away",)]
+
+
+@spec("TURN-55")
+async def test_a_cancelled_turn_cancels_the_call_at_the_server(stdio: McpServer, ledger: Ledger) -> None:
+    async with _host(ScriptedModel([calls(("files__hang", "{}"))]), stdio) as host:
+        runner = await host.session("s", create=True)
+        await runner.submit(SendMessage(UserMessage.of("go")))
+        await ledger.has("hang")
+        before = runner.newest.position
+        await runner.submit(Cancel())
+        records = await records_until_end(runner, after=before)
+        assert [each.outcome for each in _results(records)] == [Outcome.UNKNOWN]
+        await ledger.has("hang was cancelled")
+
+
+# --- what stays behind ----------------------------------------------------------------------------------------
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_a_stopped_host_leaves_no_process_and_a_closed_server_begins_anew(
+    stdio: McpServer, ledger: Ledger
+) -> None:
+    async with _host(ScriptedModel([]), stdio) as host:
+        await run_turn(host, "s", "go")
+        (pid,) = ledger.pids
+        assert _is_alive(pid)
+    assert not _is_alive(pid)
+    await _bounded(stdio.close())
+    assert "files__add" in await _tools(stdio)
+    assert len(ledger.pids) == 2
+
+
+async def test_a_server_that_ignores_its_end_is_killed(tmp_path: Path) -> None:
+    """It starts a child that ignores SIGTERM and keeps its pipes; both are gone after `close`."""
+    stubborn = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
+        "print('up', file=sys.stderr, flush=True)\n"
+        "while True: signal.pause()\n"
+    )
+    server = McpServer.stdio(sys.executable, ["-c", stubborn], name="files")
+    asking = asyncio.ensure_future(server.tools())
+    await _until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
+    await _bounded(server.close())
+    with pytest.raises(ToolsUnavailableError):
+        await asking
+    assert not _is_alive(int((tmp_path / "pid").read_text()))
+
+
+async def test_stderr_goes_to_the_log_and_secrets_go_nowhere(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    server = McpServer.stdio(
+        sys.executable,
+        [str(PROGRAM)],
+        name="files",
+        env={"LEDGER": str(ledger.path), "TOKEN": "s3cret-value"},
+    )
+    assert await _call(server, "add", '{"a": 1, "b": 2}') == Result("c1", "3")
+    await _bounded(server.close())
+    assert ("midstream.integrations.mcp", logging.INFO, "files: token of a fool: hunter2") in (
+        caplog.record_tuples
+    )
+    assert "s3cret-value" not in f"{caplog.text}{server!r}{Agent(ScriptedModel([]), tools=[server])!r}"
+    away = McpServer.http("http://u:s3cret-value@127.0.0.1:9/mcp?key=s3cret-value", name="mail")
+    assert repr(away) == "McpServer('mail', 'http://127.0.0.1')"
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: McpServer.stdio("x", name="no name"),
+        lambda: McpServer.stdio("x", name=""),
+        lambda: McpServer.http("ftp://example.com", name="a"),
+        lambda: McpServer.http("example.com/mcp", name="a"),
+    ],
+)
+def test_another_name_or_address_is_refused(make: Callable[[], McpServer]) -> None:
+    with pytest.raises(UsageError):
+        make()
