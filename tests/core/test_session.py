@@ -24,12 +24,23 @@ from midstream.core.records import (
     Record,
     ReplyCompleted,
     StreamOpened,
+    ToolsChanged,
     TurnEnded,
     TurnStatus,
     decode,
     encode,
 )
-from midstream.core.session import CHUNKS_MAX, STREAMS_KEPT_MAX, Received, Session, decide, evolve, fold, owed
+from midstream.core.session import (
+    CHUNKS_MAX,
+    STREAMS_KEPT_MAX,
+    Received,
+    Session,
+    ToolsFound,
+    decide,
+    evolve,
+    fold,
+    owed,
+)
 from midstream.core.turn import (
     AskModel,
     AwaitCancelled,
@@ -457,3 +468,33 @@ def test_whatever_happens_a_cut_only_grows_and_leaves_the_newest_entry(life: Lif
         assert step.after.cut < len(entries) or not entries
         if entries and step.after.cut < len(entries) - 1:
             assert step.after.shown.entries[-1] == entries[-1]
+
+
+# --- tools that come and go -------------------------------------------------------------------------------------
+
+
+def _found(*names: str, turn: int = 1, attempt: int = 1, unreachable: tuple[str, ...] = ()) -> ToolsFound:
+    return ToolsFound(turn, 1, attempt, frozenset(names), frozenset(unreachable))
+
+
+@spec("TURN-52")
+def test_a_change_of_the_tools_is_recorded_once_and_against_what_was_told_last() -> None:
+    session = fold((1, record) for record in decide(Session(), say(), epoch=1, at=AT))
+    assert decide(session, _found(), epoch=1, at=AT) == ()
+    for found, changed in (
+        (_found("b", "a"), ToolsChanged(1, AT, added=("a", "b"))),
+        (_found("b", "c", unreachable=("x",)), ToolsChanged(1, AT, ("c",), ("a",), ("x",))),
+        (_found("b", "c"), ToolsChanged(1, AT)),
+        (_found(), ToolsChanged(1, AT, removed=("b", "c"))),
+    ):
+        assert decide(session, found, epoch=1, at=AT) == (changed,)
+        session = fold([(1, changed)], session)
+        assert decide(session, found, epoch=1, at=AT) == ()
+
+
+@spec("TURN-9", "TURN-52")
+def test_tools_found_for_another_model_call_are_no_news() -> None:
+    assert decide(Session(), _found("a"), epoch=1, at=AT) == ()
+    session = fold((1, record) for record in decide(Session(), say(), epoch=1, at=AT))
+    assert decide(session, _found("a", attempt=2), epoch=1, at=AT) == ()
+    assert decide(session, _found("a", turn=2), epoch=1, at=AT) == ()

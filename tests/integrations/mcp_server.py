@@ -42,8 +42,8 @@ def put(text: str) -> str:
 @server.tool()
 async def send(text: str, ctx: Context) -> str:
     """Send a text, once per key."""
-    meta = ctx.request_context.meta or {}
-    note(f"send {text} {meta['midstream/effect_key']}")
+    key = dict(ctx.request_context.meta or {}).get("midstream/effect_key")
+    note(f"send {text} {key}")
     await ctx.report_progress(1, 2, "half")
     return "sent"
 

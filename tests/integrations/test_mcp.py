@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import mcp_types as wire
@@ -19,22 +19,55 @@ import pytest
 from midstream.core.calls import OnDoubt
 from midstream.core.messages import Call, Outcome, Result, UserMessage
 from midstream.core.records import CallEnded, Record, ToolsChanged, TurnEnded, TurnStatus
+from midstream.core.timing import Backoff
 from midstream.core.turn import Cancel, SendMessage
 from midstream.errors import ToolsUnavailableError, UsageError
 from midstream.integrations import mcp
 from midstream.integrations.mcp import McpServer, Progress, text_of
+from midstream.runtime import toolset
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
 from midstream.store.memory import MemoryStore
-from midstream.testing import ScriptedModel, calls, run_turn
+from midstream.testing import ScriptedModel, calls, run_turn, turns
 from midstream.testing.turns import records_until_end
 from midstream.tools import CallContext, Tool, run_call
 from tests.spec import spec
 
 PROGRAM = Path(__file__).with_name("mcp_server.py")
-WAIT_S = 20.0
+WAIT_S = 45.0
+"""Seconds for whatever a test waits for: a busy machine takes its time to start a server."""
 SILENT = "import sys; sys.stdin.read()"
 """A program that never answers, and ends when nobody speaks to it any more."""
+
+OLD = """
+import json, os, sys
+def note(line):
+    open(sys.argv[1], "a").write(line + "\\n")
+
+def answer(number, **result):
+    print(json.dumps({"jsonrpc": "2.0", "id": number, **result}), flush=True)
+
+print("welcome to the old server!", flush=True)  # as many do, to the despair of their clients
+note(f"started {os.getpid()}")
+for line in sys.stdin:
+    asked = json.loads(line)
+    note(asked["method"])
+    if asked["method"] == "initialize":
+        info = {"name": "old", "version": "1"}
+        version = asked["params"]["protocolVersion"]
+        answer(asked["id"], result={"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info})
+    elif asked["method"] == "tools/list":
+        tools = [{"name": name, "inputSchema": {"type": "object"}} for name in ("quick", "slow")]
+        if "cursor" in (asked.get("params") or {}):
+            answer(asked["id"], result={"tools": tools[1:]})
+        else:
+            answer(asked["id"], result={"tools": tools[:1], "nextCursor": "2"})
+    elif asked["method"] == "tools/call" and asked["params"]["name"] == "quick":
+        answer(asked["id"], result={"content": [{"type": "text", "text": "done"}]})
+    elif asked["method"] == "server/discover":
+        answer(asked["id"], error={"code": -32601, "message": "Method not found"})
+"""
+"""A server of the protocol before 2026, by hand: in pages, with noise on stdout, and `slow` never answers."""
 
 
 class Ledger:
@@ -65,18 +98,6 @@ async def _until(happened: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-@pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(tmp_path / "ledger")
-
-
-@pytest.fixture
-async def stdio(ledger: Ledger) -> AsyncIterator[McpServer]:
-    server = McpServer.stdio(sys.executable, [str(PROGRAM)], name="files", env={"LEDGER": str(ledger.path)})
-    yield server
-    await _bounded(server.close())
-
-
 class HttpProgram:
     """The same server behind streamable HTTP, as a process."""
 
@@ -85,11 +106,11 @@ class HttpProgram:
             free.bind(("127.0.0.1", 0))
             self.port: int = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}/mcp"
-        self._ledger = ledger
+        self.ledger = ledger
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        environment = {**os.environ, "LEDGER": str(self._ledger.path)}
+        environment = {**os.environ, "LEDGER": str(self.ledger.path)}
         self._process = subprocess.Popen(
             [sys.executable, str(PROGRAM), str(self.port)], env=environment, stderr=subprocess.DEVNULL
         )
@@ -107,6 +128,34 @@ class HttpProgram:
             self._process.wait(timeout=WAIT_S)
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp, "START_WAIT_S", WAIT_S)
+    monkeypatch.setattr(mcp, "LIST_S", WAIT_S)
+    monkeypatch.setattr(toolset, "READ_S", WAIT_S)
+    monkeypatch.setattr(turns, "TURN_S", WAIT_S)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "ledger")
+
+
+@pytest.fixture
+async def stdio(ledger: Ledger) -> AsyncIterator[McpServer]:
+    environment = {"LEDGER": str(ledger.path), "TOKEN": "s3cret-value"}
+    server = McpServer.stdio(sys.executable, [str(PROGRAM)], name="files", env=environment)
+    yield server
+    await _bounded(server.close())
+
+
+@pytest.fixture
+async def old(ledger: Ledger) -> AsyncIterator[McpServer]:
+    server = McpServer.stdio(sys.executable, ["-c", OLD, str(ledger.path)], name="files", timeout_s=2.0)
+    yield server
+    await _bounded(server.close())
+
+
 @pytest.fixture
 def program(ledger: Ledger) -> Iterator[HttpProgram]:
     program = HttpProgram(ledger)
@@ -114,21 +163,23 @@ def program(ledger: Ledger) -> Iterator[HttpProgram]:
     program.end()
 
 
-@pytest.fixture(params=["stdio", "http"])
-async def server(
-    request: pytest.FixtureRequest, stdio: McpServer, program: HttpProgram
-) -> AsyncIterator[McpServer]:
-    if request.param == "stdio":
-        yield stdio
-        return
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpProgram]:
+    program = HttpProgram(Ledger(tmp_path_factory.mktemp("shared") / "ledger"))
     program.start()
-    await program.listens()
-    server = McpServer.http(program.url, name="files", headers={"authorization": "Bearer hunter2"})
+    yield program
+    program.end()
+
+
+@pytest.fixture
+async def http(shared: HttpProgram) -> AsyncIterator[McpServer]:
+    await shared.listens()
+    server = McpServer.http(shared.url, name="files", headers={"authorization": "Bearer hunter2"})
     yield server
     await _bounded(server.close())
 
 
-async def _bounded(work: asyncio._CoroutineLike[None]) -> None:
+async def _bounded(work: Awaitable[None]) -> None:
     async with asyncio.timeout(WAIT_S):
         await work
 
@@ -167,8 +218,8 @@ async def _host(model: ScriptedModel, *servers: McpServer) -> AsyncIterator[Host
 
 
 @spec("TURN-54")
-async def test_hints_become_policies_and_what_no_provider_takes_is_left_out(server: McpServer) -> None:
-    tools = await _tools(server)
+async def test_hints_become_policies_and_what_no_provider_takes_is_left_out(http: McpServer) -> None:
+    tools = await _tools(http)
     policies = {name: (each.has_effects, each.on_doubt) for name, each in tools.items()}
     assert policies["files__add"] == (False, OnDoubt.RERUN)
     assert policies["files__put"] == (True, OnDoubt.RERUN)
@@ -181,23 +232,20 @@ async def test_hints_become_policies_and_what_no_provider_takes_is_left_out(serv
 
 @spec("TURN-54")
 async def test_who_does_not_trust_a_server_treats_each_of_its_tools_as_one_with_effects(
-    ledger: Ledger,
+    shared: HttpProgram,
 ) -> None:
-    server = McpServer.stdio(
-        sys.executable,
-        [str(PROGRAM)],
-        name="files",
-        env={"LEDGER": str(ledger.path)},
-        hints="ignored",
-        prefix="",
-    )
+    await shared.listens()
+    server = McpServer.http(shared.url, name="files", hints="ignored", prefix="")
     tools = await _tools(server)
     assert {(each.has_effects, each.on_doubt) for each in tools.values()} == {(True, OnDoubt.UNKNOWN)}
     assert "add" in tools
     await _bounded(server.close())
 
 
-async def test_a_call_returns_what_the_server_says(stdio: McpServer) -> None:
+async def test_a_call_returns_what_the_server_says_and_secrets_go_nowhere(
+    stdio: McpServer, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG)
     answered = [
         await _call(stdio, "add", '{"a": 1, "b": 2}'),
         await _call(stdio, "put", '{"text": "grüße"}'),
@@ -205,34 +253,41 @@ async def test_a_call_returns_what_the_server_says(stdio: McpServer) -> None:
     ]
     expected = ["3", "put grüße ☃", "look:\n[image image/png, 1200 bytes, not shown]"]
     assert answered == [Result("c1", content) for content in expected]
+    await _bounded(stdio.close())
+    line = ("midstream.integrations.mcp", logging.INFO, "files: token of a fool: hunter2")
+    await _until(lambda: line in caplog.record_tuples)  # its stderr
+    assert "s3cret-value" not in f"{caplog.text}{stdio!r}{Agent(ScriptedModel([]), tools=[stdio])!r}"
+    assert capfd.readouterr() == ("", "")
 
 
-async def test_what_a_server_refuses_or_fails_at_is_an_error_for_the_model(stdio: McpServer) -> None:
-    failed = await _call(stdio, "fail")
-    assert (failed.outcome, failed.content[-20:]) == (Outcome.ERROR, ": it does not work ☃"[-20:])
+async def test_what_a_server_refuses_or_fails_at_is_an_error_for_the_model(http: McpServer) -> None:
+    failed = await _call(http, "fail")
+    assert (failed.outcome, failed.content) == (
+        Outcome.ERROR,
+        "Error executing tool fail: it does not work ☃",
+    )
     for arguments in ('{"a": "x", "b": 1}', "{}"):
-        refused = await _call(stdio, "add", arguments)
+        refused = await _call(http, "add", arguments)
         assert (refused.outcome, "validation error" in refused.content) == (Outcome.ERROR, True)
 
 
-async def test_a_huge_result_is_cut_and_says_so(server: McpServer) -> None:
-    result = await _call(server, "big")
-    assert (result.outcome, result.content[-21:]) == (Outcome.OK, "\n[+1475712 characters]"[-21:])
+async def test_a_huge_result_is_cut_and_says_so(http: McpServer) -> None:
+    result = await _call(http, "big")
+    assert (result.outcome, result.content[-21:]) == (Outcome.OK, "[+1475712 characters]")
 
 
 @spec("TURN-55")
-async def test_a_server_gets_the_effect_key_and_its_progress_is_heard(ledger: Ledger) -> None:
+async def test_a_server_gets_the_effect_key_and_its_progress_is_heard(shared: HttpProgram) -> None:
     heard: list[tuple[str, Progress]] = []
-    server = McpServer.stdio(
-        sys.executable,
-        [str(PROGRAM)],
+    await shared.listens()
+    server = McpServer.http(
+        shared.url,
         name="files",
-        env={"LEDGER": str(ledger.path)},
         on_progress=lambda context, progress: heard.append((context.call_id, progress)),
     )
     assert await _call(server, "send", '{"text": "a"}') == Result("c1", "sent")
     assert await _call(server, "send", '{"text": "a"}', run=2) == Result("c1", "sent")
-    assert [line for line in ledger.lines if line.startswith("send")] == ["send a s/1/1/c1"] * 2
+    assert [line for line in shared.ledger.lines if line.startswith("send")] == ["send a s/1/1/c1"] * 2
     assert heard == [("c1", Progress(1.0, 2.0, "half"))] * 2
     await _bounded(server.close())
 
@@ -262,21 +317,20 @@ def test_pictures_sounds_and_files_never_stand_in_a_result() -> None:
 
 
 @spec("TURN-53")
-async def test_a_server_that_dies_in_a_call_leaves_it_in_doubt_and_is_started_again(
+async def test_a_server_that_dies_while_it_reads_is_an_error_and_is_started_again(
     stdio: McpServer, ledger: Ledger
 ) -> None:
-    died = await _call(stdio, "die")
-    assert (died.outcome, "may or may not" in died.content) == (Outcome.UNKNOWN, True)
-    assert (await _call(stdio, "die_reading")).outcome is Outcome.ERROR
+    died = await _call(stdio, "die_reading")
+    assert (died.outcome, "went away" in died.content) == (Outcome.ERROR, True)
     assert await _call(stdio, "add", '{"a": 1, "b": 2}') == Result("c1", "3")
-    assert len(ledger.pids) == 3
+    assert len(ledger.pids) == 2
 
 
 @spec("TURN-53")
 async def test_an_http_server_that_dies_in_a_call_is_left_out_until_it_is_back(
     program: HttpProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mcp, "RECONNECT", mcp.Backoff(first_s=0.0, most_s=0.0))
+    monkeypatch.setattr(mcp, "RECONNECT", Backoff(first_s=0.0, most_s=0.0))
     program.start()
     await program.listens()
     server = McpServer.http(program.url, name="files")
@@ -296,23 +350,26 @@ async def test_an_http_server_that_dies_in_a_call_is_left_out_until_it_is_back(
 
 
 @spec("TURN-53", "TURN-55")
-async def test_a_call_that_hangs_is_given_up_and_cancelled_at_the_server(ledger: Ledger) -> None:
-    server = McpServer.stdio(
-        sys.executable, [str(PROGRAM)], name="files", env={"LEDGER": str(ledger.path)}, timeout_s=0.2
-    )
-    result = await _call(server, "hang")
-    assert (result.outcome, "no answer within 0.2 s" in result.content) == (Outcome.UNKNOWN, True)
-    await ledger.has("hang was cancelled")
-    assert await _call(server, "put", '{"text": "a"}') == Result("c1", "put a ☃")
+async def test_a_call_that_hangs_is_given_up_and_cancelled_at_a_server_of_the_older_protocol_too(
+    old: McpServer, ledger: Ledger
+) -> None:
+    assert sorted(await _tools(old)) == ["files__quick", "files__slow"]
+    assert await _call(old, "quick") == Result("c1", "done")
+    hung = await _call(old, "slow")
+    assert (hung.outcome, "no answer within 2 s" in hung.content) == (Outcome.UNKNOWN, True)
+    await ledger.has("notifications/cancelled")
+    assert await _call(old, "quick") == Result("c1", "done")
     assert len(ledger.pids) == 1  # it was not restarted for that
-    await _bounded(server.close())
 
 
-async def test_a_server_that_is_no_program_is_not_tried_again_at_once() -> None:
+async def test_a_server_that_is_no_program_is_not_tried_again_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mcp, "RECONNECT", Backoff(first_s=1000.0, most_s=1000.0))
     server = McpServer.stdio("no-such-program-here", name="files", env={"TOKEN": "hunter2"})
     with pytest.raises(ToolsUnavailableError, match="cannot be started or reached: No such file"):
         await _tools(server)
-    with pytest.raises(ToolsUnavailableError, match="is tried again in 1 s"):
+    with pytest.raises(ToolsUnavailableError, match="is tried again in 1000 s"):
         await _tools(server)
     await _bounded(server.close())
 
@@ -324,30 +381,43 @@ async def test_a_program_that_never_greets_is_waited_for_only_once(monkeypatch: 
         with pytest.raises(ToolsUnavailableError, match="is still starting"):
             await _tools(server)
     await _bounded(server.close())
+
+
+async def test_a_program_that_never_greets_is_given_up_also_while_nobody_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(mcp, "CONNECT_S", 0.1)
-    monkeypatch.setattr(mcp, "START_WAIT_S", 8.0)
+    monkeypatch.setattr(mcp, "RECONNECT", Backoff(first_s=0.0, most_s=0.0))
+    server = McpServer.stdio(sys.executable, ["-c", SILENT], name="files")
     with pytest.raises(ToolsUnavailableError, match=r"did not start within 0\.1 s"):
+        await _tools(server)
+    monkeypatch.setattr(mcp, "START_WAIT_S", 0.0)
+    with pytest.raises(ToolsUnavailableError, match="is still starting"):
+        await _tools(server)
+    link = server._link
+    assert link is not None
+    await _until(lambda: link.is_done)
+    monkeypatch.setattr(mcp, "RECONNECT", Backoff(first_s=1000.0, most_s=1000.0))
+    with pytest.raises(ToolsUnavailableError, match=r"did not start within 0\.1 s"):
+        await _tools(server)
+    with pytest.raises(ToolsUnavailableError, match="is tried again in"):
         await _tools(server)
     await _bounded(server.close())
 
 
 async def test_a_server_that_is_busy_with_a_call_keeps_the_tools_it_had(
-    stdio: McpServer, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    old: McpServer, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    had = await _tools(stdio)
-    hanging = asyncio.ensure_future(_call(stdio, "hang"))
-    await ledger.has("hang")
+    had = await _tools(old)
+    hanging = asyncio.ensure_future(_call(old, "slow"))
+    await ledger.has("tools/call")
     monkeypatch.setattr(mcp, "LIST_S", 0.2)
     os.kill(ledger.pids[0], signal.SIGSTOP)
-    try:
-        assert await _tools(stdio) == had
-    finally:
-        os.kill(ledger.pids[0], signal.SIGCONT)
+    assert await _tools(old) == had
     hanging.cancel()
     await asyncio.wait([hanging])
-    os.kill(ledger.pids[0], signal.SIGSTOP)
     with pytest.raises(ToolsUnavailableError, match="did not say within"):
-        await _tools(stdio)
+        await _tools(old)
 
 
 # --- a turn ---------------------------------------------------------------------------------------------------
@@ -355,7 +425,7 @@ async def test_a_server_that_is_busy_with_a_call_keeps_the_tools_it_had(
 
 @spec("TURN-50", "TURN-52", "TURN-53")
 async def test_a_tool_that_goes_in_the_middle_of_a_turn_is_an_error_result_and_announced(
-    server: McpServer,
+    stdio: McpServer,
 ) -> None:
     model = ScriptedModel(
         [
@@ -363,7 +433,7 @@ async def test_a_tool_that_goes_in_the_middle_of_a_turn_is_an_error_result_and_a
             calls(("files__add", '{"a": 1, "b": 2}'), ("files__subtract", '{"a": 1, "b": 2}')),
         ]
     )
-    async with _host(model, server) as host:
+    async with _host(model, stdio) as host:
         records = await run_turn(host, "s", "go")
         assert [(each.outcome, each.content[:28]) for each in _results(records)] == [
             (Outcome.OK, "replaced"),
@@ -418,15 +488,15 @@ def _is_alive(pid: int) -> bool:
 
 
 async def test_a_stopped_host_leaves_no_process_and_a_closed_server_begins_anew(
-    stdio: McpServer, ledger: Ledger
+    old: McpServer, ledger: Ledger
 ) -> None:
-    async with _host(ScriptedModel([]), stdio) as host:
+    async with _host(ScriptedModel([]), old) as host:
         await run_turn(host, "s", "go")
         (pid,) = ledger.pids
         assert _is_alive(pid)
     assert not _is_alive(pid)
-    await _bounded(stdio.close())
-    assert "files__add" in await _tools(stdio)
+    await _bounded(old.close())
+    assert "files__quick" in await _tools(old)
     assert len(ledger.pids) == 2
 
 
@@ -448,25 +518,9 @@ async def test_a_server_that_ignores_its_end_is_killed(tmp_path: Path) -> None:
     assert not _is_alive(int((tmp_path / "pid").read_text()))
 
 
-async def test_stderr_goes_to_the_log_and_secrets_go_nowhere(
-    ledger: Ledger, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-) -> None:
-    caplog.set_level(logging.DEBUG)
-    server = McpServer.stdio(
-        sys.executable,
-        [str(PROGRAM)],
-        name="files",
-        env={"LEDGER": str(ledger.path), "TOKEN": "s3cret-value"},
-    )
-    assert await _call(server, "add", '{"a": 1, "b": 2}') == Result("c1", "3")
-    await _bounded(server.close())
-    assert ("midstream.integrations.mcp", logging.INFO, "files: token of a fool: hunter2") in (
-        caplog.record_tuples
-    )
-    assert "s3cret-value" not in f"{caplog.text}{server!r}{Agent(ScriptedModel([]), tools=[server])!r}"
+def test_an_address_is_shown_without_what_may_be_secret() -> None:
     away = McpServer.http("http://u:s3cret-value@127.0.0.1:9/mcp?key=s3cret-value", name="mail")
     assert repr(away) == "McpServer('mail', 'http://127.0.0.1')"
-    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ from urllib.parse import urlsplit
 import httpx2
 import mcp_types as wire
 import msgspec
-from jsonschema import SchemaError
 from jsonschema.validators import validator_for
 from mcp import Client, MCPError, StdioServerParameters, stdio_client
 from mcp.client import Transport
@@ -222,6 +221,8 @@ class McpServer:
 
     async def _linked(self) -> _Link:
         link = self._link
+        if link is not None and link.failure is not None:  # while nobody waited for it
+            raise self._failed(link, _reason_of(link.failure))
         if link is None or link.is_over:
             left_s = self._retry_at - self._world.monotonic()
             if left_s > 0:
@@ -232,9 +233,9 @@ class McpServer:
             async with asyncio.timeout(left_s):
                 await link.client()
         except TimeoutError as error:
-            if link.is_over:
-                raise self._failed(link, _reason_of(error)) from error
-            raise self._unavailable("is still starting") from error
+            if link.failure is None:
+                raise self._unavailable("is still starting") from error
+            raise self._failed(link, _reason_of(link.failure)) from error
         except Exception as error:
             raise self._failed(link, _reason_of(error)) from error
         return link
@@ -252,6 +253,7 @@ class McpServer:
             self._failures += 1
             wait_s = RECONNECT.wait_s(self._failures, chance=self._world.chance())
             self._retry_at = self._world.monotonic() + wait_s
+            _log.warning("the MCP server %r %s; tried again in %.0f s", self.name, reason, wait_s)
         return self._unavailable(reason)
 
     def _unavailable(self, reason: str) -> ToolsUnavailableError:
@@ -272,7 +274,7 @@ class McpServer:
         schema = remote.input_schema
         try:
             validator_for(schema).check_schema(schema)
-        except SchemaError:
+        except Exception:  # noqa: BLE001 - a foreign schema in a foreign validator, which not only says SchemaError
             _log.warning("a tool of %r is left out: its schema is no JSON schema", self.name)
             return None
         has_effects, on_doubt = _policy_of(remote.annotations if self._hints == "trusted" else None)
@@ -353,6 +355,11 @@ class _Link:
     def is_done(self) -> bool:
         """Whether nothing is left of it."""
         return self._task.done()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why it was never made."""
+        return self._ready.exception() if self._ready.done() else None
 
     async def client(self) -> Client:
         """Wait for the greeting; raises what went wrong with it. Giving up the wait does not stop it."""

@@ -60,7 +60,7 @@ async def _offer_of(source: ToolSource) -> Sequence[Tool] | None:
     except TimeoutError:
         _log.warning("the tools of %r are left out: no answer within %g s", source.name, READ_S)
     except ToolsUnavailableError as error:
-        _log.warning("the tools of %r are left out: %s", source.name, error.message)
+        _log.info("the tools of %r are left out: %s", source.name, error.message)
     except Exception:  # noqa: BLE001 - somebody else's code: a turn must not die of it
         _log.exception("the tools of %r are left out: their source failed", source.name)
     return None
