@@ -1,16 +1,18 @@
 """An MCP server, made with the official SDK, whose tools do what a test asks for: also what no server should.
 
-Without an argument it speaks over stdio; with a port, streamable HTTP. `LEDGER` names a file with a line for each thing
-that happened to it.
+Without an argument it speaks over stdio; with the number of an open, listening socket, streamable HTTP. `LEDGER`
+names a file with a line for each thing that happened to it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
 from pathlib import Path
 
+import uvicorn
 from mcp.server.mcpserver import Context, Image, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
@@ -124,6 +126,8 @@ if __name__ == "__main__":
     sys.stderr.write("token of a fool: hunter2\n")
     sys.stderr.flush()
     if sys.argv[1:]:
-        server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[1]))
+        listening = socket.socket(fileno=int(sys.argv[1]))
+        app = server.streamable_http_app()
+        uvicorn.Server(uvicorn.Config(app, log_level="error")).run(sockets=[listening])
     else:
         server.run()

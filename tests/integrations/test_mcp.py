@@ -31,6 +31,7 @@ from midstream.store.memory import MemoryStore
 from midstream.testing import ScriptedModel, calls, run_turn, turns
 from midstream.testing.turns import records_until_end
 from midstream.tools import CallContext, Tool, run_call
+from midstream.world import World
 from tests.spec import spec
 
 PROGRAM = Path(__file__).with_name("mcp_server.py")
@@ -92,10 +93,8 @@ class Ledger:
 async def _until(happened: Callable[[], bool]) -> None:
     """Look again and again, because it is another process that does it."""
     async with asyncio.timeout(WAIT_S):
-        while True:
-            if happened():
-                return
-            await asyncio.sleep(0)
+        while not happened():
+            await World().sleep(0.01)
 
 
 class HttpProgram:
@@ -110,17 +109,14 @@ class HttpProgram:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        environment = {**os.environ, "LEDGER": str(self.ledger.path)}
-        self._process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(self.port)], env=environment, stderr=subprocess.DEVNULL
-        )
-
-    async def listens(self) -> None:
-        await _until(self._is_open)
-
-    def _is_open(self) -> bool:
-        with socket.socket() as client:
-            return client.connect_ex(("127.0.0.1", self.port)) == 0
+        """Start it on a socket that listens already: whoever connects waits for it."""
+        with socket.create_server(("127.0.0.1", self.port)) as listening:
+            self._process = subprocess.Popen(
+                [sys.executable, str(PROGRAM), str(listening.fileno())],
+                env={**os.environ, "LEDGER": str(self.ledger.path)},
+                pass_fds=[listening.fileno()],
+                stderr=subprocess.DEVNULL,
+            )
 
     def end(self) -> None:
         if self._process is not None:
@@ -173,7 +169,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpProgram]:
 
 @pytest.fixture
 async def http(shared: HttpProgram) -> AsyncIterator[McpServer]:
-    await shared.listens()
     server = McpServer.http(shared.url, name="files", headers={"authorization": "Bearer hunter2"})
     yield server
     await _bounded(server.close())
@@ -234,7 +229,6 @@ async def test_hints_become_policies_and_what_no_provider_takes_is_left_out(http
 async def test_who_does_not_trust_a_server_treats_each_of_its_tools_as_one_with_effects(
     shared: HttpProgram,
 ) -> None:
-    await shared.listens()
     server = McpServer.http(shared.url, name="files", hints="ignored", prefix="")
     tools = await _tools(server)
     assert {(each.has_effects, each.on_doubt) for each in tools.values()} == {(True, OnDoubt.UNKNOWN)}
@@ -279,7 +273,6 @@ async def test_a_huge_result_is_cut_and_says_so(http: McpServer) -> None:
 @spec("TURN-55")
 async def test_a_server_gets_the_effect_key_and_its_progress_is_heard(shared: HttpProgram) -> None:
     heard: list[tuple[str, Progress]] = []
-    await shared.listens()
     server = McpServer.http(
         shared.url,
         name="files",
@@ -332,7 +325,6 @@ async def test_an_http_server_that_dies_in_a_call_is_left_out_until_it_is_back(
 ) -> None:
     monkeypatch.setattr(mcp, "RECONNECT", Backoff(first_s=0.0, most_s=0.0))
     program.start()
-    await program.listens()
     server = McpServer.http(program.url, name="files")
     tools = await _tools(server)
     assert (await _call(server, "die")).outcome is Outcome.UNKNOWN
@@ -344,7 +336,6 @@ async def test_an_http_server_that_dies_in_a_call_is_left_out_until_it_is_back(
     again = await run_call(tools["files__send"], Call("c1", "x", "{}"), CallContext("s", 1, 1, "c1", 2))
     assert (again.outcome, again.content[:14]) == (Outcome.UNKNOWN, "Not run again:")
     program.start()
-    await program.listens()
     assert await _call(server, "add", '{"a": 1, "b": 2}') == Result("c1", "3")
     await _bounded(server.close())
 
