@@ -181,6 +181,24 @@ class SessionBusyError(ConflictError):
     retry = "later"
 
 
+class NothingToResumeError(ConflictError):
+    """The last turn ended well, or is not the one that was named: nothing is left to do. Nothing was written."""
+
+    code = "nothing_to_resume"
+
+
+class QuestionClosedError(ConflictError):
+    """This question was answered already, or its turn ended: look at the session again. Nothing was written."""
+
+    code = "question_closed"
+
+
+class AnswerMismatchError(ConflictError):
+    """The answer does not fit the question: other arguments, or a choice it does not offer. Nothing was written."""
+
+    code = "answer_mismatch"
+
+
 class SeqnoGapError(ConflictError):
     """A chunk came before the ones it follows. `expected` is the number to send next."""
 

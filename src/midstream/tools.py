@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
+import logging
 import re
 import threading
 import typing
@@ -27,12 +28,30 @@ TIMEOUT_S = 120.0
 """Seconds a tool may run where it names no timeout (the longest build the originals' users waited for)."""
 RESULT_CHARS_MAX = 512 * 1024
 """Characters of one result; a longer one is cut, with a mark that says by how much."""
+PROGRESS_CHARS_MAX = 2000
+"""Characters of one progress report; more is cut off."""
 THREADS_MAX = 256
 """Plain functions at work in one process, abandoned ones that hang included; one more is refused, not started."""
 
+_log = logging.getLogger(__name__)
+
+
+class Happened(Struct, frozen=True):
+    """What a `probe` returns for a call that took effect; `value` is what the call itself would have returned."""
+
+    value: Any = ""
+
+
+class DidNotHappen(Struct, frozen=True):
+    """What a `probe` returns for a call that took no effect and never will: it may run again."""
+
+
+Probed = Happened | DidNotHappen | None
+"""The answer of a `probe`; None where the outside world cannot tell."""
+
 
 class Tool(Struct, frozen=True):
-    """Something a model can call. Make one with `@tool`.
+    """Something a model can call. Make one with `@tool`, or with `question` one that a person answers.
 
     Args:
         spec: What the model is told.
@@ -42,6 +61,11 @@ class Tool(Struct, frozen=True):
         has_effects: It changes something in the world: it runs alone and its start is synced to disk.
         on_doubt: What to do with a call that started and whose outcome nobody knows.
         timeout_s: Seconds until a call is given up.
+        needs_approval: Whether a person must allow each call: always, or where this says so of the arguments. One that
+            fails counts as yes.
+        probe: Asks the outside world whether a call in doubt happened; it takes the tool's own arguments.
+        answer_s: Seconds a person has to allow or answer a call; 0 for no limit.
+        site: Where its calls are answered.
     """
 
     spec: ToolSpec
@@ -50,6 +74,10 @@ class Tool(Struct, frozen=True):
     has_effects: bool = True
     on_doubt: OnDoubt = OnDoubt.UNKNOWN
     timeout_s: float = TIMEOUT_S
+    needs_approval: bool | Callable[..., bool] = False
+    probe: Callable[..., Any] | None = None
+    answer_s: float = 0.0
+    site: Site = Site.SERVER
 
     @property
     def name(self) -> str:
@@ -92,13 +120,17 @@ class Answer(Struct, frozen=True):
 
 
 class CallContext(Struct, frozen=True):
-    """What a running tool may know about its call; see `current_call`."""
+    """What a running tool may know about its call and do about it; see `current_call`."""
 
     session: str
     turn: int
     reply: int
     call_id: str
     run: int = 1
+    tell: Callable[[str], None] = lambda _text: None
+    """Where `report_progress` goes; may be called from any thread."""
+    stopped: threading.Event = msgspec.field(default_factory=threading.Event)
+    """Set when the turn was stopped: a plain function has a few seconds to return what it has."""
 
     @property
     def effect_key(self) -> str:
@@ -118,6 +150,17 @@ def current_call() -> CallContext:
     return _current.get()
 
 
+def report_progress(text: str) -> None:
+    """Let everybody who follows the session see how far this tool is.
+
+    Words are joined to what the session says next and may be left out where a tool says too much.
+
+    Raises:
+        LookupError: No tool is running here.
+    """
+    current_call().tell(storable(text[:PROGRESS_CHARS_MAX]))
+
+
 @overload
 def tool(function: Callable[..., Any], /) -> Tool: ...
 @overload
@@ -127,6 +170,9 @@ def tool(
     has_effects: bool = True,
     on_doubt: OnDoubt | str | None = None,
     timeout_s: float = TIMEOUT_S,
+    needs_approval: bool | Callable[..., bool] = False,
+    probe: Callable[..., Any] | None = None,
+    answer_s: float = 0.0,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(
     function: Callable[..., Any] | None = None,
@@ -136,6 +182,9 @@ def tool(
     has_effects: bool = True,
     on_doubt: OnDoubt | str | None = None,
     timeout_s: float = TIMEOUT_S,
+    needs_approval: bool | Callable[..., bool] = False,
+    probe: Callable[..., Any] | None = None,
+    answer_s: float = 0.0,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a tool of a function: the schema comes from its type hints, the description from its docstring.
 
@@ -144,23 +193,61 @@ def tool(
         name: The name the model sees; the function's own by default.
         has_effects: False for a tool that only reads: such calls run side by side.
         on_doubt: What happens to a call whose outcome was lost: `unknown` (the default where there are effects: the
-            model is told to check), `rerun` (the default where there are none), `rerun_with_key`.
+            model is told to check), `rerun` (the default where there are none), `rerun_with_key`, `probe` (the
+            default where a probe is given), `hold` (a person decides), `in_transaction`.
         timeout_s: Seconds until a call is given up, with an error result (a plain function's thread cannot be
             stopped; it is abandoned).
+        needs_approval: Whether a person must allow each call: `True`, or a function of the same arguments.
+        probe: Asks the outside world about a call in doubt: a function of the same arguments that returns `Happened`,
+            `DidNotHappen` or None.
+        answer_s: Seconds a person has to allow a call, or to decide about one in doubt; 0 for no limit.
 
     Raises:
-        ToolDefinitionError: A parameter has no type hint, or one without a JSON form.
+        ToolDefinitionError: A parameter has no type hint, or one without a JSON form; or the policy and the probe do
+            not fit one another.
     """
-    policy = OnDoubt(on_doubt) if on_doubt else OnDoubt.UNKNOWN if has_effects else OnDoubt.RERUN
+    usual = OnDoubt.PROBE if probe else OnDoubt.UNKNOWN if has_effects else OnDoubt.RERUN
+    policy = OnDoubt(on_doubt) if on_doubt else usual
+    if (policy is OnDoubt.PROBE) != (probe is not None):
+        raise ToolDefinitionError("a tool with on_doubt='probe' needs a probe, and no other takes one")
 
     def make(function: Callable[..., Any]) -> Tool:
         arguments, spec = _read_signature(function, name or function.__name__)
-        return Tool(spec, function, arguments, has_effects, policy, timeout_s)
+        return Tool(
+            spec, function, arguments, has_effects, policy, timeout_s, needs_approval, probe, answer_s
+        )
 
     return make(function) if function is not None else make
 
 
-def plan_call(call: Call, tools: Mapping[str, Tool]) -> CallPlan:
+def question(
+    name: str = "ask_user",
+    *,
+    description: str = "Ask the user a question and wait for the answer.",
+    answer_s: float = 0.0,
+) -> Tool:
+    """Make a tool by which the model asks a person; the turn waits for the answer, across restarts and for days.
+
+    Args:
+        name: The name the model sees.
+        description: What the model is told of it.
+        answer_s: Seconds a person has to answer; 0 for no limit.
+    """
+    options: tuple[str, Any, Any] = ("options", list[str], msgspec.field(default_factory=list))
+    arguments = msgspec.defstruct("Arguments", [("question", str), options], kw_only=True)
+    spec = ToolSpec(name, description, _plain_schema(arguments))
+    return Tool(spec, _nothing_runs, arguments, has_effects=False, answer_s=answer_s, site=Site.PERSON)
+
+
+def _nothing_runs(**_: object) -> None:
+    raise AssertionError("a person answers this call")
+
+
+Approval = Callable[[Call, Tool], "bool | str"]
+"""A host's own rule: whether a person must allow a call, or in words why."""
+
+
+def plan_call(call: Call, tools: Mapping[str, Tool], approval: Approval | None = None) -> CallPlan:
     """Look a call up and check its arguments; what cannot be run gets a `problem` for the model to read."""
     digest = digest_of(call.name, call.arguments)
     found = tools.get(call.name)
@@ -169,11 +256,13 @@ def plan_call(call: Call, tools: Mapping[str, Tool]) -> CallPlan:
         return CallPlan(
             call.id, digest, problem=f"There is no tool named {call.name!r}. Known tools: {known}."
         )
-    problem = None
+    problem = why = None
     try:
-        _read_arguments(found, call)
+        keywords = _read_arguments(found, call)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         problem = f"The arguments of {call.name!r} do not fit its schema: {error}"
+    else:
+        why = _why_ask(call, found, keywords, approval)
     return CallPlan(
         call.id,
         digest,
@@ -181,8 +270,55 @@ def plan_call(call: Call, tools: Mapping[str, Tool]) -> CallPlan:
         on_doubt=found.on_doubt,
         timeout_s=found.timeout_s,
         problem=problem,
-        site=Site.SERVER,
+        site=found.site,
+        needs_approval=why is not None and found.site is not Site.PERSON,
+        question=why or "",
+        answer_s=found.answer_s,
     )
+
+
+def _why_ask(call: Call, found: Tool, keywords: Mapping[str, Any], approval: Approval | None) -> str | None:
+    """Return what to ask a person before this call, perhaps nothing; None where nobody needs to be asked."""
+    if found.site is Site.PERSON:
+        return str(keywords.get("question", ""))
+    needed = found.needs_approval
+    try:
+        if callable(needed):
+            needed = needed(**keywords)
+        asked = approval(call, found) if approval is not None else False
+    except Exception:  # noqa: BLE001 - foreign code: a rule that fails must not let a call through
+        return "The rule that decides about this call failed."
+    if isinstance(asked, str) and asked:
+        return storable(asked)
+    return "" if needed or asked else None
+
+
+async def probe_call(found: Tool, call: Call, context: CallContext) -> tuple[Result | None, bool]:
+    """Ask the outside world whether a call in doubt happened; whatever the probe does, this does not raise.
+
+    Returns:
+        The call's result if it happened, and whether it may run again because it did not.
+    """
+    if found.probe is None:  # the agent changed between two owners
+        return None, False
+    token = _current.set(context)
+    try:
+        keywords = _read_arguments(found, call)
+        async with asyncio.timeout(found.timeout_s):
+            answer = await _invoke(found.probe, keywords)
+    except (Exception, SystemExit):  # noqa: BLE001 - foreign code: a probe that fails does not know
+        _log.exception("the probe of a tool failed", extra={"session": context.session})
+        return None, False
+    finally:
+        _current.reset(token)
+    if isinstance(answer, Happened):
+        return _result_of(call, answer.value), False
+    return None, isinstance(answer, DidNotHappen)
+
+
+def is_plain(found: Tool) -> bool:
+    """Whether a tool is a plain function, which runs in a thread and cannot be cancelled, only asked to stop."""
+    return not inspect.iscoroutinefunction(found.function)
 
 
 async def run_call(found: Tool, call: Call, context: CallContext) -> Result:

@@ -6,27 +6,49 @@ from hypothesis import strategies as st
 from msgspec import Struct, field
 
 from midstream.core import session as sessions
-from midstream.core.calls import CallPlan, Site
+from midstream.core.calls import CHOICES, CallPlan, CallState, Choice, OnDoubt, QuestionKind, Site, digest_of
 from midstream.core.compaction import next_cut
 from midstream.core.messages import Finish, Outcome, Reply, Result, Text, Thinking
 from midstream.core.records import EpochStarted, Record
 from midstream.core.session import Session
 from midstream.core.turn import (
     LOOK_BACK_S,
+    Answer,
     AwaitingModel,
     CallExpired,
     CallFinished,
+    CallProbed,
+    CallProgress,
     Cancel,
     CancelExpired,
     Cancelling,
     Command,
     Idle,
     ModelReplied,
+    QuestionExpired,
     Recover,
     Refused,
+    Resume,
     RunningCalls,
+    SendMessage,
+    TurnExpired,
+    WhenBusy,
+    Withdraw,
 )
-from tests.core.stories import AT, asks, at_client, fails, heard, impossible, overflows, reads, say, writes
+from tests.core.stories import (
+    AT,
+    asks,
+    at_client,
+    at_person,
+    fails,
+    heard,
+    impossible,
+    needs_approval,
+    overflows,
+    reads,
+    say,
+    writes,
+)
 
 CALL_IDS = ("a", "b", "c", "d")
 
@@ -70,8 +92,39 @@ class Life(Struct):
         self.session = sessions.fold([(epoch, record) for record in records], self.session)
 
 
+def _held(call_id: str) -> CallPlan:
+    return writes(call_id, OnDoubt.HOLD)
+
+
+def _probed(call_id: str) -> CallPlan:
+    return writes(call_id, OnDoubt.PROBE)
+
+
+def _keyed(call_id: str) -> CallPlan:
+    return needs_approval(call_id, OnDoubt.RERUN_WITH_KEY, answer_s=90.0)
+
+
+def _approved_probe(call_id: str) -> CallPlan:
+    return needs_approval(call_id, OnDoubt.PROBE)
+
+
 _makers = st.lists(
-    st.sampled_from([reads, writes, at_client, impossible]), min_size=1, max_size=len(CALL_IDS)
+    st.sampled_from(
+        [
+            reads,
+            writes,
+            at_client,
+            impossible,
+            at_person,
+            needs_approval,
+            _held,
+            _probed,
+            _keyed,
+            _approved_probe,
+        ]
+    ),
+    min_size=1,
+    max_size=len(CALL_IDS),
 )
 
 
@@ -86,6 +139,8 @@ _batches = _makers.map(
 _places = st.tuples(small, small, small)
 _ids = st.sampled_from([*CALL_IDS, "", "nobody"])
 _waits = st.sampled_from([0.0, 1.0, 60.0, 3 * 60 * 60.0])
+_limits = st.sampled_from([0.0, 0.0, 30.0])
+_digests = st.sampled_from([digest_of("work", "{}"), "another"])
 _dice = st.integers(0, 11)
 
 
@@ -102,10 +157,23 @@ def _stray(draw: st.DrawFn) -> Command:
         CallExpired(turn, reply, call_id),
         Cancel(turn),
         CancelExpired(turn),
+        CallProbed(turn, reply, call_id, may_run=draw(st.booleans())),
+        CallProgress(turn, reply, call_id, 1, "stray"),
+        Answer(turn, reply, call_id, draw(_digests), draw(st.sampled_from(Choice))),
+        QuestionExpired(turn, reply, call_id),
+        TurnExpired(turn),
+        Resume(draw(st.sampled_from([None, turn]))),
+        Withdraw(draw(st.sampled_from([None, turn]))),
         Recover(LOOK_BACK_S),
         say("stray"),
+        _queued(draw),
     ]
     return draw(st.sampled_from(commands))
+
+
+def _queued(draw: st.DrawFn) -> SendMessage:
+    said = say(draw(words))
+    return SendMessage(said.message, when_busy=WhenBusy.QUEUE, timeout_s=draw(_limits))
 
 
 def _apt(draw: st.DrawFn, session: Session) -> Command:
@@ -113,12 +181,17 @@ def _apt(draw: st.DrawFn, session: Session) -> Command:
     state = session.turn
     match state:
         case Idle():
-            return say(draw(words))
+            if state.left is not None and draw(st.booleans()):
+                return Resume()
+            return _queued(draw)
         case AwaitingModel():
             return _apt_model(draw, state, session)
         case RunningCalls() | Cancelling():
             running = [call for call in state.calls if call.is_running]
-            commands: list[Command] = [Cancel(), CancelExpired(state.turn)]
+            commands: list[Command] = [Cancel(), CancelExpired(state.turn), TurnExpired(state.turn)]
+            waiting = [call for call in state.calls if call.is_asking or (call.is_open and call.is_in_doubt)]
+            if waiting and draw(_dice) > 1:
+                return _apt_answer(draw, state, draw(st.sampled_from(waiting)))
             if running and draw(_dice) > 1:
                 call = draw(st.sampled_from(running))
                 if call.plan.site is Site.CLIENT and draw(st.booleans()):
@@ -126,6 +199,19 @@ def _apt(draw: st.DrawFn, session: Session) -> Command:
                 result = Result(call.call.id, draw(words), draw(outcomes))
                 return CallFinished(state.turn, state.reply_no, result)
             return draw(st.sampled_from(commands))
+
+
+def _apt_answer(draw: st.DrawFn, state: RunningCalls | Cancelling, call: CallState) -> Command:
+    place = (state.turn, state.reply_no, call.call.id)
+    if call.asked is None:
+        result = Result(call.call.id, draw(words)) if draw(st.booleans()) else None
+        return CallProbed(*place, result, may_run=draw(st.booleans()))
+    if draw(_dice) == 0:
+        return QuestionExpired(*place)
+    choice = draw(st.sampled_from(CHOICES[call.asked]))
+    is_edited = call.asked is QuestionKind.APPROVAL and draw(st.booleans())
+    arguments = '{"edited": true}' if is_edited else None
+    return Answer(*place, call.plan.digest, choice, draw(words), arguments)
 
 
 def _apt_model(draw: st.DrawFn, state: AwaitingModel, session: Session) -> Command:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from midstream.core import turn
-from midstream.core.calls import CallPlan, OnDoubt, Site, digest_of
+from midstream.core.calls import CallPlan, Choice, OnDoubt, Site, digest_of
 from midstream.core.messages import Call, Finish, Outcome, Reply, Result, Text, UserMessage
 from midstream.core.records import ClientTool, Delta, Record
 from midstream.core.turn import (
+    Answer,
     CallFinished,
     Command,
     Idle,
@@ -68,6 +69,25 @@ def writes(call_id: str, on_doubt: OnDoubt = OnDoubt.UNKNOWN) -> CallPlan:
 
 def at_client(call_id: str, timeout_s: float = 0.0) -> CallPlan:
     return CallPlan(call_id, digest_of("work", "{}"), Site.CLIENT, timeout_s=timeout_s)
+
+
+def needs_approval(call_id: str, on_doubt: OnDoubt = OnDoubt.UNKNOWN, *, answer_s: float = 0.0) -> CallPlan:
+    """Plan a call with effects that a person must allow."""
+    digest = digest_of("work", "{}")
+    return CallPlan(
+        call_id, digest, on_doubt=on_doubt, needs_approval=True, question="Sure?", answer_s=answer_s
+    )
+
+
+def at_person(call_id: str, answer_s: float = 0.0) -> CallPlan:
+    """Plan a call that is a question to a person."""
+    digest = digest_of("work", "{}")
+    return CallPlan(call_id, digest, Site.PERSON, has_effects=False, question="Which one?", answer_s=answer_s)
+
+
+def replies(call_id: str, choice: Choice, text: str = "", *, arguments: str | None = None) -> Answer:
+    """Let a person answer the question of a call of the first reply."""
+    return Answer(1, 1, call_id, digest_of("work", "{}"), choice, text, arguments)
 
 
 def impossible(call_id: str) -> CallPlan:

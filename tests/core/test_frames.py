@@ -8,11 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.core import frames
+from midstream.core.calls import Choice
 from midstream.core.frames import (
     EVENT_NUMBER_MAX,
     FRAME_BYTES_MAX,
     AbortPayload,
     Ack,
+    AnswerPayload,
     Chunk,
     ClientFrame,
     Close,
@@ -26,11 +28,14 @@ from midstream.core.frames import (
     Payload,
     Ping,
     ResultPayload,
+    ResumePayload,
     SayPayload,
     ServerFrame,
     Welcome,
+    WithdrawPayload,
 )
 from midstream.core.messages import File, Outcome, Result, Text
+from midstream.core.turn import WhenBusy
 from midstream.errors import FrameTooLargeError, MalformedFrameError
 from tests.spec import spec
 
@@ -49,6 +54,11 @@ PAYLOADS: list[Payload] = [
     ResultPayload(1, 2, Result("c\n1", "\0 ü", Outcome.UNKNOWN)),
     AbortPayload(3),
     AbortPayload(),
+    SayPayload((Text("hi"),), when_busy=WhenBusy.REFUSE),
+    AnswerPayload(1, 2, "c", "d", Choice.ALLOW, arguments="{}"),
+    WithdrawPayload(),
+    WithdrawPayload(2),
+    ResumePayload(3),
 ]
 
 

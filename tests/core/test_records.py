@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.core.calls import CallPlan, OnDoubt, Site
+from midstream.core.calls import CallPlan, Choice, OnDoubt, QuestionKind, Site
 from midstream.core.messages import (
     Call,
     File,
@@ -21,7 +21,9 @@ from midstream.core.messages import (
 from midstream.core.records import (
     AttemptFailed,
     AttemptStarted,
+    CallDoubted,
     CallEnded,
+    CallProgressed,
     CallStarted,
     CancelRequested,
     ChunkAccepted,
@@ -31,12 +33,18 @@ from midstream.core.records import (
     ExchangeCommitted,
     HistoryCompacted,
     MessageAccepted,
+    MessageQueued,
+    MessageWithdrawn,
+    QuestionAnswered,
+    QuestionAsked,
     Record,
     ReplyCompleted,
+    ResultArrivedLate,
     StreamOpened,
     Sync,
     ToolsChanged,
     TurnEnded,
+    TurnResumed,
     TurnStatus,
     decode,
     decode_all,
@@ -56,6 +64,9 @@ EVERY_RECORD: tuple[Record, ...] = (
         (ClientTool(ToolSpec("ask", "Ask.", {"type": "object"}), has_effects=False, timeout_s=9.0),),
         "stream-1",
     ),
+    MessageQueued(1, UserMessage.of("and then"), 1000.5, stream="stream-2", timeout_s=9.0),
+    MessageWithdrawn(1, 1000.5, "stream-2"),
+    TurnResumed(1, 4, 1000.5),
     AttemptStarted(1, 1, 2, 1000.5, 1001.5),
     Delta(1, 1, 2, 0, "thinking", "hm \u2603 \U0001f600 \u0000"),
     AttemptFailed(1, 1, 1, "model_stalled", "silence", 1000.5),
@@ -74,8 +85,15 @@ EVERY_RECORD: tuple[Record, ...] = (
         1000.5,
         (CallPlan("a", "d3", Site.CLIENT, has_effects=False, on_doubt=OnDoubt.RERUN, problem="no"),),
     ),
-    CallStarted(1, 1, "a", 2, 1000.5, has_effects=False),
+    CallStarted(1, 1, "a", 2, 1000.5, has_effects=False, arguments='{"path": "y"}'),
+    CallProgressed(1, 1, "a", 2, "half way", 1000.5),
+    CallDoubted(1, 1, "a", 1000.5),
+    QuestionAsked(1, 1, "a", QuestionKind.APPROVAL, "d3", 1000.5, "Sure?", 2000.5),
+    QuestionAnswered(
+        1, 1, "a", QuestionKind.APPROVAL, "d3", Choice.ALLOW, 1000.5, "yes", '{"path": "y"}', "ann"
+    ),
     CallEnded(1, 1, Result("a", "it says", Outcome.ERROR), 1000.5),
+    ResultArrivedLate(1, 1, Result("a", "it said"), 1000.5),
     ExchangeCommitted(1, 1),
     CancelRequested(1, 1000.5, 1005.5),
     TurnEnded(1, TurnStatus.FAILED, 1000.5, "model_rejected", "wrong key"),
@@ -109,7 +127,18 @@ def test_what_is_no_record_is_named_as_such(body: bytes) -> None:
         decode(body)
 
 
-FULL = (EpochStarted, StreamOpened, ChunkAccepted, MessageAccepted, CancelRequested, TurnEnded)
+FULL = (
+    EpochStarted,
+    StreamOpened,
+    ChunkAccepted,
+    MessageAccepted,
+    MessageQueued,
+    MessageWithdrawn,
+    TurnResumed,
+    QuestionAnswered,
+    CancelRequested,
+    TurnEnded,
+)
 
 
 @pytest.mark.parametrize("record", EVERY_RECORD, ids=lambda record: type(record).__name__)

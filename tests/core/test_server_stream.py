@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.core import frames
-from midstream.core.calls import CallPlan, Site
+from midstream.core.calls import CallPlan, Choice, Site
 from midstream.core.frames import (
     START,
     AbortPayload,
     Ack,
+    AnswerPayload,
     Chunk,
     Close,
     Error,
@@ -24,9 +25,11 @@ from midstream.core.frames import (
     Open,
     Ping,
     ResultPayload,
+    ResumePayload,
     SayPayload,
     ServerFrame,
     Welcome,
+    WithdrawPayload,
 )
 from midstream.core.messages import Call, Finish, Reply, Result, Text, UserMessage
 from midstream.core.records import (
@@ -53,7 +56,7 @@ from midstream.core.server_stream import (
     waiting_on,
 )
 from midstream.core.session import CHUNKS_MAX, Received, Session, fold
-from midstream.core.turn import CallFinished, Cancel, SendMessage
+from midstream.core.turn import Answer, CallFinished, Cancel, Resume, SendMessage, WhenBusy, Withdraw
 from midstream.errors import DrainingError, MidstreamError, SeqnoGapError, SessionBusyError, StreamFencedError
 from tests.spec import spec
 
@@ -133,7 +136,7 @@ def test_a_chunk_is_submitted_and_acked_only_when_it_was_appended() -> None:
     stream = _admitted(Open("a", SECRET))
     raw = frames.encode(HI)
     stream.receive(_chunk(0, raw), now=0.0)
-    command = SendMessage(UserMessage((Text("hi"),)))
+    command = SendMessage(UserMessage((Text("hi"),)), when_busy=WhenBusy.QUEUE)
     assert stream.requests() == [Submit(0, Received("a", DIGEST, 0, frames.digest_of(raw), command))]
     assert stream.frames_to_send() == []
 
@@ -455,3 +458,24 @@ def _with_call(site: Site) -> Session:
     reply = Reply((Call("c", "look"),), Finish.CALLS)
     plans = (CallPlan("c", "digest", site),)
     return _session(*_said(), ReplyCompleted(1, 1, 1, reply, 3.0, plans), CallStarted(1, 1, "c", 1, 3.0))
+
+
+@spec("STREAM-36")
+def test_answers_withdrawals_and_resumes_become_commands() -> None:
+    for payload, command in (
+        (AnswerPayload(1, 2, "c", "d", Choice.DENY, "no"), Answer(1, 2, "c", "d", Choice.DENY, "no")),
+        (WithdrawPayload(3), Withdraw(3)),
+        (ResumePayload(4), Resume(4)),
+    ):
+        stream = _admitted(Open("a", SECRET))
+        stream.receive(_chunk(0, frames.encode(payload)), now=0.0)
+        (request,) = stream.requests()
+        assert isinstance(request, Submit)
+        assert request.chunk.command == command
+
+
+@spec("STREAM-36")
+def test_a_turn_is_resumed_by_the_first_chunk_of_a_stream() -> None:
+    stream = _admitted(Open("a", SECRET))
+    stream.receive(_chunk(1, frames.encode(ResumePayload())), now=0.0)
+    assert ([_code(frame) for frame in _sent(stream)], stream.is_closed) == (["malformed_frame"], True)

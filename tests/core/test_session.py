@@ -11,27 +11,35 @@ from hypothesis import strategies as st
 from msgspec import Struct, field
 
 from midstream.core import session as sessions
-from midstream.core.calls import OnDoubt
+from midstream.core.calls import Choice, OnDoubt
 from midstream.core.compaction import shown
 from midstream.core.messages import Exchange, History, UserMessage
 from midstream.core.records import (
+    AttemptStarted,
     CallEnded,
     CallStarted,
     ChunkAccepted,
     EpochStarted,
     ExchangeCommitted,
     MessageAccepted,
+    MessageQueued,
+    MessageWithdrawn,
+    QuestionAnswered,
     Record,
     ReplyCompleted,
+    ResultArrivedLate,
     StreamOpened,
     ToolsChanged,
     TurnEnded,
+    TurnResumed,
     TurnStatus,
     decode,
     encode,
 )
 from midstream.core.session import (
     CHUNKS_MAX,
+    CONTINUE,
+    QUEUE_MAX,
     STREAMS_KEPT_MAX,
     Received,
     Session,
@@ -42,22 +50,33 @@ from midstream.core.session import (
     owed,
 )
 from midstream.core.turn import (
+    Answer,
     AskModel,
     AwaitCancelled,
     CallExpired,
     CallFinished,
+    CallProbed,
+    CallProgress,
     Cancel,
     CancelExpired,
+    Cancelling,
     Command,
     Idle,
     ModelFailed,
     ModelReplied,
     ModelSaid,
     Obligation,
+    ProbeCall,
+    QuestionExpired,
     Recover,
     Refused,
+    Resume,
     RunCall,
+    RunningCalls,
     SendMessage,
+    TurnExpired,
+    WhenBusy,
+    Withdraw,
 )
 from midstream.errors import (
     MalformedFrameError,
@@ -68,7 +87,19 @@ from midstream.errors import (
     WrongSecretError,
 )
 from tests.core.lives import Life, batches, lives
-from tests.core.stories import AT, answers, asks, at_client, ended, heard, overflows, reads, say, writes
+from tests.core.stories import (
+    AT,
+    answers,
+    asks,
+    at_client,
+    ended,
+    fails,
+    heard,
+    overflows,
+    reads,
+    say,
+    writes,
+)
 from tests.spec import spec
 
 # --- whatever happens -------------------------------------------------------------------------------------------
@@ -106,6 +137,10 @@ def test_history_holds_whole_exchanges_with_the_one_outcome_of_each_call(life: L
             calls = replies[place].body.calls
             results = tuple(outcomes[*place, call.id] for call in calls)
             entries.append(Exchange(replies[place].body, results))
+        elif isinstance(record, TurnResumed):
+            last = entries[-1]
+            if isinstance(last, Exchange) and not last.results:
+                entries.append(UserMessage.of(CONTINUE))
     assert history.entries == tuple(entries)
 
 
@@ -113,14 +148,38 @@ def test_history_holds_whole_exchanges_with_the_one_outcome_of_each_call(life: L
 @spec("TURN-21")
 def test_a_live_session_is_owed_something_after_every_append(life: Life) -> None:
     for step in life.steps:
-        assert (owed(step.after) != frozenset()) == step.after.is_live, step.command
+        waits = owed(step.after) != frozenset() or step.after.rests_on_people
+        assert waits == step.after.is_live, step.command
 
 
 @given(lives())
-@spec("TURN-1")
-def test_a_message_is_refused_exactly_while_a_turn_is_live(life: Life) -> None:
+@spec("TURN-1", "TURN-28")
+def test_a_message_is_taken_refused_or_queued_as_the_session_is_busy(life: Life) -> None:
     for step in life.steps:
-        assert (step.records is None) == (isinstance(step.command, SendMessage) and step.before.is_live)
+        if not isinstance(step.command, SendMessage):
+            continue
+        if not step.before.is_live:
+            assert step.records is not None
+            assert isinstance(step.records[0], MessageAccepted)
+        elif step.command.when_busy is WhenBusy.REFUSE:
+            assert step.records is None
+        else:
+            assert step.records is not None
+            assert [type(record) for record in step.records] == [MessageQueued]
+
+
+@given(lives())
+@spec("TURN-28", "TURN-29")
+def test_queued_messages_are_taken_once_and_in_order(life: Life) -> None:
+    taken = [
+        record.queued for _, record in life.journal if isinstance(record, MessageAccepted) and record.queued
+    ]
+    back = {record.number for _, record in life.journal if isinstance(record, MessageWithdrawn)}
+    said = [record.number for _, record in life.journal if isinstance(record, MessageQueued)]
+    waiting = [each.number for each in life.session.queue]
+    assert said == list(range(1, len(said) + 1))
+    assert taken + waiting == [number for number in said if number not in back]
+    assert life.session.is_live or not waiting
 
 
 @given(lives())
@@ -128,7 +187,7 @@ def test_a_message_is_refused_exactly_while_a_turn_is_live(life: Life) -> None:
 def test_a_command_about_something_else_changes_nothing(life: Life) -> None:
     for step in life.steps:
         if not _is_about(step.before, step.command):
-            assert step.records == (), step.command
+            assert not step.records, step.command
             assert step.after == step.before
 
 
@@ -140,9 +199,28 @@ def _is_about(session: Session, command: Command) -> bool:
             asked = (each for each in owed(session) if isinstance(each, AskModel))
             return any((each.turn, each.reply_no, each.attempt) == ids for each in asked)
         case CallFinished():
-            return _is_call_open(session, command.turn, command.reply_no, command.result.call_id)
+            place = (command.turn, command.reply_no, command.result.call_id)
+            is_late = any((each.turn, each.reply, each.call_id) == place for each in session.unsettled)
+            return is_late or _is_call_open(session, *place)
         case CallExpired():
             return _is_call_open(session, command.turn, command.reply_no, command.call_id)
+        case CallProgress():
+            return _is_call_open(session, command.turn, command.reply_no, command.call_id)
+        case CallProbed():
+            probes = (each for each in owed(session) if isinstance(each, ProbeCall))
+            place = (command.turn, command.reply_no, command.call_id)
+            return any((each.turn, each.reply_no, each.call_id) == place for each in probes)
+        case Answer() | QuestionExpired():
+            return _is_question_open(session, command)
+        case TurnExpired():
+            return (
+                not isinstance(session.turn, Cancelling) and session.is_live and command.turn == session.turns
+            )
+        case Resume():
+            left = getattr(session.turn, "left", None)
+            return left is not None and command.turn in (None, left.turn)
+        case Withdraw():
+            return any(command.number in (None, each.number) for each in session.queue)
         case CancelExpired():
             return any(
                 isinstance(each, AwaitCancelled) and each.turn == command.turn for each in owed(session)
@@ -160,9 +238,18 @@ def _is_call_open(session: Session, turn: int, reply: int, call_id: str) -> bool
     return numbers == (turn, reply) and any(each.call.id == call_id and each.is_running for each in calls)
 
 
+def _is_question_open(session: Session, command: Answer | QuestionExpired) -> bool:
+    if not isinstance(session.turn, RunningCalls):
+        return False
+    numbers = (session.turn.turn, session.turn.reply_no)
+    ids = {call.call.id for call in session.turn.calls if call.is_asking}
+    return (command.turn, command.reply_no) == numbers and command.call_id in ids
+
+
 @given(lives())
 @spec("TURN-8")
 def test_a_cancel_always_reaches_rest_and_nothing_of_the_turn_follows(life: Life) -> None:
+    life.take(Withdraw(), epoch=life.session.epoch)
     turn = life.session.turns
     life.take(Cancel(), epoch=life.session.epoch)
     life.take(CancelExpired(turn), epoch=life.session.epoch)
@@ -170,7 +257,10 @@ def test_a_cancel_always_reaches_rest_and_nothing_of_the_turn_follows(life: Life
 
     ended_turns: set[int] = set()
     for _, record in life.journal:
-        assert getattr(record, "turn", None) not in ended_turns, record
+        if isinstance(record, TurnResumed):
+            ended_turns.remove(record.turn)
+        is_late = isinstance(record, ResultArrivedLate)
+        assert is_late or getattr(record, "turn", None) not in ended_turns, record
         if isinstance(record, TurnEnded):
             ended_turns.add(record.turn)
     assert ended_turns == set(range(1, turn + 1))
@@ -190,6 +280,7 @@ def test_taking_over_twice_is_taking_over_once(life: Life, later: float) -> None
 @spec("TURN-10", "TURN-13")
 def test_every_run_is_announced_and_only_what_may_runs_again(life: Life) -> None:
     runs: Counter[tuple[int, int, str]] = Counter()
+    granted: Counter[tuple[int, int, str]] = Counter()
     plans = {
         (record.turn, record.reply, plan.call_id): plan
         for _, record in life.journal
@@ -203,7 +294,14 @@ def test_every_run_is_announced_and_only_what_may_runs_again(life: Life) -> None
             assert record.run == runs[call]
             assert record.has_effects == plans[call].has_effects
             assert record.run == 1 or plans[call].on_doubt is not OnDoubt.UNKNOWN
-    assert all(count <= 3 for count in runs.values())
+            if plans[call].needs_approval or plans[call].on_doubt is OnDoubt.HOLD:
+                # Never without a person: one decision for each start that needs one.
+                needed = record.run - (0 if plans[call].needs_approval else 1)
+                assert granted[call] >= needed, call
+        elif isinstance(record, QuestionAnswered) and record.choice in (Choice.ALLOW, Choice.RERUN):
+            granted[record.turn, record.reply, record.call_id] += 1
+    by_people = {call for call, count in granted.items() if count}
+    assert all(count <= 3 for call, count in runs.items() if call not in by_people)
 
 
 # --- two owners -------------------------------------------------------------------------------------------------
@@ -468,6 +566,85 @@ def test_whatever_happens_a_cut_only_grows_and_leaves_the_newest_entry(life: Lif
         assert step.after.cut < len(entries) or not entries
         if entries and step.after.cut < len(entries) - 1:
             assert step.after.shown.entries[-1] == entries[-1]
+
+
+# --- the queue and late results -----------------------------------------------------------------------------------
+
+
+def _queued(words: str) -> SendMessage:
+    return SendMessage(UserMessage.of(words), when_busy=WhenBusy.QUEUE)
+
+
+@spec("TURN-28")
+def test_the_next_turn_opens_in_the_append_that_ends_the_one_before() -> None:
+    session = _live(say(), _queued("and then"))
+    records = decide(session, answers(), epoch=1, at=AT)
+    assert [type(record) for record in records[-3:]] == [TurnEnded, MessageAccepted, AttemptStarted]
+    session = fold([(1, record) for record in records], session)
+    assert (session.turns, session.queue, session.is_live) == (2, (), True)
+
+
+@spec("TURN-28")
+def test_the_queue_is_bounded() -> None:
+    session = _live(say(), *(_queued(str(number)) for number in range(QUEUE_MAX)))
+    with pytest.raises(Refused) as refused:
+        decide(session, _queued("one more"), epoch=1, at=AT)
+    assert isinstance(refused.value.error, SessionBusyError)
+
+
+@spec("TURN-29")
+def test_a_stream_that_stops_takes_back_its_own_message_only() -> None:
+    session = _live(say())
+    session = _fold(session, Received("s", "secret", 0, "d0", _queued("later")))
+    session = _fold(session, Received("s", "secret", 1, "d1", Cancel()))
+    assert session.queue == ()
+    assert session.is_live
+
+
+@spec("TURN-29")
+def test_a_stream_whose_message_waits_takes_no_other() -> None:
+    session = _fold(_live(say()), Received("s", "secret", 0, "d0", _queued("later")))
+    with pytest.raises(Refused) as refused:
+        decide(session, Received("s", "secret", 1, "d1", _queued("another")), epoch=1, at=AT)
+    assert isinstance(refused.value.error, MalformedFrameError)
+
+
+@spec("TURN-31")
+def test_a_result_that_comes_too_late_is_kept_once() -> None:
+    session = _live(say(), asks(writes("a")), Cancel(), CancelExpired(1))
+    late = ended("a", "it was sent after all")
+    records = decide(session, late, epoch=1, at=AT)
+    assert records == (ResultArrivedLate(1, 1, late.result, AT),)
+    session = fold([(1, record) for record in records], session)
+    assert decide(session, late, epoch=1, at=AT) == ()
+
+
+@spec("TURN-31", "TURN-15")
+def test_a_client_gives_late_results_of_its_own_calls_only() -> None:
+    ours = _live(say(), asks(writes("a")), Cancel(), CancelExpired(1))
+    theirs = _live(say(), asks(at_client("a")), CallExpired(1, 1, "a"))
+    chunk = Received("s", "secret", 0, "d0", ended("a", "late"))
+    assert not any(isinstance(each, ResultArrivedLate) for each in decide(ours, chunk, epoch=1, at=AT))
+    assert any(isinstance(each, ResultArrivedLate) for each in decide(theirs, chunk, epoch=1, at=AT))
+
+
+@spec("TURN-30")
+def test_a_turn_cut_in_its_words_goes_on_with_a_word_to_the_model() -> None:
+    session = _live(say(), heard("half a sen"), fails(retriable=False), Resume())
+    assert session.history.entries[-1] == UserMessage.of(CONTINUE)
+    session = _live(say(), asks(reads("a")), ended("a"), fails(retriable=False, reply=2), Resume())
+    assert isinstance(session.history.entries[-1], Exchange)
+
+
+def _live(*commands: Command) -> Session:
+    session = fold([(1, EpochStarted(1, "owner-1", AT))])
+    for command in commands:
+        session = _fold(session, command)
+    return session
+
+
+def _fold(session: Session, command: Command | Received) -> Session:
+    return fold([(1, record) for record in decide(session, command, epoch=1, at=AT)], session)
 
 
 # --- tools that come and go -------------------------------------------------------------------------------------

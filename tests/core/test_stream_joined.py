@@ -16,8 +16,9 @@ from midstream.core.client_stream import Applied, ClientStream, Forget
 from midstream.core.frames import AbortPayload, EventId, ResultPayload, SayPayload
 from midstream.core.messages import Call, Finish, Reply, Result, Text
 from midstream.core.records import CallStarted, ChunkAccepted, Delta, StreamOpened, TurnEnded, TurnStatus
-from midstream.core.turn import AwaitingModel, ModelReplied, ModelSaid
+from midstream.core.turn import AwaitingModel, ModelReplied, ModelSaid, WhenBusy
 from midstream.errors import SessionBusyError, StreamNotFoundError
+from tests.core.stories import answers, heard
 from tests.core.stream_link import Link, MemoryCheckpoint, MemoryHost
 from tests.spec import spec
 
@@ -207,9 +208,50 @@ def test_a_second_message_while_a_turn_runs_is_refused_with_its_type() -> None:
     application.say(link, SayPayload((Text("hi"),)))
     link.run()
     other, another = _linked(link.host, key="b")
-    another.say(other, SayPayload((Text("me too"),)))
+    another.say(other, SayPayload((Text("me too"),), when_busy=WhenBusy.REFUSE))
     other.run()
     assert isinstance(other.client.error, SessionBusyError)
+
+
+def _drain(application: Application, link: Link) -> None:
+    while link.unread or application.in_hand is not None:
+        application.step(link)
+
+
+@spec("STREAM-35")
+def test_a_queued_message_is_shown_its_own_turn_and_no_other() -> None:
+    link, application = _linked()
+    application.say(link, SayPayload((Text("hi"),)))
+    link.run()
+    other, another = _linked(link.host, key="b")
+    another.say(other, SayPayload((Text("me too"),)))
+    other.run()
+    for turn in (1, 2):
+        link.host.do(heard(f"for turn {turn}", turn=turn), at=0.0)
+        link.host.do(answers(f"for turn {turn}", turn=turn), at=0.0)
+    other.run()
+    _drain(another, other)
+    seen = [each.record for each in another.log]
+    assert [each.text for each in seen if isinstance(each, Delta)] == ["for turn 2"]
+    assert other.client.turn == 2
+    assert other.client.is_ended
+
+
+@spec("STREAM-35")
+def test_a_queued_message_that_is_taken_back_ends_its_stream() -> None:
+    link, application = _linked()
+    application.say(link, SayPayload((Text("hi"),)))
+    link.run()
+    other, another = _linked(link.host, key="b")
+    another.say(other, SayPayload((Text("me too"),)))
+    other.run()
+    other.client.abort()
+    other.settle()
+    other.run()
+    assert other.client.is_ended
+    assert other.client.error is None
+    assert link.host.session.queue == ()
+    assert link.host.session.is_live
 
 
 def test_a_server_without_the_stream_is_told_from_one_that_never_saw_it() -> None:

@@ -23,7 +23,7 @@ from midstream.core.timing import Backoff
 from midstream.core.turn import Cancel, SendMessage
 from midstream.errors import ToolsUnavailableError, UsageError
 from midstream.integrations import mcp
-from midstream.integrations.mcp import McpServer, Progress, text_of
+from midstream.integrations.mcp import McpServer, text_of
 from midstream.runtime import toolset
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
@@ -270,19 +270,18 @@ async def test_a_huge_result_is_cut_and_says_so(http: McpServer) -> None:
     assert (result.outcome, result.content[-21:]) == (Outcome.OK, "[+1475712 characters]")
 
 
-@spec("TURN-55")
-async def test_a_server_gets_the_effect_key_and_its_progress_is_heard(shared: HttpProgram) -> None:
-    heard: list[tuple[str, Progress]] = []
-    server = McpServer.http(
-        shared.url,
-        name="files",
-        on_progress=lambda context, progress: heard.append((context.call_id, progress)),
-    )
-    assert await _call(server, "send", '{"text": "a"}') == Result("c1", "sent")
-    assert await _call(server, "send", '{"text": "a"}', run=2) == Result("c1", "sent")
+@spec("TURN-55", "TURN-38")
+async def test_a_server_gets_the_effect_key_and_its_progress_is_heard(
+    shared: HttpProgram, http: McpServer
+) -> None:
+    heard: list[str] = []
+    send = (await _tools(http))["files__send"]
+    for run in (1, 2):
+        context = CallContext("s", 1, 1, "c1", run, heard.append)
+        async with asyncio.timeout(WAIT_S):
+            assert await run_call(send, Call("c1", "x", '{"text": "a"}'), context) == Result("c1", "sent")
     assert [line for line in shared.ledger.lines if line.startswith("send")] == ["send a s/1/1/c1"] * 2
-    assert heard == [("c1", Progress(1.0, 2.0, "half"))] * 2
-    await _bounded(server.close())
+    assert heard == ["1 of 2: half"] * 2
 
 
 def test_pictures_sounds_and_files_never_stand_in_a_result() -> None:

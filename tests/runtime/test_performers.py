@@ -16,6 +16,7 @@ from midstream.core.turn import (
     AwaitingModel,
     CallExpired,
     CallFinished,
+    CallProgress,
     CancelExpired,
     Command,
     ModelFailed,
@@ -47,6 +48,9 @@ class Noted:
 
     async def say(self, command: ModelSaid | ToolsFound) -> None:
         self.said.append(command)
+
+    def tell(self, progress: CallProgress) -> None:
+        raise AssertionError("no tool of these tests says how far it is")
 
     async def report(self, command: Command) -> None:
         self.reports.append(command)

@@ -142,8 +142,8 @@ def opening(**fields: object) -> Json:
     return {"type": "open", "stream": "k1", "secret": SECRET, **fields}
 
 
-def chunk(seqno: int = 0, words: str = "hi") -> Json:
-    return {"type": "chunk", "seqno": seqno, "payload": said(words)}
+def chunk(seqno: int = 0, words: str = "hi", **more: str) -> Json:
+    return {"type": "chunk", "seqno": seqno, "payload": {**said(words), **more}}
 
 
 def said(words: str) -> Json:

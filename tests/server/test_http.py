@@ -260,7 +260,7 @@ async def test_a_wrong_secret_is_refused_on_the_way_up_and_down() -> None:
 async def test_a_second_message_while_a_turn_runs_is_busy() -> None:
     async with called(make_app([[Stall()]])) as client:
         await post(client, chunk())
-        answer = await post(client, chunk(), **{"x-idempotency-key": "k2"})
+        answer = await post(client, chunk(when_busy="refuse"), **{"x-idempotency-key": "k2"})
     assert (answer.status_code, answer.json()["code"], answer.json()["retry"]) == (
         409,
         "session_busy",

@@ -51,6 +51,7 @@ def test_a_session_at_rest() -> None:
         last="failed",
         history=(HI,),
         running=None,
+        is_resumable=True,
     )
 
 

@@ -1,10 +1,11 @@
 """The life of one tool call, and the one judgement about running it.
 
-    planned ──started(run 1)──▶ started ──outcome──▶ ended
-                                   │
-                     the owner died: in doubt
-                                   │
-            by the tool's declared policy: started(run n+1), or outcome unknown
+    planned ──[asked ──allowed]──▶ started(run 1) ──outcome──▶ ended
+                 │                    │
+              denied,        the owner died: in doubt
+              expired                 │
+                       by the tool's declared policy: started(run n+1), probed,
+                       asked (a person decides), or outcome unknown
 
 Server and client keep this life in their own journals and ask the same `judge`. The intent is journaled
 before the start, so "started without outcome under an older epoch" is exactly the doubtful case.
@@ -30,6 +31,12 @@ UNKNOWN_CONTENT = (
 STOPPED_CONTENT = "This tool was stopped on request while it ran. It may or may not have taken effect."
 NOT_STARTED_CONTENT = "This tool was not started, because the turn was stopped first."
 NO_ANSWER_CONTENT = "No client answered this call in time. It may or may not have taken effect."
+DENIED_CONTENT = "A person declined this call. It was not started."
+NO_DECISION_CONTENT = "Nobody approved this call in time. It was not started."
+NO_REPLY_CONTENT = "Nobody answered this question in time."
+SKIPPED_CONTENT = "A person decided not to run this call again. It may or may not have taken effect."
+HAPPENED_CONTENT = "A person confirmed that this call took effect. What it returned is not known."
+EDITED_CONTENT = "[a person changed the arguments before this ran, to: {arguments}]"
 
 
 class OnDoubt(StrEnum):
@@ -41,13 +48,56 @@ class OnDoubt(StrEnum):
     """Run it again: it only reads, or repeating it does no harm."""
     RERUN_WITH_KEY = "rerun_with_key"
     """Run it again with the same effect key, by which the outside world refuses the repetition."""
+    PROBE = "probe"
+    """Ask the outside world whether it happened, with the tool's own `probe` function."""
+    HOLD = "hold"
+    """Wait for a person to decide: it happened, run it again, or skip it."""
+    IN_TRANSACTION = "in_transaction"
+    """Its effect and its outcome are one transaction of the session's own database: without an outcome it did not
+    happen, so it runs again."""
 
 
 class Site(StrEnum):
-    """Where a tool lives."""
+    """Where a call is answered."""
 
     SERVER = "server"
     CLIENT = "client"
+    PERSON = "person"
+    """Nothing runs: a person answers, through whichever client they are at."""
+
+
+class QuestionKind(StrEnum):
+    """What a person is asked about a call."""
+
+    APPROVAL = "approval"
+    """May it run?"""
+    QUESTION = "question"
+    """The call is itself a question."""
+    DOUBT = "doubt"
+    """It was started and nobody knows whether it took effect: what now?"""
+
+
+class Choice(StrEnum):
+    """What a person can decide."""
+
+    ALLOW = "allow"
+    DENY = "deny"
+    REPLY = "reply"
+    """Answer a question in words."""
+    HAPPENED = "happened"
+    """It took effect; the words say what came of it."""
+    RERUN = "rerun"
+    """Run it again."""
+    SKIP = "skip"
+    """Do not run it again; its outcome stays unknown."""
+
+
+CHOICES = {
+    QuestionKind.APPROVAL: (Choice.ALLOW, Choice.DENY),
+    QuestionKind.QUESTION: (Choice.REPLY,),
+    QuestionKind.DOUBT: (Choice.HAPPENED, Choice.RERUN, Choice.SKIP),
+}
+"""The answers each question takes."""
 
 
 class CallPlan(Struct, frozen=True, omit_defaults=True):
@@ -61,6 +111,9 @@ class CallPlan(Struct, frozen=True, omit_defaults=True):
         on_doubt: The tool's declared policy.
         timeout_s: Seconds until a running call is given up.
         problem: Why it cannot be started at all (unknown tool, arguments that do not fit); the model reads it.
+        needs_approval: A person must allow it before each start.
+        question: What the person is asked; for a call that is itself a question, that question.
+        answer_s: Seconds a person has to answer; 0 for no limit.
     """
 
     call_id: str
@@ -70,6 +123,9 @@ class CallPlan(Struct, frozen=True, omit_defaults=True):
     on_doubt: OnDoubt = OnDoubt.UNKNOWN
     timeout_s: float = 0.0
     problem: str | None = None
+    needs_approval: bool = False
+    question: str = ""
+    answer_s: float = 0.0
 
 
 class CallState(Struct, frozen=True):
@@ -81,6 +137,17 @@ class CallState(Struct, frozen=True):
     epoch: int = 0
     """The epoch that started it last; 0 while it was never started."""
     started_at: float = 0.0
+    is_in_doubt: bool = False
+    """Its owner died, and by its policy somebody is being asked whether it happened."""
+    asked: QuestionKind | None = None
+    """The question to a person that is open."""
+    asked_at: float = 0.0
+    expires_at: float = 0.0
+    """When the open question expires (seconds since 1970); 0 for never."""
+    is_allowed: bool = False
+    """A person allowed it and it has not started since: a start uses the permission up."""
+    is_edited: bool = False
+    """A person changed the arguments; `call` and `plan` hold the new ones, the reply the model's."""
     result: Result | None = None
 
     @property
@@ -90,8 +157,20 @@ class CallState(Struct, frozen=True):
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and has not ended."""
-        return self.result is None and self.runs > 0
+        """Whether it was started, is not in doubt, and has not ended."""
+        return self.result is None and self.runs > 0 and not self.is_in_doubt
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether it waits for a person."""
+        return self.result is None and self.asked is not None
+
+    @property
+    def wants_person(self) -> bool:
+        """Whether a person must be asked before anything else can happen to it, and was not asked yet."""
+        if self.result is not None or self.runs or self.asked is not None or self.plan.problem is not None:
+            return False
+        return self.plan.site is Site.PERSON or (self.plan.needs_approval and not self.is_allowed)
 
 
 class Verdict(StrEnum):
@@ -100,9 +179,13 @@ class Verdict(StrEnum):
     START = "start"
     """Never started: start it."""
     LEAVE = "leave"
-    """Running, or waiting for a client: leave it."""
+    """Running, or waiting for a client, a person or a probe: leave it."""
     RERUN = "rerun"
     """In doubt, and its policy allows another run."""
+    PROBE = "probe"
+    """In doubt, and the outside world can be asked."""
+    ASK = "ask"
+    """In doubt, and a person must decide."""
     GIVE_UP = "give_up"
     """In doubt, and nobody may run it again: its outcome is unknown."""
     DONE = "done"
@@ -112,28 +195,41 @@ class Verdict(StrEnum):
 def judge(call: CallState, *, epoch: int) -> Verdict:
     """Say what the owner `epoch` may do about a call. This is the at-most-once rule, and there is no other.
 
-    A call that waits for a client is never in doubt here: the client keeps its own journal of it.
+    A call that waits for a client is never in doubt here: the client keeps its own journal of it. A permission was
+    used up by the start, so that a call which needed one goes back to the person.
     """
     if call.result is not None:
         return Verdict.DONE
+    if call.asked is not None or call.is_in_doubt:
+        return Verdict.LEAVE
     if call.runs == 0:
         return Verdict.START
     if call.epoch == epoch or call.plan.site is Site.CLIENT:
         return Verdict.LEAVE
-    if call.plan.on_doubt is OnDoubt.UNKNOWN or call.runs > RERUNS_MAX:
-        return Verdict.GIVE_UP
-    return Verdict.RERUN
+    match call.plan.on_doubt:
+        case OnDoubt.UNKNOWN:
+            return Verdict.GIVE_UP
+        case OnDoubt.HOLD:
+            return Verdict.ASK
+        case OnDoubt.PROBE:
+            return Verdict.PROBE
+        case OnDoubt.RERUN | OnDoubt.RERUN_WITH_KEY | OnDoubt.IN_TRANSACTION:
+            if call.plan.needs_approval:
+                return Verdict.ASK
+            return Verdict.GIVE_UP if call.runs > RERUNS_MAX else Verdict.RERUN
 
 
 def startable(calls: Iterable[CallState]) -> tuple[CallState, ...]:
     """Return the calls that may start now, in order.
 
-    Calls without effects run beside one another; one with effects runs alone, after all before it have ended.
+    Calls without effects run beside one another; one with effects runs alone, after all before it have ended. One
+    that waits for a person does not start, and keeps its place.
     """
     ready: list[CallState] = []
     is_reading = is_clear = True
     for call in calls:
-        if call.runs == 0 and call.is_open and (is_clear or (is_reading and not call.plan.has_effects)):
+        is_due = is_clear or (is_reading and not call.plan.has_effects)
+        if is_due and call.runs == 0 and call.is_open and not (call.is_asking or call.wants_person):
             ready.append(call)
         if call.is_open:
             is_clear = False
@@ -156,4 +252,4 @@ def closing_result(call: CallState, *, running: str = STOPPED_CONTENT) -> Result
         return call.result
     if call.runs == 0:
         return Result(call.call.id, NOT_STARTED_CONTENT, Outcome.CANCELLED)
-    return Result(call.call.id, running, Outcome.UNKNOWN)
+    return Result(call.call.id, UNKNOWN_CONTENT if call.is_in_doubt else running, Outcome.UNKNOWN)

@@ -45,7 +45,16 @@ from midstream.core.frames import (
     decode_server,
     encode,
 )
-from midstream.core.records import ChunkAccepted, MessageAccepted, Record, StreamOpened, TurnEnded
+from midstream.core.records import (
+    ChunkAccepted,
+    MessageAccepted,
+    MessageQueued,
+    MessageWithdrawn,
+    Record,
+    StreamOpened,
+    TurnEnded,
+    TurnResumed,
+)
 from midstream.core.session import CHUNKS_MAX
 from midstream.core.timing import RECONNECT_BACKOFF, Backoff, Deadline
 from midstream.core.turn import LOOK_BACK_S
@@ -189,6 +198,8 @@ class ClientStream:
         self._is_begun = not stream
         """Whether the stream's first record was seen: what stands before it is not the stream's business."""
         self._turn = 0
+        self._is_queued = False
+        """Its message waits for the turns before it, which are not its business."""
         self._end: EventId | None = None
         # Connection.
         self._is_kept = bool(stream)
@@ -496,6 +507,7 @@ class ClientStream:
         self._promised = None
         self._unanswered = 0
         self._turn = frame.turn or self._turn
+        self._is_queued = bool(self._stream and frame.acked) and not (self._turn or self._is_finishing)
         if frame.heartbeat_s > 0:
             self._silence_s = HEARTBEATS_MISSED_MAX * min(frame.heartbeat_s, HEARTBEAT_S_MAX)
         self._in_flight_max = max(1, min(frame.in_flight_max, IN_FLIGHT_MAX))
@@ -542,7 +554,7 @@ class ClientStream:
         record = event.record
         if isinstance(record, StreamOpened) and record.stream == self._stream:
             self._is_begun = True
-        if not self._is_begun:
+        if not self._is_begun or not self._is_ours(record):
             return
         self._events.append(event)
         if not self._stream:
@@ -550,14 +562,26 @@ class ClientStream:
         match record:
             case ChunkAccepted() if record.stream == self._stream:
                 self._take_ack(record.seqno)
-            case MessageAccepted() if record.stream == self._stream:
+            case MessageAccepted() | TurnResumed() if record.stream == self._stream:
                 self._turn = record.turn
+            case MessageWithdrawn() if record.stream == self._stream:
+                self._finish_at(event.event_id)
             case TurnEnded() if record.turn == self._turn:
-                self._end = event.event_id
-                self._queue(Close())
-                self._end_with(None, is_resumable=True)  # until the application has handled it
+                self._finish_at(event.event_id)
             case _:
                 pass
+
+    def _is_ours(self, record: Record) -> bool:
+        """Whether the application is shown a record: a stream whose message waits is not shown the turns before it."""
+        is_own = bool(self._stream) and getattr(record, "stream", None) == self._stream
+        if is_own and isinstance(record, MessageQueued | MessageAccepted):
+            self._is_queued = isinstance(record, MessageQueued)
+        return is_own or not self._is_queued
+
+    def _finish_at(self, end: EventId) -> None:
+        self._end = end
+        self._queue(Close())
+        self._end_with(None, is_resumable=True)  # until the application has handled it
 
     def _take_gone(self, frame: Gone) -> None:
         self._received = EventId.parse(frame.resume_from)

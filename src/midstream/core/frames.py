@@ -13,8 +13,10 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
+from midstream.core.calls import Choice
 from midstream.core.messages import Result, UserPart
 from midstream.core.records import ClientTool
+from midstream.core.turn.commands import WhenBusy
 from midstream.errors import FrameTooLargeError, MalformedFrameError
 
 _T = TypeVar("_T")
@@ -106,10 +108,14 @@ ClientFrame = Open | Chunk | Close | Ping
 
 
 class SayPayload(Struct, frozen=True, tag="say", tag_field="type", omit_defaults=True):
-    """A user's message, which opens the stream's turn, and the tools the client runs itself in it."""
+    """A user's message, which opens the stream's turn, and the tools the client runs itself in it.
+
+    While another turn runs, it waits for its end, or is refused, as `when_busy` says.
+    """
 
     parts: tuple[UserPart, ...]
     tools: tuple[ClientTool, ...] = ()
+    when_busy: WhenBusy = WhenBusy.QUEUE
 
 
 class ResultPayload(Struct, frozen=True, tag="result", tag_field="type"):
@@ -126,7 +132,31 @@ class AbortPayload(Struct, frozen=True, tag="abort", tag_field="type", omit_defa
     turn: int | None = None
 
 
-Payload = SayPayload | ResultPayload | AbortPayload
+class AnswerPayload(Struct, frozen=True, tag="answer", tag_field="type", omit_defaults=True):
+    """What a person decided about a call that waits for them; see `Answer` for the fields."""
+
+    turn: int
+    reply: int
+    call_id: str
+    digest: str
+    choice: Choice
+    text: str = ""
+    arguments: str | None = None
+
+
+class WithdrawPayload(Struct, frozen=True, tag="withdraw", tag_field="type", omit_defaults=True):
+    """Take back a queued message, or without a number all that wait."""
+
+    number: int | None = None
+
+
+class ResumePayload(Struct, frozen=True, tag="resume", tag_field="type", omit_defaults=True):
+    """Go on with the last turn, which was interrupted or failed; it becomes the stream's turn."""
+
+    turn: int | None = None
+
+
+Payload = SayPayload | ResultPayload | AbortPayload | AnswerPayload | WithdrawPayload | ResumePayload
 
 
 # --- what a server says -----------------------------------------------------------------------------------------

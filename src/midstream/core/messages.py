@@ -1,7 +1,7 @@
 """Messages and exchanges that cannot be invalid.
 
 A call is answered or it is not history: `Exchange` refuses to exist with a result missing, surplus or out of
-order, so a dangling call is a state of the turn (`core/turn.py`) and never a state of the history.
+order, so a dangling call is a state of the turn (`core/turn/`) and never a state of the history.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ class Outcome(StrEnum):
     ERROR = "error"
     CANCELLED = "cancelled"
     """It never started, or was stopped on request."""
+    DENIED = "denied"
+    """A person declined it; it never started."""
     UNKNOWN = "unknown"
     """It started and nobody knows whether it took effect."""
 

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from midstream.core.calls import CallPlan, OnDoubt
+from midstream.core.calls import CallPlan, Choice, OnDoubt, QuestionKind
 from midstream.core.messages import Reply, Result, ToolSpec, UserMessage
 from midstream.errors import RecordUndecodableError
 
@@ -48,6 +48,8 @@ class ClientTool(Struct, frozen=True, omit_defaults=True):
     has_effects: bool = True
     on_doubt: OnDoubt = OnDoubt.UNKNOWN
     timeout_s: float = 0.0
+    needs_approval: bool = False
+    """A person must allow each call before the client is told to run it."""
 
 
 class EpochStarted(Struct, frozen=True, tag="epoch_started", tag_field="type"):
@@ -83,6 +85,39 @@ class MessageAccepted(Struct, frozen=True, tag="message_accepted", tag_field="ty
     tools: tuple[ClientTool, ...] = ()
     stream: str = ""
     """The stream that carried it; empty where a host spoke without one."""
+    queued: int = 0
+    """Its number in the queue, where it waited there."""
+    timeout_s: float = 0.0
+    """Seconds the whole turn may take, people's answers not counted; 0 for no limit."""
+
+
+class MessageQueued(Struct, frozen=True, tag="message_queued", tag_field="type", omit_defaults=True):
+    """A user's message came while a turn ran; it waits its turn. `number` counts a session's queued messages from 1."""
+
+    number: int
+    message: UserMessage
+    at: float
+    tools: tuple[ClientTool, ...] = ()
+    stream: str = ""
+    timeout_s: float = 0.0
+
+
+class MessageWithdrawn(Struct, frozen=True, tag="message_withdrawn", tag_field="type", omit_defaults=True):
+    """A queued message was taken back before its turn came; it never entered history."""
+
+    number: int
+    at: float
+    stream: str = ""
+
+
+class TurnResumed(Struct, frozen=True, tag="turn_resumed", tag_field="type", omit_defaults=True):
+    """A turn that was interrupted or had failed goes on, on request; `reply` is the one that comes next."""
+
+    turn: int
+    reply: int
+    at: float
+    stream: str = ""
+    """The stream that asked for it, and whose turn it is from here on."""
 
 
 class AttemptStarted(Struct, frozen=True, tag="attempt_started", tag_field="type", omit_defaults=True):
@@ -163,10 +198,75 @@ class CallStarted(Struct, frozen=True, tag="call_started", tag_field="type", omi
     run: int
     at: float
     has_effects: bool = True
+    arguments: str | None = None
+    """The arguments to run with (JSON text), where a person changed the model's."""
+
+
+class CallProgressed(Struct, frozen=True, tag="call_progressed", tag_field="type"):
+    """A running tool said how far it is. For readers: nothing follows from it."""
+
+    turn: int
+    reply: int
+    call_id: str
+    run: int
+    text: str
+    at: float
+
+
+class CallDoubted(Struct, frozen=True, tag="call_doubted", tag_field="type"):
+    """The owner that ran a call died without its outcome, and somebody is being asked whether it happened."""
+
+    turn: int
+    reply: int
+    call_id: str
+    at: float
+
+
+class QuestionAsked(Struct, frozen=True, tag="question_asked", tag_field="type", omit_defaults=True):
+    """A person must decide about a call.
+
+    Args:
+        digest: Digest of the call's name and arguments; an answer must repeat it.
+        text: What to show them beside the call.
+        expires_at: When it is too late (seconds since 1970); 0 for never.
+    """
+
+    turn: int
+    reply: int
+    call_id: str
+    kind: QuestionKind
+    digest: str
+    at: float
+    text: str = ""
+    expires_at: float = 0.0
+
+
+class QuestionAnswered(Struct, frozen=True, tag="question_answered", tag_field="type", omit_defaults=True):
+    """A person decided; what follows of it stands in the same append. See `commands.Answer` for the fields."""
+
+    turn: int
+    reply: int
+    call_id: str
+    kind: QuestionKind
+    digest: str
+    choice: Choice
+    at: float
+    text: str = ""
+    arguments: str | None = None
+    by: str = ""
 
 
 class CallEnded(Struct, frozen=True, tag="call_ended", tag_field="type"):
     """The one outcome of a call."""
+
+    turn: int
+    reply: int
+    result: Result
+    at: float
+
+
+class ResultArrivedLate(Struct, frozen=True, tag="result_arrived_late", tag_field="type"):
+    """What a call gave after it had been closed as `unknown`. Kept for people; the history stays as it was."""
 
     turn: int
     reply: int
@@ -181,12 +281,16 @@ class ExchangeCommitted(Struct, frozen=True, tag="exchange_committed", tag_field
     reply: int
 
 
-class CancelRequested(Struct, frozen=True, tag="cancel_requested", tag_field="type"):
-    """Somebody stopped the turn. Running tools have until `deadline_at` (seconds since 1970) to end."""
+class CancelRequested(Struct, frozen=True, tag="cancel_requested", tag_field="type", omit_defaults=True):
+    """The turn is stopped. Running tools have until `deadline_at` (seconds since 1970) to end.
+
+    `status` is how it will end: `cancelled` by somebody, `failed` by its own time limit.
+    """
 
     turn: int
     at: float
     deadline_at: float
+    status: TurnStatus = TurnStatus.CANCELLED
 
 
 class TurnEnded(Struct, frozen=True, tag="turn_ended", tag_field="type", omit_defaults=True):
@@ -204,6 +308,9 @@ Record = (
     | StreamOpened
     | ChunkAccepted
     | MessageAccepted
+    | MessageQueued
+    | MessageWithdrawn
+    | TurnResumed
     | AttemptStarted
     | Delta
     | AttemptFailed
@@ -211,7 +318,12 @@ Record = (
     | ToolsChanged
     | ReplyCompleted
     | CallStarted
+    | CallProgressed
+    | CallDoubted
+    | QuestionAsked
+    | QuestionAnswered
     | CallEnded
+    | ResultArrivedLate
     | ExchangeCommitted
     | CancelRequested
     | TurnEnded
@@ -243,7 +355,18 @@ def decode_all(bodies: Iterable[bytes]) -> tuple[Record, ...]:
     return tuple(decode(body) for body in bodies)
 
 
-_FULL = (EpochStarted, StreamOpened, ChunkAccepted, MessageAccepted, CancelRequested, TurnEnded)
+_FULL = (
+    EpochStarted,
+    StreamOpened,
+    ChunkAccepted,
+    MessageAccepted,
+    MessageQueued,
+    MessageWithdrawn,
+    TurnResumed,
+    QuestionAnswered,
+    CancelRequested,
+    TurnEnded,
+)
 
 
 def sync_of(records: Sequence[Record]) -> Sync:

@@ -274,6 +274,7 @@ _OUTCOMES = {
     Outcome.OK: "success",
     Outcome.ERROR: "failed",
     Outcome.CANCELLED: "interrupted",
+    Outcome.DENIED: "denied",
     Outcome.UNKNOWN: "interrupted",
 }
 """pydantic-ai's words for how a call ended."""

@@ -30,6 +30,7 @@ from midstream.core.frames import (
     START,
     AbortPayload,
     Ack,
+    AnswerPayload,
     Chunk,
     Close,
     Error,
@@ -40,9 +41,11 @@ from midstream.core.frames import (
     Payload,
     Ping,
     ResultPayload,
+    ResumePayload,
     SayPayload,
     ServerFrame,
     Welcome,
+    WithdrawPayload,
     decode_client,
     decode_payload,
     digest_of,
@@ -54,14 +57,17 @@ from midstream.core.session import CHUNKS_MAX, Received, Session
 from midstream.core.timing import Deadline
 from midstream.core.turn import (
     LOOK_BACK_S,
+    Answer,
     AwaitingModel,
     CallFinished,
     Cancel,
     Cancelling,
     Command,
     Idle,
+    Resume,
     RunningCalls,
     SendMessage,
+    Withdraw,
 )
 from midstream.errors import (
     ConnectionLostError,
@@ -187,6 +193,9 @@ class ServerStream:
         A transport whose body has an end ends it here and nowhere else (STREAM-27).
         """
         known = session.streams.get(self._open.stream)
+        if known and known.queued and not known.turn:
+            is_waiting = any(each.number == known.queued for each in session.queue)
+            return not is_waiting and self._cursor >= session.position
         if not known or not known.turn or self._cursor < session.position:
             return False
         return session.turns > known.turn or not session.is_live
@@ -408,13 +417,34 @@ def _command_of(payload: Payload, seqno: int) -> Command:
                 raise MalformedFrameError("a message is chunk 0: open a new stream for the next turn")
             if not payload.parts:
                 raise MalformedFrameError("a message needs a part")
-            return SendMessage(UserMessage(payload.parts), payload.tools)
+            return SendMessage(UserMessage(payload.parts), payload.tools, when_busy=payload.when_busy)
         case ResultPayload():
             return CallFinished(payload.turn, payload.reply, payload.result)
         case AbortPayload():
             return Cancel(payload.turn)
+        case AnswerPayload():
+            return answer_of(payload)
+        case WithdrawPayload():
+            return Withdraw(payload.number)
+        case ResumePayload():
+            if seqno != 0:
+                raise MalformedFrameError("a turn is resumed by chunk 0: open a new stream for it")
+            return Resume(payload.turn)
         case _:
             assert_never(payload)
+
+
+def answer_of(payload: AnswerPayload) -> Answer:
+    """Return the command that a person's answer is."""
+    return Answer(
+        payload.turn,
+        payload.reply,
+        payload.call_id,
+        payload.digest,
+        payload.choice,
+        payload.text,
+        payload.arguments,
+    )
 
 
 def events_frames(records: Iterable[tuple[EventId, bytes]]) -> Iterator[bytes]:
@@ -455,7 +485,7 @@ def status_of(session: Session) -> str:
 
 
 def waiting_on(session: Session) -> str:
-    """Return what the turn waits for: model, tool, client, nothing."""
+    """Return what the turn waits for: model, tool, client, person, nothing."""
     match session.turn:
         case Idle():
             return "nothing"
@@ -464,7 +494,11 @@ def waiting_on(session: Session) -> str:
         case Cancelling():
             return "tool"
         case RunningCalls():
-            is_ours = any(call.is_running and call.plan.site is Site.SERVER for call in session.turn.calls)
-            return "tool" if is_ours else "client"
+            running = {call.plan.site for call in session.turn.calls if call.is_running}
+            if Site.SERVER in running:
+                return "tool"
+            if Site.CLIENT in running:
+                return "client"
+            return "person" if session.turn.is_waiting_for_person else "tool"
         case _:
             assert_never(session.turn)

@@ -13,34 +13,46 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from midstream.core import turn as turns
+from midstream.core.calls import Site
 from midstream.core.compaction import shown
-from midstream.core.messages import History
+from midstream.core.messages import Exchange, History, Outcome, UserMessage
 from midstream.core.records import (
+    CallEnded,
     ChunkAccepted,
     EpochStarted,
     ExchangeCommitted,
     HistoryCompacted,
     MessageAccepted,
+    MessageQueued,
+    MessageWithdrawn,
     Record,
+    ResultArrivedLate,
     StreamOpened,
     ToolsChanged,
     TurnEnded,
+    TurnResumed,
 )
 from midstream.core.turn import (
     AwaitingModel,
     CallFinished,
     Cancel,
+    Cancelling,
     Command,
     Idle,
     Obligation,
     Refused,
+    Resume,
+    RunningCalls,
     SendMessage,
     TurnState,
+    WhenBusy,
+    Withdraw,
 )
 from midstream.errors import (
     MalformedFrameError,
     SeqnoGapError,
     SeqnoReusedError,
+    SessionBusyError,
     SessionNotFoundError,
     WrongSecretError,
 )
@@ -49,6 +61,23 @@ STREAMS_KEPT_MAX = 1024
 """Streams a session remembers; the oldest goes first. One stream is one turn of one client."""
 CHUNKS_MAX = 10_000
 """Chunks of one stream, all of whose digests are kept to tell a repetition from a conflict."""
+
+
+QUEUE_MAX = 100
+"""Messages that may wait in one session; the next one is refused as if queueing were off."""
+UNSETTLED_MAX = 64
+"""Calls closed as `unknown` whose late results a session still takes; the oldest goes first."""
+CONTINUE = "[The turn was interrupted here. Go on where you stopped.]"
+"""What the model is told where a resumed turn had stopped in the middle of its words."""
+
+
+class Unsettled(Struct, frozen=True):
+    """A call that was closed as `unknown` and may still tell what came of it."""
+
+    turn: int
+    reply: int
+    call_id: str
+    site: Site
 
 
 class StreamState(Struct, frozen=True):
@@ -61,6 +90,8 @@ class StreamState(Struct, frozen=True):
     """Epoch of the record at `since`, which with it makes an event id."""
     turn: int = 0
     """The turn it opened; 0 before."""
+    queued: int = 0
+    """The number of its message in the queue, where it had to wait."""
     digests: tuple[str, ...] = ()
     """Digest of each accepted chunk; the next seqno is their number."""
 
@@ -104,6 +135,11 @@ class Session(Struct, frozen=True):
     cut: int = 0
     """How many of its entries, from the beginning, the model is no longer shown."""
     streams: dict[str, StreamState] = field(default_factory=dict)
+    queue: tuple[MessageQueued, ...] = ()
+    """Messages that wait for the running turn to end, in order."""
+    queued: int = 0
+    """Number of messages that ever had to wait."""
+    unsettled: tuple[Unsettled, ...] = ()
     last_turn: TurnEnded | None = None
     found: frozenset[str] = frozenset()
     """The tools that come and go, as its readers were told last."""
@@ -122,6 +158,12 @@ class Session(Struct, frozen=True):
         """Whether a turn is open, so that somebody owes this session something."""
         return not isinstance(self.turn, Idle)
 
+    @property
+    def rests_on_people(self) -> bool:
+        """Whether the open turn waits for nothing but people who may take as long as they like."""
+        is_waiting = isinstance(self.turn, RunningCalls) and self.turn.is_waiting_for_person
+        return is_waiting and not turns.owed(self.turn)
+
 
 def decide(
     session: Session, command: Command | Received | ToolsFound, *, epoch: int, at: float
@@ -135,9 +177,54 @@ def decide(
         return _decide_received(session, command, epoch=epoch, at=at)
     if isinstance(command, ToolsFound):
         return _decide_tools(session, command, at=at)
-    if isinstance(command, SendMessage) and isinstance(session.turn, Idle):
-        return turns.opening(session.turns + 1, command, at=at)
-    return turns.decide(session.turn, command, epoch=epoch, at=at)
+    if isinstance(command, Withdraw):
+        return _withdrawn(session, command, at=at)
+    if isinstance(command, SendMessage):
+        return _decide_message(session, command, at=at)
+    did = turns.decide(session.turn, command, epoch=epoch, at=at)
+    if not did and isinstance(command, CallFinished):
+        return _kept_late(session, command, at=at)
+    if session.queue and did and isinstance(did[-1], TurnEnded):
+        return (
+            *did,
+            *_next_in_queue(session, at=at),
+        )  # TURN-28: the next turn begins in the append of this end
+    return did
+
+
+def _decide_message(session: Session, said: SendMessage, *, at: float) -> tuple[Record, ...]:
+    if isinstance(session.turn, Idle):
+        return turns.opening(session.turns + 1, said, at=at)
+    if said.when_busy is WhenBusy.REFUSE:
+        running = session.turns
+        raise Refused(SessionBusyError(f"turn {running} is still running: wait for its end or cancel it"))
+    if len(session.queue) >= QUEUE_MAX:
+        raise Refused(SessionBusyError(f"{QUEUE_MAX} messages wait in this session already"))
+    number = session.queued + 1
+    return (MessageQueued(number, said.message, at, said.tools, said.stream, said.timeout_s),)
+
+
+def _next_in_queue(session: Session, *, at: float) -> tuple[Record, ...]:
+    queued = session.queue[0]
+    said = SendMessage(queued.message, queued.tools, queued.stream, timeout_s=queued.timeout_s)
+    return turns.opening(session.turns + 1, said, at=at, queued=queued.number)
+
+
+def _withdrawn(session: Session, command: Withdraw, *, at: float) -> tuple[Record, ...]:
+    return tuple(
+        MessageWithdrawn(each.number, at, each.stream)
+        for each in session.queue
+        if command.number in (None, each.number)
+    )
+
+
+def _kept_late(session: Session, finished: CallFinished, *, at: float) -> tuple[Record, ...]:
+    """Keep what a call gave after it had been closed as `unknown` (TURN-31)."""
+    place = (finished.turn, finished.reply_no, finished.result.call_id)
+    is_real = finished.result.outcome in (Outcome.OK, Outcome.ERROR)
+    if is_real and any((each.turn, each.reply, each.call_id) == place for each in session.unsettled):
+        return (ResultArrivedLate(finished.turn, finished.reply_no, finished.result, at),)
+    return ()  # TURN-9
 
 
 def _decide_tools(session: Session, command: ToolsFound, *, at: float) -> tuple[Record, ...]:
@@ -173,15 +260,17 @@ def _decide_received(session: Session, chunk: Received, *, epoch: int, at: float
         raise Refused(
             SessionNotFoundError("nothing was said in this session yet, so there is nothing to answer")
         )
-    if isinstance(command, SendMessage):
-        if known and known.turn:
+    if isinstance(command, SendMessage | Resume):
+        if known and (known.turn or known.queued):
             raise Refused(
                 MalformedFrameError("a stream carries one message: open a new stream for the next turn")
             )
         command = replace(command, stream=chunk.stream)
     if isinstance(command, Cancel) and command.turn is None and known and known.turn:
         command = Cancel(known.turn)  # STREAM-15: a stream stops its own turn, not one that came after it
-    if isinstance(command, CallFinished) and not turns.is_owed_by_client(session.turn, command):
+    elif isinstance(command, Cancel) and command.turn is None and known and known.queued:
+        command = Withdraw(known.queued)  # nor one that came before it
+    if isinstance(command, CallFinished) and not _is_for_client(session, command):
         command = None  # TURN-15: nobody but the server speaks for a tool of the server
     opened = () if known else (StreamOpened(chunk.stream, chunk.secret_digest),)
     accepted = ChunkAccepted(chunk.stream, chunk.seqno, chunk.digest)
@@ -189,44 +278,105 @@ def _decide_received(session: Session, chunk: Received, *, epoch: int, at: float
     return (*opened, accepted, *did)
 
 
+def _is_for_client(session: Session, finished: CallFinished) -> bool:
+    """Say whether a client may give this outcome, now or late."""
+    if turns.is_owed_by_client(session.turn, finished):
+        return True
+    late = Unsettled(finished.turn, finished.reply_no, finished.result.call_id, Site.CLIENT)
+    return late in session.unsettled
+
+
 def evolve(session: Session, record: Record, *, epoch: int) -> Session:
     """Fold the next record; `epoch` is the one it was appended under."""
-    position = session.position + 1
     turn = turns.evolve(session.turn, record, epoch=epoch)
+    after = replace(session, position=session.position + 1, turn=turn)
     match record:
+        case CallEnded():
+            unsettled = _with_unsettled(session, record)
+            return replace(after, unsettled=unsettled)
         case ExchangeCommitted():
             exchange = turns.exchange_of(session.turn)
             history = session.history.then(exchange) if exchange else session.history
-            return replace(session, position=position, turn=turn, history=history)
+            return replace(after, history=history)
         case MessageAccepted():
-            history = session.history.then(record.message)
-            streams = session.streams
-            if record.stream in streams:
-                streams = {**streams, record.stream: replace(streams[record.stream], turn=record.turn)}
             return replace(
-                session, position=position, turn=turn, turns=record.turn, history=history, streams=streams
+                after,
+                turns=record.turn,
+                history=session.history.then(record.message),
+                streams=_with_stream(session, record.stream, turn=record.turn),
+                queue=_without(session.queue, record.queued),
             )
+        case MessageQueued():
+            return replace(
+                after,
+                queue=(*session.queue, record),
+                queued=record.number,
+                streams=_with_stream(session, record.stream, queued=record.number),
+            )
+        case MessageWithdrawn():
+            return replace(after, queue=_without(session.queue, record.number))
+        case TurnResumed():
+            return replace(
+                after,
+                history=_continued(session.history),
+                streams=_with_stream(session, record.stream, turn=record.turn),
+            )
+        case ResultArrivedLate():
+            unsettled = _settled(session, record)
+            return replace(after, unsettled=unsettled)
         case HistoryCompacted():
-            return replace(session, position=position, turn=turn, cut=record.cut)
+            return replace(after, cut=record.cut)
         case ToolsChanged():
             found = (session.found - frozenset(record.removed)) | frozenset(record.added)
-            unreachable = frozenset(record.unreachable)
-            return replace(session, position=position, found=found, unreachable=unreachable)
+            return replace(after, found=found, unreachable=frozenset(record.unreachable))
         case StreamOpened():
             stream = StreamState(record.secret_digest, since=session.position, epoch=session.epoch)
             kept = list(session.streams.items())[-(STREAMS_KEPT_MAX - 1) :]
-            return replace(session, position=position, streams=dict([*kept, (record.stream, stream)]))
+            return replace(after, streams=dict([*kept, (record.stream, stream)]))
         case ChunkAccepted():
             known = session.streams[record.stream]
             stream = replace(known, digests=(*known.digests, record.digest))
-            return replace(session, position=position, streams={**session.streams, record.stream: stream})
+            return replace(after, streams={**session.streams, record.stream: stream})
         case EpochStarted():
             started_at = session.started_at or record.at
-            return replace(session, position=position, turn=turn, epoch=record.epoch, started_at=started_at)
+            return replace(after, epoch=record.epoch, started_at=started_at)
         case TurnEnded():
-            return replace(session, position=position, turn=turn, last_turn=record)
+            return replace(after, last_turn=record)
         case _:
-            return replace(session, position=position, turn=turn)
+            return after
+
+
+def _with_stream(session: Session, key: str, *, turn: int = 0, queued: int = 0) -> dict[str, StreamState]:
+    known = session.streams.get(key)
+    if known is None:
+        return session.streams
+    after = replace(known, turn=turn or known.turn, queued=queued or known.queued)
+    return {**session.streams, key: after}
+
+
+def _without(queue: tuple[MessageQueued, ...], number: int) -> tuple[MessageQueued, ...]:
+    return tuple(each for each in queue if each.number != number) if queue else queue
+
+
+def _continued(history: History) -> History:
+    """Let the model go on after words that were cut; after results, or a question, it goes on by itself."""
+    last = history.entries[-1] if history.entries else None
+    is_cut = isinstance(last, Exchange) and not last.results
+    return history.then(UserMessage.of(CONTINUE)) if is_cut else history
+
+
+def _with_unsettled(session: Session, ended: CallEnded) -> tuple[Unsettled, ...]:
+    state = session.turn
+    if ended.result.outcome is not Outcome.UNKNOWN or not isinstance(state, RunningCalls | Cancelling):
+        return session.unsettled
+    site = next((call.plan.site for call in state.calls if call.call.id == ended.result.call_id), Site.SERVER)
+    late = Unsettled(ended.turn, ended.reply, ended.result.call_id, site)
+    return (*session.unsettled, late)[-UNSETTLED_MAX:]
+
+
+def _settled(session: Session, came: ResultArrivedLate) -> tuple[Unsettled, ...]:
+    place = (came.turn, came.reply, came.result.call_id)
+    return tuple(each for each in session.unsettled if (each.turn, each.reply, each.call_id) != place)
 
 
 def fold(records: Iterable[tuple[int, Record]], session: Session | None = None) -> Session:

@@ -29,13 +29,12 @@ from mcp import Client, MCPError, StdioServerParameters, stdio_client
 from mcp.client import Transport
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.dispatcher import ProgressFnT
-from msgspec import Struct
 
 from midstream.core.calls import OnDoubt
 from midstream.core.messages import Outcome, ToolSpec, storable
 from midstream.core.timing import Backoff
 from midstream.errors import ToolsUnavailableError, UsageError
-from midstream.tools import TIMEOUT_S, Answer, CallContext, Tool, current_call
+from midstream.tools import PROGRESS_CHARS_MAX, TIMEOUT_S, Answer, CallContext, Tool, current_call
 from midstream.version import __version__
 from midstream.world import World
 
@@ -70,14 +69,6 @@ _Streams = AsyncGenerator[Any]  # a pair of streams whose type the SDK keeps to 
 _log = logging.getLogger(__name__)
 
 
-class Progress(Struct, frozen=True):
-    """How far a tool says it is: `done` of `total` (None where nobody knows), and what it is doing."""
-
-    done: float
-    total: float | None = None
-    message: str = ""
-
-
 class ServerOptions(TypedDict, total=False):
     """What both kinds of server take.
 
@@ -87,14 +78,12 @@ class ServerOptions(TypedDict, total=False):
         timeout_s: Seconds until a call is given up.
         hints: "trusted" takes a server's word for what is read-only or may be repeated; "ignored" treats each of its
             tools as one with effects.
-        on_progress: Called with what a running tool says of its progress. It must not block.
         world: Clock, chance and tasks.
     """
 
     prefix: str
     timeout_s: float
     hints: Literal["trusted", "ignored"]
-    on_progress: Callable[[CallContext, Progress], None]
     world: World
 
 
@@ -118,7 +107,6 @@ class McpServer:
         self._prefix = options.get("prefix", f"{name}__")
         self._timeout_s = options.get("timeout_s", TIMEOUT_S)
         self._hints = options.get("hints", "trusted")
-        self._on_progress = options.get("on_progress")
         self._world = options.get("world") or World()
         self._link: _Link | None = None
         self._parting: set[_Link] = set()
@@ -303,7 +291,7 @@ class McpServer:
             result = await client.call_tool(
                 name,
                 arguments,
-                progress_callback=self._progress_of(context),
+                progress_callback=_progress_of(context),
                 meta=meta,
             )
         except MCPError as error:
@@ -319,15 +307,6 @@ class McpServer:
         finally:
             link.calls -= 1
         return Answer(text_of(result), Outcome.ERROR if result.is_error else Outcome.OK)
-
-    def _progress_of(self, context: CallContext) -> ProgressFnT:
-        """Return what takes a tool's progress: the one place where it comes in."""
-
-        async def take(progress: float, total: float | None, message: str | None) -> None:
-            if self._on_progress is not None:
-                self._on_progress(context, Progress(progress, total, storable(message or "")))
-
-        return take
 
 
 _MAY_HAVE_RUN = "It may or may not have taken effect."
@@ -465,6 +444,16 @@ def _name_for(name: str) -> str:
         return name
     digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
     return f"{plain[: NAME_CHARS_MAX - 9]}_{digest}"
+
+
+def _progress_of(context: CallContext) -> ProgressFnT:
+    """Return what takes a tool's progress and lets the session's readers see it."""
+
+    async def take(progress: float, total: float | None, message: str | None) -> None:
+        done = f"{progress:g}" if total is None else f"{progress:g} of {total:g}"
+        context.tell(storable(f"{done}: {message}" if message else done)[:PROGRESS_CHARS_MAX])
+
+    return take
 
 
 def text_of(result: wire.CallToolResult) -> str:

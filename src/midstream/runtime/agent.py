@@ -7,7 +7,7 @@ from typing import Any
 
 from midstream.errors import ToolDefinitionError
 from midstream.runtime.models import Model
-from midstream.tools import Tool, ToolSource, by_name, tool
+from midstream.tools import Approval, Tool, ToolSource, by_name, tool
 
 
 class Agent:
@@ -20,6 +20,9 @@ class Agent:
             when in doubt); sources of tools that come and go, such as MCP servers. Their connections are the host's
             to close.
         name: What people see.
+        approval: The host's own rule about calls that a person must allow, beside each tool's own: it says whether, or
+            in words why. Where it fails, somebody is asked.
+        turn_s: Seconds a whole turn may take, people's answers not counted; 0 for no limit.
 
     Raises:
         ToolDefinitionError: A function cannot become a tool, or two tools or two sources have one name.
@@ -32,6 +35,8 @@ class Agent:
         instructions: str = "",
         tools: Iterable[Tool | ToolSource | Callable[..., Any]] = (),
         name: str = "agent",
+        approval: Approval | None = None,
+        turn_s: float = 0.0,
     ) -> None:
         given = [*tools]
         self.model = model
@@ -43,11 +48,20 @@ class Agent:
             if not isinstance(each, ToolSource)
         )
         self.name = name
+        self.approval = approval
+        self.turn_s = turn_s
 
     def with_tools(self, *more: Tool | ToolSource | Callable[..., Any]) -> Agent:
         """Return an agent like this one that has more tools; raises like the constructor."""
         tools = (*self.tools.values(), *self.sources, *more)
-        return Agent(self.model, instructions=self.instructions, tools=tools, name=self.name)
+        return Agent(
+            self.model,
+            instructions=self.instructions,
+            tools=tools,
+            name=self.name,
+            approval=self.approval,
+            turn_s=self.turn_s,
+        )
 
     def __repr__(self) -> str:
         sources = f", sources={[each.name for each in self.sources]!r}" if self.sources else ""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Mapping
-from typing import Protocol, cast
+from typing import Protocol, assert_never, cast
 
 from midstream.core.calls import STOPPED_CONTENT, CallPlan, CallState, Site, digest_of
 from midstream.core.compaction import next_cut
@@ -18,17 +18,24 @@ from midstream.core.turn import (
     AskModel,
     AwaitCancelled,
     AwaitClient,
+    AwaitEnd,
     AwaitingModel,
+    AwaitPerson,
     CallExpired,
     CallFinished,
+    CallProbed,
+    CallProgress,
     CancelExpired,
     Command,
     ModelFailed,
     ModelReplied,
     ModelSaid,
     Obligation,
+    ProbeCall,
+    QuestionExpired,
     RunCall,
     RunningCalls,
+    TurnExpired,
 )
 from midstream.errors import (
     ContextOverflowError,
@@ -39,7 +46,7 @@ from midstream.errors import (
 )
 from midstream.runtime.agent import Agent
 from midstream.runtime.toolset import Toolset, read_toolset
-from midstream.tools import CallContext, Tool, plan_call, run_call
+from midstream.tools import CallContext, Tool, is_plain, plan_call, probe_call, run_call
 from midstream.world import Fault, World
 
 STALL_S = 120.0
@@ -57,6 +64,9 @@ class Reports(Protocol):
 
     async def say(self, command: ModelSaid | ToolsFound) -> None:
         """Journal a model's words, or the tools it is offered, soon."""
+
+    def tell(self, progress: CallProgress) -> None:
+        """Journal how far a tool is."""
 
     async def report(self, command: Command) -> None:
         """Journal an outcome and wait for it."""
@@ -87,9 +97,20 @@ class Performer:
                 await self._until(obligation.deadline_at)
                 expired = CallExpired(obligation.turn, obligation.reply_no, obligation.call_id)
                 await self._reports.report(expired)
+            case ProbeCall():
+                await self._probe_call(obligation, session)
+            case AwaitPerson():
+                await self._until(obligation.deadline_at)
+                late = QuestionExpired(obligation.turn, obligation.reply_no, obligation.call_id)
+                await self._reports.report(late)
             case AwaitCancelled():
                 await self._until(obligation.deadline_at)
                 await self._reports.report(CancelExpired(obligation.turn))
+            case AwaitEnd():
+                await self._until(obligation.deadline_at)
+                await self._reports.report(TurnExpired(obligation.turn))
+            case _:
+                assert_never(obligation)
 
     def is_repeatable(self, obligation: Obligation) -> bool:
         """Whether cutting it loses nothing that matters: all but a tool that runs."""
@@ -180,7 +201,7 @@ class Performer:
     def _plan(self, call: Call, own: Mapping[str, Tool], client_tools: Mapping[str, ClientTool]) -> CallPlan:
         theirs = client_tools.get(call.name)
         if theirs is None:
-            return plan_call(call, own)
+            return plan_call(call, own, self._agent.approval)
         return CallPlan(
             call.id,
             digest_of(call.name, call.arguments),
@@ -188,16 +209,16 @@ class Performer:
             theirs.has_effects,
             theirs.on_doubt,
             theirs.timeout_s,
+            needs_approval=theirs.needs_approval,
         )
 
     # --- tools ------------------------------------------------------------------------------------------------
 
     async def _run_call(self, owed: RunCall, session: Session) -> None:
-        assert isinstance(session.turn, RunningCalls)
-        state = next(each for each in session.turn.calls if each.call.id == owed.call_id)
+        state = _state_of(owed, session)
         self._world.reach(Fault.BEFORE_TOOL)
         try:
-            result = await self._result_of(owed, state)
+            result = await self._result_of(owed, state, await self._find(state.call.name))
         except asyncio.CancelledError:
             # Cancelled by a user, the call ends here; let go by the process, it stays open for the next owner.
             if not self._reports.is_closing:
@@ -207,13 +228,14 @@ class Performer:
         self._world.reach(Fault.AFTER_TOOL)
         await self._reports.report(CallFinished(owed.turn, owed.reply_no, result))
 
-    async def _result_of(self, owed: RunCall, state: CallState) -> Result:
-        found = await self._find(state.call.name)
+    async def _result_of(self, owed: RunCall, state: CallState, found: Tool | None) -> Result:
         if found is None:  # the agent changed between two owners: never a stuck turn
             return _gone(owed, state)
         if state.plan.digest != digest_of(state.call.name, state.call.arguments):
             return Result(owed.call_id, "The arguments do not match their digest.", Outcome.ERROR)
-        context = CallContext(self._reports.session_id, owed.turn, owed.reply_no, owed.call_id, owed.run)
+        context = self._context(owed, owed.run)
+        if is_plain(found):
+            return await self._result_of_plain(found, state.call, context)
         return await run_call(found, state.call, context)
 
     async def _find(self, name: str) -> Tool | None:
@@ -223,6 +245,41 @@ class Performer:
             found = self._toolset.tools.get(name)
         return found
 
+    async def _result_of_plain(self, found: Tool, call: Call, context: CallContext) -> Result:
+        """Run a plain function. On a cancel it is asked to stop; what it then returns is its outcome, late or not."""
+        work = self._world.spawn(run_call(found, call, context), name=f"tool {call.name}")
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            if self._reports.is_closing or work.cancelled():
+                work.cancel()
+                raise
+        context.stopped.set()
+        try:
+            return await work
+        except asyncio.CancelledError:
+            work.cancel()
+            raise
+
+    async def _probe_call(self, owed: ProbeCall, session: Session) -> None:
+        state = _state_of(owed, session)
+        found = await self._find(state.call.name)
+        if found is None:  # the agent changed between two owners
+            result, may_run = None, False
+        else:
+            result, may_run = await probe_call(found, state.call, self._context(owed, state.runs))
+        await self._reports.report(CallProbed(owed.turn, owed.reply_no, owed.call_id, result, may_run))
+
+    def _context(self, owed: RunCall | ProbeCall, run: int) -> CallContext:
+        loop = asyncio.get_running_loop()
+
+        def tell(text: str) -> None:
+            progress = CallProgress(owed.turn, owed.reply_no, owed.call_id, run, text)
+            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody listens any more
+                loop.call_soon_threadsafe(self._reports.tell, progress)
+
+        return CallContext(self._reports.session_id, owed.turn, owed.reply_no, owed.call_id, run, tell)
+
 
 def _gone(owed: RunCall, state: CallState) -> Result:
     """Return the result of a call whose tool is not there; an earlier run of it may have done its work."""
@@ -231,3 +288,8 @@ def _gone(owed: RunCall, state: CallState) -> Result:
         return Result(owed.call_id, message, Outcome.ERROR)
     again = f"{message} An earlier run of this call may or may not have taken effect."
     return Result(owed.call_id, again, Outcome.UNKNOWN)
+
+
+def _state_of(owed: RunCall | ProbeCall, session: Session) -> CallState:
+    assert isinstance(session.turn, RunningCalls)
+    return next(each for each in session.turn.calls if each.call.id == owed.call_id)

@@ -15,6 +15,8 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
+from msgspec.structs import replace
+
 from midstream.core import session as sessions
 from midstream.core.frames import EventId
 from midstream.core.messages import Text
@@ -24,6 +26,7 @@ from midstream.core.records import (
     MessageAccepted,
     Record,
     TurnEnded,
+    TurnResumed,
     encode,
     sync_of,
 )
@@ -32,13 +35,17 @@ from midstream.core.session import Received, Session, ToolsFound
 from midstream.core.timing import Backoff
 from midstream.core.turn import (
     LOOK_BACK_S,
+    Answer,
+    CallProgress,
     Cancel,
     Command,
     ModelSaid,
     Obligation,
     Recover,
     Refused,
+    Resume,
     SendMessage,
+    Withdraw,
 )
 from midstream.errors import (
     DrainingError,
@@ -100,6 +107,7 @@ class Runner:
         self.readers = 0
         """Connections that follow this session; the host keeps it awake while there are any."""
         self._journal = journal
+        self._agent = agent
         self._world = world
         self._owner = owner
         self._look_back_s = look_back_s
@@ -135,7 +143,7 @@ class Runner:
         """
         if self._parted is not None:
             raise self._parted
-        return await self._post(command)
+        return await self._post(_limited(command, self._agent.turn_s))
 
     async def read(self, *, after: int, limit: int) -> Sequence[Stored]:
         """Return up to `limit` records after position `after`; empty at the end."""
@@ -156,6 +164,8 @@ class Runner:
     @property
     def is_idle(self) -> bool:
         """Whether nothing would be lost by letting this session go to sleep."""
+        if self.state.rests_on_people:  # whoever answers wakes it
+            return not self.readers and self._rested.is_set()
         return not (self.readers or self._is_busy or self._doing or self._stopping)
 
     @property
@@ -240,6 +250,11 @@ class Runner:
         while len(self._mailbox) >= MAILBOX_MAX and self._failed is None:
             self._room.clear()
             await self._room.wait()
+
+    def tell(self, progress: CallProgress) -> None:
+        """Journal how far a tool is, soon; while too much waits for its append, it is left out."""
+        if self._failed is None and len(self._mailbox) < MAILBOX_MAX:
+            self._put(_Envelope(progress, None))
 
     async def report(self, command: Command) -> None:
         """Journal what came of an obligation; a runner that has failed meanwhile leaves it in doubt."""
@@ -488,6 +503,17 @@ def _merged(batch: list[_Envelope]) -> list[_Envelope]:
     return merged
 
 
+def _limited(command: Command | Received, turn_s: float) -> Command | Received:
+    """Give a message the agent's limit for a turn, where it names none."""
+    if not turn_s:
+        return command
+    if isinstance(command, SendMessage):
+        return command if command.timeout_s else replace(command, timeout_s=turn_s)
+    if isinstance(command, Received) and isinstance(command.command, SendMessage):
+        return replace(command, command=_limited(command.command, turn_s))
+    return command
+
+
 def _attempt_of(envelope: _Envelope) -> tuple[int, int, int] | None:
     said = envelope.command
     return (said.turn, said.reply_no, said.attempt) if isinstance(said, ModelSaid) else None
@@ -513,7 +539,7 @@ def _answer(envelope: _Envelope, answer: int | MidstreamError) -> None:
 
 def _is_internal(envelope: _Envelope) -> bool:
     """Whether it says what a model or a tool did, which nobody would say again."""
-    return not isinstance(envelope.command, Received | SendMessage | Cancel)
+    return not isinstance(envelope.command, Received | SendMessage | Withdraw | Answer | Cancel | Resume)
 
 
 def _mark_of(records: Sequence[Record], state: Session) -> Mark | None:
@@ -522,8 +548,11 @@ def _mark_of(records: Sequence[Record], state: Session) -> Mark | None:
     for record in records:
         if isinstance(record, MessageAccepted):
             text = " ".join(part.text for part in record.message.parts if isinstance(part, Text))
-            title = " ".join(text.split())[:TITLE_CHARS_MAX] if record.turn == 1 else ""
+            first = mark.title if mark else ""
+            title = " ".join(text.split())[:TITLE_CHARS_MAX] if record.turn == 1 else first
             mark = Mark(is_live=True, at=record.at, title=title, turns=state.turns, status="running")
+        elif isinstance(record, TurnResumed):
+            mark = Mark(is_live=True, at=record.at, turns=state.turns, status="running")
         elif isinstance(record, TurnEnded):
             title = mark.title if mark else ""
             status = record.status.value

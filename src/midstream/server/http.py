@@ -18,10 +18,19 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from midstream.core.frames import FRAME_BYTES_MAX, Ack, Chunk, Open, decode_client, encode, secret_digest_of
-from midstream.core.server_stream import KEY_CHARS_MAX, ServerStream, Wire, read_chunk
+from midstream.core.frames import (
+    FRAME_BYTES_MAX,
+    Ack,
+    AnswerPayload,
+    Chunk,
+    Open,
+    decode_client,
+    encode,
+    secret_digest_of,
+)
+from midstream.core.server_stream import KEY_CHARS_MAX, ServerStream, Wire, answer_of, read_chunk
 from midstream.core.sse import event_of_frame, events_of_records
-from midstream.core.turn import Cancel
+from midstream.core.turn import Cancel, Resume, Withdraw
 from midstream.errors import (
     ConnectionLostError,
     FrameTooLargeError,
@@ -30,6 +39,7 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.runtime.host import Host
+from midstream.runtime.runner import Runner
 from midstream.server.connection import Connection, Connections
 from midstream.server.snapshot import snapshot_of
 from midstream.store.contract import SessionInfo
@@ -98,6 +108,9 @@ class HttpEndpoints:
             Route(one, self.delete, methods=["DELETE"]),
             Route(f"{one}/records", self.records, methods=["GET"]),
             Route(f"{one}/cancel", self.cancel, methods=["POST"]),
+            Route(f"{one}/answer", self.answer, methods=["POST"]),
+            Route(f"{one}/resume", self.resume, methods=["POST"]),
+            Route(f"{one}/withdraw", self.withdraw, methods=["POST"]),
             Route(f"{one}/chunks", self.chunks, methods=["POST"]),
         ]
 
@@ -171,7 +184,32 @@ class HttpEndpoints:
         turn = _number(request, "turn")
         runner = await self._host.session(request.path_params["session_id"])
         await runner.submit(Cancel(turn))
-        return _json({"event_id": str(runner.newest), "is_running": runner.state.is_live}, status=202)
+        return _accepted(runner)
+
+    async def answer(self, request: Request) -> Response:
+        """Answer an open question of a call: an approval, a question, or a call in doubt."""
+        body = await _body_of(request)
+        try:
+            said = msgspec.json.decode(body, type=AnswerPayload)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise MalformedFrameError(f"the body of this request is no answer: {error}") from error
+        runner = await self._host.session(request.path_params["session_id"])
+        await runner.submit(answer_of(said))
+        return _accepted(runner)
+
+    async def resume(self, request: Request) -> Response:
+        """Go on with the last turn, which was interrupted or failed; `?turn=` resumes that one and no other."""
+        turn = _number(request, "turn")
+        runner = await self._host.session(request.path_params["session_id"])
+        await runner.submit(Resume(turn))
+        return _accepted(runner)
+
+    async def withdraw(self, request: Request) -> Response:
+        """Take back the queued message `?number=`, or all that wait."""
+        number = _number(request, "number")
+        runner = await self._host.session(request.path_params["session_id"])
+        await runner.submit(Withdraw(number))
+        return _accepted(runner)
 
     async def chunks(self, request: Request) -> Response:
         """Take one chunk of a stream; the answer is its ack."""
@@ -301,6 +339,10 @@ def _number(request: Request, name: str, *, least: int = 0, most: int = 2**53) -
     if not is_number or not least <= int(text) <= most:
         raise UsageError(f"`{name}` is a number from {least} to {most}")
     return int(text)
+
+
+def _accepted(runner: Runner) -> Response:
+    return _json({"event_id": str(runner.newest), "is_running": runner.state.is_live}, status=202)
 
 
 def _line_of(info: SessionInfo) -> SessionLine:

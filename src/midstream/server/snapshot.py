@@ -4,11 +4,37 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from midstream.core.calls import CallState
-from midstream.core.messages import Call, Entry, Reply, Result
+from midstream.core.calls import CHOICES, CallState, Choice, QuestionKind
+from midstream.core.messages import Call, Entry, Reply, Result, UserMessage
 from midstream.core.server_stream import status_of, waiting_on
 from midstream.core.session import Session
 from midstream.core.turn import AwaitingModel, Cancelling, Idle, RunningCalls, partial_reply
+
+
+class QuestionSnapshot(Struct, frozen=True, omit_defaults=True):
+    """An open question about a call.
+
+    Args:
+        kind: approval, question or doubt.
+        digest: What an answer must repeat.
+        choices: The answers it takes.
+        text: What to show beside the call.
+        expires_at: When it is too late (seconds since 1970); 0 for never.
+    """
+
+    kind: QuestionKind
+    digest: str
+    choices: tuple[Choice, ...]
+    text: str = ""
+    expires_at: float = 0.0
+
+
+class QueuedSnapshot(Struct, frozen=True):
+    """A message that waits for the running turn to end."""
+
+    number: int
+    message: UserMessage
+    at: float
 
 
 class CallSnapshot(Struct, frozen=True, omit_defaults=True):
@@ -17,9 +43,10 @@ class CallSnapshot(Struct, frozen=True, omit_defaults=True):
     Args:
         call: What the model asked for.
         site: Who runs it: server or client.
-        status: waiting, running or ended.
+        status: waiting, asking (a person), running, in doubt or ended.
         started_at: When its last run began, in seconds since 1970.
         result: Its outcome, once it ended.
+        question: What a person is being asked about it.
     """
 
     call: Call
@@ -27,6 +54,7 @@ class CallSnapshot(Struct, frozen=True, omit_defaults=True):
     status: str
     started_at: float = 0.0
     result: Result | None = None
+    question: QuestionSnapshot | None = None
 
 
 class RunningTurn(Struct, frozen=True, omit_defaults=True):
@@ -53,11 +81,13 @@ class Snapshot(Struct, frozen=True):
         session: Its id.
         event_id: The event it is the state at: follow from here and nothing is missed or seen twice.
         status: What it is doing: idle, model, tools, cancelling.
-        waiting_on: What the turn waits for: nothing, model, tool, client.
+        waiting_on: What the turn waits for: nothing, model, tool, client, person.
         turns: Turns opened so far.
         last: How the last turn ended; "" before the first end.
         history: User messages and exchanges (a reply with the results of all its calls), in order.
         running: The open turn, or null.
+        queue: Messages that wait for it to end, in order.
+        is_resumable: Whether the last turn was interrupted or failed and can go on.
     """
 
     session: str
@@ -68,6 +98,8 @@ class Snapshot(Struct, frozen=True):
     last: str
     history: tuple[Entry, ...]
     running: RunningTurn | None
+    queue: tuple[QueuedSnapshot, ...] = ()
+    is_resumable: bool = False
 
 
 def snapshot_of(session_id: str, state: Session, event_id: str) -> Snapshot:
@@ -81,6 +113,8 @@ def snapshot_of(session_id: str, state: Session, event_id: str) -> Snapshot:
         last=state.last_turn.status.value if state.last_turn else "",
         history=state.history.entries,
         running=_running_turn(state),
+        queue=tuple(QueuedSnapshot(each.number, each.message, each.at) for each in state.queue),
+        is_resumable=isinstance(state.turn, Idle) and state.turn.left is not None,
     )
 
 
@@ -96,5 +130,24 @@ def _running_turn(state: Session) -> RunningTurn | None:
 
 
 def _call_snapshot(call: CallState) -> CallSnapshot:
-    status = "running" if call.is_running else "waiting" if call.is_open else "ended"
-    return CallSnapshot(call.call, call.plan.site.value, status, call.started_at, call.result)
+    return CallSnapshot(
+        call.call, call.plan.site.value, _status_of(call), call.started_at, call.result, _question_of(call)
+    )
+
+
+def _status_of(call: CallState) -> str:
+    if not call.is_open:
+        return "ended"
+    if call.is_asking:
+        return "asking"
+    if call.is_in_doubt:
+        return "in doubt"
+    return "running" if call.is_running else "waiting"
+
+
+def _question_of(call: CallState) -> QuestionSnapshot | None:
+    if call.asked is None or not call.is_open:
+        return None
+    return QuestionSnapshot(
+        call.asked, call.plan.digest, CHOICES[call.asked], call.plan.question, call.expires_at
+    )

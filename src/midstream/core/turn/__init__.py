@@ -1,0 +1,137 @@
+"""The turn: decide, evolve, owed.
+
+All rules of a turn stand in this package, and nothing here acts. Theory of operation: `decide` judges a command and
+returns the records to append; `evolve` folds a record that is in the journal; `owed` says what the world owes the
+state. The runner appends what is decided, folds it, and starts or stops whatever `owed` gained or lost. A new owner
+does the same after one `Recover`, so recovery is no special path; and neither is cancelling: what is no longer owed
+is stopped.
+
+    Idle ──message──▶ AwaitingModel ──reply──▶ RunningCalls ──last outcome──▶ AwaitingModel (next reply)
+                          │    ▲                   │                               │
+                          │    └─attempt n+1       └──cancel──▶ Cancelling         └─ a reply without calls
+                          └────── cancel, failure, end ──────────────┴──────────────▶ Idle
+
+A call of `RunningCalls` may wait for a person; the turn waits with it, across restarts and for days.
+
+A command that is late, repeated or about something else decides to no record at all (TURN-9): that happens
+whenever an owner died or a cancel was faster, and it is no error.
+
+Where things stand: `states` (and limits), `commands`, `deciding`, `batches` (the calls of one reply), `folding`,
+`owing`.
+"""
+
+from __future__ import annotations
+
+from midstream.core.turn.commands import (
+    Answer,
+    CallExpired,
+    CallFinished,
+    CallProbed,
+    CallProgress,
+    Cancel,
+    CancelExpired,
+    Command,
+    ModelFailed,
+    ModelReplied,
+    ModelSaid,
+    QuestionExpired,
+    Recover,
+    Refused,
+    Resume,
+    SendMessage,
+    TurnExpired,
+    WhenBusy,
+    Withdraw,
+)
+from midstream.core.turn.deciding import (
+    decide,
+    is_open,
+    opening,
+    partial_reply,
+)
+from midstream.core.turn.folding import (
+    evolve,
+    exchange_of,
+)
+from midstream.core.turn.owing import (
+    AskModel,
+    AwaitCancelled,
+    AwaitClient,
+    AwaitEnd,
+    AwaitPerson,
+    Obligation,
+    ProbeCall,
+    RunCall,
+    is_owed_by_client,
+    owed,
+)
+from midstream.core.turn.states import (
+    ATTEMPTS_MAX,
+    CANCEL_GRACE_S,
+    CLIENT_CALL_S,
+    LOOK_BACK_S,
+    MODEL_CALLS_MAX,
+    MODEL_CALLS_MAX_CODE,
+    RESTARTS_MAX,
+    RETRY_AFTER_MAX_S,
+    TURN_TIMEOUT_CODE,
+    AwaitingModel,
+    Cancelling,
+    Idle,
+    Left,
+    RunningCalls,
+    TurnState,
+)
+
+__all__ = [
+    "ATTEMPTS_MAX",
+    "CANCEL_GRACE_S",
+    "CLIENT_CALL_S",
+    "LOOK_BACK_S",
+    "MODEL_CALLS_MAX",
+    "MODEL_CALLS_MAX_CODE",
+    "RESTARTS_MAX",
+    "RETRY_AFTER_MAX_S",
+    "TURN_TIMEOUT_CODE",
+    "Answer",
+    "AskModel",
+    "AwaitCancelled",
+    "AwaitClient",
+    "AwaitEnd",
+    "AwaitPerson",
+    "AwaitingModel",
+    "CallExpired",
+    "CallFinished",
+    "CallProbed",
+    "CallProgress",
+    "Cancel",
+    "CancelExpired",
+    "Cancelling",
+    "Command",
+    "Idle",
+    "Left",
+    "ModelFailed",
+    "ModelReplied",
+    "ModelSaid",
+    "Obligation",
+    "ProbeCall",
+    "QuestionExpired",
+    "Recover",
+    "Refused",
+    "Resume",
+    "RunCall",
+    "RunningCalls",
+    "SendMessage",
+    "TurnExpired",
+    "TurnState",
+    "WhenBusy",
+    "Withdraw",
+    "decide",
+    "evolve",
+    "exchange_of",
+    "is_open",
+    "is_owed_by_client",
+    "opening",
+    "owed",
+    "partial_reply",
+]

@@ -1,0 +1,201 @@
+"""What can happen to a turn: one type for each kind of command."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from midstream.core.calls import CallPlan, Choice
+from midstream.core.messages import Reply, Result, UserMessage
+from midstream.core.records import ClientTool, Delta
+from midstream.core.turn.states import LOOK_BACK_S
+from midstream.errors import MidstreamError
+
+
+class Refused(Exception):  # noqa: N818 - not an error of ours but the wrapped answer to a command
+    """A command that cannot be taken now; `error` says why. Nothing was decided."""
+
+    def __init__(self, error: MidstreamError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class WhenBusy(StrEnum):
+    """What becomes of a message that comes while a turn runs."""
+
+    QUEUE = "queue"
+    """It waits in the journal and opens a turn of its own when those before it have ended."""
+    REFUSE = "refuse"
+    """It is refused with `session_busy`; nothing of it is kept."""
+
+
+class SendMessage(Struct, frozen=True):
+    """A user speaks. `timeout_s` bounds the whole turn, people's answers not counted (0: no bound)."""
+
+    message: UserMessage
+    tools: tuple[ClientTool, ...] = ()
+    stream: str = ""
+    when_busy: WhenBusy = WhenBusy.REFUSE
+    timeout_s: float = 0.0
+
+
+class Withdraw(Struct, frozen=True):
+    """Take a queued message back; `number` None takes back all that wait."""
+
+    number: int | None = None
+
+
+class ModelSaid(Struct, frozen=True):
+    """The model said some more of a reply."""
+
+    turn: int
+    reply_no: int
+    attempt: int
+    deltas: tuple[Delta, ...]
+
+
+class ModelReplied(Struct, frozen=True):
+    """The model ended its reply. `plans` has one entry per call, in order."""
+
+    turn: int
+    reply_no: int
+    attempt: int
+    reply: Reply
+    plans: tuple[CallPlan, ...] = ()
+
+
+class ModelFailed(Struct, frozen=True):
+    """The attempt gave no usable reply. `chance` in [0, 1) spreads the next try.
+
+    Where the conversation was too long, `cut` is how many entries to leave out, or None where none can be.
+    """
+
+    turn: int
+    reply_no: int
+    attempt: int
+    code: str
+    message: str
+    is_retriable: bool
+    retry_after_s: float | None = None
+    chance: float = 0.0
+    cut: int | None = None
+
+
+class CallProgress(Struct, frozen=True):
+    """A running tool says how far it is."""
+
+    turn: int
+    reply_no: int
+    call_id: str
+    run: int
+    text: str
+
+
+class CallFinished(Struct, frozen=True):
+    """A tool ended, here or at a client."""
+
+    turn: int
+    reply_no: int
+    result: Result
+
+
+class CallExpired(Struct, frozen=True):
+    """No client answered a call within its time."""
+
+    turn: int
+    reply_no: int
+    call_id: str
+
+
+class CallProbed(Struct, frozen=True):
+    """The outside world was asked about a call in doubt.
+
+    `result` is what the call gave if it is known to have happened; `may_run` says that it is known not to have.
+    """
+
+    turn: int
+    reply_no: int
+    call_id: str
+    result: Result | None = None
+    may_run: bool = False
+
+
+class Answer(Struct, frozen=True):
+    """A person answers the open question of a call.
+
+    Args:
+        digest: Digest of the arguments the person was shown; an answer to others is refused.
+        choice: What they decided.
+        text: Their words: the answer to a question, the reason of a denial, the outcome of what happened.
+        arguments: For an approval, the arguments to run instead (JSON text); None leaves them.
+        by: Who answered, as the host knows them.
+    """
+
+    turn: int
+    reply_no: int
+    call_id: str
+    digest: str
+    choice: Choice
+    text: str = ""
+    arguments: str | None = None
+    by: str = ""
+
+
+class QuestionExpired(Struct, frozen=True):
+    """Nobody answered a question within its time."""
+
+    turn: int
+    reply_no: int
+    call_id: str
+
+
+class Cancel(Struct, frozen=True):
+    """Stop the turn `turn`, or whichever runs where it is None."""
+
+    turn: int | None = None
+
+
+class CancelExpired(Struct, frozen=True):
+    """The grace of a cancel is over: close the exchange without the tools that still run."""
+
+    turn: int
+
+
+class TurnExpired(Struct, frozen=True):
+    """The turn took longer than it may."""
+
+    turn: int
+
+
+class Resume(Struct, frozen=True):
+    """Go on with the last turn, which was interrupted or failed; `turn` guards against resuming another."""
+
+    turn: int | None = None
+    stream: str = ""
+
+
+class Recover(Struct, frozen=True):
+    """A new owner takes up what an older one left, in the epoch it just started."""
+
+    look_back_s: float = LOOK_BACK_S
+
+
+Command = (
+    SendMessage
+    | Withdraw
+    | ModelSaid
+    | ModelReplied
+    | ModelFailed
+    | CallProgress
+    | CallFinished
+    | CallExpired
+    | CallProbed
+    | Answer
+    | QuestionExpired
+    | Cancel
+    | CancelExpired
+    | TurnExpired
+    | Resume
+    | Recover
+)

@@ -1,0 +1,315 @@
+"""decide: judge a command in a state and return the records to append. One function for each state."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from midstream.core.messages import Finish, Outcome, Reply, ReplyPart, Result, Text, Thinking
+from midstream.core.records import (
+    AttemptFailed,
+    AttemptStarted,
+    CallProgressed,
+    CancelRequested,
+    Delta,
+    ExchangeCommitted,
+    HistoryCompacted,
+    MessageAccepted,
+    Record,
+    ReplyCompleted,
+    TurnEnded,
+    TurnResumed,
+    TurnStatus,
+)
+from midstream.core.timing import MODEL_BACKOFF
+from midstream.core.turn import batches
+from midstream.core.turn.commands import (
+    Answer,
+    CallExpired,
+    CallFinished,
+    CallProbed,
+    CallProgress,
+    Cancel,
+    CancelExpired,
+    Command,
+    ModelFailed,
+    ModelReplied,
+    ModelSaid,
+    QuestionExpired,
+    Recover,
+    Refused,
+    Resume,
+    SendMessage,
+    TurnExpired,
+)
+from midstream.core.turn.states import (
+    ATTEMPTS_MAX,
+    CANCEL_GRACE_S,
+    RESTARTS_MAX,
+    RETRY_AFTER_MAX_S,
+    TURN_TIMEOUT_CODE,
+    AwaitingModel,
+    Cancelling,
+    Idle,
+    RunningCalls,
+    TurnState,
+)
+from midstream.errors import ContextOverflowError, NothingToResumeError, QuestionClosedError, SessionBusyError
+
+
+def decide(state: TurnState, command: Command, *, epoch: int, at: float) -> tuple[Record, ...]:
+    """Return what must be appended because of `command`; nothing, where it changes nothing.
+
+    Args:
+        epoch: The epoch under which the records will be appended.
+        at: Now, in seconds since 1970.
+
+    Raises:
+        Refused: The command cannot be taken in this state.
+    """
+    match state:
+        case Idle():
+            return _decide_idle(state, command, at=at)
+        case AwaitingModel():
+            return _decide_awaiting_model(state, command, epoch=epoch, at=at)
+        case RunningCalls():
+            return _decide_running_calls(state, command, epoch=epoch, at=at)
+        case Cancelling():
+            return _decide_cancelling(state, command, at=at)
+        case _:
+            assert_never(state)
+
+
+def opening(turn: int, command: SendMessage, *, at: float, queued: int = 0) -> tuple[Record, ...]:
+    """Return the records that open turn number `turn`; the session counts its turns."""
+    said = MessageAccepted(
+        turn, command.message, at, command.tools, command.stream, queued, timeout_s=command.timeout_s
+    )
+    return (said, AttemptStarted(turn, reply=1, attempt=1, at=at))
+
+
+def _decide_idle(state: Idle, command: Command, *, at: float) -> tuple[Record, ...]:
+    match command:
+        case SendMessage():
+            return opening(1, command, at=at)
+        case Resume():
+            if state.left is None or command.turn not in (None, state.left.turn):
+                raise Refused(NothingToResumeError("there is no interrupted or failed turn to go on with"))
+            turn, reply_no = state.left.turn, state.left.reply_no
+            return (
+                TurnResumed(turn, reply_no, at, command.stream),
+                AttemptStarted(turn, reply_no, attempt=1, at=at),
+            )
+        case Answer():
+            raise _closed(command)
+        case _:
+            return ()  # TURN-9: the turn this is about has ended
+
+
+def _decide_awaiting_model(
+    state: AwaitingModel, command: Command, *, epoch: int, at: float
+) -> tuple[Record, ...]:
+    match command:
+        case SendMessage():
+            raise _busy(state.turn)
+        case ModelSaid():
+            return command.deltas if _is_current(state, command) else ()
+        case ModelReplied():
+            return _take_reply(state, command, epoch=epoch, at=at) if _is_current(state, command) else ()
+        case ModelFailed():
+            return _take_failure(state, command, at=at) if _is_current(state, command) else ()
+        case Cancel() if command.turn in (None, state.turn):
+            return (
+                CancelRequested(state.turn, at, deadline_at=at),
+                *_end_without_reply(state, TurnStatus.CANCELLED, at=at),
+            )
+        case TurnExpired() if command.turn == state.turn:
+            return _end_without_reply(
+                state,
+                TurnStatus.FAILED,
+                at=at,
+                code=TURN_TIMEOUT_CODE,
+                message=batches.timeout_message(state),
+            )
+        case Answer():
+            raise _closed(command)
+        case Recover():
+            return _recover_awaiting_model(state, command, epoch=epoch, at=at)
+        case _:
+            return ()  # TURN-9
+
+
+def _decide_running_calls(
+    state: RunningCalls, command: Command, *, epoch: int, at: float
+) -> tuple[Record, ...]:
+    match command:
+        case SendMessage():
+            raise _busy(state.turn)
+        case CallFinished() if is_open(state, command.turn, command.reply_no, command.result.call_id):
+            return batches.end_call(state, command.result, epoch=epoch, at=at)
+        case CallExpired() if is_open(state, command.turn, command.reply_no, command.call_id):
+            return batches.give_up_client(state, command.call_id, epoch=epoch, at=at)
+        case CallProgress() if is_open(state, command.turn, command.reply_no, command.call_id):
+            return (_progressed(command, at=at),)
+        case CallProbed():
+            return batches.take_probe(state, command, epoch=epoch, at=at)
+        case Answer():
+            call = batches.asking(state, command.turn, command.reply_no, command.call_id)
+            if call is None:
+                raise _closed(command)
+            return batches.take_answer(state, call, command, epoch=epoch, at=at)
+        case QuestionExpired():
+            return batches.expire_question(state, command, epoch=epoch, at=at)
+        case Cancel() if command.turn in (None, state.turn):
+            return _stop(state, TurnStatus.CANCELLED, at=at)
+        case TurnExpired() if command.turn == state.turn:
+            return _stop(state, TurnStatus.FAILED, at=at)
+        case Recover():
+            return batches.recover(state, command, epoch=epoch, at=at)
+        case _:
+            return ()  # TURN-9
+
+
+def _decide_cancelling(state: Cancelling, command: Command, *, at: float) -> tuple[Record, ...]:
+    match command:
+        case SendMessage():
+            raise _busy(state.turn)
+        case CallFinished() if is_open(state, command.turn, command.reply_no, command.result.call_id):
+            # An outcome that arrives during a cancel is kept (TURN-7).
+            return batches.end_call_while_stopping(state, command.result, at=at)
+        case CallProgress() if is_open(state, command.turn, command.reply_no, command.call_id):
+            return (_progressed(command, at=at),)
+        case CancelExpired() if command.turn == state.turn:
+            return batches.close(state, state.status, at=at)
+        case Recover():
+            return batches.close(state, state.status, at=at, is_lost=True)
+        case Answer():
+            raise _closed(command)
+        case _:
+            return ()  # TURN-9; a second cancel changes nothing
+
+
+def is_open(state: RunningCalls | Cancelling, turn: int, reply_no: int, call_id: str) -> bool:
+    """Say whether a call runs, so that its outcome can still come."""
+    if (turn, reply_no) != (state.turn, state.reply_no):
+        return False
+    return any(call.call.id == call_id and call.is_running for call in state.calls)
+
+
+def _busy(turn: int) -> Refused:
+    return Refused(SessionBusyError(f"turn {turn} is still running: wait for its end or cancel it"))
+
+
+def _closed(answer: Answer) -> Refused:
+    message = f"call {answer.call_id!r} of turn {answer.turn} has no open question: it was answered, or the turn ended"
+    return Refused(QuestionClosedError(message))
+
+
+def _progressed(said: CallProgress, *, at: float) -> Record:
+    return CallProgressed(said.turn, said.reply_no, said.call_id, said.run, said.text, at)
+
+
+def _is_current(state: AwaitingModel, command: ModelSaid | ModelReplied | ModelFailed) -> bool:
+    return (command.turn, command.reply_no, command.attempt) == (state.turn, state.reply_no, state.attempt)
+
+
+def _stop(state: RunningCalls, status: TurnStatus, *, at: float) -> tuple[Record, ...]:
+    """Stop a batch: at once where nothing runs here, else within the grace."""
+    requested = CancelRequested(state.turn, at, at + CANCEL_GRACE_S, status)
+    if batches.has_running_tools(state.calls):
+        return (requested,)
+    return (requested, *batches.close(state, status, at=at))
+
+
+# --- replies --------------------------------------------------------------------------------------------------
+
+
+def _take_reply(state: AwaitingModel, command: ModelReplied, *, epoch: int, at: float) -> tuple[Record, ...]:
+    completed = ReplyCompleted(state.turn, state.reply_no, state.attempt, command.reply, at, command.plans)
+    if not command.reply.calls:
+        return (
+            completed,
+            ExchangeCommitted(state.turn, state.reply_no),
+            TurnEnded(state.turn, TurnStatus.COMPLETED, at),
+        )
+    # A call that cannot start (unknown tool, bad arguments) goes back to the model as an error result.
+    impossible = tuple(
+        batches.ended(state, Result(plan.call_id, plan.problem, Outcome.ERROR), at=at)
+        for plan in command.plans
+        if plan.problem is not None
+    )
+    return batches.and_then_settle(state, (completed, *impossible), epoch=epoch, at=at)
+
+
+def _take_failure(state: AwaitingModel, command: ModelFailed, *, at: float) -> tuple[Record, ...]:
+    failed = AttemptFailed(state.turn, state.reply_no, state.attempt, command.code, command.message, at)
+    if command.code == ContextOverflowError.code:
+        return (failed, *_after_overflow(state, command, at=at))
+    failures = state.failures + 1
+    if not command.is_retriable or failures >= ATTEMPTS_MAX:
+        ended = _end_without_reply(
+            state, TurnStatus.FAILED, at=at, code=command.code, message=command.message
+        )
+        return (failed, *ended)
+    asked_s = min(command.retry_after_s or 0.0, RETRY_AFTER_MAX_S)
+    wait_s = max(MODEL_BACKOFF.wait_s(failures, chance=command.chance), asked_s)
+    again = AttemptStarted(state.turn, state.reply_no, state.attempt + 1, at, not_before=at + wait_s)
+    return (failed, again)
+
+
+def _after_overflow(state: AwaitingModel, command: ModelFailed, *, at: float) -> tuple[Record, ...]:
+    """Ask again with less to read, once for each model call (TURN-25)."""
+    if command.cut is not None and not state.is_compacted:
+        return (
+            HistoryCompacted(state.turn, state.reply_no, command.cut, at),
+            AttemptStarted(state.turn, state.reply_no, state.attempt + 1, at),
+        )
+    why = "without its older part too" if state.is_compacted else "and nothing of it can be left out"
+    message = f"the conversation is longer than the model can read, {why}: {command.message}"
+    return _end_without_reply(state, TurnStatus.FAILED, at=at, code=command.code, message=message)
+
+
+def _end_without_reply(
+    state: AwaitingModel, status: TurnStatus, *, at: float, code: str = "", message: str = ""
+) -> tuple[Record, ...]:
+    """End a turn whose reply never ended; the text readers were shown is kept as an interrupted reply."""
+    ended = TurnEnded(state.turn, status, at, code, message)
+    partial = partial_reply(state)
+    if partial is None:
+        return (ended,)
+    return (
+        ReplyCompleted(state.turn, state.reply_no, state.attempt, partial, at),
+        ExchangeCommitted(state.turn, state.reply_no),
+        ended,
+    )
+
+
+def partial_reply(state: AwaitingModel) -> Reply | None:
+    """Return what the running attempt has said so far as an interrupted reply, or None if it said nothing."""
+    deltas: list[Delta] = []
+    said = state.said
+    while said:
+        before, delta = said
+        assert isinstance(delta, Delta)
+        assert isinstance(before, tuple)
+        deltas.append(delta)
+        said = before
+    texts: dict[int, list[str]] = {}
+    kinds: dict[int, str] = {}
+    for delta in reversed(deltas):
+        texts.setdefault(delta.part, []).append(delta.text)
+        kinds.setdefault(delta.part, delta.kind)
+    parts: list[ReplyPart] = []
+    for part in sorted(texts):
+        text = "".join(texts[part])
+        parts.append(Thinking(text) if kinds[part] == "thinking" else Text(text))
+    return Reply(tuple(parts), Finish.INTERRUPTED) if parts else None
+
+
+def _recover_awaiting_model(
+    state: AwaitingModel, command: Recover, *, epoch: int, at: float
+) -> tuple[Record, ...]:
+    if state.epoch == epoch:
+        return ()  # TURN-17: our own attempt was not cut
+    if at - state.touched_at > command.look_back_s or state.restarts > RESTARTS_MAX:
+        return _end_without_reply(state, TurnStatus.INTERRUPTED, at=at)
+    return (AttemptStarted(state.turn, state.reply_no, state.attempt + 1, at),)

@@ -1,0 +1,242 @@
+"""evolve: fold one record into the state of a turn. A record is a fact: nothing is refused here."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from msgspec.structs import replace
+
+from midstream.core.calls import CallPlan, CallState, Choice, digest_of
+from midstream.core.messages import Exchange
+from midstream.core.records import (
+    AttemptFailed,
+    AttemptStarted,
+    CallDoubted,
+    CallEnded,
+    CallProgressed,
+    CallStarted,
+    CancelRequested,
+    ChunkAccepted,
+    Delta,
+    EpochStarted,
+    ExchangeCommitted,
+    HistoryCompacted,
+    MessageAccepted,
+    MessageQueued,
+    MessageWithdrawn,
+    QuestionAnswered,
+    QuestionAsked,
+    Record,
+    ReplyCompleted,
+    ResultArrivedLate,
+    StreamOpened,
+    ToolsChanged,
+    TurnEnded,
+    TurnResumed,
+    TurnStatus,
+)
+from midstream.core.turn.states import (
+    MODEL_CALLS_MAX_CODE,
+    AwaitingModel,
+    Cancelling,
+    Idle,
+    Left,
+    RunningCalls,
+    TurnState,
+)
+
+
+def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
+    """Fold one record into the state.
+
+    Args:
+        epoch: The epoch under which the record was appended.
+    """
+    match record:
+        case Delta():
+            return replace(state, said=(state.said, record)) if isinstance(state, AwaitingModel) else state
+        case MessageAccepted():
+            return AwaitingModel(
+                record.turn,
+                1,
+                record.tools,
+                touched_at=record.at,
+                timeout_s=record.timeout_s,
+                deadline_at=_deadline(record.at, record.timeout_s),
+            )
+        case AttemptStarted():
+            return _evolve_attempt(state, record, epoch=epoch)
+        case AttemptFailed():
+            return replace(state, failures=state.failures + 1) if isinstance(state, AwaitingModel) else state
+        case HistoryCompacted():
+            if not isinstance(state, AwaitingModel):
+                return state
+            return replace(
+                state, is_compacted=True, failures=0
+            )  # what failed was about more than is asked now
+        case ReplyCompleted():
+            return _evolve_reply(state, record)
+        case CallStarted() | CallEnded() | CallDoubted() | QuestionAsked() | QuestionAnswered():
+            return _evolve_calls(state, record, epoch=epoch)
+        case ExchangeCommitted():
+            return _evolve_commit(state, record)
+        case CancelRequested():
+            return _evolve_cancel(state, record)
+        case TurnEnded():
+            return _evolve_end(state, record)
+        case TurnResumed():
+            return _evolve_resumed(state, record)
+        case EpochStarted():
+            return replace(state, restarts=state.restarts + 1) if isinstance(state, AwaitingModel) else state
+        case (
+            StreamOpened()
+            | ChunkAccepted()
+            | MessageQueued()
+            | MessageWithdrawn()
+            | CallProgressed()
+            | ResultArrivedLate()
+            | ToolsChanged()
+        ):
+            return state
+        case _:
+            assert_never(record)
+
+
+def exchange_of(state: TurnState) -> Exchange | None:
+    """Return the exchange that an `ExchangeCommitted` puts into history from this state."""
+    if not isinstance(state, RunningCalls | Cancelling):
+        return None
+    return Exchange(state.reply, tuple(call.result for call in state.calls if call.result is not None))
+
+
+def _deadline(at: float, timeout_s: float) -> float:
+    return at + timeout_s if timeout_s else 0.0
+
+
+def _evolve_attempt(state: TurnState, record: AttemptStarted, *, epoch: int) -> TurnState:
+    if not isinstance(state, AwaitingModel):
+        return state
+    return replace(
+        state,
+        reply_no=record.reply,
+        attempt=record.attempt,
+        epoch=epoch,
+        not_before=record.not_before,
+        touched_at=record.at,
+        said=(),
+    )
+
+
+def _evolve_reply(state: TurnState, record: ReplyCompleted) -> TurnState:
+    plans = {plan.call_id: plan for plan in record.plans}
+    calls = tuple(
+        CallState(call, plans.get(call.id) or CallPlan(call.id, digest_of(call.name, call.arguments)))
+        for call in record.body.calls
+    )
+    running = RunningCalls(record.turn, record.reply, record.body, calls, touched_at=record.at)
+    if not isinstance(state, AwaitingModel):
+        return running
+    return replace(running, tools=state.tools, timeout_s=state.timeout_s, deadline_at=state.deadline_at)
+
+
+def _evolve_commit(state: TurnState, record: ExchangeCommitted) -> TurnState:
+    after = AwaitingModel(record.turn, record.reply + 1)
+    if isinstance(state, Idle):
+        return after
+    deadline_at = 0.0 if isinstance(state, Cancelling) else state.deadline_at
+    return replace(
+        after,
+        tools=state.tools,
+        touched_at=state.touched_at,
+        timeout_s=state.timeout_s,
+        deadline_at=deadline_at,
+    )
+
+
+def _evolve_cancel(state: TurnState, record: CancelRequested) -> TurnState:
+    if not isinstance(state, RunningCalls):
+        return state
+    return Cancelling(
+        state.turn,
+        state.reply_no,
+        state.reply,
+        state.calls,
+        record.deadline_at,
+        state.tools,
+        record.at,
+        state.timeout_s,
+        record.status,
+    )
+
+
+def _evolve_end(state: TurnState, record: TurnEnded) -> TurnState:
+    is_over = (
+        record.status in (TurnStatus.COMPLETED, TurnStatus.CANCELLED) or record.code == MODEL_CALLS_MAX_CODE
+    )
+    if is_over or isinstance(state, Idle):
+        return Idle()
+    return Idle(Left(state.turn, state.reply_no, state.tools, state.timeout_s))
+
+
+def _evolve_resumed(state: TurnState, record: TurnResumed) -> TurnState:
+    left = state.left if isinstance(state, Idle) else None
+    timeout_s = left.timeout_s if left else 0.0
+    return AwaitingModel(
+        record.turn,
+        record.reply,
+        left.tools if left else (),
+        touched_at=record.at,
+        timeout_s=timeout_s,
+        deadline_at=_deadline(record.at, timeout_s),
+    )
+
+
+# --- calls ----------------------------------------------------------------------------------------------------
+
+_CallRecord = CallStarted | CallEnded | CallDoubted | QuestionAsked | QuestionAnswered
+
+
+def _evolve_calls(state: TurnState, record: _CallRecord, *, epoch: int) -> TurnState:
+    if not isinstance(state, RunningCalls | Cancelling):
+        return state
+    call_id = record.result.call_id if isinstance(record, CallEnded) else record.call_id
+    calls = tuple(
+        _evolve_call(call, record, epoch=epoch) if call.call.id == call_id else call for call in state.calls
+    )
+    if isinstance(record, QuestionAnswered) and isinstance(state, RunningCalls) and state.deadline_at:
+        asked_at = next((call.asked_at for call in state.calls if call.call.id == call_id), record.at)
+        state = replace(state, deadline_at=state.deadline_at + max(0.0, record.at - asked_at))
+    return replace(state, calls=calls, touched_at=record.at)
+
+
+def _evolve_call(call: CallState, record: _CallRecord, *, epoch: int) -> CallState:
+    match record:
+        case CallEnded():
+            return replace(call, result=record.result, asked=None)
+        case CallStarted():
+            return replace(
+                call,
+                runs=record.run,
+                epoch=epoch,
+                started_at=record.at,
+                is_in_doubt=False,
+                is_allowed=False,
+                asked=None,
+            )
+        case CallDoubted():
+            return replace(call, is_in_doubt=True, epoch=epoch)
+        case QuestionAsked():
+            return replace(call, asked=record.kind, asked_at=record.at, expires_at=record.expires_at)
+        case QuestionAnswered():
+            return _evolve_answer(call, record)
+        case _:
+            assert_never(record)
+
+
+def _evolve_answer(call: CallState, record: QuestionAnswered) -> CallState:
+    answered = replace(call, asked=None, is_allowed=record.choice is Choice.ALLOW)
+    if record.arguments is None:
+        return answered
+    edited = replace(call.call, arguments=record.arguments)
+    plan = replace(call.plan, digest=digest_of(edited.name, edited.arguments))
+    return replace(answered, call=edited, plan=plan, is_edited=True)

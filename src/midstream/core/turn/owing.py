@@ -1,0 +1,119 @@
+"""owed: what the world owes a turn. The runner starts what is new and stops what is gone."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from msgspec import Struct
+
+from midstream.core.calls import CallState, Site
+from midstream.core.turn.commands import CallFinished
+from midstream.core.turn.deciding import is_open
+from midstream.core.turn.states import CLIENT_CALL_S, AwaitingModel, Cancelling, Idle, RunningCalls, TurnState
+
+
+class AskModel(Struct, frozen=True):
+    """Call the model and journal what it says."""
+
+    turn: int
+    reply_no: int
+    attempt: int
+    not_before: float = 0.0
+
+
+class RunCall(Struct, frozen=True):
+    """Run one tool call; its start is in the journal."""
+
+    turn: int
+    reply_no: int
+    call_id: str
+    run: int
+
+
+class ProbeCall(Struct, frozen=True):
+    """Ask the outside world whether a call in doubt happened."""
+
+    turn: int
+    reply_no: int
+    call_id: str
+
+
+class AwaitClient(Struct, frozen=True):
+    """A client owes the outcome of a call; at `deadline_at` it has expired."""
+
+    turn: int
+    reply_no: int
+    call_id: str
+    deadline_at: float
+
+
+class AwaitPerson(Struct, frozen=True):
+    """A person owes the answer to a question; at `deadline_at` it has expired. One without a deadline is no work."""
+
+    turn: int
+    reply_no: int
+    call_id: str
+    deadline_at: float
+
+
+class AwaitCancelled(Struct, frozen=True):
+    """Stopped tools owe their end; at `deadline_at` the cancel goes on without them."""
+
+    turn: int
+    deadline_at: float
+
+
+class AwaitEnd(Struct, frozen=True):
+    """The turn as a whole must have ended at `deadline_at`."""
+
+    turn: int
+    deadline_at: float
+
+
+Obligation = AskModel | RunCall | ProbeCall | AwaitClient | AwaitPerson | AwaitCancelled | AwaitEnd
+
+
+def owed(state: TurnState) -> frozenset[Obligation]:
+    """Return what the world owes this state."""
+    match state:
+        case Idle():
+            return frozenset()
+        case AwaitingModel():
+            if state.attempt == 0:
+                return frozenset()  # the announcement stands in the same append
+            asked = AskModel(state.turn, state.reply_no, state.attempt, state.not_before)
+            return frozenset((asked, *_end_of(state)))
+        case RunningCalls():
+            each = (_owed_call(state, call) for call in state.calls)
+            # Nobody's time runs while a person is being waited for.
+            end = () if state.is_waiting_for_person else _end_of(state)
+            return frozenset((*(one for one in each if one is not None), *end))
+        case Cancelling():
+            return frozenset((AwaitCancelled(state.turn, state.deadline_at),))
+        case _:
+            assert_never(state)
+
+
+def is_owed_by_client(state: TurnState, finished: CallFinished) -> bool:
+    """Say whether a client may give this outcome: the call runs, and it runs at a client."""
+    if not isinstance(state, RunningCalls | Cancelling):
+        return False
+    site = {call.call.id: call.plan.site for call in state.calls}.get(finished.result.call_id)
+    return site is Site.CLIENT and is_open(state, finished.turn, finished.reply_no, finished.result.call_id)
+
+
+def _end_of(state: AwaitingModel | RunningCalls) -> tuple[AwaitEnd, ...]:
+    return (AwaitEnd(state.turn, state.deadline_at),) if state.deadline_at else ()
+
+
+def _owed_call(state: RunningCalls, call: CallState) -> Obligation | None:
+    place = (state.turn, state.reply_no, call.call.id)
+    if call.is_asking:
+        return AwaitPerson(*place, call.expires_at) if call.expires_at else None
+    if call.is_open and call.is_in_doubt:
+        return ProbeCall(*place)
+    if not call.is_running:
+        return None
+    if call.plan.site is Site.CLIENT:
+        return AwaitClient(*place, call.started_at + (call.plan.timeout_s or CLIENT_CALL_S))
+    return RunCall(*place, call.runs)

@@ -1,0 +1,110 @@
+"""What a turn can be in, and the limits that hold there. Each state says what is *not yet* in the history."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from midstream.core.calls import CallState
+from midstream.core.messages import Reply
+from midstream.core.records import ClientTool, TurnStatus
+
+ATTEMPTS_MAX = 3
+"""Failed attempts of one model call before the turn fails."""
+RETRY_AFTER_MAX_S = 120.0
+"""Seconds a provider may ask us to wait before the next attempt; who asks for more is asked again after these."""
+MODEL_CALLS_MAX = 1000
+"""Replies in one turn; an agent that loops ends here."""
+MODEL_CALLS_MAX_CODE = "model_calls_max"
+"""The code of a turn that ended there. It cannot be resumed: the next message opens a turn of its own."""
+TURN_TIMEOUT_CODE = "turn_timeout"
+"""The code of a turn that took longer than it may."""
+RESTARTS_MAX = 2
+"""Owners that may die on one turn without any progress before it is `interrupted` instead of taken up again."""
+LOOK_BACK_S = 2 * 60 * 60.0
+"""A turn untouched for longer is ended as `interrupted` by a new owner (the seed's two hours)."""
+CANCEL_GRACE_S = 5.0
+"""Seconds a running tool has to end after a cancel before its call is closed without it."""
+CLIENT_CALL_S = 2 * 60 * 60.0
+"""Seconds a call waits for its client where its tool names no timeout."""
+
+
+class Left(Struct, frozen=True):
+    """A turn that ended before its work was done, and where it can be taken up again on request."""
+
+    turn: int
+    reply_no: int
+    """The reply that would come next."""
+    tools: tuple[ClientTool, ...] = ()
+    timeout_s: float = 0.0
+
+
+class Idle(Struct, frozen=True):
+    """No turn. Nothing is owed and nothing is pending: the history says it all."""
+
+    left: Left | None = None
+    """Where the last turn stopped, if it was interrupted or failed."""
+
+
+class AwaitingModel(Struct, frozen=True):
+    """A reply is owed. Nothing the model says is in the history until the whole reply is.
+
+    `said` is a linked list of deltas, newest first, so that a long reply costs the same per token as a short one.
+    """
+
+    turn: int
+    reply_no: int
+    tools: tuple[ClientTool, ...] = ()
+    attempt: int = 0
+    """0: not yet announced."""
+    epoch: int = 0
+    """The epoch that announced it; an attempt of an older one was cut."""
+    failures: int = 0
+    is_compacted: bool = False
+    """Whether older exchanges were left out for this model call already."""
+    restarts: int = 0
+    not_before: float = 0.0
+    touched_at: float = 0.0
+    timeout_s: float = 0.0
+    """Seconds the whole turn may take, people's answers not counted; 0 for no limit."""
+    deadline_at: float = 0.0
+    """When the turn must have ended (seconds since 1970); 0 where it has no limit."""
+    said: tuple[object, ...] = ()
+
+
+class RunningCalls(Struct, frozen=True):
+    """The model asked for tools; some outcomes may be in. Nothing of this exchange is in the history yet.
+
+    A call may run, wait for its place in the order, or wait for a person: see `CallState`.
+    """
+
+    turn: int
+    reply_no: int
+    reply: Reply
+    calls: tuple[CallState, ...]
+    tools: tuple[ClientTool, ...] = ()
+    touched_at: float = 0.0
+    timeout_s: float = 0.0
+    deadline_at: float = 0.0
+
+    @property
+    def is_waiting_for_person(self) -> bool:
+        """Whether a question to a person is open; time does not count against the turn meanwhile."""
+        return any(call.is_asking for call in self.calls)
+
+
+class Cancelling(Struct, frozen=True):
+    """Somebody stopped the turn while tools ran. The exchange is still out of the history; nothing more starts."""
+
+    turn: int
+    reply_no: int
+    reply: Reply
+    calls: tuple[CallState, ...]
+    deadline_at: float
+    tools: tuple[ClientTool, ...] = ()
+    touched_at: float = 0.0
+    timeout_s: float = 0.0
+    status: TurnStatus = TurnStatus.CANCELLED
+    """How the turn will end: `failed` where its own deadline stopped it."""
+
+
+TurnState = Idle | AwaitingModel | RunningCalls | Cancelling
