@@ -18,6 +18,7 @@ END_TO_END = frozenset(
         "cli/test_chat.py",
         "client/test_client.py",
         "doctor/test_hostile.py",
+        "integrations/test_mcp.py",
         "integrations/test_openai_compatible.py",
         "integrations/test_pydantic_ai.py",
         "oracles/test_judgement.py",

@@ -12,9 +12,9 @@ from msgspec import Struct
 
 from midstream import tools
 from midstream.core.calls import OnDoubt
-from midstream.core.messages import Call, Outcome, Result
+from midstream.core.messages import Call, Outcome, Result, ToolSpec
 from midstream.errors import ToolDefinitionError
-from midstream.tools import CallContext, Tool, current_call, plan_call, run_call, tool
+from midstream.tools import Answer, CallContext, Tool, current_call, plan_call, run_call, tool
 
 CONTEXT = CallContext("s", 1, 2, "c1")
 
@@ -277,3 +277,31 @@ def _unknown_name(value: "Nowhere") -> str:  # type: ignore[name-defined]  # noq
 def test_functions_that_cannot_be_described_are_refused_by_name(function: Any) -> None:  # noqa: ANN401
     with pytest.raises(ToolDefinitionError, match=function.__name__):
         tool(function)
+
+
+async def _echo(**arguments: object) -> object:
+    return arguments
+
+
+FOREIGN = Tool(ToolSpec("echo", "", {"type": "object"}), _echo, None)
+
+
+async def test_a_tool_with_a_foreign_schema_gets_any_object_as_it_is() -> None:
+    assert await _run(FOREIGN, '{"self": 1, "odd name": [2, {}]}') == Result(
+        "c1", '{"self":1,"odd name":[2,{}]}'
+    )
+    assert await _run(FOREIGN, "") == Result("c1", "{}")
+    assert plan_call(Call("c1", "echo", '{"a": 1}'), {"echo": FOREIGN}).problem is None
+    for arguments in ("[1]", "{", "3"):
+        problem = plan_call(Call("c1", "echo", arguments), {"echo": FOREIGN}).problem
+        assert problem is not None
+        assert problem.startswith("The arguments of 'echo' do not fit its schema")
+
+
+async def test_a_tool_may_say_itself_how_its_call_ended() -> None:
+    @tool
+    def send() -> Answer:
+        """Send."""
+        return Answer("the line went dead", Outcome.UNKNOWN)
+
+    assert await _run(send) == Result("c1", "the line went dead", Outcome.UNKNOWN)

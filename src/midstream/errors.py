@@ -31,6 +31,7 @@ MidstreamError
 │   ├── StoreBusyError
 │   ├── StoreFullError
 │   ├── PortTakenError
+│   ├── ToolsUnavailableError
 │   └── ConnectionLostError
 ├── StoreDamagedError     the data on disk cannot be trusted: a person must look
 │   └── RecordUndecodableError
@@ -280,6 +281,12 @@ class PortTakenError(UnavailableError):
 
     code = "port_taken"
     retry = "never"
+
+
+class ToolsUnavailableError(UnavailableError):
+    """A source of tools cannot be asked now (a server that is down, or does not answer). Its tools are left out."""
+
+    code = "tools_unavailable"
 
 
 class ConnectionLostError(UnavailableError):

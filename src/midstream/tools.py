@@ -14,8 +14,8 @@ import logging
 import re
 import threading
 import typing
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, overload
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, overload, runtime_checkable
 
 import msgspec
 from msgspec import Struct
@@ -56,7 +56,8 @@ class Tool(Struct, frozen=True):
     Args:
         spec: What the model is told.
         function: What is called, with the arguments as keywords; a coroutine function or a plain one.
-        arguments: The types the arguments are checked and converted against.
+        arguments: The types the arguments are checked and converted against; None where somebody else knows them
+            (a foreign schema in `spec`): any JSON object is handed on as it is.
         has_effects: It changes something in the world: it runs alone and its start is synced to disk.
         on_doubt: What to do with a call that started and whose outcome nobody knows.
         timeout_s: Seconds until a call is given up.
@@ -69,7 +70,7 @@ class Tool(Struct, frozen=True):
 
     spec: ToolSpec
     function: Callable[..., Any]
-    arguments: type[Struct]
+    arguments: type[Struct] | None
     has_effects: bool = True
     on_doubt: OnDoubt = OnDoubt.UNKNOWN
     timeout_s: float = TIMEOUT_S
@@ -82,6 +83,40 @@ class Tool(Struct, frozen=True):
     def name(self) -> str:
         """The name the model calls it by."""
         return self.spec.name
+
+
+@runtime_checkable
+class ToolSource(Protocol):
+    """Tools that come and go, such as those of an MCP server. Give it to an agent among its tools.
+
+    One source serves all sessions of an agent at once. It connects when it is first asked.
+    """
+
+    @property
+    def name(self) -> str:
+        """What people call it; no two sources of an agent have one name."""
+
+    async def tools(self) -> Sequence[Tool]:
+        """Return the tools there are now. Asked before every model call, so it must be cheap.
+
+        Raises:
+            ToolsUnavailableError: Nobody can say; until somebody can, the agent does without them.
+        """
+
+    async def close(self) -> None:
+        """Let go of connections and processes. The next `tools` begins anew. Calling it again is harmless."""
+
+
+class Answer(Struct, frozen=True):
+    """What a tool may return to say itself how its call ended, instead of returning or raising.
+
+    Args:
+        content: What the model reads.
+        outcome: `ok`, `error` (it did not work), `unknown` (it may or may not have taken effect).
+    """
+
+    content: str
+    outcome: Outcome = Outcome.OK
 
 
 class CallContext(Struct, frozen=True):
@@ -223,11 +258,11 @@ def plan_call(call: Call, tools: Mapping[str, Tool], approval: Approval | None =
         )
     problem = why = None
     try:
-        arguments = msgspec.json.decode(call.arguments or "{}", type=found.arguments, strict=False)
+        keywords = _read_arguments(found, call)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         problem = f"The arguments of {call.name!r} do not fit its schema: {error}"
     else:
-        why = _why_ask(call, found, arguments, approval)
+        why = _why_ask(call, found, keywords, approval)
     return CallPlan(
         call.id,
         digest,
@@ -242,14 +277,14 @@ def plan_call(call: Call, tools: Mapping[str, Tool], approval: Approval | None =
     )
 
 
-def _why_ask(call: Call, found: Tool, arguments: Struct, approval: Approval | None) -> str | None:
+def _why_ask(call: Call, found: Tool, keywords: Mapping[str, Any], approval: Approval | None) -> str | None:
     """Return what to ask a person before this call, perhaps nothing; None where nobody needs to be asked."""
     if found.site is Site.PERSON:
-        return str(getattr(arguments, "question", ""))
+        return str(keywords.get("question", ""))
     needed = found.needs_approval
     try:
         if callable(needed):
-            needed = needed(**_keywords(arguments))
+            needed = needed(**keywords)
         asked = approval(call, found) if approval is not None else False
     except Exception:  # noqa: BLE001 - foreign code: a rule that fails must not let a call through
         return "The rule that decides about this call failed."
@@ -268,9 +303,9 @@ async def probe_call(found: Tool, call: Call, context: CallContext) -> tuple[Res
         return None, False
     token = _current.set(context)
     try:
-        arguments = msgspec.json.decode(call.arguments or "{}", type=found.arguments, strict=False)
+        keywords = _read_arguments(found, call)
         async with asyncio.timeout(found.timeout_s):
-            answer = await _invoke(found.probe, arguments)
+            answer = await _invoke(found.probe, keywords)
     except (Exception, SystemExit):  # noqa: BLE001 - foreign code: a probe that fails does not know
         _log.exception("the probe of a tool failed", extra={"session": context.session})
         return None, False
@@ -293,7 +328,7 @@ async def run_call(found: Tool, call: Call, context: CallContext) -> Result:
     to the caller.
     """
     try:
-        arguments = msgspec.json.decode(call.arguments or "{}", type=found.arguments, strict=False)
+        keywords = _read_arguments(found, call)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         return Result(
             call.id, f"The arguments of {call.name!r} do not fit its schema: {error}", Outcome.ERROR
@@ -302,7 +337,7 @@ async def run_call(found: Tool, call: Call, context: CallContext) -> Result:
     limit = asyncio.timeout(found.timeout_s)
     try:
         async with limit:
-            value = await _invoke(found.function, arguments)
+            value = await _invoke(found.function, keywords)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code: whatever it raises is its answer
         if limit.expired():
             message = f"{call.name!r} gave no answer within {found.timeout_s:g} s."
@@ -314,8 +349,14 @@ async def run_call(found: Tool, call: Call, context: CallContext) -> Result:
     return _result_of(call, value)
 
 
-async def _invoke(function: Callable[..., Any], arguments: Struct) -> object:
-    keywords = _keywords(arguments)
+def _read_arguments(found: Tool, call: Call) -> dict[str, Any]:
+    if found.arguments is None:
+        return msgspec.json.decode(call.arguments or "{}", type=dict[str, Any])
+    arguments = msgspec.json.decode(call.arguments or "{}", type=found.arguments, strict=False)
+    return {field: getattr(arguments, field) for field in arguments.__struct_fields__}
+
+
+async def _invoke(function: Callable[..., Any], keywords: Mapping[str, Any]) -> object:
     if inspect.iscoroutinefunction(function):
         try:
             return await typing.cast("Awaitable[object]", function(**keywords))
@@ -326,10 +367,6 @@ async def _invoke(function: Callable[..., Any], arguments: Struct) -> object:
             raise RuntimeError("CancelledError: the tool cancelled itself") from error
     context = contextvars.copy_context()
     return await _in_thread(lambda: context.run(lambda: function(**keywords)))
-
-
-def _keywords(arguments: Struct) -> dict[str, Any]:
-    return {field: getattr(arguments, field) for field in arguments.__struct_fields__}
 
 
 _free_threads = threading.Semaphore(THREADS_MAX)
@@ -371,7 +408,10 @@ async def _in_thread(work: Callable[[], object]) -> object:
 
 
 def _result_of(call: Call, value: object) -> Result:
-    if isinstance(value, str):
+    outcome = Outcome.OK
+    if isinstance(value, Answer):
+        content, outcome = value.content, value.outcome
+    elif isinstance(value, str):
         content = value
     else:
         try:
@@ -382,7 +422,7 @@ def _result_of(call: Call, value: object) -> Result:
             return Result(call.id, problem, Outcome.ERROR)
     if len(content) > RESULT_CHARS_MAX:
         content = f"{content[:RESULT_CHARS_MAX]}\n[+{len(content) - RESULT_CHARS_MAX} characters]"
-    return Result(call.id, storable(content))
+    return Result(call.id, storable(content), outcome)
 
 
 def by_name(tools: Iterable[Tool]) -> dict[str, Tool]:

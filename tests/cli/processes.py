@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -71,13 +71,14 @@ def run(
 class Serving:
     """`midstream serve` of the agent above, in a folder."""
 
-    def __init__(self, folder: Path, *, port: int = 0) -> None:
+    def __init__(self, folder: Path, *, port: int = 0, options: Sequence[str] = ()) -> None:
         (folder / "told.py").write_text(APP)
         self.store = folder / "sessions.db"
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "midstream", "serve", "told:agent", "--json"),
                 *("--port", str(port), "--store", str(self.store)),
+                *options,
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -95,6 +96,12 @@ class Serving:
         """SIGKILL."""
         self._process.kill()
         self._process.communicate(timeout=WAIT_S)
+
+    def terminate(self) -> int:
+        """SIGTERM; return the exit code."""
+        self._process.terminate()
+        self._process.communicate(timeout=WAIT_S)
+        return self._process.returncode
 
     def interrupt(self) -> tuple[int, str]:
         """SIGINT; return the exit code and what it had said on stderr."""

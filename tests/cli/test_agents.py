@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from midstream.cli.agents import find_agent
-from midstream.errors import AgentNotFoundError
+from midstream.cli.agents import find_agent, find_server
+from midstream.errors import AgentNotFoundError, UsageError
 
 APP = """
 from midstream import Agent
@@ -73,3 +73,23 @@ def test_a_module_without_any_agent_says_how_to_make_one(folder: Path) -> None:
     with pytest.raises(AgentNotFoundError) as raised:
         find_agent("empty_app:agent")
     assert "make one with `agent = midstream.Agent(...)`" in raised.value.message
+
+
+def test_a_tool_server_is_named_by_its_command_or_its_address() -> None:
+    assert repr(find_server("files=npx -y 'a server' .")) == "McpServer('files', 'npx')"
+    assert (
+        repr(find_server("mail=https://mail.example/mcp?key=1"))
+        == "McpServer('mail', 'https://mail.example')"
+    )
+
+
+@pytest.mark.parametrize("text", ["npx -y server", "files=", "files='npx", "no name=npx", "=npx"])
+def test_a_tool_server_named_in_another_form_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        find_server(text)
+
+
+def test_a_missing_extra_is_said_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "midstream.integrations.mcp", None)
+    with pytest.raises(UsageError, match=r"pip install 'midstream\[mcp\]'"):
+        find_server("files=npx")

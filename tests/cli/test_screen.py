@@ -16,6 +16,7 @@ from midstream.core.records import (
     MessageAccepted,
     Record,
     ReplyCompleted,
+    ToolsChanged,
     TurnEnded,
     TurnStatus,
 )
@@ -125,3 +126,8 @@ def test_thinking_stands_apart_from_words() -> None:
 
 def test_escape_sequences_in_words_are_taken_out() -> None:
     assert through_pipe(words("a\x1b[2Jb\u202e"))[0] == "ab"
+
+
+def test_tools_that_came_or_went_are_a_remark() -> None:
+    said, told = through_pipe(ToolsChanged(1, 1.0, added=("files__read",)))
+    assert (said, "tools added: files__read" in told) == ("", True)

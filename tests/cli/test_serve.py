@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Run
-from tests.cli.processes import APP, Serving, run
+from tests.cli.processes import APP, WAIT_S, Serving, run
 
 
 def test_it_says_where_it_listens_and_ends_well_on_ctrl_c(tmp_path: Path) -> None:
@@ -66,3 +71,39 @@ def test_a_store_that_is_no_database_is_said_in_one_line(
     done = run("serve", "told:agent", "--port", "0", "--store", tmp_path / "bad.db")
     assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
     assert "[store_damaged]" in done.stderr
+
+
+MCP_SERVER = """
+import os, sys
+from mcp.server.mcpserver import MCPServer
+open(sys.argv[1], "w").write(str(os.getpid()))
+server = MCPServer("tested")
+server.add_tool(lambda: "", name="look")
+server.run()
+"""
+
+
+def _ends(pid: int) -> bool:
+    """Whether a process that is no child of ours ends."""
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [Serving.terminate, Serving.kill])
+def test_tools_of_a_server_are_added_and_it_ends_with_us(
+    tmp_path: Path, end: Callable[[Serving], object]
+) -> None:
+    (tmp_path / "tools.py").write_text(MCP_SERVER)
+    command = shlex.join([sys.executable, str(tmp_path / "tools.py"), str(tmp_path / "pid")])
+    with Serving(tmp_path, options=["--mcp", f"harbour={command}"]) as server:
+        said = run("chat", server.url, "--message", "hello", "--json", cwd=tmp_path)
+        assert '"type":"tools_changed","turn":1' in said.stdout
+        assert '"added":["harbour__look"]' in said.stdout
+        end(server)
+    assert _ends(int((tmp_path / "pid").read_text()))

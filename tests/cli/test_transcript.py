@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from midstream.cli.terminal import PLAIN, width_of
-from midstream.cli.transcript import Called, Noted, Said, call_line, lines, read
+from midstream.cli.transcript import Called, Noted, Said, call_line, lines, read, tools_note
 from midstream.core.messages import Call, Finish, Outcome, Reply, Result, Text, Thinking, UserMessage
 from midstream.core.records import (
     AttemptFailed,
@@ -16,6 +16,7 @@ from midstream.core.records import (
     MessageAccepted,
     Record,
     ReplyCompleted,
+    ToolsChanged,
     TurnEnded,
     TurnStatus,
 )
@@ -108,3 +109,12 @@ def test_a_call_is_one_line_with_its_state() -> None:
     assert call_line(Called("look", "{}", 1), PLAIN, 60) == "       · look {} running"
     ended = Called("look", "{}", 2, "unknown", "", 1.0, 2.0)
     assert call_line(ended, PLAIN, 60) == "       ? look {} unknown 1.0 s (run 2)"
+
+
+def test_tools_that_came_and_went_are_named_but_not_all_of_many() -> None:
+    many = tuple(f"t{number}" for number in range(9))
+    changed = ToolsChanged(1, 10.0, many, ("a", "b"), ("mail",))
+    expected = "tools added: t0, t1, t2, t3, t4, t5, t6, t7, …; tools gone: a, b; not reachable: mail"
+    assert tools_note(changed) == expected
+    assert tools_note(ToolsChanged(1, 10.0)) == "all tools are reachable again"
+    assert entries(changed) == [Noted(expected)]

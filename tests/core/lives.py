@@ -22,6 +22,7 @@ from midstream.core.turn import (
     Cancel,
     CancelExpired,
     Cancelling,
+    ChildSpoke,
     Command,
     Idle,
     ModelReplied,
@@ -38,6 +39,7 @@ from midstream.core.turn import (
 from tests.core.stories import (
     AT,
     asks,
+    at_child,
     at_client,
     at_person,
     fails,
@@ -116,6 +118,7 @@ _makers = st.lists(
             at_client,
             impossible,
             at_person,
+            at_child,
             needs_approval,
             _held,
             _probed,
@@ -159,6 +162,7 @@ def _stray(draw: st.DrawFn) -> Command:
         CancelExpired(turn),
         CallProbed(turn, reply, call_id, may_run=draw(st.booleans())),
         CallProgress(turn, reply, call_id, 1, "stray"),
+        ChildSpoke(turn, reply, call_id, "s::1.1.0", ((draw(small), b"{}"),)),
         Answer(turn, reply, call_id, draw(_digests), draw(st.sampled_from(Choice))),
         QuestionExpired(turn, reply, call_id),
         TurnExpired(turn),
@@ -173,7 +177,10 @@ def _stray(draw: st.DrawFn) -> Command:
 
 def _queued(draw: st.DrawFn) -> SendMessage:
     said = say(draw(words))
-    return SendMessage(said.message, when_busy=WhenBusy.QUEUE, timeout_s=draw(_limits))
+    replies_max = draw(st.sampled_from([0, 0, 0, 1, 2]))
+    return SendMessage(
+        said.message, when_busy=WhenBusy.QUEUE, timeout_s=draw(_limits), replies_max=replies_max
+    )
 
 
 def _apt(draw: st.DrawFn, session: Session) -> Command:

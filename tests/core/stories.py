@@ -85,6 +85,11 @@ def at_person(call_id: str, answer_s: float = 0.0) -> CallPlan:
     return CallPlan(call_id, digest, Site.PERSON, has_effects=False, question="Which one?", answer_s=answer_s)
 
 
+def at_child(call_id: str) -> CallPlan:
+    """Plan a call whose work is a session of its own."""
+    return CallPlan(call_id, digest_of("work", "{}"), Site.CHILD, has_effects=False)
+
+
 def replies(call_id: str, choice: Choice, text: str = "", *, arguments: str | None = None) -> Answer:
     """Let a person answer the question of a call of the first reply."""
     return Answer(1, 1, call_id, digest_of("work", "{}"), choice, text, arguments)

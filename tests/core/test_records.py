@@ -44,6 +44,7 @@ from midstream.core.records import (
     ResultArrivedLate,
     StreamOpened,
     Sync,
+    ToolsChanged,
     TurnEnded,
     TurnResumed,
     TurnStatus,
@@ -72,6 +73,7 @@ EVERY_RECORD: tuple[Record, ...] = (
     Delta(1, 1, 2, 0, "thinking", "hm \u2603 \U0001f600 \u0000"),
     AttemptFailed(1, 1, 1, "model_stalled", "silence", 1000.5),
     HistoryCompacted(1, 1, 4, 1000.5),
+    ToolsChanged(1, 1000.5, ("files__read",), ("files__write",), ("mail",)),
     ReplyCompleted(
         1,
         1,

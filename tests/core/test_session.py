@@ -29,6 +29,7 @@ from midstream.core.records import (
     ReplyCompleted,
     ResultArrivedLate,
     StreamOpened,
+    ToolsChanged,
     TurnEnded,
     TurnResumed,
     TurnStatus,
@@ -42,6 +43,7 @@ from midstream.core.session import (
     STREAMS_KEPT_MAX,
     Received,
     Session,
+    ToolsFound,
     decide,
     evolve,
     fold,
@@ -58,6 +60,7 @@ from midstream.core.turn import (
     Cancel,
     CancelExpired,
     Cancelling,
+    ChildSpoke,
     Command,
     Idle,
     ModelFailed,
@@ -202,7 +205,7 @@ def _is_about(session: Session, command: Command) -> bool:
             return is_late or _is_call_open(session, *place)
         case CallExpired():
             return _is_call_open(session, command.turn, command.reply_no, command.call_id)
-        case CallProgress():
+        case CallProgress() | ChildSpoke():
             return _is_call_open(session, command.turn, command.reply_no, command.call_id)
         case CallProbed():
             probes = (each for each in owed(session) if isinstance(each, ProbeCall))
@@ -643,3 +646,33 @@ def _live(*commands: Command) -> Session:
 
 def _fold(session: Session, command: Command | Received) -> Session:
     return fold([(1, record) for record in decide(session, command, epoch=1, at=AT)], session)
+
+
+# --- tools that come and go -------------------------------------------------------------------------------------
+
+
+def _found(*names: str, turn: int = 1, attempt: int = 1, unreachable: tuple[str, ...] = ()) -> ToolsFound:
+    return ToolsFound(turn, 1, attempt, frozenset(names), frozenset(unreachable))
+
+
+@spec("TURN-52")
+def test_a_change_of_the_tools_is_recorded_once_and_against_what_was_told_last() -> None:
+    session = fold((1, record) for record in decide(Session(), say(), epoch=1, at=AT))
+    assert decide(session, _found(), epoch=1, at=AT) == ()
+    for found, changed in (
+        (_found("b", "a"), ToolsChanged(1, AT, added=("a", "b"))),
+        (_found("b", "c", unreachable=("x",)), ToolsChanged(1, AT, ("c",), ("a",), ("x",))),
+        (_found("b", "c"), ToolsChanged(1, AT)),
+        (_found(), ToolsChanged(1, AT, removed=("b", "c"))),
+    ):
+        assert decide(session, found, epoch=1, at=AT) == (changed,)
+        session = fold([(1, changed)], session)
+        assert decide(session, found, epoch=1, at=AT) == ()
+
+
+@spec("TURN-9", "TURN-52")
+def test_tools_found_for_another_model_call_are_no_news() -> None:
+    assert decide(Session(), _found("a"), epoch=1, at=AT) == ()
+    session = fold((1, record) for record in decide(Session(), say(), epoch=1, at=AT))
+    assert decide(session, _found("a", attempt=2), epoch=1, at=AT) == ()
+    assert decide(session, _found("a", turn=2), epoch=1, at=AT) == ()

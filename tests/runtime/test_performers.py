@@ -5,15 +5,17 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from midstream.core.messages import Exchange, History, Reply, Text, UserMessage
+from midstream.core.calls import CallPlan, CallState, digest_of
+from midstream.core.messages import Call, Exchange, History, Outcome, Reply, Result, Text, UserMessage
 from midstream.core.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
-from midstream.core.session import Session
+from midstream.core.session import Session, ToolsFound
 from midstream.core.turn import (
     AskModel,
     AwaitCancelled,
     AwaitClient,
     AwaitingModel,
     CallExpired,
+    CallFinished,
     CallProgress,
     CancelExpired,
     ChildSpoke,
@@ -23,6 +25,7 @@ from midstream.core.turn import (
     ModelSaid,
     Obligation,
     RunCall,
+    RunningCalls,
 )
 from midstream.errors import ContextOverflowError
 from midstream.runtime import performers
@@ -43,10 +46,10 @@ class Noted:
     is_closing = False
 
     def __init__(self) -> None:
-        self.said: list[ModelSaid] = []
+        self.said: list[ModelSaid | ToolsFound] = []
         self.reports: list[Command] = []
 
-    async def say(self, command: ModelSaid) -> None:
+    async def say(self, command: ModelSaid | ToolsFound) -> None:
         self.said.append(command)
 
     def tell(self, progress: CallProgress) -> None:
@@ -82,7 +85,8 @@ async def test_a_model_is_asked_with_history_instructions_and_a_key_stable_over_
     model = ScriptedModel([text("yes")])
     noted = await _perform(Agent(model, instructions="be brief"), ASKED)
     assert model.requests == [ModelRequest("be brief", _session().history, (), 1, "s/3/1")]
-    assert "".join(delta.text for said in noted.said for delta in said.deltas) == "yes"
+    words = (delta.text for said in noted.said if isinstance(said, ModelSaid) for delta in said.deltas)
+    assert "".join(words) == "yes"
     (replied,) = noted.reports
     assert isinstance(replied, ModelReplied)
     assert replied.reply.text == "yes"
@@ -168,3 +172,24 @@ async def test_the_model_is_shown_what_the_cut_leaves() -> None:
     session = Session(turn=AwaitingModel(3, 1, attempt=1), turns=3, history=history, cut=2)
     await Performer(Agent(model), World(), Noted(), NOBODY).perform(ASKED, session)
     assert model.requests[0].history == session.shown != history
+
+
+@spec("TURN-53")
+@pytest.mark.parametrize(
+    ("run", "has_effects", "outcome"),
+    [(1, True, Outcome.ERROR), (2, False, Outcome.ERROR), (2, True, Outcome.UNKNOWN)],
+)
+async def test_a_call_whose_tool_is_gone_ends_and_an_earlier_run_of_it_is_not_forgotten(
+    run: int, *, has_effects: bool, outcome: Outcome
+) -> None:
+    plan = CallPlan("c1", digest_of("put", "{}"), has_effects=has_effects)
+    call = Call("c1", "put", "{}")
+    running = RunningCalls(3, 1, Reply((call,)), (CallState(call, plan, runs=run, epoch=1),))
+    noted = Noted()
+    performer = Performer(Agent(ScriptedModel([])), World(), noted, NOBODY)
+    await performer.perform(RunCall(3, 1, "c1", run), Session(turn=running))
+    (finished,) = noted.reports
+    assert isinstance(finished, CallFinished)
+    assert isinstance(finished.result, Result)
+    assert finished.result.outcome is outcome
+    assert "may or may not" in finished.result.content or outcome is Outcome.ERROR

@@ -1,15 +1,18 @@
-"""Find the agent that `module:attribute` names, or say what to do."""
+"""Find the agent that `module:attribute` names and the tool servers beside it, or say what to do."""
 
 from __future__ import annotations
 
 import importlib
+import re
+import shlex
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-from midstream.errors import AgentNotFoundError
+from midstream.errors import AgentNotFoundError, UsageError
 from midstream.runtime.agent import Agent
+from midstream.tools import ToolSource
 
 
 def find_agent(name: str) -> Agent:
@@ -30,6 +33,30 @@ def find_agent(name: str) -> Agent:
         raise AgentNotFoundError(f"module {module_name!r} has no {attribute!r}: {_agents_in(module)}")
     kind = type(found).__name__
     raise AgentNotFoundError(f"{name!r} is no Agent but of type {kind}: {_agents_in(module)}")
+
+
+def find_server(text: str) -> ToolSource:
+    """Return the MCP server that `NAME=COMMAND ...` or `NAME=URL` names. Nothing is started or sent yet.
+
+    Raises:
+        UsageError: `text` has another form, or the extra is not installed. The message says what to do.
+    """
+    name, equals, where = text.partition("=")
+    if not equals or not where.strip():
+        raise UsageError(
+            "name an MCP server as NAME=COMMAND or NAME=URL, such as --mcp 'files=npx -y server .'"
+        )
+    try:
+        from midstream.integrations.mcp import McpServer  # noqa: PLC0415 - an extra, and slow to import
+    except ImportError as error:
+        raise UsageError("MCP servers need an extra: pip install 'midstream[mcp]'") from error
+    if re.match(r"https?://", where):
+        return McpServer.http(where, name=name)
+    try:
+        command, *arguments = shlex.split(where)
+    except ValueError as error:
+        raise UsageError(f"the command of the MCP server {name!r} cannot be read: {error}") from error
+    return McpServer.stdio(command, arguments, name=name)
 
 
 def _imported(name: str) -> ModuleType:

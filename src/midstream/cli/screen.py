@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from midstream.cli.terminal import Ink, clean, indented, shortened, width_of
-from midstream.cli.transcript import INDENT, Called, call_line, words_of
+from midstream.cli.transcript import INDENT, Called, call_line, tools_note, words_of
 from midstream.core.frames import Gone
 from midstream.core.messages import Call
 from midstream.core.records import (
@@ -23,6 +23,7 @@ from midstream.core.records import (
     MessageAccepted,
     Record,
     ReplyCompleted,
+    ToolsChanged,
     TurnEnded,
     TurnStatus,
 )
@@ -120,6 +121,8 @@ class Screen:
                 self.note(f"attempt {record.attempt} failed: {record.message} [{record.code}]")
             case HistoryCompacted():
                 self.note("longer than the model can read: it is asked again without the older part")
+            case ToolsChanged():
+                self.note(tools_note(record))
             case ReplyCompleted():
                 self.pause()
                 calls = [part for part in record.body.parts if isinstance(part, Call)]

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from midstream.cli import Surroundings
-from midstream.cli.agents import find_agent
+from midstream.cli.agents import find_agent, find_server
 from midstream.cli.places import made
 from midstream.cli.terminal import clean
 from midstream.errors import UsageError
@@ -44,6 +44,13 @@ LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
     metavar="NAME",
     help="Host name under which clients may ask, where --host is not this machine alone; * for any.",
 )
+@click.option(
+    "--mcp",
+    "servers",
+    multiple=True,
+    metavar="NAME=COMMAND|URL",
+    help="Add the tools of this MCP server: a command to start, or an address; may be repeated.",
+)
 @click.option("--log-level", type=click.Choice(LOG_LEVELS), default="warning", show_default=True)
 @click.option("--json", "is_json", is_flag=True, help="Print one JSON object when it listens.")
 @click.pass_obj
@@ -54,6 +61,7 @@ def serve(
     port: int,
     store: Path | None,
     allowed_hosts: tuple[str, ...],
+    servers: tuple[str, ...],
     log_level: str,
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> None:
@@ -64,6 +72,8 @@ def serve(
     """
     _log_to_stderr(log_level)
     agent = find_agent(agent_name)
+    if servers:
+        agent = agent.with_tools(*map(find_server, servers))
     path = store or made(surroundings.places.data) / surroundings.places.store.name
     if host not in LOCAL_HOSTS:
         if not allowed_hosts:

@@ -24,11 +24,14 @@ from midstream.core.records import (
     MessageAccepted,
     Record,
     ReplyCompleted,
+    ToolsChanged,
     TurnEnded,
 )
 
 RESULT_LINES_MAX = 3
 """Lines of a tool's result that are shown; `export` has all of it."""
+NAMES_MAX = 8
+"""Tools that are named where some came or went; `export` names all."""
 INDENT = "       "
 
 
@@ -113,6 +116,8 @@ class _Reading:
                 )
             case HistoryCompacted():
                 turn.entries.append(Noted("from here on the model is not shown the older part"))
+            case ToolsChanged():
+                turn.entries.append(Noted(tools_note(record)))
             case ReplyCompleted():
                 self._take_reply(record.reply, record.body, turn)
             case CallStarted():
@@ -146,6 +151,20 @@ class _Reading:
                 case Call():
                     called = self._calls[number, part.id] = Called(part.name, part.arguments)
                     turn.entries.append(called)
+
+
+def tools_note(changed: ToolsChanged) -> str:
+    """Say what tools came and went, in a few words."""
+    notes = [
+        f"{what} {', '.join(names[:NAMES_MAX])}{', …' if len(names) > NAMES_MAX else ''}"
+        for what, names in (
+            ("tools added:", changed.added),
+            ("tools gone:", changed.removed),
+            ("not reachable:", changed.unreachable),
+        )
+        if names
+    ]
+    return "; ".join(notes) or "all tools are reachable again"
 
 
 def words_of(message: UserMessage) -> str:

@@ -185,6 +185,19 @@ class HistoryCompacted(Struct, frozen=True, tag="history_compacted", tag_field="
     at: float
 
 
+class ToolsChanged(Struct, frozen=True, tag="tools_changed", tag_field="type", omit_defaults=True):
+    """The tools that come and go are others than the session's readers were told last.
+
+    `unreachable` names all sources that could not be asked now; their tools are among the removed.
+    """
+
+    turn: int
+    at: float
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    unreachable: tuple[str, ...] = ()
+
+
 class ReplyCompleted(Struct, frozen=True, tag="reply_completed", tag_field="type", omit_defaults=True):
     """The reply is whole; none of its calls had started before this record."""
 
@@ -336,6 +349,7 @@ Record = (
     | Delta
     | AttemptFailed
     | HistoryCompacted
+    | ToolsChanged
     | ReplyCompleted
     | CallStarted
     | CallProgressed

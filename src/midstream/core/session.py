@@ -29,10 +29,12 @@ from midstream.core.records import (
     Record,
     ResultArrivedLate,
     StreamOpened,
+    ToolsChanged,
     TurnEnded,
     TurnResumed,
 )
 from midstream.core.turn import (
+    AwaitingModel,
     CallFinished,
     Cancel,
     Cancelling,
@@ -109,6 +111,19 @@ class Received(Struct, frozen=True):
     command: Command | None
 
 
+class ToolsFound(Struct, frozen=True):
+    """What the agent's tool sources offer to the model call that is about to be made.
+
+    `names` are those of the tools, `unreachable` those of the sources that could not be asked.
+    """
+
+    turn: int
+    reply_no: int
+    attempt: int
+    names: frozenset[str]
+    unreachable: frozenset[str] = frozenset()
+
+
 class Session(Struct, frozen=True):
     """Everything there is to know of a session; equal journals give equal sessions."""
 
@@ -130,6 +145,10 @@ class Session(Struct, frozen=True):
     parent: Parent | None = None
     """The call whose work this session does, for a sub-agent."""
     last_turn: TurnEnded | None = None
+    found: frozenset[str] = frozenset()
+    """The tools that come and go, as its readers were told last."""
+    unreachable: frozenset[str] = frozenset()
+    """The sources of tools that could not be asked then."""
     started_at: float = 0.0
     """When its first epoch began, in seconds since 1970."""
 
@@ -150,7 +169,9 @@ class Session(Struct, frozen=True):
         return is_waiting and not turns.owed(self.turn)
 
 
-def decide(session: Session, command: Command | Received, *, epoch: int, at: float) -> tuple[Record, ...]:
+def decide(
+    session: Session, command: Command | Received | ToolsFound, *, epoch: int, at: float
+) -> tuple[Record, ...]:
     """Return what must be appended because of `command`; nothing, where it changes nothing.
 
     Raises:
@@ -158,6 +179,8 @@ def decide(session: Session, command: Command | Received, *, epoch: int, at: flo
     """
     if isinstance(command, Received):
         return _decide_received(session, command, epoch=epoch, at=at)
+    if isinstance(command, ToolsFound):
+        return _decide_tools(session, command, at=at)
     if isinstance(command, Withdraw):
         return _withdrawn(session, command, at=at)
     if isinstance(command, SendMessage):
@@ -209,6 +232,19 @@ def _kept_late(session: Session, finished: CallFinished, *, at: float) -> tuple[
     if is_real and any((each.turn, each.reply, each.call_id) == place for each in session.unsettled):
         return (ResultArrivedLate(finished.turn, finished.reply_no, finished.result, at),)
     return ()  # TURN-9
+
+
+def _decide_tools(session: Session, command: ToolsFound, *, at: float) -> tuple[Record, ...]:
+    """Tell readers of a change, once (TURN-52)."""
+    asked = (command.turn, command.reply_no, command.attempt)
+    turn = session.turn
+    if not isinstance(turn, AwaitingModel) or asked != (turn.turn, turn.reply_no, turn.attempt):
+        return ()  # TURN-9
+    added = tuple(sorted(command.names - session.found))
+    removed = tuple(sorted(session.found - command.names))
+    if not (added or removed) and command.unreachable == session.unreachable:
+        return ()
+    return (ToolsChanged(command.turn, at, added, removed, tuple(sorted(command.unreachable))),)
 
 
 def _decide_received(session: Session, chunk: Received, *, epoch: int, at: float) -> tuple[Record, ...]:
@@ -298,6 +334,9 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
             return replace(after, unsettled=unsettled)
         case HistoryCompacted():
             return replace(after, cut=record.cut)
+        case ToolsChanged():
+            found = (session.found - frozenset(record.removed)) | frozenset(record.added)
+            return replace(after, found=found, unreachable=frozenset(record.unreachable))
         case StreamOpened():
             stream = StreamState(record.secret_digest, since=session.position, epoch=session.epoch)
             kept = list(session.streams.items())[-(STREAMS_KEPT_MAX - 1) :]

@@ -11,7 +11,7 @@ from midstream.core.calls import Site
 from midstream.core.messages import Call
 from midstream.errors import AgentNotFoundError, ToolDefinitionError
 from midstream.runtime.models import Model
-from midstream.tools import Approval, Tool, by_name, tool
+from midstream.tools import Approval, Tool, ToolSource, by_name, tool
 
 SUB_AGENT_REPLIES_MAX = 50
 """Replies of a sub-agent before it hands in what it has."""
@@ -25,15 +25,16 @@ class Agent:
     Args:
         model: What answers (`midstream.integrations` has real ones, `midstream.testing` a scripted one).
         instructions: The system prompt.
-        tools: Tools, or plain functions that become tools with the careful defaults (effects, outcome unknown
-            when in doubt).
+        tools: Tools; plain functions, which become tools with the careful defaults (effects, outcome unknown
+            when in doubt); sources of tools that come and go, such as MCP servers. Their connections are the host's
+            to close.
         name: What people see.
         approval: The host's own rule about calls that a person must allow, beside each tool's own: it says whether, or
             in words why. Where it fails, somebody is asked.
         turn_s: Seconds a whole turn may take, people's answers not counted; 0 for no limit.
 
     Raises:
-        ToolDefinitionError: A function cannot become a tool, or two tools have one name.
+        ToolDefinitionError: A function cannot become a tool, or two tools or two sources have one name.
     """
 
     def __init__(
@@ -41,14 +42,20 @@ class Agent:
         model: Model,
         *,
         instructions: str = "",
-        tools: Iterable[Tool | Callable[..., Any]] = (),
+        tools: Iterable[Tool | ToolSource | Callable[..., Any]] = (),
         name: str = "agent",
         approval: Approval | None = None,
         turn_s: float = 0.0,
     ) -> None:
+        given = [*tools]
         self.model = model
         self.instructions = instructions
-        self.tools = by_name(each if isinstance(each, Tool) else tool(each) for each in tools)
+        self.sources = _distinct(each for each in given if isinstance(each, ToolSource))
+        self.tools = by_name(
+            each if isinstance(each, Tool) else tool(each)
+            for each in given
+            if not isinstance(each, ToolSource)
+        )
         self.name = name
         self.approval = approval
         self.turn_s = turn_s
@@ -67,8 +74,30 @@ class Agent:
             agent = found.agent
         return agent
 
+    def with_tools(self, *more: Tool | ToolSource | Callable[..., Any]) -> Agent:
+        """Return an agent like this one that has more tools; raises like the constructor."""
+        tools = (*self.tools.values(), *self.sources, *more)
+        return Agent(
+            self.model,
+            instructions=self.instructions,
+            tools=tools,
+            name=self.name,
+            approval=self.approval,
+            turn_s=self.turn_s,
+        )
+
     def __repr__(self) -> str:
-        return f"Agent({self.name!r}, model={self.model.name!r}, tools={sorted(self.tools)!r})"
+        sources = f", sources={[each.name for each in self.sources]!r}" if self.sources else ""
+        return f"Agent({self.name!r}, model={self.model.name!r}, tools={sorted(self.tools)!r}{sources})"
+
+
+def _distinct(sources: Iterable[ToolSource]) -> tuple[ToolSource, ...]:
+    found: dict[str, ToolSource] = {}
+    for each in sources:
+        if each.name in found:
+            raise ToolDefinitionError(f"two sources of tools are named {each.name!r}: give one another name")
+        found[each.name] = each
+    return tuple(found.values())
 
 
 class SubAgent(Tool, frozen=True, kw_only=True):
@@ -84,9 +113,11 @@ class SubAgent(Tool, frozen=True, kw_only=True):
 
     def task_of(self, call: Call) -> str:
         """Return what the model asked the sub-agent to do."""
-        return str(
-            getattr(msgspec.json.decode(call.arguments, type=self.arguments, strict=False), "task", "")
-        )
+        return msgspec.json.decode(call.arguments or "{}", type=_Task, strict=False).task
+
+
+class _Task(msgspec.Struct):
+    task: str
 
 
 def sub_agent(

@@ -39,6 +39,8 @@ REVIVALS_MAX = 100
 may die; about 25 minutes."""
 OPENING_S = 2.0
 """Seconds that sessions have to let go which were just being opened when the host is stopped."""
+SOURCES_CLOSE_S = 10.0
+"""Seconds that tool servers have to end: the MCP SDK asks, waits 2 s, terminates, waits 2 s, kills."""
 _PASSING = (UnavailableError, LeaseHeldError)
 """What ends by itself."""
 _SESSION_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
@@ -210,8 +212,21 @@ class Host:
                 task.cancel()
             await asyncio.gather(*(each.close(_draining()) for each in runners))
         self._awake.clear()
+        await self._close_sources()
         if self._is_started:
             await self.store.close()
+
+    async def _close_sources(self) -> None:
+        """Let go of the agent's tool servers, all at once and within `SOURCES_CLOSE_S`."""
+        closing = [self.world.spawn(each.close(), name="close tools") for each in self.agent.sources]
+        if not closing:
+            return
+        done, late = await asyncio.wait(closing, timeout=SOURCES_CLOSE_S)
+        for task in late:
+            task.cancel()
+        for task in done:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                _log.error("a source of tools was not closed", exc_info=error)
 
     # --- opening and sleeping ---------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Protocol, assert_never, cast
 
 from midstream.core.calls import STOPPED_CONTENT, CallPlan, CallState, Site, digest_of
@@ -13,7 +13,7 @@ from midstream.core.compaction import next_cut
 from midstream.core.messages import Call, Outcome, Reply, Result, UserMessage, storable
 from midstream.core.records import ClientTool
 from midstream.core.replies import ModelEvent, ModelRequest, ReplyBuilder
-from midstream.core.session import Session
+from midstream.core.session import Session, ToolsFound
 from midstream.core.turn import (
     AskModel,
     AwaitCancelled,
@@ -48,6 +48,7 @@ from midstream.errors import (
 )
 from midstream.runtime.agent import Agent, SubAgent
 from midstream.runtime.children import Nursery, run_child, stop_child
+from midstream.runtime.toolset import Toolset, read_toolset
 from midstream.tools import CallContext, Tool, is_plain, plan_call, probe_call, run_call
 from midstream.world import Fault, World
 
@@ -66,8 +67,8 @@ class Reports(Protocol):
 
     session_id: str
 
-    async def say(self, command: ModelSaid) -> None:
-        """Journal a model's words soon."""
+    async def say(self, command: ModelSaid | ToolsFound) -> None:
+        """Journal a model's words, or the tools it is offered, soon."""
 
     def tell(self, progress: CallProgress) -> None:
         """Journal how far a tool is."""
@@ -91,6 +92,8 @@ class Performer:
         self._world = world
         self._reports = reports
         self._nursery = nursery
+        self._toolset = Toolset(agent.tools)
+        """What the last model call of this process was offered."""
 
     async def perform(self, obligation: Obligation, session: Session) -> None:
         """Do one obligation of `session` to its end."""
@@ -133,7 +136,7 @@ class Performer:
     async def _ask_model(self, owed: AskModel, session: Session) -> None:
         await self._until(owed.not_before)
         assert isinstance(session.turn, AwaitingModel)
-        own = self._agent.tools
+        own = await self._read_tools(owed)
         client_tools = {
             each.spec.name: each for each in session.turn.terms.tools if each.spec.name not in own
         }
@@ -151,9 +154,17 @@ class Performer:
         except ModelError as error:
             await self._reports.report(self._failure(owed, error, session))
         else:
-            plans = tuple(self._plan(call, client_tools) for call in reply.calls)
+            plans = tuple(self._plan(call, own, client_tools) for call in reply.calls)
             replied = ModelReplied(owed.turn, owed.reply_no, owed.attempt, reply, plans)
             await self._reports.report(replied)
+
+    async def _read_tools(self, owed: AskModel) -> Mapping[str, Tool]:
+        """Return the tools there are now, and see to it that readers hear of a change."""
+        if self._agent.sources:
+            self._toolset = await read_toolset(self._agent)
+            found, unreachable = self._toolset.found, self._toolset.unreachable
+            await self._reports.say(ToolsFound(owed.turn, owed.reply_no, owed.attempt, found, unreachable))
+        return self._toolset.tools
 
     async def _listen(self, owed: AskModel, request: ModelRequest) -> Reply:
         """Journal the model's words as they come and return the whole reply."""
@@ -202,10 +213,10 @@ class Performer:
             cut=next_cut(session.history, session.cut) if is_too_long else None,
         )
 
-    def _plan(self, call: Call, client_tools: dict[str, ClientTool]) -> CallPlan:
+    def _plan(self, call: Call, own: Mapping[str, Tool], client_tools: Mapping[str, ClientTool]) -> CallPlan:
         theirs = client_tools.get(call.name)
         if theirs is None:
-            return plan_call(call, self._agent.tools, self._agent.approval)
+            return plan_call(call, own, self._agent.approval)
         return CallPlan(
             call.id,
             digest_of(call.name, call.arguments),
@@ -220,10 +231,9 @@ class Performer:
 
     async def _run_call(self, owed: RunCall, session: Session) -> None:
         state = _state_of(owed, session)
-        found = self._agent.tools.get(state.call.name)
         self._world.reach(Fault.BEFORE_TOOL)
         try:
-            result = await self._result_of(owed, state, found)
+            result = await self._result_of(owed, state, await self._find(state.call.name))
         except asyncio.CancelledError:
             # Cancelled by a user, the call ends here; let go by the process, it stays open for the next owner.
             if not self._reports.is_closing:
@@ -250,13 +260,20 @@ class Performer:
 
     async def _result_of(self, owed: RunCall, state: CallState, found: Tool | None) -> Result:
         if found is None:  # the agent changed between two owners: never a stuck turn
-            return Result(owed.call_id, f"The tool {state.call.name!r} no longer exists.", Outcome.ERROR)
+            return _gone(owed, state)
         if state.plan.digest != digest_of(state.call.name, state.call.arguments):
             return Result(owed.call_id, "The arguments do not match their digest.", Outcome.ERROR)
         context = self._context(owed, owed.run)
         if is_plain(found):
             return await self._result_of_plain(found, state.call, context)
         return await run_call(found, state.call, context)
+
+    async def _find(self, name: str) -> Tool | None:
+        found = self._toolset.tools.get(name)
+        if found is None and self._agent.sources:  # planned by another owner: this one has not asked yet
+            self._toolset = await read_toolset(self._agent)
+            found = self._toolset.tools.get(name)
+        return found
 
     async def _result_of_plain(self, found: Tool, call: Call, context: CallContext) -> Result:
         """Run a plain function. On a cancel it is asked to stop; what it then returns is its outcome, late or not."""
@@ -276,7 +293,7 @@ class Performer:
 
     async def _probe_call(self, owed: ProbeCall, session: Session) -> None:
         state = _state_of(owed, session)
-        found = self._agent.tools.get(state.call.name)
+        found = await self._find(state.call.name)
         if found is None:  # the agent changed between two owners
             result, may_run = None, False
         else:
@@ -292,6 +309,15 @@ class Performer:
                 loop.call_soon_threadsafe(self._reports.tell, progress)
 
         return CallContext(self._reports.session_id, owed.turn, owed.reply_no, owed.call_id, run, tell)
+
+
+def _gone(owed: RunCall, state: CallState) -> Result:
+    """Return the result of a call whose tool is not there; an earlier run of it may have done its work."""
+    message = f"The tool {state.call.name!r} is not there any more, so it was not run."
+    if owed.run == 1 or not state.plan.has_effects:
+        return Result(owed.call_id, message, Outcome.ERROR)
+    again = f"{message} An earlier run of this call may or may not have taken effect."
+    return Result(owed.call_id, again, Outcome.UNKNOWN)
 
 
 def _state_of(owed: RunCall | RunChild | ProbeCall, session: Session) -> CallState:

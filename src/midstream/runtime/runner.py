@@ -33,7 +33,7 @@ from midstream.core.records import (
     sync_of,
 )
 from midstream.core.replies import merge_deltas
-from midstream.core.session import Received, Session
+from midstream.core.session import Received, Session, ToolsFound
 from midstream.core.timing import Backoff
 from midstream.core.turn import (
     LOOK_BACK_S,
@@ -83,7 +83,7 @@ class _Envelope:
 
     def __init__(
         self,
-        command: Command | Received | None,
+        command: Command | Received | ToolsFound | None,
         done: asyncio.Future[int] | None,
         reporter: asyncio.Task[None] | None = None,
     ) -> None:
@@ -258,8 +258,8 @@ class Runner:
 
     # --- what performers use ----------------------------------------------------------------------------------
 
-    async def say(self, command: ModelSaid) -> None:
-        """Journal a model's words soon; wait only while too many of them are on their way."""
+    async def say(self, command: ModelSaid | ToolsFound) -> None:
+        """Journal a model's words, or its tools, soon; wait only while too many of them are on their way."""
         if self._failed is not None:
             return  # a model that does not mind being stopped talks to nobody
         self._put(_Envelope(command, None))

@@ -31,6 +31,7 @@ from midstream.core.records import (
     ReplyCompleted,
     ResultArrivedLate,
     StreamOpened,
+    ToolsChanged,
     TurnEnded,
     TurnResumed,
     TurnStatus,
@@ -93,6 +94,7 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
             | MessageWithdrawn()
             | CallProgressed()
             | ResultArrivedLate()
+            | ToolsChanged()
         ):
             return state
         case _:

@@ -78,6 +78,8 @@ export type JournalRecord =
     }
   /** The conversation was too long: the model is shown nothing of its first `cut` entries any more. */
   | { type: "history_compacted"; turn: number; reply: number; cut: number; at: number }
+  /** The tools that come and go (those of MCP servers) are others than the session's readers were told last. */
+  | { type: "tools_changed"; turn: number; at: number; added?: string[]; removed?: string[]; unreachable?: string[] }
   | { type: "reply_completed"; turn: number; reply: number; attempt: number; body: Reply; at: number }
   | { type: "call_started"; turn: number; reply: number; call_id: string; run: number; at: number }
   | { type: "call_ended"; turn: number; reply: number; result: Result; at: number }
