@@ -74,7 +74,8 @@ RETRY_AFTER_MAX_S = 120.0
 MODEL_CALLS_MAX = 1000
 """Replies in one turn; an agent that loops ends here."""
 RESTARTS_MAX = 2
-"""Owners that may die on one turn without any progress before it is `interrupted` instead of taken up again."""
+"""Owners that may die on one turn without any progress before it is `interrupted` instead of taken up again. One that
+hands it over does not count."""
 LOOK_BACK_S = 2 * 60 * 60.0
 """A turn untouched for longer is ended as `interrupted` by a new owner (the seed's two hours)."""
 CANCEL_GRACE_S = 5.0
@@ -600,9 +601,9 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
             return state
         case TurnEnded():
             return Idle()
-        case EpochStarted():
+        case EpochStarted(is_handover=False):
             return replace(state, restarts=state.restarts + 1) if isinstance(state, AwaitingModel) else state
-        case StreamOpened() | ChunkAccepted():
+        case EpochStarted() | StreamOpened() | ChunkAccepted():
             return state
         case _:
             assert_never(record)

@@ -60,6 +60,9 @@ class Reports(Protocol):
     async def report(self, command: Command) -> None:
         """Journal an outcome and wait for it."""
 
+    async def confirm(self) -> None:
+        """Make sure that the session was not taken while this process was frozen; where it was, be cancelled."""
+
     @property
     def is_closing(self) -> bool:
         """Whether the process lets go of the session."""
@@ -185,6 +188,7 @@ class Performer:
         assert isinstance(session.turn, RunningCalls)
         state = next(each for each in session.turn.calls if each.call.id == owed.call_id)
         self._world.reach(Fault.BEFORE_TOOL)
+        await self._reports.confirm()
         try:
             result = await self._result_of(owed, state)
         except asyncio.CancelledError:
