@@ -221,6 +221,8 @@ class Host:
             except (TimeoutError, MidstreamError):  # given up with all others when the store is closed
                 _log.warning("not handed on", extra={"session": runner.session_id})
 
+        if self._awake:
+            _log.info("giving up %d sessions, with %d peers", len(self._awake), self._caretaker.peers)
         tasks = [
             self.world.spawn(hand_on(runner), name=f"hand on {runner.session_id}")
             for runner in self._awake.values()
