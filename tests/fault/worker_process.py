@@ -18,7 +18,7 @@ from midstream.core.replies import Finished, ModelEvent, ModelRequest, TextDelta
 from midstream.core.turn import SendMessage
 from midstream.runtime import runner as runner_module
 from midstream.runtime.agent import Agent
-from midstream.server.app import asgi
+from midstream.server.app import App, asgi
 from midstream.server.serve import serve
 from midstream.store.sqlite import LEASE_S, SQLiteStore
 from midstream.testing.models import ScriptedModel, Step, calls, exchanges_since_user, text
@@ -41,18 +41,40 @@ class WorkerWorld(KillingWorld):
             os.kill(os.getpid(), signal.SIGSTOP)
 
 
+class Go:
+    """Whether the file is there; however many wait for it, one looks."""
+
+    def __init__(self, path: Path, world: WorkerWorld) -> None:
+        self._path = path
+        self._world = world
+        self._waiting: list[asyncio.Future[None]] = []
+
+    async def wait(self) -> None:
+        there: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(there)
+        await there
+
+    async def look(self) -> None:
+        while True:
+            await self._world.sleep(POLL_S)
+            if self._waiting and os.access(self._path, os.F_OK):
+                waiting, self._waiting = self._waiting, []
+                for each in waiting:
+                    if not each.done():
+                        each.set_result(None)
+
+
 class Model(ScriptedModel):
     """Any tool's name: asks for it, then says done. "think": says half, waits, says the rest."""
 
-    def __init__(self, go: Path, world: WorkerWorld) -> None:
-        super().__init__(self._reply, world=world)
+    def __init__(self, go: Go) -> None:
+        super().__init__(self._reply)
         self._go = go
-        self._clock = world
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         if _said(request) == "think":
             yield TextDelta("half ")
-            await until(self._go, self._clock)
+            await self._go.wait()
             yield TextDelta("and half")
             yield Finished()
             return
@@ -71,25 +93,20 @@ def _said(request: ModelRequest) -> str:
     return message.parts[0].text  # type: ignore[union-attr] # words
 
 
-async def until(go: Path, world: WorkerWorld) -> None:
-    while not os.access(go, os.F_OK):
-        await world.sleep(POLL_S)
-
-
-def tools(folder: Path, world: WorkerWorld) -> list[Tool]:
+def tools(folder: Path, go: Go) -> list[Tool]:
     ledger = Ledger(folder / "ledger")
 
     async def work() -> str:
         """Work, once."""
         ledger.note("work", "began")
-        await until(folder / "go", world)
+        await go.wait()
         ledger.note("work", "ended")
         return "worked"
 
     async def look() -> str:
         """Look, as often as you like."""
         ledger.note("look", "began")
-        await until(folder / "go", world)
+        await go.wait()
         ledger.note("look", "ended")
         return "looked"
 
@@ -110,15 +127,20 @@ async def main() -> None:
     world = WorkerWorld(given.kill_at, given.count)
     world.freeze_at = (given.freeze_at, given.count)
     store = SQLiteStore(given.folder / "server.db", lease_s=given.lease, world=world)
-    agent = Agent(Model(given.folder / "go", world), tools=tools(given.folder, world))
-    app = asgi(agent, store=store, world=world)
+    go = Go(given.folder / "go", world)
+    looking = world.spawn(go.look(), name="go")
+    app = asgi(Agent(Model(go), tools=tools(given.folder, go)), store=store, world=world)
     if given.begin:
         await app.start()
-        for number in range(given.begin):
-            words = ("work", "think", "look")[number % 3]
-            runner = await app.host.session(f"s{number}", create=True)
-            await runner.submit(SendMessage(UserMessage.of(words)))
+        await asyncio.gather(*(_begin(app, number) for number in range(given.begin)))
     await serve(app, port=given.port, on_listening=lambda url: print(url, flush=True))  # noqa: T201 - for the driver
+    looking.cancel()
+
+
+async def _begin(app: App, number: int) -> None:
+    words = ("work", "think", "look")[number % 3]
+    runner = await app.host.session(f"s{number}", create=True)
+    await runner.submit(SendMessage(UserMessage.of(words)))
 
 
 if __name__ == "__main__":
