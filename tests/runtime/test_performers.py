@@ -48,6 +48,9 @@ class Noted:
     async def report(self, command: Command) -> None:
         self.reports.append(command)
 
+    async def confirm(self) -> None:
+        """It is ours."""
+
 
 ASKED = AskModel(turn=3, reply_no=1, attempt=1)
 

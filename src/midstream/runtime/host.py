@@ -29,8 +29,8 @@ from midstream.world import World
 
 SESSIONS_AWAKE_MAX = 1000
 """Sessions kept in memory; beyond it idle ones without readers go to sleep, the longest unused first."""
-RECOVERIES_MAX = 16
-"""Sessions recovered side by side at start-up."""
+RECOVERIES_MAX = 64
+"""Sessions recovered side by side at start-up: they share commits, of which each session needs two."""
 REVIVALS_MAX = 100
 """Tries to take up a turn whose runner failed on a store that was busy or full; about 25 minutes."""
 HAND_ON_S = 1.0
