@@ -240,3 +240,16 @@ async def test_a_followed_session_that_is_deleted_ends_for_its_readers(places: P
     with pytest.raises(JournalMovedError, match="deleted"):
         await waiting
     reader.detach()
+
+
+@spec("TURN-45")
+async def test_a_session_is_deleted_from_anywhere_but_not_while_a_turn_runs(places: Places) -> None:
+    here = await places.host([[Stall()]])
+    there = await places.host()
+    runner = await _say(here, "hi")
+    with pytest.raises(SessionBusyError):
+        await there.delete("s")
+    await runner.submit(Cancel())
+    await there.delete("s")
+    assert await there.store.find("s") is None
+    assert here.awake("s") is None

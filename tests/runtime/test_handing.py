@@ -13,7 +13,7 @@ from midstream.errors import (
     UnavailableError,
     WrongSecretError,
 )
-from midstream.runtime.handing import decode_command, encode_answer, encode_command, position_of
+from midstream.runtime.handing import GIVE_UP, decode_command, encode_answer, encode_command, position_of
 
 COMMANDS: list[Command | Received] = [
     SendMessage(UserMessage.of("hi")),
@@ -42,6 +42,11 @@ def test_a_command_arrives_as_it_was_handed_over(command: Command | Received) ->
 def test_a_command_of_another_version_may_be_asked_again(body: bytes) -> None:
     with pytest.raises(UnavailableError):
         decode_command(body)
+
+
+def test_an_owner_that_is_asked_to_give_up_is_no_turns_business() -> None:
+    with pytest.raises(UnavailableError):
+        decode_command(GIVE_UP)
 
 
 def test_an_answer_is_the_journals_end() -> None:

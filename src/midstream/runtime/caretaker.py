@@ -15,7 +15,7 @@ from typing import Protocol
 
 from midstream.core.timing import RECONNECT_BACKOFF
 from midstream.errors import DrainingError, LeaseHeldError, MidstreamError, UnavailableError
-from midstream.runtime.handing import decode_command, encode_answer
+from midstream.runtime.handing import GIVE_UP, decode_command, encode_answer
 from midstream.runtime.runner import Runner
 from midstream.store.contract import Letter, News, Store
 from midstream.world import World
@@ -39,6 +39,9 @@ class Sessions(Protocol):
 
     def followed(self) -> Mapping[str, int]:
         """Return the sessions that have readers here and are not owned here, with the ends known here."""
+
+    async def give_up(self, session_id: str) -> None:
+        """Let go of an idle session that is to be deleted."""
 
     def awake(self, session_id: str) -> Runner | None:
         """Return a session if it is awake."""
@@ -163,6 +166,9 @@ class Caretaker:
                 _log.warning("an answer was not stored: %s", error.code, extra={"session": letter.session})
 
     async def _decided(self, letter: Letter) -> int:
+        if letter.body == GIVE_UP:
+            await self._sessions.give_up(letter.session)
+            return 0
         command = decode_command(letter.body)
         runner = await self._sessions.session(letter.session, create=True)
         return await runner.decide(command)

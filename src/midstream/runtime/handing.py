@@ -44,6 +44,9 @@ class _Answer(Struct, frozen=True, omit_defaults=True):
     expected: int = 0
 
 
+GIVE_UP = b'{"give_up":true}'
+"""Not for the turn but for the owner itself: give up a session in which no turn runs, so that it can be deleted."""
+
 _KINDS: dict[str, type[Command]] = {kind.__name__: kind for kind in get_args(Command)}
 
 

@@ -15,6 +15,7 @@ from midstream.core.timing import RECONNECT_BACKOFF
 from midstream.core.turn import LOOK_BACK_S
 from midstream.errors import (
     DrainingError,
+    LeaseHeldError,
     MidstreamError,
     SessionNotFoundError,
     UnavailableError,
@@ -143,6 +144,17 @@ class Host:
             raise SessionNotFoundError(f"there is no session {session_id!r}")
         return runner
 
+    async def give_up(self, session_id: str) -> None:
+        """Let go of an idle session that another process is to delete.
+
+        Raises:
+            SessionBusyError: A turn is running. Nothing was changed.
+        """
+        runner = await self.session(session_id)
+        await runner.retire()
+        self._awake.pop(session_id, None)
+        await runner.hand_on()
+
     def followed(self) -> Mapping[str, int]:
         """Return the sessions that have readers here and may grow elsewhere, with the ends known here."""
         return {
@@ -160,13 +172,20 @@ class Host:
 
         Raises:
             SessionNotFoundError: No such session.
-            SessionBusyError, LeaseHeldError: A turn is running. Nothing was changed.
+            SessionBusyError: A turn is running. Nothing was changed.
+            UnavailableError: The process that owns it does not answer, or another one was faster. Nothing was changed.
         """
         runner = await self.session(session_id)
         await runner.retire()
         self._awake.pop(session_id, None)
         try:
-            await self.store.delete(session_id)
+            try:
+                await self.store.delete(session_id)
+            except LeaseHeldError:
+                await runner.ask_to_give_up()
+                await self.store.delete(session_id)
+        except LeaseHeldError as error:
+            raise UnavailableError(f"session {session_id!r} is being taken up: try again") from error
         finally:
             # Somebody may have asked for it meanwhile, and would wait for a journal that is gone.
             if newcomer := self._awake.pop(session_id, None):

@@ -52,7 +52,7 @@ from midstream.errors import (
     UnavailableError,
 )
 from midstream.runtime.agent import Agent
-from midstream.runtime.handing import encode_command, position_of
+from midstream.runtime.handing import GIVE_UP, encode_command, position_of
 from midstream.runtime.journal import Journal
 from midstream.runtime.performers import Performer
 from midstream.store.contract import Mark, Stored
@@ -265,6 +265,15 @@ class Runner:
             raise SessionBusyError(f"a turn of session {self.session_id!r} is running: cancel it first")
         await self.close(SessionNotFoundError(f"session {self.session_id!r} was deleted"))
 
+    async def ask_to_give_up(self) -> None:
+        """Ask the process that owns an idle session to let go of it, so that it can be deleted.
+
+        Raises:
+            SessionBusyError: A turn is running there. Nothing was changed.
+            UnavailableError: It does not answer.
+        """
+        await self._ask_owner(GIVE_UP)
+
     async def quiesce(self) -> None:
         """Start nothing new, cut model calls, and wait for the tools that run; their outcomes are kept."""
         self._is_quiescing = True
@@ -361,14 +370,17 @@ class Runner:
             if isinstance(self.state.turn, Idle):
                 return self.newest.position
             command = Cancel(self.state.turn.turn)  # decided twice, it must not stop a later turn
+        end = await self._ask_owner(encode_command(command))
+        await self.refresh()
+        return end
+
+    async def _ask_owner(self, body: bytes) -> int:
         try:
             async with asyncio.timeout(HAND_OVER_S):
-                end = position_of(await self._journal.hand_over(encode_command(command)))
+                return position_of(await self._journal.hand_over(body))
         except TimeoutError as error:
             message = f"the owner of session {self.session_id!r} does not answer: ask again later"
             raise UnavailableError(message, retry_after_s=1.0) from error
-        await self.refresh()
-        return end
 
     def _put(self, envelope: _Envelope) -> None:
         self._mailbox.append(envelope)
