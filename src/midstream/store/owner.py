@@ -18,6 +18,7 @@ import logging
 import os
 import sys
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 from midstream.errors import UsageError
@@ -93,7 +94,7 @@ class OwnerLock:
         """Be dead for everybody. Calling it twice is harmless."""
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):
-                self._path.unlink()
+                os.unlink(self._path)  # noqa: PTH108 - see `_lock_file`
             self.drop()
 
     def drop(self) -> None:
@@ -116,7 +117,7 @@ def is_alive(folder: Path, owner: str) -> bool:
         if not _is_lock_free(descriptor):
             return True
         with contextlib.suppress(OSError):
-            path.unlink()
+            os.unlink(path)  # noqa: PTH108 - see `_lock_file`
         return False
     finally:
         os.close(descriptor)
@@ -158,10 +159,8 @@ class Peers:
         """
         passed_s = 0.0 if self._looked_at is None else min(now - self._looked_at, self._beat_s)
         self._looked_at = now
-        seen = {path.stem: self._beat_of(path) for path in self._folder.glob("*.lock")}
-        seen.pop(self._lock.owner, None)
         silent_s: dict[str, tuple[int, float]] = {}
-        for owner, beat in seen.items():
+        for owner, beat in self._beats():
             if is_alive(self._folder, owner):
                 last, silent = self._silent_s.get(owner, (beat, 0.0))
                 silent_s[owner] = (beat, silent + passed_s if beat == last else 0.0)
@@ -184,22 +183,26 @@ class Peers:
         self.living, self.frozen = living, frozen
         return is_changed
 
-    @staticmethod
-    def _beat_of(path: Path) -> int:
-        try:
-            return path.stat().st_mtime_ns
-        except OSError:
-            return 0
+    def _beats(self) -> Iterator[tuple[str, int]]:
+        """Yield the others, and when each has last touched its file."""
+        with os.scandir(
+            self._folder
+        ) as files:  # fifty times a second: `Path.glob` would cost more than all the rest
+            for file in files:
+                owner, dot, kind = file.name.rpartition(".")
+                if (dot, kind) == (".", "lock") and owner != self._lock.owner:
+                    with contextlib.suppress(FileNotFoundError):  # it has just gone
+                        yield owner, file.stat().st_mtime_ns
 
 
 _locks_of_this_process: weakref.WeakSet[OwnerLock] = weakref.WeakSet()
 
 
-def _lock_file(folder: Path, owner: str) -> Path:
-    return folder / f"{owner}.lock"
+def _lock_file(folder: Path, owner: str) -> str:
+    return os.path.join(folder, f"{owner}.lock")  # noqa: PTH118 - asked too often for a `Path`
 
 
-def _take(path: Path) -> int:
+def _take(path: str) -> int:
     for _ in range(TRIES_MAX):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -209,12 +212,12 @@ def _take(path: Path) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)
-    raise OSError(0, f"{path.name} is taken away again and again")
+    raise OSError(0, f"{path} is taken away again and again")
 
 
-def _is_same_file(descriptor: int, path: Path) -> bool:
+def _is_same_file(descriptor: int, path: str) -> bool:
     try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))  # noqa: PTH116 - see `_lock_file`
     except FileNotFoundError:
         return False
 
