@@ -44,6 +44,7 @@ class Tables:
             inbox.FIND_UNDECIDED: self.undecided,
             inbox.FIND_ORPHANS: self.orphans,
             inbox.FIND_ANSWERS: self.answers,
+            inbox.FIND_ENDS: [],
             inbox.FIND_GIVEN_UP: [row[:2] for row in self.orphans if row[2] is None],
         }
         return list(found[query])
@@ -119,3 +120,14 @@ async def test_closing_lets_nobody_wait(tmp_path: Path) -> None:
         await watcher.close()
         results = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(result) for result in results] == [asyncio.CancelledError] * 2
+
+
+async def test_a_folder_that_cannot_be_read_for_a_while_ends_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "owners"
+    async with _watching(folder, Tables()) as watcher:
+        await watcher.watch({})
+        folder.rename(tmp_path / "gone")
+        waiting = asyncio.ensure_future(watcher.watch({"s": 1}))
+        await asyncio.sleep(0)
+        (tmp_path / "gone").rename(folder)
+        assert (await waiting).moved == {"s"}

@@ -138,21 +138,23 @@ class Watcher:
     # --- in the thread
 
     def _work(self) -> None:
-        with contextlib.ExitStack() as closing:
-            sight: Sight | None = None
-            while not self._is_over:
-                try:
-                    self._changes += self._peers.look(now=self._world.monotonic())
-                    if self._waiting is not None or self._awaited:
-                        sight = sight or closing.enter_context(self._sight())
-                        self._look(sight)
-                except MidstreamError as error:
-                    self._seen = (-1, -1)
-                    _log.debug("the store cannot be looked at: %s", error.code)
-                self._nudged.wait(self._next_pause_s())
-                self._nudged.clear()
-        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
-            self._loop.call_soon_threadsafe(self._ended.set_result, None)
+        try:
+            with contextlib.ExitStack() as closing:
+                sight: Sight | None = None
+                while not self._is_over:
+                    try:
+                        self._changes += self._peers.look(now=self._world.monotonic())
+                        if self._waiting is not None or self._awaited:
+                            sight = sight or closing.enter_context(self._sight())
+                            self._look(sight)
+                    except (MidstreamError, OSError) as error:
+                        self._seen = (-1, -1)
+                        _log.debug("the store cannot be looked at: %s", error)
+                    self._nudged.wait(self._next_pause_s())
+                    self._nudged.clear()
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+                self._loop.call_soon_threadsafe(self._ended.set_result, None)
 
     def _next_pause_s(self) -> float:
         if self._awaited:
