@@ -227,15 +227,15 @@ async def test_a_recovery_that_dies_is_no_worse_than_none(tmp_path: Path, point:
     assert problems(tmp_path, sessions) == []
 
 
-@spec("TURN-40", "TURN-44")
-async def test_three_processes_that_are_killed_at_random_lose_nothing(tmp_path: Path) -> None:
+@spec("TURN-40", "TURN-41", "TURN-45")
+async def test_three_processes_that_are_killed_or_frozen_at_random_lose_nothing(tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")  # noqa: T201 - to repeat a failure
     chance = random.Random(seed)
     sessions = [f"s{number}" for number in range(24 if IS_FULL else 12)]
     (tmp_path / "go").touch()
     async with contextlib.AsyncExitStack() as stack:
-        workers = [await stack.enter_async_context(Worker(tmp_path)) for _ in range(3)]
+        workers = [await stack.enter_async_context(Worker(tmp_path, "--lease", LEASE_S)) for _ in range(3)]
 
         async def talk(session: str) -> None:
             for turn in range(3):
@@ -247,13 +247,23 @@ async def test_three_processes_that_are_killed_at_random_lose_nothing(tmp_path: 
         talking = asyncio.gather(*map(talk, sessions))
         for _ in range(8 if IS_FULL else 4):
             number = chance.randrange(3)
+            if chance.random() < 0.5:
+                await _freeze_for_a_lease(tmp_path, workers[number])
+                continue
             await workers[number].kill()
-            workers[number] = await stack.enter_async_context(Worker(tmp_path))
+            workers[number] = await stack.enter_async_context(Worker(tmp_path, "--lease", LEASE_S))
         await talking
     assert problems(tmp_path, sessions) == []
     for session in sessions:
         assert len(ends(tmp_path, session)) == 3
         assert set(ends(tmp_path, session)) == {"completed"}
+
+
+async def _freeze_for_a_lease(folder: Path, worker: Worker) -> None:
+    before = log_of(folder).count(" was silent for ")
+    worker.signal(signal.SIGSTOP)
+    await until(lambda: log_of(folder).count(" was silent for ") >= before + 2)  # both others have seen it
+    worker.signal(signal.SIGCONT)
 
 
 async def _is_said(worker: Worker, session: str, stream: str) -> bool:

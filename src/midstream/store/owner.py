@@ -192,7 +192,7 @@ class Peers:
                 owner, dot, kind = file.name.rpartition(".")
                 if (dot, kind) == (".", "lock") and owner != self._lock.owner:
                     with contextlib.suppress(FileNotFoundError):  # it has just gone
-                        yield owner, file.stat().st_mtime_ns
+                        yield owner, os.stat(file.path).st_mtime_ns  # noqa: PTH116 - the entry's own may be old
 
 
 _locks_of_this_process: weakref.WeakSet[OwnerLock] = weakref.WeakSet()
