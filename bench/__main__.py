@@ -15,7 +15,7 @@ from typing import Any
 import apsw
 import msgspec
 
-from bench import histories, loop, rendering, startup, steps, streaming, takeover, turns
+from bench import histories, loop, recovery, rendering, startup, steps, streaming, takeover, turns
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -33,6 +33,7 @@ BENCHES: dict[str, Callable[[Path], Any]] = {
     "steps": _steps,
     "turns": turns.run,
     "takeover": takeover.run,
+    "recovery": recovery.run,
     "startup": startup.run,
     "streaming": streaming.run,
     "histories": histories.run,

@@ -24,7 +24,6 @@ from midstream.core.turn import RESTARTS_MAX, SendMessage
 from midstream.errors import (
     DrainingError,
     JournalMovedError,
-    LeaseHeldError,
     SessionBusyError,
     SessionNotFoundError,
     StoreBusyError,
@@ -236,13 +235,9 @@ async def test_what_another_process_appended_is_seen_and_gone_on_from() -> None:
     there = await _started(Host(Agent(ScriptedModel([text("from there")])), MemoryStore(memory)))
     cached = await there.session("s")
 
-    with pytest.raises(LeaseHeldError):
-        await cached.submit(SendMessage(UserMessage.of("now?")))
-    cached = await there.session("s")
     await run_turn(here, "s", "two")
     assert len((await there.session("s")).state.history.entries) == 4
 
-    cached = await there.session("s")
     await run_turn(here, "s", "three")
     await here.stop()
     before = await cached.submit(SendMessage(UserMessage.of("four")))  # what it missed is read with the claim

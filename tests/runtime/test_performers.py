@@ -61,6 +61,9 @@ class Noted:
     async def report(self, command: Command) -> None:
         self.reports.append(command)
 
+    async def confirm(self) -> None:
+        """It is ours."""
+
 
 NOBODY = Host(Agent(ScriptedModel([])), MemoryStore())
 """A host without children."""

@@ -46,6 +46,21 @@ async def test_a_taken_port_is_told_with_what_to_do_and_nothing_is_started() -> 
     assert store.owner == ""
 
 
+def test_servers_that_share_a_port_listen_side_by_side_and_nobody_else_does() -> None:
+    with listen("127.0.0.1", 0, shares_port=True) as one:
+        port = one.getsockname()[1]
+        with listen("127.0.0.1", port, shares_port=True) as other:
+            assert other.getsockname() == one.getsockname()
+        with pytest.raises(PortTakenError):
+            listen("127.0.0.1", port)
+
+
+def test_a_system_that_shares_no_ports_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(socket, "SO_REUSEPORT")
+    with pytest.raises(UsageError, match="proxy"):
+        listen("127.0.0.1", 0, shares_port=True)
+
+
 @pytest.mark.parametrize(
     ("host", "port"), [("192.0.2.1", 0), ("no.such.name.invalid", 0), ("127.0.0.1", 70_000)]
 )

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
+from importlib.resources import files
 from pathlib import Path
 
 import apsw
@@ -19,6 +20,7 @@ from midstream.errors import (
 )
 from midstream.store.contract import Store, Stored
 from midstream.store.sqlite import (
+    APPLICATION_ID,
     IDLE_CHECKPOINT_PAGES,
     PAGE_BYTES,
     SCHEMA_VERSION,
@@ -173,6 +175,21 @@ async def test_a_newer_schema_is_refused_with_what_to_do(folder: Path) -> None:
     _execute(folder / "x.db", f"pragma user_version = {SCHEMA_VERSION + 1}")
     with pytest.raises(UsageError, match="install the newer midstream"):
         await SQLiteStore(folder / "x.db").open()
+
+
+async def test_an_older_schema_is_brought_up_to_date_with_all_it_holds(folder: Path) -> None:
+    path = folder / "x.db"
+    first = files("midstream.store").joinpath("schema/sqlite.sql").read_text()
+    session = "insert into session (name, epoch, created_at, changed_at, is_live) values ('s', 4, 1, 1, 1)"
+    record = "insert into record values (1, 1, 4, x'7b7d')"
+    identity = f"pragma application_id = {APPLICATION_ID}; pragma user_version = 1"
+    _execute(path, f"{first}; {session}; {record}; {identity}")
+    store = SQLiteStore(path)
+    await store.open()
+    assert await store.read("s", after=0, limit=10) == [Stored(1, 4, b"{}")]
+    assert (await store.watch({})).orphans == ("s",)
+    assert await store.claim("s", at=2.0) == 5
+    await store.close()
 
 
 def test_an_unknown_durability_is_refused() -> None:

@@ -33,6 +33,12 @@ LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
     help="Port to listen on; 0 takes a free one.",
 )
 @click.option(
+    "--share-port",
+    "shares_port",
+    is_flag=True,
+    help="Let other servers listen on the same port: start several with the same --store.",
+)
+@click.option(
     "--store",
     type=click.Path(dir_okay=False, path_type=Path),
     help="The database of all sessions, made where it is missing (default: in midstream's data folder).",
@@ -59,6 +65,7 @@ def serve(
     agent_name: str,
     host: str,
     port: int,
+    shares_port: bool,  # noqa: FBT001 - click passes options so
     store: Path | None,
     allowed_hosts: tuple[str, ...],
     servers: tuple[str, ...],
@@ -92,7 +99,16 @@ def serve(
         click.echo(f"{clean(agent.name)} on {url}, sessions in {path}. Ctrl-C ends it.", err=True)
         click.echo(f"Talk to it in a browser, or with: midstream chat {url}", err=True)
 
-    asyncio.run(serve_app(app, host=host, port=port, allowed_hosts=allowed_hosts, on_listening=tell))
+    asyncio.run(
+        serve_app(
+            app,
+            host=host,
+            port=port,
+            shares_port=shares_port,
+            allowed_hosts=allowed_hosts,
+            on_listening=tell,
+        )
+    )
 
 
 class _WithSession(logging.Formatter):

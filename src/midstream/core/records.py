@@ -68,12 +68,16 @@ class Parent(Struct, frozen=True):
 
 
 class EpochStarted(Struct, frozen=True, tag="epoch_started", tag_field="type"):
-    """A new owner took the session. What older epochs were doing is in doubt from here on."""
+    """A new owner took the session. What older epochs were doing is in doubt from here on.
+
+    `is_handover`: the owner before had given it up on purpose and did not die on it.
+    """
 
     epoch: int
     owner: str
     at: float
     version: int = VERSION
+    is_handover: bool = False
 
 
 class StreamOpened(Struct, frozen=True, tag="stream_opened", tag_field="type"):

@@ -6,17 +6,17 @@ import asyncio
 import itertools
 import logging
 import re
+from collections.abc import Mapping
 from functools import partial
 
 from msgspec import Struct
 
-from midstream.core.records import Parent
+from midstream.core.records import Parent, TurnStatus
 from midstream.core.session import Session, fold
 from midstream.core.timing import RECONNECT_BACKOFF
 from midstream.core.turn import LOOK_BACK_S, RunningCalls
 from midstream.errors import (
     DrainingError,
-    JournalMovedError,
     LeaseHeldError,
     MidstreamError,
     SessionNotFoundError,
@@ -24,6 +24,7 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.runtime.agent import Agent
+from midstream.runtime.caretaker import Caretaker
 from midstream.runtime.children import CHILD_MARK
 from midstream.runtime.journal import Journal
 from midstream.runtime.runner import Runner
@@ -32,28 +33,41 @@ from midstream.world import World
 
 SESSIONS_AWAKE_MAX = 1000
 """Sessions kept in memory; beyond it idle ones without readers go to sleep, the longest unused first."""
-RECOVERIES_MAX = 16
-"""Sessions recovered side by side at start-up."""
+RECOVERIES_MAX = 64
+"""Sessions recovered side by side at start-up: they share commits, of which each session needs two."""
 REVIVALS_MAX = 100
-"""Tries to take up a turn whose runner failed on a store that was busy or full, or which another process holds that
-may die; about 25 minutes."""
+"""Tries to take up a turn whose runner failed on a store that was busy or full; about 25 minutes."""
+HAND_ON_S = 1.0
+"""Seconds in which a session that was cut gives itself up; a store that takes longer gives up everything at its end."""
 OPENING_S = 2.0
 """Seconds that sessions have to let go which were just being opened when the host is stopped."""
 SOURCES_CLOSE_S = 10.0
 """Seconds that tool servers have to end: the MCP SDK asks, waits 2 s, terminates, waits 2 s, kills."""
-_PASSING = (UnavailableError, LeaseHeldError)
-"""What ends by itself."""
 _SESSION_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 
 _log = logging.getLogger(__name__)
 
 
 class Recovery(Struct):
-    """How far the start-up has got with the turns an older process left open."""
+    """How far the start-up has got with the turns an older process left open, and what came of them.
+
+    Args:
+        total: Open turns that were found.
+        done: Those that were looked at; each of them is one of the following.
+        resumed: Turns that go on here.
+        elsewhere: Turns of other living processes.
+        interrupted: Turns that were ended: too old, or too many had died on them.
+        failed: Sessions that cannot be read, or not now.
+        seconds: How long it took.
+    """
 
     total: int = 0
     done: int = 0
+    resumed: int = 0
+    elsewhere: int = 0
+    interrupted: int = 0
     failed: int = 0
+    seconds: float = 0.0
     is_done: bool = False
 
 
@@ -84,6 +98,7 @@ class Host:
         """Whose agents answer in child sessions that were not begun yet."""
         self._reviving: dict[str, asyncio.Task[None]] = {}
         self._recovering: asyncio.Task[None] | None = None
+        self._caretaker = Caretaker(self, store, self.world)
         self._is_started = False
         self._is_stopped = False
 
@@ -104,6 +119,7 @@ class Host:
             self._is_started = False  # the next call tries again
             raise
         self._recovering = self.world.spawn(self._recover(), name="recovery")
+        self._caretaker.start()
 
     async def recovered(self) -> None:
         """Wait until start-up recovery has ended (its failures are counted in `recovery`)."""
@@ -113,6 +129,8 @@ class Host:
     async def session(self, session_id: str, *, create: bool = False) -> Runner:
         """Return a session, awake. If a turn of a dead process is open in it, it is being carried on.
 
+        One that another process owns is followed: read here as it grows there, and what is submitted goes to its owner.
+
         Args:
             session_id: 1 to 128 of letters, digits and `._:-`.
             create: Accept an id nobody has used yet; the session exists from its first message on.
@@ -120,7 +138,6 @@ class Host:
         Raises:
             UsageError: The id has another form.
             SessionNotFoundError: No such session, and `create` is false.
-            LeaseHeldError: Another process is working on it. Nothing was changed.
             StoreDamagedError: Its journal cannot be read. Nothing was changed.
         """
         runner = await self._awakened(session_id)
@@ -131,8 +148,8 @@ class Host:
 
     async def _awakened(self, session_id: str) -> Runner:
         runner = self._awake.get(session_id)
-        if runner is not None and runner.is_stale and await self._is_outdated(runner):
-            await runner.close(JournalMovedError(f"another process went on with session {session_id!r}"))
+        if runner is not None and runner.is_stale:
+            await runner.refresh()
         if runner is None or runner.has_failed or self._awake.get(session_id) is not runner:
             runner = await self._opened(session_id)
         else:
@@ -162,18 +179,48 @@ class Host:
             and any(call.call.id == parent.call_id and call.is_running for call in turn.calls)
         )
 
+    async def give_up(self, session_id: str) -> None:
+        """Let go of an idle session that another process is to delete.
+
+        Raises:
+            SessionBusyError: A turn is running. Nothing was changed.
+        """
+        runner = await self.session(session_id)
+        await runner.retire()
+        self._awake.pop(session_id, None)
+        await runner.hand_on()
+
+    def followed(self) -> Mapping[str, int]:
+        """Return the sessions that have readers here and may grow elsewhere, with the ends known here."""
+        return {
+            session_id: runner.newest.position
+            for session_id, runner in self._awake.items()
+            if runner.readers and runner.is_stale and not runner.has_failed
+        }
+
+    def awake(self, session_id: str) -> Runner | None:
+        """Return a session if it is awake."""
+        return self._awake.get(session_id)
+
     async def delete(self, session_id: str) -> None:
         """Remove an idle session and all its records for good.
 
         Raises:
             SessionNotFoundError: No such session.
-            SessionBusyError, LeaseHeldError: A turn is running. Nothing was changed.
+            SessionBusyError: A turn is running. Nothing was changed.
+            UnavailableError: The process that owns it does not answer, or another one was faster. Nothing was changed.
         """
         runner = await self.session(session_id)
         await runner.retire()
         self._awake.pop(session_id, None)
         try:
-            await self.store.delete(session_id)
+            try:
+                await self.store.delete(session_id)
+            except LeaseHeldError:
+                await runner.ask_to_give_up()
+                await self.store.delete(session_id)
+        except LeaseHeldError as error:
+            raise UnavailableError(f"session {session_id!r} is being taken up: try again") from error
         finally:
             # Somebody may have asked for it meanwhile, and would wait for a journal that is gone.
             if newcomer := self._awake.pop(session_id, None):
@@ -204,13 +251,8 @@ class Host:
             for task in pending:
                 task.cancel()
             await asyncio.wait(pending, timeout=OPENING_S)
-        runners = [*self._awake.values()]
-        if runners:
-            tasks = [self.world.spawn(each.quiesce(), name="quiesce") for each in runners]
-            _, late = await asyncio.wait(tasks, timeout=grace_s)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*(each.close(_draining()) for each in runners))
+        await self._hand_on(grace_s)
+        await self._caretaker.stop()
         self._awake.clear()
         await self._close_sources()
         if self._is_started:
@@ -227,6 +269,33 @@ class Host:
         for task in done:
             if not task.cancelled() and (error := task.exception()) is not None:
                 _log.error("a source of tools was not closed", exc_info=error)
+
+    async def _hand_on(self, grace_s: float) -> None:
+        """Give each session up as soon as nothing runs in it, and all of them when the grace is over."""
+        # With a peer the service goes on meanwhile, so that a reply that is being written may be written to its end;
+        # without one everybody waits for the next start, which had better come soon.
+        is_waited_for = self._caretaker.peers == 0
+
+        async def hand_on(runner: Runner) -> None:
+            try:
+                async with asyncio.timeout(grace_s):
+                    await (runner.quiesce() if is_waited_for else runner.wind_down())
+            except TimeoutError:
+                pass
+            try:
+                async with asyncio.timeout(HAND_ON_S):
+                    await runner.hand_on()
+            except (TimeoutError, MidstreamError):  # given up with all others when the store is closed
+                _log.warning("not handed on", extra={"session": runner.session_id})
+
+        if self._awake:
+            _log.info("giving up %d sessions, with %d peers", len(self._awake), self._caretaker.peers)
+        tasks = [
+            self.world.spawn(hand_on(runner), name=f"hand on {runner.session_id}")
+            for runner in self._awake.values()
+        ]
+        if tasks:
+            await asyncio.wait(tasks)
 
     # --- opening and sleeping ---------------------------------------------------------------------------------
 
@@ -255,6 +324,7 @@ class Host:
             family=self,
             look_back_s=self._look_back_s,
             on_failed=self._runner_failed,
+            on_followed=self._caretaker.look_again,
         )
         try:
             await runner.open()
@@ -285,17 +355,12 @@ class Host:
         idle = [key for key, runner in self._awake.items() if runner.is_idle or runner.has_failed]
         return [self._awake.pop(key) for key in idle[:count]]
 
-    async def _is_outdated(self, runner: Runner) -> bool:
-        """Whether the store has another end than a session that nobody here writes to."""
-        found = await self.store.find(runner.session_id)
-        return runner.is_stale and (found.end if found else 0) != runner.newest.position
-
     def _runner_failed(self, runner: Runner, error: MidstreamError) -> None:
         """See to it that a turn does not wait for somebody to ask after its runner failed."""
         session_id = runner.session_id
         if session_id in self._reviving or self._is_stopped:
             return  # its own runner has failed again: it goes on trying
-        if runner.state.is_live and isinstance(error, _PASSING):
+        if runner.state.is_live and isinstance(error, UnavailableError):
             name = f"revive {session_id}"
             self._reviving[session_id] = self.world.spawn(self._revive(session_id), name=name)
 
@@ -305,7 +370,7 @@ class Host:
                 await self.world.sleep(RECONNECT_BACKOFF.wait_s(failures, chance=self.world.chance()))
                 try:
                     runner = await self.session(session_id)
-                except _PASSING as error:
+                except UnavailableError as error:
                     _log.info("not yet taken up: %s", error.code, extra={"session": session_id})
                     continue
                 if not runner.has_failed:
@@ -316,29 +381,50 @@ class Host:
             self._reviving.pop(session_id, None)
 
     async def _recover(self) -> None:
+        began_at = self.world.monotonic()
         found = await self._interrupted()
-        self.recovery.total = len(found)
+        progress = self.recovery
+        progress.total = len(found)
         turnstile = asyncio.Semaphore(RECOVERIES_MAX)
 
         async def recover_one(session_id: str) -> None:
             async with turnstile:
-                try:
-                    await self.session(session_id)
-                except LeaseHeldError:
-                    _log.info("another process works on it", extra={"session": session_id})
-                except MidstreamError as error:
-                    self.recovery.failed += 1
-                    _log.error(
-                        "a session could not be recovered: %s", error.message, extra={"session": session_id}
-                    )
-                self.recovery.done += 1
+                await self._recover_one(session_id)
+                progress.done += 1
 
         async with asyncio.TaskGroup() as group:
             for session_id in found:
                 group.create_task(recover_one(session_id))
-        self.recovery.is_done = True
-        if found:
-            _log.info("recovered %d interrupted sessions, %d failed", len(found), self.recovery.failed)
+        progress.seconds = self.world.monotonic() - began_at
+        progress.is_done = True
+        counts = {name: getattr(progress, name) for name in progress.__struct_fields__}
+        _log.info(
+            "recovery: %d open turns, %d go on here, %d elsewhere, %d interrupted, %d failed, %.3f s",
+            progress.total,
+            progress.resumed,
+            progress.elsewhere,
+            progress.interrupted,
+            progress.failed,
+            progress.seconds,
+            extra={"recovery": counts},
+        )
+
+    async def _recover_one(self, session_id: str) -> None:
+        try:
+            runner = await self.session(session_id)
+        except MidstreamError as error:
+            self.recovery.failed += 1
+            _log.error("a session could not be recovered: %s", error.message, extra={"session": session_id})
+            return
+        if runner.is_following:
+            self.recovery.elsewhere += 1
+            if runner.is_idle:  # nobody here reads it: its owner has it in mind
+                self._awake.pop(session_id, None)
+                await runner.close(_draining())
+        elif runner.state.last_turn is not None and runner.state.last_turn.status is TurnStatus.INTERRUPTED:
+            self.recovery.interrupted += 1
+        else:
+            self.recovery.resumed += 1
 
     async def _interrupted(self) -> list[str]:
         """Return the sessions with an open turn, however long the store takes to answer."""

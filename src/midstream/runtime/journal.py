@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator, Sequence
 
 from midstream.core.frames import START, EventId
 from midstream.core.records import Record, Sync, decode
-from midstream.errors import JournalMovedError, MidstreamError, RecordUndecodableError
+from midstream.errors import JournalMovedError, LeaseLostError, MidstreamError, RecordUndecodableError
 from midstream.store.contract import Mark, Store, Stored
 from midstream.world import Fault, World
 
@@ -25,6 +26,10 @@ class Journal:
         self.newest = START
         self.epoch = 0
         """The epoch this process writes under; 0 while it has not claimed the session."""
+        self.is_handed_over = False
+        """Whether the last owner had given the session up before it was claimed here."""
+        self.held_at = -math.inf
+        """When it was last certain that this process owns the session, on its own clock."""
         self._store = store
         self._world = world
         self._tail: list[Stored] = []
@@ -71,6 +76,9 @@ class Journal:
     async def claim(self, *, at: float) -> int:
         """Take the session for this process; appends may follow under the returned epoch."""
         self._world.reach(Fault.BEFORE_CLAIM)
+        if self.newest.position:
+            found = await self._store.find(self.session_id)
+            self.is_handed_over = found is not None and found.is_free
         self.epoch = await self._store.claim(self.session_id, at=at)
         self._world.reach(Fault.AFTER_CLAIM)
         return self.epoch
@@ -80,13 +88,31 @@ class Journal:
         if self.epoch:
             await self._store.release(self.session_id, epoch=self.epoch)
 
+    async def confirm(self) -> None:
+        """Ask whether this process still owns the session.
+
+        Raises:
+            LeaseLostError: It does not.
+        """
+        asked_at = self._world.monotonic()
+        found = await self._store.find(self.session_id)
+        if found is None or found.epoch != self.epoch:
+            raise LeaseLostError(f"session {self.session_id!r} has another owner by now")
+        self.held_at = asked_at
+
+    async def hand_over(self, body: bytes) -> bytes:
+        """Hand a command to whoever owns the session, and return the answer."""
+        return await self._store.hand_over(self.session_id, body)
+
     async def append(self, bodies: Sequence[bytes], *, sync: Sync, mark: Mark | None) -> None:
         """Append, then publish: readers are woken when the records are as durable as `sync` says."""
         start = self.newest.position
         self._world.reach(Fault.BEFORE_APPEND)
+        asked_at = self._world.monotonic()
         await self._store.append(
             self.session_id, bodies, expected=start, epoch=self.epoch, sync=sync, mark=mark
         )
+        self.held_at = asked_at
         self._world.reach(Fault.AFTER_APPEND)
         self._remember(
             [Stored(start + number, self.epoch, body) for number, body in enumerate(bodies, start=1)]

@@ -79,6 +79,9 @@ class Reports(Protocol):
     async def report(self, command: Command) -> None:
         """Journal an outcome and wait for it."""
 
+    async def confirm(self) -> None:
+        """Make sure that the session was not taken while this process was frozen; where it was, be cancelled."""
+
     @property
     def is_closing(self) -> bool:
         """Whether the process lets go of the session."""
@@ -232,6 +235,7 @@ class Performer:
     async def _run_call(self, owed: RunCall, session: Session) -> None:
         state = _state_of(owed, session)
         self._world.reach(Fault.BEFORE_TOOL)
+        await self._reports.confirm()
         try:
             result = await self._result_of(owed, state, await self._find(state.call.name))
         except asyncio.CancelledError:

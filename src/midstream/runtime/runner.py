@@ -38,10 +38,12 @@ from midstream.core.timing import Backoff
 from midstream.core.turn import (
     LOOK_BACK_S,
     Answer,
+    AskModel,
     CallProgress,
     Cancel,
     ChildSpoke,
     Command,
+    Idle,
     ModelSaid,
     Obligation,
     Recover,
@@ -52,6 +54,7 @@ from midstream.core.turn import (
 )
 from midstream.errors import (
     DrainingError,
+    LeaseHeldError,
     MidstreamError,
     SessionBusyError,
     SessionNotFoundError,
@@ -60,6 +63,7 @@ from midstream.errors import (
 )
 from midstream.runtime.agent import Agent
 from midstream.runtime.children import Nursery
+from midstream.runtime.handing import GIVE_UP, encode_command, position_of
 from midstream.runtime.journal import Journal
 from midstream.runtime.performers import Performer
 from midstream.store.contract import Mark, Stored
@@ -70,6 +74,11 @@ MAILBOX_MAX = 64
 APPEND_TRIES_MAX = 60
 """Tries to append what a model or a tool said while the store is unavailable, before the runner gives up: some seven
 minutes. Past them the outcome of a tool that ran is lost, and its call in doubt."""
+HAND_OVER_S = 10.0
+"""Seconds that the owner of a session has to decide a command that reached another process."""
+HELD_FOR_S = 5.0
+"""Seconds after an append in which nobody can have taken the session for a frozen owner's: a quarter of a lease."""
+CONFIRM_TRIES_MAX = 3
 APPEND_BACKOFF = Backoff(first_s=0.05, most_s=10.0, jitter=0.5)
 TITLE_CHARS_MAX = 80
 
@@ -113,6 +122,7 @@ class Runner:
         family: Family,
         look_back_s: float = LOOK_BACK_S,
         on_failed: Callable[[Runner, MidstreamError], None] = lambda _runner, _error: None,
+        on_followed: Callable[[], None] = lambda: None,
     ) -> None:
         self.session_id = journal.session_id
         self.state = Session()
@@ -125,6 +135,7 @@ class Runner:
         self._owner = owner
         self._look_back_s = look_back_s
         self._on_failed = on_failed
+        self._on_followed = on_followed
         self._mailbox: deque[_Envelope] = deque()
         self._arrived = asyncio.Event()
         self._rested = asyncio.Event()
@@ -137,6 +148,10 @@ class Runner:
         self._failed: MidstreamError | None = None
         self._parted: MidstreamError | None = None
         self._is_quiescing = False
+        self._is_patient = False
+        """While quiescing: whether a model call that runs may go on to its end."""
+        self._unclaimed = asyncio.Lock()
+        """Held by whoever folds what others append, while this process has not claimed the session."""
         self._has_begun = False
         """Whether this process's epoch is on the journal."""
 
@@ -148,14 +163,17 @@ class Runner:
         return self._journal.newest
 
     async def submit(self, command: Command | Received) -> int:
-        """Let a command be decided; return the journal's end once all it caused is durable.
+        """Let a command be decided, here or by its owner; return the journal's end once all it caused is durable.
 
         Raises:
             MidstreamError: It was refused (nothing was written), or the session failed under it (look again).
         """
         if self._parted is not None:
             raise self._parted
-        return await self._post(_limited(command, self._agent.turn_s))
+        try:
+            return await self._post(_limited(command, self._agent.turn_s))
+        except LeaseHeldError:
+            return await self._hand_over(command)
 
     async def read(self, *, after: int, limit: int) -> Sequence[Stored]:
         """Return up to `limit` records after position `after`; empty at the end."""
@@ -168,6 +186,8 @@ class Runner:
     def attach(self) -> None:
         """Count one more reader."""
         self.readers += 1
+        if not self._has_begun:
+            self._on_followed()
 
     def detach(self) -> None:
         """Count one reader less. The turn goes on without it: a disconnect never cancels."""
@@ -182,8 +202,8 @@ class Runner:
 
     @property
     def _is_busy(self) -> bool:
-        """Whether a turn is open, or something is on its way to the journal that may open one."""
-        return self.state.is_live or not self._rested.is_set()
+        """Whether a turn is open here, or something is on its way to the journal that may open one."""
+        return (self._has_begun and self.state.is_live) or not self._rested.is_set()
 
     @property
     def is_stale(self) -> bool:
@@ -195,13 +215,17 @@ class Runner:
         """Whether it ended on an error; a new runner may take over."""
         return self._failed is not None
 
+    @property
+    def is_following(self) -> bool:
+        """Whether a turn is open that another process owns."""
+        return self.is_stale and self.state.is_live
+
     # --- what the host uses -----------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Fold the journal; where a turn is open, take the session over and go on with it.
+        """Fold the journal; where a turn is open, take the session over and go on with it, or follow its owner.
 
         Raises:
-            LeaseHeldError: Another process is working on it. Nothing was changed.
             StoreDamagedError: The journal cannot be read. Nothing was changed.
         """
         self._take_over(await self._journal.load())
@@ -209,9 +233,46 @@ class Runner:
         self._performer = Performer(self._agent, self._world, self, self._family)
         self._task = self._world.spawn(self._run(), name=f"runner {self.session_id}")
         if self.state.is_live:
-            parent = self.state.parent
-            is_wanted = parent is None or await self._family.is_wanted(parent)
-            await self._post(None if is_wanted else Cancel())
+            try:
+                await self._post(await self._first_word())
+            except LeaseHeldError:
+                _log.debug("another process works on it", extra={"session": self.session_id})
+
+    async def _first_word(self) -> Cancel | None:
+        """Return the command with which an open turn is taken up: a child nobody waits for is stopped."""
+        parent = self.state.parent
+        return None if parent is None or await self._family.is_wanted(parent) else Cancel()
+
+    async def take_up(self) -> None:
+        """Take the session over if a turn is open in it that is not ours; calling it again is harmless.
+
+        Raises:
+            LeaseHeldError: Another living process works on it. Nothing was changed.
+        """
+        await self.refresh()
+        if self.is_following:
+            await self._post(await self._first_word())
+
+    async def refresh(self) -> None:
+        """Fold what others have appended, and tell the readers; without effect where this process owns the session.
+
+        It fails as a whole where the session was deleted meanwhile: readers and senders meet the new one.
+        """
+        async with self._unclaimed:
+            if self._has_begun or self._failed is not None:
+                return
+            try:
+                self._take_over(await self._journal.catch_up())
+            except MidstreamError as error:
+                self._fail(error)
+
+    async def decide(self, command: Command | Received) -> int:
+        """Decide what another process was asked, also while new commands from outside are refused here.
+
+        Raises:
+            MidstreamError: See `submit`; `LeaseHeldError` where another process owns the session by now.
+        """
+        return await self._post(command)
 
     def part(self, error: MidstreamError) -> None:
         """Send the readers away with `error` and refuse new commands from outside; the turn goes on."""
@@ -233,6 +294,15 @@ class Runner:
             raise SessionBusyError(f"a turn of session {self.session_id!r} is running: cancel it first")
         await self.close(SessionNotFoundError(f"session {self.session_id!r} was deleted"))
 
+    async def ask_to_give_up(self) -> None:
+        """Ask the process that owns an idle session to let go of it, so that it can be deleted.
+
+        Raises:
+            SessionBusyError: A turn is running there. Nothing was changed.
+            UnavailableError: It does not answer.
+        """
+        await self._ask_owner(GIVE_UP)
+
     async def quiesce(self) -> None:
         """Start nothing new, cut model calls, and wait for the tools that run; their outcomes are kept."""
         self._is_quiescing = True
@@ -241,6 +311,21 @@ class Runner:
         while running := [*self._doing.values(), *self._stopping]:
             await asyncio.wait(running)
             await self._rested.wait()
+
+    async def wind_down(self) -> None:
+        """Start nothing new, and wait for everything that runs, also for the model's reply."""
+        self._is_patient = True
+        try:
+            await self.quiesce()
+        finally:
+            self._is_patient = False
+
+    async def hand_on(self) -> None:
+        """Give the session up for another process to go on with. What still runs is cut, and in doubt there."""
+        await self.close(
+            DrainingError("another server goes on with this session: reconnect", retry_after_s=0.0)
+        )
+        await self._journal.release()
 
     async def close(self, error: MidstreamError) -> None:
         """Stop at once; readers end with `error`. What was being done is in doubt for the next owner."""
@@ -287,6 +372,24 @@ class Runner:
         except MidstreamError as error:
             _log.debug("an outcome was not journaled: %s", error.code, extra={"session": self.session_id})
 
+    async def confirm(self) -> None:
+        """Make sure that the session was not taken while this process was frozen; where it was, end here.
+
+        Between an append and what it announces there is no other process, unless this one stood still for so long
+        that it was taken for dead. Then the call belongs to the new owner, as one in doubt.
+        """
+        for _ in range(CONFIRM_TRIES_MAX):
+            if self._world.monotonic() - self._journal.held_at <= HELD_FOR_S:
+                return
+            try:
+                await self._journal.confirm()
+            except MidstreamError as error:
+                self._fail(error)
+                break
+        else:
+            self._fail(UnavailableError(f"session {self.session_id!r}: its store answers too slowly to act"))
+        raise asyncio.CancelledError
+
     @property
     def is_closing(self) -> bool:
         """Whether tasks are being stopped because this process lets go, not because nobody owes them."""
@@ -303,6 +406,24 @@ class Runner:
         self._put(_Envelope(command, done, reporter))
         return await done
 
+    async def _hand_over(self, command: Command | Received) -> int:
+        """Let the owner decide it; return once what it caused can be read here too."""
+        if isinstance(command, Cancel) and command.turn is None:
+            if isinstance(self.state.turn, Idle):
+                return self.newest.position
+            command = Cancel(self.state.turn.turn)  # decided twice, it must not stop a later turn
+        end = await self._ask_owner(encode_command(command))
+        await self.refresh()
+        return end
+
+    async def _ask_owner(self, body: bytes) -> int:
+        try:
+            async with asyncio.timeout(HAND_OVER_S):
+                return position_of(await self._journal.hand_over(body))
+        except TimeoutError as error:
+            message = f"the owner of session {self.session_id!r} does not answer: ask again later"
+            raise UnavailableError(message, retry_after_s=1.0) from error
+
     def _put(self, envelope: _Envelope) -> None:
         self._mailbox.append(envelope)
         self._arrived.set()
@@ -316,7 +437,11 @@ class Runner:
                 batch = [*self._mailbox]
                 self._mailbox.clear()
                 self._room.set()
-                await self._step(batch)
+                if self._has_begun:
+                    await self._step(batch)
+                else:
+                    async with self._unclaimed:
+                        await self._step(batch)
                 if not self._mailbox:
                     self._rested.set()
         except asyncio.CancelledError:
@@ -356,6 +481,8 @@ class Runner:
         except MidstreamError as error:
             for envelope in batch:
                 _answer(envelope, error)
+            if isinstance(error, LeaseHeldError) and not self._has_begun:
+                return  # it is followed here
             if isinstance(error, UnavailableError) and not any(_is_internal(each) for each in batch):
                 return  # nothing was written and only clients asked: they may ask again
             raise
@@ -398,7 +525,7 @@ class Runner:
         epoch = await self._journal.claim(at=at)
         if epoch > 1:  # somebody had it before, and may have had it since it was read here
             self._take_over(await self._journal.catch_up())
-        records.append(EpochStarted(epoch, self._owner, at))
+        records.append(EpochStarted(epoch, self._owner, at, is_handover=self._journal.is_handed_over))
         state = self._folded(self.state, records)
         recovered = sessions.decide(state, Recover(self._look_back_s), epoch=epoch, at=at)
         records.extend(recovered)
@@ -469,6 +596,8 @@ class Runner:
                 task.add_done_callback(lambda done, key=obligation: self._forget(key, done))  # type: ignore[misc]
 
     def _is_cut(self, obligation: Obligation) -> bool:
+        if self._is_patient and isinstance(obligation, AskModel) and obligation in self._doing:
+            return False
         return self._is_quiescing and self._performer.is_repeatable(obligation)
 
     def _forget(self, obligation: Obligation, task: asyncio.Task[None]) -> None:

@@ -41,6 +41,7 @@ async def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
+    shares_port: bool = False,
     allowed_hosts: Collection[str] = (),
     stop_within_s: float = STOP_WITHIN_S,
     on_listening: Callable[[str], None] | None = None,
@@ -54,6 +55,7 @@ async def serve(
         app: From `asgi`.
         host: Address to listen on; loopback by default.
         port: 0 takes a free one.
+        shares_port: Whether other servers of this user may listen there too; the system then deals connections out.
         allowed_hosts: Host names under which requests may come; those of this machine by default. Needed where
             `host` is not loopback: midstream has no login of its own, so a proxy that has one stands in front.
         stop_within_s: Bound of the whole shutdown.
@@ -72,7 +74,7 @@ async def serve(
         )
         raise UsageError(f"{message} with one in front and name the hosts that clients use (`*` for any)")
     names = {*allowed_hosts, *LOOPBACK_NAMES} if is_local else {*allowed_hosts}
-    listener = listen(host, port)
+    listener = listen(host, port, shares_port=shares_port)
     server = _Server(app, names, listener, on_listening, stop)
     noise = PeerNoise(app.host.world)
     logging.getLogger("uvicorn.error").addFilter(noise)
@@ -85,17 +87,21 @@ async def serve(
         await app.stop(grace_s=max(0.0, stop_within_s - GOODBYE_S - CUT_S - CLOSING_S))
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int, *, shares_port: bool = False) -> socket.socket:
     """Return a socket that listens.
 
     Raises:
-        PortTakenError: Another program has the port.
-        UsageError: This machine has no such address, or the port needs more rights.
+        PortTakenError: Another program has the port (and does not share it, or we do not).
+        UsageError: This machine has no such address, the port needs more rights, or the system shares no ports.
     """
+    if shares_port and not hasattr(socket, "SO_REUSEPORT"):
+        raise UsageError("this system shares no ports: put a proxy in front of several servers")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shares_port:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind((host, port))
         listener.listen(2048)
     except (OSError, OverflowError) as error:

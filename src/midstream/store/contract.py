@@ -10,7 +10,11 @@ records or none, only at the expected position, only under the newest epoch. A r
 * **Epochs.** `claim` gives a session to an owner and raises its epoch. From then on appends under an older epoch
   fail with `LeaseLostError`. A claim fails with `LeaseHeldError` while another living owner holds the session.
 * **Life of an owner.** An owner lives as long as its process holds its operating-system lock: a killed process
-  frees it at once, so the next claim succeeds within milliseconds.
+  frees it at once, so the next claim succeeds within milliseconds. One that is frozen, not dead, may count as dead
+  after a time the store names; what it does when it goes on is refused by the epoch.
+* **Neighbours.** Several owners may share a place. `watch` tells each what the others left for it; `hand_over` brings a
+  command to whoever owns a session, for as long as it takes: an owner that dies with a command undecided leaves it to
+  the next one. A command may be told, and decided, more than once; deciding it twice must be harmless.
 * **Cancellation.** A cancelled `append` may have happened or not; the caller reads the journal to know.
 * **Errors** are those of `midstream.errors`; whatever is raised, nothing was half-written.
 
@@ -19,7 +23,7 @@ records or none, only at the expected position, only under the newest epoch. A r
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -61,6 +65,32 @@ class SessionInfo(Struct, frozen=True):
     epoch: int
     created_at: float
     mark: Mark
+    is_free: bool = False
+    """Its last owner gave it up, and nobody has claimed it since. (That of a dead owner was not given up.)"""
+
+
+class Letter(Struct, frozen=True):
+    """A command that was handed over: for a session that the reader owns, or that no living owner holds."""
+
+    number: int
+    session: str
+    body: bytes
+
+
+class News(Struct, frozen=True):
+    """What others left for an owner.
+
+    Args:
+        moved: Followed sessions that end elsewhere than the follower knows, or are gone.
+        letters: Commands to decide, oldest first; each is told once under each epoch of its session.
+        orphans: Sessions with an open turn that no living owner holds; each is told once under each epoch.
+        peers: How many other living owners there are.
+    """
+
+    moved: frozenset[str] = frozenset()
+    letters: tuple[Letter, ...] = ()
+    orphans: tuple[str, ...] = ()
+    peers: int = 0
 
 
 class Store(Protocol):
@@ -126,11 +156,32 @@ class Store(Protocol):
         """Iterate over the sessions, last changed first; `live` keeps those with (or without) an open turn."""
 
     async def delete(self, session: str) -> bool:
-        """Remove a session and all its records for good; return whether there was one.
+        """Remove a session with all its records and letters for good; return whether there was one.
 
         A session made later under the same name starts above all its epochs, so that no old owner and no old
         event id fits it.
 
         Raises:
             LeaseHeldError: Another living owner holds it. Nothing was changed.
+        """
+
+    async def watch(self, followed: Mapping[str, int]) -> News:
+        """Wait for news, and return them; at once where there are some. A cancelled call has told nothing.
+
+        Not to be called again before it has returned or was cancelled.
+
+        Args:
+            followed: Sessions whose journals somebody here follows without owning them, and the end known here.
+        """
+
+    async def hand_over(self, session: str, body: bytes) -> bytes:
+        """Hand a command to the session's owner, and return its answer once there is one.
+
+        Cancelled, it may still be decided, or not.
+        """
+
+    async def answer(self, letter: int, body: bytes) -> None:
+        """Answer a letter, so that it is told to nobody again.
+
+        Without effect where another living owner holds its session by now, or the sender waits no more.
         """

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from midstream.core.records import Sync
 from midstream.errors import JournalMovedError, LeaseHeldError, LeaseLostError, UsageError
-from midstream.store.contract import Mark, SessionInfo, Stored
+from midstream.store.contract import Letter, Mark, News, SessionInfo, Stored
 from midstream.world import World
 
 
@@ -22,6 +23,11 @@ class _Session(Struct):
     records: list[Stored] = field(default_factory=list)
 
 
+class _Handed(Struct):
+    letter: Letter
+    answer: asyncio.Future[bytes]
+
+
 class Memory:
     """What several stores share, as several processes share a file."""
 
@@ -31,10 +37,28 @@ class Memory:
         self.epochs_spent = 0
         """The highest epoch of any deleted session: a new one starts above it."""
         self.numbers = 0
+        self.letters: dict[int, _Handed] = {}
+        self._watching: set[asyncio.Future[None]] = set()
 
     def kill(self, owner: str) -> None:
         """Let an owner die: its sessions are free for the next claim."""
         self.living.discard(owner)
+        self.tell()
+
+    def tell(self) -> None:
+        """Let everybody who watches look again."""
+        for each in self._watching:
+            if not each.done():
+                each.set_result(None)
+
+    async def change(self) -> None:
+        """Wait until somebody tells."""
+        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._watching.add(told)
+        try:
+            await told
+        finally:
+            self._watching.discard(told)
 
 
 class MemoryStore:
@@ -49,12 +73,16 @@ class MemoryStore:
         self.owner = ""
         self._memory = Memory() if memory is None else memory
         self._world = world
+        self._told: set[tuple[str | int, int]] = set()
+        """Orphans and letters, each with the epoch under which it was told."""
+        self._peers_told = -1
 
     async def open(self) -> None:
         """See `Store.open`."""
         if not self.owner:
             self.owner = self._world.new_id("owner")
             self._memory.living.add(self.owner)
+            self._memory.tell()
 
     async def close(self) -> None:
         """See `Store.close`."""
@@ -84,6 +112,7 @@ class MemoryStore:
         found = self._sessions().get(session)
         if found is not None and found.epoch == epoch:
             found.owner = None
+            self._memory.tell()
 
     async def append(
         self,
@@ -107,6 +136,7 @@ class MemoryStore:
         ]
         if mark is not None:
             found.mark = replace(mark, title=mark.title or found.mark.title)
+        self._memory.tell()
         return len(found.records)
 
     async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
@@ -137,7 +167,72 @@ class MemoryStore:
         self._refuse_if_held(session, found)
         self._memory.epochs_spent = max(self._memory.epochs_spent, found.epoch)
         del self._memory.sessions[session]
+        for number, handed in [*self._memory.letters.items()]:
+            if handed.letter.session == session:
+                del self._memory.letters[number]
+        self._memory.tell()
         return True
+
+    async def watch(self, followed: Mapping[str, int]) -> News:
+        """See `Store.watch`."""
+        while True:
+            sessions = self._sessions()
+            free = {name: each.epoch for name, each in sessions.items() if self._is_free(each)}
+            orphans = {(name, epoch) for name, epoch in free.items() if sessions[name].mark.is_live}
+            letters = {
+                (number, self._epoch_for(each.letter)) for number, each in self._memory.letters.items()
+            }
+            letters = {each for each in letters if each[1] >= 0}
+            new_letters = sorted(letters - self._told)
+            news = News(
+                frozenset(name for name, end in followed.items() if self._end_of(name) != end),
+                tuple(self._memory.letters[number].letter for number, _ in new_letters),
+                tuple(sorted(name for name, _ in orphans - self._told)),
+                len(self._memory.living - {self.owner}),
+            )
+            if news != News(peers=self._peers_told):
+                self._told = {*letters, *orphans}
+                self._peers_told = news.peers
+                return news
+            await self._memory.change()
+
+    async def hand_over(self, session: str, body: bytes) -> bytes:
+        """See `Store.hand_over`."""
+        self._sessions()
+        self._memory.numbers += 1
+        number = self._memory.numbers
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._memory.letters[number] = _Handed(Letter(number, session, body), answer)
+        self._memory.tell()
+        try:
+            return await answer
+        finally:
+            self._memory.letters.pop(number, None)
+
+    async def answer(self, letter: int, body: bytes) -> None:
+        """See `Store.answer`."""
+        sessions = self._sessions()
+        handed = self._memory.letters.get(letter)
+        if handed is None or handed.answer.done():
+            return
+        found = sessions.get(handed.letter.session)
+        if found is None or found.owner == self.owner or self._is_free(found):
+            del self._memory.letters[letter]
+            handed.answer.set_result(body)
+
+    def _is_free(self, found: _Session) -> bool:
+        return found.owner not in self._memory.living
+
+    def _end_of(self, session: str) -> int:
+        found = self._memory.sessions.get(session)
+        return len(found.records) if found else 0
+
+    def _epoch_for(self, letter: Letter) -> int:
+        """Return the epoch of the letter's session, or -1 where another one is to decide it."""
+        found = self._memory.sessions.get(letter.session)
+        if found is None:
+            return 0
+        return found.epoch if found.owner == self.owner or self._is_free(found) else -1
 
     def _sessions(self) -> dict[str, _Session]:
         if not self.owner:
@@ -150,4 +245,6 @@ class MemoryStore:
 
 
 def _line_of(session: str, found: _Session) -> SessionInfo:
-    return SessionInfo(session, len(found.records), found.epoch, found.created_at, found.mark)
+    return SessionInfo(
+        session, len(found.records), found.epoch, found.created_at, found.mark, found.owner is None
+    )

@@ -15,7 +15,7 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -36,9 +36,11 @@ from midstream.errors import (
     StoreFullError,
     UsageError,
 )
+from midstream.store import inbox
 from midstream.store import owner as owners
-from midstream.store.contract import Mark, SessionInfo, Stored
+from midstream.store.contract import Mark, News, SessionInfo, Stored
 from midstream.store.thread import WorkThread
+from midstream.store.watch import Watcher
 from midstream.world import World
 
 T = TypeVar("T")
@@ -46,10 +48,15 @@ T = TypeVar("T")
 Durability = Literal["default", "power", "process"]
 """What `Sync` means: as the records say; every append survives a power cut; none does."""
 
-SCHEMA_VERSION = 1
-"""Kept in `pragma user_version`."""
+SCHEMA = ("sqlite.sql", "sqlite-2.sql")
+"""What makes each version out of the one before it; the number is kept in `pragma user_version`."""
+SCHEMA_VERSION = len(SCHEMA)
 APPLICATION_ID = 0x6D_69_64_73
 """Kept in `pragma application_id`, so that no other program's database is taken for ours: "mids"."""
+
+LEASE_S = 20.0
+"""Seconds without a sign of life after which a process that holds its lock counts as frozen. A garbage collection, a
+burst of swapping or a tool that keeps the interpreter for itself must not look like it."""
 
 BATCH_MAX = 1000
 """Operations in one commit; bounds how long the first of them waits for the last."""
@@ -77,6 +84,7 @@ class SQLiteStore:
         path: The database; made on first use, readable by this user only. Its folder must exist. Two companions
             (`-wal`, `-shm`) and a folder (`.owners`) appear beside it.
         durability: "power" syncs every append, "process" none, "default" does what the records say.
+        lease_s: Seconds after which the sessions of a frozen process may be taken; a dead one's may be at once.
         world: Where the owner's id and the jitter come from.
         vfs: Name of a registered SQLite file system, e.g. one that encrypts; None for the usual one.
 
@@ -89,6 +97,7 @@ class SQLiteStore:
         path: str | Path,
         *,
         durability: Durability = "default",
+        lease_s: float = LEASE_S,
         world: World = World(),
         vfs: str | None = None,
     ) -> None:
@@ -97,6 +106,7 @@ class SQLiteStore:
         self.owner = ""
         self._file = _File(Path(path), world, vfs)
         self._durability = durability
+        self._lease_s = lease_s
         self._world = world
         self._opening = asyncio.Lock()
         self._opened: _Opened | None = None
@@ -109,7 +119,8 @@ class SQLiteStore:
         """
         async with self._opening:
             if self._opened is None:
-                self._opened = await _Opened.make(self._file, self._world.new_id("owner"), self._durability)
+                owner = self._world.new_id("owner")
+                self._opened = await _Opened.make(self._file, owner, self._durability, self._lease_s)
                 self.owner = self._opened.lock.owner
 
     async def close(self) -> None:
@@ -187,6 +198,25 @@ class SQLiteStore:
             await opened.queue.clear_log()
         return is_gone
 
+    async def watch(self, followed: Mapping[str, int]) -> News:
+        """See `Store.watch`. A death is seen within 20 ms, what others commit within 2 to 20 ms."""
+        return await self._require_open("").watcher.watch(followed)
+
+    async def hand_over(self, session: str, body: bytes) -> bytes:
+        """See `Store.hand_over`."""
+        opened = self._require_open(session)
+        number = await opened.queue.ask(partial(opened.writer.put, session, body), Sync.NORMAL)
+        try:
+            return await opened.watcher.answer_to(number)
+        finally:
+            removed = opened.queue.ask(partial(opened.writer.remove, number), Sync.NORMAL)
+            removed.add_done_callback(asyncio.Future.exception)  # one that stays is removed after our death
+
+    async def answer(self, letter: int, body: bytes) -> None:
+        """See `Store.answer`."""
+        opened = self._require_open("")
+        await opened.queue.ask(partial(opened.writer.answer, letter, body), Sync.NORMAL)
+
     def _require_open(self, session: str) -> _Opened:
         if self._opened is None:
             raise UsageError("the store is not open: call `await store.open()` first")
@@ -198,11 +228,12 @@ class SQLiteStore:
 
 
 class _Opened:
-    """What exists between open and close: the owner's lock, two connections, a thread for each."""
+    """What exists between open and close: the owner's lock, two connections, a thread for each, and the watcher."""
 
-    def __init__(self, writer: _Writer, reader: Reader, threads: _Threads) -> None:
+    def __init__(self, writer: _Writer, reader: Reader, threads: _Threads, watcher: Watcher) -> None:
         self.writer = writer
         self.reader = reader
+        self.watcher = watcher
         self.queue = _Queue(writer, threads.writing)
         self.synced_epochs: dict[str, int] = {}
         """The epoch of each session under which something was synced."""
@@ -210,22 +241,25 @@ class _Opened:
         self._threads = threads
 
     @classmethod
-    async def make(cls, file: _File, owner: str, durability: Durability) -> _Opened:
+    async def make(cls, file: _File, owner: str, durability: Durability, lease_s: float) -> _Opened:
         threads = _Threads(
             WorkThread("midstream-sqlite-writer"),
             WorkThread("midstream-sqlite-reader"),
         )
         try:
-            writer, reader = await threads.writing.ask(partial(_open, file, owner, durability))
+            writer, reader = await threads.writing.ask(partial(_open, file, owner, durability, lease_s))
         except BaseException:
             threads.shut()
             raise
-        return cls(writer, reader, threads)
+        watcher = Watcher(owner, writer.peers, file.looking, file.world)
+        watcher.start()
+        return cls(writer, reader, threads, watcher)
 
     async def read(self, question: Callable[[], T]) -> T:
         return await self._threads.reading.ask(question)
 
     async def close(self) -> None:
+        await self.watcher.close()
         await self.queue.finish()
         await self._threads.reading.ask(self.reader.close)
         # Whoever finds the lock free may take our sessions: only after the last write.
@@ -242,7 +276,7 @@ class _Threads(NamedTuple):
         self.reading.shut()
 
 
-def _open(file: _File, owner: str, durability: Durability) -> tuple[_Writer, Reader]:
+def _open(file: _File, owner: str, durability: Durability, lease_s: float) -> tuple[_Writer, Reader]:
     with contextlib.ExitStack() as undo, file.named_errors():
         db = file.connect()
         undo.callback(db.close)
@@ -250,9 +284,12 @@ def _open(file: _File, owner: str, durability: Durability) -> tuple[_Writer, Rea
         reading = file.connect(flags=apsw.SQLITE_OPEN_READONLY)
         undo.callback(reading.close)
         lock = owners.OwnerLock(file.owners, owner)
+        undo.callback(lock.give_up)
         owners.sweep(file.owners)
+        peers = owners.Peers(file.owners, lock, lease_s=lease_s)
+        file.patiently(partial(inbox.clear, db, is_alive=partial(owners.is_alive, file.owners)))
         undo.pop_all()
-    return _Writer(file, db, lock, durability), Reader(file, reading)
+    return _Writer(file, db, lock, peers, durability), Reader(file, reading)
 
 
 class _Asked(Struct):
@@ -349,9 +386,15 @@ class _Writer:
     """The one connection that writes and checkpoints. After `_open` it belongs to the writer's thread."""
 
     def __init__(
-        self, file: _File, db: apsw.Connection, lock: owners.OwnerLock, durability: Durability
+        self,
+        file: _File,
+        db: apsw.Connection,
+        lock: owners.OwnerLock,
+        peers: owners.Peers,
+        durability: Durability,
     ) -> None:
         self.lock = lock
+        self.peers = peers
         self.log_pages = 0
         """Pages in the log that are not yet copied back."""
         self._file = file
@@ -460,14 +503,24 @@ class _Writer:
         self._refuse_if_held(session, owner)
         self._db.execute(DELETE_RECORDS, (number,))
         self._db.execute(DELETE_SESSION, (number,))
+        self._db.execute(inbox.REMOVE_OF_SESSION, (session,))
         self._db.execute(SPEND_EPOCHS, (epoch,))
         return True
 
     def _refuse_if_held(self, session: str, owner: str | None) -> None:
         if owner is None or owner == self.lock.owner:
             return
-        if owners.is_alive(self._file.owners, owner):
+        if self.peers.may_hold(owner):
             raise LeaseHeldError(f"session {session!r} belongs to {owner!r}, which is alive")
+
+    def put(self, session: str, body: bytes) -> int:
+        return inbox.put(self._db, session, self.lock.owner, body)
+
+    def answer(self, letter: int, body: bytes) -> None:
+        inbox.answer(self._db, letter, body, us=self.lock.owner, may_hold=self.peers.may_hold)
+
+    def remove(self, letter: int) -> None:
+        inbox.remove(self._db, letter)
 
     # --- the log
 
@@ -495,7 +548,7 @@ where session_id = (select id from session where name = ?) and position > ? orde
 """
 LINE = """
 select session.name, (select ifnull(max(position), 0) from record where session_id = session.id),
-    session.epoch, session.created_at, is_live, changed_at, title, turns, status from session
+    session.epoch, session.created_at, is_live, changed_at, title, turns, status, owner is null from session
 """
 FIND_LINE = f"{LINE} where name = ?"
 LIST_NUMBERS = """
@@ -517,23 +570,24 @@ class Reader:
 
     def records(self, session: str, after: int, limit: int) -> list[Stored]:
         """See `Store.read`."""
-        return [Stored(*row) for row in self._rows(FIND_RECORDS, (session, after, limit))]
+        return [Stored(*row) for row in self.rows(FIND_RECORDS, (session, after, limit))]
 
     def find(self, session: str) -> SessionInfo | None:
         """See `Store.find`."""
-        rows = self._rows(FIND_LINE, (session,))
+        rows = self.rows(FIND_LINE, (session,))
         return _line(rows[0]) if rows else None
 
     def numbers(self, live: bool | None) -> list[int]:  # noqa: FBT001 - three values, one column
         """Return the rows of a listing, last changed first."""
-        return [number for (number,) in self._rows(LIST_NUMBERS, (live,))]
+        return [number for (number,) in self.rows(LIST_NUMBERS, (live,))]
 
     def lines(self, numbers: Sequence[int]) -> list[SessionInfo]:
         """Return the lines of these rows, in their order; what was deleted meanwhile is left out."""
         wanted = ",".join(map(str, numbers))
-        return [_line(row) for row in self._rows(LIST_LINES, (f"[{wanted}]",))]
+        return [_line(row) for row in self.rows(LIST_LINES, (f"[{wanted}]",))]
 
-    def _rows(self, query: str, values: tuple[Any, ...]) -> list[Any]:  # as SQLite has them
+    def rows(self, query: str, values: tuple[Any, ...]) -> list[Any]:  # as SQLite has them
+        """Run a query and return its rows."""
         with self._file.named_errors(self._db):
             return self._file.patiently(lambda: self._db.execute(query, values).fetchall())
 
@@ -545,8 +599,18 @@ class _File:
         # Resolved, so that all processes look for owners in the same place.
         self.path = path.resolve()
         self.owners = self.path.with_name(f"{self.path.name}.owners")
-        self._world = world
+        self.world = world
         self._vfs = vfs
+
+    @contextlib.contextmanager
+    def looking(self) -> Iterator[inbox.Sight]:
+        """Open a connection for whoever watches, in its thread."""
+        with self.named_errors():
+            db = self.connect(flags=apsw.SQLITE_OPEN_READONLY)
+        try:
+            yield inbox.Sight(Reader(self, db).rows)
+        finally:
+            db.close()
 
     def connect(self, *, flags: int = apsw.SQLITE_OPEN_READWRITE) -> apsw.Connection:
         if flags & apsw.SQLITE_OPEN_READWRITE:
@@ -568,8 +632,10 @@ class _File:
         db.execute("pragma fullfsync = on; pragma checkpoint_fullfsync = on")
         self.patiently(partial(db.execute, "begin immediate"))
         try:
-            if not self.require_ours(db):
-                db.execute(files("midstream.store").joinpath("schema/sqlite.sql").read_text())
+            self.require_ours(db)
+            if missing := SCHEMA[_number(db.execute("pragma user_version")) :]:
+                for name in missing:
+                    db.execute(files("midstream.store").joinpath(f"schema/{name}").read_text())
                 db.execute(f"pragma application_id = {APPLICATION_ID}")
                 db.execute(f"pragma user_version = {SCHEMA_VERSION}")
             db.execute("commit")
@@ -585,7 +651,7 @@ class _File:
                 return step()
             except apsw.BusyError:
                 spread = BUSY_PAUSE_MAX_S - BUSY_PAUSE_MIN_S
-                pause.wait(BUSY_PAUSE_MIN_S + spread * self._world.chance())
+                pause.wait(BUSY_PAUSE_MIN_S + spread * self.world.chance())
         return step()
 
     @contextlib.contextmanager
@@ -689,9 +755,9 @@ def _number(cursor: apsw.Cursor) -> int:
 
 
 def _line(row: tuple[Any, ...]) -> SessionInfo:  # as SQLite has them
-    session, end, epoch, created_at, is_live, at, title, turns, status = row
+    session, end, epoch, created_at, is_live, at, title, turns, status, is_free = row
     mark = Mark(bool(is_live), at, title, turns, status)
-    return SessionInfo(session, end, epoch, created_at, mark)
+    return SessionInfo(session, end, epoch, created_at, mark, bool(is_free))
 
 
 def _is_for_lack_of_space(error: apsw.Error, db: apsw.Connection | None) -> bool:

@@ -15,18 +15,21 @@ reaches the disk, and what happens when there is no disk left.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Protocol
 
 import pytest
+from msgspec.structs import replace
 
 from midstream.core.records import Sync
 from midstream.errors import JournalMovedError, LeaseHeldError, LeaseLostError, UsageError
-from midstream.store.contract import Mark, SessionInfo, Store, Stored
+from midstream.store.contract import Letter, Mark, News, SessionInfo, Store, Stored
 from midstream.world import World
 
 WORLD = World()
+NEWS_S = 10.0
+"""Seconds after which news that should be there are missing."""
 
 ODD_NAMES = ("s", "a/b", "it's", '"', "%_", "naïve ☃ 😀", "x" * 500, "line\nbreak", " ")
 ODD_BODIES = (b"", b"{}", b"\x00\xff\r\n'", b"x" * 300_000)
@@ -299,6 +302,150 @@ class StoreContract:
             assert [record.position for record in journal] == [*range(1, 11)]
             assert [record.epoch for record in journal] == [*range(1, 11)]
 
+    # --- neighbours
+
+    async def test_a_listing_says_which_sessions_were_given_up(self, place: Place) -> None:
+        async with _opened(place) as store:
+            epoch = await store.claim("s", at=1.0)
+            line = SessionInfo("s", 0, epoch, 1.0, Mark(is_live=False, at=1.0))
+            await store.release("s", epoch=epoch)
+            assert await store.find("s") == replace(line, is_free=True)
+            assert await _listed(store) == [replace(line, is_free=True)]
+            await store.claim("s", at=1.0)
+            assert await store.find("s") == replace(line, epoch=epoch + 1)
+
+    async def test_an_owner_is_told_how_many_others_there_are(self, place: Place) -> None:
+        async with _opened(place) as store:
+            assert (await _news(store)).peers == 0
+            watching = WORLD.spawn(_news(store), name="watch")
+            async with _opened(place) as other:
+                assert (await watching).peers == 1
+                assert (await _news(other)).peers == 1
+            assert (await _news(store)).peers == 0
+
+    async def test_a_command_reaches_the_owner_and_its_answer_the_sender(self, place: Place) -> None:
+        async with _opened(place) as owner, _opened(place) as sender, _opened(place) as third:
+            await owner.claim("s", at=1.0)
+            for body, answer in ((b"one", b"ok"), (b"\x00\xff", b"")):
+                handed = WORLD.spawn(sender.hand_over("s", body), name="hand over")
+                (letter,) = await _letters(owner, 1)
+                assert (letter.session, letter.body) == ("s", body)
+                await third.answer(letter.number, b"not his to answer")
+                await owner.answer(letter.number, answer)
+                await owner.answer(letter.number, b"again")
+                async with asyncio.timeout(NEWS_S):
+                    assert await handed == answer
+            await owner.answer(10**6, b"no such letter")
+
+    async def test_commands_are_told_in_their_order_and_each_once(self, place: Place) -> None:
+        async with _opened(place) as owner, _opened(place) as sender:
+            await owner.claim("s", at=1.0)
+            handed = []
+            for number in range(5):
+                handed.append(WORLD.spawn(sender.hand_over("s", b"%d" % number), name="hand over"))
+                await WORLD.sleep(0)
+            letters = await _letters(owner, 5)
+            assert [letter.body for letter in letters] == [b"%d" % number for number in range(5)]
+            for letter in letters:
+                await owner.answer(letter.number, letter.body)
+            async with asyncio.timeout(NEWS_S):
+                assert await asyncio.gather(*handed) == [letter.body for letter in letters]
+
+    async def test_a_command_that_a_dead_owner_left_goes_to_the_next(self, place: Place) -> None:
+        async with _opened(place) as sender, _opened(place) as heir:
+            dead = place.store()
+            await dead.open()
+            await dead.claim("s", at=1.0)
+            handed = WORLD.spawn(sender.hand_over("s", b"x"), name="hand over")
+            (letter,) = await _letters(dead, 1)
+            place.kill(dead)
+            assert await _letters(heir, 1) == [letter]
+            await heir.claim("s", at=2.0)
+            assert await _letters(heir, 1) == [letter], "again, under its own epoch"
+            await heir.answer(letter.number, b"ok")
+            async with asyncio.timeout(NEWS_S):
+                assert await handed == b"ok"
+
+    async def test_a_command_for_nobodys_session_is_told_to_everybody(self, place: Place) -> None:
+        async with _opened(place) as one, _opened(place) as other:
+            handed = WORLD.spawn(one.hand_over("new", b"x"), name="hand over")
+            letters = [(await _letters(store, 1))[0] for store in (one, other)]
+            assert letters[0] == letters[1]
+            await one.answer(letters[0].number, b"ok")
+            async with asyncio.timeout(NEWS_S):
+                assert await handed == b"ok"
+
+    async def test_a_deleted_session_takes_its_letters_with_it(self, place: Place) -> None:
+        async with _opened(place) as one, _opened(place) as other:
+            await one.claim("s", at=1.0)
+            handed = WORLD.spawn(other.hand_over("s", b"x"), name="hand over")
+            await _letters(one, 1)
+            await one.delete("s")
+            handed.cancel()
+            await asyncio.gather(handed, return_exceptions=True)
+            sent = WORLD.spawn(other.hand_over("t", b"y"), name="hand over")
+            assert [letter.body for letter in await _letters(other, 1)] == [b"y"]
+            sent.cancel()
+            await asyncio.gather(sent, return_exceptions=True)
+
+    async def test_a_followed_session_that_moves_or_goes_is_told(self, place: Place) -> None:
+        async with _opened(place) as owner, _opened(place) as follower:
+            epoch = await owner.claim("s", at=1.0)
+            await _append(owner, "s", b"a", expected=0, epoch=epoch)
+            assert (await _moved(follower, {"s": 0, "never": 0})) == {"s"}
+            watching = WORLD.spawn(_moved(follower, {"s": 1}), name="watch")
+            await WORLD.sleep(0)
+            await _append(owner, "s", b"b", expected=1, epoch=epoch, sync=Sync.NORMAL)
+            assert await watching == {"s"}
+            assert (await _moved(follower, {"s": 1})) == {"s"}, "as long as the follower stays behind"
+            await owner.delete("s")
+            assert (await _moved(follower, {"s": 2})) == {"s"}
+
+    async def test_a_dead_owners_open_turns_are_told_to_those_who_live(self, place: Place) -> None:
+        async with _opened(place) as one, _opened(place) as other:
+            dead = place.store()
+            await dead.open()
+            for name in ("open", "closed"):
+                epoch = await dead.claim(name, at=1.0)
+                mark = Mark(is_live=name == "open", at=1.0)
+                await _append(dead, name, b"x", expected=0, epoch=epoch, mark=mark)
+            watching = WORLD.spawn(_orphans(one), name="watch")
+            await WORLD.sleep(0)
+            place.kill(dead)
+            assert await watching == ("open",)
+            assert await _orphans(other) == ("open",)
+
+    async def test_an_open_turn_that_is_given_up_is_told_once_under_each_epoch(self, place: Place) -> None:
+        async with _opened(place) as one, _opened(place) as other:
+            live = Mark(is_live=True, at=1.0)
+            for number in range(3):
+                epoch = await one.claim("s", at=1.0)
+                await _append(one, "s", b"x", expected=number, epoch=epoch, mark=live)
+                await one.release("s", epoch=epoch)
+                assert await _orphans(other) == ("s",)
+            watching = WORLD.spawn(_orphans(other), name="watch")
+            epoch = await one.claim("t", at=1.0)
+            await _append(one, "t", b"x", expected=0, epoch=epoch, mark=live)
+            await one.release("t", epoch=epoch)
+            assert await watching == ("t",)
+
+    async def test_a_cancelled_watch_has_told_nothing(self, place: Place) -> None:
+        async with _opened(place) as one, _opened(place) as other:
+            await one.claim("s", at=1.0)
+            handed = WORLD.spawn(other.hand_over("s", b"x"), name="hand over")
+            for _ in range(20):
+                watching = WORLD.spawn(one.watch({}), name="watch")
+                await WORLD.sleep(0)
+                await other.find("s")
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+                if not watching.cancelled():
+                    break
+            else:
+                assert [letter.body for letter in await _letters(one, 1)] == [b"x"]
+            handed.cancel()
+            await asyncio.gather(handed, return_exceptions=True)
+
     # --- listings
 
     async def test_a_new_session_is_listed_with_an_empty_mark(self, place: Place) -> None:
@@ -459,6 +606,33 @@ async def _journal(store: Store, session: str = "s") -> list[Stored]:
 
 async def _listed(store: Store, *, live: bool | None = None) -> list[SessionInfo]:
     return [line async for line in store.list(live=live)]
+
+
+async def _news(store: Store, followed: Mapping[str, int] | None = None) -> News:
+    async with asyncio.timeout(NEWS_S):
+        return await store.watch(followed or {})
+
+
+async def _letters(store: Store, count: int) -> list[Letter]:
+    """Watch until so many letters were told."""
+    letters: list[Letter] = []
+    while len(letters) < count:
+        letters += (await _news(store)).letters
+    return letters
+
+
+async def _orphans(store: Store) -> tuple[str, ...]:
+    """Watch until orphans were told."""
+    while True:
+        if orphans := (await _news(store)).orphans:
+            return orphans
+
+
+async def _moved(store: Store, followed: Mapping[str, int]) -> frozenset[str]:
+    """Watch until a followed session has moved."""
+    while True:
+        if moved := (await _news(store, followed)).moved:
+            return moved
 
 
 def _mark(*, at: float) -> Mark:

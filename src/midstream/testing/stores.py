@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 from midstream.core.records import Sync
 from midstream.errors import MidstreamError
-from midstream.store.contract import Mark, SessionInfo, Store, Stored
+from midstream.store.contract import Mark, News, SessionInfo, Store, Stored
 
 
 class FailingStore:
@@ -75,3 +75,19 @@ class FailingStore:
     async def delete(self, session: str) -> bool:
         """See `Store.delete`."""
         return await self._store.delete(session)
+
+    async def watch(self, followed: Mapping[str, int]) -> News:
+        """See `Store.watch`."""
+        return await self._store.watch(followed)
+
+    async def hand_over(self, session: str, body: bytes) -> bytes:
+        """See `Store.hand_over`; raises the outage, if there is one."""
+        if self.outage is not None:
+            raise self.outage
+        return await self._store.hand_over(session, body)
+
+    async def answer(self, letter: int, body: bytes) -> None:
+        """See `Store.answer`; raises the outage, if there is one."""
+        if self.outage is not None:
+            raise self.outage
+        await self._store.answer(letter, body)

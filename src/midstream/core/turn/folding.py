@@ -85,10 +85,11 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
             return _evolve_end(state, record)
         case TurnResumed():
             return _evolve_resumed(state, record)
-        case EpochStarted():
+        case EpochStarted(is_handover=False):
             return replace(state, restarts=state.restarts + 1) if isinstance(state, AwaitingModel) else state
         case (
-            StreamOpened()
+            EpochStarted()
+            | StreamOpened()
             | ChunkAccepted()
             | MessageQueued()
             | MessageWithdrawn()

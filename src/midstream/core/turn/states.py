@@ -19,7 +19,8 @@ MODEL_CALLS_MAX_CODE = "model_calls_max"
 TURN_TIMEOUT_CODE = "turn_timeout"
 """The code of a turn that took longer than it may."""
 RESTARTS_MAX = 2
-"""Owners that may die on one turn without any progress before it is `interrupted` instead of taken up again."""
+"""Owners that may die on one turn without any progress before it is `interrupted` instead of taken up again. One that
+hands it over does not count."""
 LOOK_BACK_S = 2 * 60 * 60.0
 """A turn untouched for longer is ended as `interrupted` by a new owner (the seed's two hours)."""
 CANCEL_GRACE_S = 5.0

@@ -1,6 +1,6 @@
 -- The tables of a midstream database. They are plain on purpose: look into them with any SQLite tool.
 -- Read-only tools may look at any time; to write, close every midstream process first.
--- Times are seconds since 1970. `pragma user_version` names the version of this page: 1.
+-- Times are seconds since 1970. `pragma user_version` names the version: 1 after this page, which `sqlite-2.sql` follows.
 
 -- One row for each session. Plain appends do not touch it; claims and marks do.
 create table session (

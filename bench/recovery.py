@@ -1,0 +1,126 @@
+"""How soon a new process has taken up 1,000 sessions after a SIGKILL: from its start to the last recovered record.
+
+A child has a turn open in every session: a third in a tool with effects, a third in one without, a third in a reply.
+It is killed; another child is started and takes them all up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+SESSIONS = 1000
+ROUNDS = 3
+
+
+class Recovery(msgspec.Struct):
+    """The best of the rounds; seconds but for the last."""
+
+    sessions: int
+    rounds: int
+    from_exec_s: float
+    """Since the process was started by the operating system: the interpreter and all imports are in it."""
+    from_main_s: float
+    """Since our code ran, to the last recovered record."""
+    worst_from_exec_s: float
+    cpu_ms_per_session: float
+
+
+async def _own(path: str) -> None:
+    from midstream.core.messages import UserMessage  # noqa: PLC0415 - the child's imports are what is measured
+    from midstream.core.replies import ModelRequest  # noqa: PLC0415
+    from midstream.core.turn import SendMessage  # noqa: PLC0415
+    from midstream.runtime.agent import Agent  # noqa: PLC0415
+    from midstream.runtime.host import Host  # noqa: PLC0415
+    from midstream.store.sqlite import SQLiteStore  # noqa: PLC0415
+    from midstream.testing.models import ScriptedModel, Stall, Step, calls, exchanges_since_user  # noqa: PLC0415
+    from midstream.tools import tool  # noqa: PLC0415
+
+    async def hang() -> str:
+        """Never end."""
+        await asyncio.Event().wait()
+        return ""
+
+    def reply(request: ModelRequest) -> list[Step]:
+        words = request.history.entries[0].parts[0].text  # type: ignore[union-attr] # our own
+        if words == "think" or exchanges_since_user(request.history):
+            return [Stall()]
+        return calls((words, "{}"))
+
+    began = time.monotonic()
+    tools = [tool(name="work")(hang), tool(name="look", has_effects=False)(hang)]
+    host = Host(Agent(ScriptedModel(reply), tools=tools), SQLiteStore(path))
+    await host.start()
+    await host.recovered()
+    if host.recovery.total:
+        assert host.recovery.resumed == host.recovery.total == SESSIONS
+        print(began, time.monotonic(), time.process_time(), flush=True)
+    else:
+
+        async def begin(number: int) -> None:
+            runner = await host.session(f"s{number}", create=True)
+            await runner.submit(SendMessage(UserMessage.of(("work", "look", "think")[number % 3])))
+
+        await asyncio.gather(*map(begin, range(SESSIONS)))
+        while {info.end async for info in host.store.list(live=True)} != {3, 5}:
+            await host.world.sleep(0.01)
+        print("ready", flush=True)
+    await asyncio.Event().wait()
+
+
+def _start(path: Path) -> subprocess.Popen[str]:
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    command = [sys.executable, "-m", "bench.recovery", str(path)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def _line(child: subprocess.Popen[str]) -> str:
+    assert child.stdout is not None
+    return child.stdout.readline()
+
+
+def _kill(child: subprocess.Popen[str]) -> None:
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    if child.stdout is not None:
+        child.stdout.close()
+
+
+def measure(folder: Path) -> Recovery:
+    """Kill and take over `ROUNDS` times."""
+    from_exec, from_main, cpu = [], [], []
+    for number in range(ROUNDS):
+        path = folder / f"recovery-{number}.db"
+        first = _start(path)
+        assert _line(first) == "ready\n"
+        _kill(first)
+        started = time.monotonic()
+        second = _start(path)
+        began, ended, used = map(float, _line(second).split())
+        _kill(second)
+        from_exec.append(ended - started)
+        from_main.append(ended - began)
+        cpu.append(1000 * used / SESSIONS)
+    return Recovery(SESSIONS, ROUNDS, min(from_exec), min(from_main), max(from_exec), min(cpu))
+
+
+def run(folder: Path) -> Recovery:
+    """Measure, print, return."""
+    result = measure(folder)
+    print(
+        f"{result.sessions} sessions taken up {result.from_main_s:.2f} s after main,"
+        f" {result.from_exec_s:.2f} s after exec (worst {result.worst_from_exec_s:.2f}),"
+        f" {result.cpu_ms_per_session:.2f} ms CPU each; bar: 5 s"
+    )
+    return result
+
+
+if __name__ == "__main__":
+    asyncio.run(_own(sys.argv[1]))

@@ -1,0 +1,119 @@
+"""Commands and answers as they go from one owner to another, through a store's inbox.
+
+Two versions may meet there while servers are replaced one by one: who gets a command it does not know says so, and
+the sender's client asks again later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import get_args
+
+import msgspec
+from msgspec import Struct
+
+from midstream.core.session import Received
+from midstream.core.turn import Command
+from midstream.errors import MidstreamError, SeqnoGapError, UnavailableError
+
+
+class _Said(Struct, frozen=True):
+    """A command, by the name of its type."""
+
+    kind: str
+    command: msgspec.Raw
+
+
+class _Handed(Struct, frozen=True, omit_defaults=True):
+    """A command, or a chunk that carries one. An empty stream: no chunk."""
+
+    said: _Said | None = None
+    stream: str = ""
+    secret_digest: str = ""
+    seqno: int = 0
+    digest: str = ""
+
+
+class _Answer(Struct, frozen=True, omit_defaults=True):
+    """The journal's end, or why the command was refused."""
+
+    position: int = 0
+    code: str = ""
+    message: str = ""
+    retry_after_s: float | None = None
+    expected: int = 0
+
+
+GIVE_UP = b'{"give_up":true}'
+"""Not for the turn but for the owner itself: give up a session in which no turn runs, so that it can be deleted."""
+
+_KINDS: dict[str, type[Command]] = {kind.__name__: kind for kind in get_args(Command)}
+
+
+def encode_command(command: Command | Received) -> bytes:
+    """Return a client's command as bytes."""
+    if not isinstance(command, Received):
+        return msgspec.json.encode(_Handed(_said(command)))
+    said = None if command.command is None else _said(command.command)
+    return msgspec.json.encode(
+        _Handed(said, command.stream, command.secret_digest, command.seqno, command.digest)
+    )
+
+
+def decode_command(body: bytes) -> Command | Received:
+    """Return the command that `encode_command` made these bytes of.
+
+    Raises:
+        UnavailableError: This version does not know it.
+    """
+    try:
+        handed = msgspec.json.decode(body, type=_Handed)
+        command = None if handed.said is None else _command(handed.said)
+    except (msgspec.MsgspecError, KeyError) as error:
+        raise UnavailableError("another version of this server runs the session: ask again later") from error
+    if handed.stream:
+        return Received(handed.stream, handed.secret_digest, handed.seqno, handed.digest, command)
+    if command is None:
+        raise UnavailableError("a command that says nothing was handed over")
+    return command
+
+
+def encode_answer(answer: int | MidstreamError) -> bytes:
+    """Return what came of a command as bytes."""
+    if isinstance(answer, int):
+        return msgspec.json.encode(_Answer(answer))
+    expected = answer.expected if isinstance(answer, SeqnoGapError) else 0
+    return msgspec.json.encode(
+        _Answer(
+            code=answer.code, message=answer.message, retry_after_s=answer.retry_after_s, expected=expected
+        )
+    )
+
+
+def position_of(body: bytes) -> int:
+    """Return the journal's end that an answer names.
+
+    Raises:
+        MidstreamError: What the owner refused the command with.
+    """
+    answer = msgspec.json.decode(body, type=_Answer)
+    if not answer.code:
+        return answer.position
+    if answer.code == SeqnoGapError.code:
+        raise SeqnoGapError(answer.message, expected=answer.expected)
+    kind = next((each for each in _errors(MidstreamError) if each.code == answer.code), UnavailableError)
+    raise kind(answer.message, retry_after_s=answer.retry_after_s)
+
+
+def _said(command: Command) -> _Said:
+    return _Said(type(command).__name__, msgspec.Raw(msgspec.json.encode(command)))
+
+
+def _command(said: _Said) -> Command:
+    return msgspec.json.decode(said.command, type=_KINDS[said.kind])
+
+
+def _errors(kind: type[MidstreamError]) -> Iterator[type[MidstreamError]]:
+    yield kind
+    for each in kind.__subclasses__():
+        yield from _errors(each)

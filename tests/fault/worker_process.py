@@ -1,0 +1,149 @@
+"""One of several servers on one database: `python -m tests.fault.worker_process FOLDER [OPTIONS]`.
+
+What its tools do, and what its model says last, waits until the file `go` is in the folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from midstream.core.messages import UserMessage
+from midstream.core.replies import Finished, ModelEvent, ModelRequest, TextDelta
+from midstream.core.turn import SendMessage
+from midstream.runtime import runner as runner_module
+from midstream.runtime.agent import Agent
+from midstream.server.app import App, asgi
+from midstream.server.serve import serve
+from midstream.store.sqlite import LEASE_S, SQLiteStore
+from midstream.testing.models import ScriptedModel, Step, calls, exchanges_since_user, text
+from midstream.testing.worlds import KillingWorld
+from midstream.tools import Tool, tool
+from midstream.world import Fault
+from tests.fault.turn import Ledger
+
+POLL_S = 0.005
+
+
+class WorkerWorld(KillingWorld):
+    """Dies, or stands still, at a named point."""
+
+    freeze_at: tuple[Fault | None, int] = (None, 1)
+
+    def reach(self, point: Fault) -> None:
+        super().reach(point)
+        if self.freeze_at == (point, self.reached[point]):
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
+class Go:
+    """Whether the file is there; however many wait for it, one looks."""
+
+    def __init__(self, path: Path, world: WorkerWorld) -> None:
+        self._path = path
+        self._world = world
+        self._waiting: list[asyncio.Future[None]] = []
+
+    async def wait(self) -> None:
+        there: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(there)
+        await there
+
+    async def look(self) -> None:
+        while True:
+            await self._world.sleep(POLL_S)
+            if self._waiting and os.access(self._path, os.F_OK):
+                waiting, self._waiting = self._waiting, []
+                for each in waiting:
+                    if not each.done():
+                        each.set_result(None)
+
+
+class Model(ScriptedModel):
+    """Any tool's name: asks for it, then says done. "think": says half, waits, says the rest."""
+
+    def __init__(self, go: Go) -> None:
+        super().__init__(self._reply)
+        self._go = go
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        if _said(request) == "think":
+            yield TextDelta("half ")
+            await self._go.wait()
+            yield TextDelta("and half")
+            yield Finished()
+            return
+        async for event in super().stream(request):
+            yield event
+
+    @staticmethod
+    def _reply(request: ModelRequest) -> list[Step]:
+        if exchanges_since_user(request.history):
+            return text("done")
+        return calls(("a", _said(request), "{}"))
+
+
+def _said(request: ModelRequest) -> str:
+    message = next(each for each in reversed(request.history.entries) if isinstance(each, UserMessage))
+    return message.parts[0].text  # type: ignore[union-attr] # words
+
+
+def tools(folder: Path, go: Go) -> list[Tool]:
+    ledger = Ledger(folder / "ledger")
+
+    async def work() -> str:
+        """Work, once."""
+        ledger.note("work", "began")
+        await go.wait()
+        ledger.note("work", "ended")
+        return "worked"
+
+    async def look() -> str:
+        """Look, as often as you like."""
+        ledger.note("look", "began")
+        await go.wait()
+        ledger.note("look", "ended")
+        return "looked"
+
+    return [tool(work), tool(has_effects=False)(look)]
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--lease", type=float, default=LEASE_S)
+    parser.add_argument("--begin", type=int, default=0, help="sessions to begin a turn in")
+    parser.add_argument("--kill-at", type=Fault)
+    parser.add_argument("--freeze-at", type=Fault)
+    parser.add_argument("--count", type=int, default=1)
+    given = parser.parse_args()
+    runner_module.HELD_FOR_S = given.lease / 4
+    world = WorkerWorld(given.kill_at, given.count)
+    world.freeze_at = (given.freeze_at, given.count)
+    store = SQLiteStore(given.folder / "server.db", lease_s=given.lease, world=world)
+    go = Go(given.folder / "go", world)
+    looking = world.spawn(go.look(), name="go")
+    app = asgi(Agent(Model(go), tools=tools(given.folder, go)), store=store, world=world)
+    if given.begin:
+        await app.start()
+        await asyncio.gather(*(_begin(app, number) for number in range(given.begin)))
+    await serve(app, port=given.port, on_listening=lambda url: print(url, flush=True))  # noqa: T201 - for the driver
+    looking.cancel()
+
+
+async def _begin(app: App, number: int) -> None:
+    words = ("work", "think", "look")[number % 3]
+    runner = await app.host.session(f"s{number}", create=True)
+    await runner.submit(SendMessage(UserMessage.of(words)))
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    asyncio.run(main())

@@ -1,0 +1,176 @@
+"""Several servers on one database, seen from outside: started, frozen, killed, asked over HTTP, and judged."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx2
+import msgspec
+
+from midstream.core.records import Record, TurnEnded, decode
+from midstream.errors import NotFoundError
+from midstream.store.contract import Stored
+from midstream.store.sqlite import reading
+from midstream.testing.history_checker import Evidence, Execution, check, check_ended
+from midstream.world import World
+from tests.fault.turn import Line
+
+ROOT = Path(__file__).parents[2]
+WAIT_S = 30.0
+"""Seconds for whatever a test waits for; a quiet machine needs milliseconds."""
+
+
+class Worker:
+    """One server process. `async with` ends it, whatever it does."""
+
+    def __init__(self, folder: Path, *options: object) -> None:
+        self.url = ""
+        self.started_at = 0.0
+        self._folder = folder
+        self._options = [str(each) for each in options]
+
+    async def __aenter__(self) -> Self:
+        self.started_at = time.time()
+        with (self._folder / "log").open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tests.fault.worker_process", str(self._folder), *self._options),
+                cwd=ROOT,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+            )
+        assert self.process.stdout is not None
+        async with asyncio.timeout(2 * WAIT_S):
+            self.url = (await self.process.stdout.readline()).decode().strip()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.kill()
+
+    async def kill(self) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.process.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    async def ended(self) -> int:
+        async with asyncio.timeout(WAIT_S):
+            return await self.process.wait()
+
+    async def say(self, session: str, words: str, *, stream: str = "") -> httpx2.Response:
+        """Send a message as chunk 0 of a stream; the same stream again is the same message."""
+        keys = {
+            "x-idempotency-key": stream or f"{session}-{os.urandom(4).hex()}",
+            "x-idempotent-encryption-key": "s" * 43,
+        }
+        payload = {"type": "say", "parts": [{"type": "text", "text": words}]}
+        body = {"type": "chunk", "seqno": 0, "payload": payload}
+        return await self._ask("POST", f"/v1/sessions/{session}/chunks", json=body, headers=keys)
+
+    async def cancel(self, session: str) -> httpx2.Response:
+        return await self._ask("POST", f"/v1/sessions/{session}/cancel")
+
+    async def get(self, path: str) -> httpx2.Response:
+        return await self._ask("GET", path)
+
+    @asynccontextmanager
+    async def events(self, session: str) -> AsyncIterator[AsyncIterator[str]]:
+        """Follow a session from its beginning; yields the lines."""
+        async with httpx2.AsyncClient(base_url=self.url, timeout=WAIT_S) as client:
+            path = f"/v1/sessions/{session}/events?after=0-0"
+            async with client.stream("GET", path) as answer:
+                yield answer.aiter_lines()
+
+    async def _ask(self, method: str, path: str, **options: object) -> httpx2.Response:
+        async with httpx2.AsyncClient(base_url=self.url, timeout=WAIT_S) as client:
+            return await client.request(method, path, **options)  # type: ignore[arg-type] # httpx2's own
+
+
+def journal(folder: Path, session: str) -> list[Stored]:
+    """Read a whole journal without being an owner."""
+    with reading(folder / "server.db") as reader:
+        return reader.records(session, 0, 100_000)
+
+
+def records(folder: Path, session: str) -> list[Record]:
+    return [decode(each.body) for each in journal(folder, session)]
+
+
+async def until_there(folder: Path, session: str, *kinds: type[Record]) -> list[Record]:
+    """Wait until a journal has records of these kinds, in this order; return all of it."""
+    found: list[Record] = []
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            left = iter(found)
+            if kinds and all(any(isinstance(each, kind) for each in left) for kind in kinds):
+                return found
+            await _moment()
+            with contextlib.suppress(NotFoundError):  # nobody has made the database yet
+                found = records(folder, session)
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not is_true():
+            await _moment()
+
+
+async def _moment() -> None:
+    """Wait some milliseconds for another process; every caller is bounded."""
+    await World().sleep(0.004)
+
+
+def lines(folder: Path) -> list[Line]:
+    path = folder / "ledger"
+    return (
+        [msgspec.json.decode(line, type=Line) for line in path.read_bytes().splitlines()]
+        if path.exists()
+        else []
+    )
+
+
+def executions(folder: Path) -> list[Execution]:
+    """Return what the tools noted of themselves."""
+    noted = lines(folder)
+    ended = {
+        (each.session, each.turn, each.reply, each.call_id, each.run)
+        for each in noted
+        if each.what == "ended"
+    }
+    return [
+        Execution(
+            each.session,
+            each.turn,
+            each.reply,
+            each.call_id,
+            each.run,
+            each.tool,
+            has_ended=(each.session, each.turn, each.reply, each.call_id, each.run) in ended,
+        )
+        for each in noted
+        if each.what == "began"
+    ]
+
+
+def problems(folder: Path, sessions: Sequence[str], *, is_ended: bool = True) -> list[str]:
+    """Return everything that is wrong with what was left behind."""
+    evidence = Evidence({each: journal(folder, each) for each in sessions}, ledger=executions(folder))
+    return [str(each) for each in (check_ended if is_ended else check)(evidence)]
+
+
+def ends(folder: Path, session: str) -> list[str]:
+    return [each.status.value for each in records(folder, session) if isinstance(each, TurnEnded)]

@@ -1,0 +1,255 @@
+"""Two hosts on one store: each reads, asks and inherits what is the other's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from midstream.core.messages import UserMessage
+from midstream.core.records import (
+    AttemptStarted,
+    CancelRequested,
+    EpochStarted,
+    MessageAccepted,
+    Record,
+    ReplyCompleted,
+    TurnStatus,
+    decode,
+)
+from midstream.core.replies import Finished, TextDelta
+from midstream.core.session import Received
+from midstream.core.turn import RESTARTS_MAX, Cancel, SendMessage
+from midstream.errors import (
+    DrainingError,
+    JournalMovedError,
+    SeqnoReusedError,
+    SessionBusyError,
+    StoreBusyError,
+)
+from midstream.runtime.agent import Agent
+from midstream.runtime.host import Host
+from midstream.runtime.runner import Runner
+from midstream.store.memory import Memory, MemoryStore
+from midstream.testing import FailingStore, ScriptedModel, Stall, records_until_end, run_turn, text
+from midstream.testing.models import Gate, Script
+from tests.spec import spec
+
+WAIT_S = 10.0
+
+
+class Places:
+    """Hosts on one memory."""
+
+    def __init__(self) -> None:
+        self.memory = Memory()
+        self._hosts: list[Host] = []
+
+    async def host(self, script: Script = (), *, store: FailingStore | None = None) -> Host:
+        host = Host(Agent(ScriptedModel(script)), store or MemoryStore(self.memory))
+        self._hosts.append(host)
+        await host.start()
+        await host.recovered()
+        return host
+
+    async def kill(self, host: Host) -> None:
+        """Let a host die as a process does: nothing is given up, nothing is told."""
+        assert isinstance(host.store, MemoryStore)
+        host._is_stopped = True
+        await host._caretaker.stop()
+        for runner in host._awake.values():
+            await runner.close(DrainingError("killed"))
+        self.memory.kill(host.store.owner)
+
+    async def stop(self) -> None:
+        for host in self._hosts:
+            await host.stop(grace_s=1)
+
+    def records(self, session: str = "s") -> list[Record]:
+        return [decode(each.body) for each in self.memory.sessions[session].records]
+
+
+@pytest.fixture
+async def places() -> AsyncIterator[Places]:
+    places = Places()
+    async with asyncio.timeout(3 * WAIT_S):
+        yield places
+        await places.stop()
+
+
+async def _say(host: Host, words: str, session: str = "s") -> Runner:
+    runner = await host.session(session, create=True)
+    await runner.submit(SendMessage(UserMessage.of(words)))
+    return runner
+
+
+async def _until(is_true: Callable[[], bool]) -> None:
+    for _ in range(10_000):
+        if is_true():
+            return
+        await asyncio.sleep(0)
+    raise TimeoutError
+
+
+def _chunk(words: str, *, seqno: int = 0, digest: str = "d") -> Received:
+    return Received("k", "secret", seqno, digest, SendMessage(UserMessage.of(words)))
+
+
+@spec("TURN-44")
+async def test_a_reader_elsewhere_is_shown_the_turn_as_it_grows(places: Places) -> None:
+    go = asyncio.Event()
+    here = await places.host([[TextDelta("half"), Gate(go), TextDelta("whole"), Finished()]])
+    there = await places.host()
+    ours = await _say(here, "hi")
+    theirs = await there.session("s")
+    theirs.attach()
+    assert theirs.is_following
+    await ours.wait(3)
+    await theirs.wait(3)
+    assert theirs.state == ours.state
+    go.set()
+    assert await records_until_end(theirs, after=0) == await records_until_end(ours, after=0)
+    assert not theirs.state.is_live
+    theirs.detach()
+
+
+@spec("TURN-45")
+async def test_the_owner_decides_what_comes_in_elsewhere(places: Places) -> None:
+    here = await places.host([[Stall()]])
+    there = await places.host()
+    await run_turn_of(here, "first")
+    theirs = await there.session("s")
+    end = await theirs.submit(_chunk("second"))
+    assert end == len(places.records()) == theirs.newest.position
+    assert theirs.state.is_live, "who asked reads at once what came of it"
+    assert await theirs.submit(_chunk("second")) == end, "again is the same"
+    with pytest.raises(SeqnoReusedError):
+        await theirs.submit(_chunk("other", digest="e"))
+    with pytest.raises(SessionBusyError):
+        await theirs.submit(SendMessage(UserMessage.of("third")))
+    await theirs.submit(Cancel())
+    await theirs.submit(Cancel())
+    assert [each.turn for each in places.records() if isinstance(each, CancelRequested)] == [1, 2]
+    assert len([each for each in places.records() if isinstance(each, MessageAccepted)]) == 2
+    assert [each.epoch for each in places.records() if isinstance(each, EpochStarted)] == [1]
+
+
+async def run_turn_of(host: Host, words: str) -> None:
+    """Let a host own session s: one turn, cancelled."""
+    runner = await _say(host, words)
+    await runner.submit(Cancel())
+
+
+@spec("TURN-45")
+async def test_a_command_whose_owner_dies_undecided_goes_to_the_next(places: Places) -> None:
+    here = await places.host()
+    there = await places.host([text("from there")])
+    await run_turn(here, "s", "first")
+    theirs = await there.session("s")
+    await here._caretaker.stop()  # it hears nothing any more
+    asking = asyncio.ensure_future(theirs.submit(_chunk("second")))
+    await _until(lambda: bool(places.memory.letters))
+    await places.kill(here)
+    await asking
+    theirs = await there.session("s")
+    async with asyncio.timeout(WAIT_S):
+        while theirs.state.is_live:
+            await theirs.wait(theirs.newest.position)
+    assert [each.epoch for each in places.records() if isinstance(each, EpochStarted)] == [1, 2]
+    assert len([each for each in places.records() if isinstance(each, MessageAccepted)]) == 2
+
+
+@spec("TURN-40")
+async def test_a_survivor_goes_on_unasked_and_its_readers_stay(places: Places) -> None:
+    here = await places.host([[TextDelta("half"), Stall()]])
+    others = [await places.host([text("the whole")]) for _ in range(3)]
+    await _say(here, "hi")
+    reader = await others[0].session("s")
+    reader.attach()
+    await places.kill(here)
+    records = await records_until_end(reader, after=0)
+    assert [each.attempt for each in records if isinstance(each, AttemptStarted)] == [1, 2]
+    assert [each.epoch for each in records if isinstance(each, EpochStarted)] == [1, 2], "one of them took it"
+    assert reader.newest.position == len(places.records())
+    reader.detach()
+
+
+@spec("TURN-43")
+async def test_a_host_that_stops_gives_up_at_a_boundary_while_others_live(places: Places) -> None:
+    go = asyncio.Event()
+    here = await places.host([[TextDelta("half "), Gate(go), TextDelta("whole"), Finished()]])
+    there = await places.host([text("no")])
+    await _say(here, "hi")
+    await _until(lambda: here._caretaker.peers == 1)
+    stopping = asyncio.ensure_future(here.stop(grace_s=5))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    go.set()
+    await stopping
+    runner = await there.session("s")
+    assert not runner.state.is_live
+    replies = [each.body.text for each in places.records() if isinstance(each, ReplyCompleted)]
+    assert replies == ["half whole"]
+
+
+@spec("TURN-43")
+async def test_owners_that_hand_a_turn_over_do_not_count_as_dead(places: Places) -> None:
+    host = await places.host([[Stall()]])
+    await _say(host, "hi")
+    for _ in range(RESTARTS_MAX + 2):
+        await host.stop(grace_s=0.01)
+        host = await places.host([[Stall()]])
+    runner = await host.session("s")
+    assert runner.state.is_live
+    started = [each for each in places.records() if isinstance(each, EpochStarted)]
+    assert [each.is_handover for each in started] == [False, *[True] * (RESTARTS_MAX + 2)]
+    await runner.submit(Cancel())
+    assert runner.state.last_turn is not None
+    assert runner.state.last_turn.status is TurnStatus.CANCELLED
+
+
+async def test_a_store_that_is_busy_when_an_owner_dies_is_asked_again(places: Places) -> None:
+    here = await places.host([[Stall()]])
+    store = FailingStore(MemoryStore(places.memory))
+    there = await places.host([text("done")], store=store)
+    await _say(here, "hi")
+    store.outage = StoreBusyError("locked")
+    await places.kill(here)
+    await _until(lambda: bool(there._caretaker._taking_up))
+    store.outage = None
+    await records_until_end(await there.session("s"), after=0)
+
+
+async def test_what_others_work_on_is_not_kept_awake_by_recovery(places: Places) -> None:
+    here = await places.host([[Stall()]])
+    await _say(here, "hi")
+    there = await places.host()
+    assert (there.recovery.total, there.recovery.elsewhere, there.recovery.failed) == (1, 1, 0)
+    assert there.awake("s") is None
+
+
+async def test_a_followed_session_that_is_deleted_ends_for_its_readers(places: Places) -> None:
+    here = await places.host([text("a")])
+    there = await places.host()
+    await run_turn(here, "s", "hi")
+    reader = await there.session("s")
+    reader.attach()
+    waiting = asyncio.ensure_future(reader.wait(reader.newest.position))
+    await here.delete("s")
+    with pytest.raises(JournalMovedError, match="deleted"):
+        await waiting
+    reader.detach()
+
+
+@spec("TURN-45")
+async def test_a_session_is_deleted_from_anywhere_but_not_while_a_turn_runs(places: Places) -> None:
+    here = await places.host([[Stall()]])
+    there = await places.host()
+    runner = await _say(here, "hi")
+    with pytest.raises(SessionBusyError):
+        await there.delete("s")
+    await runner.submit(Cancel())
+    await there.delete("s")
+    assert await there.store.find("s") is None
+    assert here.awake("s") is None

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pytest
+
+from midstream.core.messages import Outcome, Result, UserMessage
+from midstream.core.session import Received
+from midstream.core.turn import CallFinished, Cancel, Command, SendMessage
+from midstream.errors import (
+    DrainingError,
+    MidstreamError,
+    SeqnoGapError,
+    SessionBusyError,
+    UnavailableError,
+    WrongSecretError,
+)
+from midstream.runtime.handing import GIVE_UP, decode_command, encode_answer, encode_command, position_of
+
+COMMANDS: list[Command | Received] = [
+    SendMessage(UserMessage.of("hi")),
+    Cancel(7),
+    Received("k", "digest of s", 0, "digest", SendMessage(UserMessage.of("naïve ☃"))),
+    Received("k", "digest of s", 3, "digest", CallFinished(1, 2, Result("a", "done", Outcome.OK))),
+    Received("k", "digest of s", 4, "digest", None),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: type(command).__name__)
+def test_a_command_arrives_as_it_was_handed_over(command: Command | Received) -> None:
+    assert decode_command(encode_command(command)) == command
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b'{"said":{"kind":"Dance","command":{}}}',
+        b'{"said":{"kind":"Cancel","command":[]}}',
+        b"{}",
+    ],
+)
+def test_a_command_of_another_version_may_be_asked_again(body: bytes) -> None:
+    with pytest.raises(UnavailableError):
+        decode_command(body)
+
+
+def test_an_owner_that_is_asked_to_give_up_is_no_turns_business() -> None:
+    with pytest.raises(UnavailableError):
+        decode_command(GIVE_UP)
+
+
+def test_an_answer_is_the_journals_end() -> None:
+    assert position_of(encode_answer(12)) == 12
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SessionBusyError("busy"),
+        WrongSecretError("no"),
+        DrainingError("soon", retry_after_s=1.5),
+        SeqnoGapError("gap", expected=4),
+        MidstreamError("who knows"),
+    ],
+    ids=lambda error: error.code,
+)
+def test_a_refusal_arrives_as_what_it_was(error: MidstreamError) -> None:
+    with pytest.raises(type(error)) as caught:
+        position_of(encode_answer(error))
+    arrived = caught.value
+    assert type(arrived) is type(error)
+    assert (arrived.message, arrived.retry_after_s) == (error.message, error.retry_after_s)
+    if isinstance(error, SeqnoGapError):
+        assert isinstance(arrived, SeqnoGapError)
+        assert arrived.expected == error.expected
+
+
+def test_a_refusal_of_another_version_may_be_asked_again() -> None:
+    with pytest.raises(UnavailableError, match="new"):
+        position_of(b'{"code":"a_new_one","message":"new"}')
