@@ -607,8 +607,15 @@ class _File:
         """Open a connection for whoever watches, in its thread."""
         with self.named_errors():
             db = self.connect(flags=apsw.SQLITE_OPEN_READONLY)
+
+        def rows(query: str, values: tuple[Any, ...]) -> list[Any]:  # as SQLite has them
+            with self.named_errors(
+                db
+            ):  # without patience: who watches looks again soon, and has to beat meanwhile
+                return db.execute(query, values).fetchall()
+
         try:
-            yield inbox.Sight(Reader(self, db).rows)
+            yield inbox.Sight(rows)
         finally:
             db.close()
 
