@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from midstream.core.calls import Choice
 from midstream.core.messages import Exchange, Outcome, UserMessage
 from midstream.core.records import (
     AttemptStarted,
@@ -20,7 +21,7 @@ from midstream.core.records import (
     encode,
 )
 from midstream.core.replies import TextDelta
-from midstream.core.turn import RESTARTS_MAX, SendMessage
+from midstream.core.turn import RESTARTS_MAX, Answer, SendMessage
 from midstream.errors import (
     DrainingError,
     JournalMovedError,
@@ -38,6 +39,7 @@ from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import FakeWorld, ScriptedModel, Stall, calls, records_until_end, run_turn, text
 from midstream.tools import Tool, tool
 from midstream.world import World
+from tests.spec import spec
 
 
 async def _die(host: Host) -> None:
@@ -415,3 +417,40 @@ async def test_idle_sessions_sleep_and_wake(monkeypatch: pytest.MonkeyPatch) -> 
     runner = await host.session("s0")
     assert len(runner.state.history.entries) == 2
     await host.stop()
+
+
+@spec("TURN-35")
+async def test_a_turn_that_waits_for_people_needs_no_owner_until_somebody_answers() -> None:
+    store = MemoryStore()
+    ran: list[int] = []
+
+    @tool(needs_approval=True)
+    async def pay(amount: int) -> str:
+        ran.append(amount)
+        return "paid"
+
+    script = [calls(("pay", '{"amount": 5}')), text("done")]
+    first = await _started(Host(Agent(ScriptedModel(script), tools=[pay]), store))
+    runner = await first.session("s", create=True)
+    await runner.submit(SendMessage(UserMessage.of("pay")))
+    async with asyncio.timeout(5):
+        while not runner.state.rests_on_people:
+            await runner.wait(runner.newest.position)
+    found = await store.find("s")
+    assert found is not None
+    assert (found.mark.is_live, found.mark.status) == (False, "waiting")
+    await _die(first)
+
+    second = await _started(Host(Agent(ScriptedModel(script), tools=[pay]), store))
+    assert second.recovery.total == 0
+    woken = await second.session("s")
+    assert woken.state.epoch == 1, "looking at it claims nothing"
+    call = woken.state.turn.calls[0]  # type: ignore[union-attr]
+    await woken.submit(Answer(1, 1, call.call.id, call.plan.digest, Choice.ALLOW))
+    records = await records_until_end(woken, after=0)
+    assert ran == [5]
+    assert [r.epoch for r in records if isinstance(r, EpochStarted)] == [1, 2]
+    found = await store.find("s")
+    assert found is not None
+    assert (found.mark.is_live, found.mark.status) == (False, "completed")
+    await second.stop()

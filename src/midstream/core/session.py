@@ -163,6 +163,11 @@ class Session(Struct, frozen=True):
         return not isinstance(self.turn, Idle)
 
     @property
+    def needs_owner(self) -> bool:
+        """Whether somebody must be at work on this session: a turn is open that waits for more than people."""
+        return self.is_live and not self.rests_on_people
+
+    @property
     def rests_on_people(self) -> bool:
         """Whether the open turn waits for nothing but people who may take as long as they like."""
         is_waiting = isinstance(self.turn, RunningCalls) and self.turn.is_waiting_for_person

@@ -22,10 +22,13 @@ from midstream.core import session as sessions
 from midstream.core.frames import EventId
 from midstream.core.messages import Text
 from midstream.core.records import (
+    CallEnded,
     CallStarted,
     EpochStarted,
     MessageAccepted,
     Parent,
+    QuestionAnswered,
+    QuestionAsked,
     Record,
     TurnEnded,
     TurnResumed,
@@ -217,13 +220,15 @@ class Runner:
 
     @property
     def is_following(self) -> bool:
-        """Whether a turn is open that another process owns."""
-        return self.is_stale and self.state.is_live
+        """Whether a turn is open that another process is at work on."""
+        return self.is_stale and self.state.needs_owner
 
     # --- what the host uses -----------------------------------------------------------------------------------
 
     async def open(self) -> None:
         """Fold the journal; where a turn is open, take the session over and go on with it, or follow its owner.
+
+        A turn that waits for people only needs nobody: whoever answers takes it up.
 
         Raises:
             StoreDamagedError: The journal cannot be read. Nothing was changed.
@@ -232,7 +237,7 @@ class Runner:
         self._agent = self._agent_of(self.state)
         self._performer = Performer(self._agent, self._world, self, self._family)
         self._task = self._world.spawn(self._run(), name=f"runner {self.session_id}")
-        if self.state.is_live:
+        if self.state.needs_owner:
             try:
                 await self._post(await self._first_word())
             except LeaseHeldError:
@@ -290,7 +295,7 @@ class Runner:
         Raises:
             SessionBusyError: A turn is running. Nothing was changed.
         """
-        if self._is_busy:
+        if self._is_busy or self.state.rests_on_people:
             raise SessionBusyError(f"a turn of session {self.session_id!r} is running: cancel it first")
         await self.close(SessionNotFoundError(f"session {self.session_id!r} was deleted"))
 
@@ -552,7 +557,7 @@ class Runner:
     async def _append(self, records: list[Record], state: Session, *, is_patient: bool) -> None:
         bodies = [encode(record) for record in records]
         sync = sync_of(records)
-        mark = _mark_of(records, state)
+        mark = _mark_of(records, self.state, state)
         tries = APPEND_TRIES_MAX if is_patient else 1
         for failures in range(1, tries + 1):
             try:
@@ -695,7 +700,7 @@ def _is_internal(envelope: _Envelope) -> bool:
     return not isinstance(envelope.command, Received | SendMessage | Withdraw | Answer | Cancel | Resume)
 
 
-def _mark_of(records: Sequence[Record], state: Session) -> Mark | None:
+def _mark_of(records: Sequence[Record], before: Session, state: Session) -> Mark | None:
     """Return the session's new line in listings where these records change it."""
     mark = None
     for record in records:
@@ -710,4 +715,13 @@ def _mark_of(records: Sequence[Record], state: Session) -> Mark | None:
             title = mark.title if mark else ""
             status = record.status.value
             mark = Mark(is_live=False, at=record.at, title=title, turns=state.turns, status=status)
+    if state.is_live and state.rests_on_people != before.rests_on_people:
+        asked_at = max(record.at for record in records if isinstance(record, _ABOUT_PEOPLE))
+        title = mark.title if mark else ""
+        status = "waiting" if state.rests_on_people else "running"
+        return Mark(state.needs_owner, asked_at, title=title, turns=state.turns, status=status)
     return mark
+
+
+_ABOUT_PEOPLE = (QuestionAsked, QuestionAnswered, CallEnded, EpochStarted)
+"""What can make a turn wait for nothing but people, or end that."""

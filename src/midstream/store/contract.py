@@ -43,11 +43,11 @@ class Mark(Struct, frozen=True, omit_defaults=True):
     """What a listing shows of a session; written in the transaction of the append that changed it.
 
     Args:
-        is_live: A turn is open, so that a new owner must look at it.
+        is_live: A turn is open that waits for more than people, so that a new owner must look at it.
         at: Time of the change in seconds since 1970.
         title: First words of the first message; "" leaves the old one.
         turns: Turns opened so far.
-        status: How the last turn ended, or "running".
+        status: How the last turn ended, "running", or "waiting" where only people are waited for.
     """
 
     is_live: bool
