@@ -20,6 +20,7 @@ MidstreamError
 │   ├── SessionBusyError
 │   ├── SeqnoGapError
 │   ├── SeqnoReusedError
+│   ├── CallReusedError        a call id came again with other arguments
 │   └── StreamFencedError
 ├── AccessError           the caller may not do this
 │   ├── WrongSecretError
@@ -194,6 +195,12 @@ class SeqnoReusedError(ConflictError):
     """This number was accepted before with another payload. The first one stands."""
 
     code = "seqno_reused"
+
+
+class CallReusedError(ConflictError):
+    """A call id came again with another tool or other arguments: it is not the call that was recorded."""
+
+    code = "call_reused"
 
 
 class StreamFencedError(ConflictError):

@@ -13,7 +13,7 @@ import inspect
 import re
 import threading
 import typing
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, overload
 
 import msgspec
@@ -81,6 +81,16 @@ def current_call() -> CallContext:
         LookupError: No tool is running here.
     """
     return _current.get()
+
+
+@contextlib.contextmanager
+def running(context: CallContext) -> Iterator[None]:
+    """Let `current_call` return `context` inside: for whoever runs a tool in a loop of its own."""
+    token = _current.set(context)
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
 @overload
@@ -162,19 +172,17 @@ async def run_call(found: Tool, call: Call, context: CallContext) -> Result:
         return Result(
             call.id, f"The arguments of {call.name!r} do not fit its schema: {error}", Outcome.ERROR
         )
-    token = _current.set(context)
     limit = asyncio.timeout(found.timeout_s)
     try:
-        async with limit:
-            value = await _invoke(found.function, arguments)
+        with running(context):
+            async with limit:
+                value = await _invoke(found.function, arguments)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code: whatever it raises is its answer
         if limit.expired():
             message = f"{call.name!r} gave no answer within {found.timeout_s:g} s."
             outcome = Outcome.UNKNOWN if found.has_effects else Outcome.ERROR
             return Result(call.id, f"{message} It may or may not have taken effect.", outcome)
         return Result(call.id, storable(f"{type(error).__name__}: {error}"), Outcome.ERROR)
-    finally:
-        _current.reset(token)
     return _result_of(call, value)
 
 

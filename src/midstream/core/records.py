@@ -83,6 +83,8 @@ class MessageAccepted(Struct, frozen=True, tag="message_accepted", tag_field="ty
     tools: tuple[ClientTool, ...] = ()
     stream: str = ""
     """The stream that carried it; empty where a host spoke without one."""
+    driver: str = ""
+    """Whose loop runs this turn, such as `pydantic-ai`; empty for our own. Only the driver goes on with it."""
 
 
 class AttemptStarted(Struct, frozen=True, tag="attempt_started", tag_field="type", omit_defaults=True):
@@ -139,6 +141,8 @@ class ReplyCompleted(Struct, frozen=True, tag="reply_completed", tag_field="type
     body: Reply
     at: float
     plans: tuple[CallPlan, ...] = ()
+    native: str = ""
+    """The reply in the JSON of the turn's driver, where `body` cannot hold all of it."""
 
 
 class CallStarted(Struct, frozen=True, tag="call_started", tag_field="type", omit_defaults=True):
@@ -152,13 +156,15 @@ class CallStarted(Struct, frozen=True, tag="call_started", tag_field="type", omi
     has_effects: bool = True
 
 
-class CallEnded(Struct, frozen=True, tag="call_ended", tag_field="type"):
+class CallEnded(Struct, frozen=True, tag="call_ended", tag_field="type", omit_defaults=True):
     """The one outcome of a call."""
 
     turn: int
     reply: int
     result: Result
     at: float
+    native: str = ""
+    """The outcome in the JSON of the turn's driver, where `result` cannot hold all of it."""
 
 
 class ExchangeCommitted(Struct, frozen=True, tag="exchange_committed", tag_field="type"):

@@ -28,9 +28,12 @@ from midstream.core.records import (
 from midstream.core.turn import (
     CallFinished,
     Cancel,
+    CancelExpired,
+    Cancelling,
     Command,
     Idle,
     Obligation,
+    Recover,
     Refused,
     SendMessage,
     TurnState,
@@ -89,6 +92,8 @@ class Session(Struct, frozen=True):
     cut: int = 0
     """How many of its entries, from the beginning, the model is no longer shown."""
     streams: dict[str, StreamState] = field(default_factory=dict)
+    driver: str = ""
+    """Whose loop runs the open turn, where it is not our own."""
     last_turn: TurnEnded | None = None
     started_at: float = 0.0
     """When its first epoch began, in seconds since 1970."""
@@ -103,6 +108,11 @@ class Session(Struct, frozen=True):
         """Whether a turn is open, so that somebody owes this session something."""
         return not isinstance(self.turn, Idle)
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether a turn is open that our own loop must go on with."""
+        return self.is_live and not self.driver
+
 
 def decide(session: Session, command: Command | Received, *, epoch: int, at: float) -> tuple[Record, ...]:
     """Return what must be appended because of `command`; nothing, where it changes nothing.
@@ -114,7 +124,26 @@ def decide(session: Session, command: Command | Received, *, epoch: int, at: flo
         return _decide_received(session, command, epoch=epoch, at=at)
     if isinstance(command, SendMessage) and isinstance(session.turn, Idle):
         return turns.opening(session.turns + 1, command, at=at)
-    return turns.decide(session.turn, command, epoch=epoch, at=at)
+    decided = turns.decide(session.turn, command, epoch=epoch, at=at)
+    return _without_driver(session, command, decided, epoch=epoch, at=at) if session.driver else decided
+
+
+def _without_driver(
+    session: Session, command: Command, decided: tuple[Record, ...], *, epoch: int, at: float
+) -> tuple[Record, ...]:
+    """Return what of `decided` holds for a turn that another loop drives: only the driver recovers it (DRIVEN-2).
+
+    Whoever can append here holds the session, so the driver is gone: a cancel waits for none of its tools.
+    """
+    if isinstance(command, Recover):
+        return ()
+    if isinstance(command, Cancel):
+        state = session.turn
+        for record in decided:
+            state = turns.evolve(state, record, epoch=epoch)
+        if isinstance(state, Cancelling):
+            return (*decided, *turns.decide(state, CancelExpired(state.turn), epoch=epoch, at=at))
+    return decided
 
 
 def _decide_received(session: Session, chunk: Received, *, epoch: int, at: float) -> tuple[Record, ...]:
@@ -168,7 +197,13 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
             if record.stream in streams:
                 streams = {**streams, record.stream: replace(streams[record.stream], turn=record.turn)}
             return replace(
-                session, position=position, turn=turn, turns=record.turn, history=history, streams=streams
+                session,
+                position=position,
+                turn=turn,
+                turns=record.turn,
+                history=history,
+                streams=streams,
+                driver=record.driver,
             )
         case HistoryCompacted():
             return replace(session, position=position, turn=turn, cut=record.cut)
@@ -184,7 +219,7 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
             started_at = session.started_at or record.at
             return replace(session, position=position, turn=turn, epoch=record.epoch, started_at=started_at)
         case TurnEnded():
-            return replace(session, position=position, turn=turn, last_turn=record)
+            return replace(session, position=position, turn=turn, last_turn=record, driver="")
         case _:
             return replace(session, position=position, turn=turn)
 
@@ -198,5 +233,5 @@ def fold(records: Iterable[tuple[int, Record]], session: Session | None = None) 
 
 
 def owed(session: Session) -> frozenset[Obligation]:
-    """Return what the world owes this session."""
-    return turns.owed(session.turn)
+    """Return what the world owes this session; a turn that another loop drives is owed by that loop alone."""
+    return frozenset() if session.driver else turns.owed(session.turn)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import re
 
 from msgspec import Struct
 
@@ -18,10 +17,9 @@ from midstream.errors import (
     MidstreamError,
     SessionNotFoundError,
     UnavailableError,
-    UsageError,
 )
 from midstream.runtime.agent import Agent
-from midstream.runtime.journal import Journal
+from midstream.runtime.journal import Journal, require_session_id
 from midstream.runtime.runner import Runner
 from midstream.store.contract import Store
 from midstream.world import World
@@ -37,8 +35,6 @@ OPENING_S = 2.0
 """Seconds that sessions have to let go which were just being opened when the host is stopped."""
 _PASSING = (UnavailableError, LeaseHeldError)
 """What ends by itself."""
-_SESSION_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
-
 _log = logging.getLogger(__name__)
 
 
@@ -183,10 +179,7 @@ class Host:
 
     async def _opened(self, session_id: str) -> Runner:
         """Open a session once, however many ask for it at the same time."""
-        if not _SESSION_ID.fullmatch(session_id):
-            raise UsageError(
-                f"a session id has 1 to 128 of letters, digits and '._:-', not {session_id[:40]!r}"
-            )
+        require_session_id(session_id)
         if self.is_draining:
             raise _draining()
         opening = self._opening.get(session_id)

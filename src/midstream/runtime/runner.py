@@ -184,7 +184,7 @@ class Runner:
         """
         self._take_over(await self._journal.load())
         self._task = self._world.spawn(self._run(), name=f"runner {self.session_id}")
-        if self.state.is_live:
+        if self.state.is_ours:
             await self._post(None)
 
     def part(self, error: MidstreamError) -> None:
