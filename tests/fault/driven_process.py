@@ -66,7 +66,7 @@ async def pydantic_ai(folder: Path, play: Play, world: KillingWorld, policy: OnD
 
     def model(messages: list[ModelMessage], _info: AgentInfo) -> ModelResponse:
         names = play.asked(sum(isinstance(each, ModelResponse) for each in messages))
-        calls = [ToolCallPart("act", {"name": name}, name) for name in names]
+        calls: list[Any] = [ToolCallPart("act", {"name": name}, name) for name in names]
         return ModelResponse(parts=calls or [TextPart(ANSWER)])
 
     durable = Midstream[object](folder / DB, on_doubt={"act": policy}, world=world)

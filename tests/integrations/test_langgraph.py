@@ -10,6 +10,7 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.errors import NodeCancelledError
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, interrupt
@@ -76,7 +77,7 @@ async def test_a_step_that_runs_again_keeps_what_ended_and_says_what_is_unknown(
         return f"result of {name}"
 
     graph = Graph(act, calls=[asked("act", "1", name="a"), asked("act", "2", name="b")])
-    with pytest.raises(asyncio.CancelledError):
+    with pytest.raises(NodeCancelledError):
         await graph.run(GO)
     messages = await graph.run()
     contents = {each.tool_call_id: each.content for each in messages if isinstance(each, ToolMessage)}
@@ -166,7 +167,7 @@ async def test_other_arguments_and_no_thread_are_refused() -> None:
 
     class Request:
         tool_call = asked("act", "1", name="a")
-        state: Any = []
+        state: Any = ()
         runtime: Any = Runtime
 
     async def execute(request: Any) -> ToolMessage:

@@ -1,4 +1,4 @@
-"""The contract with the OpenAI Agents SDK. It cannot be installed beside our WebSocket pins: `make contract` runs this."""
+"""The contract with the OpenAI Agents SDK, which needs an environment of its own: `make contract` runs this."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import pytest
 
 pytest.importorskip("agents.testing", reason="the SDK is in its own environment: `make contract`")
 
-from agents import Agent, ModelResponse, Runner, Usage, function_tool, set_tracing_disabled  # noqa: E402
-from agents.models.interface import Model  # noqa: E402
-from agents.testing import assistant_message, function_call  # noqa: E402
-from openai.types.responses import ResponseTextDeltaEvent  # noqa: E402
+from agents import Agent, ModelResponse, Runner, Usage, function_tool, set_tracing_disabled
+from agents.models.interface import Model
+from agents.testing import assistant_message, function_call
+from openai.types.responses import ResponseTextDeltaEvent
 
-from midstream.core.calls import UNKNOWN_CONTENT  # noqa: E402
-from midstream.core.records import Delta, ReplyCompleted, TurnEnded, TurnStatus, decode  # noqa: E402
-from midstream.errors import SessionBusyError, UsageError  # noqa: E402
-from midstream.integrations.openai_agents import Midstream, _completed  # noqa: E402
-from midstream.store.memory import Memory, MemoryStore  # noqa: E402
-from midstream.tools import current_call  # noqa: E402
+from midstream.core.calls import UNKNOWN_CONTENT
+from midstream.core.records import Delta, ReplyCompleted, TurnEnded, TurnStatus, decode
+from midstream.errors import SessionBusyError, UsageError
+from midstream.integrations.openai_agents import Midstream, _completed
+from midstream.store.memory import Memory, MemoryStore
+from midstream.tools import current_call
 
 set_tracing_disabled(True)
 
@@ -153,8 +153,7 @@ async def test_a_streamed_run_is_journaled_word_by_word_and_told_again() -> None
 
 
 async def test_turns_of_a_session_are_one_at_a_time() -> None:
-    lab = Lab()
-    durable, agent = lab.agent()
+    durable, _ = Lab().agent()
     async with durable.turn("s", "go"):
         with pytest.raises(SessionBusyError):
             async with durable.turn("s", "go"):

@@ -601,8 +601,9 @@ async def test_a_run_with_approvals_that_was_cut_does_not_repeat_the_tool() -> N
 
         @made.tool_plain(requires_approval=True)
         async def hang(name: str) -> str:
-            while not await lab.kinds(CallEnded):  # the other one ends first
-                await asyncio.sleep(0)
+            async for stored in lab.durable.follow(SESSION):
+                if isinstance(decode(stored.body), CallEnded):
+                    break  # the other one ended first
             return await lab.act("hang")
 
         return made
