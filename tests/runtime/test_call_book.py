@@ -15,6 +15,7 @@ from midstream.errors import CallReusedError, LeaseHeldError, SessionBusyError
 from midstream.runtime.call_book import SUSPENDED, CallBook
 from midstream.store.memory import Memory, MemoryStore
 from midstream.store.sqlite import SQLiteStore
+from midstream.testing.worlds import SETTLE_TURNS
 from midstream.tools import CallContext
 from tests.spec import spec
 
@@ -28,6 +29,13 @@ def plan(call: Call = CALL, policy: OnDoubt = OnDoubt.UNKNOWN) -> CallPlan:
 def book(memory: Memory) -> CallBook:
     memory.living.clear()
     return CallBook("graph", MemoryStore(memory))
+
+
+async def freed(memory: Memory) -> None:
+    """Wait until no process has the thread."""
+    for _ in range(SETTLE_TURNS):
+        await asyncio.sleep(0)
+    assert memory.sessions["t"].owner is None
 
 
 @spec("DRIVEN-8")
@@ -106,10 +114,21 @@ async def test_siblings_that_come_at_once_to_an_old_thread_share_one_claim(tmp_p
     await store.close()
 
 
-async def test_a_thread_belongs_to_one_living_process() -> None:
+async def test_a_thread_belongs_to_the_process_whose_calls_run() -> None:
     memory = Memory()
-    await book(memory).start("t", CALL, plan())
-    other = CallBook("graph", MemoryStore(memory))
+    first = book(memory)
+    started = await first.start("t", CALL, plan())
+    assert isinstance(started, CallContext)
+    other, sibling = CallBook("graph", MemoryStore(memory)), Call("b", "work")
     with pytest.raises(LeaseHeldError):
-        await other.start("t", Call("b", "work"), plan(Call("b", "work")))
+        await other.start("t", sibling, plan(sibling))
+    await first.ended(started, Result("a", "1"))
+    await freed(memory)
+    there = await other.start("t", sibling, plan(sibling))
+    assert isinstance(there, CallContext)
+    await other.ended(there, Result("b", "2"))
+    await freed(memory)
+    known = await first.start("t", sibling, plan(sibling))  # what the other one did is known here
+    assert isinstance(known, CallEnded)
+    assert known.result.content == "2"
     await other.close()

@@ -8,6 +8,7 @@ each of them is a reply of its own, within one turn that nobody ends.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -55,6 +56,7 @@ class CallBook:
         self._journals: dict[str, DrivenJournal] = {}
         self._entries: dict[str, dict[str, _Entry]] = {}
         self._opening: dict[str, asyncio.Task[DrivenJournal]] = {}
+        self._starting: Counter[str] = Counter()
         self._running: set[tuple[str, str]] = set()
         self._is_open = False
 
@@ -73,7 +75,16 @@ class CallBook:
             SessionBusyError: The call is running in this process. Nothing was changed.
             LeaseHeldError: Another process works on this session. Nothing was changed.
         """
+        self._starting[session] += 1
+        try:
+            return await self._started(session, call, plan)
+        finally:
+            self._starting[session] -= 1
+            self._let_go_if_idle(session)
+
+    async def _started(self, session: str, call: Call, plan: CallPlan) -> CallEnded | CallContext:
         journal = await self._journal(session)
+        journal.is_wanted = True
         entries = self._entries[session]
 
         def decide(state: Session, epoch: int, at: float) -> Sequence[Record]:
@@ -99,10 +110,18 @@ class CallBook:
 
         journal = self._journals[session]
         self._note(self._entries[session], await journal.submit(decide), epoch=journal.journal.epoch)
+        self._let_go_if_idle(session)
 
     def left(self, context: CallContext) -> None:
         """Say that a run was cut here without an outcome: it is in doubt from now on."""
         self._running.discard((context.session, context.call_id))
+        self._let_go_if_idle(context.session)
+
+    def _let_go_if_idle(self, session: str) -> None:
+        """Let another process have the thread: its next step may run there."""
+        is_idle = not self._starting[session] and not any(each == session for each, _ in self._running)
+        if is_idle and (journal := self._journals.get(session)) is not None and journal.is_here:
+            journal.let_go()
 
     def _decide_start(
         self, state: Session, session: str, call: Call, plan: CallPlan, *, epoch: int, at: float
@@ -147,10 +166,14 @@ class CallBook:
             self._is_open = True
         journal = DrivenJournal(self._store, session, self._world, owner=self._owner)
         entries: dict[str, _Entry] = {}
-        for epoch, record in await journal.load():
-            self._note(entries, (record,), epoch=epoch)
+        self._note_all(entries, await journal.load())
+        journal.on_others = lambda records: self._note_all(entries, records)
         self._journals[session], self._entries[session] = journal, entries
         return journal
+
+    def _note_all(self, entries: dict[str, _Entry], records: Sequence[tuple[int, Record]]) -> None:
+        for epoch, record in records:
+            self._note(entries, (record,), epoch=epoch)
 
     @staticmethod
     def _note(entries: dict[str, _Entry], records: Sequence[Record], *, epoch: int) -> None:

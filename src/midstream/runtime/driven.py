@@ -82,7 +82,11 @@ class DrivenJournal:
         self.loop = asyncio.get_running_loop()
         self._world = world
         self._owner = owner
+        self.on_others: Callable[[Sequence[tuple[int, Record]]], None] = lambda _records: None
+        """Is told what other owners appended since it was last read here."""
         self._questions: deque[_Question] = deque()
+        self.is_wanted = True
+        """Whether a run is at work on it here: meanwhile it is kept from other processes."""
         self._working: asyncio.Task[None] | None = None
 
     async def load(self) -> list[tuple[int, Record]]:
@@ -128,28 +132,46 @@ class DrivenJournal:
         """Whether it belongs to the event loop that asks."""
         return self.loop is asyncio.get_running_loop()
 
-    async def let_go(self) -> None:
-        """Give the session up, so that anybody may claim it."""
+    def let_go(self) -> None:
+        """Give the session up whenever nothing is on its way, so that anybody may claim it; an append claims again."""
+        self.is_wanted = False
+        self._start_working()
+
+    async def settled(self) -> None:
+        """Wait until nothing is on its way."""
         if self._working is not None:
             await asyncio.wait([self._working])
-        await self.journal.release()
 
     def _put(self, question: _Question) -> None:
         self._questions.append(question)
         self._start_working()
 
     def _start_working(self) -> None:
-        if self._working is None and self._questions:
+        if self._working is None and (self._questions or self._is_surplus):
             self._working = self._world.spawn(self._work(), name=f"driven {self.journal.session_id}")
 
     async def _work(self) -> None:
         try:
-            while self._questions:
-                batch = _merged(self._questions)
-                self._questions.clear()
-                await self._step(batch)
+            while self._questions or self._is_surplus:
+                if self._questions:
+                    batch = _merged(self._questions)
+                    self._questions.clear()
+                    await self._step(batch)
+                else:
+                    await self._release()
         finally:
             self._working = None
+
+    @property
+    def _is_surplus(self) -> bool:
+        return not self.is_wanted and self.journal.epoch > 0
+
+    async def _release(self) -> None:
+        try:
+            await self.journal.release()
+        except MidstreamError as error:  # it stays ours until this process ends
+            self.failed = self.failed or error
+        self.journal.epoch = 0
 
     async def _step(self, batch: Sequence[_Question]) -> None:
         taken: list[tuple[_Question, Sequence[Record]]] = []
@@ -203,10 +225,12 @@ class DrivenJournal:
         at = self._world.now()
         epoch = await self.journal.claim(at=at)
         try:
-            self.state = sessions.fold(await self.journal.catch_up(), self.state)
+            others = await self.journal.catch_up()
+            self.state = sessions.fold(others, self.state)
         except MidstreamError:
             self.journal.epoch = 0
             raise
+        self.on_others(others)
         started: list[Record] = [EpochStarted(epoch, self._owner, at)]
         return started, self._folded(self.state, started)
 
@@ -445,8 +469,10 @@ class Driver:
             raise
 
     def leave(self, session: str) -> None:
-        """Say that the run of the loop is over, however it ended."""
+        """Say that the run of the loop is over, however it ended: another process may have the session now."""
         self._busy.discard(session)
+        if (journal := self._kept.get(session)) is not None and journal.is_here:
+            journal.let_go()
 
     async def open_turns(self) -> AsyncIterator[OpenTurn]:
         """Iterate over the turns of this driver that were begun and have not ended, last changed first."""
@@ -471,7 +497,8 @@ class Driver:
         self._kept.pop(session, None)
         if journal.state.driver == self.name:
             await journal.submit(_decision(Close(TurnStatus.INTERRUPTED, {})))
-        await journal.let_go()
+        journal.let_go()
+        await journal.settled()
 
     async def follow(self, session: str, *, after: int = 0) -> AsyncIterator[Stored]:
         """Iterate over a session's records from position `after` on, for ever: as they are written here.
@@ -494,9 +521,11 @@ class Driver:
 
     async def _begun(self, session: str, message: UserMessage | None, key: str, digest: str) -> DrivenTurn:
         kept = self._kept.get(session)
-        is_fresh = kept is not None and not kept.failed and kept.is_here
-        if kept and is_fresh and message and not kept.state.is_live and key not in kept.state.streams:
-            return await self._opened(kept, message, key, digest)
+        is_usable = kept is not None and not kept.failed and kept.is_here
+        if kept and is_usable and message and not kept.state.is_live and key not in kept.state.streams:
+            found = await self.store.find(session)
+            if found is not None and found.end == kept.journal.newest.position:
+                return await self._opened(kept, message, key, digest)
         journal, records = await self._loaded(session)
         state = journal.state
         if key and message and key in state.streams:
@@ -528,9 +557,12 @@ class Driver:
     async def _opened(
         self, journal: DrivenJournal, message: UserMessage, key: str, digest: str
     ) -> DrivenTurn:
+        journal.is_wanted = True
         begin = Begin(message, self.name, key, digest)
-        await journal.submit(_decision(begin), is_patient=False)
+        decided = await journal.submit(_decision(begin), is_patient=False)
         self._keep(journal)
+        if not decided:
+            raise SessionBusyError("another process has just taken this message: try again")
         return DrivenTurn(journal, self.world, journal.state.turns)
 
     def _taken_up(
@@ -555,8 +587,7 @@ class Driver:
         if len(self._kept) > SESSIONS_KEPT_MAX:
             idle = next((each for each in self._kept if each not in self._busy), None)
             if idle is not None:
-                surplus = self._kept.pop(idle)
-                self.world.spawn(surplus.let_go(), name=f"let go of {idle}")
+                del self._kept[idle]
 
 
 RUNNING = "running"
