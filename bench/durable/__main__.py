@@ -1,6 +1,6 @@
 """Kill every contestant at every point and count; then time the steps. To `bench/results/durable.json`.
 
-    python -m bench.durable --peers PYTHON --apart PYTHON [--only PART] [--rounds N]
+    python -m bench.durable --peers PYTHON --apart PYTHON [--only PART] [--rounds N] [--times]
 
 The interpreters have the packages of `requirements/peers-durable.txt` and `requirements/peers-durable-apart.txt`.
 Syncs and bytes are counted by `strace`; without it those columns stay empty.
@@ -162,11 +162,19 @@ def _run(
     )
 
 
-def measured(row: Row, python: str, rounds: int) -> None:
-    """Fill in the row's costs."""
-    costs = [cost(python, row.name) for _ in range(rounds)]
-    row.cpu_ms_per_step = statistics.median(cpu for cpu, _ in costs)
-    row.wall_ms_per_step = statistics.median(wall for _, wall in costs)
+def timed(rows: list[Row], pythons: dict[str, str], rounds: int) -> None:
+    """Fill in what a step costs, in rounds in which all take turns. Other work on the machine only adds CPU time."""
+    costs: dict[str, list[tuple[float, float]]] = {row.name: [] for row in rows}
+    for _ in range(rounds):
+        for row in rows:
+            costs[row.name].append(cost(pythons[row.name], row.name))
+    for row in rows:
+        row.cpu_ms_per_step = min(cpu for cpu, _ in costs[row.name])
+        row.wall_ms_per_step = statistics.median(wall for _, wall in costs[row.name])
+
+
+def counted(row: Row, python: str) -> None:
+    """Fill in the row's syncs and bytes."""
     if shutil.which("strace"):
         one, three = traffic(python, row.name, 1), traffic(python, row.name, TURNS)
         steps = (TURNS - 1) * STEPS
@@ -180,15 +188,21 @@ def main() -> None:
     parser.add_argument("--peers", default=sys.executable, help="interpreter of peers-durable")
     parser.add_argument("--apart", default=sys.executable, help="interpreter of peers-durable-apart")
     parser.add_argument("--only", default="", help="part of a name; nothing is written then")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--times", action="store_true", help="measure times anew and keep the rest as it was found"
+    )
     given = parser.parse_args()
-    rows: list[Row] = []
-    for name in CONTESTANTS:
-        if given.only in name:
-            python = given.apart if name in APART else given.peers
-            rows.append(Row(name, [crash(python, name, *case) for case in CASES]))
-            measured(rows[-1], python, given.rounds)
-            print(table(rows[-1:]), flush=True)
+    pythons = {name: given.apart if name in APART else given.peers for name in CONTESTANTS}
+    if given.times:
+        rows = msgspec.convert(json.loads(RESULT.read_bytes())["result"], list[Row])
+    else:
+        rows = [Row(name, []) for name in CONTESTANTS if given.only in name]
+        for row in rows:
+            row.crashes = [crash(pythons[row.name], row.name, *case) for case in CASES]
+            counted(row, pythons[row.name])
+            print(table([row]), flush=True)
+    timed(rows, pythons, given.rounds)
     print(table(rows))
     if not given.only:
         machine = {
