@@ -3,6 +3,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PEERS := .venv-peers-durable
+PEERS_APART := .venv-peers-durable-apart
+NEWEST := .venv-newest
 JOBS ?= 2
 ARGS ?=
 # `local` is a small language model that runs in this process; `scripted` needs no model at all.
@@ -19,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format-check lint types arrows fmt fault bench docs lock clean
+.PHONY: help demo test check format-check lint types arrows fmt fault contract contract-newest bench bench-durable docs lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -46,6 +49,23 @@ $(VENV)/.dev: requirements/dev.txt | $(VENV)/.self
 
 $(VENV)/.local: requirements/local.txt | $(VENV)/.self
 	$(PIP_PINNED) --no-deps --only-binary :all: -r requirements/local.txt
+	@touch $@
+
+# Frameworks beside us; none of it goes into the environment above.
+$(PEERS)/.made: requirements/peers-durable.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@touch $@
+
+$(PEERS_APART)/.made: requirements/peers-durable-apart.txt
+	$(PYTHON) -m venv $(PEERS_APART)
+	$(PEERS_APART)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@touch $@
+
+$(NEWEST)/.made: pyproject.toml
+	$(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --group peers-durable .
 	@touch $@
 
 # --- using it -------------------------------------------------------------------------------
@@ -86,6 +106,17 @@ fmt: $(VENV)/.dev  ## Format, and fix what the linter can fix
 fault: $(VENV)/.dev  ## The full kill matrix: every fault point, every way to die
 	MIDSTREAM_FAULT_FULL=1 $(BIN)/python -m pytest -m fault --timeout 600 $(ARGS) tests/fault
 
+CONTRACTS := tests/integrations/test_pydantic_ai_durable.py tests/integrations/test_langgraph.py \
+  tests/integrations/test_openai_agents.py tests/fault/test_driven.py
+contract: $(PEERS)/.made  ## Our hooks against the frameworks they hook into, as pinned
+	PYTHONPATH=src:. $(PEERS)/bin/python -m pytest -q $(ARGS) $(CONTRACTS)
+
+contract-newest: $(NEWEST)/.made  ## The same against what these frameworks released last
+	PYTHONPATH=src:. $(NEWEST)/bin/python -m pytest -q $(ARGS) $(CONTRACTS)
+
+bench-durable: $(VENV)/.dev $(PEERS)/.made $(PEERS_APART)/.made  ## Kill and time durable agents beside one another
+	$(BIN)/python -m bench.durable --peers $(PEERS)/bin/python --apart $(PEERS_APART)/bin/python $(ARGS)
+
 bench: $(VENV)/.dev  ## Measure, and compare with the bars
 	$(BIN)/python -m bench $(ARGS)
 
@@ -103,7 +134,9 @@ lock:  ## Resolve requirements/*.txt anew (needs uv; UPGRADE=--upgrade takes new
 	$(LOCK) $(UPGRADE) --group dev pyproject.toml \
 	  -c requirements/base.txt -c requirements/build.txt -o requirements/dev.txt
 	$(LOCK) $(UPGRADE) --group local --no-deps -o requirements/local.txt
+	$(LOCK) $(UPGRADE) --group peers-durable pyproject.toml -c requirements/build.txt -o requirements/peers-durable.txt
+	$(LOCK) $(UPGRADE) --group peers-durable-apart -o requirements/peers-durable-apart.txt
 
 clean:  ## Remove the environment and everything that was made
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS) $(PEERS_APART) $(NEWEST) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -99,11 +99,40 @@ def numbers() -> str:
     )
 
 
+def durable_crashes() -> str:
+    """Return what SIGKILL did to everybody, as `make bench-durable` found last."""
+    rows = _result("durable")
+    cases = [(each["scenario"], each["dies"]) for each in rows[0]["crashes"]]
+    named = {"seq": "one by one", "par": "in one reply"}
+    heads = [f"{named[scenario]}, killed {dies.replace('_', ' ')}" for scenario, dies in cases]
+    lines = [f"| | {' | '.join(heads)} | model calls |", "| --- |" + " --- |" * (len(cases) + 1)]
+    for row in rows:
+        crashes = row["crashes"]
+        cells = [str(each["duplicates"]) if each["has_answered"] else "no answer" for each in crashes]
+        asked = sum(each["model_calls"] for each in crashes)
+        lines.append(f"| {row['name']} | {' | '.join(cells)} | {asked} |")
+    return "\n".join(lines) + "\n"
+
+
+def durable_costs() -> str:
+    """Return what a step cost everybody, as `make bench-durable` found last."""
+    lines = ["| | CPU ms | ms | syncs | KB written |", "| --- | --- | --- | --- | --- |"]
+    for row in _result("durable"):
+        syncs, size = row["syncs_per_step"], row["bytes_per_step"]
+        counted = "| | |" if syncs is None else f"| {syncs:.2f} | {size / 1000:.0f} |"
+        lines.append(
+            f"| {row['name']} | {row['cpu_ms_per_step']:.2f} | {row['wall_ms_per_step']:.1f} {counted}"
+        )
+    return "\n".join(lines) + "\n"
+
+
 def _result(name: str) -> Any:  # noqa: ANN401 - whatever that bench measures
     return json.loads((ROOT / "bench" / "results" / f"{name}.json").read_text())["result"]
 
 
 GENERATORS: dict[str, Callable[[], str]] = {
+    "durable-costs": durable_costs,
+    "durable-crashes": durable_crashes,
     "error-codes": error_codes,
     "example-client": lambda: example("client"),
     "example-hello": lambda: example("hello"),

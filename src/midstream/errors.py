@@ -20,6 +20,10 @@ MidstreamError
 │   ├── SessionBusyError
 │   ├── SeqnoGapError
 │   ├── SeqnoReusedError
+│   ├── NothingToResumeError
+│   ├── QuestionClosedError    somebody answered before, or the turn ended
+│   ├── AnswerMismatchError    the answer is about other arguments, or none the question takes
+│   ├── CallReusedError        a call id came again with other arguments
 │   └── StreamFencedError
 ├── AccessError           the caller may not do this
 │   ├── WrongSecretError
@@ -213,6 +217,12 @@ class SeqnoReusedError(ConflictError):
     """This number was accepted before with another payload. The first one stands."""
 
     code = "seqno_reused"
+
+
+class CallReusedError(ConflictError):
+    """A call id came again with another tool or other arguments: it is not the call that was recorded."""
+
+    code = "call_reused"
 
 
 class StreamFencedError(ConflictError):

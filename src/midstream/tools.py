@@ -14,7 +14,7 @@ import logging
 import re
 import threading
 import typing
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, overload, runtime_checkable
 
 import msgspec
@@ -159,6 +159,16 @@ def report_progress(text: str) -> None:
         LookupError: No tool is running here.
     """
     current_call().tell(storable(text[:PROGRESS_CHARS_MAX]))
+
+
+@contextlib.contextmanager
+def running(context: CallContext) -> Iterator[None]:
+    """Let `current_call` return `context` inside: for whoever runs a tool in a loop of its own."""
+    token = _current.set(context)
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
 @overload
@@ -333,19 +343,17 @@ async def run_call(found: Tool, call: Call, context: CallContext) -> Result:
         return Result(
             call.id, f"The arguments of {call.name!r} do not fit its schema: {error}", Outcome.ERROR
         )
-    token = _current.set(context)
     limit = asyncio.timeout(found.timeout_s)
     try:
-        async with limit:
-            value = await _invoke(found.function, keywords)
+        with running(context):
+            async with limit:
+                value = await _invoke(found.function, keywords)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code: whatever it raises is its answer
         if limit.expired():
             message = f"{call.name!r} gave no answer within {found.timeout_s:g} s."
             outcome = Outcome.UNKNOWN if found.has_effects else Outcome.ERROR
             return Result(call.id, f"{message} It may or may not have taken effect.", outcome)
         return Result(call.id, storable(f"{type(error).__name__}: {error}"), Outcome.ERROR)
-    finally:
-        _current.reset(token)
     return _result_of(call, value)
 
 

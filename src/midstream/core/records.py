@@ -111,6 +111,8 @@ class MessageAccepted(Struct, frozen=True, tag="message_accepted", tag_field="ty
     replies_max: int = 0
     """Replies it may take before it is asked once more to hand in what it has; 0 for the general limit."""
     parent: Parent | None = None
+    driver: str = ""
+    """Whose loop runs this turn, such as `pydantic-ai`; empty for our own. Only the driver goes on with it."""
 
 
 class MessageQueued(Struct, frozen=True, tag="message_queued", tag_field="type", omit_defaults=True):
@@ -211,6 +213,8 @@ class ReplyCompleted(Struct, frozen=True, tag="reply_completed", tag_field="type
     body: Reply
     at: float
     plans: tuple[CallPlan, ...] = ()
+    native: str = ""
+    """The reply in the JSON of the turn's driver, where `body` cannot hold all of it."""
 
 
 class CallStarted(Struct, frozen=True, tag="call_started", tag_field="type", omit_defaults=True):
@@ -294,13 +298,15 @@ class QuestionAnswered(Struct, frozen=True, tag="question_answered", tag_field="
     by: str = ""
 
 
-class CallEnded(Struct, frozen=True, tag="call_ended", tag_field="type"):
+class CallEnded(Struct, frozen=True, tag="call_ended", tag_field="type", omit_defaults=True):
     """The one outcome of a call."""
 
     turn: int
     reply: int
     result: Result
     at: float
+    native: str = ""
+    """The outcome in the JSON of the turn's driver, where `result` cannot hold all of it."""
 
 
 class ResultArrivedLate(Struct, frozen=True, tag="result_arrived_late", tag_field="type"):

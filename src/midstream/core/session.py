@@ -37,10 +37,12 @@ from midstream.core.turn import (
     AwaitingModel,
     CallFinished,
     Cancel,
+    CancelExpired,
     Cancelling,
     Command,
     Idle,
     Obligation,
+    Recover,
     Refused,
     Resume,
     RunningCalls,
@@ -144,6 +146,8 @@ class Session(Struct, frozen=True):
     unsettled: tuple[Unsettled, ...] = ()
     parent: Parent | None = None
     """The call whose work this session does, for a sub-agent."""
+    driver: str = ""
+    """Whose loop runs the open turn, where it is not our own."""
     last_turn: TurnEnded | None = None
     found: frozenset[str] = frozenset()
     """The tools that come and go, as its readers were told last."""
@@ -164,8 +168,8 @@ class Session(Struct, frozen=True):
 
     @property
     def needs_owner(self) -> bool:
-        """Whether somebody must be at work on this session: a turn is open that waits for more than people."""
-        return self.is_live and not self.rests_on_people
+        """Whether our loop must be at work on this session: a turn of ours waits for more than people."""
+        return self.is_live and not self.driver and not self.rests_on_people
 
     @property
     def rests_on_people(self) -> bool:
@@ -191,6 +195,8 @@ def decide(
     if isinstance(command, SendMessage):
         return _decide_message(session, command, at=at)
     did = turns.decide(session.turn, command, epoch=epoch, at=at)
+    if session.driver:
+        return _without_driver(session, command, did, epoch=epoch, at=at)
     if not did and isinstance(command, CallFinished):
         return _kept_late(session, command, at=at)
     if session.queue and did and isinstance(did[-1], TurnEnded):
@@ -207,7 +213,7 @@ def _decide_message(session: Session, said: SendMessage, *, at: float) -> tuple[
         raise Refused(UsageError(message))
     if isinstance(session.turn, Idle):
         return turns.opening(session.turns + 1, said, at=at)
-    if said.when_busy is WhenBusy.REFUSE:
+    if said.when_busy is WhenBusy.REFUSE or session.driver:
         running = session.turns
         raise Refused(SessionBusyError(f"turn {running} is still running: wait for its end or cancel it"))
     if len(session.queue) >= QUEUE_MAX:
@@ -250,6 +256,24 @@ def _decide_tools(session: Session, command: ToolsFound, *, at: float) -> tuple[
     if not (added or removed) and command.unreachable == session.unreachable:
         return ()
     return (ToolsChanged(command.turn, at, added, removed, tuple(sorted(command.unreachable))),)
+
+
+def _without_driver(
+    session: Session, command: Command, decided: tuple[Record, ...], *, epoch: int, at: float
+) -> tuple[Record, ...]:
+    """Return what of `decided` holds for a turn that another loop drives: only the driver recovers it (DRIVEN-2).
+
+    Whoever can append here holds the session, so the driver is gone: a cancel waits for none of its tools.
+    """
+    if isinstance(command, Recover):
+        return ()
+    if isinstance(command, Cancel):
+        state = session.turn
+        for record in decided:
+            state = turns.evolve(state, record, epoch=epoch)
+        if isinstance(state, Cancelling):
+            return (*decided, *turns.decide(state, CancelExpired(state.turn), epoch=epoch, at=at))
+    return decided
 
 
 def _decide_received(session: Session, chunk: Received, *, epoch: int, at: float) -> tuple[Record, ...]:
@@ -318,6 +342,7 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
                 streams=_with_stream(session, record.stream, turn=record.turn),
                 queue=_without(session.queue, record.queued),
                 parent=record.parent or session.parent,
+                driver=record.driver,
             )
         case MessageQueued():
             return replace(
@@ -354,7 +379,8 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
             started_at = session.started_at or record.at
             return replace(after, epoch=record.epoch, started_at=started_at)
         case TurnEnded():
-            return replace(after, last_turn=record)
+            ended = Idle() if session.driver else turn  # only its driver could go on with it
+            return replace(after, turn=ended, last_turn=record, driver="")
         case _:
             return after
 
@@ -401,5 +427,5 @@ def fold(records: Iterable[tuple[int, Record]], session: Session | None = None) 
 
 
 def owed(session: Session) -> frozenset[Obligation]:
-    """Return what the world owes this session."""
-    return turns.owed(session.turn)
+    """Return what the world owes this session; a turn that another loop drives is owed by that loop alone."""
+    return frozenset() if session.driver else turns.owed(session.turn)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import re
 from collections.abc import Mapping
 from functools import partial
 
@@ -21,12 +20,11 @@ from midstream.errors import (
     MidstreamError,
     SessionNotFoundError,
     UnavailableError,
-    UsageError,
 )
 from midstream.runtime.agent import Agent
 from midstream.runtime.caretaker import Caretaker
 from midstream.runtime.children import CHILD_MARK
-from midstream.runtime.journal import Journal
+from midstream.runtime.journal import Journal, require_session_id
 from midstream.runtime.runner import Runner
 from midstream.store.contract import Store
 from midstream.world import World
@@ -43,7 +41,6 @@ OPENING_S = 2.0
 """Seconds that sessions have to let go which were just being opened when the host is stopped."""
 SOURCES_CLOSE_S = 10.0
 """Seconds that tool servers have to end: the MCP SDK asks, waits 2 s, terminates, waits 2 s, kills."""
-_SESSION_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 
 _log = logging.getLogger(__name__)
 
@@ -301,10 +298,7 @@ class Host:
 
     async def _opened(self, session_id: str) -> Runner:
         """Open a session once, however many ask for it at the same time."""
-        if not _SESSION_ID.fullmatch(session_id):
-            raise UsageError(
-                f"a session id has 1 to 128 of letters, digits and '._:-', not {session_id[:40]!r}"
-            )
+        require_session_id(session_id)
         if self.is_draining:
             raise _draining()
         opening = self._opening.get(session_id)

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import Iterator, Sequence
 
 from midstream.core.frames import START, EventId
 from midstream.core.records import Record, Sync, decode
-from midstream.errors import JournalMovedError, LeaseLostError, MidstreamError, RecordUndecodableError
+from midstream.errors import (
+    JournalMovedError,
+    LeaseLostError,
+    MidstreamError,
+    RecordUndecodableError,
+    UsageError,
+)
 from midstream.store.contract import Mark, Store, Stored
 from midstream.world import Fault, World
 
@@ -16,6 +23,18 @@ TAIL_RECORDS_MAX = 4096
 """Newest records kept in memory for the readers at the tail; others read pages from the store."""
 PAGE_RECORDS = 1000
 """Records read at once when a journal is folded or a reader is far behind."""
+
+_SESSION_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
+
+
+def require_session_id(session_id: str) -> None:
+    """Refuse what no session can be called.
+
+    Raises:
+        UsageError: The id is not 1 to 128 of letters, digits and `._:-`.
+    """
+    if not _SESSION_ID.fullmatch(session_id):
+        raise UsageError(f"a session id has 1 to 128 of letters, digits and '._:-', not {session_id[:40]!r}")
 
 
 class Journal:

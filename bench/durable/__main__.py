@@ -1,0 +1,218 @@
+"""Kill every contestant at every point and count; then time the steps. To `bench/results/durable.json`.
+
+    python -m bench.durable --peers PYTHON --apart PYTHON [--only PART] [--rounds N] [--times]
+
+The interpreters have the packages of `requirements/peers-durable.txt` and `requirements/peers-durable-apart.txt`.
+Syncs and bytes are counted by `strace`; without it those columns stay empty.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+
+from bench.durable.play import ANSWER
+
+ROOT = Path(__file__).parents[2]
+RESULT = ROOT / "bench" / "results" / "durable.json"
+APART = ("pydantic-ai + StepPersistence", "noeta-sdk")
+CONTESTANTS = (
+    "pydantic-ai",
+    "pydantic-ai + DBOS, tool not a step",
+    "pydantic-ai + DBOS, tool a step",
+    "pydantic-ai + StepPersistence",
+    "LangGraph, durability=sync",
+    "OpenAI Agents, SQLiteSession",
+    "noeta-sdk",
+    "midstream",
+    "pydantic-ai + midstream",
+    "LangGraph + midstream's tools",
+    "OpenAI Agents + midstream",
+)
+CASES = (
+    ("seq", "in_model"),
+    ("seq", "before_effect"),
+    ("seq", "after_effect"),
+    ("par", "before_effect"),
+    ("par", "after_effect"),
+)
+STEPS = 50
+TURNS = 3
+LIMIT_S = 240
+_CALL = re.compile(r"(fsync|fdatasync|msync|pwrite64|pwritev|write|writev)\(\d+(?:<([^>]*)>)?.*=\s+(-?\d+)")
+
+
+class Crash(msgspec.Struct):
+    """What SIGKILL did to one contestant at one point."""
+
+    scenario: str
+    dies: str
+    duplicates: int
+    never_ran: int
+    model_calls: int
+    has_answered: bool
+    error: str = ""
+
+
+class Row(msgspec.Struct):
+    """One contestant."""
+
+    name: str
+    crashes: list[Crash]
+    cpu_ms_per_step: float = 0.0
+    wall_ms_per_step: float = 0.0
+    syncs_per_step: float | None = None
+    bytes_per_step: float | None = None
+
+
+def crash(python: str, name: str, scenario: str, dies: str) -> Crash:
+    """Let it die, let it carry on, and count."""
+    folder = Path(tempfile.mkdtemp(prefix="durable-"))
+    try:
+        died = _run(python, name, folder, "--scenario", scenario, "--dies", dies)
+        done = _run(python, name, folder, "--scenario", scenario, "--resumed")
+        lines = (folder / "ledger").read_text().splitlines()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    effects = Counter(line.removeprefix("effect ") for line in lines if line.startswith("effect "))
+    names = ("p1", "p2", "p3") if scenario == "par" else ("c1", "c2", "c3")
+    report = json.loads(done.stdout or "{}")
+    error = "" if died.returncode == -signal.SIGKILL else "it did not die"
+    return Crash(
+        scenario,
+        dies,
+        duplicates=sum(max(0, effects[each] - 1) for each in names),
+        never_ran=sum(not effects[each] for each in names),
+        model_calls=sum(line.startswith("model ") for line in lines),
+        has_answered=report.get("answer") == ANSWER,
+        error=error or str(report.get("error", "")),
+    )
+
+
+def cost(python: str, name: str) -> tuple[float, float]:
+    """Return CPU and wall time of one step in milliseconds; the first turn is not counted."""
+    folder = Path(tempfile.mkdtemp(prefix="durable-"))
+    try:
+        done = _run(python, name, folder, "--scenario", "steps", "--turns", str(TURNS))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    report = json.loads(done.stdout or "{}")
+    if "cpu_s" not in report:
+        raise SystemExit(f"{name}: {report.get('error') or done.stderr[-2000:]}")
+    return (
+        1000 * statistics.median(report["cpu_s"][1:]) / STEPS,
+        1000 * statistics.median(report["wall_s"][1:]) / STEPS,
+    )
+
+
+def traffic(python: str, name: str, turns: int) -> tuple[int, int]:
+    """Return syncs and bytes written to the contestant's own files."""
+    folder = Path(tempfile.mkdtemp(prefix="durable-"))
+    log = folder.with_suffix(".strace")
+    calls = "trace=fsync,fdatasync,msync,pwrite64,pwritev,write,writev"
+    tracer = ("strace", "-f", "-qq", "-y", "-s", "0", "-e", calls, "-o", str(log))
+    try:
+        _run(python, name, folder, "--scenario", "steps", "--turns", str(turns), before=tracer)
+        syncs = written = 0
+        for line in log.read_text(errors="replace").splitlines():
+            found = _CALL.search(line)
+            if found is None or str(folder) not in (found[2] or ""):
+                continue
+            is_sync = found[1].endswith("sync")
+            syncs += is_sync
+            written += 0 if is_sync else max(0, int(found[3]))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        log.unlink(missing_ok=True)
+    return syncs, written
+
+
+def table(rows: list[Row]) -> str:
+    """Return the rows as text for a terminal."""
+    lines = [f"{'':38}" + "".join(f"{f'{a} {b}':>18}" for a, b in CASES) + "   CPU ms  syncs   KB"]
+    for row in rows:
+        cells = "".join(f"{each.duplicates if each.has_answered else 'stuck':>18}" for each in row.crashes)
+        syncs = "-" if row.syncs_per_step is None else f"{row.syncs_per_step:.2f}"
+        size = "-" if row.bytes_per_step is None else f"{row.bytes_per_step / 1000:.1f}"
+        lines.append(f"{row.name:38}{cells}{row.cpu_ms_per_step:9.2f}{syncs:>7}{size:>6}")
+    return "\n".join(lines)
+
+
+def _run(
+    python: str, name: str, folder: Path, *options: str, before: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    command = [*before, python, "-m", "bench.durable.contestant", name, str(folder), *options]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+
+
+def timed(rows: list[Row], pythons: dict[str, str], rounds: int) -> None:
+    """Fill in what a step costs, in rounds in which all take turns. Other work on the machine only adds CPU time."""
+    costs: dict[str, list[tuple[float, float]]] = {row.name: [] for row in rows}
+    for _ in range(rounds):
+        for row in rows:
+            costs[row.name].append(cost(pythons[row.name], row.name))
+    for row in rows:
+        row.cpu_ms_per_step = min(cpu for cpu, _ in costs[row.name])
+        row.wall_ms_per_step = statistics.median(wall for _, wall in costs[row.name])
+
+
+def counted(row: Row, python: str) -> None:
+    """Fill in the row's syncs and bytes."""
+    if shutil.which("strace"):
+        one, three = traffic(python, row.name, 1), traffic(python, row.name, TURNS)
+        steps = (TURNS - 1) * STEPS
+        row.syncs_per_step = (three[0] - one[0]) / steps
+        row.bytes_per_step = (three[1] - one[1]) / steps
+
+
+def main() -> None:
+    """Measure everybody, or those whose name has `--only` in it."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--peers", default=sys.executable, help="interpreter of peers-durable")
+    parser.add_argument("--apart", default=sys.executable, help="interpreter of peers-durable-apart")
+    parser.add_argument("--only", default="", help="part of a name; nothing is written then")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--times", action="store_true", help="measure times anew and keep the rest as it was found"
+    )
+    given = parser.parse_args()
+    pythons = {name: given.apart if name in APART else given.peers for name in CONTESTANTS}
+    if given.times:
+        rows = msgspec.convert(json.loads(RESULT.read_bytes())["result"], list[Row])
+    else:
+        rows = [Row(name, []) for name in CONTESTANTS if given.only in name]
+        for row in rows:
+            row.crashes = [crash(pythons[row.name], row.name, *case) for case in CASES]
+            counted(row, pythons[row.name])
+            print(table([row]), flush=True)
+    timed(rows, pythons, given.rounds)
+    print(table(rows))
+    if not given.only:
+        machine = {
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "day": time.strftime("%Y-%m-%d"),
+        }
+        body = msgspec.json.format(msgspec.json.encode({"machine": machine, "result": rows}), indent=2)
+        RESULT.write_bytes(body + b"\n")
+
+
+if __name__ == "__main__":
+    main()

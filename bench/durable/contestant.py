@@ -1,0 +1,66 @@
+"""One contestant in one process: `python -m bench.durable.contestant NAME FOLDER ...`, one line of JSON."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import json
+import logging
+import os
+import time
+from pathlib import Path
+
+from bench.durable.play import Contestant, Play
+
+MODULES = {
+    "midstream": "native",
+    "noeta-sdk": "noeta",
+    "pydantic-ai": "pydantic_agents",
+    "LangGraph": "graphs",
+    "OpenAI": "openai_agents",
+}
+"""Where a contestant is, by how its name begins."""
+LIMIT_S = 90
+
+
+def contestant_named(name: str) -> Contestant:
+    module = next(module for begin, module in MODULES.items() if name.startswith(begin))
+    found: dict[str, Contestant] = importlib.import_module(f"bench.durable.{module}").CONTESTANTS
+    return found[name]
+
+
+async def run(name: str, play: Play, turns: int) -> dict[str, object]:
+    """Run the turns; the first one warms up where there are several."""
+    cpu_s: list[float] = []
+    wall_s: list[float] = []
+    async with asyncio.timeout(LIMIT_S), contestant_named(name)(play) as turn:
+        for number in range(turns):
+            began, began_cpu = time.perf_counter(), time.process_time()
+            answer = await turn(f"s{number}")
+            wall_s.append(time.perf_counter() - began)
+            cpu_s.append(time.process_time() - began_cpu)
+    return {"answer": answer, "cpu_s": cpu_s, "wall_s": wall_s}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--scenario", default="seq")
+    parser.add_argument("--dies", default="")
+    parser.add_argument("--resumed", action="store_true")
+    parser.add_argument("--turns", type=int, default=1)
+    given = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    play = Play(given.folder, given.scenario, dies=given.dies, is_resumed=given.resumed)
+    try:
+        report = asyncio.run(run(given.name, play, given.turns))
+    except BaseException as error:  # noqa: BLE001 - the table says what a peer says
+        report = {"error": f"{type(error).__name__}: {error}"[:300]}
+    print(json.dumps(report), flush=True)
+    os._exit(0)  # some keep threads that never end
+
+
+if __name__ == "__main__":
+    main()

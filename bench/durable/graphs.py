@@ -1,0 +1,66 @@
+"""LangGraph with its SQLite checkpointer, alone and with midstream around its tools."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.tools import tool
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
+
+from bench.durable.play import ANSWER, STEP_ARGUMENT, Contestant, Play, Turn
+
+
+def contestant_with(guard_of: Any) -> Contestant:
+    @asynccontextmanager
+    async def contestant(play: Play) -> AsyncIterator[Turn]:
+        @tool
+        async def act(name: str, text: str) -> str:  # noqa: ARG001 - it has the size of a real argument
+            """Act."""
+            return await play.work(name)
+
+        async def model(state: MessagesState) -> dict[str, Any]:
+            asked = sum(len(each.tool_calls) for each in state["messages"] if isinstance(each, AIMessage))
+            calls = [
+                {"name": "act", "id": name, "args": {"name": name, "text": STEP_ARGUMENT}}
+                for name in play.calls(asked)
+            ]
+            return {"messages": [AIMessage("" if calls else ANSWER, tool_calls=calls)]}
+
+        graph: Any = StateGraph(MessagesState)
+        graph.add_node("model", model)
+        options = {"awrap_tool_call": guard_of(play)} if guard_of else {}
+        graph.add_node("tools", ToolNode([act], **options))
+        graph.add_edge(START, "model")
+        graph.add_conditional_edges(
+            "model", lambda state: "tools" if state["messages"][-1].tool_calls else END
+        )
+        graph.add_edge("tools", "model")
+        async with AsyncSqliteSaver.from_conn_string(str(play.folder / "graph.db")) as saver:
+            compiled = graph.compile(checkpointer=saver)
+
+            async def turn(session: str) -> str:
+                config = {"configurable": {"thread_id": session}, "recursion_limit": 1000}
+                given = None if play.is_resumed else {"messages": [HumanMessage("go")]}
+                ended = await compiled.ainvoke(given, config, durability="sync")
+                return str(ended["messages"][-1].content)
+
+            yield turn
+
+    return contestant
+
+
+def _guard(play: Play) -> Any:
+    from midstream.integrations.langgraph import at_most_once  # noqa: PLC0415 - only where it is measured
+
+    return at_most_once(play.folder / "calls.db")
+
+
+CONTESTANTS: dict[str, Contestant] = {
+    "LangGraph, durability=sync": contestant_with(None),
+    "LangGraph + midstream's tools": contestant_with(_guard),
+}

@@ -1,0 +1,71 @@
+"""midstream's own loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from bench.durable.play import ANSWER, STEP_ARGUMENT, Contestant, Play, Turn
+from midstream.core.messages import Exchange, Finish, UserMessage
+from midstream.core.records import TurnEnded, decode
+from midstream.core.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
+from midstream.core.turn import SendMessage
+from midstream.runtime.agent import Agent
+from midstream.runtime.host import Host
+from midstream.store.sqlite import SQLiteStore
+from midstream.tools import tool
+
+
+class PlayedModel:
+    """Asks for what the play has next."""
+
+    name = "played"
+
+    def __init__(self, play: Play) -> None:
+        self._play = play
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        """See `midstream.runtime.models.Model`."""
+        exchanges = [each for each in request.history.entries if isinstance(each, Exchange)]
+        names = self._play.calls(sum(len(each.reply.calls) for each in exchanges))
+        for name in names:
+            arguments = msgspec.json.encode({"name": name, "text": STEP_ARGUMENT}).decode()
+            yield CallRequested(name, "act", arguments)
+        if not names:
+            yield TextDelta(ANSWER)
+        yield Finished(Finish.CALLS if names else Finish.STOP)
+
+
+@asynccontextmanager
+async def native(play: Play) -> AsyncIterator[Turn]:
+    """A host carries on by itself."""
+
+    @tool
+    async def act(name: str, text: str) -> str:  # noqa: ARG001 - it has the size of a real argument
+        return await play.work(name)
+
+    host = Host(Agent(PlayedModel(play), tools=[act]), SQLiteStore(play.folder / "host.db"))
+    await host.start()
+
+    async def turn(session: str) -> str:
+        runner = await host.session(session, create=True)
+        if not play.is_resumed:
+            await runner.submit(SendMessage(UserMessage.of("go")))
+        after = 0
+        while True:
+            for stored in await runner.read(after=after, limit=1000):
+                after = stored.position
+                if isinstance(decode(stored.body), TurnEnded):
+                    last = runner.state.history.entries[-1]
+                    return last.reply.text if isinstance(last, Exchange) else ""
+            await runner.wait(after)
+
+    yield turn
+    async with asyncio.timeout(10):
+        await host.stop(grace_s=1.0)
+
+
+CONTESTANTS: dict[str, Contestant] = {"midstream": native}
