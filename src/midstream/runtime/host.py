@@ -153,14 +153,17 @@ class Host:
 
     async def is_wanted(self, parent: Parent) -> bool:
         """Whether the call is still open whose work a child session does; nothing is opened for that."""
-        awake = self._awake.get(parent.session)
-        state = awake.state if awake is not None else await self._peek(parent.session)
-        turn = state.turn
+        turn = (await self.glance(parent.session)).turn
         return (
             isinstance(turn, RunningCalls)
             and (turn.turn, turn.reply_no) == (parent.turn, parent.reply)
             and any(call.call.id == parent.call_id and call.is_running for call in turn.calls)
         )
+
+    async def glance(self, session_id: str) -> Session:
+        """Return what is known of a session without waking it; an empty one where there is none."""
+        awake = self._awake.get(session_id)
+        return awake.state if awake is not None else await self._peek(session_id)
 
     async def delete(self, session_id: str) -> None:
         """Remove an idle session and all its records for good.
