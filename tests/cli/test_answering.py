@@ -7,6 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from midstream.cli.answering import LOOK_AGAIN_S, Answering
+from midstream.cli.screen import Screen
+from midstream.cli.terminal import PLAIN
+from midstream.core.calls import CHOICES, Choice, QuestionKind
+from midstream.core.questions import Question
+from midstream.core.records import QuestionAsked
+from midstream.errors import ConnectionLostError
+from midstream.testing.worlds import FakeWorld
 from tests.cli.on_terminal import Terminal
 from tests.cli.processes import Serving, run
 from tests.cli.test_chat import words_of
@@ -132,3 +140,59 @@ def test_ctrl_d_leaves_a_question_open_and_says_how_to_answer_it(
     assert run("sessions", "answer", "mine", "allow", "--url", server.url).returncode == 0
     terminal.until("I was told: paid 3")
     assert terminal.ended().code == 0
+
+
+# --- what a server that works does not do ---------------------------------------------------------------------------
+
+ASKED = Question(
+    "s", 1, 1, "c1", QuestionKind.APPROVAL, "d", "pay", "{}", CHOICES[QuestionKind.APPROVAL], 5.0
+)
+
+
+class Flaky:
+    """A client whose server is away at first."""
+
+    def __init__(self, away: int) -> None:
+        self.away = away
+
+    async def questions(self, session: str | None = None) -> tuple[Question, ...]:
+        if self.away:
+            self.away -= 1
+            raise ConnectionLostError(f"nobody knows what {session!r} asks")
+        return (ASKED,)
+
+    async def answer(
+        self,
+        session: str,
+        question: QuestionAsked | Question,
+        choice: Choice | str,
+        *,
+        text: str = "",
+        arguments: str | None = None,
+    ) -> None:
+        raise AssertionError((session, question, choice, text, arguments))
+
+
+async def test_a_server_that_is_away_is_asked_again_what_is_open() -> None:
+    told: list[str] = []
+    screen = Screen(told.append, told.append, PLAIN, 80)
+    world = FakeWorld()
+    answering = Answering(
+        Flaky(2),
+        "s",
+        screen,
+        told.append,
+        PLAIN,
+        80,
+        keyboard=None,
+        how_to=lambda question: f"answer {question.call_id}",
+        world=world,
+    )
+    await answering.look()
+    for _ in range(2):
+        assert (told, answering.work is not None) == ([], True)
+        await world.settle()
+        await world.advance(LOOK_AGAIN_S)
+        await answering.go_on()
+    assert [line.strip() for line in told] == ["? pay  may this run?", "{}", "~ answer c1"]
+    assert answering.work is None

@@ -4,19 +4,42 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from midstream.cli.asking import Asking, question_lines
 from midstream.cli.keyboard import Keyboard
 from midstream.cli.screen import Screen
 from midstream.cli.terminal import COLUMNS, Ink
-from midstream.client import Client, Event
+from midstream.client import Event
+from midstream.core.calls import Choice
 from midstream.core.questions import Question
 from midstream.core.records import CallEnded, MessageQueued, QuestionAnswered
-from midstream.errors import ConflictError
+from midstream.errors import ConflictError, UnavailableError
 from midstream.world import World
+
+LOOK_AGAIN_S = 1.0
+"""Seconds until a server is asked again that could not say what is open."""
 
 Place = tuple[str, int, int, str]
 """Session, turn, reply, call id: what a question is about."""
+
+
+class Desk(Protocol):
+    """What is needed of a client."""
+
+    async def questions(self, session: str | None = None) -> tuple[Question, ...]:
+        """See `Client.questions`."""
+
+    async def answer(
+        self,
+        session: str,
+        question: Question,
+        choice: Choice,
+        *,
+        text: str = "",
+        arguments: str | None = None,
+    ) -> None:
+        """See `Client.answer`."""
 
 
 class Answering:
@@ -33,7 +56,7 @@ class Answering:
 
     def __init__(
         self,
-        client: Client,
+        client: Desk,
         session: str,
         screen: Screen,
         prompt: Callable[[str], None],
@@ -42,6 +65,7 @@ class Answering:
         *,
         keyboard: Keyboard | None,
         how_to: Callable[[Question], str],
+        world: World | None = None,
     ) -> None:
         self._client = client
         self._session = session
@@ -51,17 +75,26 @@ class Answering:
         self._width = width or COLUMNS
         self._keyboard = keyboard
         self._how_to = how_to
-        self._world = World()
+        self._world = world or World()
         self._open: dict[Place, Question] = {}
         self._decided: set[tuple[Place, float]] = set()
         """Those whose answer is on its way or there: the server may still list them."""
         self._asking: Asking | None = None
+        self._is_behind = False
+        """Whether somebody may be asked something that nobody here knows of yet."""
         self.work: asyncio.Task[str | None] | asyncio.Task[None] | None = None
         """What a person is typing, or an answer that is on its way; None while there is neither."""
 
     async def look(self) -> None:
         """Find out what is open: at the beginning, and whenever a question is asked."""
-        asked = await self._client.questions(self._session)
+        try:
+            asked = await self._client.questions(self._session)
+        except UnavailableError:  # the line is cut, or the server away: the stream tells so itself
+            self._is_behind = True
+            if self.work is None:
+                self.work = self._world.spawn(self._world.sleep(LOOK_AGAIN_S), name="look again")
+            return
+        self._is_behind = False
         new = [
             question
             for question in asked
@@ -109,8 +142,10 @@ class Answering:
             self._decided.clear()
             await self.look()
             return
-        if self._asking is None:  # the answer has arrived; its event tells
+        if self._asking is None:  # the answer has arrived, and its event tells; or it is time to look again
             self._ask_next()
+            if self._is_behind:
+                await self.look()
             return
         self._prompt("")
         if line is None:

@@ -21,13 +21,13 @@ from midstream.cli.interrupts import Interrupts
 from midstream.cli.keyboard import Keyboard
 from midstream.cli.screen import Screen
 from midstream.cli.session_options import DEFAULT_URL
-from midstream.cli.sources import ServerSource
+from midstream.cli.sources import ServerSource, SessionNow
 from midstream.cli.terminal import Ink, clean, columns, escaped_json
 from midstream.client import Client, Event, connect
 from midstream.core.frames import Gone
 from midstream.core.questions import Question
 from midstream.core.records import MessageAccepted, TurnEnded, TurnStatus
-from midstream.errors import MidstreamError, UsageError
+from midstream.errors import MidstreamError, SessionNotFoundError, UsageError
 from midstream.world import World
 
 SECOND_CTRL_C_S = 3.0
@@ -208,8 +208,8 @@ class Talk:
 
     async def _running(self, client: Client) -> AsyncIterator[AsyncIterator[Event]]:
         """The turn that runs, which somebody else began, or this terminal too long ago."""
-        now = await asyncio.to_thread(ServerSource(self.url).snapshot, self.session)
-        if now.status == "idle":
+        now = await self._now()
+        if now is None or now.status == "idle":
             return
         with self._chats.shown(self.session) as shown:
             after = shown.newest or now.event_id
@@ -218,9 +218,16 @@ class Talk:
 
     async def _stopped(self, client: Client) -> AsyncIterator[AsyncIterator[Event]]:
         """The turn that was interrupted or failed."""
-        now = await asyncio.to_thread(ServerSource(self.url).snapshot, self.session)
-        if now.is_resumable:
+        now = await self._now()
+        if now is not None and now.is_resumable:
             yield client.resume(self.session, now.turns)
+
+    async def _now(self) -> SessionNow | None:
+        """What the session is doing; None where nothing was ever said in it."""
+        try:
+            return await asyncio.to_thread(ServerSource(self.url).snapshot, self.session)
+        except SessionNotFoundError:
+            return None
 
     def _connected(self) -> Client:
         def tell(session: str, is_reconnecting: bool) -> None:  # noqa: FBT001 - the client's callback

@@ -17,7 +17,7 @@ from midstream.core.frames import Error
 from midstream.core.questions import Question
 from midstream.errors import ConnectionLostError, ProtocolError
 
-ANSWER_S = 30.0
+ANSWER_S = 10.0
 """Seconds a server may take for an answer."""
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
 """Bytes of one answer; a larger one is no server of ours."""
