@@ -15,7 +15,10 @@ settings.load_profile("midstream")
 END_TO_END = frozenset(
     {
         "cli/demo/test_story.py",
+        "cli/test_answering.py",
         "cli/test_chat.py",
+        "cli/test_resume.py",
+        "cli/test_session_actions.py",
         "client/test_client.py",
         "doctor/test_hostile.py",
         "integrations/test_mcp.py",

@@ -15,15 +15,25 @@ if TYPE_CHECKING:
     from midstream.client import Client, connect
     from midstream.errors import MidstreamError
     from midstream.history import Repaired, check, convert, repair
-    from midstream.runtime.agent import Agent
+    from midstream.runtime.agent import Agent, sub_agent
     from midstream.runtime.host import Host
     from midstream.runtime.models import Model
     from midstream.server.app import asgi
-    from midstream.tools import Tool, current_call, tool
+    from midstream.tools import (
+        DidNotHappen,
+        Happened,
+        Tool,
+        current_call,
+        question,
+        report_progress,
+        tool,
+    )
 
 _HOMES = {
     "Agent": "midstream.runtime.agent",
     "Client": "midstream.client",
+    "DidNotHappen": "midstream.tools",
+    "Happened": "midstream.tools",
     "Host": "midstream.runtime.host",
     "MidstreamError": "midstream.errors",
     "Model": "midstream.runtime.models",
@@ -34,13 +44,18 @@ _HOMES = {
     "connect": "midstream.client",
     "convert": "midstream.history",
     "current_call": "midstream.tools",
+    "question": "midstream.tools",
     "repair": "midstream.history",
+    "report_progress": "midstream.tools",
+    "sub_agent": "midstream.runtime.agent",
     "tool": "midstream.tools",
 }
 
 __all__ = [
     "Agent",
     "Client",
+    "DidNotHappen",
+    "Happened",
     "Host",
     "MidstreamError",
     "Model",
@@ -51,7 +66,10 @@ __all__ = [
     "connect",
     "convert",
     "current_call",
+    "question",
     "repair",
+    "report_progress",
+    "sub_agent",
     "tool",
 ]
 

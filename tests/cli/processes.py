@@ -15,7 +15,9 @@ from typing import Self
 WAIT_S = 30.0
 
 APP = """
-from midstream import Agent
+from pathlib import Path
+
+from midstream import Agent, question, report_progress, sub_agent
 from midstream.cli.demo.script import scripted_model
 from midstream.core.messages import Text
 from midstream.testing import Pause, ScriptedModel, calls, text
@@ -28,23 +30,54 @@ def look(where: str) -> str:
     return f"nothing in {where}"
 
 
+@tool(needs_approval=True)
+def pay(sum: int) -> str:
+    '''Pay.'''
+    report_progress("counting")
+    with Path("ledger").open("a") as ledger:
+        ledger.write(f"{sum}\\n")
+    return f"paid {sum}"
+
+
+def clerk_reply(request):
+    said = request.history.entries[-1]
+    return text("It is paid.") if not hasattr(said, "parts") else calls(("pay", '{"sum": 7}'), say="I pay.")
+
+
+clerk = Agent(ScriptedModel(clerk_reply), tools=[pay], name="clerk")
+failures = []
+
+
 def reply(request):
     said = request.history.entries[-1]
     if not hasattr(said, "parts"):
-        return text("There is nothing there.")
+        results = [result.content for result in said.results]
+        return text("There is nothing there." if "harbour" in results[0] else f"I was told: {results[0]}")
     words = said.parts[0].text
     if words == "look":
         return calls(("look", '{"where": "the harbour"}'), say="I will look.")
     if words == "fail":
         from midstream.errors import ModelRejectedError
         return [ModelRejectedError("no such key")]
+    if words == "pay":
+        return calls(("pay", '{"sum": 3}'))
+    if words == "ask":
+        return calls(("ask_user", '{"question": "Which one?", "options": ["red", "blue"]}'))
+    if words == "delegate":
+        return calls(("clerk", '{"task": "pay"}'))
+    if words == "fail once":
+        from midstream.errors import ModelRejectedError
+        failures.append(words)
+        return [ModelRejectedError("no such key")] if len(failures) == 1 else text("Now it works.")
     if words == "long":
         slowly = [step for number in range(100) for step in (Pause(0.02), *text(f"w{number} ")[:-1])]
         return [*slowly, *text("end")]
     return text(f"You said: {words}.")
 
 
-agent = Agent(ScriptedModel(reply, delay_s=0.002), tools=[look], name="tested")
+agent = Agent(ScriptedModel(reply, delay_s=0.002), name="tested").with_tools(
+    look, pay, question(), sub_agent(clerk, description="Pays.")
+)
 """
 
 

@@ -146,6 +146,15 @@ def test_there_is_nothing_to_resume_before_the_first_chat(run: Run, server: Serv
     assert (done.exit_code, "begin one without --resume" in done.stderr) == (3, True)
 
 
+def test_a_chat_in_which_nothing_was_said_is_resumed_by_saying_something(
+    server: Serving, environment: dict[str, str]
+) -> None:
+    run("chat", server.url, "--session", "empty", environment=environment, said=" ")
+    done = run("chat", server.url, "--resume", "--message", "hello", environment=environment)
+    assert (done.returncode, done.stdout) == (0, "You said: hello.\n")
+    assert "no turn of empty was interrupted" in done.stderr
+
+
 def test_resume_talks_on_in_the_last_session(server: Serving, environment: dict[str, str]) -> None:
     run("chat", server.url, "--session", "first", "--message", "one", environment=environment)
     run("chat", server.url, "--message", "two", "--resume", environment=environment)

@@ -87,7 +87,7 @@ def test_a_line_that_is_no_longer_the_last_one_is_not_written_over() -> None:
     seen = on_terminal(CALLED, STARTED, EpochStarted(2, "other", 1.5), ENDED)
     assert seen.splitlines() == [
         "       · look {} running",
-        "       ~ a new process took t…",
+        "       ~ a new process took o…",
         "       ✓ look {} ok 1.0 s",
     ]
 

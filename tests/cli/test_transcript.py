@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+from msgspec import Raw
+
 from midstream.cli.terminal import PLAIN, width_of
 from midstream.cli.transcript import Called, Noted, Said, call_line, lines, read, tools_note
+from midstream.core.calls import Choice, QuestionKind
 from midstream.core.messages import Call, Finish, Outcome, Reply, Result, Text, Thinking, UserMessage
 from midstream.core.records import (
     AttemptFailed,
     AttemptStarted,
+    CallDoubted,
     CallEnded,
+    CallProgressed,
     CallStarted,
     CancelRequested,
+    ChildSaid,
     Delta,
     EpochStarted,
     MessageAccepted,
+    MessageQueued,
+    MessageWithdrawn,
+    QuestionAnswered,
+    QuestionAsked,
     Record,
     ReplyCompleted,
+    ResultArrivedLate,
     ToolsChanged,
     TurnEnded,
+    TurnResumed,
     TurnStatus,
+    encode,
 )
 
 ASKED = MessageAccepted(1, UserMessage.of("hi"), at=10.0)
@@ -79,7 +92,7 @@ def test_how_a_turn_ended_is_told() -> None:
     assert (turn.status, turn.ended_at) == ("cancelled", 12.0)
     assert list(lines([turn], PLAIN, 60))[1:] == [
         "you    hi",
-        "       ~ somebody stopped the turn",
+        "       ~ stopped on request",
         "       cancelled after 2.0 s",
     ]
     failed = TurnEnded(1, TurnStatus.FAILED, 12.0, code="model_rejected", message="too long")
@@ -118,3 +131,47 @@ def test_tools_that_came_and_went_are_named_but_not_all_of_many() -> None:
     assert tools_note(changed) == expected
     assert tools_note(ToolsChanged(1, 10.0)) == "all tools are reachable again"
     assert entries(changed) == [Noted(expected)]
+
+
+def test_people_and_sub_agents_have_their_place_in_a_turn() -> None:
+    call = Call("c1", "clerk", '{"task":"pay"}')
+    replied = ReplyCompleted(1, 1, 1, Reply((call,), Finish.CALLS), 11.0)
+    inner: tuple[Record, ...] = (
+        MessageAccepted(1, UserMessage.of("pay"), 11.0),
+        ReplyCompleted(1, 1, 1, Reply((Text("It is paid."),)), 12.0),
+    )
+    turns = read(
+        [
+            ASKED,
+            replied,
+            QuestionAsked(1, 1, "c1", QuestionKind.APPROVAL, "d", 11.0, "Sure?"),
+            QuestionAnswered(
+                1, 1, "c1", QuestionKind.APPROVAL, "d", Choice.ALLOW, 11.5, arguments="{}", by="ann"
+            ),
+            CallStarted(1, 1, "c1", 1, 12.0, arguments='{"task":"pay 2"}'),
+            *(ChildSaid(1, 1, "c1", "s::1.1.0", at, Raw(encode(each))) for at, each in enumerate(inner, 1)),
+            CallProgressed(1, 1, "c1", 1, "half way", 12.5),
+            CallDoubted(1, 1, "c1", 12.6),
+            CallEnded(1, 1, Result("c1", "unknown", Outcome.UNKNOWN), 13.0),
+            MessageQueued(1, UserMessage.of("and then?"), 13.0),
+            MessageWithdrawn(1, 13.5),
+            TurnEnded(1, TurnStatus.FAILED, 14.0, "model_rejected", "no key"),
+            ResultArrivedLate(1, 1, Result("c1", "it was paid"), 15.0),
+            TurnResumed(1, 2, 16.0),
+            TurnEnded(1, TurnStatus.COMPLETED, 17.0),
+        ]
+    )
+    assert list(lines(turns, PLAIN, 100))[1:] == [
+        "you    hi",
+        '       ? clerk {"task":"pay 2"} unknown 1.0 s',
+        "  agent  It is paid.",
+        "         unknown",
+        "       ~ waits for a person: Sure?",
+        "       ~ ann answered: allow, with other arguments",
+        "       ~ the process that ran a call died: nobody knows whether it happened",
+        "       ~ message 1 waits for the end of this turn: and then?",
+        "       ~ message 1 was taken back",
+        "       ~ what became of a call came late (ok): it was paid",
+        "       ~ turn 1 goes on",
+        "       completed after 7.0 s",
+    ]

@@ -144,7 +144,7 @@ async def test_a_busy_session_is_told_at_once() -> None:
         await anext(first)
         assert await client.resume_interrupted() == [], "what is attached is not interrupted"
         with pytest.raises(SessionBusyError):
-            await _all(client.send("s1", "me too"))
+            await _all(client.send("s1", "me too", when_busy="refuse"))
         gate.set()
         assert _status(await _all(first)) is TurnStatus.COMPLETED
 

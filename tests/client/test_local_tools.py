@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from midstream.client.checkpoint import CallAnswered, CallAsked, CallIntended, CallNoted, KeptCall
-from midstream.client.local_tools import RESULT_BYTES_MAX, LocalTools, Start, offered
+from midstream.client.local_tools import RESULT_BYTES_MAX, LocalTools, Start, offered, refuse_foreign
 from midstream.core.calls import RERUNS_MAX, UNKNOWN_CONTENT, CallPlan, CallState, OnDoubt, Site
 from midstream.core.frames import ResultPayload, encode
 from midstream.core.messages import Call, Finish, Outcome, Reply, Result
 from midstream.core.records import CallEnded, CallStarted, ReplyCompleted
-from midstream.tools import by_name, current_call, tool
+from midstream.errors import ToolDefinitionError
+from midstream.tools import DidNotHappen, Happened, Probed, by_name, current_call, question, tool
 from tests.spec import spec
 
 CALL = Call("c1", "look", '{"path":"a"}')
@@ -129,6 +130,7 @@ async def test_a_tool_knows_its_call() -> None:
 
 async def test_a_tool_that_this_client_no_longer_has_is_told_to_the_model() -> None:
     result = await _tools().run(Start(PLACE, Call("c1", "gone"), 1))
+    assert result is not None
     assert (result.outcome, "no tool named 'gone'" in result.content) == (Outcome.ERROR, True)
 
 
@@ -143,6 +145,85 @@ def test_a_result_is_cut_to_fit_its_frame(letter: str) -> None:
     assert content.startswith(kept)
     assert mark == f"[+{len(content) - len(kept)} characters]"
     assert tools.writes() == [CallAnswered(1, 1, answer.result)]
+
+
+EDITED = CallStarted(1, 1, "c1", 1, 0.0, arguments='{"path":"b"}')
+
+
+@spec("TURN-33")
+def test_a_call_runs_with_the_arguments_a_person_wrote_in_this_life_and_the_next() -> None:
+    tools = _tools()
+    tools.take(_reply())
+    tools.writes()
+    tools.take(EDITED)
+    edited = Call("c1", "look", '{"path":"b"}')
+    assert tools.writes() == [CallNoted(1, 1, edited, PLAN), CallAsked(*PLACE), CallIntended(*PLACE, 1, 7)]
+    assert tools.to_start() == [Start(PLACE, edited, 1)]
+    for again in (_reply(), EDITED):  # events that come again
+        tools.take(again)
+    assert (tools.writes(), tools.to_start()) == ([CallAsked(*PLACE)], [])
+
+    kept = KeptCall(1, 1, CallState(edited, PLAN), is_asked=True)
+    later = _tools(kept)
+    later.take(_reply())
+    assert later.to_start() == [Start(PLACE, edited, 1)]
+
+
+@pytest.mark.parametrize(
+    ("says", "content", "runs"),
+    [(Happened("a: seen"), "a: seen", 0), (DidNotHappen(), "a: s1/1/1/c1", 1), (None, UNKNOWN_CONTENT, 0)],
+)
+@spec("TURN-37", "STREAM-18")
+async def test_a_call_in_doubt_with_a_probe_is_asked_about(says: Probed, content: str, runs: int) -> None:
+    @tool(name="look", probe=lambda path: says)
+    def probed(path: str) -> str:
+        """Look."""
+        return look.function(path)  # type: ignore[no-any-return] # it is the function above
+
+    tools = LocalTools("s1", by_name([probed]), epoch=7, kept=[_kept(OnDoubt.PROBE, runs=1)])
+    (probe,) = tools.to_start()
+    assert probe == Start(PLACE, CALL, 1, is_probe=True)
+    tools.ended(PLACE, await tools.run(probe))
+    again = tools.to_start()
+    assert len(again) == runs
+    for start in again:
+        assert tools.writes() == [CallIntended(*PLACE, 2, 7)]
+        tools.ended(PLACE, await tools.run(start))
+    assert [answer.result.content for answer in tools.answers()] == [content]
+
+
+async def test_a_probe_is_not_believed_for_ever_and_a_lost_one_knows_nothing() -> None:
+    tools = _tools(_kept(OnDoubt.PROBE, runs=RERUNS_MAX + 1))
+    tools.ended(PLACE, None)
+    assert [answer.result.outcome for answer in tools.answers()] == [Outcome.UNKNOWN]
+    gone = LocalTools("s1", {}, epoch=7, kept=[_kept(OnDoubt.PROBE, runs=1)])
+    (probe,) = gone.to_start()
+    assert await gone.run(probe) == Result("c1", UNKNOWN_CONTENT, Outcome.UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        CallPlan("c1", "digest", Site.CLIENT, on_doubt=OnDoubt.HOLD),
+        CallPlan("c1", "digest", Site.CLIENT, on_doubt=OnDoubt.RERUN, needs_approval=True),
+    ],
+)
+def test_a_call_in_doubt_that_only_a_person_could_decide_is_answered_as_unknown(plan: CallPlan) -> None:
+    tools = _tools(KeptCall(1, 1, CallState(CALL, plan, runs=1, epoch=3), is_asked=True))
+    assert [answer.result.outcome for answer in tools.answers()] == [Outcome.UNKNOWN]
+    assert tools.to_start() == []
+
+
+def test_a_person_is_asked_about_every_call_of_a_tool_with_a_rule() -> None:
+    sometimes = tool(name="some", needs_approval=lambda path: path == "/")(lambda: None)
+    always = tool(name="all", needs_approval=True)(lambda: None)
+    assert [offer.needs_approval for offer in offered([look, sometimes, always])] == [False, True, True]
+
+
+def test_a_tool_that_a_person_answers_is_refused() -> None:
+    refuse_foreign([look])
+    with pytest.raises(ToolDefinitionError):
+        refuse_foreign([look, question()])
 
 
 def test_what_the_server_is_told_of_a_tool() -> None:

@@ -586,3 +586,77 @@ test("keys and secrets are random and as long as they should be", () => {
   assert.equal(Buffer.from(randomText(32), "base64url").length, 32);
   assert.notEqual(randomText(16), randomText(16));
 });
+
+// --- people ------------------------------------------------------------------------------------------------------
+
+function payloadOf(first) {
+  const stream = new Stream({ session: "s", key: "k", secret: "x", cursor: null }, NOW);
+  first(stream);
+  return JSON.parse(stream.take().writes[0].value.frame).payload;
+}
+
+test("what a person says beside messages has its form on the wire", () => {
+  const answer = { turn: 1, reply: 2, call_id: "c", digest: "d", choice: "allow", arguments: "{}" };
+  assert.deepEqual(payloadOf((stream) => stream.answer(answer, NOW)), { type: "answer", ...answer });
+  assert.deepEqual(payloadOf((stream) => stream.resume(0, NOW)), { type: "resume" });
+  assert.deepEqual(payloadOf((stream) => stream.resume(4, NOW)), { type: "resume", turn: 4 });
+  assert.deepEqual(payloadOf((stream) => stream.withdraw(0, NOW)), { type: "withdraw" });
+  assert.deepEqual(payloadOf((stream) => stream.withdraw(2, NOW)), { type: "withdraw", number: 2 });
+  assert.equal(payloadOf((stream) => stream.say("hi", NOW, "refuse")).when_busy, "refuse");
+});
+
+test("an answer names what the question named, and nothing else of it", async () => {
+  const server = new SmallServer();
+  const client = await clientOf(server);
+  const question = { type: "question_asked", turn: 1, reply: 1, call_id: "c", digest: "d", kind: "approval", at: 1 };
+  await client.answer("s", question, "deny", { text: "too much" });
+  assert.deepEqual(JSON.parse(server.received[0]).payload, {
+    type: "answer",
+    turn: 1,
+    reply: 1,
+    call_id: "c",
+    digest: "d",
+    choice: "deny",
+    text: "too much",
+  });
+  client.close();
+});
+
+test("a refused answer rejects with the server's code", async () => {
+  const server = new SmallServer();
+  server.accept = (socket, frame) =>
+    server.tell(socket, { type: "error", code: "question_closed", message: "late", seqno: frame.seqno });
+  const client = await clientOf(server);
+  const answering = client.answer("s", { turn: 1, reply: 1, call_id: "c", digest: "d" }, "allow");
+  await assert.rejects(answering, (error) => error.code === "question_closed");
+  client.close();
+});
+
+test("the stream of a queued message lives until its own turn has ended", () => {
+  const { stream } = saying();
+  const queued = { type: "message_queued", number: 1, message: { parts: [] }, at: 1, stream: "k" };
+  stream.receive(events(["1-2", queued], ["1-3", ended], ["1-4", { ...accepted(), turn: 2 }]), NOW);
+  assert.deepEqual([stream.phase, stream.turn], ["live", 2]);
+  stream.receive(events(["1-5", { ...ended, turn: 2 }]), NOW);
+  assert.deepEqual([stream.phase, stream.error], ["ended", null]);
+});
+
+test("a message that was taken back ends its stream, and another one does not", () => {
+  const { stream } = saying();
+  const withdrawn = { type: "message_withdrawn", number: 1, at: 1 };
+  stream.receive(events(["1-2", { ...withdrawn, stream: "other" }]), NOW);
+  assert.equal(stream.phase, "live");
+  stream.receive(events(["1-3", { ...withdrawn, stream: "k" }]), NOW);
+  assert.deepEqual([stream.phase, stream.error], ["ended", null]);
+});
+
+test("a stream that resumes has the turn that goes on", () => {
+  const stream = new Stream({ session: "s", key: "k", secret: "x", cursor: "1-1" }, NOW);
+  stream.resume(0, NOW);
+  open(stream);
+  stream.receive(welcome(), NOW);
+  stream.receive(events(["1-2", { type: "turn_resumed", turn: 7, reply: 2, at: 1, stream: "k" }]), NOW);
+  assert.equal(stream.turn, 7);
+  stream.receive(events(["1-3", { ...ended, turn: 7 }]), NOW);
+  assert.equal(stream.phase, "ended");
+});

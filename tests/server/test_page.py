@@ -18,6 +18,8 @@ from playwright.async_api import Browser, Locator, Page, WebSocketRoute, async_p
 
 from midstream.core.messages import UserMessage
 from midstream.core.replies import Finished, ModelRequest, TextDelta, ThinkingDelta
+from midstream.core.session import QUEUE_MAX
+from midstream.core.turn import SendMessage, WhenBusy
 from midstream.errors import ModelUnavailableError
 from midstream.runtime.agent import Agent
 from midstream.server.app import App, asgi
@@ -549,25 +551,20 @@ async def test_hostile_words_are_shown_and_never_run(browser: Browser) -> None:
 
 
 async def test_a_refused_message_comes_back_into_the_box(browser: Browser) -> None:
-    """Two pages speak at once: one is refused, and its words are not lost."""
-    gate = asyncio.Event()
-    async with served(make_app(two_halves(gate))) as server:
+    """More messages wait than may: the next one is refused, and its words are not lost."""
+    async with served(make_app(two_halves(asyncio.Event()))) as server:
         chat = await opened(browser, server.url)
         await chat.say("first")
         await chat.sees("".join(WORDS[:HALF]))
-        gate.set()
-        await chat.sees_end("completed")
-        gate.clear()
-        other = Chat(await (await browser.new_context()).new_page(), [])
-        await other.page.route_web_socket("**/stream", without_news('"events":'))
-        await other.page.goto(chat.page.url)
-        await other.sees_light("live")
-        await chat.say("second")
+        runner = await server.app.host.session(chat.session)
+        for number in range(QUEUE_MAX):
+            waiting = SendMessage(UserMessage.of(f"waiting {number}"), when_busy=WhenBusy.QUEUE)
+            await runner.submit(waiting)
+        await expect(chat.page.locator("#queued li")).to_have_count(QUEUE_MAX, timeout=WAIT_MS)
+        await chat.say("one too many")
+        await expect(chat.page.locator("#notice")).to_contain_text("was not sent", timeout=WAIT_MS)
+        await expect(chat.page.locator("#text")).to_have_value("one too many")
         await chat.sees("".join(WORDS[:HALF]))
-        await other.say("third")
-        await expect(other.page.locator("#notice")).to_contain_text("was not sent", timeout=WAIT_MS)
-        await expect(other.page.locator("#text")).to_have_value("third")
-        await other.sees("".join(WORDS[:HALF]))
 
 
 async def test_each_session_has_its_address_and_the_list_leads_there(browser: Browser) -> None:

@@ -121,3 +121,179 @@ test("the end of a turn has its status, and a new owner in the middle leaves a m
 test("a record of a kind this page does not know is passed over", () => {
   assert.equal(told(said, { type: "moon_rose", turn: 1 }, { type: "tide" }).cursor, "1-4");
 });
+
+// --- people, queues and sub-agents ---
+
+const asks = (kind = "approval", more = {}) => ({
+  type: "question_asked",
+  turn: 1,
+  reply: 1,
+  call_id: "c1",
+  kind,
+  digest: "d",
+  at: 6,
+  ...more,
+});
+const answers = (choice, more = {}) => ({ ...asks(), type: "question_answered", choice, ...more });
+const started = (more = {}) => ({ type: "call_started", turn: 1, reply: 1, call_id: "c1", run: 1, at: 7, ...more });
+const ended = (status, code) => ({ type: "turn_ended", turn: 1, status, code, at: 9 });
+const callIn = (transcript) => replyOf(transcript).calls.get("c1");
+
+test("a question is open from its record to its answer, and an allowed call runs with what the person wrote", () => {
+  const transcript = told(said, asked(1), replied(call), asks("approval", { text: "Sure?", expires_at: 60 }));
+  assert.equal(callIn(transcript).state, "asking");
+  assert.deepEqual(callIn(transcript).question, {
+    turn: 1,
+    reply: 1,
+    call_id: "c1",
+    kind: "approval",
+    digest: "d",
+    text: "Sure?",
+    expiresAt: 60,
+    choices: ["allow", "deny"],
+  });
+  assert.deepEqual(
+    transcript.asking.map(({ session, call }) => [session, call.id]),
+    [["", "c1"]],
+  );
+  transcript.applyRecord(answers("allow", { arguments: '{"at":2}', by: "ann" }));
+  assert.deepEqual([callIn(transcript).state, callIn(transcript).question], ["planned", null]);
+  assert.deepEqual(callIn(transcript).answer, { choice: "allow", text: "", by: "ann" });
+  transcript.applyRecord(started({ arguments: '{"at":2}' }));
+  assert.deepEqual([callIn(transcript).state, callIn(transcript).edited], ["running", '{"at":2}']);
+  assert.deepEqual(transcript.asking, []);
+});
+
+test("a question that nobody answered in time closes with its call", () => {
+  const result = { call_id: "c1", content: "nobody", outcome: "cancelled" };
+  const transcript = told(said, asked(1), replied(call), asks(), {
+    type: "call_ended",
+    turn: 1,
+    reply: 1,
+    result,
+    at: 8,
+  });
+  assert.deepEqual([callIn(transcript).state, callIn(transcript).question], ["cancelled", null]);
+});
+
+test("a call in doubt asks what happened, and what came late is kept beside what was told", () => {
+  const doubted = { type: "call_doubted", turn: 1, reply: 1, call_id: "c1", at: 8 };
+  const transcript = told(said, asked(1), replied(call), started(), doubted, asks("doubt"));
+  assert.deepEqual(callIn(transcript).question.choices, ["happened", "rerun", "skip"]);
+  transcript.applyRecord(answers("skip", { kind: "doubt" }));
+  assert.equal(callIn(transcript).state, "doubt");
+  const unknown = { call_id: "c1", content: "?", outcome: "unknown" };
+  transcript.applyRecord({ type: "call_ended", turn: 1, reply: 1, result: unknown, at: 9 });
+  const late = { call_id: "c1", content: "it flies" };
+  transcript.applyRecord({ type: "result_arrived_late", turn: 1, reply: 1, result: late, at: 10 });
+  assert.deepEqual([callIn(transcript).content, callIn(transcript).late.content], ["?", "it flies"]);
+});
+
+test("progress is the last word of a running call", () => {
+  const progressed = (text) => ({ type: "call_progressed", turn: 1, reply: 1, call_id: "c1", run: 1, text, at: 8 });
+  const transcript = told(said, asked(1), replied(call), started(), progressed("10 %"), progressed("90 %"));
+  assert.equal(callIn(transcript).progress, "90 %");
+});
+
+test("messages wait in order until their turn or until they are taken back", () => {
+  const queued = (number) => ({ type: "message_queued", number, message: { parts: [] }, at: 3, stream: `k${number}` });
+  const transcript = told(said, asked(1), queued(1), queued(2));
+  assert.deepEqual([...transcript.queue.keys()], [1, 2]);
+  assert.equal(transcript.hasStream("k2"), true);
+  transcript.applyRecord({ type: "message_withdrawn", number: 1, at: 4 });
+  assert.deepEqual([...transcript.queue.keys()], [2]);
+  transcript.applyRecord(ended("completed"));
+  transcript.applyRecord({ ...said, turn: 2, queued: 2, stream: "k2" });
+  assert.deepEqual([...transcript.queue.keys()], []);
+  assert.deepEqual([transcript.hasStream("k1"), transcript.hasStream("k2")], [false, true]);
+});
+
+test("the last turn can go on where it was interrupted or failed, and then it runs", () => {
+  for (const [status, code, isLeft] of [
+    ["interrupted", "", true],
+    ["failed", "model_rejected", true],
+    ["failed", "model_calls_max", false],
+    ["completed", "", false],
+    ["cancelled", "", false],
+  ]) {
+    const transcript = told(said, asked(1), ended(status, code));
+    assert.equal(transcript.resumable !== null, isLeft, `${status} ${code}`);
+  }
+  const transcript = told(said, asked(1), ended("failed", "model_rejected"));
+  transcript.applyRecord({ type: "turn_resumed", turn: 1, reply: 1, at: 12, stream: "k" });
+  assert.equal(transcript.resumable, null);
+  assert.equal(transcript.running.number, 1);
+  assert.deepEqual([transcript.running.code, transcript.hasStream("k")], ["", true]);
+});
+
+test("what a sub-agent does is folded below its call, and its question is answered in its session", () => {
+  const child = (record, name = "s::1.1.0") => ({
+    type: "child_said",
+    turn: 1,
+    reply: 1,
+    call_id: "c1",
+    child: name,
+    position: 2,
+    record,
+  });
+  const transcript = told(said, asked(1), replied(call), started());
+  for (const record of [said, asked(1), delta("I look"), replied({ type: "text", text: "I look." }, call), asks()])
+    transcript.applyRecord(child(record));
+  const { work } = callIn(transcript);
+  assert.equal(work.session, "s::1.1.0");
+  assert.equal(textOf(work.transcript), "I look.");
+  assert.deepEqual(
+    transcript.asking.map(({ session }) => session),
+    ["s::1.1.0"],
+  );
+  transcript.applyRecord(child(answers("allow")));
+  transcript.applyRecord(child(started()));
+  transcript.applyRecord(child(child(said, "s::1.1.0::1.1.0")));
+  transcript.applyRecord(child(child(asked(1), "s::1.1.0::1.1.0")));
+  transcript.applyRecord(child(child(replied(call), "s::1.1.0::1.1.0")));
+  transcript.applyRecord(child(child(asks(), "s::1.1.0::1.1.0")));
+  assert.deepEqual(
+    transcript.asking.map(({ session }) => session),
+    ["s::1.1.0::1.1.0"],
+  );
+});
+
+test("a reader is told which tools came and went, and that the older part is no longer shown", () => {
+  const changed = (more) => ({ type: "tools_changed", turn: 1, at: 3, ...more });
+  const transcript = told(
+    said,
+    asked(1),
+    changed({ added: ["a", "b"], unreachable: ["mail"] }),
+    changed({}),
+    { type: "history_compacted", turn: 1, reply: 1, cut: 3, at: 4 },
+  );
+  assert.deepEqual(replyOf(transcript).notes, [
+    "Tools added: a, b.",
+    "Tool servers that cannot be reached: mail.",
+    "All tools can be reached again.",
+    "Longer than the model can read: it is shown no more of the older part.",
+  ]);
+});
+
+test("a snapshot has its open questions and its queue", () => {
+  const transcript = Transcript.fromSnapshot({
+    event_id: "1-9",
+    turns: 1,
+    last: "",
+    history: [{ type: "user", parts: [] }],
+    running: {
+      turn: 1,
+      reply: 1,
+      said: { parts: [call, { ...call, id: "c2" }] },
+      calls: [
+        { call, site: "server", status: "asking", question: { kind: "approval", digest: "d", choices: [] } },
+        { call: { ...call, id: "c2" }, site: "server", status: "in doubt" },
+      ],
+    },
+    queue: [{ number: 3, message: { parts: [] }, at: 5 }],
+  });
+  assert.deepEqual([callIn(transcript).state, callIn(transcript).question.call_id], ["asking", "c1"]);
+  assert.equal(replyOf(transcript).calls.get("c2").state, "doubt");
+  assert.deepEqual([...transcript.queue.keys()], [3]);
+  assert.equal(transcript.isPartial, true);
+});

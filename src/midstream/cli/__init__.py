@@ -29,8 +29,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("midstream.cli.chat:chat", "Talk to an agent; survives Ctrl-C, cuts and restarts."),
     "demo": ("midstream.cli.demo.command:demo", "Watch a session survive a cut and a SIGKILL."),
     "doctor": ("midstream.cli.doctor:doctor", "Find and repair histories that a provider would refuse."),
+    "resume": ("midstream.cli.resume:resume", "Go on with a turn that was interrupted or failed."),
     "serve": ("midstream.cli.serve:serve", "Serve an agent."),
-    "sessions": ("midstream.cli.sessions:sessions", "List, show, export and delete sessions."),
+    "sessions": (
+        "midstream.cli.sessions:sessions",
+        "List, show, answer, resume, stop, export and delete sessions.",
+    ),
 }
 """Name: where it lives, and what it is for (a test compares this with the command's own help)."""
 

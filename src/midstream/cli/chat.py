@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import importlib
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from enum import IntEnum
 
@@ -14,19 +14,22 @@ import click
 import msgspec
 
 from midstream.cli import Surroundings
+from midstream.cli.answering import Answering
 from midstream.cli.chats import Chats, LastShown
 from midstream.cli.exits import FAILURE, INTERRUPTED, UPSTREAM, of_error
 from midstream.cli.interrupts import Interrupts
+from midstream.cli.keyboard import Keyboard
 from midstream.cli.screen import Screen
-from midstream.cli.sources import ServerSource
+from midstream.cli.session_options import DEFAULT_URL
+from midstream.cli.sources import ServerSource, SessionNow
 from midstream.cli.terminal import Ink, clean, columns, escaped_json
 from midstream.client import Client, Event, connect
 from midstream.core.frames import Gone
+from midstream.core.questions import Question
 from midstream.core.records import MessageAccepted, TurnEnded, TurnStatus
-from midstream.errors import MidstreamError, UsageError
+from midstream.errors import MidstreamError, SessionNotFoundError, UsageError
 from midstream.world import World
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 SECOND_CTRL_C_S = 3.0
 """Seconds after a Ctrl-C in which another one stops the turn."""
 CANCEL_S = 15.0
@@ -135,18 +138,33 @@ class Talk:
         self._is_json = is_json
         self._ink = surroundings.out
         self._world = World()
+        self._is_prompted = False
+        """Whether a question's prompt is the last thing on the screen."""
         self._told = ""
         """The trouble that was said already: a server short of space says so again at each try."""
-        width = columns() if self._ink.is_terminal else 0
+        self._width = columns() if self._ink.is_terminal else 0
         ink = self._ink if self._ink.is_terminal else surroundings.talk
-        screen_ink = Ink(is_colored=ink.is_colored, is_terminal=self._ink.is_terminal)
-        self._screen = Screen(_write, self.tell, screen_ink, width)
+        self._screen_ink = Ink(is_colored=ink.is_colored, is_terminal=self._ink.is_terminal)
+        self._screen = Screen(self._say, self.tell, self._screen_ink, self._width)
 
     def tell(self, text: str) -> None:
         """Say something that is no answer: on the terminal beside the answer, else on stderr."""
         output = sys.stdout if self._ink.is_terminal and not self._is_json else sys.stderr
+        if self._is_prompted:
+            self._is_prompted = False
+            text = f"\n{text}"
         output.write(text)
         output.flush()
+
+    def _say(self, text: str) -> None:
+        if self._is_prompted:
+            self.tell("")
+        _write(text)
+
+    def _prompt(self, text: str) -> None:
+        if text:
+            self.tell(text)
+        self._is_prompted = bool(text)
 
     async def say(self, words: str) -> Left:
         """Say something and show the turn it opens."""
@@ -155,17 +173,61 @@ class Talk:
 
     async def resume(self) -> Left:
         """Show what was missed of the turns that were left, and the rest of them."""
-        left = Left.COMPLETED
+        left = await self._go_on(self._left_here, self._running)
+        if left is None:
+            self._screen.note(f"no turn of {self.session} was interrupted")
+        return left or Left.COMPLETED
+
+    async def go_on(self) -> Left | None:
+        """Show the rest of the last turn, whoever left it; resume it where it was interrupted or failed.
+
+        Returns:
+            How it ended; None where there was nothing to go on with.
+        """
+        return await self._go_on(self._left_here, self._running, self._stopped)
+
+    async def _go_on(self, *ways: Callable[[Client], AsyncIterator[AsyncIterator[Event]]]) -> Left | None:
+        """Watch what the first way leads to that leads anywhere."""
+        left: Left | None = None
         async with self._connected() as client:
-            turns = [turn for turn in await client.resume_interrupted() if turn.session == self.session]
-            if not turns:
-                self._screen.note(f"no turn of {self.session} was interrupted")
-            for turn in turns:
+            for way in ways:
+                async for events in way(client):
+                    left = await self._watch(client, events, is_ours=False)
+                    if left is Left.INTERRUPTED:
+                        return left
+                if left is not None:
+                    return left
+        return None
+
+    async def _left_here(self, client: Client) -> AsyncIterator[AsyncIterator[Event]]:
+        """The turns that this terminal did not see the end of."""
+        for turn in await client.resume_interrupted():
+            if turn.session == self.session:
                 self._screen.note(f"going on in {self.session} where this terminal stopped")
-                left = await self._watch(client, turn.resume(), is_ours=False)
-                if left is Left.INTERRUPTED:
-                    break
-        return left
+                yield turn.resume()
+
+    async def _running(self, client: Client) -> AsyncIterator[AsyncIterator[Event]]:
+        """The turn that runs, which somebody else began, or this terminal too long ago."""
+        now = await self._now()
+        if now is None or now.status == "idle":
+            return
+        with self._chats.shown(self.session) as shown:
+            after = shown.newest or now.event_id
+        self._screen.note(f"turn {now.turns} of {self.session} runs: it waits for {now.waiting_on}")
+        yield _to_end_of(now.turns, client.follow(self.session, after))
+
+    async def _stopped(self, client: Client) -> AsyncIterator[AsyncIterator[Event]]:
+        """The turn that was interrupted or failed."""
+        now = await self._now()
+        if now is not None and now.is_resumable:
+            yield client.resume(self.session, now.turns)
+
+    async def _now(self) -> SessionNow | None:
+        """What the session is doing; None where nothing was ever said in it."""
+        try:
+            return await asyncio.to_thread(ServerSource(self.url).snapshot, self.session)
+        except SessionNotFoundError:
+            return None
 
     def _connected(self) -> Client:
         def tell(session: str, is_reconnecting: bool) -> None:  # noqa: FBT001 - the client's callback
@@ -187,26 +249,70 @@ class Talk:
     # --- one turn -----------------------------------------------------------------------------------------------
 
     async def _watch(self, client: Client, events: AsyncIterator[Event], *, is_ours: bool) -> Left:
-        """Show a turn to its end, or until Ctrl-C."""
+        """Show a turn to its end, or until Ctrl-C; put its questions to whoever sits here."""
         ended: TurnEnded | None = None
+        answering = self._answering(client)
         with Interrupts() as interrupts, self._chats.shown(self.session) as shown:
             interrupted = self._world.spawn(interrupts.reached(1), name="ctrl-c")
             try:
+                if answering is not None and not is_ours:
+                    await answering.look()
                 while True:
                     coming = self._world.spawn(_next(events), name="next event")
-                    await asyncio.wait({coming, interrupted}, return_when=asyncio.FIRST_COMPLETED)
+                    await self._until_next(coming, interrupted, answering)
                     if not coming.done():
                         return await self._leave(client, interrupts, coming, shown, events)
                     event = coming.result()
                     if event is None:
                         break
                     self._show(event, shown, is_ours=is_ours)
+                    if answering is not None:
+                        await answering.take(event)
                     if isinstance(event.record, TurnEnded):
                         ended = event.record
             finally:
                 interrupted.cancel()
+                if answering is not None:
+                    answering.stop()
                 self._screen.pause()
         return _left_by(ended)
+
+    async def _until_next(
+        self, coming: asyncio.Task[Event | None], interrupted: asyncio.Task[None], answering: Answering | None
+    ) -> None:
+        """Wait for the next event or Ctrl-C, and meanwhile for what a person answers."""
+        while not (coming.done() or interrupted.done()):
+            if answering is not None and not self._is_prompted:
+                answering.prompt_again()
+            work = answering.work if answering is not None else None
+            await asyncio.wait(
+                {coming, interrupted} | ({work} if work else set()), return_when=asyncio.FIRST_COMPLETED
+            )
+            if answering is not None and work is not None and work.done():
+                await answering.go_on()
+
+    def _answering(self, client: Client) -> Answering | None:
+        """Return who puts questions to a person; nobody does where every event is printed as JSON."""
+        if self._is_json:
+            return None
+        keyboard = Keyboard() if self._ink.is_terminal and Keyboard.is_there() else None
+        return Answering(
+            client,
+            self.session,
+            self._screen,
+            self._prompt,
+            self._screen_ink,
+            self._width,
+            keyboard=keyboard,
+            how_to=self._how_to,
+        )
+
+    def _how_to(self, question: Question) -> str:
+        choices = "|".join(question.choices)
+        call = f" --call {question.call_id}" if question.call_id else ""
+        return (
+            f"answer it with: midstream sessions answer {question.session} {choices}{call} --url {self.url}"
+        )
 
     def _show(self, event: Event, shown: LastShown, *, is_ours: bool) -> None:
         if isinstance(event.record, Gone):
@@ -273,6 +379,14 @@ async def _next(events: AsyncIterator[Event]) -> Event | None:
         return await anext(events)
     except StopAsyncIteration:
         return None
+
+
+async def _to_end_of(turn: int, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+    async with aclosing(events):
+        async for event in events:
+            yield event
+            if isinstance(event.record, TurnEnded) and event.record.turn == turn:
+                return
 
 
 async def _let_go(coming: asyncio.Task[Event | None], events: AsyncIterator[Event]) -> None:

@@ -102,6 +102,11 @@ class LastShown:
     ) -> None:
         os.close(self._file)
 
+    @property
+    def newest(self) -> str | None:
+        """The newest event that was printed; None where none was."""
+        return str(self._id) if self._id.position else None
+
     def has(self, event_id: str) -> bool:
         """Whether this event, or one after it, was printed before."""
         return EventId.parse(event_id).position <= self._id.position

@@ -7,23 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from midstream.cli.subagents import SubAgents
 from midstream.cli.terminal import Ink, clean, indented, shortened, width_of
-from midstream.cli.transcript import INDENT, Called, call_line, tools_note, words_of
+from midstream.cli.transcript import INDENT, Called, call_line, note_of, words_of
 from midstream.core.frames import Gone
 from midstream.core.messages import Call
 from midstream.core.records import (
-    AttemptFailed,
     AttemptStarted,
     CallEnded,
     CallStarted,
-    CancelRequested,
+    ChildSaid,
     Delta,
-    EpochStarted,
-    HistoryCompacted,
     MessageAccepted,
+    QuestionAsked,
     Record,
     ReplyCompleted,
-    ToolsChanged,
     TurnEnded,
     TurnStatus,
 )
@@ -105,6 +103,7 @@ class Screen:
         self._flow: Flow | None = None
         self._kind = ""
         self._calls: dict[tuple[int, int, str], Called] = {}
+        self._below = SubAgents(ink, width)
         self._running: Called | None = None
         """The call whose line is the last one and not ended, so that it can be written over."""
 
@@ -117,12 +116,6 @@ class Screen:
                 self._heard(clean(words_of(record.message)))
             case AttemptStarted() if record.attempt > 1:
                 self.note(f"asked again (attempt {record.attempt}): what it had begun to say is void")
-            case AttemptFailed():
-                self.note(f"attempt {record.attempt} failed: {record.message} [{record.code}]")
-            case HistoryCompacted():
-                self.note("longer than the model can read: it is asked again without the older part")
-            case ToolsChanged():
-                self.note(tools_note(record))
             case ReplyCompleted():
                 self.pause()
                 calls = [part for part in record.body.parts if isinstance(part, Call)]
@@ -132,16 +125,18 @@ class Screen:
                 self._call_started(record)
             case CallEnded():
                 self._call_ended(record)
-            case CancelRequested():
-                self.note("stopped on request")
-            case EpochStarted() if record.epoch > 1:
-                self.note(f"a new process took the session over (epoch {record.epoch})")
             case TurnEnded():
                 self._turn_ended(record)
             case Gone():
                 self.note(f"the server has lost what came after event {record.resume_from}: forget it")
+            case ChildSaid():
+                for line in self._below.lines(record):
+                    self.remark(line)
+            case QuestionAsked():
+                pass  # whoever owns the screen puts it to a person, with all there is to know
             case _:
-                pass
+                if note := note_of(record):
+                    self.note(note)
 
     def note(self, text: str) -> None:
         """Print a remark about the turn."""
@@ -189,6 +184,7 @@ class Screen:
             return  # its reply was shown by somebody else
         self.pause()
         called.runs, called.started_at = record.run, record.at
+        called.arguments = record.arguments or called.arguments
         self._tell(self._line_of(called))
         if self._ink.is_terminal:
             self._running = called

@@ -2,71 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 import msgspec
-from click.shell_completion import CompletionItem
 
 from midstream.cli import Surroundings
-from midstream.cli.places import Places
-from midstream.cli.sources import FileSource, ServerSource, SessionLine, Source, resolve
-from midstream.cli.terminal import COLUMNS, Ink, clean, columns, escaped_json, padded, shortened
+from midstream.cli.session_actions import answer, cancel, questions, resume_turn, withdraw
+from midstream.cli.session_options import complete, json_of, source_of, source_options
+from midstream.cli.sources import SessionLine, resolve
+from midstream.cli.terminal import COLUMNS, Ink, clean, columns, padded, shortened
 from midstream.cli.transcript import TurnTranscript, lines, read, time_of
 from midstream.core.records import decode
-from midstream.errors import MidstreamError, UsageError
-
-F = TypeVar("F", bound=Callable[..., Any])  # whatever click decorates
+from midstream.errors import UsageError
 
 LIST_MAX = 50
-COMPLETIONS_MAX = 50
-"""Ids offered by a shell; more would not fit the screen."""
 ID_COLUMNS = 24
-
-
-def _source_options(command: F) -> F:
-    """Where to look, and in which form to answer."""
-    for option in (
-        click.option("--json", "is_json", is_flag=True, help="Answer in JSON."),
-        click.option("--url", metavar="URL", help="Ask a running server, such as http://127.0.0.1:8000."),
-        click.option(
-            "--store",
-            type=click.Path(dir_okay=False, path_type=Path),
-            help="Look into this database (default: the one `midstream serve` uses).",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-def _source(surroundings: Surroundings, store: Path | None, url: str | None) -> Source:
-    if store and url:
-        raise UsageError("--store and --url name two places: give one of them")
-    return ServerSource(url) if url else FileSource(store or surroundings.places.store)
-
-
-def _complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer the ids of the store that would be looked into; a server is not asked, nobody waits for it."""
-    if ctx.params.get("url"):
-        return []
-    with contextlib.suppress(MidstreamError):
-        source = FileSource(ctx.params.get("store") or Places.found().store)
-        fitting = (line for line in source.list() if line.id.startswith(incomplete))
-        return [
-            CompletionItem(line.id, help=clean(line.title, is_one_line=True))
-            for line in islice(fitting, COMPLETIONS_MAX)
-        ]
-    return []
 
 
 @click.group()
 def sessions() -> None:
-    """List, show, export and delete sessions.
+    """List, show, answer, resume, stop, export and delete sessions.
 
     A session is named by its id, by the beginning of it if that is unique, or by - for the last changed one.
     """
@@ -74,7 +33,7 @@ def sessions() -> None:
 
 @sessions.command("list")
 @click.option("--limit", type=click.IntRange(min=0), default=LIST_MAX, show_default=True, help="0: all.")
-@_source_options
+@source_options
 @click.pass_obj
 def list_sessions(
     surroundings: Surroundings,
@@ -84,13 +43,13 @@ def list_sessions(
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> None:
     """List sessions, last changed first: a table, or tab-separated lines where stdout is no terminal."""
-    source = _source(surroundings, store, url)
+    source = source_of(surroundings, store, url)
     found = list(islice(source.list(), limit + 1 if limit else None))
     shown = found[:limit] if limit else found
     ink = surroundings.out
     if is_json:
         for line in shown:
-            click.echo(_json(line))
+            click.echo(json_of(line))
     elif ink.is_terminal:
         for row in _table(shown, ink, columns()):
             click.echo(row, color=True)
@@ -118,9 +77,9 @@ def _table(shown: list[SessionLine], ink: Ink, width: int) -> Iterator[str]:
 
 
 @sessions.command()
-@click.argument("session", shell_complete=_complete)
+@click.argument("session", shell_complete=complete)
 @click.option("--raw", is_flag=True, help="Print what was written as it is; it may act on your terminal.")
-@_source_options
+@source_options
 @click.pass_obj
 def show(
     surroundings: Surroundings,
@@ -131,11 +90,11 @@ def show(
     is_json: bool,  # noqa: FBT001 - see above
 ) -> None:
     """Show a session as a readable transcript."""
-    source = _source(surroundings, store, url)
+    source = source_of(surroundings, store, url)
     found = resolve(source, session)
     turns = read(decode(bytes(line.record)) for line in source.records(found.id))
     if is_json:
-        click.echo(_json({**msgspec.to_builtins(found), "transcript": turns}))
+        click.echo(json_of({**msgspec.to_builtins(found), "transcript": turns}))
         return
     if raw:
         for turn in turns:
@@ -155,8 +114,8 @@ def _raw_lines(turn: TurnTranscript) -> Iterator[str]:
 
 
 @sessions.command()
-@click.argument("session", shell_complete=_complete)
-@_source_options
+@click.argument("session", shell_complete=complete)
+@source_options
 @click.pass_obj
 def export(
     surroundings: Surroundings,
@@ -166,17 +125,17 @@ def export(
     is_json: bool,  # noqa: ARG001, FBT001 - an export is JSON anyway
 ) -> None:
     """Write a session's records as JSON lines: {"id": epoch-position, "record": {...}}."""
-    source = _source(surroundings, store, url)
+    source = source_of(surroundings, store, url)
     found = resolve(source, session)
     for line in source.records(found.id):
-        click.echo(_json(line))
+        click.echo(json_of(line))
 
 
 @sessions.command()
-@click.argument("names", metavar="SESSION...", nargs=-1, required=True, shell_complete=_complete)
+@click.argument("names", metavar="SESSION...", nargs=-1, required=True, shell_complete=complete)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
-@_source_options
+@source_options
 @click.pass_obj
 def delete(
     surroundings: Surroundings,
@@ -188,7 +147,7 @@ def delete(
     is_json: bool,  # noqa: FBT001 - see above
 ) -> None:
     """Delete sessions and everything in them for good."""
-    source = _source(surroundings, store, url)
+    source = source_of(surroundings, store, url)
     found = list({line.id: line for line in (resolve(source, name) for name in names)}.values())
     for line in found:
         title = shortened(clean(line.title, is_one_line=True), 40)
@@ -201,7 +160,7 @@ def delete(
         if not dry_run:
             source.delete(line.id)
         if is_json:
-            click.echo(_json({"id": line.id, "is_deleted": not dry_run}))
+            click.echo(json_of({"id": line.id, "is_deleted": not dry_run}))
     done = "would be deleted" if dry_run else "deleted"
     click.echo(f"{_counted(found)} {done}.", err=True)
 
@@ -210,5 +169,5 @@ def _counted(found: list[SessionLine]) -> str:
     return f"{len(found)} session{'s' if len(found) != 1 else ''}"
 
 
-def _json(value: object) -> str:
-    return escaped_json(msgspec.json.encode(value).decode())
+for command in (questions, answer, resume_turn, cancel, withdraw):
+    sessions.add_command(command)

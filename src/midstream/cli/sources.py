@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 from urllib.parse import quote, urlsplit
@@ -12,6 +12,10 @@ from urllib.parse import quote, urlsplit
 import msgspec
 from msgspec import Struct
 
+from midstream.core.frames import EventId
+from midstream.core.questions import Question, questions_of
+from midstream.core.records import decode
+from midstream.core.session import Session, evolve
 from midstream.errors import (
     ConnectionLostError,
     MidstreamError,
@@ -20,7 +24,8 @@ from midstream.errors import (
     SessionNotFoundError,
     UsageError,
 )
-from midstream.store.contract import SessionInfo
+from midstream.runtime.children import CHILD_MARK
+from midstream.store.contract import RUNNING, WAITING, SessionInfo
 from midstream.store.sqlite import Reader, SQLiteStore, reading
 
 T = TypeVar("T")
@@ -63,6 +68,9 @@ class Source(Protocol):
         Raises:
             SessionNotFoundError: There is no such session.
         """
+
+    def questions(self, session: str | None) -> Sequence[Question]:
+        """Return what waits for a person, the longest first; of one session and its sub-agents where it is named."""
 
     def delete(self, session: str) -> None:
         """Remove a session for good.
@@ -116,6 +124,21 @@ class FileSource:
                 raise SessionNotFoundError(f"there is no session {session!r}")
             yield from _lines_of(reader, session)
 
+    def questions(self, session: str | None) -> Sequence[Question]:
+        """See `Source.questions`."""
+        found: list[Question] = []
+        for line in self.list():
+            is_meant = session is None or line.id == session or line.id.startswith(session + CHILD_MARK)
+            if line.status in (RUNNING, WAITING) and is_meant:
+                found += questions_of(line.id, self._fold(line.id))
+        return sorted(found, key=lambda question: question.asked_at)
+
+    def _fold(self, session: str) -> Session:
+        state = Session()
+        for line in self.records(session):
+            state = evolve(state, decode(bytes(line.record)), epoch=EventId.parse(line.id).epoch)
+        return state
+
     def delete(self, session: str) -> None:
         """See `Source.delete`."""
         if not asyncio.run(self._delete(session)):
@@ -146,6 +169,28 @@ def _line_of(info: SessionInfo) -> SessionLine:
 class _Page(Struct, frozen=True):
     sessions: list[SessionLine]
     next: str | None
+
+
+class _Questions(Struct, frozen=True):
+    questions: tuple[Question, ...]
+
+
+class SessionNow(Struct, frozen=True):
+    """What a session is doing, of all that a snapshot has."""
+
+    event_id: str
+    status: str
+    waiting_on: str
+    turns: int
+    last: str
+    is_resumable: bool = False
+
+
+class Told(Struct, frozen=True):
+    """Where a session stands after a server did what it was told."""
+
+    event_id: str
+    is_running: bool
 
 
 class _Health(Struct, frozen=True):
@@ -189,6 +234,35 @@ class ServerSource:
             for line in iter(answer.readline, b""):
                 yield self._read(line, Line)
 
+    def questions(self, session: str | None) -> Sequence[Question]:
+        """See `Source.questions`."""
+        query = "" if session is None else f"?session={quote(session, safe='')}"
+        return self._read(self._ask("GET", f"/v1/questions{query}").read(), _Questions).questions
+
+    def snapshot(self, session: str) -> SessionNow:
+        """Return what a session is doing.
+
+        Raises:
+            SessionNotFoundError: There is no such session.
+        """
+        return self._read(self._ask("GET", f"/v1/sessions/{quote(session, safe='')}").read(), SessionNow)
+
+    def tell(
+        self, session: str, what: str, *, number: tuple[str, int] | None = None, body: bytes = b""
+    ) -> Told:
+        """Have the server do something in a session: `answer`, `resume`, `cancel`, `withdraw`.
+
+        Args:
+            number: The name and the value of a number in the query.
+            body: What is sent with it.
+
+        Raises:
+            MidstreamError: It refused; nothing was changed.
+        """
+        query = f"?{number[0]}={number[1]}" if number else ""
+        path = f"/v1/sessions/{quote(session, safe='')}/{what}{query}"
+        return self._read(self._ask("POST", path, body).read(), Told)
+
     def delete(self, session: str) -> None:
         """See `Source.delete`."""
         self._ask("DELETE", f"/v1/sessions/{quote(session, safe='')}").read()
@@ -205,10 +279,11 @@ class ServerSource:
         except NotFoundError as error:
             raise ProtocolError(f"there is a server at {self._url}, but no midstream at this path") from error
 
-    def _ask(self, method: str, path: str) -> http.client.HTTPResponse:
+    def _ask(self, method: str, path: str, body: bytes = b"") -> http.client.HTTPResponse:
         try:
             # A connection each: nobody has to remember to close it.
-            self._connection.request(method, self._path + path, headers={"connection": "close"})
+            headers = {"connection": "close"}
+            self._connection.request(method, self._path + path, body=body or None, headers=headers)
             answer = self._connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()

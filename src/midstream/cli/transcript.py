@@ -8,24 +8,35 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType, field
 
 from midstream.cli.terminal import Ink, clean, indented, shortened
 from midstream.core.messages import Call, File, Reply, Text, Thinking, UserMessage
 from midstream.core.records import (
     AttemptFailed,
     AttemptStarted,
+    CallDoubted,
     CallEnded,
+    CallProgressed,
     CallStarted,
     CancelRequested,
+    ChildSaid,
     Delta,
     EpochStarted,
     HistoryCompacted,
     MessageAccepted,
+    MessageQueued,
+    MessageWithdrawn,
+    QuestionAnswered,
+    QuestionAsked,
     Record,
     ReplyCompleted,
+    ResultArrivedLate,
     ToolsChanged,
     TurnEnded,
+    TurnResumed,
+    TurnStatus,
+    decode,
 )
 
 RESULT_LINES_MAX = 3
@@ -33,6 +44,8 @@ RESULT_LINES_MAX = 3
 NAMES_MAX = 8
 """Tools that are named where some came or went; `export` names all."""
 INDENT = "       "
+INNER = "  "
+"""How much further a sub-agent's work is set in than the call."""
 
 
 class Said(Struct, tag="said", tag_field="type"):
@@ -44,7 +57,10 @@ class Said(Struct, tag="said", tag_field="type"):
 
 
 class Called(Struct, tag="called", tag_field="type"):
-    """One tool call. `outcome` is "" while nobody knows it, `runs` counts the starts."""
+    """One tool call. `outcome` is "" while nobody knows it, `runs` counts the starts.
+
+    `within` is what the sub-agent did whose work the call is.
+    """
 
     name: str
     arguments: str
@@ -53,6 +69,7 @@ class Called(Struct, tag="called", tag_field="type"):
     content: str = ""
     started_at: float = 0.0
     ended_at: float = 0.0
+    within: list[TurnTranscript] = field(default_factory=list)
 
 
 class Noted(Struct, tag="noted", tag_field="type"):
@@ -87,6 +104,7 @@ class _Reading:
     def __init__(self) -> None:
         self.turns: list[TurnTranscript] = []
         self._calls: dict[tuple[int, str], Called] = {}
+        self._children: dict[str, _Reading] = {}
         self._parts: dict[int, Said] = {}
         """The words of the attempt that is being made, by part."""
 
@@ -110,32 +128,38 @@ class _Reading:
                     self._parts[record.part] = said
                     turn.entries.append(said)
                 said.text += record.text
-            case AttemptFailed():
-                turn.entries.append(
-                    Noted(f"attempt {record.attempt} failed: {record.message} [{record.code}]")
-                )
-            case HistoryCompacted():
-                turn.entries.append(Noted("from here on the model is not shown the older part"))
-            case ToolsChanged():
-                turn.entries.append(Noted(tools_note(record)))
             case ReplyCompleted():
                 self._take_reply(record.reply, record.body, turn)
             case CallStarted():
                 called = self._calls[record.reply, record.call_id]
                 called.runs, called.started_at = record.run, record.at
+                called.arguments = record.arguments or called.arguments
+            case ChildSaid():
+                self._take_child(record)
             case CallEnded():
                 called = self._calls[record.reply, record.result.call_id]
                 called.outcome, called.content = record.result.outcome.value, record.result.content
                 called.ended_at = record.at
-            case EpochStarted() if turn.status == "running":
-                turn.entries.append(Noted(f"a new process took over (epoch {record.epoch})"))
-            case CancelRequested():
-                turn.entries.append(Noted("somebody stopped the turn"))
+            case EpochStarted() if turn.status != "running":
+                pass
+            case TurnResumed():
+                turn.status, turn.ended_at, turn.code, turn.message = "running", UNSET, UNSET, UNSET
+                turn.entries.append(Noted(note_of(record)))
             case TurnEnded():
                 turn.status, turn.ended_at = record.status.value, record.at
                 turn.code, turn.message = record.code or UNSET, record.message or UNSET
+            case CallProgressed():
+                pass  # how far it was is no news once it ended
             case _:
-                pass
+                if note := note_of(record):
+                    turn.entries.append(Noted(note))
+
+    def _take_child(self, said: ChildSaid) -> None:
+        called = self._calls[said.reply, said.call_id]
+        if said.child not in self._children:
+            self._children[said.child] = reading = _Reading()
+            called.within = reading.turns
+        self._children[said.child].take(decode(bytes(said.record)))
 
     def _take_reply(self, number: int, reply: Reply, turn: TurnTranscript) -> None:
         """The whole reply takes the place of the words of its attempt."""
@@ -151,6 +175,50 @@ class _Reading:
                 case Call():
                     called = self._calls[number, part.id] = Called(part.name, part.arguments)
                     turn.entries.append(called)
+
+
+def note_of(record: Record) -> str:
+    """Say in a line what happened to a turn; "" for what is no remark: words, calls, ends."""
+    match record:
+        case AttemptFailed():
+            return f"attempt {record.attempt} failed: {record.message} [{record.code}]"
+        case HistoryCompacted():
+            return "longer than the model can read: from here on it is not shown the older part"
+        case ToolsChanged():
+            return tools_note(record)
+        case EpochStarted() if record.epoch > 1:
+            return f"a new process took over (epoch {record.epoch})"
+        case CancelRequested():
+            return "its time is over" if record.status is TurnStatus.FAILED else "stopped on request"
+        case TurnResumed():
+            return f"turn {record.turn} goes on"
+        case MessageQueued():
+            return f"message {record.number} waits for the end of this turn: {words_of(record.message)}"
+        case MessageWithdrawn():
+            return f"message {record.number} was taken back"
+        case _:
+            return _note_of_call(record)
+
+
+def _note_of_call(record: Record) -> str:
+    match record:
+        case CallProgressed():
+            return record.text
+        case CallDoubted():
+            return "the process that ran a call died: nobody knows whether it happened"
+        case QuestionAsked():
+            return f"waits for a person: {record.text or record.kind.value}"
+        case QuestionAnswered():
+            who = record.by or "a person"
+            changed = ", with other arguments" if record.arguments is not None else ""
+            return (
+                f"{who} answered: {record.choice.value}{changed}{f': {record.text}' if record.text else ''}"
+            )
+        case ResultArrivedLate():
+            result = record.result
+            return f"what became of a call came late ({result.outcome.value}): {result.content}"
+        case _:
+            return ""
 
 
 def tools_note(changed: ToolsChanged) -> str:
@@ -192,6 +260,9 @@ def _entry_lines(entry: Said | Called | Noted, ink: Ink, width: int) -> Iterator
             yield from _said_lines(entry, ink, width)
         case Called():
             yield call_line(entry, ink, width)
+            for turn in entry.within:
+                for inner in turn.entries[1:]:
+                    yield from (f"{INNER}{line}" for line in _entry_lines(inner, ink, width - len(INNER)))
             content = indented(clean(entry.content), INDENT + "  ", width) if entry.content else []
             yield from (ink.dim(line) for line in content[:RESULT_LINES_MAX])
             if len(content) > RESULT_LINES_MAX:
@@ -211,7 +282,7 @@ def _said_lines(said: Said, ink: Ink, width: int) -> Iterator[str]:
     yield from body[1:]
 
 
-_SIGNS = {"ok": "✓", "error": "✗", "cancelled": "∅", "unknown": "?"}
+_SIGNS = {"ok": "✓", "error": "✗", "cancelled": "∅", "unknown": "?", "denied": "⊘"}
 
 
 def call_line(called: Called, ink: Ink, width: int) -> str:
@@ -228,7 +299,7 @@ def call_line(called: Called, ink: Ink, width: int) -> str:
             return ink.green(line)
         case "error":
             return ink.red(line)
-        case "unknown" | "cancelled":
+        case "unknown" | "cancelled" | "denied":
             return ink.yellow(line)
         case _:
             return line

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
-from midstream.client.client import Client, Event, InterruptedTurn, connect
+from midstream.client.client import Client, InterruptedTurn, connect
+from midstream.client.events import Event
+from midstream.core.questions import Question
 
-__all__ = ["Client", "Event", "InterruptedTurn", "connect"]
+__all__ = ["Client", "Event", "InterruptedTurn", "Question", "connect"]

@@ -79,7 +79,7 @@ class Attachment:
         self._receiving: asyncio.Task[bytes] | None = None
         self._timer: asyncio.Task[None] | None = None
         self._timer_at = 0.0
-        self._calls: dict[Place, asyncio.Task[Result]] = {}
+        self._calls: dict[Place, asyncio.Task[Result | None]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
 
     # --- what the client does -----------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ class Attachment:
     def _start(self, start: Start) -> None:
         self._calls[start.place] = self._spawn(self._run_tool(start), f"tool {start.call.name!r}")
 
-    async def _run_tool(self, start: Start) -> Result:
+    async def _run_tool(self, start: Start) -> Result | None:
         assert self._tools is not None
         self._world.reach(Fault.BEFORE_TOOL)
         result = await self._tools.run(start)

@@ -13,50 +13,40 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from msgspec import Struct
 
 from midstream.client.attachment import Attachment
 from midstream.client.checkpoint import CheckpointFile, KeptStream, StreamBegun
-from midstream.client.local_tools import LocalTools, offered
+from midstream.client.events import Event, event_of
+from midstream.client.local_tools import LocalTools, offered, refuse_foreign
+from midstream.client.requests import questions
 from midstream.client.transports import connect_websocket, stream_url
-from midstream.core.client_stream import Applied, ClientEvent, ClientStream, Forgotten
-from midstream.core.frames import AbortPayload, EventId, Gone, SayPayload
+from midstream.core.calls import Choice
+from midstream.core.client_stream import ClientStream, Forgotten
+from midstream.core.frames import (
+    AbortPayload,
+    AnswerPayload,
+    EventId,
+    Payload,
+    ResumePayload,
+    SayPayload,
+    WithdrawPayload,
+)
 from midstream.core.messages import UserMessage
-from midstream.core.records import Delta, Record, TurnEnded
-from midstream.core.turn import LOOK_BACK_S
+from midstream.core.questions import Question
+from midstream.core.records import QuestionAsked
+from midstream.core.turn import LOOK_BACK_S, WhenBusy
 from midstream.errors import MidstreamError, UsageError
 from midstream.tools import Tool, by_name, tool
 from midstream.world import World
 
-
-class Event(Struct, frozen=True):
-    """One thing that happened in a session.
-
-    Args:
-        id: Its place on the session's line. Keep it beside what you make of the event: where it comes again, you
-            have it.
-        record: What happened; see `midstream.core.records`. A `Gone` says that what came after `id` is not on the
-            line any more (the server lost it in a power cut): forget it; what is there follows.
-    """
-
-    id: str
-    record: Record | Gone
-
-    @property
-    def text(self) -> str:
-        """The words for the reader that this event adds; "" where it adds none."""
-        is_word = isinstance(self.record, Delta) and self.record.kind == "text"
-        return self.record.text if is_word else ""  # type: ignore[union-attr] # a word is a Delta
-
-    @property
-    def is_end(self) -> bool:
-        """Whether a turn ends here."""
-        return isinstance(self.record, TurnEnded)
+E = TypeVar("E", bound=StrEnum)
 
 
 class InterruptedTurn(Struct, frozen=True):
@@ -98,10 +88,12 @@ def connect(
 
     Raises:
         UsageError: `url` is no address of a server.
-        ToolDefinitionError: A function cannot be a tool, or two have one name.
+        ToolDefinitionError: A function cannot be a tool, two have one name, or one belongs to the server (`question`,
+            `sub_agent`).
     """
     stream_url(url, "any")
     named = by_name(each if isinstance(each, Tool) else tool(each) for each in tools)
+    refuse_foreign(named.values())
     return Client(
         url,
         state=state,
@@ -158,26 +150,99 @@ class Client:
 
     # --- what an application does -------------------------------------------------------------------------------
 
-    async def send(self, session: str, message: str | UserMessage) -> AsyncGenerator[Event, None]:
+    def send(
+        self, session: str, message: str | UserMessage, *, when_busy: WhenBusy | str = WhenBusy.QUEUE
+    ) -> AsyncGenerator[Event, None]:
         """Say something in a session, new or known, and iterate over the turn it opens, to its end.
+
+        Where a turn runs there, the message waits for its end (`when_busy="queue"`): its `MessageQueued` comes at once,
+        its own turn later, and nothing of the turns in between. Taken back, it ends with `MessageWithdrawn`.
 
         Iterating starts it. Leaving the loop early detaches: the turn goes on, and `resume_interrupted` finds it;
         only `cancel` stops it. An event counts as handled when the next one is asked for: an application that dies
         before that gets it again in its next life.
 
         Raises:
-            SessionBusyError: A turn is running there; nothing was said.
+            SessionBusyError: A turn runs there and `when_busy` is "refuse", or 100 messages wait. Nothing was said.
             FrameTooLargeError: The message is larger than 1 MiB. Nothing was said.
             ConnectionLostError: The server could not be reached for `patience_s`; what was said is kept.
             MidstreamError: The server refused, or the state file could not be written; see `code`.
         """
         said = UserMessage.of(message) if isinstance(message, str) else message
-        stream, begun = self._new_stream(session)
-        stream.submit(SayPayload(said.parts, offered(self._tools.values())))
-        tools = await self._local_tools(session, stream)
-        async with aclosing(self._deliver(self._attach(session, stream, begun, tools))) as events:
-            async for event in events:
-                yield event
+        payload = SayPayload(said.parts, offered(self._tools.values()), _named(WhenBusy, when_busy))
+        return self._take_part(session, payload)
+
+    def resume(self, session: str, turn: int | None = None) -> AsyncGenerator[Event, None]:
+        """Go on with the session's last turn, which was interrupted or failed, and iterate over the rest of it.
+
+        It has all that `send` has; `turn` resumes that one and no other. The tools of the client that opened it are
+        called again: a client that has others, or none, answers their calls with an error. For a turn that only this
+        program lost sight of, see `resume_interrupted`.
+
+        Raises:
+            NothingToResumeError: The last turn ended well, was stopped, or is another one. Nothing was changed.
+            SessionBusyError: The turn runs already: `follow` it.
+            SessionNotFoundError: Nothing was ever said there.
+            MidstreamError: As `send` does.
+        """
+        return self._take_part(session, ResumePayload(turn))
+
+    async def questions(self, session: str | None = None) -> tuple[Question, ...]:
+        """Return what waits for a person, the longest first: everywhere, or in one session and its sub-agents.
+
+        Raises:
+            ConnectionLostError: The server did not answer.
+            MidstreamError: It refused.
+        """
+        return await questions(self._url, session, self._headers)
+
+    async def answer(
+        self,
+        session: str,
+        question: QuestionAsked | Question,
+        choice: Choice | str,
+        *,
+        text: str = "",
+        arguments: str | None = None,
+    ) -> None:
+        """Answer what a person was asked, here or at any other client; return when the server has it on disk.
+
+        Where this process dies before that, the next `resume_interrupted` says it again.
+
+        Args:
+            session: The one that asks: `question.session` of a `Question`; of an event the last one of its `path`, or
+                the one that is followed.
+            question: From `Event.question` or `questions`.
+            choice: `allow` or `deny` an approval; `reply` to a question; of a call in doubt `happened`, `rerun` or
+                `skip`.
+            text: The reply, the reason of a denial, or what came of a call that happened.
+            arguments: With `allow`, the arguments (JSON text) to run instead of those that were shown.
+
+        Raises:
+            QuestionClosedError: Somebody was first, or its turn ended. Nothing was changed.
+            AnswerMismatchError: It is not among the question's `choices`. Nothing was changed.
+            MidstreamError: The server could not be reached, or refused.
+        """
+        payload = AnswerPayload(
+            question.turn,
+            question.reply,
+            question.call_id,
+            question.digest,
+            _named(Choice, choice),
+            text,
+            arguments,
+        )
+        await self._say_apart(session, payload)
+
+    async def withdraw(self, session: str, number: int | None = None) -> None:
+        """Take back a queued message, or without a number all that wait; return when the server has it on disk.
+
+        One whose turn has begun is not taken back, and it is no error: see `cancel`.
+
+        Raises:
+            MidstreamError: The server could not be reached, or refused.
+        """
+        await self._say_apart(session, WithdrawPayload(number))
 
     async def follow(self, session: str, after: str | None = None) -> AsyncGenerator[Event, None]:
         """Iterate over what happens in a session, without end and without saying anything.
@@ -214,17 +279,14 @@ class Client:
             attachment.abort()
             await attachment.acknowledged()
         if not ours:
-            stream, begun = self._new_stream(session)
-            stream.submit(AbortPayload())
-            stream.finish()
-            async for _ in self._deliver(self._attach(session, stream, begun)):
-                pass
+            await self._say_apart(session, AbortPayload())
 
     async def resume_interrupted(self, look_back_s: float = LOOK_BACK_S) -> list[InterruptedTurn]:
         """Return the turns that an earlier process left, or this one detached from, the oldest first.
 
-        Iterating over one goes on after the last event that was handled. Stops whose ack was never seen are sent
-        again at once, in the background. What is older than the look-back, or never said anything, is cleared.
+        Iterating over one goes on after the last event that was handled. Stops, answers and withdrawals whose ack was
+        never seen are sent again at once, in the background. What is older than the look-back, or never said anything,
+        is cleared.
 
         Raises:
             StoreDamagedError: The state file has lost something; nothing was sent.
@@ -259,11 +321,30 @@ class Client:
         return next((trouble for trouble in troubles if trouble is not None), None)
 
     def waiting_on(self, session: str) -> str:
-        """Return what the session's turn waited for at the last heartbeat: model, tool, client, nothing."""
+        """Return what the session's turn waited for at the last heartbeat: model, tool, client, person, nothing."""
         waits = [each.stream.waiting_on for each, where in self._attachments.items() if where == session]
         return next((wait for wait in waits if wait != "nothing"), "nothing")
 
     # --- streams ------------------------------------------------------------------------------------------------
+
+    async def _take_part(
+        self, session: str, payload: SayPayload | ResumePayload
+    ) -> AsyncGenerator[Event, None]:
+        """Open a stream with a payload that gives it a turn, and iterate over that."""
+        stream, begun = self._new_stream(session)
+        stream.submit(payload)
+        tools = await self._local_tools(session, stream)
+        async with aclosing(self._deliver(self._attach(session, stream, begun, tools))) as events:
+            async for event in events:
+                yield event
+
+    async def _say_apart(self, session: str, payload: Payload) -> None:
+        """Say something on a stream of its own, which ends with its ack."""
+        stream, begun = self._new_stream(session)
+        stream.submit(payload)
+        stream.finish()
+        async for _ in self._deliver(self._attach(session, stream, begun)):
+            pass
 
     def _new_stream(self, session: str) -> tuple[ClientStream, StreamBegun]:
         if not session:
@@ -314,18 +395,17 @@ class Client:
     async def _deliver(self, attachment: Attachment) -> AsyncGenerator[Event, None]:
         try:
             while (event := await attachment.next()) is not None:
-                yield _event_of(event)
+                yield event_of(event)
         finally:
             del self._attachments[attachment]
             await attachment.close()
 
 
-def _event_of(event: ClientEvent) -> Event:
-    match event:
-        case Applied(event_id, record):
-            return Event(str(event_id), record)
-        case _:
-            return Event(str(event.event_id), Gone(str(event.event_id), event.reason))
+def _named(kind: type[E], name: str) -> E:
+    try:
+        return kind(name)
+    except ValueError as error:
+        raise UsageError(f"{name!r} is none of {', '.join(kind)}") from error
 
 
 def _ignore(session: str, is_reconnecting: bool) -> None:  # noqa: FBT001 - the shape of the callback

@@ -9,6 +9,7 @@ again: the chunk that carries it is played back by the stream.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import assert_never
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,11 +22,12 @@ from midstream.client.checkpoint import (
     CallWrite,
     KeptCall,
 )
-from midstream.core.calls import UNKNOWN_CONTENT, CallState, Site, Verdict, judge
+from midstream.core.calls import RERUNS_MAX, UNKNOWN_CONTENT, CallState, Site, Verdict, judge
 from midstream.core.frames import FRAME_BYTES_MAX, ResultPayload, encode
 from midstream.core.messages import Call, Outcome, Result
 from midstream.core.records import CallEnded, CallStarted, ClientTool, Record, ReplyCompleted
-from midstream.tools import CallContext, Tool, run_call
+from midstream.errors import ToolDefinitionError
+from midstream.tools import CallContext, Tool, probe_call, run_call
 
 RESULT_BYTES_MAX = FRAME_BYTES_MAX - 4096
 """Of a result's payload, so that its chunk fits a frame."""
@@ -35,11 +37,12 @@ Place = tuple[int, int, str]
 
 
 class Start(Struct, frozen=True):
-    """Run this call now: its intent is kept."""
+    """Run this call now: its intent is kept. Or, for one in doubt, ask first whether it happened."""
 
     place: Place
     call: Call
     run: int
+    is_probe: bool = False
 
 
 class LocalTools:
@@ -98,9 +101,11 @@ class LocalTools:
         match record:
             case ReplyCompleted():
                 self._note(record)
-            case CallStarted(turn=turn, reply=reply, call_id=call_id) if (
+            case CallStarted(turn=turn, reply=reply, call_id=call_id, arguments=arguments) if (
                 place := (turn, reply, call_id)
             ) in self._calls:
+                if arguments is not None:
+                    self._edit(place, arguments)
                 self._writes.append(CallAsked(*place))
                 self._consider(place)
             case CallEnded(turn=turn, reply=reply, result=result) if (
@@ -112,21 +117,32 @@ class LocalTools:
             case _:
                 pass
 
-    def ended(self, place: Place, result: Result) -> None:
-        """A call was run; `result` is its one outcome."""
+    def ended(self, place: Place, result: Result | None) -> None:
+        """A call was run or asked about; `result` is its one outcome, None says that it did not happen."""
         call = self._calls[place]
-        if call.result is None:
-            self._answer(place, result)
+        if call.result is not None:
+            return
+        if result is None and call.runs <= RERUNS_MAX:
+            self._run(place)
+        else:
+            self._answer(place, result or Result(call.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN))
 
-    async def run(self, start: Start) -> Result:
-        """Run a call with its tool, within the tool's timeout. Never raises but for cancellation."""
+    async def run(self, start: Start) -> Result | None:
+        """Run a call with its tool, or its probe, within the tool's timeout. Never raises but for cancellation."""
         found = self._tools.get(start.call.name)
+        turn, reply, call_id = start.place
+        context = CallContext(self._session, turn, reply, call_id, start.run)
+        if found is None and start.is_probe:
+            return Result(start.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN)
         if found is None:
             known = ", ".join(sorted(self._tools)) or "none"
             message = f"This client has no tool named {start.call.name!r} any more. Known tools: {known}."
             return Result(start.call.id, message, Outcome.ERROR)
-        turn, reply, call_id = start.place
-        return await run_call(found, start.call, CallContext(self._session, turn, reply, call_id, start.run))
+        if not start.is_probe:
+            return await run_call(found, start.call, context)
+        result, may_run = await probe_call(found, start.call, context)
+        unknown = Result(start.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN)
+        return None if may_run else result or unknown
 
     # --- judgement ----------------------------------------------------------------------------------------------
 
@@ -148,14 +164,33 @@ class LocalTools:
         here = replace(call, plan=replace(call.plan, site=Site.SERVER))
         match judge(here, epoch=self._epoch):
             case Verdict.START | Verdict.RERUN:
-                run = call.runs + 1
-                self._calls[place] = replace(call, runs=run, epoch=self._epoch)
-                self._writes.append(CallIntended(*place, run, self._epoch))
-                self._starts.append(Start(place, call.call, run))
-            case Verdict.GIVE_UP:
+                self._run(place)
+            case Verdict.PROBE:
+                self._calls[place] = replace(call, is_in_doubt=True)
+                self._starts.append(Start(place, call.call, call.runs, is_probe=True))
+            case Verdict.GIVE_UP | Verdict.ASK:
+                # A person is asked by the server, about calls of its own: here what is held stays unknown.
                 self._answer(place, Result(call.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN))
             case Verdict.LEAVE | Verdict.DONE:
                 pass
+            case never:
+                assert_never(never)
+
+    def _run(self, place: Place) -> None:
+        call = self._calls[place]
+        run = call.runs + 1
+        self._calls[place] = replace(call, runs=run, epoch=self._epoch, is_in_doubt=False)
+        self._writes.append(CallIntended(*place, run, self._epoch))
+        self._starts.append(Start(place, call.call, run))
+
+    def _edit(self, place: Place, arguments: str) -> None:
+        """Take the arguments a person wrote instead of the model's; the plan stays that of the model's call."""
+        state = self._calls[place]
+        if state.runs or state.call.arguments == arguments:
+            return  # it came again
+        call = replace(state.call, arguments=arguments)
+        self._calls[place] = replace(state, call=call)
+        self._writes.append(CallNoted(place[0], place[1], call, state.plan))
 
     def _answer(self, place: Place, result: Result) -> None:
         turn, reply, _ = place
@@ -166,8 +201,29 @@ class LocalTools:
 
 
 def offered(tools: Iterable[Tool]) -> tuple[ClientTool, ...]:
-    """Return what the server is told of this client's tools."""
-    return tuple(ClientTool(tool.spec, tool.has_effects, tool.on_doubt, tool.timeout_s) for tool in tools)
+    """Return what the server is told of this client's tools.
+
+    A rule about arguments (`needs_approval` as a function) cannot travel: a person is asked about every call.
+    """
+    return tuple(
+        ClientTool(
+            each.spec, each.has_effects, each.on_doubt, each.timeout_s, each.needs_approval is not False
+        )
+        for each in tools
+    )
+
+
+def refuse_foreign(tools: Iterable[Tool]) -> None:
+    """Refuse tools whose calls are answered at the server.
+
+    Raises:
+        ToolDefinitionError: There is one.
+    """
+    for each in tools:
+        if each.site is not Site.SERVER:
+            raise ToolDefinitionError(
+                f"the tool {each.name!r} belongs to an agent at the server, not to a client"
+            )
 
 
 def _shortened(payload: ResultPayload) -> ResultPayload:

@@ -29,6 +29,7 @@ from midstream.core.frames import (
     IN_FLIGHT_MAX,
     AbortPayload,
     Ack,
+    AnswerPayload,
     Chunk,
     ClientFrame,
     Close,
@@ -41,6 +42,7 @@ from midstream.core.frames import (
     Payload,
     ServerFrame,
     Welcome,
+    WithdrawPayload,
     decode_payload,
     decode_server,
     encode,
@@ -241,13 +243,9 @@ class ClientStream:
         stream._next_seqno = checkpoint.next_seqno
         stream._unacked = dict(checkpoint.unacked)
         stream._acked = checkpoint.next_seqno - len(checkpoint.unacked)
-        aborts = [
-            seqno
-            for seqno, payload in checkpoint.unacked
-            if isinstance(decode_payload(payload), AbortPayload)
-        ]
-        stream._is_abort_numbered = bool(aborts)
-        stream._is_finishing = 0 in aborts
+        unacked = {seqno: decode_payload(payload) for seqno, payload in checkpoint.unacked}
+        stream._is_abort_numbered = any(isinstance(each, AbortPayload) for each in unacked.values())
+        stream._is_finishing = isinstance(unacked.get(0), AbortPayload | AnswerPayload | WithdrawPayload)
         return stream
 
     # --- what the shell may ask ---------------------------------------------------------------------------------
@@ -304,7 +302,7 @@ class ClientStream:
 
     @property
     def is_finishing(self) -> bool:
-        """Whether it only waits for acks: a stream that stops a turn and has none."""
+        """Whether it only waits for acks: a stream that stops, answers or takes back, and has no turn of its own."""
         return self._is_finishing
 
     @property
@@ -314,7 +312,7 @@ class ClientStream:
 
     @property
     def waiting_on(self) -> str:
-        """What the turn waited for at the last heartbeat: model, tool, client, nothing."""
+        """What the turn waited for at the last heartbeat: model, tool, client, person, nothing."""
         return self._waiting_on
 
     def writes(self) -> list[Write]:

@@ -296,6 +296,9 @@ def _decide_received(session: Session, chunk: Received, *, epoch: int, at: float
         raise Refused(
             SessionNotFoundError("nothing was said in this session yet, so there is nothing to answer")
         )
+    if isinstance(command, Resume) and session.is_live:
+        # STREAM-36: it would have no turn of its own, and never end
+        raise Refused(SessionBusyError(f"turn {session.turns} runs already: follow it"))
     if isinstance(command, SendMessage | Resume):
         if known and (known.turn or known.queued):
             raise Refused(

@@ -49,7 +49,7 @@ from midstream.core.turn import Refused
 from midstream.errors import MidstreamError, SessionBusyError, UnavailableError, UsageError
 from midstream.runtime.journal import Journal, require_session_id
 from midstream.runtime.runner import APPEND_BACKOFF, APPEND_TRIES_MAX, TITLE_CHARS_MAX
-from midstream.store.contract import Mark, Store, Stored
+from midstream.store.contract import RUNNING, Mark, Store, Stored
 from midstream.tools import CallContext
 from midstream.world import Fault, World
 
@@ -590,10 +590,6 @@ class Driver:
                 del self._kept[idle]
 
 
-RUNNING = "running"
-"""Status of a session whose turn is open. Its mark is not `is_live`: no owner of ours must look at it."""
-
-
 def _decision(command: Begin | Ask | Said | Replied | AttemptLost | Start | Ended | Close) -> Decision:
     return lambda state, epoch, at: decide(state, command, epoch=epoch, at=at)
 
@@ -615,6 +611,7 @@ def _mark_of(records: Sequence[Record], state: Session) -> Mark | None:
         if isinstance(record, MessageAccepted):
             text = " ".join(part.text for part in record.message.parts if isinstance(part, Text))
             title = " ".join(text.split())[:TITLE_CHARS_MAX] if record.turn == 1 else ""
+            # Not `is_live`: no owner of ours must look at it.
             mark = Mark(is_live=False, at=record.at, title=title, turns=state.turns, status=RUNNING)
         elif isinstance(record, TurnEnded):
             mark = Mark(is_live=False, at=record.at, turns=state.turns, status=record.status.value)

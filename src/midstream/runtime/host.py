@@ -167,9 +167,7 @@ class Host:
 
     async def is_wanted(self, parent: Parent) -> bool:
         """Whether the call is still open whose work a child session does; nothing is opened for that."""
-        awake = self._awake.get(parent.session)
-        state = awake.state if awake is not None else await self._peek(parent.session)
-        turn = state.turn
+        turn = (await self.glance(parent.session)).turn
         return (
             isinstance(turn, RunningCalls)
             and (turn.turn, turn.reply_no) == (parent.turn, parent.reply)
@@ -198,6 +196,11 @@ class Host:
     def awake(self, session_id: str) -> Runner | None:
         """Return a session if it is awake."""
         return self._awake.get(session_id)
+
+    async def glance(self, session_id: str) -> Session:
+        """Return what is known of a session without waking it; an empty one where there is none."""
+        awake = self._awake.get(session_id)
+        return awake.state if awake is not None else await self._peek(session_id)
 
     async def delete(self, session_id: str) -> None:
         """Remove an idle session and all its records for good.

@@ -69,7 +69,7 @@ from midstream.runtime.children import Nursery
 from midstream.runtime.handing import GIVE_UP, encode_command, position_of
 from midstream.runtime.journal import Journal
 from midstream.runtime.performers import Performer
-from midstream.store.contract import Mark, Stored
+from midstream.store.contract import RUNNING, WAITING, Mark, Stored
 from midstream.world import World
 
 MAILBOX_MAX = 64
@@ -708,9 +708,9 @@ def _mark_of(records: Sequence[Record], before: Session, state: Session) -> Mark
             text = " ".join(part.text for part in record.message.parts if isinstance(part, Text))
             first = mark.title if mark else ""
             title = " ".join(text.split())[:TITLE_CHARS_MAX] if record.turn == 1 else first
-            mark = Mark(is_live=True, at=record.at, title=title, turns=state.turns, status="running")
+            mark = Mark(is_live=True, at=record.at, title=title, turns=state.turns, status=RUNNING)
         elif isinstance(record, TurnResumed):
-            mark = Mark(is_live=True, at=record.at, turns=state.turns, status="running")
+            mark = Mark(is_live=True, at=record.at, turns=state.turns, status=RUNNING)
         elif isinstance(record, TurnEnded):
             title = mark.title if mark else ""
             status = record.status.value
@@ -718,7 +718,7 @@ def _mark_of(records: Sequence[Record], before: Session, state: Session) -> Mark
     if state.is_live and state.rests_on_people != before.rests_on_people:
         asked_at = max(record.at for record in records if isinstance(record, _ABOUT_PEOPLE))
         title = mark.title if mark else ""
-        status = "waiting" if state.rests_on_people else "running"
+        status = WAITING if state.rests_on_people else RUNNING
         return Mark(state.needs_owner, asked_at, title=title, turns=state.turns, status=status)
     return mark
 

@@ -28,6 +28,7 @@ from midstream.core.frames import (
     encode,
     secret_digest_of,
 )
+from midstream.core.questions import Question, questions_of
 from midstream.core.server_stream import KEY_CHARS_MAX, ServerStream, Wire, answer_of, read_chunk
 from midstream.core.sse import event_of_frame, events_of_records
 from midstream.core.turn import Cancel, Resume, Withdraw
@@ -38,11 +39,12 @@ from midstream.errors import (
     SessionNotFoundError,
     UsageError,
 )
+from midstream.runtime.children import CHILD_MARK
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
 from midstream.server.connection import Connection, Connections
 from midstream.server.snapshot import snapshot_of
-from midstream.store.contract import SessionInfo
+from midstream.store.contract import RUNNING, WAITING, SessionInfo
 from midstream.version import __version__
 from midstream.world import Fault
 
@@ -50,6 +52,8 @@ BODY_S = 30.0
 """Seconds for the body of one chunk: 1 MiB over a bad mobile network."""
 SESSIONS_PER_PAGE = 50
 SESSIONS_PER_PAGE_MAX = 200
+QUESTIONS_MAX = 500
+"""Open questions in one answer; nobody decides about more at a time."""
 RECORDS_PER_READ = 1000
 """Records of an export that are in memory at a time."""
 
@@ -90,6 +94,13 @@ class SessionPage(Struct, frozen=True):
     next: str | None
 
 
+class QuestionPage(Struct, frozen=True):
+    """What waits for a person, the longest first; `is_complete` unless more than `QUESTIONS_MAX` do."""
+
+    questions: list[Question]
+    is_complete: bool
+
+
 class HttpEndpoints:
     """Everything that is one request and one answer."""
 
@@ -103,6 +114,7 @@ class HttpEndpoints:
         return [
             Route("/health", self.health, methods=["GET"]),
             Route("/ready", self.ready, methods=["GET"]),
+            Route("/v1/questions", self.questions, methods=["GET"]),
             Route("/v1/sessions", self.sessions, methods=["GET"]),
             Route(one, self.show, methods=["GET"]),
             Route(one, self.delete, methods=["DELETE"]),
@@ -142,6 +154,18 @@ class HttpEndpoints:
                 return _json(SessionPage(lines, f"?limit={limit}&offset={offset + limit}"))
             lines.append(_line_of(info))
         return _json(SessionPage(lines, None))
+
+    async def questions(self, request: Request) -> Response:
+        """List what waits for a person, the longest first; `?session=` of that session and its sub-agents."""
+        named = request.query_params.get("session")
+        found: list[Question] = []
+        async for info in self._host.store.list():
+            if info.mark.status not in (RUNNING, WAITING):
+                continue
+            if named is None or info.session == named or info.session.startswith(named + CHILD_MARK):
+                found += questions_of(info.session, await self._host.glance(info.session))
+        found.sort(key=lambda question: question.asked_at)
+        return _json(QuestionPage(found[:QUESTIONS_MAX], is_complete=len(found) <= QUESTIONS_MAX))
 
     async def show(self, request: Request) -> Response:
         """Return a session's transcript, whole, and the event to follow it from."""

@@ -30,6 +30,11 @@ from msgspec import Struct
 
 from midstream.core.records import Sync
 
+RUNNING = "running"
+"""Status of a session whose turn is open."""
+WAITING = "waiting"
+"""Status of a session whose open turn waits for nothing but people."""
+
 
 class Stored(Struct, frozen=True):
     """A record as it lies in the journal; `body` is its JSON."""

@@ -19,6 +19,16 @@ const CUT_MS = 2500;
 const PATIENCE_MS = 250;
 const TITLE_CHARS = 80;
 const NEAR_END_PX = 80;
+/** Records that change the list of sessions. */
+const LISTED = new Set([
+  "message_accepted",
+  "turn_resumed",
+  "turn_ended",
+  "question_asked",
+  "question_answered",
+]);
+/** Stands in the id of every sub-agent's session, behind that of the session that called it. */
+const CHILD_MARK = "::";
 
 const SUGGESTIONS = [
   "Tell me a long story about a river.",
@@ -46,6 +56,13 @@ class Page {
   #isDrawing = false;
   #connection = { phase: "ended", retryAt: null };
   #lightTimer = null;
+  #shownQueue = "";
+  #resumable = null;
+  #actions = {
+    answer: (child, question, choice, more) =>
+      this.#client.answer(child || this.#session, question, choice, more),
+    resume: (turn) => this.#resume(turn),
+  };
 
   async start() {
     this.#client = await connect({
@@ -91,6 +108,10 @@ class Page {
     this.#reset(loaded ?? new Transcript());
     const after = this.#isKnown ? this.#transcript.cursor : null;
     const streams = await this.#client.resumeInterrupted({ session: named, after });
+    // A message that was taken back while nobody looked has a stream, and no turn will ever be its own.
+    const isWaited = ({ pendingText, key }) =>
+      pendingText !== null || this.#transcript.isPartial || this.#transcript.hasStream(key);
+    for (const stream of streams) if (!isWaited(stream)) stream.detach();
     const [own, ...others] = streams.filter((stream) => stream.isHeard);
     for (const other of others) other.detach();
     if (visit !== this.#visit) return own?.detach();
@@ -135,7 +156,7 @@ class Page {
     this.#transcript = transcript;
     this.#views.clear();
     this.#cuts = [];
-    this.#pending = null;
+    this.#pending = this.#resumable = null;
     find("turns").replaceChildren();
     this.#tell("");
     for (const turn of transcript.turns.values()) this.#dirty.add(turn);
@@ -180,13 +201,12 @@ class Page {
     const { record } = event;
     this.#isKnown = true;
     const turn = this.#transcript.apply(event);
-    if (turn === null) return;
     if (record.at) this.#skewMs = Math.max(this.#skewMs, record.at * 1000 - Date.now());
-    if (record.type === "message_accepted" && record.stream && record.stream === source.key)
-      this.#showPending(null);
-    this.#dirty.add(turn);
+    const isOwn = record.stream && record.stream === source.key;
+    if (isOwn && (record.type === "message_accepted" || record.type === "message_queued")) this.#showPending(null);
+    if (turn !== null) this.#dirty.add(turn);
     this.#draw();
-    if (record.type === "message_accepted" || record.type === "turn_ended") this.#list();
+    if (LISTED.has(record.type)) this.#list();
   }
 
   /** Tell a refusal, and give back what was not said. */
@@ -201,7 +221,7 @@ class Page {
         "The server no longer has this session. What you see is what this page had of it; begin a new one to go on.",
       );
     } else if (error.code === "session_busy")
-      this.#tell("This session is still answering. Your message was not sent; it is back in the box.");
+      this.#tell(`${error.message} Your message was not sent; it is back in the box.`);
     else if (error.code !== "stream_fenced") this.#tell(`${error.message} (${error.code})`);
     this.#scrollToEnd();
   }
@@ -232,7 +252,10 @@ class Page {
       event.preventDefault();
       this.#send();
     });
-    find("text").addEventListener("input", () => this.#fitComposer());
+    find("text").addEventListener("input", () => {
+      this.#fitComposer();
+      this.#showAll();
+    });
     find("text").addEventListener("keydown", (event) => {
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
       event.preventDefault();
@@ -247,7 +270,7 @@ class Page {
 
   #send() {
     const text = find("text").value;
-    if (!text.trim() || this.#isBusy() || this.#isLost) return;
+    if (!text.trim() || this.#pending !== null || this.#isLost) return;
     this.#tell("");
     let stream;
     try {
@@ -278,6 +301,23 @@ class Page {
     });
   }
 
+  /** Go on with a turn that was interrupted or failed. */
+  #resume(turn) {
+    this.#tell("");
+    this.#feedFrom(this.#client.resume(this.#session, { turn, after: this.#transcript.cursor }));
+  }
+
+  #withdraw(queued, button) {
+    button.disabled = true;
+    this.#client.withdraw(this.#session, queued.number).then(
+      () => !find("text").value && this.#write(textOf(queued.message)),
+      (error) => {
+        button.disabled = false;
+        this.#tell(error.message);
+      },
+    );
+  }
+
   #suggest(text) {
     this.#write(text);
     find("text").focus();
@@ -296,6 +336,7 @@ class Page {
     requestAnimationFrame(() => {
       this.#isDrawing = false;
       const wasAtEnd = this.#isAtEnd();
+      this.#markResumable();
       for (const turn of this.#dirty) this.#drawTurn(turn);
       this.#dirty.clear();
       this.#showAll();
@@ -307,7 +348,7 @@ class Page {
   #drawTurn(turn) {
     if (this.#transcript.turns.get(turn.number) !== turn) return; // of the session shown before
     if (!this.#views.has(turn.number)) {
-      const made = new TurnView(turn.number);
+      const made = new TurnView(turn.number, this.#actions);
       this.#views.set(turn.number, made);
       find("turns").insertBefore(made.root, this.#pending?.node ?? null);
     }
@@ -320,15 +361,43 @@ class Page {
     const cuts = this.#cuts
       .filter(within)
       .map(({ from, to }) => ({ from: toServer(from), to: to === null ? null : toServer(to) }));
-    this.#views.get(turn.number).show(turn, cuts, toServer(Date.now()));
+    this.#views.get(turn.number).show(turn, cuts, toServer(Date.now()), turn === this.#transcript.resumable);
+  }
+
+  /** Only the last turn can go on: what was it and no longer is must be drawn anew. */
+  #markResumable() {
+    const { resumable } = this.#transcript;
+    for (const turn of [this.#resumable, resumable])
+      if (turn !== null && this.#resumable !== resumable) this.#dirty.add(turn);
+    this.#resumable = resumable;
+  }
+
+  #showQueue() {
+    const queue = [...this.#transcript.queue.values()];
+    const shown = JSON.stringify(queue.map((each) => each.number));
+    if (shown === this.#shownQueue) return;
+    this.#shownQueue = shown;
+    find("queue").hidden = queue.length === 0;
+    find("queued").replaceChildren(
+      ...queue.map((each) => {
+        const words = element("span", "name", textOf(each.message));
+        words.dir = "auto";
+        const button = element("button", "quiet", "Take back");
+        button.type = "button";
+        button.addEventListener("click", () => this.#withdraw(each, button));
+        return element("li", "", words, button);
+      }),
+    );
   }
 
   #showAll() {
+    this.#showQueue();
     const isBusy = this.#isBusy();
     const isCancelling = this.#transcript.running?.isCancelling ?? false;
     find("empty").hidden = this.#transcript.turns.size > 0 || this.#pending !== null;
-    find("send").hidden = isBusy;
+    find("send").hidden = isBusy && !find("text").value.trim();
     find("stop").hidden = !isBusy;
+    find("text").placeholder = isBusy ? "Say what comes next" : "Say something";
     this.#isStopping &&= isBusy;
     find("stop").disabled = this.#isStopping || isCancelling;
     find("cut").disabled = this.#source === null;
@@ -337,7 +406,8 @@ class Page {
     const first = this.#transcript.turns.values().next().value;
     const title = visible(textOf(first?.message).split("\n", 1)[0]).slice(0, TITLE_CHARS);
     find("title").textContent = title || "New session";
-    document.title = title ? `${title} \u2013 midstream` : "midstream";
+    const asks = this.#transcript.asking.length > 0 ? "Waiting for you: " : "";
+    document.title = title ? `${asks}${title} \u2013 midstream` : "midstream";
   }
 
   #showPending(text) {
@@ -411,20 +481,22 @@ class Page {
 
   async #list() {
     let page;
+    let waiting;
     try {
-      page = await ask("/v1/sessions");
+      [page, waiting] = await Promise.all([ask("/v1/sessions"), ask("/v1/questions")]);
     } catch {
       return; // the list of before stands; the light tells
     }
-    const lines = page.sessions.map((session) => {
+    const asking = new Set(waiting.questions.map((question) => question.session.split(CHILD_MARK, 1)[0]));
+    const own = page.sessions.filter((session) => !session.id.includes(CHILD_MARK));
+    const lines = own.map((session) => {
       const link = element("a", "", element("bdi", "name", visible(session.title) || "Untitled"));
       link.href = `#${encodeURIComponent(session.id)}`;
-      link.append(
-        element("span", "when", session.status === "running" ? "running" : ago(session.updated_at)),
-      );
+      const isAsking = asking.has(session.id);
+      const when = isAsking ? "waits for you" : session.status;
+      link.append(element("span", "when", session.status === "running" ? when : ago(session.updated_at)));
       if (session.id === this.#session) link.setAttribute("aria-current", "page");
-      const line = element("li", session.status, link);
-      return line;
+      return element("li", isAsking ? `${session.status} asking` : session.status, link);
     });
     find("sessions").replaceChildren(...lines);
     find("sessions-empty").hidden = lines.length > 0;

@@ -35,13 +35,24 @@ export interface CallPart {
 export interface Result {
   call_id: string;
   content: string;
-  outcome?: "ok" | "error" | "cancelled" | "unknown";
+  outcome?: "ok" | "error" | "cancelled" | "unknown" | "denied";
 }
 export interface Reply {
   parts: (TextPart | ThinkingPart | CallPart)[];
   finish?: "stop" | "calls" | "length" | "filter" | "interrupted";
   model?: string;
   usage?: { input_tokens?: number; output_tokens?: number; cached_tokens?: number };
+}
+
+export type QuestionKind = "approval" | "question" | "doubt";
+/** `allow` or `deny` an approval, `reply` to a question; of a call in doubt `happened`, `rerun`, `skip`. */
+export type Choice = "allow" | "deny" | "reply" | "happened" | "rerun" | "skip";
+/** What an answer must name; a `question_asked` record has it. */
+export interface Asked {
+  turn: number;
+  reply: number;
+  call_id: string;
+  digest: string;
 }
 
 /** What the journal holds. Kinds that are not listed may come from a newer server: ignore them. */
@@ -55,7 +66,19 @@ export type JournalRecord =
       message: { type?: "user"; parts: (TextPart | FilePart)[] };
       at: number;
       stream?: string;
+      queued?: number;
     }
+  /** It came while a turn ran, and opens one of its own when those before it have ended. */
+  | {
+      type: "message_queued";
+      number: number;
+      message: { type?: "user"; parts: (TextPart | FilePart)[] };
+      at: number;
+      stream?: string;
+    }
+  | { type: "message_withdrawn"; number: number; at: number; stream?: string }
+  /** A turn that was interrupted or had failed goes on; `reply` is the one that comes next. */
+  | { type: "turn_resumed"; turn: number; reply: number; at: number; stream?: string }
   /** The model is asked; what earlier attempts said of this reply is void. */
   | { type: "attempt_started"; turn: number; reply: number; attempt: number; at: number; not_before?: number }
   | {
@@ -81,7 +104,33 @@ export type JournalRecord =
   /** The tools that come and go (those of MCP servers) are others than the session's readers were told last. */
   | { type: "tools_changed"; turn: number; at: number; added?: string[]; removed?: string[]; unreachable?: string[] }
   | { type: "reply_completed"; turn: number; reply: number; attempt: number; body: Reply; at: number }
-  | { type: "call_started"; turn: number; reply: number; call_id: string; run: number; at: number }
+  /** `arguments` where a person changed the model's. */
+  | { type: "call_started"; turn: number; reply: number; call_id: string; run: number; at: number; arguments?: string }
+  | { type: "call_progressed"; turn: number; reply: number; call_id: string; run: number; text: string; at: number }
+  /** A record of the session `child`, which does the work of a call; of nested sub-agents again a `child_said`. */
+  | {
+      type: "child_said";
+      turn: number;
+      reply: number;
+      call_id: string;
+      child: string;
+      position: number;
+      record: JournalRecord;
+    }
+  /** Its owner died without an outcome, and somebody is being asked whether it happened. */
+  | { type: "call_doubted"; turn: number; reply: number; call_id: string; at: number }
+  | (Asked & { type: "question_asked"; kind: QuestionKind; at: number; text?: string; expires_at?: number })
+  | (Asked & {
+      type: "question_answered";
+      kind: QuestionKind;
+      choice: Choice;
+      at: number;
+      text?: string;
+      arguments?: string;
+      by?: string;
+    })
+  /** What a call gave after it was closed as unknown. */
+  | { type: "result_arrived_late"; turn: number; reply: number; result: Result; at: number }
   | { type: "call_ended"; turn: number; reply: number; result: Result; at: number }
   | { type: "exchange_committed"; turn: number; reply: number }
   | { type: "cancel_requested"; turn: number; at: number; deadline_at: number }
@@ -113,7 +162,7 @@ export interface Connection {
   phase: "waiting" | "connecting" | "live" | "ended";
   /** When the next try is due, while `phase` is "waiting". */
   retryAt: number | null;
-  /** What the last heartbeat said the turn waits for: model, tool, client, nothing; "" before the first. */
+  /** What the last heartbeat said the turn waits for: model, tool, client, person, nothing; "" before the first. */
   waitingOn: string;
 }
 
@@ -127,7 +176,7 @@ export class LiveStream implements AsyncIterable<StreamEvent> {
   readonly session: string;
   /** "" for a follower. */
   readonly key: string;
-  /** The turn this stream opened; 0 while unknown. */
+  /** The turn this stream opened or resumed; 0 while unknown. */
   readonly turn: number;
   /** The last event the loop has finished with. */
   readonly cursor: string | null;
@@ -157,8 +206,29 @@ export class LiveStream implements AsyncIterable<StreamEvent> {
 export class Client {
   /** Whether an unsent message survives a reload; false where the browser refuses IndexedDB. */
   readonly isDurable: boolean;
-  /** Say something; events begin after `after`, or with this stream. Throws if the message outgrows a frame. */
-  send(session: string, text: string, options?: { after?: string | null }): LiveStream;
+  /**
+   * Say something; events begin after `after`, or with this stream. While a turn runs, the message waits for its end,
+   * or is refused where `whenBusy` is "refuse". Throws if the message outgrows a frame.
+   */
+  send(
+    session: string,
+    text: string,
+    options?: { after?: string | null; whenBusy?: "queue" | "refuse" },
+  ): LiveStream;
+  /** Go on with the last turn, which was interrupted or failed; `turn` resumes that one and no other. */
+  resume(session: string, options?: { turn?: number; after?: string | null }): LiveStream;
+  /**
+   * Answer an open question of a call; for one of a sub-agent, `session` is the `child` of the `child_said` that told
+   * of it. Resolves when the answer is in the journal; rejects with `question_closed` where somebody was first.
+   */
+  answer(
+    session: string,
+    question: Asked,
+    choice: Choice,
+    more?: { text?: string; argumentsJson?: string | null },
+  ): Promise<void>;
+  /** Take back a queued message, or all that wait. */
+  withdraw(session: string, number?: number): Promise<void>;
   /** Follow a session: events after `after`, or from now on. */
   follow(session: string, after?: string | null): LiveStream;
   /** Stop the session's turn, whoever began it: `turn`, or whichever runs. */

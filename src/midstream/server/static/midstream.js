@@ -322,10 +322,33 @@ export class Client {
   /**
    * Say something in a session; the stream gives every event from here to the turn's end.
    *
-   * `after` is the last event the caller has of this session; without it events begin with this stream.
+   * `after` is the last event the caller has of this session; without it events begin with this stream. While a turn
+   * runs, the message waits for its end, or is refused where `whenBusy` is "refuse".
    */
-  send(session, text, { after = null } = {}) {
-    return this.#start(session, after, (stream, now) => stream.say(text, now));
+  send(session, text, { after = null, whenBusy = "queue" } = {}) {
+    return this.#start(session, after, (stream, now) => stream.say(text, now, whenBusy));
+  }
+
+  /** Go on with the last turn, which was interrupted or failed; the stream gives the rest of it. */
+  resume(session, { turn = 0, after = null } = {}) {
+    return this.#start(session, after, (stream, now) => stream.resume(turn, now));
+  }
+
+  /**
+   * Answer an open question: `question` is a `question_asked` record. For one of a sub-agent, `session` is the
+   * `child` of the `child_said` that told of it. Resolves when the answer is in the journal.
+   */
+  async answer(session, question, choice, { text = "", argumentsJson = null } = {}) {
+    const { turn, reply, call_id, digest } = question;
+    const answer = { turn, reply, call_id, digest, choice };
+    if (text) answer.text = text;
+    if (argumentsJson !== null) answer.arguments = argumentsJson;
+    return this.#tell(session, (stream, now) => stream.answer(answer, now));
+  }
+
+  /** Take back the queued message `number`, or all that wait. Resolves when that is in the journal. */
+  async withdraw(session, number = 0) {
+    return this.#tell(session, (stream, now) => stream.withdraw(number, now));
   }
 
   /** Follow a session without saying anything: events after `after`, or from now on. */
@@ -341,9 +364,7 @@ export class Client {
     const isOwn = (live) => live.session === session && live.key && live.isHeard;
     const own = [...this.#live.keys()].find((live) => isOwn(live) && (!turn || live.turn === turn));
     if (own) return own.abort();
-    const stream = this.#start(session, null, (core, now) => core.abort(turn, now));
-    stream.detach();
-    return stream.accepted;
+    return this.#tell(session, (core, now) => core.abort(turn, now));
   }
 
   /**
@@ -390,6 +411,13 @@ export class Client {
     first(stream, this.#means.now());
     const lock = lockOf(stream.key);
     return this.#run(stream, () => lock.then((release) => release?.()));
+  }
+
+  /** Say something on a stream of its own that is over with its ack. */
+  #tell(session, first) {
+    const stream = this.#start(session, null, first);
+    stream.detach();
+    return stream.accepted;
   }
 
   #run(stream, release = () => {}) {

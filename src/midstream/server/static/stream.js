@@ -126,8 +126,24 @@ export class Stream {
   // --- what the application says ---
 
   /** Number a user's message. Throws, with nothing changed, if it is larger than a frame may be. */
-  say(text, now) {
-    this.#number({ type: "say", parts: [{ type: "text", text }] }, now);
+  say(text, now, whenBusy = "queue") {
+    const payload = { type: "say", parts: [{ type: "text", text }] };
+    this.#number(whenBusy === "queue" ? payload : { ...payload, when_busy: whenBusy }, now);
+  }
+
+  /** Number a person's answer to an open question of a call; see `Answer` in midstream.d.ts. */
+  answer(answer, now) {
+    this.#number({ type: "answer", ...answer }, now);
+  }
+
+  /** Number a request to go on with the last turn, or with `turn` and no other; that becomes this stream's turn. */
+  resume(turn, now) {
+    this.#number(turn ? { type: "resume", turn } : { type: "resume" }, now);
+  }
+
+  /** Number a request to take back a queued message, or all of them. */
+  withdraw(number, now) {
+    this.#number(number ? { type: "withdraw", number } : { type: "withdraw" }, now);
   }
 
   /** Number a request to stop `turn`, or whichever turn runs. */
@@ -303,7 +319,10 @@ export class Stream {
       this.#failures = 0;
       this.#aheadSince = null;
       if (!this.isDetached) this.#events.push({ type: "record", id, record });
-      if (record.type === "message_accepted" && record.stream === this.key) this.turn = record.turn;
+      const isOwn = this.key && record.stream === this.key;
+      if (isOwn && (record.type === "message_accepted" || record.type === "turn_resumed"))
+        this.turn = record.turn;
+      if (isOwn && record.type === "message_withdrawn") return this.#end(null, now);
       const isMine = this.key && this.turn && record.turn;
       if (
         isMine &&

@@ -9,18 +9,38 @@
 import { parseEventId } from "./stream.js";
 
 /** What a call is doing, in the order of its life. */
-export const CALL_STATES = ["planned", "running", "ok", "error", "unknown", "cancelled"];
+export const CALL_STATES = [
+  "planned",
+  "asking",
+  "running",
+  "doubt",
+  "ok",
+  "error",
+  "unknown",
+  "cancelled",
+  "denied",
+];
+/** The answers each kind of question takes. */
+const CHOICES = { approval: ["allow", "deny"], question: ["reply"], doubt: ["happened", "rerun", "skip"] };
+/** Turns that ended so can go on, but for one code. */
+const LEFT = new Set(["interrupted", "failed"]);
+const NEVER_AGAIN = "model_calls_max";
 
 export class Transcript {
   constructor(cursor = "0-0") {
     this.cursor = cursor;
     /** Turn number -> turn, in order. */
     this.turns = new Map();
+    /** Whether it tells of finished turns neither times nor streams. */
+    this.isPartial = false;
+    /** Number -> message that waits for the running turn to end: {number, message, at, stream}, in order. */
+    this.queue = new Map();
   }
 
   /** Begin from a server's snapshot. It tells words and outcomes, and of finished turns neither times nor attempts. */
   static fromSnapshot(snapshot) {
     const transcript = new Transcript(snapshot.event_id);
+    transcript.isPartial = true;
     const said = snapshot.history.filter((entry) => entry.type === "user").length;
     let number = snapshot.turns - said;
     let reply = 0;
@@ -38,6 +58,7 @@ export class Transcript {
     if (snapshot.running) transcript.#takeUp(snapshot.running);
     else if (transcript.turns.has(snapshot.turns))
       transcript.turns.get(snapshot.turns).status = snapshot.last;
+    for (const queued of snapshot.queue ?? []) transcript.queue.set(queued.number, { stream: "", ...queued });
     return transcript;
   }
 
@@ -45,6 +66,31 @@ export class Transcript {
   get running() {
     const last = [...this.turns.values()].at(-1);
     return last && !last.status ? last : null;
+  }
+
+  /** The turn that somebody may resume, or null: the last one, where it was interrupted or failed. */
+  get resumable() {
+    const last = [...this.turns.values()].at(-1);
+    return last && LEFT.has(last.status) && last.code !== NEVER_AGAIN ? last : null;
+  }
+
+  /** The calls that wait for a person, also those of sub-agents: [{session, call}], `session` "" for this one. */
+  get asking() {
+    const found = [];
+    for (const reply of this.running?.replies.values() ?? []) {
+      for (const call of reply.calls.values()) {
+        if (call.question) found.push({ session: "", call });
+        if (!call.work) continue;
+        const { session: child, transcript } = call.work;
+        found.push(...transcript.asking.map(({ session, call: of }) => ({ session: session || child, call: of })));
+      }
+    }
+    return found;
+  }
+
+  /** Whether a message of this stream is known here, in a turn or in the queue. */
+  hasStream(key) {
+    return [...this.turns.values(), ...this.queue.values()].some((each) => each.stream === key);
   }
 
   /** Apply one event and return the turn it changed, or null. An event applied before changes nothing. */
@@ -59,11 +105,19 @@ export class Transcript {
   /** Fold one record; `apply` without its place. */
   applyRecord(record) {
     if (record.type === "epoch_started") return this.#interrupted(record);
+    if (record.type === "message_queued") this.queue.set(record.number, { stream: "", ...record });
+    if (record.type === "message_withdrawn") this.queue.delete(record.number);
     if (record.turn === undefined) return null;
     const turn = this.#turn(record.turn);
     switch (record.type) {
       case "message_accepted":
         Object.assign(turn, { message: record.message, startedAt: record.at, stream: record.stream ?? "" });
+        this.queue.delete(record.queued);
+        break;
+      case "turn_resumed":
+        Object.assign(turn, { status: "", code: "", problem: "", endedAt: null, isCancelling: false });
+        if (record.stream) turn.stream = record.stream;
+        mark(turn, "resume", record.at);
         break;
       case "attempt_started":
         this.#attempt(turn, record);
@@ -81,8 +135,39 @@ export class Transcript {
         complete(turn, record);
         endSpan(turn, record.at, false);
         break;
+      case "history_compacted":
+        replyOf(turn, record.reply).notes.push("Longer than the model can read: it is shown no more of the older part.");
+        break;
+      case "tools_changed":
+        lastReply(turn).notes.push(...toolNotes(record));
+        break;
       case "call_started":
-        Object.assign(callOf(turn, record), { state: "running", run: record.run, startedAt: record.at });
+        Object.assign(callOf(turn, record), {
+          state: "running",
+          run: record.run,
+          startedAt: record.at,
+          question: null,
+          progress: "",
+          edited: record.arguments ?? null,
+        });
+        break;
+      case "call_progressed":
+        callOf(turn, record).progress = record.text;
+        break;
+      case "call_doubted":
+        callOf(turn, record).state = "doubt";
+        break;
+      case "question_asked":
+        Object.assign(callOf(turn, record), { state: "asking", question: asked(record) });
+        break;
+      case "question_answered":
+        answered(callOf(turn, record), record);
+        break;
+      case "child_said":
+        tellWork(callOf(turn, record), record);
+        break;
+      case "result_arrived_late":
+        callOf(turn, record).late = record.result;
         break;
       case "call_ended":
         endCall(turn, record);
@@ -168,8 +253,14 @@ export class Transcript {
     const reply = replyOf(turn, running.reply);
     if (running.calls?.length) {
       complete(turn, { reply: running.reply, attempt: 1, body: running.said, at: null });
-      for (const { call, status, started_at: startedAt = null, result } of running.calls) {
-        if (status === "running") Object.assign(reply.calls.get(call.id), { state: "running", startedAt });
+      for (const { call, status, started_at: startedAt = null, result, question } of running.calls) {
+        const known = reply.calls.get(call.id);
+        if (status === "running") Object.assign(known, { state: "running", startedAt });
+        if (status === "in doubt") known.state = "doubt";
+        if (question) {
+          const place = { turn: running.turn, reply: running.reply, call_id: call.id };
+          Object.assign(known, { state: "asking", question: asked({ ...question, ...place }) });
+        }
         if (result) endCall(turn, { reply: running.reply, result, at: null });
       }
     } else {
@@ -195,6 +286,7 @@ function replyOf(turn, number) {
       voided: 0,
       parts: [],
       calls: new Map(),
+      notes: [],
       failure: null,
       isWhole: false,
     };
@@ -219,20 +311,70 @@ function complete(turn, record) {
   for (const part of record.body.parts) {
     if (part.type !== "call") continue;
     const call = { id: part.id, name: part.name, arguments: part.arguments ?? "{}", state: "planned" };
-    reply.calls.set(part.id, { ...call, run: 0, startedAt: null, endedAt: null, content: null });
+    reply.calls.set(part.id, { ...newCall(), ...call });
   }
+}
+
+function newCall() {
+  return {
+    id: "",
+    name: "",
+    arguments: "",
+    state: "planned",
+    run: 0,
+    startedAt: null,
+    endedAt: null,
+    content: null,
+    progress: "",
+    edited: null, // what a person made of the arguments
+    question: null, // what a person is being asked about it
+    answer: null, // what a person decided last
+    work: null, // {session, transcript} of the sub-agent whose work it is
+    late: null, // what it gave after it was closed as unknown
+  };
+}
+
+/** A question as an answer must name it, with what to show of it. */
+function asked({ turn, reply, call_id, kind, digest, text = "", expires_at: expiresAt = 0 }) {
+  return { turn, reply, call_id, kind, digest, text, expiresAt, choices: CHOICES[kind] ?? [] };
+}
+
+function answered(call, { choice, text = "", by = "", kind }) {
+  call.answer = { choice, text, by };
+  call.question = null;
+  if (call.state === "asking") call.state = kind === "doubt" ? "doubt" : "planned";
+}
+
+/** Fold what the session of a sub-agent did; of nested ones its own fold does the same. */
+function tellWork(call, { child, record }) {
+  call.work ??= { session: child, transcript: new Transcript() };
+  call.work.transcript.applyRecord(record);
+}
+
+function toolNotes({ added = [], removed = [], unreachable = [] }) {
+  const told = [
+    ["Tools added: ", added],
+    ["Tools gone: ", removed],
+    ["Tool servers that cannot be reached: ", unreachable],
+  ].filter(([, names]) => names.length > 0);
+  if (told.length === 0) return ["All tools can be reached again."];
+  return told.map(([what, names]) => `${what}${names.join(", ")}.`);
+}
+
+function lastReply(turn) {
+  return [...turn.replies.values()].at(-1) ?? replyOf(turn, 1);
 }
 
 function callOf(turn, record) {
   const calls = replyOf(turn, record.reply).calls;
   const id = record.call_id ?? record.result.call_id;
-  if (!calls.has(id)) calls.set(id, { id, name: "", arguments: "", state: "planned", run: 0, content: null });
+  if (!calls.has(id)) calls.set(id, { ...newCall(), id });
   return calls.get(id);
 }
 
 function endCall(turn, record) {
   const { outcome = "ok", content } = record.result;
-  Object.assign(callOf(turn, record), { state: outcome, content, endedAt: record.at });
+  Object.assign(callOf(turn, record), { state: outcome, content, endedAt: record.at, question: null });
 }
 
 /** Say when the model stopped speaking, and whether in vain. */

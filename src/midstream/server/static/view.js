@@ -4,6 +4,8 @@
  * A turn is drawn once and then changed in place, so that what a reader has unfolded or selected stays.
  */
 
+import { QuestionCard } from "./question.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 const BAND_WIDTH = 1000;
 /** A preview of arguments in a tool's row. */
@@ -11,11 +13,14 @@ const PREVIEW_CHARS = 120;
 
 const STATE_WORDS = {
   planned: "planned",
+  asking: "waits for you",
   running: "running",
+  doubt: "in doubt",
   ok: "ok",
   error: "error",
   unknown: "outcome unknown",
   cancelled: "not run",
+  denied: "denied",
 };
 
 const ENDS = { completed: "Done", cancelled: "Stopped", failed: "Failed", interrupted: "Interrupted" };
@@ -51,7 +56,12 @@ export function textOf(message) {
   return (message?.parts ?? []).map((part) => part.text ?? `[${part.name ?? part.media_type}]`).join("\n");
 }
 
-/** One turn: what was said, the replies, how it ended. */
+/**
+ * One turn: what was said, the replies, how it ended.
+ *
+ * `actions` is what a person can do: `answer(session, question, choice, more)`, where the session is "" for the one
+ * that is shown, and `resume(turn)`.
+ */
 export class TurnView {
   #said = element("div", "said");
   #replies = element("div", "replies");
@@ -59,27 +69,37 @@ export class TurnView {
   #foot = element("footer", "foot");
   #band = new Band();
   #words = element("span", "how");
+  #resume = element("button", "quiet resume", "Resume");
+  #actions;
 
-  constructor(number) {
+  constructor(number, actions) {
+    this.#actions = actions;
     this.root = element("article", "turn", this.#said, this.#replies, this.#foot);
     this.root.dataset.turn = number;
     this.#said.dir = "auto";
-    this.#foot.append(this.#band.root, this.#words);
+    this.#resume.type = "button";
+    this.#resume.title = "Go on with this turn where it stopped";
+    this.#resume.addEventListener("click", () => actions.resume(number));
+    this.#foot.append(this.#band.root, element("div", "ending", this.#words, this.#resume));
     this.#foot.hidden = true;
   }
 
-  /** Draw `turn` as it is at `now` (seconds, the server's clock); `cuts` are this page's losses of the line. */
-  show(turn, cuts, now) {
+  /**
+   * Draw `turn` as it is at `now` (seconds, the server's clock); `cuts` are this page's losses of the line, and
+   * `canResume` says whether it can go on.
+   */
+  show(turn, cuts, now, canResume) {
+    this.#resume.hidden = !canResume;
     setText(this.#said, textOf(turn.message));
     this.#said.hidden = turn.message === null;
     this.root.dataset.status = turn.status || (turn.isCancelling ? "cancelling" : "running");
     for (const [number, reply] of turn.replies) {
       if (!this.#replyViews.has(number)) {
-        const made = new ReplyView();
+        const made = new ReplyView(this.#actions);
         this.#replyViews.set(number, made);
         this.#replies.append(made.root);
       }
-      this.#replyViews.get(number).show(reply, !turn.status && number === turn.replies.size);
+      this.#replyViews.get(number).show(reply, !turn.status && number === turn.replies.size, now);
     }
     const isTimed = turn.startedAt !== null;
     this.#foot.hidden = !turn.status && !isTimed;
@@ -90,9 +110,7 @@ export class TurnView {
 }
 
 function footOf(turn, cuts, now) {
-  const words = [
-    turn.status ? (ENDS[turn.status] ?? turn.status) : turn.isCancelling ? "Stopping" : "Working",
-  ];
+  const words = [turn.status ? (ENDS[turn.status] ?? turn.status) : doing(turn)];
   if (turn.startedAt !== null)
     words[0] += ` ${turn.status ? "in" : "for"} ${duration((turn.endedAt ?? now) - turn.startedAt)}`;
   if (turn.problem) words[0] += `: ${turn.problem}`;
@@ -103,8 +121,17 @@ function footOf(turn, cuts, now) {
   const survived = cuts.filter((cut) => cut.to !== null).length;
   if (survived) words.push(`${counted(survived, "cut")} survived`);
   if (owners) words.push(`${counted(owners, "server restart")} survived`);
+  const resumed = turn.marks.filter((mark) => mark.kind === "resume").length;
+  if (resumed) words.push(resumed === 1 ? "resumed" : `resumed ${resumed} times`);
   if (repeats) words.push(`${counted(repeats, "reply", "replies")} asked again`);
   return words.join(" \u00b7 ");
+}
+
+function doing(turn) {
+  if (turn.isCancelling) return "Stopping";
+  const calls = [...turn.replies.values()].flatMap((reply) => [...reply.calls.values()]);
+  const asks = (call) => call.question || (call.work && call.work.transcript.asking.length > 0);
+  return calls.some(asks) ? "Waiting for you" : "Working";
 }
 
 function counted(count, one, many = `${one}s`) {
@@ -113,6 +140,8 @@ function counted(count, one, many = `${one}s`) {
 
 /** One reply: thoughts, words, calls. */
 class ReplyView {
+  #actions;
+  #notes = element("div", "notes");
   #again = element("p", "again");
   #parts = element("div", "parts");
   #partViews = [];
@@ -120,26 +149,30 @@ class ReplyView {
   #callViews = new Map();
   #attempt = 0;
 
-  constructor() {
-    this.root = element("section", "reply", this.#again, this.#parts, this.#calls);
-    this.#again.hidden = this.#calls.hidden = true;
+  constructor(actions) {
+    this.#actions = actions;
+    this.root = element("section", "reply", this.#notes, this.#again, this.#parts, this.#calls);
+    this.#again.hidden = this.#calls.hidden = this.#notes.hidden = true;
   }
 
-  show(reply, isLast) {
+  show(reply, isLast, now) {
     const isWaiting = isLast && !reply.isWhole;
     this.root.classList.toggle("is-waiting", isWaiting && !reply.parts.some((part) => part?.text));
     this.root.classList.toggle("is-speaking", isWaiting);
+    this.#notes.hidden = reply.notes.length === 0;
+    for (const note of reply.notes.slice(this.#notes.childElementCount))
+      this.#notes.append(element("p", "note", visible(note)));
     this.#again.hidden = reply.attempt <= 1 && !reply.failure;
     setText(this.#again, againOf(reply));
     this.#showParts(reply);
     this.#calls.hidden = reply.calls.size === 0;
     for (const [id, call] of reply.calls) {
       if (!this.#callViews.has(id)) {
-        const made = new CallView(call);
+        const made = new CallView(call, this.#actions);
         this.#callViews.set(id, made);
         this.#calls.append(made.root);
       }
-      this.#callViews.get(id).show(call);
+      this.#callViews.get(id).show(call, now);
     }
   }
 
@@ -174,44 +207,125 @@ function partView(kind) {
   return { kind, words, root };
 }
 
-/** A tool call: a row with its state; its arguments and its result when unfolded. */
+/**
+ * A tool call: a row with its state; its arguments and its result when unfolded. Below it, always in sight: how far it
+ * is, what it asks a person, and what the sub-agent does whose work it is.
+ */
 class CallView {
   #state = element("span", "state");
   #time = element("span", "time");
+  #argumentsLabel = element("h4", "", "Arguments");
   #arguments = element("pre", "", "");
   #result = element("pre", "", "");
   #resultLabel = element("h4", "", "Result");
+  #late = element("pre", "", "");
+  #lateLabel = element("h4", "", "Came late, after the call was closed");
+  #progress = element("p", "progress", "");
+  #decided = element("p", "decided", "");
+  #work = element("div", "work");
+  #workViews = new Map();
+  #workActions = null;
+  #actions;
+  #question = null;
+  #card = null;
 
-  constructor(call) {
+  constructor(call, actions) {
+    this.#actions = actions;
     const name = element("bdi", "name", visible(call.name));
     const preview = element("bdi", "preview", visible(call.arguments).slice(0, PREVIEW_CHARS));
     const row = element("summary", "", element("span", "dot"), name, preview, this.#time, this.#state);
     const body = element(
       "div",
       "body",
-      element("h4", "", "Arguments"),
+      this.#argumentsLabel,
       this.#arguments,
       this.#resultLabel,
       this.#result,
+      this.#lateLabel,
+      this.#late,
     );
-    this.root = element("li", "call", element("details", "", row, body));
+    this.root = element(
+      "li",
+      "call",
+      element("details", "", row, body),
+      this.#progress,
+      this.#decided,
+      this.#work,
+    );
     this.root.dataset.call = call.id;
-    this.#arguments.textContent = visible(indented(call.arguments));
+    this.#progress.dir = this.#decided.dir = "auto";
   }
 
-  show(call) {
+  show(call, now) {
     this.root.dataset.state = call.state;
     setText(
       this.#state,
       `${STATE_WORDS[call.state] ?? call.state}${call.run > 1 ? `, run ${call.run}` : ""}`,
     );
     setText(this.#time, call.startedAt && call.endedAt ? duration(call.endedAt - call.startedAt) : "");
+    setText(this.#argumentsLabel, call.edited === null ? "Arguments" : "Arguments, as a person changed them");
+    setText(this.#arguments, visible(indented(call.edited ?? call.arguments)));
     this.#resultLabel.hidden = this.#result.hidden = call.content === null;
     if (call.content !== null) setText(this.#result, visible(indented(call.content)));
+    this.#lateLabel.hidden = this.#late.hidden = call.late === null;
+    if (call.late !== null) setText(this.#late, visible(indented(call.late.content)));
+    this.#progress.hidden = call.state !== "running" || !call.progress;
+    setText(this.#progress, visible(call.progress));
+    this.#decided.hidden = call.answer === null;
+    setText(this.#decided, decidedOf(call));
+    this.#showQuestion(call);
+    this.#showWork(call, now);
+  }
+
+  #showQuestion(call) {
+    if (call.question === this.#question) return;
+    this.#card?.root.remove();
+    this.#question = call.question;
+    this.#card = null;
+    if (call.question === null) return;
+    const { question } = call;
+    this.#card = new QuestionCard(call, question, (choice, more) =>
+      this.#actions.answer("", question, choice, more),
+    );
+    this.root.insertBefore(this.#card.root, this.#work);
+  }
+
+  #showWork(call, now) {
+    this.#work.hidden = call.work === null;
+    if (call.work === null) return;
+    const { session, transcript } = call.work;
+    this.#workActions ??= {
+      answer: (inner, ...more) => this.#actions.answer(inner || session, ...more),
+      resume: () => {}, // a sub-agent goes on with the turn that called it
+    };
+    for (const [number, turn] of transcript.turns) {
+      if (!this.#workViews.has(number)) {
+        const made = new TurnView(number, this.#workActions);
+        this.#workViews.set(number, made);
+        this.#work.append(made.root);
+      }
+      this.#workViews.get(number).show(turn, [], now, false);
+    }
   }
 }
 
-function indented(text) {
+const DECISIONS = {
+  allow: "Allowed",
+  deny: "Denied",
+  reply: "Answered",
+  happened: "Said to have happened",
+  rerun: "Sent to run again",
+  skip: "Skipped",
+};
+
+function decidedOf({ answer }) {
+  if (answer === null) return "";
+  const by = answer.by ? ` by ${visible(answer.by)}` : "";
+  return `${DECISIONS[answer.choice] ?? answer.choice}${by}${answer.text ? `: ${visible(answer.text)}` : ""}`;
+}
+
+/** JSON with its parts on lines of their own; anything else as it is. */
+export function indented(text) {
   try {
     const value = JSON.parse(text);
     return typeof value === "object" ? JSON.stringify(value, null, 2) : text;
@@ -266,6 +380,7 @@ class Band {
     for (const mark of turn.marks) {
       if (mark.kind === "owner")
         bars.push(bar("owner", at(mark.at) - 2, at(mark.at) + 2, 0, 7, "another server went on"));
+      if (mark.kind === "resume") bars.push(bar("owner", at(mark.at) - 2, at(mark.at) + 2, 0, 7, "resumed"));
       if (mark.kind === "cancel") bars.push(bar("stop", at(mark.at) - 2, at(mark.at) + 2, 0, 7, "stopped"));
     }
     this.root.replaceChildren(...bars);

@@ -1,0 +1,213 @@
+"""Puts the open questions of a session to whoever sits at the terminal, one at a time, while the turn goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from midstream.cli.asking import Asking, question_lines
+from midstream.cli.keyboard import Keyboard
+from midstream.cli.screen import Screen
+from midstream.cli.terminal import COLUMNS, Ink
+from midstream.client import Event
+from midstream.core.calls import Choice
+from midstream.core.questions import Question
+from midstream.core.records import CallEnded, MessageQueued, QuestionAnswered
+from midstream.errors import ConflictError, UnavailableError
+from midstream.world import World
+
+LOOK_AGAIN_S = 1.0
+"""Seconds until a server is asked again that could not say what is open."""
+
+Place = tuple[str, int, int, str]
+"""Session, turn, reply, call id: what a question is about."""
+
+
+class Desk(Protocol):
+    """What is needed of a client."""
+
+    async def questions(self, session: str | None = None) -> tuple[Question, ...]:
+        """See `Client.questions`."""
+
+    async def answer(
+        self,
+        session: str,
+        question: Question,
+        choice: Choice,
+        *,
+        text: str = "",
+        arguments: str | None = None,
+    ) -> None:
+        """See `Client.answer`."""
+
+
+class Answering:
+    """Asks and answers. After each event `take` it; wait for `work` beside the events; then call `go_on`.
+
+    Args:
+        client: Whose session it is.
+        session: The session; questions of its sub-agents belong to it.
+        screen, ink, width: Where the question is shown.
+        prompt: Shows what stands before the answer; "" once the answer was typed.
+        keyboard: Where the answer comes from; None where nobody can be asked.
+        how_to: What to tell instead then, for a question.
+    """
+
+    def __init__(
+        self,
+        client: Desk,
+        session: str,
+        screen: Screen,
+        prompt: Callable[[str], None],
+        ink: Ink,
+        width: int,
+        *,
+        keyboard: Keyboard | None,
+        how_to: Callable[[Question], str],
+        world: World | None = None,
+    ) -> None:
+        self._client = client
+        self._session = session
+        self._screen = screen
+        self._prompt = prompt
+        self._ink = ink
+        self._width = width or COLUMNS
+        self._keyboard = keyboard
+        self._how_to = how_to
+        self._world = world or World()
+        self._open: dict[Place, Question] = {}
+        self._decided: set[tuple[Place, float]] = set()
+        """Those whose answer is on its way or there: the server may still list them."""
+        self._asking: Asking | None = None
+        self._is_behind = False
+        """Whether somebody may be asked something that nobody here knows of yet."""
+        self.work: asyncio.Task[str | None] | asyncio.Task[None] | None = None
+        """What a person is typing, or an answer that is on its way; None while there is neither."""
+
+    async def look(self) -> None:
+        """Find out what is open: at the beginning, and whenever a question is asked."""
+        try:
+            asked = await self._client.questions(self._session)
+        except UnavailableError:  # the line is cut, or the server away: the stream tells so itself
+            self._is_behind = True
+            if self.work is None:
+                self.work = self._world.spawn(self._world.sleep(LOOK_AGAIN_S), name="look again")
+            return
+        self._is_behind = False
+        new = [
+            question
+            for question in asked
+            if _place(question) not in self._open
+            and (_place(question), question.asked_at) not in self._decided
+        ]
+        for question in new:
+            self._open[_place(question)] = question
+            if self._keyboard is None:
+                self._show(question)
+                self._screen.note(self._how_to(question))
+        if self._keyboard is not None:
+            self._ask_next()
+
+    async def take(self, event: Event) -> None:
+        """Notice that a question was asked, answered or has ended by itself."""
+        if event.question is not None or isinstance(event.record, MessageQueued):
+            await self.look()
+            return
+        record = event.innermost
+        where = event.path[-1] if event.path else self._session
+        match record:
+            case QuestionAnswered():
+                self._close((where, record.turn, record.reply, record.call_id))
+            case CallEnded():
+                self._close((where, record.turn, record.reply, record.result.call_id))
+            case _:
+                pass
+
+    def prompt_again(self) -> None:
+        """Write the prompt below what was printed meanwhile."""
+        if self._asking is not None:
+            self._screen.pause()
+            self._prompt(self._asking.prompt)
+
+    async def go_on(self) -> None:
+        """Take what `work` has come to."""
+        work, self.work = self.work, None
+        if work is None:
+            return
+        try:
+            line = await work
+        except ConflictError as error:
+            self._screen.note(f"{error.message} [{error.code}]")
+            self._decided.clear()
+            await self.look()
+            return
+        if self._asking is None:  # the answer has arrived, and its event tells; or it is time to look again
+            self._ask_next()
+            if self._is_behind:
+                await self.look()
+            return
+        self._prompt("")
+        if line is None:
+            self._screen.note(self._how_to(self._asking.question))
+            self._asking, self._keyboard = None, None
+        else:
+            self._answer(self._asking, line)
+
+    def stop(self) -> None:
+        """Let go of the keyboard. What is on its way to the server arrives, or is said again by the next client."""
+        self._asking = None
+        if self.work is not None:
+            self.work.cancel()
+
+    def _answer(self, asking: Asking, line: str) -> None:
+        decision = asking.take(line)
+        if decision is None:
+            self._prompt(asking.prompt)
+            self._listen()
+            return
+        self._asking = None
+        question = asking.question
+        self._open.pop(_place(question), None)
+        self._decided.add((_place(question), question.asked_at))
+        answer = self._client.answer(
+            question.session, question, decision.choice, text=decision.text, arguments=decision.arguments
+        )
+        self.work = self._world.spawn(answer, name="answer")
+
+    def _ask_next(self) -> None:
+        if self._asking is not None or self.work is not None or not self._open:
+            return
+        if self._keyboard is None:
+            return
+        question = next(iter(self._open.values()))
+        self._asking = Asking(question)
+        self._show(question)
+        self._keyboard.forget()
+        self._prompt(self._asking.prompt)
+        self._listen()
+
+    def _listen(self) -> None:
+        if self._keyboard is not None:
+            self.work = self._world.spawn(self._keyboard.line(), name="keyboard")
+
+    def _show(self, question: Question) -> None:
+        self._lines(question_lines(question, self._ink, self._width))
+
+    def _lines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self._screen.remark(line)
+
+    def _close(self, place: Place) -> None:
+        self._open.pop(place, None)
+        if self._asking is None or _place(self._asking.question) != place:
+            return
+        self._asking = None  # somebody else was first, or it is over
+        if self.work is not None:
+            self.work.cancel()
+            self.work = None
+        self._ask_next()
+
+
+def _place(question: Question) -> Place:
+    return (question.session, question.turn, question.reply, question.call_id)

@@ -1,0 +1,72 @@
+"""`midstream resume`: go on with a turn that was interrupted or failed, and show the rest of it."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import islice
+
+import click
+
+from midstream.cli import Surroundings
+from midstream.cli.chat import Talk
+from midstream.cli.chats import Chats
+from midstream.cli.session_options import complete, json_of, server_options
+from midstream.cli.sources import ServerSource, SessionLine
+from midstream.cli.sources import resolve as resolved
+from midstream.cli.terminal import clean
+from midstream.cli.transcript import time_of
+from midstream.core.records import TurnStatus
+from midstream.errors import NothingToResumeError
+from midstream.runtime.children import CHILD_MARK
+
+LISTED_MAX = 50
+_LEFT = (TurnStatus.INTERRUPTED, TurnStatus.FAILED)
+
+
+@click.command(short_help="Go on with a turn that was interrupted or failed.")
+@click.argument("session", required=False, shell_complete=complete)
+@server_options
+@click.pass_context
+def resume(
+    ctx: click.Context,
+    session: str | None,
+    url: str,
+    is_json: bool,  # noqa: FBT001 - click passes options so
+) -> None:
+    """Go on with the last turn of SESSION, and show the rest of it; without SESSION, list what can go on.
+
+    A turn that still runs (this terminal left it, or it waits for a person) is shown from where this terminal stopped.
+    """
+    url = url.rstrip("/")
+    source = ServerSource(url)
+    if session is None:
+        _list(source, is_json=is_json)
+        return
+    name = resolved(source, session).id
+    surroundings: Surroundings = ctx.obj
+    chats = Chats(surroundings.places.state / "chats")
+    chats.remember(url, name)
+    talk = Talk(surroundings, chats, url, name, is_json=is_json)
+    left = asyncio.run(talk.go_on())
+    if left is None:
+        raise NothingToResumeError(f"the last turn of session {name!r} has come to its end")
+    ctx.exit(left)
+
+
+def _list(source: ServerSource, *, is_json: bool) -> None:
+    found = list(islice((line for line in source.list() if _can_go_on(source, line)), LISTED_MAX))
+    for line in found:
+        if is_json:
+            click.echo(json_of(line))
+        else:
+            cells = (line.id, str(line.turns), line.status, time_of(line.updated_at), line.title)
+            click.echo("\t".join(clean(cell, is_one_line=True) for cell in cells))
+    if found:
+        click.echo("`midstream resume SESSION` goes on with one.", err=True)
+    else:
+        click.echo("No turn was interrupted or has failed.", err=True)
+
+
+def _can_go_on(source: ServerSource, line: SessionLine) -> bool:
+    """Whether somebody may resume a session; a sub-agent goes on with the one that called it."""
+    return CHILD_MARK not in line.id and line.status in _LEFT and source.snapshot(line.id).is_resumable

@@ -1,0 +1,163 @@
+"""`midstream sessions questions | answer | resume | cancel | withdraw`: what a person does about sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+import msgspec
+
+from midstream.cli import Surroundings
+from midstream.cli.asking import question_lines
+from midstream.cli.session_options import complete, json_of, server_options, source_of, source_options
+from midstream.cli.sources import ServerSource, resolve
+from midstream.cli.terminal import Ink, clean, columns
+from midstream.core.calls import Choice
+from midstream.core.frames import AnswerPayload, encode
+from midstream.core.questions import Question
+from midstream.errors import QuestionClosedError, UsageError
+
+
+@click.command()
+@click.argument("session", required=False, shell_complete=complete)
+@source_options
+@click.pass_obj
+def questions(
+    surroundings: Surroundings,
+    session: str | None,
+    store: Path | None,
+    url: str | None,
+    is_json: bool,  # noqa: FBT001 - click passes options so
+) -> None:
+    """List what waits for a person, the longest first: everywhere, or in SESSION and its sub-agents."""
+    source = source_of(surroundings, store, url)
+    found = source.questions(resolve(source, session).id if session else None)
+    if is_json:
+        for question in found:
+            click.echo(json_of(question))
+    elif surroundings.out.is_terminal:
+        for row in _cards(found, surroundings.out, columns()):
+            click.echo(row, color=True)
+    else:
+        for question in found:
+            place = (question.session, question.call_id, question.kind.value)
+            cells = (*place, question.name, question.arguments, question.text)
+            click.echo("\t".join(clean(cell, is_one_line=True) for cell in cells))
+    if not found:
+        click.echo("Nothing waits for a person.", err=True)
+
+
+def _cards(found: Sequence[Question], ink: Ink, width: int) -> Iterator[str]:
+    for question in found:
+        yield ink.dim(f"── {clean(question.session, is_one_line=True)}")
+        yield from question_lines(question, ink, width)
+        choices = "|".join(question.choices)
+        answer_it = f"midstream sessions answer {question.session} {choices} --call {question.call_id}"
+        yield ink.dim(f"       {clean(answer_it, is_one_line=True)}")
+
+
+@click.command()
+@click.argument("session", shell_complete=complete)
+@click.argument("choice", type=click.Choice([choice.value for choice in Choice]))
+@click.option("--call", "call_id", metavar="ID", help="Which question, where several are open.")
+@click.option("--text", default="", help="The reply, the reason of a denial, or what came of what happened.")
+@click.option("--arguments", metavar="JSON", help="With allow: run with these instead.")
+@click.option("--digest", help="Refuse where the arguments are not those that were shown under this digest.")
+@server_options
+def answer(
+    session: str,
+    choice: str,
+    call_id: str | None,
+    text: str,
+    arguments: str | None,
+    digest: str | None,
+    url: str,
+    is_json: bool,  # noqa: FBT001 - click passes options so
+) -> None:
+    """Answer what SESSION, or a sub-agent below it, asks a person."""
+    if choice == Choice.REPLY and not text:
+        raise UsageError("a reply needs its words: give --text")
+    source = ServerSource(url)
+    name = resolve(source, session).id
+    question = _the_one(source.questions(name), name, call_id)
+    payload = AnswerPayload(
+        question.turn,
+        question.reply,
+        question.call_id,
+        digest or question.digest,
+        Choice(choice),
+        text,
+        arguments,
+    )
+    source.tell(question.session, "answer", body=encode(payload))
+    if is_json:
+        told = {"session": question.session, "call_id": question.call_id, "choice": choice}
+        click.echo(json_of(told))
+    click.echo(f"Answered: {clean(question.name, is_one_line=True)}: {choice}.", err=True)
+
+
+def _the_one(found: Sequence[Question], session: str, call_id: str | None) -> Question:
+    fitting = [question for question in found if call_id in (None, question.call_id)]
+    if len(fitting) == 1:
+        return fitting[0]
+    if not fitting:
+        what = (
+            "nothing waits for a person" if call_id is None else f"no question about call {call_id!r} is open"
+        )
+        raise QuestionClosedError(f"{what} in session {session!r}")
+    named = ", ".join(f"{each.call_id!r} of {each.session!r}" for each in fitting)
+    raise UsageError(f"several questions are open ({named}): give --call, and the session that asks")
+
+
+@click.command("resume")
+@click.argument("session", shell_complete=complete)
+@click.option("--turn", type=click.IntRange(min=1), help="Resume this turn and no other.")
+@server_options
+def resume_turn(
+    session: str,
+    turn: int | None,
+    url: str,
+    is_json: bool,  # noqa: FBT001 - click passes options so
+) -> None:
+    """Let the last turn of SESSION go on, which was interrupted or failed; `midstream resume` shows it too."""
+    _tell(url, session, "resume", ("turn", turn), is_json=is_json)
+
+
+@click.command()
+@click.argument("session", shell_complete=complete)
+@click.option("--turn", type=click.IntRange(min=1), help="Stop this turn and no later one.")
+@server_options
+def cancel(
+    session: str,
+    turn: int | None,
+    url: str,
+    is_json: bool,  # noqa: FBT001 - click passes options so
+) -> None:
+    """Stop the turn that runs in SESSION; harmless where none does."""
+    _tell(url, session, "cancel", ("turn", turn), is_json=is_json)
+
+
+@click.command()
+@click.argument("session", shell_complete=complete)
+@click.option("--number", type=click.IntRange(min=1), help="This message only (default: all that wait).")
+@server_options
+def withdraw(
+    session: str,
+    number: int | None,
+    url: str,
+    is_json: bool,  # noqa: FBT001 - click passes options so
+) -> None:
+    """Take back messages that wait in SESSION for the end of a turn."""
+    _tell(url, session, "withdraw", ("number", number), is_json=is_json)
+
+
+def _tell(url: str, session: str, what: str, number: tuple[str, int | None], *, is_json: bool) -> None:
+    source = ServerSource(url)
+    name = resolve(source, session).id
+    query = None if number[1] is None else (number[0], number[1])
+    told = source.tell(name, what, number=query)
+    if is_json:
+        click.echo(json_of({"session": name, **msgspec.to_builtins(told)}))
+    state = "a turn runs" if told.is_running else "no turn runs"
+    click.echo(f"{clean(name, is_one_line=True)}: {state} after event {told.event_id}.", err=True)

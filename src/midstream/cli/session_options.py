@@ -1,0 +1,80 @@
+"""What the commands about sessions share: where to look, how to answer, and which ids a shell offers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+from click.shell_completion import CompletionItem
+
+from midstream.cli import Surroundings
+from midstream.cli.places import Places
+from midstream.cli.sources import FileSource, ServerSource, Source
+from midstream.cli.terminal import clean, escaped_json
+from midstream.errors import MidstreamError, UsageError
+
+F = TypeVar("F", bound=Callable[..., Any])  # whatever click decorates
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+COMPLETIONS_MAX = 50
+"""Ids offered by a shell; more would not fit the screen."""
+
+
+def source_options(command: F) -> F:
+    """Where to look, and in which form to answer."""
+    for option in (
+        click.option("--json", "is_json", is_flag=True, help="Answer in JSON."),
+        click.option("--url", metavar="URL", help="Ask a running server, such as http://127.0.0.1:8000."),
+        click.option(
+            "--store",
+            type=click.Path(dir_okay=False, path_type=Path),
+            help="Look into this database (default: the one `midstream serve` uses).",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def server_options(command: F) -> F:
+    """Which server is to do it, and in which form to answer."""
+    for option in (
+        click.option("--json", "is_json", is_flag=True, help="Answer in JSON."),
+        click.option("--url", metavar="URL", default=DEFAULT_URL, show_default=True, help="The server."),
+    ):
+        command = option(command)
+    return command
+
+
+def source_of(surroundings: Surroundings, store: Path | None, url: str | None) -> Source:
+    """Return where to look.
+
+    Raises:
+        UsageError: Two places were named.
+    """
+    if store and url:
+        raise UsageError("--store and --url name two places: give one of them")
+    return ServerSource(url) if url else FileSource(store or surroundings.places.store)
+
+
+def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer the ids of the store that would be looked into; a server is not asked, nobody waits for it."""
+    if ctx.params.get("url") not in (None, DEFAULT_URL):
+        return []
+    with contextlib.suppress(MidstreamError):
+        source = FileSource(ctx.params.get("store") or Places.found().store)
+        fitting = (line for line in source.list() if line.id.startswith(incomplete))
+        return [
+            CompletionItem(line.id, help=clean(line.title, is_one_line=True))
+            for line in islice(fitting, COMPLETIONS_MAX)
+        ]
+    return []
+
+
+def json_of(value: object) -> str:
+    """Return a value as one line of JSON that is harmless to print."""
+    return escaped_json(msgspec.json.encode(value).decode())

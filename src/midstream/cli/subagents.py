@@ -1,0 +1,87 @@
+"""What sub-agents do, as whole lines set in below their call: several may be at work at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from midstream.cli.terminal import Ink, clean, indented, shortened
+from midstream.cli.transcript import INDENT, Called, call_line, note_of
+from midstream.core.messages import Call, Text
+from midstream.core.records import (
+    CallEnded,
+    CallStarted,
+    ChildSaid,
+    MessageAccepted,
+    QuestionAsked,
+    Record,
+    ReplyCompleted,
+    TurnEnded,
+    TurnStatus,
+    decode,
+)
+
+STEP = "  "
+"""How much further each sub-agent is set in than who called it."""
+BAR = "│ "
+
+
+class SubAgents:
+    """The sub-agents at work below one session. Their words come when a reply is whole, their calls when they end."""
+
+    def __init__(self, ink: Ink, width: int, *, indent: str = INDENT) -> None:
+        self._ink = ink
+        self._width = width
+        self._indent = indent
+        self._calls: dict[tuple[str, int, str], Called] = {}
+        self._below: dict[str, SubAgents] = {}
+
+    def lines(self, said: ChildSaid) -> Iterator[str]:
+        """Return the lines that a record of a sub-agent adds."""
+        record = decode(bytes(said.record))
+        if isinstance(record, ChildSaid):
+            below = self._below.setdefault(
+                said.child, SubAgents(self._ink, self._width, indent=self._indent + STEP)
+            )
+            yield from below.lines(record)
+        else:
+            yield from self._lines(said.child, record)
+
+    def _lines(self, child: str, record: Record) -> Iterator[str]:
+        match record:
+            case ReplyCompleted():
+                for part in record.body.parts:
+                    if isinstance(part, Text):
+                        yield from self._words(part.text)
+                    elif isinstance(part, Call):
+                        self._calls[child, record.reply, part.id] = Called(part.name, part.arguments)
+            case CallStarted():
+                if called := self._calls.get((child, record.reply, record.call_id)):
+                    called.runs, called.started_at = record.run, record.at
+                    called.arguments = record.arguments or called.arguments
+            case CallEnded():
+                key = (child, record.reply, record.result.call_id)
+                called = self._calls.pop(key, None) or Called("call", record.result.call_id)
+                called.outcome, called.ended_at = record.result.outcome.value, record.at
+                yield self._set_in(call_line(called, self._ink, self._room).removeprefix(INDENT))
+            case MessageAccepted() | QuestionAsked() | TurnEnded(status=TurnStatus.COMPLETED):
+                pass
+            case TurnEnded():
+                reason = f": {record.message} [{record.code}]" if record.code else ""
+                yield self._note(f"the sub-agent {record.status.value}{reason}")
+            case _:
+                if note := note_of(record):
+                    yield self._note(note)
+
+    @property
+    def _room(self) -> int:
+        return max(20, (self._width or 200) - len(self._indent) - len(BAR))
+
+    def _words(self, text: str) -> Iterator[str]:
+        for line in indented(clean(text).strip("\n"), "", self._room):
+            yield self._set_in(line)
+
+    def _note(self, text: str) -> str:
+        return self._set_in(self._ink.yellow(shortened(f"~ {clean(text, is_one_line=True)}", self._room)))
+
+    def _set_in(self, line: str) -> str:
+        return f"{self._indent}{self._ink.dim(BAR)}{line}"

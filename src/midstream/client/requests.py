@@ -1,0 +1,64 @@
+"""What a client asks beside its streams: one request, one answer."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+from collections.abc import Mapping
+from functools import partial
+from urllib.parse import quote, urlsplit
+
+import msgspec
+from msgspec import Struct
+
+from midstream.client.transports import Problem
+from midstream.core.client_stream import error_of
+from midstream.core.frames import Error
+from midstream.core.questions import Question
+from midstream.errors import ConnectionLostError, ProtocolError
+
+ANSWER_S = 10.0
+"""Seconds a server may take for an answer."""
+ANSWER_BYTES_MAX = 64 * 1024 * 1024
+"""Bytes of one answer; a larger one is no server of ours."""
+
+
+class _Questions(Struct):
+    questions: tuple[Question, ...]
+
+
+async def questions(url: str, session: str | None, headers: Mapping[str, str]) -> tuple[Question, ...]:
+    """Return what waits for a person at the server `url`, the longest first; of one session where it is named.
+
+    Raises:
+        ConnectionLostError: Nobody answers.
+        MidstreamError: The server refused.
+    """
+    path = "/v1/questions" if session is None else f"/v1/questions?session={quote(session, safe='')}"
+    body = await asyncio.to_thread(partial(_get, url, path, headers))
+    try:
+        return msgspec.json.decode(body, type=_Questions).questions
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"{url} does not answer like a midstream server") from error
+
+
+def _get(url: str, path: str, headers: Mapping[str, str]) -> bytes:
+    parts = urlsplit(url)
+    assert parts.hostname is not None, "`connect` has read the address"
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname, parts.port, timeout=ANSWER_S)
+    try:
+        connection.request("GET", parts.path.rstrip("/") + path, headers={**headers, "connection": "close"})
+        answer = connection.getresponse()
+        body = answer.read(ANSWER_BYTES_MAX)
+    except (OSError, http.client.HTTPException) as error:
+        raise ConnectionLostError(f"no answer from {url} ({type(error).__name__})") from error
+    finally:
+        connection.close()
+    if answer.status < http.client.BAD_REQUEST:
+        return body
+    try:
+        problem = msgspec.json.decode(body, type=Problem)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"{url} answered {answer.status}, not like a midstream server") from error
+    raise error_of(Error(problem.code, problem.detail, problem.retry, retry_after_s=problem.retry_after_s))

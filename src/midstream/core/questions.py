@@ -1,0 +1,73 @@
+"""What waits for a person in a session, with all that they must be shown to decide."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from midstream.core.calls import CHOICES, CallState, Choice, QuestionKind
+from midstream.core.session import Session
+from midstream.core.turn import RunningCalls
+
+
+class Question(Struct, frozen=True, omit_defaults=True):
+    """An open question about a call.
+
+    Args:
+        session: Where it is answered: for a sub-agent's, the sub-agent's own session.
+        turn, reply, call_id: The place of the call.
+        kind: approval (may it run?), question (the call is itself one), doubt (did it happen?).
+        digest: Digest of the arguments as they are shown here; an answer must repeat it.
+        name, arguments: What the model asked for; the arguments are JSON text.
+        choices: The answers it takes.
+        asked_at: When it was asked, in seconds since 1970.
+        text: What to show beside the call: the question itself, or why somebody is asked.
+        expires_at: When it is too late (seconds since 1970); 0 for never.
+        agents: Names of the sub-agents from the session's agent down to the one that asks; () for the agent itself.
+    """
+
+    session: str
+    turn: int
+    reply: int
+    call_id: str
+    kind: QuestionKind
+    digest: str
+    name: str
+    arguments: str
+    choices: tuple[Choice, ...]
+    asked_at: float
+    text: str = ""
+    expires_at: float = 0.0
+    agents: tuple[str, ...] = ()
+
+
+def questions_of(session_id: str, session: Session) -> tuple[Question, ...]:
+    """Return the open questions of a session, in the order of their calls."""
+    turn = session.turn
+    if not isinstance(turn, RunningCalls):
+        return ()
+    agents = session.parent.path if session.parent else ()
+    return tuple(
+        _question(session_id, turn, call, agents)
+        for call in turn.calls
+        if call.asked is not None and call.is_asking
+    )
+
+
+def _question(session_id: str, turn: RunningCalls, call: CallState, agents: tuple[str, ...]) -> Question:
+    kind = call.asked
+    assert kind is not None
+    return Question(
+        session_id,
+        turn.turn,
+        turn.reply_no,
+        call.call.id,
+        kind,
+        call.plan.digest,
+        call.call.name,
+        call.call.arguments,
+        CHOICES[kind],
+        call.asked_at,
+        call.plan.question,
+        call.expires_at,
+        agents,
+    )

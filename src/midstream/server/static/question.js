@@ -1,0 +1,180 @@
+/**
+ * What a call asks a person, as a card: what would happen, why somebody is asked, and the ways to answer.
+ *
+ * A card is made for one question and stays as it is until that is answered, so that nobody's half-written words are
+ * lost when the transcript changes around it.
+ */
+
+import { element, indented, visible } from "./view.js";
+
+const HEADS = {
+  approval: "May this run?",
+  question: "The agent asks you",
+  doubt: "Did this happen?",
+};
+const DOUBT =
+  "The process that ran this call died before its outcome was known. It may or may not have taken effect.";
+const LABELS = {
+  allow: "Allow",
+  deny: "Deny",
+  reply: "Answer",
+  happened: "It happened",
+  rerun: "Run it again",
+  skip: "Skip it",
+};
+const HINTS = {
+  approval: "Why not, if you deny it (optional)",
+  question: "Your answer",
+  doubt: "What came of it, if it happened (optional)",
+};
+/** Choices to which a person may add words. */
+const WITH_WORDS = new Set(["deny", "reply", "happened"]);
+
+/** One open question; `answer(choice, {text, argumentsJson})` returns a promise that rejects where it is refused. */
+export class QuestionCard {
+  #question;
+  #answer;
+  #words = element("input", "words-in");
+  #edited = element("textarea", "edited");
+  #shown = element("pre", "asked-arguments");
+  #buttons = element("div", "choices");
+  #problem = element("p", "problem");
+  #isEditing = false;
+
+  constructor(call, question, answer) {
+    this.#question = question;
+    this.#answer = answer;
+    this.root = element("form", "question", element("h4", "", HEADS[question.kind] ?? "Somebody is asked"));
+    this.root.dataset.kind = question.kind;
+    this.root.setAttribute("role", "group");
+    this.root.setAttribute("aria-label", `${HEADS[question.kind] ?? "Question"} ${visible(call.name)}`);
+    if (question.kind === "doubt") this.root.append(element("p", "why", DOUBT));
+    if (question.text) this.root.append(this.#prose(question.text));
+    this.#fill(call);
+    this.root.addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.#send(this.#isEditing ? "allow" : question.choices[0]);
+    });
+  }
+
+  #prose(text) {
+    const made = element("p", "why", text);
+    made.dir = "auto";
+    return made;
+  }
+
+  #fill(call) {
+    const { kind, choices, expiresAt } = this.#question;
+    this.#shown.textContent = visible(indented(call.edited ?? call.arguments));
+    this.#edited.value = indented(call.edited ?? call.arguments);
+    this.#edited.rows = Math.min(12, this.#edited.value.split("\n").length + 1);
+    this.#edited.spellcheck = false;
+    this.#edited.setAttribute("aria-label", "Arguments, as JSON");
+    this.#edited.hidden = true;
+    this.#words.placeholder = HINTS[kind] ?? "";
+    this.#words.setAttribute("aria-label", HINTS[kind] ?? "Words");
+    this.#words.autocomplete = "off";
+    this.#words.dir = "auto";
+    this.#problem.hidden = true;
+    this.#problem.setAttribute("role", "alert");
+    if (kind === "question") this.root.append(this.#options(call));
+    else this.root.append(this.#shown, this.#edited);
+    if (choices.some((choice) => WITH_WORDS.has(choice))) this.root.append(this.#words);
+    for (const choice of choices) this.#buttons.append(this.#button(LABELS[choice] ?? choice, choice));
+    if (kind === "approval") this.#buttons.append(this.#editButton());
+    this.root.append(this.#buttons, this.#problem);
+    if (expiresAt) {
+      const until = new Date(expiresAt * 1000).toLocaleString(undefined, { dateStyle: "short", timeStyle: "short" });
+      this.root.append(element("p", "until", `Until ${until}`));
+    }
+  }
+
+  #button(label, choice) {
+    const made = element("button", choice === this.#question.choices[0] ? "primary" : "quiet", label);
+    made.type = "button";
+    made.dataset.choice = choice;
+    made.addEventListener("click", () => this.#send(choice));
+    return made;
+  }
+
+  #options(call) {
+    const made = element("div", "options");
+    for (const option of optionsOf(call)) {
+      const button = element("button", "quiet", visible(option));
+      button.type = "button";
+      button.addEventListener("click", () => {
+        this.#words.value = option;
+        this.#send("reply");
+      });
+      made.append(button);
+    }
+    made.hidden = made.childElementCount === 0;
+    return made;
+  }
+
+  #editButton() {
+    const made = element("button", "quiet", "Edit arguments");
+    made.type = "button";
+    made.dataset.choice = "edit";
+    made.addEventListener("click", () => {
+      this.#isEditing = !this.#isEditing;
+      this.#shown.hidden = this.#isEditing;
+      this.#edited.hidden = !this.#isEditing;
+      made.textContent = this.#isEditing ? "Leave the arguments" : "Edit arguments";
+      this.#allowButton().textContent = this.#isEditing ? "Allow with these" : LABELS.allow;
+      if (this.#isEditing) this.#edited.focus();
+    });
+    return made;
+  }
+
+  #allowButton() {
+    return this.#buttons.querySelector('[data-choice="allow"]');
+  }
+
+  #send(choice) {
+    const text = WITH_WORDS.has(choice) ? this.#words.value.trim() : "";
+    if (choice === "reply" && !text) return void this.#words.focus();
+    let argumentsJson = null;
+    if (choice === "allow" && this.#isEditing) {
+      argumentsJson = compact(this.#edited.value);
+      if (argumentsJson === null) return void this.#tell("These arguments are no JSON object.");
+    }
+    this.#tell("");
+    this.#disable(true);
+    this.#answer(choice, { text, argumentsJson }).catch((error) => {
+      this.#tell(`${error.message} (${error.code})`);
+      this.#disable(false);
+    });
+    return undefined;
+  }
+
+  #disable(isSending) {
+    this.root.classList.toggle("is-sending", isSending);
+    for (const each of this.root.querySelectorAll("button, input, textarea")) each.disabled = isSending;
+  }
+
+  #tell(words) {
+    this.#problem.textContent = words;
+    this.#problem.hidden = !words;
+  }
+}
+
+/** What a question offers to choose from, if it does. */
+function optionsOf(call) {
+  try {
+    const { options } = JSON.parse(call.arguments);
+    return Array.isArray(options) ? options.filter((option) => typeof option === "string").slice(0, 20) : [];
+  } catch {
+    return [];
+  }
+}
+
+/** The JSON object that was written, without its line breaks; null where it is none. */
+function compact(text) {
+  try {
+    const value = JSON.parse(text);
+    return typeof value === "object" && value !== null && !Array.isArray(value) ? JSON.stringify(value) : null;
+  } catch {
+    return null;
+  }
+}

@@ -1,0 +1,198 @@
+"""Questions put to whoever sits at the terminal, and told to whoever does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from midstream.cli.answering import LOOK_AGAIN_S, Answering
+from midstream.cli.screen import Screen
+from midstream.cli.terminal import PLAIN
+from midstream.core.calls import CHOICES, Choice, QuestionKind
+from midstream.core.questions import Question
+from midstream.core.records import QuestionAsked
+from midstream.errors import ConnectionLostError
+from midstream.testing.worlds import FakeWorld
+from tests.cli.on_terminal import Terminal
+from tests.cli.processes import Serving, run
+from tests.cli.test_chat import words_of
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Serving]:
+    with Serving(tmp_path) as serving:
+        yield serving
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    return {"MIDSTREAM_HOME": str(tmp_path / "home"), "TERM": "xterm", "NO_COLOR": "1"}
+
+
+def paid(server: Serving) -> list[str]:
+    ledger = server.store.parent / "ledger"
+    return ledger.read_text().split() if ledger.exists() else []
+
+
+def chatting(server: Serving, environment: dict[str, str], words: str) -> Terminal:
+    arguments = ["chat", server.url, "--session", "mine", "--message", words]
+    return Terminal(arguments, environment)
+
+
+def test_an_approval_is_given_in_place(server: Serving, environment: dict[str, str]) -> None:
+    terminal = chatting(server, environment, "pay")
+    terminal.until("? pay  may this run?")
+    terminal.until('"sum": 3')
+    terminal.until("[y]es")
+    assert paid(server) == []
+    terminal.press("what?\n")
+    terminal.until("[y]es")
+    terminal.press("y\n")
+    terminal.until("~ counting")
+    terminal.until("agent  I was told: paid 3")
+    assert terminal.ended().code == 0
+    assert paid(server) == ["3"]
+
+
+def test_a_denial_has_its_reason_and_arguments_can_be_edited(
+    server: Serving, environment: dict[str, str]
+) -> None:
+    terminal = chatting(server, environment, "pay")
+    terminal.until("[y]es")
+    terminal.press("n too much\n")
+    terminal.until("⊘ pay")
+    seen = words_of(terminal.ended().text)
+    assert "They said: too much" in seen
+    assert paid(server) == []
+
+    terminal = chatting(server, environment, "pay")
+    terminal.until("[y]es")
+    terminal.press("e\n")
+    terminal.until("arguments as JSON")
+    terminal.press('{"sum": 2}\n')
+    terminal.until('✓ pay {"sum": 2} ok')
+    assert terminal.ended().code == 0
+    assert paid(server) == ["2"]
+
+
+def test_a_question_is_answered_with_the_number_of_an_option(
+    server: Serving, environment: dict[str, str]
+) -> None:
+    terminal = chatting(server, environment, "ask")
+    terminal.until("Which one?")
+    terminal.until("2  blue")
+    terminal.until("your answer >")
+    terminal.press("2\n")
+    terminal.until("I was told: blue")
+    assert terminal.ended().code == 0
+
+
+def test_a_sub_agent_is_set_in_and_its_question_asked(server: Serving, environment: dict[str, str]) -> None:
+    terminal = chatting(server, environment, "delegate")
+    terminal.until("│ I pay.")
+    terminal.until("? clerk: pay  may this run?")
+    terminal.until("[y]es")
+    terminal.press("yes\n")
+    terminal.until('│ ✓ pay {"sum": 7} ok')
+    terminal.until("│ It is paid.")
+    terminal.until("✓ clerk")
+    terminal.until("agent  I was told: It is paid.")
+    assert terminal.ended().code == 0
+    assert paid(server) == ["7"]
+
+
+def test_who_was_faster_elsewhere_takes_the_question_away(
+    server: Serving, environment: dict[str, str]
+) -> None:
+    terminal = chatting(server, environment, "pay")
+    terminal.until("[y]es")
+    done = run("sessions", "answer", "mine", "deny", "--url", server.url)
+    assert (done.returncode, done.stderr) == (0, "Answered: pay: deny.\n")
+    terminal.until("~ a person answered: deny")
+    assert terminal.ended().code == 0
+
+
+def test_a_question_outlives_the_terminal_and_is_asked_again(
+    server: Serving, environment: dict[str, str]
+) -> None:
+    terminal = chatting(server, environment, "pay")
+    terminal.until("[y]es")
+    terminal.press("\x03")
+    assert terminal.ended().code == 130
+    terminal = Terminal(["resume", "mine", "--url", server.url], environment)
+    terminal.until("? pay  may this run?")
+    terminal.until("[y]es")
+    terminal.press("y\n")
+    terminal.until("I was told: paid 3")
+    assert terminal.ended().code == 0
+    assert paid(server) == ["3"]
+
+
+def test_ctrl_d_leaves_a_question_open_and_says_how_to_answer_it(
+    server: Serving, environment: dict[str, str]
+) -> None:
+    terminal = chatting(server, environment, "pay")
+    terminal.until("[y]es")
+    terminal.press("\x04")
+    terminal.until("midstream sessions answer mine")
+    assert run("sessions", "answer", "mine", "allow", "--url", server.url).returncode == 0
+    terminal.until("I was told: paid 3")
+    assert terminal.ended().code == 0
+
+
+# --- what a server that works does not do ---------------------------------------------------------------------------
+
+ASKED = Question(
+    "s", 1, 1, "c1", QuestionKind.APPROVAL, "d", "pay", "{}", CHOICES[QuestionKind.APPROVAL], 5.0
+)
+
+
+class Flaky:
+    """A client whose server is away at first."""
+
+    def __init__(self, away: int) -> None:
+        self.away = away
+
+    async def questions(self, session: str | None = None) -> tuple[Question, ...]:
+        if self.away:
+            self.away -= 1
+            raise ConnectionLostError(f"nobody knows what {session!r} asks")
+        return (ASKED,)
+
+    async def answer(
+        self,
+        session: str,
+        question: QuestionAsked | Question,
+        choice: Choice | str,
+        *,
+        text: str = "",
+        arguments: str | None = None,
+    ) -> None:
+        raise AssertionError((session, question, choice, text, arguments))
+
+
+async def test_a_server_that_is_away_is_asked_again_what_is_open() -> None:
+    told: list[str] = []
+    screen = Screen(told.append, told.append, PLAIN, 80)
+    world = FakeWorld()
+    answering = Answering(
+        Flaky(2),
+        "s",
+        screen,
+        told.append,
+        PLAIN,
+        80,
+        keyboard=None,
+        how_to=lambda question: f"answer {question.call_id}",
+        world=world,
+    )
+    await answering.look()
+    for _ in range(2):
+        assert (told, answering.work is not None) == ([], True)
+        await world.settle()
+        await world.advance(LOOK_AGAIN_S)
+        await answering.go_on()
+    assert [line.strip() for line in told] == ["? pay  may this run?", "{}", "~ answer c1"]
+    assert answering.work is None

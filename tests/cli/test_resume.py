@@ -1,0 +1,60 @@
+"""Going on with what was interrupted, from the place where the terminal stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.cli.on_terminal import Terminal
+from tests.cli.processes import Serving
+from tests.cli.test_session_actions import say
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Serving]:
+    with Serving(tmp_path) as serving:
+        yield serving
+
+
+def test_what_can_go_on_is_listed(run: Run, server: Serving) -> None:
+    nothing = run("resume", "--url", server.url)
+    assert (nothing.exit_code, nothing.stdout) == (0, "")
+    say(server, "good", "hello", until="turn_ended")
+    say(server, "bad", "fail once", until="turn_ended")
+    (row,) = run("resume", "--url", server.url).stdout.splitlines()
+    assert row.split("\t")[:3] == ["bad", "1", "failed"]
+    assert json.loads(run("resume", "--url", server.url, "--json").stdout)["id"] == "bad"
+
+
+def test_a_failed_turn_goes_on_and_its_rest_is_shown(run: Run, server: Serving) -> None:
+    say(server, "bad", "fail once", until="turn_ended")
+    done = run("resume", "bad", "--url", server.url)
+    assert (done.exit_code, done.stdout) == (0, "Now it works.\n")
+    assert "~ turn 1 goes on" in done.stderr
+    again = run("resume", "bad", "--url", server.url)
+    assert (again.exit_code, again.stdout, "[nothing_to_resume]" in again.stderr) == (4, "", True)
+
+
+def test_a_turn_that_fails_again_says_so(run: Run, server: Serving) -> None:
+    say(server, "bad", "fail", until="turn_ended")
+    done = run("resume", "bad", "--url", server.url)
+    assert (done.exit_code, done.stdout) == (5, "")
+
+
+def test_a_session_that_is_not_there_is_told_as_such(run: Run, server: Serving) -> None:
+    assert run("resume", "nowhere", "--url", server.url).exit_code == 3
+
+
+def test_a_turn_that_waits_for_a_person_is_taken_up_by_whoever_comes(server: Serving, tmp_path: Path) -> None:
+    say(server, "mine", "ask", until="question_asked")
+    environment = {"MIDSTREAM_HOME": str(tmp_path / "home"), "TERM": "xterm", "NO_COLOR": "1"}
+    terminal = Terminal(["resume", "mine", "--url", server.url], environment)
+    terminal.until("turn 1 of mine runs: it waits for person")
+    terminal.until("your answer >")
+    terminal.press("the red one\n")
+    terminal.until("I was told: the red one")
+    assert terminal.ended().code == 0

@@ -1,0 +1,126 @@
+"""What a person does about sessions from a script: see what waits, answer, resume, stop, take back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.cli.conftest import Run
+from tests.cli.on_terminal import OnTerminal
+from tests.cli.processes import Serving
+from tests.server.serving import Json, chunk
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Serving]:
+    with Serving(tmp_path) as serving:
+        yield serving
+
+
+def say(server: Serving, session: str, words: str, *, until: str, key: str = "k1") -> None:
+    """Say something and read the events until a record of this kind comes."""
+    headers = {"x-idempotency-key": key, "x-idempotent-encryption-key": "s" * 43}
+    with httpx2.Client(base_url=server.url, headers=headers, timeout=20) as client:
+        sent = client.post(f"/v1/sessions/{session}/chunks", json=chunk(words=words))
+        assert sent.status_code == 200
+        with client.stream("GET", f"/v1/sessions/{session}/events") as events:
+            assert any(f'"type":"{until}"' in line for line in events.iter_lines())
+
+
+def lines(output: str) -> list[Json]:
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def test_what_waits_is_listed_by_the_server_and_from_the_store_alike(run: Run, server: Serving) -> None:
+    nothing = run("sessions", "questions", "--url", server.url)
+    assert (nothing.exit_code, nothing.stdout) == (0, "")
+    assert nothing.stderr == "Nothing waits for a person.\n"
+    say(server, "a", "pay", until="question_asked")
+    say(server, "b", "delegate", until="question_asked")
+    asked = lines(run("sessions", "questions", "--url", server.url, "--json").stdout)
+    assert [(each["session"], each["name"], each["arguments"]) for each in asked] == [
+        ("a", "pay", '{"sum": 3}'),
+        ("b::1.1.0", "pay", '{"sum": 7}'),
+    ]
+    assert lines(run("sessions", "questions", "--store", server.store, "--json").stdout) == asked
+    of_one = run("sessions", "questions", "b", "--url", server.url)
+    assert of_one.stdout == 'b::1.1.0\tc1\tapproval\tpay\t{"sum": 7}\t\n'
+
+
+def test_on_a_terminal_a_question_stands_with_the_command_that_answers_it(
+    on_terminal: OnTerminal, server: Serving
+) -> None:
+    say(server, "a", "pay", until="question_asked")
+    seen = on_terminal("sessions", "questions", "--store", server.store).text
+    assert "? pay  may this run?" in seen
+    assert "midstream sessions answer a allow|deny --call c1" in seen
+
+
+def test_an_answer_is_taken_once(run: Run, server: Serving) -> None:
+    say(server, "a", "pay", until="question_asked")
+    wrong = run("sessions", "answer", "a", "reply", "--text", "yes", "--url", server.url)
+    assert (wrong.exit_code, "[answer_mismatch]" in wrong.stderr) == (4, True)
+    other = run("sessions", "answer", "a", "allow", "--digest", "00", "--url", server.url)
+    assert (other.exit_code, "[answer_mismatch]" in other.stderr) == (4, True)
+    done = run("sessions", "answer", "a", "allow", "--arguments", '{"sum": 1}', "--json", "--url", server.url)
+    assert (done.exit_code, lines(done.stdout)) == (
+        0,
+        [{"session": "a", "call_id": "c1", "choice": "allow"}],
+    )
+    again = run("sessions", "answer", "a", "deny", "--url", server.url)
+    assert (again.exit_code, "[question_closed]" in again.stderr) == (4, True)
+    assert (server.store.parent / "ledger").read_text() == "1\n"
+
+
+def test_a_sub_agents_question_is_answered_through_the_session_that_called_it(
+    run: Run, server: Serving
+) -> None:
+    say(server, "b", "delegate", until="question_asked")
+    done = run("sessions", "answer", "b", "allow", "--json", "--url", server.url)
+    assert lines(done.stdout) == [{"session": "b::1.1.0", "call_id": "c1", "choice": "allow"}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["answer", "a", "reply"], 2, "give --text"),
+        (["answer", "a", "perhaps"], 2, "'perhaps' is not one of"),
+        (["answer", "a", "allow", "--call", "c9"], 4, "no question about call 'c9' is open"),
+        (["answer", "nowhere", "allow"], 3, "[session_not_found]"),
+        (["resume", "a"], 0, "a turn runs"),
+        (["cancel", "nowhere"], 3, "[session_not_found]"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_line(
+    run: Run, server: Serving, arguments: list[str], code: int, words: str
+) -> None:
+    say(server, "a", "pay", until="question_asked")
+    done = run("sessions", *arguments, "--url", server.url)
+    assert (done.exit_code, words in done.stderr, done.stdout) == (code, True, "")
+
+
+def test_a_waiting_message_is_taken_back_and_the_turn_stopped(run: Run, server: Serving) -> None:
+    say(server, "a", "pay", until="question_asked")
+    say(server, "a", "look", until="message_queued", key="k2")
+    back = run("sessions", "withdraw", "a", "--number", "1", "--json", "--url", server.url)
+    (told,) = lines(back.stdout)
+    assert (told["session"], told["is_running"]) == ("a", True)
+    stopped = run("sessions", "cancel", "a", "--turn", "1", "--json", "--url", server.url)
+    assert [told["is_running"] for told in lines(stopped.stdout)] == [False]
+    shown = run("sessions", "show", "a", "--store", server.store).stdout
+    assert "~ message 1 was taken back" in shown
+    assert "You said" not in shown
+
+
+def test_a_failed_turn_is_resumed(run: Run, server: Serving) -> None:
+    say(server, "a", "fail once", until="turn_ended")
+    done = run("sessions", "resume", "a", "--url", server.url)
+    assert (done.exit_code, done.stdout) == (0, "")
+    with httpx2.stream("GET", f"{server.url}/v1/sessions/a/events?after=0-0", timeout=20) as events:
+        assert any('"status":"completed"' in line for line in events.iter_lines())
+    again = run("sessions", "resume", "a", "--turn", "1", "--url", server.url)
+    assert (again.exit_code, "[nothing_to_resume]" in again.stderr) == (4, True)

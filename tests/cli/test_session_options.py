@@ -1,0 +1,25 @@
+"""Where the commands about sessions look."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from midstream.cli import Surroundings
+from midstream.cli.places import Places
+from midstream.cli.session_options import json_of, source_of
+from midstream.cli.sources import FileSource, ServerSource
+from midstream.errors import UsageError
+
+
+def test_one_place_is_looked_into(tmp_path: Path) -> None:
+    surroundings = Surroundings(Places(tmp_path, tmp_path), "never")
+    assert isinstance(source_of(surroundings, None, None), FileSource)
+    assert isinstance(source_of(surroundings, None, "http://127.0.0.1:8000"), ServerSource)
+    with pytest.raises(UsageError, match="two places"):
+        source_of(surroundings, tmp_path / "s.db", "http://127.0.0.1:8000")
+
+
+def test_json_is_harmless_to_print() -> None:
+    assert json_of({"text": "a\x1bb\u202e"}) == '{"text":"a\\u001bb\\u202e"}'

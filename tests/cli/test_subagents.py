@@ -1,0 +1,76 @@
+"""What sub-agents do is set in below their call, whole lines at a time."""
+
+from __future__ import annotations
+
+import msgspec
+
+from midstream.cli.subagents import SubAgents
+from midstream.cli.terminal import PLAIN
+from midstream.core.calls import QuestionKind
+from midstream.core.messages import Call, Finish, Outcome, Reply, Result, Text, UserMessage
+from midstream.core.records import (
+    CallEnded,
+    CallProgressed,
+    CallStarted,
+    ChildSaid,
+    Delta,
+    MessageAccepted,
+    QuestionAsked,
+    Record,
+    ReplyCompleted,
+    TurnEnded,
+    TurnStatus,
+    encode,
+)
+
+WORK: tuple[Record, ...] = (
+    MessageAccepted(1, UserMessage.of("find it"), 1.0),
+    Delta(1, 1, 1, 0, "text", "I lo"),
+    ReplyCompleted(1, 1, 1, Reply((Text("I look."), Call("c1", "look", '{"at":1}')), Finish.CALLS), 1.0),
+    QuestionAsked(1, 1, "c1", QuestionKind.APPROVAL, "d", 1.0),
+    CallStarted(1, 1, "c1", 1, 2.0, arguments='{"at":2}'),
+    CallProgressed(1, 1, "c1", 1, "half\x1b[2J way", 2.5),
+    CallEnded(1, 1, Result("c1", "seen", Outcome.OK), 3.0),
+)
+
+
+def said(record: Record, child: str = "s::1.1.0") -> ChildSaid:
+    return ChildSaid(1, 1, "c1", child, 1, msgspec.Raw(encode(record)))
+
+
+def shown(*records: ChildSaid, width: int = 60) -> list[str]:
+    below = SubAgents(PLAIN, width)
+    return [line for record in records for line in below.lines(record)]
+
+
+def test_words_come_whole_and_calls_when_they_end() -> None:
+    assert shown(*map(said, WORK)) == [
+        "       │ I look.",
+        "       │ ~ half way",
+        '       │ ✓ look {"at":2} ok 1.0 s',
+    ]
+
+
+def test_a_sub_agent_of_a_sub_agent_is_set_in_further() -> None:
+    inner = [said(said(record, "s::1.1.0::1.1.0")) for record in WORK]
+    assert shown(*inner)[0] == "         │ I look."
+
+
+def test_two_at_work_at_once_are_not_mixed_up() -> None:
+    both = [said(record, child) for record in WORK for child in ("s::1.1.0", "s::1.1.1")]
+    assert [line for line in shown(*both) if "✓" in line] == 2 * ['       │ ✓ look {"at":2} ok 1.0 s']
+
+
+def test_how_it_ended_is_told_where_it_did_not_end_well() -> None:
+    well, badly = (
+        TurnEnded(1, status, 4.0, code, message)
+        for status, code, message in (
+            (TurnStatus.COMPLETED, "", ""),
+            (TurnStatus.FAILED, "model_rejected", "no key"),
+        )
+    )
+    assert shown(said(well), said(badly)) == ["       │ ~ the sub-agent failed: no key [model_rejected]"]
+
+
+def test_a_call_whose_reply_was_not_seen_is_shown_all_the_same() -> None:
+    assert shown(said(WORK[-1])) == ["       │ ✓ call c1 ok"]

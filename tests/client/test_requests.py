@@ -1,0 +1,43 @@
+"""One request, one answer, and what is made of a server that is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from midstream.client.requests import questions
+from midstream.errors import ConnectionLostError, ProtocolError
+from midstream.testing import calls, text
+from midstream.tools import question
+from tests.client.peer import Peer
+from tests.server.serving import make_app, said, served
+
+ASKS = calls(("ask_user", '{"question": "Which one?"}'))
+
+
+async def test_what_waits_is_listed_for_all_sessions_or_for_one() -> None:
+    async with served(make_app([ASKS, text("ok")], tools=[question()])) as server:
+        for session in ("a", "b"):
+            headers = {"x-idempotency-key": session, "x-idempotent-encryption-key": "s" * 43}
+            frame = {"type": "chunk", "seqno": 0, "payload": said("hi")}
+            await server.http.post(f"/v1/sessions/{session}/chunks", json=frame, headers=headers)
+            runner = await server.app.host.session(session)
+            while not runner.state.rests_on_people:
+                await runner.wait(runner.newest.position)
+        everywhere = await questions(server.url, None, {})
+        assert [(each.session, each.text) for each in everywhere] == [
+            ("a", "Which one?"),
+            ("b", "Which one?"),
+        ]
+        assert [each.session for each in await questions(server.url, "b", {})] == ["b"]
+        assert await questions(server.url, "nobody", {}) == ()
+
+
+async def test_nobody_there_is_a_lost_connection() -> None:
+    with pytest.raises(ConnectionLostError):
+        await questions("http://127.0.0.1:1", None, {})
+
+
+async def test_a_server_of_something_else_is_told_as_such() -> None:
+    async with Peer(404).serving() as peer:
+        with pytest.raises(ProtocolError):
+            await questions(peer.url, None, {})

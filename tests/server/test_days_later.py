@@ -1,0 +1,73 @@
+"""A question outlives the server that asked it: it is killed, days go by, and the answer of somebody else counts."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from midstream.client import Event, connect
+from midstream.core.records import CallEnded, TurnEnded, TurnStatus
+from midstream.errors import QuestionClosedError
+from tests.spec import spec
+
+WAIT_S = 30.0
+
+
+@asynccontextmanager
+async def _serving(folder: Path, *, port: int = 0, days: float = 0) -> AsyncIterator[tuple[Process, str]]:
+    command = (sys.executable, "-m", "tests.server.asking_process", str(folder), str(port), str(days))
+    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE)
+    assert process.stdout is not None
+    try:
+        url = await asyncio.wait_for(process.stdout.readline(), WAIT_S)
+        yield process, url.decode().strip()
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["pay", "delegate"])
+@spec("TURN-35", "TURN-33", "TURN-64")
+async def test_the_answer_of_another_client_days_after_a_sigkill_runs_the_tool_once(
+    tmp_path: Path, words: str
+) -> None:
+    seen: list[Event] = []
+    is_asked, is_over = asyncio.Event(), asyncio.Event()
+
+    async def speak(url: str) -> None:
+        async with connect(url, state=tmp_path / "speaker.db") as speaker:
+            async for event in speaker.send("s1", words):
+                seen.append(event)
+                if event.question is not None:
+                    is_asked.set()
+        is_over.set()
+
+    async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
+        async with _serving(tmp_path) as (first, url):
+            group.create_task(speak(url))
+            await is_asked.wait()
+            first.kill()
+        assert not (tmp_path / "ledger").exists()
+        port = int(url.rpartition(":")[2])
+        async with _serving(tmp_path, port=port, days=3) as (_, again), connect(again) as boss:
+            (question,) = await boss.questions()
+            assert (question.name, question.arguments) == ("pay", '{"sum":3}')
+            await boss.answer(question.session, question, "allow")
+            with pytest.raises(QuestionClosedError):
+                await boss.answer(question.session, question, "deny")
+            await is_over.wait()
+            assert await boss.questions() == ()
+    assert (tmp_path / "ledger").read_text() == "3\n"
+    end = seen[-1].record
+    assert isinstance(end, TurnEnded)
+    assert end.status is TurnStatus.COMPLETED
+    (result,) = [each.record.result for each in seen if isinstance(each.record, CallEnded)]
+    assert result.content == ("paid 3" if words == "pay" else "It is paid.")

@@ -1,0 +1,267 @@
+"""What a person decides on the page: approvals, questions, calls in doubt, the queue, resumed turns, sub-agents."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from playwright.async_api import Browser, Locator, expect
+
+from midstream.core.messages import UserMessage
+from midstream.core.replies import ModelRequest, TextDelta
+from midstream.errors import ModelRejectedError
+from midstream.runtime.agent import Agent, sub_agent
+from midstream.server.app import App, asgi
+from midstream.store.memory import MemoryStore
+from midstream.testing.models import Gate, ScriptedModel, Step, calls, text
+from midstream.tools import Tool, question, report_progress, tool
+from tests.server.serving import Served, make_app, served
+from tests.server.test_page import CHROMIUM, WAIT_MS, Chat, opened, served_again
+from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="no chromium here: apt-get install --no-install-recommends chromium"
+    ),
+]
+PAY = calls(("pay", '{"sum":3}'))
+
+
+def purse(paid: list[int]) -> Tool:
+    """A tool that a person must allow."""
+
+    @tool(needs_approval=True)
+    def pay(sum: int) -> str:  # noqa: A002 - what the model calls it
+        """Pay."""
+        paid.append(sum)
+        return f"paid {sum}"
+
+    return pay
+
+
+async def asked(chat: Chat, kind: str) -> Locator:
+    """Wait for a question of this kind and return its card."""
+    card = chat.page.locator(f'.question[data-kind="{kind}"]')
+    await expect(card).to_have_count(1, timeout=WAIT_MS)
+    return card
+
+
+async def test_nothing_runs_before_it_is_allowed_and_then_it_does(browser: Browser) -> None:
+    paid: list[int] = []
+    async with served(make_app([PAY, text("Done.")], tools=[purse(paid)])) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("pay 3")
+        card = await asked(chat, "approval")
+        await expect(card.locator("pre")).to_contain_text('"sum": 3')
+        await expect(chat.turn.locator(".how")).to_contain_text("Waiting for you")
+        await expect(chat.page.locator("#sessions .asking .when")).to_have_text(
+            "waits for you", timeout=WAIT_MS
+        )
+        assert paid == []
+        await card.locator('[data-choice="allow"]').click()
+        await chat.sees("Done.")
+        await expect(card).to_have_count(0)
+        await expect(chat.turn.locator(".decided")).to_have_text("Allowed")
+        assert paid == [3]
+        assert chat.problems == []
+
+
+@pytest.mark.parametrize("reloaded", [False, True])
+async def test_arguments_are_changed_before_they_run_also_after_a_reload(
+    browser: Browser, *, reloaded: bool
+) -> None:
+    paid: list[int] = []
+    async with served(make_app([PAY, text("Done.")], tools=[purse(paid)])) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("pay 3")
+        if reloaded:
+            await asked(chat, "approval")
+            await chat.page.reload()
+        card = await asked(chat, "approval")
+        await card.locator('[data-choice="edit"]').click()
+        await card.locator("textarea").fill("[2]")
+        await card.locator('[data-choice="allow"]').click()
+        await expect(card.locator(".problem")).to_have_text("These arguments are no JSON object.")
+        await card.locator("textarea").fill('{"sum": 2}')
+        await card.locator('[data-choice="allow"]').click()
+        await chat.sees("Done.")
+        await chat.turn.locator(".call summary").click()
+        await expect(chat.turn.locator(".call .body pre").first).to_contain_text('"sum": 2')
+        assert paid == [2]
+
+
+async def test_a_denial_says_why_and_an_answer_from_elsewhere_closes_the_card(browser: Browser) -> None:
+    paid: list[int] = []
+    script = [PAY, PAY, text("Not then.")]
+    async with served(make_app(script, tools=[purse(paid)])) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("pay 3")
+        card = await asked(chat, "approval")
+        await card.locator("input").fill("it is too much")
+        await card.locator('[data-choice="deny"]').click()
+        await expect(chat.turn.locator(".decided").first).to_have_text(
+            "Denied: it is too much", timeout=WAIT_MS
+        )
+        await expect(chat.turn.locator(".call").first).to_have_attribute("data-state", "denied")
+        await asked(chat, "approval")
+        (waiting,) = (await server.http.get("/v1/questions")).json()["questions"]
+        place = {name: waiting[name] for name in ("turn", "reply", "call_id", "digest")}
+        url = f"/v1/sessions/{chat.session}/answer"
+        assert (await server.http.post(url, json={**place, "choice": "deny"})).status_code == 202
+        await chat.sees("Not then.")
+        await expect(chat.page.locator(".question")).to_have_count(0)
+        assert paid == []
+
+
+async def test_a_question_is_answered_in_words_or_by_an_option(browser: Browser) -> None:
+    script = [
+        calls(("ask_user", '{"question": "Which one?", "options": ["red", "blue"]}')),
+        calls(("ask_user", '{"question": "Why?"}')),
+        text("I see."),
+    ]
+    async with served(make_app(script, tools=[question()])) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("choose")
+        card = await asked(chat, "question")
+        await expect(card.locator(".why")).to_have_text("Which one?")
+        await card.locator(".options button", has_text="blue").click()
+        await expect(card.locator(".why")).to_have_text("Why?", timeout=WAIT_MS)
+        await card.locator("input").fill("It is calm.")
+        await card.locator("input").press("Enter")
+        await chat.sees("I see.")
+        await expect(chat.turn.locator(".decided")).to_have_text(["Answered: blue", "Answered: It is calm."])
+
+
+async def test_a_call_in_doubt_is_decided_by_the_person(browser: Browser) -> None:
+    store = MemoryStore()
+    started = asyncio.Event()
+
+    def make(*, hangs: bool) -> App:
+        @tool(on_doubt="hold")
+        async def launch() -> str:
+            """Launch it."""
+            started.set()
+            if hangs:
+                await asyncio.Event().wait()
+            return "launched"
+
+        return asgi(
+            Agent(ScriptedModel([calls(("launch", "{}")), text("Good.")]), tools=[launch]), store=store
+        )
+
+    async with served(make(hangs=True), stop_within_s=1) as first:
+        chat = await opened(browser, first.url)
+        await chat.say("launch it")
+        await asyncio.wait_for(started.wait(), WAIT_MS / 1000)
+    async with served_again(first, make(hangs=False)):
+        card = await asked(chat, "doubt")
+        await expect(card).to_contain_text("died before its outcome was known")
+        await card.locator("input").fill("it flies")
+        await card.locator('[data-choice="happened"]').click()
+        await chat.sees("Good.")
+        await expect(chat.turn.locator(".decided")).to_have_text("Said to have happened: it flies")
+
+
+def _two_turns(gate: asyncio.Event) -> Callable[[ModelRequest], list[Step]]:
+    def reply(request: ModelRequest) -> list[Step]:
+        said = [entry for entry in request.history.entries if isinstance(entry, UserMessage)]
+        return [TextDelta("thinking"), Gate(gate), *text(" done")] if len(said) == 1 else text("next done")
+
+    return reply
+
+
+async def test_messages_wait_below_and_can_be_taken_back(browser: Browser) -> None:
+    gate = asyncio.Event()
+    async with served(make_app(_two_turns(gate))) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("first")
+        await chat.sees("thinking")
+        await chat.say("second")
+        await expect(chat.page.locator("#queued li")).to_have_count(1, timeout=WAIT_MS)
+        await chat.say("third")
+        await expect(chat.page.locator("#queued .name")).to_have_text(["second", "third"], timeout=WAIT_MS)
+        await chat.page.reload()
+        await expect(chat.page.locator("#queued .name")).to_have_text(["second", "third"], timeout=WAIT_MS)
+        await chat.page.locator("#queued li", has_text="third").locator("button").click()
+        await expect(chat.page.locator("#queued .name")).to_have_text(["second"], timeout=WAIT_MS)
+        await expect(chat.page.locator("#text")).to_have_value("third")
+        gate.set()
+        await chat.sees("next done")
+        await chat.sees_end("completed")
+        await expect(chat.page.locator("#queue")).to_be_hidden()
+        await expect(chat.page.locator(".turn .said")).to_have_text(["first", "second"])
+
+
+async def test_a_failed_turn_is_resumed(browser: Browser) -> None:
+    lives: list[list[Step]] = [
+        [TextDelta("half a"), ModelRejectedError("the key has expired")],
+        text("the other half"),
+    ]
+    async with served(make_app(lambda _: lives.pop(0))) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("go")
+        await chat.sees_end("failed")
+        await expect(chat.turn.locator(".how")).to_contain_text("the key has expired")
+        await chat.turn.locator(".resume").click()
+        await chat.sees("the other half")
+        await chat.sees_end("completed")
+        await expect(chat.turn.locator(".how")).to_contain_text("resumed")
+        await expect(chat.turn.locator(".resume")).to_be_hidden()
+        await expect(chat.page.locator(".turn")).to_have_count(1)
+
+
+async def test_a_sub_agent_works_below_its_call_and_asks_there(browser: Browser) -> None:
+    paid: list[int] = []
+    gate = asyncio.Event()
+
+    @tool(has_effects=False)
+    async def look() -> str:
+        """Look."""
+        report_progress("half way")
+        await gate.wait()
+        return "seen"
+
+    clerk = Agent(
+        ScriptedModel([calls(("look", "{}"), say="I look."), PAY, text("It is paid.")]),
+        tools=[purse(paid), look],
+        name="clerk",
+    )
+    boss = Agent(
+        ScriptedModel([calls(("clerk", '{"task":"pay"}')), text("Done.")]),
+        tools=[sub_agent(clerk, description="Pays.")],
+    )
+    async with served(asgi(boss, store=MemoryStore())) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("let the clerk pay")
+        work = chat.page.locator(".work")
+        await expect(work.locator(".words").first).to_have_text("I look.", timeout=WAIT_MS)
+        await expect(work.locator(".progress").first).to_have_text("half way", timeout=WAIT_MS)
+        gate.set()
+        await (await asked(chat, "approval")).locator('[data-choice="allow"]').click()
+        await expect(work.locator(".words").last).to_have_text("It is paid.", timeout=WAIT_MS)
+        await expect(chat.page.locator(".turn > .replies > .reply > .parts > .words").last).to_have_text(
+            "Done.", timeout=WAIT_MS
+        )
+        assert paid == [3]
+        await expect(chat.page.locator("#sessions li")).to_have_count(1)
+
+
+async def test_a_narrow_page_shows_a_question_without_scrolling_sideways(browser: Browser) -> None:
+    async with served(make_app([PAY, text("Done.")], tools=[purse([])])) as server:
+        chat = await _narrow(browser, server)
+        await chat.say("pay 3")
+        card = await asked(chat, "approval")
+        box = await card.bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 390
+        assert await chat.page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+async def _narrow(browser: Browser, server: Served) -> Chat:
+    chat = await opened(browser, server.url)
+    await chat.page.set_viewport_size({"width": 390, "height": 844})
+    return chat
