@@ -1,6 +1,6 @@
 /** Types of midstream.js. Instants are milliseconds since 1970 in this file, seconds since 1970 in records. */
 
-export type Retry = "never" | "later" | "now";
+export type Retry = "never" | "later" | "now" | "ask";
 
 /** What a server refused, or what went wrong here. Match on `code`, which is stable. */
 export class MidstreamError extends Error {
