@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import Struct
 from starlette.types import Message, Receive, Scope, Send
 
+from midstream.world import World
 from tests.integrations.chat_server import Json, served
 
 
@@ -64,10 +65,12 @@ HELLO_TEXT = "Hello, you there"
 class ResponsesServer:
     """Makes each reply of the script in the background, at once, and keeps it.
 
-    Each connection takes the next `Link`; those beyond them are faultless.
+    Each connection takes the next `Link`; those beyond them are faultless. Events are `pace_s` apart.
     """
 
-    def __init__(self, replies: Sequence[Sequence[Json]], links: Sequence[Link] = ()) -> None:
+    def __init__(
+        self, replies: Sequence[Sequence[Json]], links: Sequence[Link] = (), pace_s: float = 0.0
+    ) -> None:
         self.url = ""
         self.asked: list[tuple[str, str]] = []
         """Method and path with query of each request."""
@@ -79,6 +82,7 @@ class ResponsesServer:
         """A client went before the end of its answer."""
         self._replies = list(replies)
         self._links = list(links)
+        self._pace_s = pace_s
 
     def forget(self) -> None:
         """Keep nothing of what was said so far."""
@@ -130,7 +134,7 @@ class ResponsesServer:
         shown = events[: link.events_max]
         for each in shown:
             await send(_piece(_wire(each)))
-            await asyncio.sleep(0)
+            await World().sleep(self._pace_s)
         if link.ending == "cut" and len(shown) < len(events):
             await send(_piece(_wire(events[len(shown)])[:-20]))  # and no end of the body
         elif link.ending == "hang":
@@ -157,10 +161,10 @@ async def _answer(send: Send, status: int, body: bytes) -> None:
 
 @contextlib.asynccontextmanager
 async def responses_server(
-    *replies: Sequence[Json], links: Sequence[Link] = ()
+    *replies: Sequence[Json], links: Sequence[Link] = (), pace_s: float = 0.0
 ) -> AsyncIterator[ResponsesServer]:
     """Serve a script on a free port until the end of the block."""
-    app = ResponsesServer(replies, links)
+    app = ResponsesServer(replies, links, pace_s)
     async with served(app) as app.url:
         yield app
 

@@ -30,7 +30,7 @@ class Scene:
 
     async def live(self, *pauses_s: float, mark: str = "token") -> None:
         """Make a sign of progress after each pause."""
-        async with self.watch.watching():
+        async with self.watch:
             for pause_s in pauses_s:
                 await self.world.sleep(pause_s)
                 self.watch.heard(mark)
@@ -70,7 +70,7 @@ async def test_a_tool_has_a_budget_of_its_own_and_is_never_cut_here() -> None:
 async def test_a_budget_may_be_infinite() -> None:
     world, told = FakeWorld(), list[Stalled | StallOver]()
     watch = Watch(world, StallBudgets(tool_s=math.inf), ("s", 1, 1, "c1"), told.append)
-    async with watch.watching():
+    async with watch:
         await world.advance(1e6)
     assert (told, world.next_wake_at) == ([], None)
 
@@ -91,7 +91,7 @@ async def test_pings_are_no_progress_and_the_clock_stands_while_we_are_the_ones_
     scene = Scene()
 
     async def pinging() -> None:
-        async with scene.watch.watching():
+        async with scene.watch:
             for _ in range(100):
                 await scene.world.sleep(5.0)
                 scene.watch.pinged()
@@ -103,11 +103,11 @@ async def test_pings_are_no_progress_and_the_clock_stands_while_we_are_the_ones_
     held = Scene()
 
     async def slow_journal() -> None:
-        async with held.watch.watching():
+        async with held.watch:
             held.watch.hold()
             await held.world.sleep(10_000.0)
-            held.watch.release()
-            await held.world.sleep(29.0)
+            held.watch.heard("token")
+            await held.world.sleep(14.0)
 
     await held.world.live_through(slow_journal())
     assert held.told == []
@@ -118,7 +118,7 @@ async def test_the_log_has_what_happened_last_and_no_words(caplog: pytest.LogCap
     scene = Scene()
 
     async def speaking() -> None:
-        async with scene.watch.watching():
+        async with scene.watch:
             for number in range(2 * RECENT_MAX):
                 scene.watch.heard(f"kind {number}")
             for _ in range(1000):
@@ -188,7 +188,7 @@ async def test_a_watchdog_that_breaks_leaves_the_work_alone(caplog: pytest.LogCa
     watch = Watch(world, BUDGETS, ("s", 1, 1, ""), lambda _: None)
 
     async def work() -> str:
-        async with watch.watching():
+        async with watch:
             await world.sleep(1.0)
         return "done"
 

@@ -8,10 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from midstream.cli.terminal import Ink, clean, indented, shortened, width_of
-from midstream.cli.transcript import INDENT, Called, call_line, tools_note, words_of
+from midstream.cli.transcript import (
+    CONTINUED_NOTE,
+    INDENT,
+    Called,
+    call_line,
+    stall_note,
+    tools_note,
+    words_of,
+)
 from midstream.core.frames import Gone
 from midstream.core.messages import Call
 from midstream.core.records import (
+    AttemptContinued,
     AttemptFailed,
     AttemptStarted,
     CallEnded,
@@ -23,6 +32,8 @@ from midstream.core.records import (
     MessageAccepted,
     Record,
     ReplyCompleted,
+    StallEnded,
+    StallNoticed,
     ToolsChanged,
     TurnEnded,
     TurnStatus,
@@ -119,6 +130,12 @@ class Screen:
                 self.note(f"asked again (attempt {record.attempt}): what it had begun to say is void")
             case AttemptFailed():
                 self.note(f"attempt {record.attempt} failed: {record.message} [{record.code}]")
+            case AttemptContinued():
+                self.note(CONTINUED_NOTE)
+            case StallNoticed():
+                self.note(stall_note(record))
+            case StallEnded():
+                self.note(f"resumed after {record.silent_s:.0f} s")
             case HistoryCompacted():
                 self.note("longer than the model can read: it is asked again without the older part")
             case ToolsChanged():

@@ -13,6 +13,7 @@ from msgspec import UNSET, Struct, UnsetType
 from midstream.cli.terminal import Ink, clean, indented, shortened
 from midstream.core.messages import Call, File, Reply, Text, Thinking, UserMessage
 from midstream.core.records import (
+    AttemptContinued,
     AttemptFailed,
     AttemptStarted,
     CallEnded,
@@ -24,6 +25,8 @@ from midstream.core.records import (
     MessageAccepted,
     Record,
     ReplyCompleted,
+    StalledOn,
+    StallNoticed,
     ToolsChanged,
     TurnEnded,
 )
@@ -32,6 +35,7 @@ RESULT_LINES_MAX = 3
 """Lines of a tool's result that are shown; `export` has all of it."""
 NAMES_MAX = 8
 """Tools that are named where some came or went; `export` names all."""
+CONTINUED_NOTE = "cut; the provider has kept the reply, and it goes on where it stopped"
 INDENT = "       "
 
 
@@ -114,6 +118,10 @@ class _Reading:
                 turn.entries.append(
                     Noted(f"attempt {record.attempt} failed: {record.message} [{record.code}]")
                 )
+            case AttemptContinued():
+                turn.entries.append(Noted(CONTINUED_NOTE))
+            case StallNoticed():
+                turn.entries.append(Noted(stall_note(record)))
             case HistoryCompacted():
                 turn.entries.append(Noted("from here on the model is not shown the older part"))
             case ToolsChanged():
@@ -165,6 +173,12 @@ def tools_note(changed: ToolsChanged) -> str:
         if names
     ]
     return "; ".join(notes) or "all tools are reachable again"
+
+
+def stall_note(noticed: StallNoticed) -> str:
+    """Say what has been silent, and for how long."""
+    who = {StalledOn.FIRST_TOKEN: "the model has not begun", StalledOn.TOOL: "a tool has been silent"}
+    return f"{who.get(noticed.waiting_for, 'the model has been silent')} for {noticed.silent_s:.0f} s"
 
 
 def words_of(message: UserMessage) -> str:

@@ -218,7 +218,7 @@ class Performer:
         events = cast("AsyncGenerator[ModelEvent]", self._agent.model.stream(request))
         watch = self._watch(owed)
         try:
-            async with watch.watching(), contextlib.aclosing(events):
+            async with watch, contextlib.aclosing(events):
                 async for event in events:
                     if not is_progress(event):
                         if isinstance(event, Resumable):
@@ -227,11 +227,10 @@ class Performer:
                         elif isinstance(event, Heartbeat):
                             watch.pinged()
                         continue
-                    watch.heard(type(event).__name__)
                     if deltas := builder.add(event):
                         watch.hold()  # a slow journal is no silence of the model
                         await self._reports.say(ModelSaid(*place, tuple(deltas)))
-                        watch.release()
+                    watch.heard(type(event).__name__)
         except ModelError:
             raise
         except TimeoutError as error:
@@ -289,7 +288,7 @@ class Performer:
         self._world.reach(Fault.BEFORE_TOOL)
         watch = self._watch(owed)
         try:
-            async with watch.watching():
+            async with watch:
                 result = await self._result_of(owed, state, await self._find(state.call.name), watch)
         except asyncio.CancelledError:
             # Cancelled by a user, the call ends here; let go by the process, it stays open for the next owner.

@@ -11,12 +11,13 @@ clock. Whatever goes wrong in here is logged and changes nothing for what is bei
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from enum import StrEnum
+from types import TracebackType
+from typing import Self
 
 from msgspec import Struct
 
@@ -99,26 +100,34 @@ class Watch:
         self._is_held = False
         self._recent: deque[_Activity] = deque(maxlen=RECENT_MAX)
         self._cut: asyncio.Timeout | None = None
+        self._task: asyncio.Task[None] | None = None
         self.silent_s = 0.0
         """How long it had been silent when it was cut; 0 while it was not."""
 
-    @contextlib.asynccontextmanager
-    async def watching(self) -> AsyncIterator[None]:
+    async def __aenter__(self) -> Self:
         """Watch what is done inside.
 
-        Raises:
+        Leaving it raises:
             TimeoutError: It was silent past the limit and was cut (`silent_s` is above 0).
         """
-        async with asyncio.timeout(None) as self._cut:
-            task = self._world.spawn(self._run(), name=f"watch {self._session}")
-            try:
-                yield
-            finally:
-                task.cancel()
+        if not self._call_id:  # a tool is not cut by us
+            self._cut = asyncio.timeout(None)
+            await self._cut.__aenter__()
+        self._task = self._world.spawn(self._run(), name="watch")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        if self._cut is not None:
+            await self._cut.__aexit__(kind, error, trace)
 
     def heard(self, kind: str) -> None:
-        """Take note of progress."""
+        """Take note of progress; the clock runs again from now."""
         now = self._world.monotonic()
+        self._is_held = False
         if self._is_noticed:
             self._end_episode(now - self._since)
         self._since = now
@@ -135,13 +144,8 @@ class Watch:
         self._pinged_at = self._world.monotonic()
 
     def hold(self) -> None:
-        """Stop the clock: the silence that follows is our own, such as a wait for the journal."""
+        """Stop the clock until something is heard: what is waited for now is the journal."""
         self._is_held = True
-
-    def release(self) -> None:
-        """Let the clock run again, from now."""
-        self._is_held = False
-        self._since = self._world.monotonic()
 
     # --- the watching -----------------------------------------------------------------------------------------
 

@@ -76,6 +76,28 @@ export type JournalRecord =
       message: string;
       at: number;
     }
+  /** The provider keeps this attempt's reply, whoever listens. */
+  | { type: "attempt_resumable"; turn: number; reply: number; attempt: number; token: string }
+  /** A cut attempt goes on where it stopped: its words stand, and only what is new follows. */
+  | {
+      type: "attempt_continued";
+      turn: number;
+      reply: number;
+      attempt: number;
+      number: number;
+      at: number;
+      not_before?: number;
+    }
+  /** Nothing came for longer than usual, and it is still waited for; then either progress, or another ending. */
+  | {
+      type: "stall_noticed" | "stall_ended";
+      turn: number;
+      reply: number;
+      waiting_for: "first_token" | "between_tokens" | "tool";
+      silent_s: number;
+      at: number;
+      call_id?: string;
+    }
   /** The conversation was too long: the model is shown nothing of its first `cut` entries any more. */
   | { type: "history_compacted"; turn: number; reply: number; cut: number; at: number }
   /** The tools that come and go (those of MCP servers) are others than the session's readers were told last. */
