@@ -8,10 +8,18 @@ import math
 
 import pytest
 
-from midstream.core.records import StalledOn
+from midstream.core.messages import UserMessage
+from midstream.core.records import StalledOn, StallNoticed, TurnEnded, TurnStatus, decode
+from midstream.core.replies import Heartbeat
 from midstream.core.timing import StallBudgets
-from midstream.core.turn import Stalled, StallOver
+from midstream.core.turn import Resume, SendMessage, Stalled, StallOver
+from midstream.runtime.agent import Agent
+from midstream.runtime.host import Host
+from midstream.runtime.runner import Runner
 from midstream.runtime.watchdog import RECENT_MAX, Level, OnStall, StallSeen, Watch
+from midstream.store.memory import Memory, MemoryStore
+from midstream.testing import ScriptedModel, Stall, text
+from midstream.testing.models import Step
 from midstream.testing.worlds import FakeWorld
 from tests.spec import spec
 
@@ -203,3 +211,40 @@ async def test_nothing_is_left_behind() -> None:
     await scene.world.settle()
     assert asyncio.all_tasks() == before
     assert scene.world.next_wake_at is None
+
+
+@spec("TURN-75", "TURN-30")
+async def test_a_provider_that_never_answers_ends_the_turn_in_bounded_time_and_it_can_go_on() -> None:
+    world = FakeWorld()
+    answers: list[list[Step]] = [[Stall()], [Stall()], [Heartbeat(), Stall()], [*text("at last")]]
+    model = ScriptedModel(lambda _: answers.pop(0), world=world)
+    memory = Memory()
+    host = Host(Agent(model), MemoryStore(memory, world=world), world=world)
+
+    async def turn() -> Runner:
+        await host.start()
+        runner = await host.session("s", create=True)
+        await runner.submit(SendMessage(UserMessage.of("hi")))
+        while runner.state.is_live:
+            await runner.wait(runner.newest.position)
+        return runner
+
+    began_at = world.now()
+    runner = await world.live_through(turn())
+    assert world.now() - began_at <= 3 * 120.0 + 1.0 + 2.0
+    records = [decode(each.body) for each in memory.sessions["s"].records]
+    end = records[-1]
+    assert isinstance(end, TurnEnded)
+    assert (end.status, end.code) == (TurnStatus.FAILED, "model_stalled")
+    assert sum(isinstance(each, StallNoticed) for each in records) == 3
+
+    async def resume() -> None:
+        await runner.submit(Resume())
+        while runner.state.is_live:
+            await runner.wait(runner.newest.position)
+
+    await world.live_through(resume())
+    end = decode(memory.sessions["s"].records[-1].body)
+    assert isinstance(end, TurnEnded)
+    assert end.status is TurnStatus.COMPLETED
+    await host.stop(grace_s=0.0)

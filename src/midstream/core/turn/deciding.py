@@ -209,6 +209,9 @@ def _decide_cancelling(state: Cancelling, command: Command, *, at: float) -> tup
             return (_progressed(command, at=at),)
         case ChildSpoke() if is_open(state, command.turn, command.reply_no, command.call_id):
             return batches.show_child(state, command)
+        case Cancel() if command.turn in (None, state.turn) and state.status is not TurnStatus.CANCELLED:
+            # Its own time limit was stopping it; somebody who stops it wants no hand-in either.
+            return (CancelRequested(state.turn, at, state.deadline_at),)
         case CancelExpired() if command.turn == state.turn:
             return batches.close(state, state.status, at=at)
         case Recover():

@@ -174,6 +174,8 @@ def _evolve_commit(state: TurnState, record: ExchangeCommitted) -> TurnState:
 
 
 def _evolve_cancel(state: TurnState, record: CancelRequested) -> TurnState:
+    if isinstance(state, Cancelling):
+        return replace(state, status=record.status)
     if not isinstance(state, RunningCalls):
         return state
     return Cancelling(
