@@ -18,7 +18,7 @@ def _classes() -> list[type[MidstreamError]]:
 def test_every_error_has_its_own_code_and_says_whether_to_try_again() -> None:
     codes = [each.code for each in _classes()]
     assert len(set(codes)) == len(codes)
-    assert all(each.retry in ("never", "later", "now") for each in _classes())
+    assert all(each.retry in ("never", "later", "now", "ask") for each in _classes())
     assert all(each.__doc__ for each in _classes())
 
 

@@ -50,6 +50,21 @@ def error_codes() -> str:
     return f"| code | class | retry | means |\n| --- | --- | --- | --- |\n{rows}"
 
 
+def provider_errors() -> str:
+    from midstream.core import provider_errors as tables  # noqa: PLC0415 - see error_codes
+
+    kinds = {*tables.STATUSES.values(), *tables.CODES.values(), *tables.TYPES.values()}
+    rows = ""
+    for kind in sorted(kinds, key=lambda kind: kind.code):
+        statuses = ", ".join(str(each) for each, of in sorted(tables.STATUSES.items()) if of is kind)
+        named = sorted(
+            name for table in (tables.CODES, tables.TYPES) for name, of in table.items() if of is kind
+        )
+        words = ", ".join(f"`{name}`" for name in named)
+        rows += f"| `{kind.code}` | {kind.retry} | {statuses} | {words} |\n"
+    return f"| becomes | asked again | HTTP status | code, type or state |\n| --- | --- | --- | --- |\n{rows}"
+
+
 def public_names() -> str:
     import midstream  # noqa: PLC0415 - see error_codes
 
@@ -138,6 +153,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "example-hello": lambda: example("hello"),
     "make-targets": make_targets,
     "numbers": numbers,
+    "provider-errors": provider_errors,
     "public-names": public_names,
 }
 

@@ -18,6 +18,9 @@ MidstreamError
 │   ├── LeaseHeldError
 │   ├── LeaseLostError
 │   ├── SessionBusyError
+│   ├── NothingToResumeError
+│   ├── QuestionClosedError
+│   ├── AnswerMismatchError
 │   ├── SeqnoGapError
 │   ├── SeqnoReusedError
 │   ├── NothingToResumeError
@@ -41,13 +44,18 @@ MidstreamError
 │   └── RecordUndecodableError
 └── ModelError            the model did not answer (see each class for whether to ask again)
     ├── ModelUnavailableError  network, 429, 5xx, timeout: asked again
+    │   └── ModelCutError          the provider goes on with the reply: taken up where it was cut
     ├── ModelStalledError      silence past the budget: asked again
     ├── ModelEmptyError        nothing but whitespace came: asked again
+    ├── ModelForgotError       a cut reply cannot be taken up: asked anew
     ├── ModelRejectedError     the request will never be accepted as it is
-    │   └── ContextOverflowError   it is longer than the model can read: asked again once, shortened
+    │   ├── ContextOverflowError   it is longer than the model can read: asked again once, shortened
+    │   ├── ModelFilteredError     a content filter withheld the reply, or refused the request
+    │   └── ModelAccessError       key, account or name of the model: a person must act, then the turn can be resumed
     └── ModelMissingError      the model's software is not installed
 
-`code` is stable and safe to match on, `retry` says when the same call may be tried again. Messages name ids
+`code` is stable and safe to match on, `retry` says when the same call may be tried again (`ask`: after a person has
+changed something that only a person can). Messages name ids
 and never carry what a user or a model wrote.
 """
 
@@ -56,7 +64,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-Retry = Literal["never", "later", "now"]
+Retry = Literal["never", "later", "now", "ask"]
 
 
 class MidstreamError(Exception):
@@ -330,6 +338,12 @@ class ModelUnavailableError(ModelError):
     retry = "later"
 
 
+class ModelCutError(ModelUnavailableError):
+    """The connection broke and the provider goes on with the reply: it is taken up where it was cut."""
+
+    code = "model_cut"
+
+
 class ModelStalledError(ModelError):
     """Nothing came for longer than the budget allows. Asking again may help."""
 
@@ -344,8 +358,15 @@ class ModelEmptyError(ModelError):
     retry = "later"
 
 
+class ModelForgotError(ModelError):
+    """The provider has no longer what it had begun to say, or has other words: the model is asked anew."""
+
+    code = "model_forgot"
+    retry = "now"
+
+
 class ModelRejectedError(ModelError):
-    """The provider will never accept this request: wrong key, bad request, content filter."""
+    """The provider will never accept this request as it is."""
 
     code = "model_rejected"
 
@@ -354,6 +375,19 @@ class ContextOverflowError(ModelRejectedError):
     """The conversation is longer than the model can read. A session leaves older exchanges out and asks once more."""
 
     code = "context_overflow"
+
+
+class ModelFilteredError(ModelRejectedError):
+    """A content filter refused the request or withheld the whole reply. The same request will fare no better."""
+
+    code = "model_filtered"
+
+
+class ModelAccessError(ModelRejectedError):
+    """The key, the account or the model's name is not accepted. Put it right, then resume the turn."""
+
+    code = "model_access"
+    retry = "ask"
 
 
 class ModelMissingError(ModelError):

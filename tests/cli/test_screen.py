@@ -6,6 +6,7 @@ from midstream.cli.screen import Flow, Screen
 from midstream.cli.terminal import PLAIN, Ink
 from midstream.core.messages import Call, Finish, Outcome, Reply, Result, Text, UserMessage
 from midstream.core.records import (
+    AttemptContinued,
     AttemptFailed,
     AttemptStarted,
     CallEnded,
@@ -16,6 +17,9 @@ from midstream.core.records import (
     MessageAccepted,
     Record,
     ReplyCompleted,
+    StalledOn,
+    StallEnded,
+    StallNoticed,
     ToolsChanged,
     TurnEnded,
     TurnStatus,
@@ -131,3 +135,17 @@ def test_escape_sequences_in_words_are_taken_out() -> None:
 def test_tools_that_came_or_went_are_a_remark() -> None:
     said, told = through_pipe(ToolsChanged(1, 1.0, added=("files__read",)))
     assert (said, "tools added: files__read" in told) == ("", True)
+
+
+def test_silence_and_its_end_are_noted_and_words_go_on_where_they_were_cut() -> None:
+    said, told = through_pipe(
+        words("Half a "),
+        StallNoticed(1, 1, StalledOn.FIRST_TOKEN, 30.0, 1.0),
+        AttemptContinued(1, 1, 1, 1, 2.0),
+        StallEnded(1, 1, StalledOn.FIRST_TOKEN, 31.0, 3.0),
+        words("word"),
+    )
+    assert "".join(said.split("\n")) == "Half a word"
+    assert "the model has not begun for 30 s" in told
+    assert "goes on where it stopped" in told
+    assert "resumed after 31 s" in told

@@ -5,10 +5,11 @@ from __future__ import annotations
 from msgspec import Raw
 
 from midstream.cli.terminal import PLAIN, width_of
-from midstream.cli.transcript import Called, Noted, Said, call_line, lines, read, tools_note
+from midstream.cli.transcript import CONTINUED_NOTE, Called, Noted, Said, call_line, lines, read, tools_note
 from midstream.core.calls import Choice, QuestionKind
 from midstream.core.messages import Call, Finish, Outcome, Reply, Result, Text, Thinking, UserMessage
 from midstream.core.records import (
+    AttemptContinued,
     AttemptFailed,
     AttemptStarted,
     CallDoubted,
@@ -27,6 +28,8 @@ from midstream.core.records import (
     Record,
     ReplyCompleted,
     ResultArrivedLate,
+    StalledOn,
+    StallNoticed,
     ToolsChanged,
     TurnEnded,
     TurnResumed,
@@ -69,6 +72,21 @@ def test_a_failed_attempt_keeps_its_words_and_says_why() -> None:
         Said("agent", "Hel", is_cut=True),
         Noted("attempt 1 failed: silence [model_stalled]"),
         Said("agent", "Hello.", is_cut=True),
+    ]
+
+
+def test_an_attempt_that_goes_on_keeps_its_words_and_silence_is_noted() -> None:
+    found = entries(
+        AttemptStarted(1, 1, 1, 10.0),
+        said("Half a "),
+        StallNoticed(1, 1, StalledOn.BETWEEN_TOKENS, 15.0, 11.0),
+        AttemptContinued(1, 1, 1, 1, 12.0),
+        said("word"),
+    )
+    assert found == [
+        Said("agent", "Half a word", is_cut=True),
+        Noted("the model has been silent for 15 s"),
+        Noted(CONTINUED_NOTE),
     ]
 
 

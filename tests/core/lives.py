@@ -9,7 +9,7 @@ from midstream.core import session as sessions
 from midstream.core.calls import CHOICES, CallPlan, CallState, Choice, OnDoubt, QuestionKind, Site, digest_of
 from midstream.core.compaction import next_cut
 from midstream.core.messages import Finish, Outcome, Reply, Result, Text, Thinking
-from midstream.core.records import EpochStarted, Record
+from midstream.core.records import EpochStarted, Record, StalledOn
 from midstream.core.session import Session
 from midstream.core.turn import (
     LOOK_BACK_S,
@@ -25,6 +25,7 @@ from midstream.core.turn import (
     ChildSpoke,
     Command,
     Idle,
+    ModelHeld,
     ModelReplied,
     QuestionExpired,
     Recover,
@@ -32,6 +33,8 @@ from midstream.core.turn import (
     Resume,
     RunningCalls,
     SendMessage,
+    Stalled,
+    StallOver,
     TurnExpired,
     WhenBusy,
     Withdraw,
@@ -42,6 +45,7 @@ from tests.core.stories import (
     at_child,
     at_client,
     at_person,
+    breaks,
     fails,
     heard,
     impossible,
@@ -162,6 +166,9 @@ def _stray(draw: st.DrawFn) -> Command:
         CancelExpired(turn),
         CallProbed(turn, reply, call_id, may_run=draw(st.booleans())),
         CallProgress(turn, reply, call_id, 1, "stray"),
+        ModelHeld(turn, reply, attempt, "stray"),
+        Stalled(turn, reply, StalledOn.FIRST_TOKEN, 1.0, draw(_ids)),
+        StallOver(turn, reply, StalledOn.TOOL, 1.0, draw(_ids)),
         ChildSpoke(turn, reply, call_id, "s::1.1.0", ((draw(small), b"{}"),)),
         Answer(turn, reply, call_id, draw(_digests), draw(st.sampled_from(Choice))),
         QuestionExpired(turn, reply, call_id),
@@ -230,7 +237,11 @@ def _apt_model(draw: st.DrawFn, state: AwaitingModel, session: Session) -> Comma
         case 0:
             return Cancel(turn)
         case 1 | 2:
+            if draw(st.booleans()):
+                return breaks(turn=turn, reply=reply, attempt=attempt)
             return fails(retriable=draw(st.booleans()), turn=turn, reply=reply, attempt=attempt)
+        case 8:
+            return ModelHeld(turn, reply, attempt, draw(words))
         case 3 | 4:
             parts = (Thinking(draw(words), "sig"), Text(draw(words)))
             return ModelReplied(turn, reply, attempt, Reply(parts, Finish.STOP))

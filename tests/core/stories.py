@@ -12,6 +12,7 @@ from midstream.core.turn import (
     Command,
     Idle,
     ModelFailed,
+    ModelHeld,
     ModelReplied,
     ModelSaid,
     SendMessage,
@@ -51,6 +52,20 @@ def fails(
 ) -> ModelFailed:
     code = "model_unavailable" if retriable else "model_rejected"
     return ModelFailed(turn, reply, attempt, code, "it broke", retriable, retry_after_s)
+
+
+def kept(token: str = "resp_1", *, turn: int = 1, reply: int = 1, attempt: int = 1) -> ModelHeld:
+    return ModelHeld(turn, reply, attempt, token)
+
+
+def breaks(*, turn: int = 1, reply: int = 1, attempt: int = 1) -> ModelFailed:
+    """The connection to the model broke; its provider may go on."""
+    return ModelFailed(turn, reply, attempt, "model_cut", "it broke", is_retriable=True, is_cut=True)
+
+
+def forgets(*, turn: int = 1, reply: int = 1, attempt: int = 1) -> ModelFailed:
+    """The provider does not have the reply that was to be taken up."""
+    return ModelFailed(turn, reply, attempt, "model_forgot", "it is gone", is_retriable=True)
 
 
 def overflows(cut: int | None, *, turn: int = 1, reply: int = 1, attempt: int = 1) -> ModelFailed:

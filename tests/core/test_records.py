@@ -20,7 +20,9 @@ from midstream.core.messages import (
     UserMessage,
 )
 from midstream.core.records import (
+    AttemptContinued,
     AttemptFailed,
+    AttemptResumable,
     AttemptStarted,
     CallDoubted,
     CallEnded,
@@ -42,6 +44,9 @@ from midstream.core.records import (
     Record,
     ReplyCompleted,
     ResultArrivedLate,
+    StalledOn,
+    StallEnded,
+    StallNoticed,
     StreamOpened,
     Sync,
     ToolsChanged,
@@ -58,6 +63,10 @@ from midstream.errors import RecordUndecodableError
 EVERY_RECORD: tuple[Record, ...] = (
     EpochStarted(3, "owner-1", 1000.5),
     StreamOpened("stream-1", "d1"),
+    AttemptResumable(1, 1, 1, "resp_1"),
+    AttemptContinued(1, 1, 1, 1, 1000.5, not_before=1001.5),
+    StallNoticed(1, 1, StalledOn.FIRST_TOKEN, 30.0, 1000.5),
+    StallEnded(1, 2, StalledOn.TOOL, 61.5, 1000.5, "c1"),
     ChunkAccepted("stream-1", 0, "d2"),
     MessageAccepted(
         1,

@@ -64,6 +64,7 @@ from midstream.core.turn import (
     Command,
     Idle,
     ModelFailed,
+    ModelHeld,
     ModelReplied,
     ModelSaid,
     Obligation,
@@ -75,6 +76,8 @@ from midstream.core.turn import (
     RunCall,
     RunningCalls,
     SendMessage,
+    Stalled,
+    StallOver,
     TurnExpired,
     WhenBusy,
     Withdraw,
@@ -195,7 +198,7 @@ def test_a_command_about_something_else_changes_nothing(life: Life) -> None:
 def _is_about(session: Session, command: Command) -> bool:
     """Say, from what is owed alone, whether a command concerns the session now."""
     match command:
-        case ModelSaid() | ModelReplied() | ModelFailed():
+        case ModelSaid() | ModelHeld() | ModelReplied() | ModelFailed():
             ids = (command.turn, command.reply_no, command.attempt)
             asked = (each for each in owed(session) if isinstance(each, AskModel))
             return any((each.turn, each.reply_no, each.attempt) == ids for each in asked)
@@ -228,6 +231,11 @@ def _is_about(session: Session, command: Command) -> bool:
             )
         case Cancel():
             return session.is_live and command.turn in (None, session.turns)
+        case Stalled() | StallOver():
+            place = (command.turn, command.reply_no, command.call_id)
+            is_asked = any(isinstance(each, AskModel) for each in owed(session))
+            at_model = (session.turns, getattr(session.turn, "reply_no", 0), "")
+            return (is_asked and place == at_model) or _is_call_open(session, *place)
         case SendMessage() | Recover():
             return True
 

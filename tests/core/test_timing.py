@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.timing import MODEL_BACKOFF, RECONNECT_BACKOFF, Backoff, Deadline
+from midstream.core.timing import MODEL_BACKOFF, RECONNECT_BACKOFF, Backoff, Deadline, StallBudgets
 
 chances = st.floats(0.0, 1.0, exclude_max=True)
 
@@ -28,3 +31,17 @@ def test_chance_only_shortens_and_by_no_more_than_its_share(failures: int, chanc
 
 def test_deadlines_are_ordered_by_their_instant() -> None:
     assert min(Deadline(2.0, "a heartbeat"), Deadline(1.0, "an ack")) == Deadline(1.0, "an ack")
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan])
+@pytest.mark.parametrize("name", StallBudgets.__struct_fields__)
+def test_a_budget_for_silence_is_positive(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match="positive"):
+        StallBudgets(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["first_token_max_s", "between_tokens_max_s"])
+def test_no_model_is_waited_for_without_end(name: str) -> None:
+    with pytest.raises(ValueError, match="finite"):
+        StallBudgets(**{name: math.inf})
+    assert StallBudgets(first_token_s=math.inf).first_token_s == math.inf

@@ -40,8 +40,10 @@ MAY_CATCH_EVERYTHING: dict[str, str] = {
     "cli/__init__.py": "the top of the process: it logs the traceback and sets the exit code",
     "integrations/mcp.py": "an SDK over a network: whatever ends a connection or an answer, it is said to who waits",
     "integrations/outgoing.py": "a request is worth more than its repair; what failed is logged, it goes as it was",
+    "runtime/performers.py": "stopping a reply is a model's code, on the way out: nothing depends on how it ends",
     "runtime/runner.py": "the top of a session: it ends on a bug, the others go on",
     "runtime/toolset.py": "a source of tools is somebody else's code; whatever it raises, its tools are left out",
+    "runtime/watchdog.py": "who watches must do no harm: what fails there is logged, the work goes on",
     "store/thread.py": "whatever the work of a thread raises belongs to who asked for it",
     "tools.py": "a tool is somebody else's code; whatever it raises is its outcome",
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 import uvicorn
 from msgspec import Struct
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 WAIT_S = 10.0
 Json = dict[str, Any]
@@ -128,9 +128,15 @@ class ChatServer:
 async def chat_server(*answers: Answer) -> AsyncIterator[ChatServer]:
     """Serve a script on a free port until the end of the block."""
     app = ChatServer(answers)
+    async with served(app) as app.url:
+        yield app
+
+
+@contextlib.asynccontextmanager
+async def served(app: ASGIApp) -> AsyncIterator[str]:
+    """Serve an app on a free port until the end of the block; give the base address of its API."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        app.url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
         config = uvicorn.Config(
             app, lifespan="off", log_config=None, log_level="critical", timeout_graceful_shutdown=1
         )
@@ -140,7 +146,7 @@ async def chat_server(*answers: Answer) -> AsyncIterator[ChatServer]:
             async with asyncio.timeout(WAIT_S):
                 while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
                     await asyncio.sleep(0)
-            yield app
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
         finally:
             server.should_exit = True
             await asyncio.wait_for(serving, WAIT_S)

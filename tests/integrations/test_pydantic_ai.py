@@ -38,15 +38,19 @@ from midstream.core.messages import (
 from midstream.core.replies import (
     CallRequested,
     Finished,
+    Heartbeat,
     ModelEvent,
     ModelRequest,
     ReplyBuilder,
     TextDelta,
     ThinkingDelta,
+    Working,
 )
 from midstream.errors import (
     ContextOverflowError,
+    ModelAccessError,
     ModelError,
+    ModelFilteredError,
     ModelMissingError,
     ModelRejectedError,
     ModelUnavailableError,
@@ -73,7 +77,8 @@ HELLO = stream(delta(content="Hel"), delta("stop", content="lo"), usage(7, 2))
 
 async def answered(model: Model, request: ModelRequest = ASKED) -> list[ModelEvent]:
     async with asyncio.timeout(WAIT_S):
-        return [event async for event in model.stream(request)]
+        events = [event async for event in model.stream(request)]
+    return [event for event in events if not isinstance(event, Heartbeat | Working)]
 
 
 @contextlib.asynccontextmanager
@@ -299,13 +304,13 @@ async def test_the_wire_carries_the_whole_conversation() -> None:
     [
         (refusal(429, {"message": "slow down"}, **{"retry-after": "3"}), ModelUnavailableError),
         (refusal(500), ModelUnavailableError),
-        (refusal(429, {"message": "pay first", "code": "insufficient_quota"}), ModelRejectedError),
+        (refusal(429, {"message": "pay first", "code": "insufficient_quota"}), ModelAccessError),
         (refusal(400), ModelRejectedError),
-        (refusal(401), ModelRejectedError),
+        (refusal(401), ModelAccessError),
         (refusal(400, {"message": "long", "code": "context_length_exceeded"}), ContextOverflowError),
         (stream(delta(content="Hel"), ending="cut"), ModelUnavailableError),
         (stream(delta(content="Hel"), {"error": {"message": "overloaded"}}), ModelUnavailableError),
-        (stream(delta("content_filter")), ModelRejectedError),
+        (stream(delta("content_filter")), ModelFilteredError),
     ],
     ids=["429", "500", "quota", "400", "401", "overflow", "cut", "error-inside", "filter"],
 )

@@ -6,9 +6,20 @@ from collections.abc import AsyncIterator
 import pytest
 
 from midstream.core.calls import CallPlan, CallState, digest_of
-from midstream.core.messages import Call, Exchange, History, Outcome, Reply, Result, Text, UserMessage
-from midstream.core.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
+from midstream.core.messages import Call, Exchange, Finish, History, Outcome, Reply, Result, Text, UserMessage
+from midstream.core.records import Delta, StalledOn
+from midstream.core.replies import (
+    CallRequested,
+    Finished,
+    Heartbeat,
+    ModelEvent,
+    ModelRequest,
+    Resumable,
+    TextDelta,
+    Working,
+)
 from midstream.core.session import Session, ToolsFound
+from midstream.core.timing import StallBudgets
 from midstream.core.turn import (
     AskModel,
     AwaitCancelled,
@@ -21,20 +32,24 @@ from midstream.core.turn import (
     ChildSpoke,
     Command,
     ModelFailed,
+    ModelHeld,
     ModelReplied,
     ModelSaid,
     Obligation,
     RunCall,
     RunningCalls,
+    Stalled,
+    StallOver,
 )
-from midstream.errors import ContextOverflowError
-from midstream.runtime import performers
+from midstream.errors import ContextOverflowError, ModelCutError
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
-from midstream.runtime.performers import Performer
+from midstream.runtime.performers import CUT_CONTENT, Performer
 from midstream.store.memory import MemoryStore
 from midstream.testing import ScriptedModel, Stall, text
-from midstream.testing.models import Step
+from midstream.testing.models import Pause, Step
+from midstream.testing.worlds import FakeWorld
+from midstream.tools import current_call
 from midstream.world import World
 from tests.spec import spec
 
@@ -46,13 +61,13 @@ class Noted:
     is_closing = False
 
     def __init__(self) -> None:
-        self.said: list[ModelSaid | ToolsFound] = []
+        self.said: list[ModelSaid | ModelHeld | ToolsFound] = []
         self.reports: list[Command] = []
 
-    async def say(self, command: ModelSaid | ToolsFound) -> None:
+    async def say(self, command: ModelSaid | ModelHeld | ToolsFound) -> None:
         self.said.append(command)
 
-    def tell(self, progress: CallProgress) -> None:
+    def tell(self, progress: CallProgress | Stalled | StallOver) -> None:
         self.reports.append(progress)
 
     async def show(self, command: ChildSpoke) -> None:
@@ -75,6 +90,14 @@ ASKED = AskModel(turn=3, reply_no=1, attempt=1)
 def _session() -> Session:
     history = History((UserMessage.of("hi"),))
     return Session(turn=AwaitingModel(3, 1, attempt=1), turns=3, history=history)
+
+
+async def _live(agent: Agent, session: Session | None = None) -> tuple[Noted, FakeWorld]:
+    """Ask the model in a world whose clock goes as fast as it can."""
+    noted, world = Noted(), FakeWorld()
+    performing = Performer(agent, world, noted, NOBODY).perform(ASKED, session or _session())
+    await world.live_through(performing)
+    return noted, world
 
 
 async def _perform(agent: Agent, obligation: Obligation) -> Noted:
@@ -119,16 +142,19 @@ async def test_calls_with_empty_or_repeated_ids_get_distinct_ones() -> None:
         ([TextDelta("no end")], "model_unavailable"),
         ([Finished()], "model_empty"),
         ([TextDelta("a"), Stall()], "model_stalled"),
+        ([Stall()], "model_stalled"),
+        ([Heartbeat(), TextDelta(""), Stall()], "model_stalled"),
     ],
 )
+@spec("TURN-75")
 async def test_silence_emptiness_and_a_missing_end_are_failures_to_try_again(
-    steps: list[Step], code: str, monkeypatch: pytest.MonkeyPatch
+    steps: list[Step], code: str
 ) -> None:
-    monkeypatch.setattr(performers, "STALL_S", 0.05)
-    noted = await _perform(Agent(ScriptedModel([steps])), ASKED)
-    (failed,) = noted.reports
+    noted, world = await _live(Agent(ScriptedModel([steps])))
+    failed = noted.reports[-1]
     assert isinstance(failed, ModelFailed)
     assert (failed.code, failed.is_retriable) == (code, True)
+    assert world.now() - FakeWorld().now() <= StallBudgets().first_token_max_s
 
 
 class GivesUp(ScriptedModel):
@@ -196,3 +222,148 @@ async def test_a_call_whose_tool_is_gone_ends_and_an_earlier_run_of_it_is_not_fo
     assert isinstance(finished.result, Result)
     assert finished.result.outcome is outcome
     assert "may or may not" in finished.result.content or outcome is Outcome.ERROR
+
+
+@spec("TURN-75")
+async def test_a_model_that_writes_long_arguments_is_no_silent_one() -> None:
+    world = FakeWorld()
+    writing = [step for _ in range(20) for step in (Working("put"), Pause(100.0))]
+    model = ScriptedModel([[*writing, CallRequested("a", "put", "{}"), Finished()]], world=world)
+    noted = Noted()
+    await world.live_through(Performer(Agent(model), world, noted, NOBODY).perform(ASKED, _session()))
+    assert isinstance(noted.reports[-1], ModelReplied)
+    told = [each for each in noted.reports if isinstance(each, Stalled)]
+    assert told[0] == Stalled(3, 1, StalledOn.BETWEEN_TOKENS, 15.0)
+
+
+@spec("TURN-76")
+async def test_a_silent_tool_is_told_and_its_progress_ends_the_silence() -> None:
+    world = FakeWorld()
+
+    async def work() -> str:
+        await world.sleep(61.0)
+        current_call().tell("half")
+        await asyncio.sleep(0)
+        await world.sleep(30.0)
+        return "done"
+
+    plan = CallPlan("c1", digest_of("work", "{}"))
+    call = Call("c1", "work", "{}")
+    running = RunningCalls(3, 1, Reply((call,)), (CallState(call, plan, runs=1, epoch=1),))
+    noted = Noted()
+    performer = Performer(Agent(ScriptedModel([]), tools=[work]), world, noted, NOBODY)
+    await world.live_through(performer.perform(RunCall(3, 1, "c1", 1), Session(turn=running)))
+    assert noted.reports == [
+        Stalled(3, 1, StalledOn.TOOL, 60.0, "c1"),
+        StallOver(3, 1, StalledOn.TOOL, 61.0, "c1"),
+        CallProgress(3, 1, "c1", 1, "half"),
+        CallFinished(3, 1, Result("c1", "done")),
+    ]
+
+
+# --- replies that were cut short ------------------------------------------------------------------------------
+
+
+@spec("TURN-71")
+@pytest.mark.parametrize("arguments", ['{"path": "/tm', ""], ids=["in the middle", "before they began"])
+async def test_a_call_that_the_length_limit_cut_is_not_run_and_the_model_is_told(arguments: str) -> None:
+    def clear(path: str = "/") -> str:
+        raise AssertionError(path)
+
+    steps: list[Step] = [
+        CallRequested("a", "clear", '{"path": "/x"}'),
+        CallRequested("b", "clear", arguments),
+        Finished(Finish.LENGTH),
+    ]
+    noted, _ = await _live(Agent(ScriptedModel([steps]), tools=[clear]))
+    (replied,) = noted.reports
+    assert isinstance(replied, ModelReplied)
+    assert [plan.problem for plan in replied.plans] == [None, CUT_CONTENT]
+
+
+@spec("TURN-71")
+async def test_a_reply_that_the_length_limit_cut_is_kept() -> None:
+    steps: list[Step] = [TextDelta("Once upon"), Finished(Finish.LENGTH)]
+    noted, _ = await _live(Agent(ScriptedModel([steps])))
+    (replied,) = noted.reports
+    assert isinstance(replied, ModelReplied)
+    assert replied.reply == Reply((Text("Once upon"),), Finish.LENGTH)
+
+
+# --- replies that their provider keeps ------------------------------------------------------------------------
+
+
+class Keeping(ScriptedModel):
+    """A model whose provider keeps what it says."""
+
+    def __init__(self, steps: list[Step]) -> None:
+        super().__init__([steps])
+        self.stopped: list[str] = []
+
+    async def stop(self, token: str) -> None:
+        self.stopped.append(token)
+
+
+def _resumed() -> Session:
+    said = ((), Delta(3, 1, 1, 0, "text", "Half a "))
+    history = History((UserMessage.of("hi"),))
+    turn = AwaitingModel(3, 1, attempt=1, token="resp_1", continued=1, said=said)
+    return Session(turn=turn, turns=3, history=history)
+
+
+async def _continue(*steps: Step) -> tuple[Noted, Keeping]:
+    model, noted, world = Keeping([*steps]), Noted(), FakeWorld()
+    owed = AskModel(3, 1, 1, continued=1)
+    await world.live_through(Performer(Agent(model), world, noted, NOBODY).perform(owed, _resumed()))
+    return noted, model
+
+
+@spec("TURN-72")
+async def test_a_reply_that_is_taken_up_is_shown_only_where_it_is_new() -> None:
+    noted, model = await _continue(Resumable("resp_1"), *text("Half a word"))
+    assert model.requests[0].resume == "resp_1"
+    deltas = [each for said in noted.said if isinstance(said, ModelSaid) for each in said.deltas]
+    assert deltas == [Delta(3, 1, 1, 0, "text", "word")] or "".join(each.text for each in deltas) == "word"
+    (replied,) = noted.reports
+    assert isinstance(replied, ModelReplied)
+    assert (replied.attempt, replied.reply.text) == (1, "Half a word")
+
+
+@spec("TURN-73")
+@pytest.mark.parametrize("words", ["Another word", "Half", "half a word"])
+async def test_other_words_than_before_are_no_continuation(words: str) -> None:
+    noted, _ = await _continue(*text(words))
+    (failed,) = noted.reports
+    assert isinstance(failed, ModelFailed)
+    assert (failed.code, failed.is_retriable, failed.is_cut) == ("model_forgot", True, False)
+
+
+@spec("TURN-72")
+@pytest.mark.parametrize("end", [ModelCutError("cut"), Stall()], ids=["cut", "silent"])
+async def test_what_is_cut_may_be_taken_up(end: Step) -> None:
+    noted, _ = await _live(Agent(Keeping([Resumable("resp_1"), TextDelta("Half"), end])))
+    assert ModelHeld(3, 1, 1, "resp_1") in noted.said
+    failed = noted.reports[-1]
+    assert isinstance(failed, ModelFailed)
+    assert failed.is_cut
+
+
+class Leaving(Noted):
+    """The mailbox of a process that lets go."""
+
+    is_closing = True
+
+
+@spec("TURN-74")
+@pytest.mark.parametrize(("noted", "stopped"), [(Noted(), ["resp_1"]), (Leaving(), [])])
+async def test_a_reply_nobody_wants_is_stopped_at_its_provider_and_one_let_go_is_left(
+    noted: Noted, stopped: list[str]
+) -> None:
+    model = Keeping([Resumable("resp_1"), TextDelta("Half"), Stall()])
+    world = FakeWorld()
+    task = asyncio.create_task(Performer(Agent(model), world, noted, NOBODY).perform(ASKED, _session()))
+    await world.settle()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, 5)
+    assert model.stopped == stopped

@@ -69,6 +69,16 @@ test("another attempt voids what the earlier one said, and says that it did", ()
   );
 });
 
+test("an attempt that goes on keeps its words and is asked for again", () => {
+  const failed = { type: "attempt_failed", turn: 1, reply: 1, attempt: 1, code: "model_cut", message: "cut", at: 2 };
+  const goesOn = { type: "attempt_continued", turn: 1, reply: 1, attempt: 1, number: 1, at: 3, not_before: 4 };
+  const silence = { type: "stall_noticed", turn: 1, reply: 1, waiting_for: "between_tokens", silent_s: 15, at: 3 };
+  const transcript = told(said, asked(1), delta("Half a "), failed, goesOn, silence, delta("word"));
+  assert.equal(textOf(transcript), "Half a word");
+  const reply = replyOf(transcript);
+  assert.deepEqual([reply.failure, reply.voided, reply.notBefore], [null, 0, 4]);
+});
+
 test("a late word of a void attempt is not shown", () => {
   assert.equal(textOf(told(said, asked(1), asked(2), delta("late", 1), delta("new", 2))), "new");
 });

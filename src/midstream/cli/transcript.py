@@ -13,6 +13,7 @@ from msgspec import UNSET, Struct, UnsetType, field
 from midstream.cli.terminal import Ink, clean, indented, shortened
 from midstream.core.messages import Call, File, Reply, Text, Thinking, UserMessage
 from midstream.core.records import (
+    AttemptContinued,
     AttemptFailed,
     AttemptStarted,
     CallDoubted,
@@ -32,6 +33,9 @@ from midstream.core.records import (
     Record,
     ReplyCompleted,
     ResultArrivedLate,
+    StalledOn,
+    StallEnded,
+    StallNoticed,
     ToolsChanged,
     TurnEnded,
     TurnResumed,
@@ -43,6 +47,7 @@ RESULT_LINES_MAX = 3
 """Lines of a tool's result that are shown; `export` has all of it."""
 NAMES_MAX = 8
 """Tools that are named where some came or went; `export` names all."""
+CONTINUED_NOTE = "cut; the provider has kept the reply, and it goes on where it stopped"
 INDENT = "       "
 INNER = "  "
 """How much further a sub-agent's work is set in than the call."""
@@ -182,6 +187,12 @@ def note_of(record: Record) -> str:
     match record:
         case AttemptFailed():
             return f"attempt {record.attempt} failed: {record.message} [{record.code}]"
+        case AttemptContinued():
+            return CONTINUED_NOTE
+        case StallNoticed():
+            return stall_note(record)
+        case StallEnded():
+            return f"resumed after {record.silent_s:.0f} s"
         case HistoryCompacted():
             return "longer than the model can read: from here on it is not shown the older part"
         case ToolsChanged():
@@ -233,6 +244,12 @@ def tools_note(changed: ToolsChanged) -> str:
         if names
     ]
     return "; ".join(notes) or "all tools are reachable again"
+
+
+def stall_note(noticed: StallNoticed) -> str:
+    """Say what has been silent, and for how long."""
+    who = {StalledOn.FIRST_TOKEN: "the model has not begun", StalledOn.TOOL: "a tool has been silent"}
+    return f"{who.get(noticed.waiting_for, 'the model has been silent')} for {noticed.silent_s:.0f} s"
 
 
 def words_of(message: UserMessage) -> str:

@@ -414,7 +414,7 @@ class ClientStream:
             # STREAM-9: nothing was kept on either side, so that there is nothing to go on with.
             self._end_with(error or ConnectionLostError("the connection to a degraded server broke"))
             return
-        if error is not None and error.retry == "never":
+        if error is not None and error.retry in ("never", "ask"):
             self._end_with(error)
             return
         if error is not None and not isinstance(error, ConnectionLostError):
@@ -604,7 +604,7 @@ class ClientStream:
         error = error_of(frame)
         self._retry_after_s = frame.retry_after_s or 0.0
         is_lost_order = isinstance(error, SeqnoGapError) and error.expected in self._unacked
-        is_final = frame.retry == "never" or isinstance(error, SessionBusyError)
+        is_final = frame.retry in ("never", "ask") or isinstance(error, SessionBusyError)
         if is_final and not is_lost_order:
             self._end_with(error)
         else:

@@ -41,6 +41,14 @@ class TurnStatus(StrEnum):
     """Nobody went on with it in time, or it kept killing its owner; what had finished was kept."""
 
 
+class StalledOn(StrEnum):
+    """What is waited for in silence."""
+
+    FIRST_TOKEN = "first_token"  # noqa: S105 - no secret
+    BETWEEN_TOKENS = "between_tokens"
+    TOOL = "tool"
+
+
 class ClientTool(Struct, frozen=True, omit_defaults=True):
     """A tool that the client of this turn runs itself."""
 
@@ -177,6 +185,57 @@ class AttemptFailed(Struct, frozen=True, tag="attempt_failed", tag_field="type",
     code: str
     message: str
     at: float
+
+
+class AttemptResumable(Struct, frozen=True, tag="attempt_resumable", tag_field="type"):
+    """The provider keeps this attempt's reply, whoever listens; `token` is how to take it up again."""
+
+    turn: int
+    reply: int
+    attempt: int
+    token: str
+
+
+class AttemptContinued(Struct, frozen=True, tag="attempt_continued", tag_field="type", omit_defaults=True):
+    """A cut attempt goes on where it stopped: what readers were shown of it stands, and only what is new follows.
+
+    `number` counts the continuations of this attempt from 1.
+    """
+
+    turn: int
+    reply: int
+    attempt: int
+    number: int
+    at: float
+    not_before: float = 0.0
+
+
+class StallNoticed(Struct, frozen=True, tag="stall_noticed", tag_field="type", omit_defaults=True):
+    """Nothing came for longer than usual, and it is still waited for. For readers: nothing follows from it.
+
+    Args:
+        waiting_for: `first_token` or `between_tokens` of a model, or a `tool`.
+        silent_s: Seconds since the last sign of progress.
+        call_id: The call, for a tool.
+    """
+
+    turn: int
+    reply: int
+    waiting_for: StalledOn
+    silent_s: float
+    at: float
+    call_id: str = ""
+
+
+class StallEnded(Struct, frozen=True, tag="stall_ended", tag_field="type", omit_defaults=True):
+    """Progress again, after `silent_s` seconds in all. What ended otherwise (cut, cancelled) has no such record."""
+
+    turn: int
+    reply: int
+    waiting_for: StalledOn
+    silent_s: float
+    at: float
+    call_id: str = ""
 
 
 class HistoryCompacted(Struct, frozen=True, tag="history_compacted", tag_field="type"):
@@ -358,6 +417,10 @@ Record = (
     | AttemptStarted
     | Delta
     | AttemptFailed
+    | AttemptResumable
+    | AttemptContinued
+    | StallNoticed
+    | StallEnded
     | HistoryCompacted
     | ToolsChanged
     | ReplyCompleted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -22,6 +22,7 @@ from midstream.core.messages import (
     with_distinct_ids,
 )
 from midstream.core.records import Delta
+from midstream.errors import ModelForgotError
 
 DELTA_CHARS_MAX = 64 * 1024
 """Characters of one `Delta`; a longer piece is split, so that no record outgrows a frame."""
@@ -36,6 +37,7 @@ class ModelRequest(Struct, frozen=True):
         tools: What may be called.
         attempt: 1 for the first try of this reply.
         key: Stable over the attempts of one reply; for a provider's idempotency header.
+        resume: What a `Resumable` of this attempt named, to take that same reply up; "" asks for a new one.
     """
 
     instructions: str
@@ -43,6 +45,7 @@ class ModelRequest(Struct, frozen=True):
     tools: tuple[ToolSpec, ...] = ()
     attempt: int = 1
     key: str = ""
+    resume: str = ""
 
 
 class TextDelta(Struct, frozen=True):
@@ -66,6 +69,25 @@ class CallRequested(Struct, frozen=True):
     arguments: str
 
 
+class Working(Struct, frozen=True):
+    """The model makes what cannot be shown yet, such as the arguments of a call: a sign of life, and progress."""
+
+    what: str = ""
+
+
+class Heartbeat(Struct, frozen=True):
+    """The connection lives (a ping, an empty piece). It says nothing about the model and counts as no progress."""
+
+
+class Resumable(Struct, frozen=True):
+    """The provider keeps this reply for a while, whoever listens; `token` names it in a later request's `resume`.
+
+    Such a request is answered with the same events from the beginning of the reply. Sent before the first word.
+    """
+
+    token: str
+
+
 class Finished(Struct, frozen=True):
     """The reply is whole. Nothing may follow."""
 
@@ -74,21 +96,50 @@ class Finished(Struct, frozen=True):
     usage: Usage | None = None
 
 
-ModelEvent = TextDelta | ThinkingDelta | CallRequested | Finished
+ModelEvent = TextDelta | ThinkingDelta | CallRequested | Working | Heartbeat | Resumable | Finished
+
+Words = tuple[Literal["text", "thinking"], str]
+"""What a part of a reply is, and what was said of it."""
+
+
+def is_progress(event: ModelEvent) -> bool:
+    """Whether an event brings a reply on: pings and empty pieces do not."""
+    match event:
+        case TextDelta():
+            return bool(event.text)
+        case ThinkingDelta():
+            return bool(event.text or event.signature)
+        case Working() | CallRequested() | Finished():
+            return True
+        case Heartbeat() | Resumable():
+            return False
 
 
 class ReplyBuilder:
-    """Collect a model's events: `add` returns the deltas to journal, `reply` the whole in the end."""
+    """Collect a model's events: `add` returns the deltas to journal, `reply` the whole in the end.
 
-    def __init__(self, turn: int, reply_no: int, attempt: int) -> None:
+    Args:
+        shown: The parts readers have been shown of this attempt, where it is taken up again: the model says it all
+            once more, and what is known is not journaled a second time.
+    """
+
+    def __init__(
+        self, turn: int, reply_no: int, attempt: int, shown: Mapping[int, Words] | None = None
+    ) -> None:
         self._ids = (turn, reply_no, attempt)
+        self._shown = dict(shown or {})
+        """What is still to be said again."""
         self._parts: list[ReplyPart] = []
         self._texts: list[str] = []
         self._kind: Literal["text", "thinking"] | None = None
         self._finished: Finished | None = None
 
     def add(self, event: ModelEvent) -> Sequence[Delta]:
-        """Take one event; return what readers may be shown of it."""
+        """Take one event; return what readers may be shown of it.
+
+        Raises:
+            ModelForgotError: A reply that is taken up again has other words than readers were shown.
+        """
         match event:
             case TextDelta():
                 return self._say("text", storable(event.text))
@@ -102,7 +153,11 @@ class ReplyBuilder:
                 call = Call(storable(event.id), storable(event.name), storable(event.arguments))
                 self._parts.append(call)
             case Finished():
+                if self._shown:
+                    raise _forgot()
                 self._finished = event
+            case Working() | Heartbeat() | Resumable():
+                pass
         return ()
 
     def reply(self) -> Reply | None:
@@ -128,8 +183,24 @@ class ReplyBuilder:
             return ()
         self._texts.append(text)
         part = len(self._parts)
+        if self._shown:
+            text = self._unshown(part, kind, text)
         pieces = (text[at : at + DELTA_CHARS_MAX] for at in range(0, len(text), DELTA_CHARS_MAX))
         return [Delta(*self._ids, part, kind, piece) for piece in pieces]
+
+    def _unshown(self, part: int, kind: Literal["text", "thinking"], text: str) -> str:
+        """Return what of `text` readers have not been shown."""
+        shown_kind, shown = self._shown.get(part, (kind, ""))
+        if not shown:
+            return text
+        known = shown[: len(text)]
+        if kind != shown_kind or not text.startswith(known):
+            raise _forgot()
+        if len(shown) > len(text):
+            self._shown[part] = (kind, shown[len(text) :])
+        else:
+            del self._shown[part]
+        return text[len(known) :]
 
     def _close_part(self, signature: str | None = None) -> None:
         text = "".join(self._texts)
@@ -139,6 +210,10 @@ class ReplyBuilder:
             self._parts.append(Thinking(text, signature))
         self._texts.clear()
         self._kind = None
+
+
+def _forgot() -> ModelForgotError:
+    return ModelForgotError("the reply that was taken up again has other words than before")
 
 
 def merge_deltas(deltas: Sequence[Delta]) -> tuple[Delta, ...]:

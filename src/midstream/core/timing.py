@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from msgspec import Struct
+
+from midstream.core.records import StalledOn
 
 
 class Deadline(Struct, frozen=True, order=True):
@@ -41,3 +45,39 @@ MODEL_BACKOFF = Backoff(first_s=1.0, most_s=4.0, jitter=0.25)
 
 RECONNECT_BACKOFF = Backoff(first_s=1.0, most_s=30.0, jitter=1.0)
 """Between reconnects of a client, after a first one at once: 1 s to 30 s with full jitter."""
+
+
+class StallBudgets(Struct, frozen=True):
+    """How long there may be silence before it is told, and before it is cut. All in seconds.
+
+    Args:
+        first_token_s, between_tokens_s, tool_s: Past these, readers, log and counter are told, once per silence.
+        first_token_max_s, between_tokens_max_s: Past these a model call is cut and tried again. A model that thinks
+            for long without a sign needs more; a tool's limit is its own timeout.
+
+    Raises:
+        ValueError: A budget is not positive, or a limit is not finite: a turn must not wait for ever.
+    """
+
+    first_token_s: float = 30.0
+    between_tokens_s: float = 15.0
+    tool_s: float = 60.0
+    first_token_max_s: float = 120.0
+    between_tokens_max_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        limits = (self.first_token_max_s, self.between_tokens_max_s)
+        if not all(each > 0 for each in (self.first_token_s, self.between_tokens_s, self.tool_s)):
+            raise ValueError("a budget for silence is a positive number of seconds (infinite: never told)")
+        if not all(0 < each < math.inf for each in limits):
+            raise ValueError("a limit for silence is a positive, finite number of seconds")
+
+    def of(self, waiting_for: StalledOn) -> tuple[float, float | None]:
+        """Return after how many seconds a silence is told, and after how many it is cut (None: not by us)."""
+        match waiting_for:
+            case StalledOn.FIRST_TOKEN:
+                return self.first_token_s, self.first_token_max_s
+            case StalledOn.BETWEEN_TOKENS:
+                return self.between_tokens_s, self.between_tokens_max_s
+            case StalledOn.TOOL:
+                return self.tool_s, None

@@ -7,14 +7,24 @@ from typing import cast
 
 import msgspec
 
-from midstream.core.formats.openai_stream import error_of
 from midstream.core.messages import Finish, History, Usage
 from midstream.core.profiles import profile_named
+from midstream.core.provider_errors import error_of
 from midstream.core.rendering import render
 from midstream.core.repair.report import Advice
-from midstream.core.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta, ThinkingDelta
+from midstream.core.replies import (
+    CallRequested,
+    Finished,
+    Heartbeat,
+    ModelEvent,
+    ModelRequest,
+    TextDelta,
+    ThinkingDelta,
+    Working,
+)
 from midstream.errors import (
     ModelError,
+    ModelFilteredError,
     ModelMissingError,
     ModelRejectedError,
     ModelStalledError,
@@ -117,8 +127,7 @@ class PydanticAIModel:
                 self._model, sent, model_settings=settings, model_request_parameters=parameters
             ) as streamed:
                 async for event in streamed:
-                    if (said := _said(event)) is not None:
-                        yield said
+                    yield _said(event)
                 for ending in _ending(streamed):
                     yield ending
         except (exceptions.AgentRunError, exceptions.UserError) as error:
@@ -168,18 +177,22 @@ def _profile_of(model: Model) -> str:
 # --- what comes back ------------------------------------------------------------------------------------------
 
 
-def _said(event: messages.ModelResponseStreamEvent) -> ModelEvent | None:
+def _said(event: messages.ModelResponseStreamEvent) -> ModelEvent:
     match event:
         case messages.PartStartEvent(part=messages.TextPart(content=text)) if text:
             return TextDelta(text)
         case messages.PartDeltaEvent(delta=messages.TextPartDelta(content_delta=text)) if text:
             return TextDelta(text)
         case messages.PartStartEvent(part=messages.ThinkingPart() as part) if part.id != _REDACTED:
-            return ThinkingDelta(part.content, part.signature) if part.content or part.signature else None
+            return ThinkingDelta(part.content, part.signature)
         case messages.PartDeltaEvent(delta=messages.ThinkingPartDelta() as delta):
             text, signature = delta.content_delta or "", delta.signature_delta
-            return ThinkingDelta(text, signature) if text or signature else None
-    return None
+            return ThinkingDelta(text, signature)
+        case messages.PartStartEvent(part=messages.ToolCallPart(tool_name=name)):
+            return Working(name)
+        case messages.PartDeltaEvent(delta=messages.ToolCallPartDelta()):
+            return Working()
+    return Heartbeat()
 
 
 def _ending(streamed: StreamedResponse) -> list[ModelEvent]:
@@ -191,7 +204,7 @@ def _ending(streamed: StreamedResponse) -> list[ModelEvent]:
         raise ModelUnavailableError("the provider ended the reply with an error")
     finish = _FINISHES.get(reply.finish_reason or "stop", Finish.STOP)
     if finish is Finish.FILTER and not reply.parts:
-        raise ModelRejectedError("the provider's content filter withheld the whole reply")
+        raise ModelFilteredError("the provider's content filter withheld the whole reply")
     if calls and finish is Finish.STOP:
         finish = Finish.CALLS
     used = reply.usage
@@ -216,6 +229,8 @@ def _typed(error: exceptions.AgentRunError | exceptions.UserError, name: str) ->
         if isinstance(error, exceptions.ModelTimeoutError):
             return ModelStalledError(f"{name} gave no answer in time")
         return ModelUnavailableError(f"the connection to {name} failed", retry_after_s=wait_s)
-    if isinstance(error, exceptions.ContentFilterError | exceptions.UserError):
+    if isinstance(error, exceptions.ContentFilterError):
+        return ModelFilteredError(f"the content filter of {name} withheld the reply: {error}")
+    if isinstance(error, exceptions.UserError):
         return ModelRejectedError(f"{name} does not take this request: {error}")
     return ModelUnavailableError(f"{name} sent what no reply can be: {type(error).__name__}")

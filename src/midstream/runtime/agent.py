@@ -9,8 +9,10 @@ import msgspec
 
 from midstream.core.calls import Site
 from midstream.core.messages import Call
+from midstream.core.timing import StallBudgets
 from midstream.errors import AgentNotFoundError, ToolDefinitionError
 from midstream.runtime.models import Model
+from midstream.runtime.watchdog import OnStall
 from midstream.tools import Approval, Tool, ToolSource, by_name, tool
 
 SUB_AGENT_REPLIES_MAX = 50
@@ -32,6 +34,8 @@ class Agent:
         approval: The host's own rule about calls that a person must allow, beside each tool's own: it says whether, or
             in words why. Where it fails, somebody is asked.
         turn_s: Seconds a whole turn may take, people's answers not counted; 0 for no limit.
+        stalls: How long a model or a tool may be silent before it is told, and before it is cut.
+        on_stall: Called with every silence that was told, cut or over, to count them; it must not block.
 
     Raises:
         ToolDefinitionError: A function cannot become a tool, or two tools or two sources have one name.
@@ -46,6 +50,8 @@ class Agent:
         name: str = "agent",
         approval: Approval | None = None,
         turn_s: float = 0.0,
+        stalls: StallBudgets = StallBudgets(),
+        on_stall: OnStall | None = None,
     ) -> None:
         given = [*tools]
         self.model = model
@@ -59,6 +65,8 @@ class Agent:
         self.name = name
         self.approval = approval
         self.turn_s = turn_s
+        self.stalls = stalls
+        self.on_stall = on_stall
 
     def sub_agent(self, path: tuple[str, ...]) -> Agent:
         """Return the agent that the names of `path` lead to, from this one down.
@@ -84,6 +92,8 @@ class Agent:
             name=self.name,
             approval=self.approval,
             turn_s=self.turn_s,
+            stalls=self.stalls,
+            on_stall=self.on_stall,
         )
 
     def __repr__(self) -> str:

@@ -1,24 +1,39 @@
 """The model protocol: what answers a stateless request.
 
 One method. A model streams typed events and raises `ModelError`s; it keeps nothing between requests. Closing the
-iterator stops the work upstream at once: a cancelled turn closes it.
+iterator stops the work upstream at once: a cancelled turn closes it. Only a `ResumableModel` is different.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from midstream.core.replies import (
     CallRequested,
     Finished,
+    Heartbeat,
     ModelEvent,
     ModelRequest,
+    Resumable,
     TextDelta,
     ThinkingDelta,
+    Working,
 )
 
-__all__ = ["CallRequested", "Finished", "Model", "ModelEvent", "ModelRequest", "TextDelta", "ThinkingDelta"]
+__all__ = [
+    "CallRequested",
+    "Finished",
+    "Heartbeat",
+    "Model",
+    "ModelEvent",
+    "ModelRequest",
+    "Resumable",
+    "ResumableModel",
+    "TextDelta",
+    "ThinkingDelta",
+    "Working",
+]
 
 
 class Model(Protocol):
@@ -37,3 +52,20 @@ class Model(Protocol):
             ModelUnavailableError, ModelStalledError, ModelEmptyError: Asking again may help.
             ModelRejectedError, ModelMissingError: It will not.
         """
+
+
+@runtime_checkable
+class ResumableModel(Model, Protocol):
+    """A model whose provider goes on with a reply when nobody listens, and keeps it for a while.
+
+    Its stream says so with one `Resumable` before the first word. From then on closing the iterator stops nothing: a
+    reply that was cut, here or with the process, is asked for again with `ModelRequest.resume`, and answered from its
+    beginning; readers are shown only what they have not seen. A reply that nobody wants any more is given to `stop`.
+
+    `stream` raises beyond what every model does:
+        ModelCutError: The connection broke; the provider may go on with the reply.
+        ModelForgotError: The provider does not have the reply that `resume` names.
+    """
+
+    async def stop(self, token: str) -> None:
+        """Let the provider stop this reply. Bounded by the caller; whatever goes wrong is nobody's concern."""

@@ -8,11 +8,20 @@ import logging
 from collections.abc import AsyncGenerator, Mapping
 from typing import Protocol, assert_never, cast
 
+from msgspec.structs import replace
+
 from midstream.core.calls import STOPPED_CONTENT, CallPlan, CallState, Site, digest_of
 from midstream.core.compaction import next_cut
-from midstream.core.messages import Call, Outcome, Reply, Result, UserMessage, storable
+from midstream.core.messages import Call, Finish, Outcome, Reply, Result, UserMessage, storable
 from midstream.core.records import ClientTool
-from midstream.core.replies import ModelEvent, ModelRequest, ReplyBuilder
+from midstream.core.replies import (
+    Heartbeat,
+    ModelEvent,
+    ModelRequest,
+    ReplyBuilder,
+    Resumable,
+    is_progress,
+)
 from midstream.core.session import Session, ToolsFound
 from midstream.core.turn import (
     AskModel,
@@ -29,6 +38,7 @@ from midstream.core.turn import (
     ChildSpoke,
     Command,
     ModelFailed,
+    ModelHeld,
     ModelReplied,
     ModelSaid,
     Obligation,
@@ -37,10 +47,14 @@ from midstream.core.turn import (
     RunCall,
     RunChild,
     RunningCalls,
+    Stalled,
+    StallOver,
     TurnExpired,
+    words_said,
 )
 from midstream.errors import (
     ContextOverflowError,
+    ModelCutError,
     ModelEmptyError,
     ModelError,
     ModelStalledError,
@@ -48,16 +62,21 @@ from midstream.errors import (
 )
 from midstream.runtime.agent import Agent, SubAgent
 from midstream.runtime.children import Nursery, run_child, stop_child
+from midstream.runtime.models import ResumableModel
 from midstream.runtime.toolset import Toolset, read_toolset
+from midstream.runtime.watchdog import Watch
 from midstream.tools import CallContext, Tool, is_plain, plan_call, probe_call, run_call
 from midstream.world import Fault, World
 
 HAND_IN = "[A limit was reached. Give your final answer now, from what you have; no tools are available.]"
 """What the model is told with the last request of a turn that reached a limit."""
-STALL_S = 120.0
-"""Seconds of silence of a model before the attempt is given up (seed 004's idle budget)."""
-STALL_STEP_S = 1.0
-"""By so much the silence may be cut short: the timer is moved at most once in this time."""
+STOP_S = 5.0
+"""Seconds for telling a provider that nobody wants its reply any more."""
+CUT_CONTENT = (
+    "The reply reached its length limit in the middle of this call, so the call was not run. "
+    "Ask for less in one call, or split it."
+)
+"""What the model is told of a call that was cut off."""
 
 _log = logging.getLogger(__name__)
 
@@ -67,11 +86,11 @@ class Reports(Protocol):
 
     session_id: str
 
-    async def say(self, command: ModelSaid | ToolsFound) -> None:
-        """Journal a model's words, or the tools it is offered, soon."""
+    async def say(self, command: ModelSaid | ModelHeld | ToolsFound) -> None:
+        """Journal a model's words, where they are kept, or the tools it is offered, soon."""
 
-    def tell(self, progress: CallProgress) -> None:
-        """Journal how far a tool is."""
+    def tell(self, progress: CallProgress | Stalled | StallOver) -> None:
+        """Journal how far a tool is, or that nothing comes."""
 
     async def show(self, command: ChildSpoke) -> None:
         """Journal what a child did."""
@@ -137,29 +156,53 @@ class Performer:
     # --- the model --------------------------------------------------------------------------------------------
 
     async def _ask_model(self, owed: AskModel, session: Session) -> None:
-        await self._until(owed.not_before)
         assert isinstance(session.turn, AwaitingModel)
+        kept = _Kept(session.turn.token if owed.continued else "")
+        try:
+            await self._until(owed.not_before)
+            await self._attempt(owed, session, session.turn, kept)
+        except asyncio.CancelledError:
+            # Let go by the process, the reply is left for the next owner to take up.
+            if kept.token and not self._reports.is_closing:
+                await self._stop(kept.token)
+            raise
+
+    async def _attempt(self, owed: AskModel, session: Session, turn: AwaitingModel, kept: _Kept) -> None:
         own = await self._read_tools(owed)
-        client_tools = {
-            each.spec.name: each for each in session.turn.terms.tools if each.spec.name not in own
-        }
+        client_tools = {each.spec.name: each for each in turn.terms.tools if each.spec.name not in own}
         specs = (*(each.spec for each in own.values()), *(each.spec for each in client_tools.values()))
-        is_last = session.turn.is_last
         request = ModelRequest(
             self._agent.instructions,
-            session.shown.then(UserMessage.of(HAND_IN)) if is_last else session.shown,
-            () if is_last else specs,
+            session.shown.then(UserMessage.of(HAND_IN)) if turn.is_last else session.shown,
+            () if turn.is_last else specs,
             owed.attempt,
             f"{self._reports.session_id}/{owed.turn}/{owed.reply_no}",
+            kept.token,
         )
+        shown = words_said(turn) if kept.token else {}
+        builder = ReplyBuilder(owed.turn, owed.reply_no, owed.attempt, shown)
         try:
-            reply = await self._listen(owed, request)
+            reply = await self._listen(owed, request, builder, kept)
         except ModelError as error:
             await self._reports.report(self._failure(owed, error, session))
         else:
             plans = tuple(self._plan(call, own, client_tools) for call in reply.calls)
+            if reply.finish is Finish.LENGTH:
+                plans = _without_cut(reply, plans)
             replied = ModelReplied(owed.turn, owed.reply_no, owed.attempt, reply, plans)
             await self._reports.report(replied)
+
+    async def _stop(self, token: str) -> None:
+        """Tell the provider that nobody wants its reply any more; if that fails, it ends by itself."""
+        model = self._agent.model
+        if not isinstance(model, ResumableModel):
+            return
+        try:
+            async with asyncio.timeout(STOP_S):
+                await model.stop(token)
+        except Exception as error:  # noqa: BLE001 - foreign code, and nothing depends on it
+            kind = type(error).__name__
+            _log.debug("a reply was not stopped: %s", kind, extra={"session": self._reports.session_id})
 
     async def _read_tools(self, owed: AskModel) -> Mapping[str, Tool]:
         """Return the tools there are now, and see to it that readers hear of a change."""
@@ -169,29 +212,34 @@ class Performer:
             await self._reports.say(ToolsFound(owed.turn, owed.reply_no, owed.attempt, found, unreachable))
         return self._toolset.tools
 
-    async def _listen(self, owed: AskModel, request: ModelRequest) -> Reply:
+    async def _listen(
+        self, owed: AskModel, request: ModelRequest, builder: ReplyBuilder, kept: _Kept
+    ) -> Reply:
         """Journal the model's words as they come and return the whole reply."""
-        builder = ReplyBuilder(owed.turn, owed.reply_no, owed.attempt)
+        place = (owed.turn, owed.reply_no, owed.attempt)
         name = self._agent.model.name
-        clock = asyncio.get_running_loop().time
         events = cast("AsyncGenerator[ModelEvent]", self._agent.model.stream(request))
+        watch = self._watch(owed)
         try:
-            async with asyncio.timeout(STALL_S) as stall, contextlib.aclosing(events):
-                armed_at = clock()
+            async with watch, contextlib.aclosing(events):
                 async for event in events:
+                    if not is_progress(event):
+                        if isinstance(event, Resumable):
+                            kept.token = event.token
+                            await self._reports.say(ModelHeld(*place, event.token))
+                        elif isinstance(event, Heartbeat):
+                            watch.pinged()
+                        continue
                     if deltas := builder.add(event):
-                        await self._reports.say(
-                            ModelSaid(owed.turn, owed.reply_no, owed.attempt, tuple(deltas))
-                        )
-                    if clock() - armed_at > STALL_STEP_S:  # a timer per token would cost more than the token
-                        armed_at = clock()
-                        stall.reschedule(armed_at + STALL_S)
+                        watch.hold()  # a slow journal is no silence of the model
+                        await self._reports.say(ModelSaid(*place, tuple(deltas)))
+                    watch.heard(type(event).__name__)
         except ModelError:
             raise
         except TimeoutError as error:
-            if not stall.expired():
+            if not watch.silent_s:
                 raise ModelUnavailableError(f"{name} gave up waiting for its answer") from error
-            raise ModelStalledError(f"{name} said nothing for {STALL_S:g} s") from error
+            raise ModelStalledError(f"{name} said nothing for {watch.silent_s:.0f} s") from error
         except Exception as error:
             _log.exception("the model raised an untyped error", extra={"session": self._reports.session_id})
             raise ModelError(f"{name} failed with {type(error).__name__}: {error}") from error
@@ -202,6 +250,11 @@ class Performer:
             raise ModelEmptyError(f"{name} ended its reply without a word or a call")
         return reply
 
+    def _watch(self, owed: AskModel | RunCall) -> Watch:
+        call_id = owed.call_id if isinstance(owed, RunCall) else ""
+        place = (self._reports.session_id, owed.turn, owed.reply_no, call_id)
+        return Watch(self._world, self._agent.stalls, place, self._reports.tell, self._agent.on_stall)
+
     def _failure(self, owed: AskModel, error: ModelError, session: Session) -> ModelFailed:
         is_too_long = isinstance(error, ContextOverflowError)
         return ModelFailed(
@@ -210,10 +263,11 @@ class Performer:
             owed.attempt,
             error.code,
             storable(error.message),
-            is_retriable=error.retry != "never",
+            is_retriable=error.retry in ("later", "now"),
             retry_after_s=error.retry_after_s,
             chance=self._world.chance(),
             cut=next_cut(session.history, session.cut) if is_too_long else None,
+            is_cut=isinstance(error, ModelCutError | ModelStalledError),
         )
 
     def _plan(self, call: Call, own: Mapping[str, Tool], client_tools: Mapping[str, ClientTool]) -> CallPlan:
@@ -236,8 +290,10 @@ class Performer:
         state = _state_of(owed, session)
         self._world.reach(Fault.BEFORE_TOOL)
         await self._reports.confirm()
+        watch = self._watch(owed)
         try:
-            result = await self._result_of(owed, state, await self._find(state.call.name))
+            async with watch:
+                result = await self._result_of(owed, state, await self._find(state.call.name), watch)
         except asyncio.CancelledError:
             # Cancelled by a user, the call ends here; let go by the process, it stays open for the next owner.
             if not self._reports.is_closing:
@@ -262,12 +318,12 @@ class Performer:
             result = await stop_child(self._nursery, self._reports, owed, session, state, found)
         await self._reports.report(CallFinished(owed.turn, owed.reply_no, result))
 
-    async def _result_of(self, owed: RunCall, state: CallState, found: Tool | None) -> Result:
+    async def _result_of(self, owed: RunCall, state: CallState, found: Tool | None, watch: Watch) -> Result:
         if found is None:  # the agent changed between two owners: never a stuck turn
             return _gone(owed, state)
         if state.plan.digest != digest_of(state.call.name, state.call.arguments):
             return Result(owed.call_id, "The arguments do not match their digest.", Outcome.ERROR)
-        context = self._context(owed, owed.run)
+        context = self._context(owed, owed.run, watch)
         if is_plain(found):
             return await self._result_of_plain(found, state.call, context)
         return await run_call(found, state.call, context)
@@ -304,15 +360,36 @@ class Performer:
             result, may_run = await probe_call(found, state.call, self._context(owed, state.runs))
         await self._reports.report(CallProbed(owed.turn, owed.reply_no, owed.call_id, result, may_run))
 
-    def _context(self, owed: RunCall | ProbeCall, run: int) -> CallContext:
+    def _context(self, owed: RunCall | ProbeCall, run: int, watch: Watch | None = None) -> CallContext:
         loop = asyncio.get_running_loop()
 
+        def progressed(text: str) -> None:
+            if watch is not None:
+                watch.heard("progress")
+            self._reports.tell(CallProgress(owed.turn, owed.reply_no, owed.call_id, run, text))
+
         def tell(text: str) -> None:
-            progress = CallProgress(owed.turn, owed.reply_no, owed.call_id, run, text)
             with contextlib.suppress(RuntimeError):  # the loop has ended: nobody listens any more
-                loop.call_soon_threadsafe(self._reports.tell, progress)
+                loop.call_soon_threadsafe(progressed, text)
 
         return CallContext(self._reports.session_id, owed.turn, owed.reply_no, owed.call_id, run, tell)
+
+
+class _Kept:
+    """Under what token the provider keeps the reply that is being made; "" while it keeps none."""
+
+    __slots__ = ("token",)
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+
+
+def _without_cut(reply: Reply, plans: tuple[CallPlan, ...]) -> tuple[CallPlan, ...]:
+    """Let a call that the length limit cut off not run: also one cut before its arguments, which look like none."""
+    last = reply.parts[-1] if reply.parts else None
+    if not isinstance(last, Call) or (last.arguments.strip() and plans[-1].problem is None):
+        return plans
+    return (*plans[:-1], replace(plans[-1], problem=CUT_CONTENT))
 
 
 def _gone(owed: RunCall, state: CallState) -> Result:

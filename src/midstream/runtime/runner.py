@@ -47,12 +47,15 @@ from midstream.core.turn import (
     ChildSpoke,
     Command,
     Idle,
+    ModelHeld,
     ModelSaid,
     Obligation,
     Recover,
     Refused,
     Resume,
     SendMessage,
+    Stalled,
+    StallOver,
     Withdraw,
 )
 from midstream.errors import (
@@ -348,7 +351,7 @@ class Runner:
 
     # --- what performers use ----------------------------------------------------------------------------------
 
-    async def say(self, command: ModelSaid | ToolsFound) -> None:
+    async def say(self, command: ModelSaid | ModelHeld | ToolsFound) -> None:
         """Journal a model's words, or its tools, soon; wait only while too many of them are on their way."""
         if self._failed is not None:
             return  # a model that does not mind being stopped talks to nobody
@@ -357,8 +360,8 @@ class Runner:
             self._room.clear()
             await self._room.wait()
 
-    def tell(self, progress: CallProgress) -> None:
-        """Journal how far a tool is, soon; while too much waits for its append, it is left out."""
+    def tell(self, progress: CallProgress | Stalled | StallOver) -> None:
+        """Journal how far a tool is, or that nothing comes, soon; left out while too much waits for its append."""
         if self._failed is None and len(self._mailbox) < MAILBOX_MAX:
             self._put(_Envelope(progress, None))
 

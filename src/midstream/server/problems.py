@@ -78,6 +78,7 @@ _NEXT_BY_RETRY = {
     "never": "Do not repeat this request as it is.",
     "later": "Try again later.",
     "now": "Try again at once.",
+    "ask": "Try again when somebody has put right what the message names.",
 }
 
 

@@ -19,7 +19,9 @@ from midstream.core.calls import CallPlan, OnDoubt
 from midstream.core.frames import EventId
 from midstream.core.messages import Exchange, Outcome
 from midstream.core.records import (
+    AttemptContinued,
     AttemptFailed,
+    AttemptResumable,
     AttemptStarted,
     CallEnded,
     CallStarted,
@@ -226,6 +228,9 @@ def _check_fold(session: str, stored: Sequence[Stored], records: Sequence[Record
         yield Violation(Rule.HISTORY_INVALID, session, text)
 
 
+_GOES_ON = (AttemptStarted, AttemptContinued, AttemptResumable, Delta, AttemptFailed, CallStarted)
+
+
 def _check_turns(session: str, records: Sequence[Record]) -> Iterator[Violation]:
     cancelled: set[int] = set()
     ended: set[int] = set()
@@ -234,7 +239,7 @@ def _check_turns(session: str, records: Sequence[Record]) -> Iterator[Violation]
         what = f"{type(record).__name__} of turn {turn} at position {position}"
         if turn in ended:
             yield Violation(Rule.AFTER_END, session, f"{what} follows the turn's end")
-        elif turn in cancelled and isinstance(record, AttemptStarted | Delta | AttemptFailed | CallStarted):
+        elif turn in cancelled and isinstance(record, _GOES_ON):
             yield Violation(Rule.AFTER_CANCEL, session, f"{what} follows the cancel")
         if isinstance(record, CancelRequested):
             cancelled.add(turn)

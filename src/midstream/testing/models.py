@@ -14,7 +14,6 @@ from midstream.core.replies import (
     ModelEvent,
     ModelRequest,
     TextDelta,
-    ThinkingDelta,
 )
 from midstream.errors import ModelError
 from midstream.world import World
@@ -91,8 +90,6 @@ class ScriptedModel:
             if self._delay_s:
                 await self._world.sleep(self._delay_s)
             match step:
-                case TextDelta() | ThinkingDelta() | CallRequested() | Finished():
-                    yield step
                 case Pause():
                     await self._world.sleep(step.seconds)
                 case Stall():
@@ -101,6 +98,8 @@ class ScriptedModel:
                     await step.event.wait()
                 case ModelError():
                     raise step
+                case _:
+                    yield step
 
     def _reply_to(self, request: ModelRequest) -> Reply:
         if callable(self._script):

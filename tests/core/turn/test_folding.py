@@ -100,6 +100,19 @@ def test_tools_of_a_turn_that_takes_too_long_have_the_grace_of_a_cancel() -> Non
     assert (end.status, end.code) == (TurnStatus.FAILED, "turn_timeout")
 
 
+@spec("TURN-8", "TURN-39")
+@pytest.mark.parametrize("replies_max", [0, 2])
+def test_who_stops_a_turn_that_its_limit_is_stopping_stops_it_for_good(replies_max: int) -> None:
+    limited = SendMessage(UserMessage.of("hi"), timeout_s=LIMIT_S, replies_max=replies_max)
+    stopping = told(limited, asks(writes("a")), TurnExpired(1))
+    records, state = decided(stopping, Cancel(1), at=AT + 1.0)
+    assert records == (CancelRequested(1, AT + 1.0, AT + 5.0),)
+    assert decide(state, Cancel(), epoch=1, at=AT + 2.0) == ()
+    records, state = decided(state, ended("a"))
+    assert records[-1] == TurnEnded(1, TurnStatus.CANCELLED, AT)
+    assert state == Idle()
+
+
 @spec("TURN-39")
 def test_time_does_not_run_while_a_person_is_being_waited_for() -> None:
     state = told(_limited(), asks(needs_approval("a")))

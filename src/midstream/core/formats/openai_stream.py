@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: the chunks of a streamed reply, and what an error means.
+"""OpenAI's chat completions: the chunks of a streamed reply.
 
 Read generously, because many servers speak this dialect: calls may come without an index or with their arguments
 as an object, thinking under two names, usage with the last chunk or after it, an error in the middle of a stream.
@@ -12,13 +12,19 @@ import msgspec
 from msgspec import Struct, field
 
 from midstream.core.messages import Finish, Usage
-from midstream.core.replies import CallRequested, Finished, ModelEvent, TextDelta, ThinkingDelta
-from midstream.errors import ContextOverflowError, ModelError, ModelRejectedError, ModelUnavailableError
+from midstream.core.provider_errors import error_of
+from midstream.core.replies import (
+    CallRequested,
+    Finished,
+    ModelEvent,
+    TextDelta,
+    ThinkingDelta,
+    Working,
+)
+from midstream.errors import ModelFilteredError, ModelUnavailableError
 
 CALLS_MAX = 128
 """Calls of one reply (OpenAI's own limit of tools); a server that counts further is broken."""
-REASON_CHARS_MAX = 300
-"""Characters of a server's own words that an error quotes."""
 
 _FINISHES = {
     "stop": Finish.STOP,
@@ -27,23 +33,6 @@ _FINISHES = {
     "length": Finish.LENGTH,
     "content_filter": Finish.FILTER,
 }
-_OVERFLOW_CODES = {"context_length_exceeded", "exceed_context_size_error", "request_too_large"}
-_OVERFLOW_WORDS = (
-    "context length",
-    "context size",
-    "context window",
-    "context limit",
-    "maximum context",
-    "prompt is too long",
-    "input is too long",
-    "model token limit",
-    "exceeds the maximum number of tokens",
-    "reduce the length of the messages",
-)
-_NEVER_CODES = {"insufficient_quota", "content_filter", "content_policy_violation", "invalid_api_key"}
-_NEVER_TYPES = {"invalid_request_error", "authentication_error", "permission_error", "not_found_error"}
-"""They say it all where there is no status, in the middle of a stream."""
-_LATER_STATUS = {408, 409, 425, 429}
 
 
 class _Function(Struct):
@@ -143,12 +132,12 @@ class ReplyReader:
 
         Raises:
             ModelUnavailableError: The stream broke off before its end.
-            ModelRejectedError: The content filter left nothing of the reply.
+            ModelFilteredError: The content filter left nothing of the reply.
         """
         if self._finish is None:
             raise ModelUnavailableError("the server's reply broke off in the middle")
         if self._finish is Finish.FILTER and not self._has_said and not self._calls:
-            raise ModelRejectedError("the server's content filter withheld the whole reply")
+            raise ModelFilteredError("the server's content filter withheld the whole reply")
         finish = Finish.CALLS if self._calls and self._finish is Finish.STOP else self._finish
         requested = [
             CallRequested(call.id, call.name, "".join(call.arguments))
@@ -162,9 +151,10 @@ class ReplyReader:
         delta = choice.delta
         if delta is None:
             return []
+        events: list[ModelEvent] = []
         for piece in delta.tool_calls or ():
             self._read_call(piece)
-        events: list[ModelEvent] = []
+            events.append(Working(piece.function.name or ""))
         if thinking := delta.reasoning_content or delta.reasoning:
             events.append(ThinkingDelta(thinking))
         if text := delta.content or delta.refusal:
@@ -187,32 +177,6 @@ class ReplyReader:
             call.arguments.append(msgspec.json.encode(arguments).decode())
         elif arguments:
             call.arguments.append(arguments)
-
-
-def error_of(error: object, *, status: int | None = None, retry_after_s: float | None = None) -> ModelError:
-    """Return the typed error for a server's `error` value.
-
-    Args:
-        error: The value of `error` in the body or in a chunk; anything at all.
-        status: The HTTP status; without one, a numeric `code` in the error stands for it.
-        retry_after_s: Seconds the server asked to wait.
-    """
-    fields = error if isinstance(error, dict) else {"message": error}
-    names = {str(fields.get(key)) for key in ("code", "type") if fields.get(key) is not None}
-    words = str(fields.get("message") or "")[:REASON_CHARS_MAX]
-    if status is None:
-        status = next((int(name) for name in sorted(names) if name.isdecimal() and len(name) == 3), None)  # noqa: PLR2004 - an HTTP status
-    what = f"HTTP {status}" if status is not None else "an error"
-    said = f"the server answered {what}: {words or ', '.join(sorted(names)) or 'without a reason'}"
-    if names & _OVERFLOW_CODES or any(sign in words.lower() for sign in _OVERFLOW_WORDS):
-        return ContextOverflowError(f"{said} (the conversation is longer than the model can read)")
-    if names & _NEVER_CODES or (status is None and names & _NEVER_TYPES):
-        return ModelRejectedError(said)
-    if status is None or status in _LATER_STATUS or status >= 500:  # noqa: PLR2004 - server errors begin there
-        return ModelUnavailableError(said, retry_after_s=retry_after_s)
-    if status in {401, 403}:
-        said += " (check the API key)"
-    return ModelRejectedError(said)
 
 
 def _usage_of(usage: _Usage) -> Usage:

@@ -33,6 +33,7 @@ from midstream.core.turn.commands import (
     ChildSpoke,
     Command,
     ModelFailed,
+    ModelHeld,
     ModelReplied,
     ModelSaid,
     QuestionExpired,
@@ -40,6 +41,8 @@ from midstream.core.turn.commands import (
     Refused,
     Resume,
     SendMessage,
+    Stalled,
+    StallOver,
     TurnExpired,
     WhenBusy,
     Withdraw,
@@ -49,6 +52,7 @@ from midstream.core.turn.deciding import (
     is_open,
     opening,
     partial_reply,
+    words_said,
 )
 from midstream.core.turn.folding import (
     evolve,
@@ -123,6 +127,7 @@ __all__ = [
     "Idle",
     "Left",
     "ModelFailed",
+    "ModelHeld",
     "ModelReplied",
     "ModelSaid",
     "Obligation",
@@ -135,6 +140,8 @@ __all__ = [
     "RunChild",
     "RunningCalls",
     "SendMessage",
+    "StallOver",
+    "Stalled",
     "Terms",
     "TurnExpired",
     "TurnState",
@@ -148,4 +155,5 @@ __all__ = [
     "opening",
     "owed",
     "partial_reply",
+    "words_said",
 ]

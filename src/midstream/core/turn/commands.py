@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from midstream.core.calls import CallPlan, Choice
 from midstream.core.messages import Reply, Result, UserMessage
-from midstream.core.records import ClientTool, Delta, Parent
+from midstream.core.records import ClientTool, Delta, Parent, StalledOn
 from midstream.core.turn.states import LOOK_BACK_S
 from midstream.errors import MidstreamError
 
@@ -58,6 +58,15 @@ class ModelSaid(Struct, frozen=True):
     deltas: tuple[Delta, ...]
 
 
+class ModelHeld(Struct, frozen=True):
+    """The provider keeps the reply it is making, under `token`."""
+
+    turn: int
+    reply_no: int
+    attempt: int
+    token: str
+
+
 class ModelReplied(Struct, frozen=True):
     """The model ended its reply. `plans` has one entry per call, in order."""
 
@@ -71,7 +80,8 @@ class ModelReplied(Struct, frozen=True):
 class ModelFailed(Struct, frozen=True):
     """The attempt gave no usable reply. `chance` in [0, 1) spreads the next try.
 
-    Where the conversation was too long, `cut` is how many entries to leave out, or None where none can be.
+    Where the conversation was too long, `cut` is how many entries to leave out, or None where none can be. `is_cut`
+    says that only the connection, or our patience, ended: the provider may have the reply.
     """
 
     turn: int
@@ -83,6 +93,27 @@ class ModelFailed(Struct, frozen=True):
     retry_after_s: float | None = None
     chance: float = 0.0
     cut: int | None = None
+    is_cut: bool = False
+
+
+class Stalled(Struct, frozen=True):
+    """A model (`call_id` is empty) or a tool has been silent for `silent_s` seconds, and is still waited for."""
+
+    turn: int
+    reply_no: int
+    waiting_for: StalledOn
+    silent_s: float
+    call_id: str = ""
+
+
+class StallOver(Struct, frozen=True):
+    """What was silent goes on, after `silent_s` seconds."""
+
+    turn: int
+    reply_no: int
+    waiting_for: StalledOn
+    silent_s: float
+    call_id: str = ""
 
 
 class CallProgress(Struct, frozen=True):
@@ -198,8 +229,11 @@ Command = (
     SendMessage
     | Withdraw
     | ModelSaid
+    | ModelHeld
     | ModelReplied
     | ModelFailed
+    | Stalled
+    | StallOver
     | CallProgress
     | ChildSpoke
     | CallFinished

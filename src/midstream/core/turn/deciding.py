@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import Literal, assert_never
+
+from msgspec.structs import replace
 
 from midstream.core.messages import Finish, Outcome, Reply, ReplyPart, Result, Text, Thinking
 from midstream.core.records import (
+    AttemptContinued,
     AttemptFailed,
+    AttemptResumable,
     AttemptStarted,
     CallProgressed,
     CancelRequested,
@@ -16,6 +20,8 @@ from midstream.core.records import (
     MessageAccepted,
     Record,
     ReplyCompleted,
+    StallEnded,
+    StallNoticed,
     TurnEnded,
     TurnResumed,
     TurnStatus,
@@ -33,6 +39,7 @@ from midstream.core.turn.commands import (
     ChildSpoke,
     Command,
     ModelFailed,
+    ModelHeld,
     ModelReplied,
     ModelSaid,
     QuestionExpired,
@@ -40,6 +47,8 @@ from midstream.core.turn.commands import (
     Refused,
     Resume,
     SendMessage,
+    Stalled,
+    StallOver,
     TurnExpired,
 )
 from midstream.core.turn.states import (
@@ -57,7 +66,13 @@ from midstream.core.turn.states import (
     RunningCalls,
     TurnState,
 )
-from midstream.errors import ContextOverflowError, NothingToResumeError, QuestionClosedError, SessionBusyError
+from midstream.errors import (
+    ContextOverflowError,
+    ModelForgotError,
+    NothingToResumeError,
+    QuestionClosedError,
+    SessionBusyError,
+)
 
 
 def decide(state: TurnState, command: Command, *, epoch: int, at: float) -> tuple[Record, ...]:
@@ -125,10 +140,14 @@ def _decide_awaiting_model(
             raise _busy(state.turn)
         case ModelSaid():
             return command.deltas if _is_current(state, command) else ()
+        case ModelHeld():
+            return _take_token(state, command) if _is_current(state, command) else ()
         case ModelReplied():
             return _take_reply(state, command, epoch=epoch, at=at) if _is_current(state, command) else ()
         case ModelFailed():
             return _take_failure(state, command, at=at) if _is_current(state, command) else ()
+        case Stalled() | StallOver() if _is_about_model(state, command):
+            return (_noticed(command, at=at),)
         case Cancel() if command.turn in (None, state.turn):
             return (
                 CancelRequested(state.turn, at, deadline_at=at),
@@ -156,6 +175,8 @@ def _decide_running_calls(
             return batches.give_up_client(state, command.call_id, epoch=epoch, at=at)
         case CallProgress() if is_open(state, command.turn, command.reply_no, command.call_id):
             return (_progressed(command, at=at),)
+        case Stalled() | StallOver() if is_open(state, command.turn, command.reply_no, command.call_id):
+            return (_noticed(command, at=at),)
         case ChildSpoke() if is_open(state, command.turn, command.reply_no, command.call_id):
             return batches.show_child(state, command)
         case CallProbed():
@@ -188,6 +209,9 @@ def _decide_cancelling(state: Cancelling, command: Command, *, at: float) -> tup
             return (_progressed(command, at=at),)
         case ChildSpoke() if is_open(state, command.turn, command.reply_no, command.call_id):
             return batches.show_child(state, command)
+        case Cancel() if command.turn in (None, state.turn) and state.status is not TurnStatus.CANCELLED:
+            # Its own time limit was stopping it; somebody who stops it wants no hand-in either.
+            return (CancelRequested(state.turn, at, state.deadline_at),)
         case CancelExpired() if command.turn == state.turn:
             return batches.close(state, state.status, at=at)
         case Recover():
@@ -218,7 +242,12 @@ def _progressed(said: CallProgress, *, at: float) -> Record:
     return CallProgressed(said.turn, said.reply_no, said.call_id, said.run, said.text, at)
 
 
-def _is_current(state: AwaitingModel, command: ModelSaid | ModelReplied | ModelFailed) -> bool:
+def _noticed(seen: Stalled | StallOver, *, at: float) -> Record:
+    kind = StallNoticed if isinstance(seen, Stalled) else StallEnded
+    return kind(seen.turn, seen.reply_no, seen.waiting_for, seen.silent_s, at, seen.call_id)
+
+
+def _is_current(state: AwaitingModel, command: ModelSaid | ModelHeld | ModelReplied | ModelFailed) -> bool:
     return (command.turn, command.reply_no, command.attempt) == (state.turn, state.reply_no, state.attempt)
 
 
@@ -229,6 +258,10 @@ def _stop(state: RunningCalls, status: TurnStatus, *, at: float) -> tuple[Record
     if batches.has_running_tools(state.calls):
         return (requested,)
     return (requested, *batches.close(state, status, at=at))
+
+
+def _is_about_model(state: AwaitingModel, seen: Stalled | StallOver) -> bool:
+    return (seen.turn, seen.reply_no, seen.call_id) == (state.turn, state.reply_no, "")
 
 
 # --- replies --------------------------------------------------------------------------------------------------
@@ -268,10 +301,19 @@ def _take_timeout(state: AwaitingModel, *, at: float) -> tuple[Record, ...]:
     )
 
 
+def _take_token(state: AwaitingModel, command: ModelHeld) -> tuple[Record, ...]:
+    if command.token == state.token:
+        return ()
+    return (AttemptResumable(state.turn, state.reply_no, state.attempt, command.token),)
+
+
 def _take_failure(state: AwaitingModel, command: ModelFailed, *, at: float) -> tuple[Record, ...]:
     failed = AttemptFailed(state.turn, state.reply_no, state.attempt, command.code, command.message, at)
+    anew = AttemptStarted(state.turn, state.reply_no, state.attempt + 1, at)
     if command.code == ContextOverflowError.code:
         return (failed, *_after_overflow(state, command, at=at))
+    if command.code == ModelForgotError.code and state.continued:
+        return (anew,)  # TURN-72: taking it up was worth a try, and what cut it was counted
     failures = state.failures + 1
     if not command.is_retriable or failures >= ATTEMPTS_MAX:
         ended = _end_without_reply(
@@ -279,9 +321,15 @@ def _take_failure(state: AwaitingModel, command: ModelFailed, *, at: float) -> t
         )
         return (failed, *ended)
     asked_s = min(command.retry_after_s or 0.0, RETRY_AFTER_MAX_S)
-    wait_s = max(MODEL_BACKOFF.wait_s(failures, chance=command.chance), asked_s)
-    again = AttemptStarted(state.turn, state.reply_no, state.attempt + 1, at, not_before=at + wait_s)
-    return (failed, again)
+    not_before = at + max(MODEL_BACKOFF.wait_s(failures, chance=command.chance), asked_s)
+    if command.is_cut and state.token and not state.is_mute:
+        return (failed, _continued(state, at=at, not_before=not_before))
+    return (failed, replace(anew, not_before=not_before))
+
+
+def _continued(state: AwaitingModel, *, at: float, not_before: float = 0.0) -> Record:
+    place = (state.turn, state.reply_no, state.attempt)
+    return AttemptContinued(*place, state.continued + 1, at, not_before)
 
 
 def _after_overflow(state: AwaitingModel, command: ModelFailed, *, at: float) -> tuple[Record, ...]:
@@ -311,8 +359,8 @@ def _end_without_reply(
     )
 
 
-def partial_reply(state: AwaitingModel) -> Reply | None:
-    """Return what the running attempt has said so far as an interrupted reply, or None if it said nothing."""
+def words_said(state: AwaitingModel) -> dict[int, tuple[Literal["text", "thinking"], str]]:
+    """Return what the running attempt has said so far, by part."""
     deltas: list[Delta] = []
     said = state.said
     while said:
@@ -322,14 +370,17 @@ def partial_reply(state: AwaitingModel) -> Reply | None:
         deltas.append(delta)
         said = before
     texts: dict[int, list[str]] = {}
-    kinds: dict[int, str] = {}
+    kinds: dict[int, Literal["text", "thinking"]] = {}
     for delta in reversed(deltas):
         texts.setdefault(delta.part, []).append(delta.text)
         kinds.setdefault(delta.part, delta.kind)
-    parts: list[ReplyPart] = []
-    for part in sorted(texts):
-        text = "".join(texts[part])
-        parts.append(Thinking(text) if kinds[part] == "thinking" else Text(text))
+    return {part: (kinds[part], "".join(texts[part])) for part in sorted(texts)}
+
+
+def partial_reply(state: AwaitingModel) -> Reply | None:
+    """Return what the running attempt has said so far as an interrupted reply, or None if it said nothing."""
+    said = words_said(state).values()
+    parts: list[ReplyPart] = [Thinking(text) if kind == "thinking" else Text(text) for kind, text in said]
     return Reply(tuple(parts), Finish.INTERRUPTED) if parts else None
 
 
@@ -340,4 +391,6 @@ def _recover_awaiting_model(
         return ()  # TURN-17: our own attempt was not cut
     if at - state.touched_at > command.look_back_s or state.restarts > RESTARTS_MAX:
         return _end_without_reply(state, TurnStatus.INTERRUPTED, at=at)
+    if state.token:
+        return (_continued(state, at=at),)
     return (AttemptStarted(state.turn, state.reply_no, state.attempt + 1, at),)

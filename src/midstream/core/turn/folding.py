@@ -9,7 +9,9 @@ from msgspec.structs import replace
 from midstream.core.calls import CallPlan, CallState, Choice, digest_of
 from midstream.core.messages import Exchange
 from midstream.core.records import (
+    AttemptContinued,
     AttemptFailed,
+    AttemptResumable,
     AttemptStarted,
     CallDoubted,
     CallEnded,
@@ -30,6 +32,8 @@ from midstream.core.records import (
     Record,
     ReplyCompleted,
     ResultArrivedLate,
+    StallEnded,
+    StallNoticed,
     StreamOpened,
     ToolsChanged,
     TurnEnded,
@@ -57,7 +61,9 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
     """
     match record:
         case Delta():
-            return replace(state, said=(state.said, record)) if isinstance(state, AwaitingModel) else state
+            if not isinstance(state, AwaitingModel):
+                return state
+            return replace(state, said=(state.said, record), is_mute=False)
         case MessageAccepted():
             terms = Terms(record.tools, record.timeout_s, record.replies_max)
             return AwaitingModel(
@@ -65,6 +71,10 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
             )
         case AttemptStarted():
             return _evolve_attempt(state, record, epoch=epoch)
+        case AttemptResumable():
+            return replace(state, token=record.token) if isinstance(state, AwaitingModel) else state
+        case AttemptContinued():
+            return _evolve_continued(state, record, epoch=epoch)
         case AttemptFailed():
             return replace(state, failures=state.failures + 1) if isinstance(state, AwaitingModel) else state
         case HistoryCompacted():
@@ -96,6 +106,8 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
             | CallProgressed()
             | ResultArrivedLate()
             | ToolsChanged()
+            | StallNoticed()
+            | StallEnded()
         ):
             return state
         case _:
@@ -120,10 +132,26 @@ def _evolve_attempt(state: TurnState, record: AttemptStarted, *, epoch: int) -> 
         not_before=record.not_before,
         touched_at=record.at,
         said=(),
+        token="",
+        continued=0,
+        is_mute=False,
     )
     if not record.is_last:
         return asked
     return replace(asked, is_last=True, deadline_at=record.at + HAND_IN_S if state.terms.timeout_s else 0.0)
+
+
+def _evolve_continued(state: TurnState, record: AttemptContinued, *, epoch: int) -> TurnState:
+    if not isinstance(state, AwaitingModel):
+        return state
+    return replace(
+        state,
+        epoch=epoch,
+        not_before=record.not_before,
+        touched_at=record.at,
+        continued=record.number,
+        is_mute=True,
+    )
 
 
 def _evolve_reply(state: TurnState, record: ReplyCompleted) -> TurnState:
@@ -147,6 +175,8 @@ def _evolve_commit(state: TurnState, record: ExchangeCommitted) -> TurnState:
 
 
 def _evolve_cancel(state: TurnState, record: CancelRequested) -> TurnState:
+    if isinstance(state, Cancelling):
+        return replace(state, status=record.status)
     if not isinstance(state, RunningCalls):
         return state
     return Cancelling(

@@ -13,12 +13,13 @@ from midstream.core.turn.states import CLIENT_CALL_S, AwaitingModel, Cancelling,
 
 
 class AskModel(Struct, frozen=True):
-    """Call the model and journal what it says."""
+    """Call the model and journal what it says; `continued` counts how often this attempt was taken up again."""
 
     turn: int
     reply_no: int
     attempt: int
     not_before: float = 0.0
+    continued: int = 0
 
 
 class RunCall(Struct, frozen=True):
@@ -89,7 +90,7 @@ def owed(state: TurnState) -> frozenset[Obligation]:
         case AwaitingModel():
             if state.attempt == 0:
                 return frozenset()  # the announcement stands in the same append
-            asked = AskModel(state.turn, state.reply_no, state.attempt, state.not_before)
+            asked = AskModel(state.turn, state.reply_no, state.attempt, state.not_before, state.continued)
             return frozenset((asked, *_end_of(state)))
         case RunningCalls():
             each = (_owed_call(state, call) for call in state.calls)

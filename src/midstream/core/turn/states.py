@@ -97,6 +97,12 @@ class AwaitingModel(Struct, frozen=True):
     is_last: bool = False
     """It was asked to hand in what it has; the turn ends with this reply."""
     said: tuple[object, ...] = ()
+    token: str = ""
+    """How to take this attempt's reply up again at its provider; "" where it cannot be."""
+    continued: int = 0
+    """How often this attempt was taken up again."""
+    is_mute: bool = False
+    """It was taken up again and has said nothing new since."""
 
 
 class RunningCalls(Struct, frozen=True):

@@ -1,6 +1,6 @@
 /** Types of midstream.js. Instants are milliseconds since 1970 in this file, seconds since 1970 in records. */
 
-export type Retry = "never" | "later" | "now";
+export type Retry = "never" | "later" | "now" | "ask";
 
 /** What a server refused, or what went wrong here. Match on `code`, which is stable. */
 export class MidstreamError extends Error {
@@ -98,6 +98,28 @@ export type JournalRecord =
       code: string;
       message: string;
       at: number;
+    }
+  /** The provider keeps this attempt's reply, whoever listens. */
+  | { type: "attempt_resumable"; turn: number; reply: number; attempt: number; token: string }
+  /** A cut attempt goes on where it stopped: its words stand, and only what is new follows. */
+  | {
+      type: "attempt_continued";
+      turn: number;
+      reply: number;
+      attempt: number;
+      number: number;
+      at: number;
+      not_before?: number;
+    }
+  /** Nothing came for longer than usual, and it is still waited for; then either progress, or another ending. */
+  | {
+      type: "stall_noticed" | "stall_ended";
+      turn: number;
+      reply: number;
+      waiting_for: "first_token" | "between_tokens" | "tool";
+      silent_s: number;
+      at: number;
+      call_id?: string;
     }
   /** The conversation was too long: the model is shown nothing of its first `cut` entries any more. */
   | { type: "history_compacted"; turn: number; reply: number; cut: number; at: number }

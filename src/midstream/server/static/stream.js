@@ -19,7 +19,7 @@ const HEARTBEATS_MISSED_MAX = 3;
 /** Refusals that the same frame will meet again, whatever their `retry` says of other frames. */
 const FINAL_CODES = new Set(["session_busy", "seqno_reused", "stream_fenced", "wrong_secret"]);
 
-/** What a server refused, or what went wrong here. `code` is stable; `retry` is "never", "later" or "now". */
+/** What a server refused, or what went wrong here. `code` is stable; `retry` is "never", "later", "now" or "ask". */
 export class MidstreamError extends Error {
   constructor(code, message, retry = "never", retryAfterS = null) {
     super(message);
@@ -357,7 +357,7 @@ export class Stream {
     const canPlayBack =
       frame.code === "seqno_gap" && this.#chunks.some((chunk) => chunk.seqno === frame.expected);
     if (canPlayBack) return "reconnect";
-    if (FINAL_CODES.has(error.code) || (error.retry ?? "never") === "never") return this.#end(error, now);
+    if (FINAL_CODES.has(error.code) || ["never", "ask"].includes(error.retry ?? "never")) return this.#end(error, now);
     this.#notBefore = now + 1000 * (error.retryAfterS ?? 0);
     return "reconnect";
   }

@@ -131,6 +131,12 @@ export class Transcript {
         });
         endSpan(turn, record.at, true);
         break;
+      case "attempt_continued":
+        mark(turn, "continued", record.at, `attempt ${record.attempt}`);
+        endSpan(turn, record.at, false);
+        turn.spans.push({ from: Math.max(record.at, record.not_before ?? 0), to: null, isVoid: false });
+        Object.assign(replyOf(turn, record.reply), { failure: null, notBefore: record.not_before ?? 0 });
+        break;
       case "reply_completed":
         complete(turn, record);
         endSpan(turn, record.at, false);

@@ -1,0 +1,173 @@
+"""What a provider's refusal means: tables from statuses, codes and words to our typed errors.
+
+The type says what follows: asked again, asked later, never, or after a person has changed something (`retry` of each
+class). The most exact word wins: the provider's own code, then the HTTP status, then its general type, then how the
+message reads. What nobody has listed is asked again only where the status says that the fault is the server's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from midstream.errors import (
+    ContextOverflowError,
+    ModelAccessError,
+    ModelError,
+    ModelFilteredError,
+    ModelRejectedError,
+    ModelStalledError,
+    ModelUnavailableError,
+)
+
+REASON_CHARS_MAX = 300
+"""Characters of a server's own words that an error quotes."""
+
+_LATER = ModelUnavailableError
+_STALL = ModelStalledError
+_NEVER = ModelRejectedError
+_ASK = ModelAccessError
+_FILTER = ModelFilteredError
+_LONG = ContextOverflowError
+
+Table = Mapping[str, type[ModelError]]
+
+
+def _table(rows: Mapping[type[ModelError], str]) -> Table:
+    return MappingProxyType({word: kind for kind, words in rows.items() for word in words.split()})
+
+
+STATUSES: Mapping[int, type[ModelError]] = MappingProxyType(
+    {
+        int(status): kind
+        for status, kind in _table(
+            {
+                # 424 is Bedrock's model that failed, 498 a token that is no longer valid, 529 Anthropic overloaded.
+                _LATER: (
+                    "408 409 421 423 424 425 429 449 499 500 502 503 504 506 507 508 509 520 521 522 523 524 525 526 "
+                    "527 529 530 598 599"
+                ),
+                _ASK: "301 302 303 307 308 401 402 403 404 405 407 410 498 511",
+                _NEVER: "400 406 411 412 414 415 416 417 418 422 426 428 431 501 505 510",
+                _LONG: "413",
+                _FILTER: "451",
+            }
+        ).items()
+    }
+)
+"""Every HTTP status that a provider or a proxy before it is known to answer with, but 200."""
+
+CODES: Table = _table(
+    {
+        _LATER: (
+            # OpenAI and those who speak like it
+            "rate_limit_exceeded server_error server_overloaded slow_down vector_store_timeout "
+            "failed_to_download_image engine_overloaded model_overloaded conversation_locked "
+            # Anthropic
+            "overloaded_error rate_limit_error api_error conflict_error memory_precondition_failed_error "
+            "memory_path_conflict_error cmek_context_unavailable cmek_key_unreachable ramp_limit_exceeded "
+            # Google and Bedrock
+            "RESOURCE_EXHAUSTED UNAVAILABLE INTERNAL ABORTED CANCELLED UNKNOWN DATA_LOSS ThrottlingException "
+            "ServiceUnavailableException InternalServerException ModelNotReadyException ModelErrorException "
+            "ModelStreamErrorException ServiceQuotaExceededException"
+        ),
+        _STALL: "timeout_error DEADLINE_EXCEEDED ModelTimeoutException request_timeout",
+        _NEVER: (
+            "invalid_prompt invalid_image invalid_image_format invalid_base64_image invalid_image_url image_too_large "
+            "image_too_small image_parse_error invalid_image_mode image_file_too_large unsupported_image_media_type "
+            "empty_image_file image_file_not_found invalid_function_parameters invalid_type unknown_parameter "
+            "unsupported_parameter unsupported_value missing_required_parameter invalid_value "
+            "request_body_encoding_invalid request_body_encoding_unsupported INVALID_ARGUMENT OUT_OF_RANGE "
+            "UNIMPLEMENTED ALREADY_EXISTS ValidationException"
+        ),
+        _FILTER: (
+            "content_filter content_policy_violation image_content_policy_violation bio_policy "
+            "misalignment_policy_violation ResponsibleAIPolicyViolation moderation_blocked SAFETY PROHIBITED_CONTENT"
+        ),
+        _ASK: (
+            "insufficient_quota billing_hard_limit_reached billing_not_active account_deactivated invalid_api_key "
+            "invalid_organization incorrect_api_key mismatched_organization unsupported_country_region_territory "
+            "model_not_found deployment_not_found DeploymentNotFound data_residency_mismatch "
+            "authentication_error billing_error permission_error not_found_error contract_spend_limit_reached "
+            "enforced_spend_limit_reached linked_organization_spend_limit_reached "
+            "linked_organization_billing_unavailable organization_on_hold organization_type_not_supported "
+            "parent_organization_required cmek_key_disabled cmek_key_network_blocked sandbox_egress_restricted "
+            "claude_code_key_creator_not_member claude_code_version_too_old UNAUTHENTICATED PERMISSION_DENIED "
+            "NOT_FOUND FAILED_PRECONDITION AccessDeniedException ResourceNotFoundException "
+            "UnrecognizedClientException ExpiredTokenException insufficient_credits"
+        ),
+        _LONG: (
+            "context_length_exceeded exceed_context_size_error request_too_large "
+            "request_body_too_large_after_decoding string_above_max_length"
+        ),
+    }
+)
+"""Codes, types and states by which a provider says exactly what is wrong: they outrank the status."""
+
+TYPES: Table = _table({_NEVER: "invalid_request_error"})
+"""Types so general that they count only where there is no status, in the middle of a stream."""
+
+OVERFLOW_WORDS = (
+    "context length",
+    "context size",
+    "context window",
+    "context limit",
+    "maximum context",
+    "prompt is too long",
+    "input is too long",
+    "model token limit",
+    "exceeds the maximum number of tokens",
+    "reduce the length of the messages",
+)
+"""How those say that a conversation is too long who have no code for it."""
+
+_HINTS: Mapping[type[ModelError], str] = MappingProxyType(
+    {
+        _LONG: " (the conversation is longer than the model can read)",
+        _ASK: " (check the API key, the account and the name of the model; then resume the turn)",
+        _FILTER: " (its content filter; other words may pass)",
+    }
+)
+_CLIENT_ERROR, _SERVER_ERROR = 400, 500
+
+
+def error_of(error: object, *, status: int | None = None, retry_after_s: float | None = None) -> ModelError:
+    """Return the typed error for a server's `error` value.
+
+    Args:
+        error: The value of `error` in the body or in a chunk; anything at all.
+        status: The HTTP status; without one, a numeric `code` in the error stands for it.
+        retry_after_s: Seconds the server asked to wait.
+    """
+    fields = error if isinstance(error, dict) else {"message": error}
+    names = _names_of(fields)
+    words = str(fields.get("message") or "")[:REASON_CHARS_MAX]
+    if status is None:
+        status = next((int(name) for name in names if name.isdecimal() and len(name) == 3), None)  # noqa: PLR2004 - an HTTP status
+    what = f"HTTP {status}" if status is not None else "an error"
+    kind = _kind_of(names, words, status)
+    reason = words or ", ".join(sorted(set(names))) or "without a reason"
+    return kind(f"the server answered {what}: {reason}{_HINTS.get(kind, '')}", retry_after_s=retry_after_s)
+
+
+def _names_of(fields: Mapping[str, object]) -> list[str]:
+    """Return what an error calls itself, the most exact name first."""
+    details = fields.get("details")
+    inner = fields.get("innererror")
+    found = [
+        details.get("error_code") if isinstance(details, dict) else None,
+        inner.get("code") if isinstance(inner, dict) else None,
+        *(fields.get(key) for key in ("code", "type", "status")),
+    ]
+    return [str(name)[:REASON_CHARS_MAX] for name in found if isinstance(name, str | int)]
+
+
+def _kind_of(names: list[str], words: str, status: int | None) -> type[ModelError]:
+    exact = [CODES[name] for name in names if name in CODES]
+    if _LONG in exact or any(sign in words.lower() for sign in OVERFLOW_WORDS):
+        return _LONG
+    if exact:
+        return exact[0]
+    if status is not None:
+        return STATUSES.get(status) or (_NEVER if _CLIENT_ERROR <= status < _SERVER_ERROR else _LATER)
+    return next((TYPES[name] for name in names if name in TYPES), _LATER)

@@ -1,0 +1,227 @@
+"""The HTTP side of a model's provider: connections, server-sent events, refusals. Models are built on it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import email.utils
+import functools
+import math
+import ssl
+import weakref
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+
+import httpx2
+import msgspec
+
+from midstream.core.provider_errors import error_of
+from midstream.core.sse import ServerSentEvent, SseDecoder
+from midstream.errors import (
+    FrameTooLargeError,
+    ModelError,
+    ModelForgotError,
+    ModelStalledError,
+    ModelUnavailableError,
+    UsageError,
+)
+from midstream.world import World
+
+CONNECT_S = 10.0
+READ_S = 60.0
+"""Seconds of silence inside a reply; also the wait for its first byte, so a slow prompt must begin by then."""
+WRITE_S = 30.0
+POOL_S = 5.0
+CLOSE_S = 1.0
+ERROR_BYTES_MAX = 64 * 1024
+"""Bytes of an error's body that are read; the reason stands in the first few."""
+RETRY_AFTER_MAX_S = 3600.0
+"""A server that asks for a longer pause is taken at an hour."""
+
+_TIMEOUT = httpx2.Timeout(connect=CONNECT_S, read=READ_S, write=WRITE_S, pool=POOL_S)
+
+_NO_STREAM = {"application/json", "text/html"}
+"""What a server that took the request and a proxy that did not pass it on answer instead of a stream."""
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    """Read the certificates once: it takes longer than a connection."""
+    return httpx2.create_ssl_context()
+
+
+class _Client:
+    """The connections of one loop, and how many replies are on their way over them."""
+
+    def __init__(self, http: httpx2.AsyncClient) -> None:
+        self.http = http
+        self.replies = 0
+        self.is_retired = False
+
+    async def aclose(self) -> None:
+        """Close them, within `CLOSE_S`: a peer that is gone must not hold up a cancel."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self.http.aclose()
+
+
+class Provider:
+    """A server of models, by its address.
+
+    Connections are kept between replies. After a reply that was cut (a cancel, silence, a fault) no later request
+    uses any of them: who knows what state they are in.
+
+    Args:
+        base_url: Up to and including the version.
+        name: What errors call it.
+        api_key: Sent as a bearer token; None sends none.
+        headers: More headers for each request.
+
+    Raises:
+        UsageError: The address is no http or https URL.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        name: str,
+        api_key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        world: World,
+    ) -> None:
+        try:
+            url = httpx2.URL(base_url)
+        except httpx2.InvalidURL as error:
+            raise UsageError(f"{base_url!r} is no address of a model: {error}") from error
+        if url.scheme not in {"http", "https"} or not url.host:
+            raise UsageError(f"{base_url!r} is no address of a model: it begins with http:// or https://")
+        self.name = name
+        self._base_url = base_url.rstrip("/")
+        self._headers = {
+            "Accept": "text/event-stream",
+            "Content-Type": "application/json",
+            **(headers or {}),
+        }
+        if api_key is not None:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._world = world
+        # A connection belongs to the loop it was made in.
+        self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Client] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    async def events(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        gone: Collection[int] = (),
+    ) -> AsyncGenerator[Sequence[ServerSentEvent], None]:
+        """Ask, and give the events of the answer as they come; closing the iterator closes the connection.
+
+        An empty sequence says that something came which is no event yet, or never will be: a ping.
+
+        Args:
+            gone: The statuses that say that what was asked for is not there (any more).
+
+        Raises:
+            ModelUnavailableError: No connection, a status that may pass, or an answer that broke off.
+            ModelStalledError: Silence for `READ_S` seconds.
+            ModelForgotError: One of the statuses `gone`.
+            ModelError: Another refusal: see `midstream.core.provider_errors`.
+        """
+        client = self._client()
+        client.replies += 1
+        try:
+            async with client.http.stream(
+                method, self._base_url + path, content=body, headers={**self._headers, **(headers or {})}
+            ) as response:
+                media_type = response.headers.get("content-type", "").partition(";")[0].strip()
+                if response.status_code in gone:
+                    raise ModelForgotError(f"{self.name} has the reply no longer")
+                if response.status_code != httpx2.codes.OK or media_type in _NO_STREAM:
+                    raise await self._refusal(response, media_type)
+                decoder = SseDecoder()
+                async for piece in response.aiter_bytes():
+                    yield decoder.feed(piece)
+        except FrameTooLargeError as error:
+            self._retire(client)
+            raise ModelUnavailableError(f"{self.name} sent an event above the limit") from error
+        except (asyncio.CancelledError, GeneratorExit):
+            self._retire(client)
+            raise
+        except httpx2.ReadTimeout as error:
+            self._retire(client)
+            raise ModelStalledError(f"{self.name} said nothing for {READ_S:g} s") from error
+        except httpx2.HTTPError as error:
+            self._retire(client)
+            # Only the kind: the text of such an error may hold the address and what is in it.
+            message = f"the connection to {self.name} failed: {type(error).__name__}"
+            raise ModelUnavailableError(message) from error
+        finally:
+            client.replies -= 1
+            if client.is_retired and not client.replies:
+                await client.aclose()
+
+    async def post(self, path: str) -> int:
+        """Send a request without a body and return the status of the answer.
+
+        Raises:
+            ModelUnavailableError: There was no answer.
+        """
+        try:
+            answer = await self._client().http.post(self._base_url + path, headers=self._headers)
+        except httpx2.HTTPError as error:
+            raise ModelUnavailableError(f"the connection to {self.name} failed") from error
+        return answer.status_code
+
+    async def aclose(self) -> None:
+        """Close the connections of the running loop. A later request opens new ones."""
+        client = self._clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.aclose()
+
+    def _client(self) -> _Client:
+        loop = asyncio.get_running_loop()
+        if loop not in self._clients:
+            self._clients[loop] = _Client(httpx2.AsyncClient(timeout=_TIMEOUT, verify=_tls()))
+        return self._clients[loop]
+
+    def _retire(self, client: _Client) -> None:
+        """Let no later request use these connections; other replies on them go on, the last one closes them."""
+        client.is_retired = True
+        loop = asyncio.get_running_loop()
+        if self._clients.get(loop) is client:
+            del self._clients[loop]
+
+    async def _refusal(self, response: httpx2.Response, media_type: str) -> ModelError:
+        body = bytearray()
+        async for piece in response.aiter_bytes():
+            body += piece
+            if len(body) > ERROR_BYTES_MAX:
+                break
+        try:
+            parsed = msgspec.json.decode(bytes(body))
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            parsed = None  # a proxy's page: the status says enough
+        error = parsed.get("error", parsed) if isinstance(parsed, dict) else None
+        if response.status_code == httpx2.codes.OK:
+            if isinstance(parsed, dict) and "error" in parsed:
+                return error_of(error)
+            return ModelUnavailableError(f"{self.name} answered with {media_type} instead of a stream")
+        wait_s = self._retry_after_s(response.headers)
+        return error_of(error, status=response.status_code, retry_after_s=wait_s)
+
+    def _retry_after_s(self, headers: Mapping[str, str]) -> float | None:
+        """Read `Retry-After`: seconds, or an HTTP date."""
+        said = headers.get("retry-after", "")
+        try:
+            seconds = float(said)
+        except ValueError:
+            try:
+                seconds = email.utils.parsedate_to_datetime(said).timestamp() - self._world.now()
+            except (ValueError, OverflowError):
+                return None
+        return min(max(seconds, 0.0), RETRY_AFTER_MAX_S) if math.isfinite(seconds) else None

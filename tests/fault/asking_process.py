@@ -1,0 +1,36 @@
+"""A process with one session whose model keeps its replies: `python -m tests.fault.asking_process DB URL [POINT TIME]`.
+
+It says one thing, or goes on with what an earlier process was in, and may kill itself on the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from midstream.core.messages import UserMessage
+from midstream.core.turn import SendMessage
+from midstream.integrations.openai_responses import OpenAIResponses
+from midstream.runtime.agent import Agent
+from midstream.runtime.host import Host
+from midstream.store.sqlite import SQLiteStore
+from midstream.testing.worlds import KillingWorld
+from midstream.world import Fault
+
+
+async def main(path: str, url: str, point: str = "", time: str = "1") -> None:
+    world = KillingWorld(Fault(point) if point else None, int(time))
+    async with OpenAIResponses(url, "m", world=world) as model:
+        host = Host(Agent(model), SQLiteStore(path, world=world), world=world)
+        await host.start()
+        await host.recovered()
+        runner = await host.session("s", create=True)
+        if not runner.state.turns:
+            await runner.submit(SendMessage(UserMessage.of("hi")))
+        while runner.state.is_live:
+            await runner.wait(runner.newest.position)
+        await host.stop()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,116 @@
+"""A process is killed in the middle of a reply that its provider keeps: the next one goes on, word for word."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from midstream.core.records import (
+    AttemptContinued,
+    AttemptResumable,
+    AttemptStarted,
+    Delta,
+    Record,
+    ReplyCompleted,
+    TurnEnded,
+    TurnStatus,
+    decode,
+)
+from midstream.store.sqlite import SQLiteStore
+from midstream.world import Fault, World
+from tests.integrations.responses_server import Link, ResponsesServer, completed, responses_server, said
+from tests.spec import spec
+
+pytestmark = pytest.mark.fault
+WAIT_S = 30.0
+PIECES = [f"{number} " for number in range(60)]
+REPLY = [*said("hm", kind="reasoning_summary_text"), *said(*PIECES), completed()]
+POINTS = [Fault.BEFORE_APPEND, Fault.AFTER_APPEND, Fault.AFTER_PUBLISH]
+TIMES = (3, 6, 12) if os.environ.get("MIDSTREAM_FAULT_FULL") else (3, 6)
+
+
+async def _live(path: Path, server: ResponsesServer, *death: str) -> int:
+    """Run one process to its end and return its exit status."""
+    command = (sys.executable, "-m", "tests.fault.asking_process", str(path), server.url, *death)
+    process = await asyncio.create_subprocess_exec(*command)
+    try:
+        return await asyncio.wait_for(process.wait(), WAIT_S)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def _journal(path: Path) -> list[Record]:
+    store = SQLiteStore(path, world=World())
+    await store.open()
+    try:
+        return [decode(each.body) for each in await store.read("s", after=0, limit=10_000)]
+    finally:
+        await store.close()
+
+
+def _words_of_last_attempt(journal: list[Record]) -> str:
+    attempt = max(each.attempt for each in journal if isinstance(each, AttemptStarted))
+    deltas = (each for each in journal if isinstance(each, Delta) and each.kind == "text")
+    return "".join(each.text for each in deltas if each.attempt == attempt)
+
+
+def _check(journal: list[Record], server: ResponsesServer, *, was_kept: bool, deaths: int) -> None:
+    (whole,) = (each for each in journal if isinstance(each, ReplyCompleted))
+    assert whole.body.text == _words_of_last_attempt(journal) == "".join(PIECES)
+    assert isinstance(journal[-1], TurnEnded)
+    assert journal[-1].status is TurnStatus.COMPLETED
+    if was_kept:
+        assert len(server.bodies) == 1, "nobody pays for the reply twice"
+        assert [each.attempt for each in journal if isinstance(each, AttemptStarted)] == [1]
+        continued = [each.number for each in journal if isinstance(each, AttemptContinued)]
+        assert continued == list(range(1, deaths + 1))
+
+
+@spec("TURN-72")
+@pytest.mark.parametrize("time", TIMES)
+@pytest.mark.parametrize("point", POINTS)
+async def test_a_killed_process_costs_no_word_and_no_second_reply(
+    tmp_path: Path, point: Fault, time: int
+) -> None:
+    path = tmp_path / "server.db"
+    async with responses_server(REPLY, REPLY, pace_s=0.003) as server:
+        assert await _live(path, server, point.value, str(time)) == -signal.SIGKILL
+        before = await _journal(path)
+        assert not any(isinstance(each, ReplyCompleted) for each in before), "it died in the middle"
+        was_kept = any(isinstance(each, AttemptResumable) for each in before)
+        assert was_kept or time == min(TIMES)
+        assert await _live(path, server) == 0
+        journal = await _journal(path)
+    assert journal[: len(before)] == before
+    _check(journal, server, was_kept=was_kept, deaths=1)
+
+
+@spec("TURN-72")
+async def test_two_deaths_and_broken_connections_cost_no_word_either(tmp_path: Path) -> None:
+    path = tmp_path / "server.db"
+    links = [Link(), Link(30, "cut"), Link(), Link(40, "cut"), Link(10, "end")]
+    async with responses_server(REPLY, REPLY, links=links, pace_s=0.003) as server:
+        for time in ("6", "4"):
+            assert await _live(path, server, Fault.AFTER_APPEND.value, time) == -signal.SIGKILL
+        assert await _live(path, server) == 0
+        journal = await _journal(path)
+    _check(journal, server, was_kept=True, deaths=2)
+
+
+@spec("TURN-73")
+async def test_a_provider_that_forgot_the_reply_meanwhile_is_asked_anew(tmp_path: Path) -> None:
+    path = tmp_path / "server.db"
+    async with responses_server(REPLY, REPLY, pace_s=0.003) as server:
+        assert await _live(path, server, Fault.AFTER_APPEND.value, "6") == -signal.SIGKILL
+        server.forget()
+        assert await _live(path, server) == 0
+        journal = await _journal(path)
+    _check(journal, server, was_kept=False, deaths=1)
+    assert [each.attempt for each in journal if isinstance(each, AttemptStarted)] == [1, 2]
