@@ -41,6 +41,7 @@ from midstream.core.turn import (
 )
 from midstream.errors import (
     ContextOverflowError,
+    MidstreamError,
     ModelEmptyError,
     ModelError,
     ModelStalledError,
@@ -255,7 +256,13 @@ class Performer:
         except asyncio.CancelledError:
             if self._reports.is_closing:
                 raise
-            result = await stop_child(self._nursery, self._reports, owed, session, state, found)
+            try:
+                result = await stop_child(
+                    self._nursery, self._world, self._reports, owed, session, state, found
+                )
+            except MidstreamError as error:  # the cancel goes on without it at its deadline
+                _log.warning("a sub-agent was not stopped: %s", error.code, extra={"call": owed.call_id})
+                return
         await self._reports.report(CallFinished(owed.turn, owed.reply_no, result))
 
     async def _result_of(self, owed: RunCall, state: CallState, found: Tool | None) -> Result:
