@@ -35,6 +35,7 @@ from midstream.core.turn import (
 from midstream.errors import (
     MidstreamError,
     QuestionClosedError,
+    SeqnoGapError,
     SessionBusyError,
     SessionNotFoundError,
 )
@@ -240,7 +241,11 @@ async def submit(
         except CutOffError:
             pass
         except MidstreamError as error:
-            if error.retry == "never" or isinstance(error, SessionBusyError | QuestionClosedError):
+            # An owner that was overtaken and does not know it yet may have folded less than the journal holds: a
+            # client starts over from the chunk it is told, and so here from the one it sends.
+            if isinstance(error, SessionBusyError | QuestionClosedError) or (
+                error.retry == "never" and not isinstance(error, SeqnoGapError)
+            ):
                 return error
         await asyncio.sleep(chance.expovariate(3.0))
     raise TimeoutError(f"{command} was never answered")

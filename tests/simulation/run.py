@@ -6,11 +6,13 @@ import asyncio
 import gc
 import logging
 import random
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from msgspec import Struct
 
+from midstream.runtime.children import CHILD_MARK
 from midstream.testing.history_checker import ClientLog, Evidence, check_ended
 from tests.simulation.actors import Meddler, Person, Reader, Speaker, answer_everything
 from tests.simulation.lab import Lab, Server
@@ -83,8 +85,22 @@ class Outcome(Struct):
     trace: list[tuple[object, ...]]
     steps: int
     records: int
+    children: int
     seconds: float
     """Simulated ones."""
+
+    def figures(self) -> Counter[str]:
+        """Return what happened, for totals."""
+        said = Counter(str(what[2]) for what in self.trace)
+        return Counter(
+            steps=self.steps,
+            records=self.records,
+            deaths=said["dies"],
+            freezes=said["freezes"],
+            outages=said["outages"],
+            tools=said["tool begins"],
+            children=self.children,
+        )
 
     def lines(self) -> Iterator[str]:
         """Yield the trace for people; the same bytes for the same seed, in any process."""
@@ -119,7 +135,8 @@ def run(seed: int) -> Outcome:
         if was_collecting:
             gc.enable()
     records = sum(len(found.records) for found in lab.memory.sessions.values())
-    return Outcome(plan, problems, trace, loop.steps, records, round(loop.time(), 3))
+    children = sum(CHILD_MARK in name for name in lab.memory.sessions)
+    return Outcome(plan, problems, trace, loop.steps, records, children, round(loop.time(), 3))
 
 
 async def _live(lab: Lab, plan: Plan) -> list[ClientLog]:

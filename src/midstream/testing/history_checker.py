@@ -39,6 +39,7 @@ from midstream.core.records import (
     StreamOpened,
     TurnEnded,
     TurnResumed,
+    TurnStatus,
     decode,
 )
 from midstream.errors import MidstreamError
@@ -250,11 +251,14 @@ def _check_fold(session: str, stored: Sequence[Stored], records: Sequence[Record
 
 def _check_turns(session: str, records: Sequence[Record]) -> Iterator[Violation]:
     cancelled: set[int] = set()
+    stopped: set[int] = set()
+    """Cancelled by somebody, not by a limit of their own."""
     ended: set[int] = set()
     for position, record in enumerate(records, start=1):
         turn = getattr(record, "turn", 0)
         what = f"{type(record).__name__} of turn {turn} at position {position}"
-        if isinstance(record, TurnResumed):
+        is_handing_in = isinstance(record, AttemptStarted) and record.is_last  # its time is over (TURN-63)
+        if isinstance(record, TurnResumed) or (is_handing_in and turn in cancelled - stopped):
             ended.discard(turn)
             cancelled.discard(turn)
         elif isinstance(record, ResultArrivedLate):
@@ -265,6 +269,8 @@ def _check_turns(session: str, records: Sequence[Record]) -> Iterator[Violation]
             yield Violation(Rule.AFTER_CANCEL, session, f"{what} follows the cancel")
         if isinstance(record, CancelRequested):
             cancelled.add(turn)
+            if record.status is TurnStatus.CANCELLED:
+                stopped.add(turn)
         elif isinstance(record, TurnEnded):
             ended.add(turn)
 
@@ -391,18 +397,17 @@ def _check_children(
     shown: dict[_Call, int] = {}
     children: dict[_Call, str] = {}
     for position, record in enumerate(records, start=1):
-        if isinstance(record, ChildSaid):
+        if isinstance(record, ChildSaid) and record.child in journals:
             call = (record.turn, record.reply, record.call_id)
             children[call] = record.child
-            theirs = journals.get(record.child, ())
-            expected = _next_shown(theirs, shown.get(call, 0))
+            expected = _next_shown(journals[record.child], shown.get(call, 0))
             shown[call] = record.position
             if expected is None or (expected.position, expected.body) != (record.position, bytes(record.record)):
                 text = f"record {record.position} of {record.child!r} at position {position} is not the next of it"
                 yield Violation(Rule.CHILD_SHOWN, session, text)
         elif isinstance(record, CallEnded) and record.result.outcome is Outcome.OK:
             call = (record.turn, record.reply, record.result.call_id)
-            if call in children and not _is_last_word(record, journals.get(children[call], ()), shown[call]):
+            if call in children and not _is_last_word(record, journals[children[call]], shown[call]):
                 text = f"the outcome of call {call} at position {position} is not what {children[call]!r} ended with"
                 yield Violation(Rule.CHILD_OUTCOME, session, text)
 
