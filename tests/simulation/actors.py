@@ -42,7 +42,7 @@ from midstream.errors import (
 from midstream.runtime.host import Host
 from midstream.store.contract import Stored
 from midstream.testing.history_checker import ClientLog, Execution, Seen
-from tests.simulation.agents import CLIENT_TOOL, client_tools
+from tests.simulation.agents import CLIENT_TOOL, CLIENT_TOOL_S, client_tools
 from tests.simulation.lab import CutOffError, Lab
 
 FOLLOW_S = 40.0
@@ -119,7 +119,8 @@ class Speaker:
             return  # its user never answers
         run = Execution(self.log.session, turn, reply, call_id, 1, CLIENT_TOOL)
         self._lab.outside.ledger.append(run)
-        await asyncio.sleep(self._chance.expovariate(1.0))
+        is_late = self._chance.random() < 0.1
+        await asyncio.sleep(CLIENT_TOOL_S + 10.0 if is_late else self._chance.expovariate(1.0))
         await self._send(CallFinished(turn, reply, Result(call_id, "from the client")))
 
 
@@ -178,15 +179,29 @@ class Meddler:
         self._session = session
         self._acts = acts
         self._chance = lab.chance(f"meddler {session}")
+        lab.on_append.append(self._hear)
+
+    def _hear(self, session: str, body: bytes) -> None:
+        """Go on with what failed, take back what waits: sometimes, and a little later."""
+        if session != self._session or self._lab.is_over:
+            return
+        if body.startswith(b'{"type":"turn_ended"') and (b'"failed"' in body or b'"interrupted"' in body):
+            if self._chance.random() < 0.5:
+                self._lab.spawn(self._say(Resume()))
+        elif body.startswith(b'{"type":"message_queued"') and self._chance.random() < 0.3:
+            self._lab.spawn(self._say(Withdraw()))
+
+    async def _say(self, command: Command) -> None:
+        await asyncio.sleep(self._chance.expovariate(1.0))
+        self._lab.note("meddler", "says", self._session, type(command).__name__)
+        await submit(self._lab, self._chance, self._session, command)
 
     async def live(self) -> None:
         for number in range(self._acts):
             await asyncio.sleep(self._chance.expovariate(0.1))
             if self._lab.is_over:
                 return
-            command = self._command(number)
-            self._lab.note("meddler", "says", self._session, type(command).__name__)
-            await submit(self._lab, self._chance, self._session, command)
+            await self._say(self._command(number))
 
     def _command(self, number: int) -> Command:
         match self._chance.randrange(6):

@@ -22,7 +22,16 @@ from midstream.errors import (
 from midstream.runtime.agent import Agent, sub_agent
 from midstream.testing.history_checker import Execution
 from midstream.testing.models import Pause, ScriptedModel, Stall, Step, exchanges_since_user
-from midstream.tools import DidNotHappen, Happened, Probed, Tool, current_call, question, report_progress, tool
+from midstream.tools import (
+    DidNotHappen,
+    Happened,
+    Probed,
+    Tool,
+    current_call,
+    question,
+    report_progress,
+    tool,
+)
 from midstream.world import World
 
 REPLIES = 4
@@ -30,6 +39,8 @@ REPLIES = 4
 TOOL_S = 20.0
 """Seconds a tool may take; some take longer."""
 CLIENT_TOOL = "at_client"
+CLIENT_TOOL_S = 20.0
+"""Seconds a client has for its tool."""
 ARGUMENTS = '{"word": "x"}'
 
 
@@ -102,7 +113,9 @@ def agent_of(outside: Outside, world: World) -> Agent:
     )
     help_out = sub_agent(helper, description="Help.", replies_max=3, timeout_s=120.0)
     tools = [*_tools(outside, *_POLICIES), question(answer_s=300.0), help_out]
-    return Agent(_model(outside, world), tools=tools, name="main", turn_s=outside.chance.choice([0.0, 0.0, 90.0]))
+    return Agent(
+        _model(outside, world), tools=tools, name="main", turn_s=outside.chance.choice([0.0, 0.0, 90.0])
+    )
 
 
 _POLICIES: dict[str, dict[str, object]] = {
@@ -138,7 +151,7 @@ def _tool(outside: Outside, name: str) -> Tool:
 def client_tools() -> tuple[ClientTool, ...]:
     """Return what clients offer to run themselves."""
     spec = ToolSpec(CLIENT_TOOL, "Ask the client.", {"type": "object"})
-    return (ClientTool(spec, timeout_s=60.0),)
+    return (ClientTool(spec, timeout_s=CLIENT_TOOL_S),)
 
 
 # --- the model ------------------------------------------------------------------------------------------------
@@ -155,7 +168,10 @@ def _reply(outside: Outside, request: ModelRequest) -> list[Step]:
     if chance.random() < 0.2:
         steps.append(ThinkingDelta("hm", "signature"))
     for number in range(chance.randrange(4)):
-        steps += [TextDelta(f"{'said' if number else 'I'}{request.attempt} "), Pause(chance.expovariate(10.0))]
+        steps += [
+            TextDelta(f"{'said' if number else 'I'}{request.attempt} "),
+            Pause(chance.expovariate(10.0)),
+        ]
     if chance.random() < outside.model_failing:
         return [*steps, *_accident(chance)]
     names = [each.name for each in request.tools]

@@ -17,8 +17,8 @@ import itertools
 import random
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -78,8 +78,8 @@ class SimulatedTask(asyncio.Task[T]):
         return self.number
 
 
-class SimulatedLoop(asyncio.AbstractEventLoop):
-    """Run coroutines in an order drawn from `chance`.
+class SimulatedLoop:
+    """Run coroutines in an order drawn from `chance`: as much of an event loop as the runtime asks for.
 
     Args:
         chance: Where the order comes from; None for asyncio's own, first come, first served.
@@ -88,6 +88,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def __init__(self, chance: random.Random | None, *, steps_max: int = 400_000) -> None:
         self.steps = 0
+        self._loop = cast("asyncio.AbstractEventLoop", self)
         self.complaints: list[str] = []
         """What would have been logged: exceptions nobody took, of processes that live."""
         self._chance = chance
@@ -100,12 +101,12 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     # --- the run ----------------------------------------------------------------------------------------------
 
-    def run_until_complete(self, future: Generator[Any, None, T] | Any) -> Any:  # noqa: ANN401 - see AbstractEventLoop
+    def run_until_complete(self, work: Coroutine[Any, Any, T]) -> T:
         """Run until the coroutine has returned; raises `Stuck` where it never will."""
-        main = self.create_task(future)
+        main = self.create_task(work)
         old_hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(firstiter=None, finalizer=self._finish_generator)
-        asyncio._set_running_loop(self)
+        asyncio._set_running_loop(self._loop)
         self._is_running = True
         try:
             while not main.done():
@@ -209,15 +210,15 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return self._now
 
     def call_soon(
-        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+        self, callback: Callable[..., object], *args: object, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         context = context if context is not None else contextvars.copy_context()
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = asyncio.Handle(callback, args, self._loop, context)
         self._ready.append((handle, context.get(_process)))
         return handle
 
     def call_soon_threadsafe(
-        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+        self, callback: Callable[..., object], *args: object, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         return self.call_soon(callback, *args, context=context)
 
@@ -225,7 +226,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self,
         delay: float,
         callback: Callable[..., object],
-        *args: Any,
+        *args: object,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         return self.call_at(self._now + delay, callback, *args, context=context)
@@ -234,28 +235,30 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self,
         when: float,
         callback: Callable[..., object],
-        *args: Any,
+        *args: object,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         context = context if context is not None else contextvars.copy_context()
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        handle = asyncio.TimerHandle(when, callback, args, self._loop, context)
         heapq.heappush(self._timers, (when, next(self._numbers), handle, context.get(_process)))
         return handle
 
     def create_future(self) -> SimulatedFuture[Any]:
-        return SimulatedFuture(next(self._numbers), loop=self)
+        return SimulatedFuture(next(self._numbers), loop=self._loop)
 
     def create_task(
         self,
-        coro: Any,  # noqa: ANN401 - as AbstractEventLoop has it
+        coro: Coroutine[Any, Any, T],
         *,
         name: str | None = None,
         context: contextvars.Context | None = None,
         **_: object,
-    ) -> SimulatedTask[Any]:
+    ) -> SimulatedTask[T]:
         context = context if context is not None else contextvars.copy_context()
         number = next(self._numbers)
-        task: SimulatedTask[Any] = SimulatedTask(coro, loop=self, name=name or f"task {number}", context=context)
+        task: SimulatedTask[T] = SimulatedTask(
+            coro, loop=self._loop, name=name or f"task {number}", context=context
+        )
         task.number = number
         task.own_context = context
         task.process = context.get(_process)

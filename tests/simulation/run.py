@@ -12,14 +12,20 @@ from contextlib import contextmanager
 
 from msgspec import Struct
 
+from midstream.core import session as sessions
+from midstream.core.records import decode
+from midstream.core.session import Session
 from midstream.runtime.children import CHILD_MARK
 from midstream.testing.history_checker import ClientLog, Evidence, check_ended
+from tests.core.edges import Step, steps_of
 from tests.simulation.actors import Meddler, Person, Reader, Speaker, answer_everything
 from tests.simulation.lab import Lab, Server
 from tests.simulation.loop import SimulatedLoop, Stuck
 
 REST_S = 6 * 60 * 60.0
 """Seconds after the last fault within which everything must have come to rest: a client may take 2 h for a call."""
+PROBE_FAILED = "the probe of a tool failed"
+"""Logged with a traceback, and no fault of the program."""
 LOOK_S = 5.0
 """Seconds between two looks whether it has."""
 
@@ -88,6 +94,8 @@ class Outcome(Struct):
     children: int
     seconds: float
     """Simulated ones."""
+    taken: set[Step]
+    """What records did to turns, of all that is possible."""
 
     def figures(self) -> Counter[str]:
         """Return what happened, for totals."""
@@ -136,7 +144,18 @@ def run(seed: int) -> Outcome:
             gc.enable()
     records = sum(len(found.records) for found in lab.memory.sessions.values())
     children = sum(CHILD_MARK in name for name in lab.memory.sessions)
-    return Outcome(plan, problems, trace, loop.steps, records, children, round(loop.time(), 3))
+    return Outcome(plan, problems, trace, loop.steps, records, children, round(loop.time(), 3), _taken(lab))
+
+
+def _taken(lab: Lab) -> set[Step]:
+    taken: set[Step] = set()
+    for found in lab.memory.sessions.values():
+        session = Session()
+        for stored in found.records:
+            record = decode(stored.body)
+            taken.update(steps_of(session, (record,), epoch=stored.epoch))
+            session = sessions.evolve(session, record, epoch=stored.epoch)
+    return taken
 
 
 async def _live(lab: Lab, plan: Plan) -> list[ClientLog]:
@@ -185,7 +204,9 @@ class Nemesis:
     async def live(self) -> None:
         for _ in range(self._plan.servers):
             await self._start()
-        acts = [name for name in ("kills", "drains", "freezes", "outages", "pauses") if getattr(self._plan, name)]
+        acts = [
+            name for name in ("kills", "drains", "freezes", "outages", "pauses") if getattr(self._plan, name)
+        ]
         while acts and (self._lab.loop.time() < self._plan.trouble_s):
             await asyncio.sleep(self._chance.expovariate(4.0 / self._plan.trouble_s))
             await self._act(self._chance.choice(acts))
@@ -293,7 +314,7 @@ def _complaints(lab: Lab) -> Iterator[None]:
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if record.exc_info:
+            if record.exc_info and record.msg != PROBE_FAILED:
                 lab.problems.append(f"logged: {record.getMessage()}: {record.exc_info[1]!r}")
 
     log = logging.getLogger("midstream")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.core.edges import Step, explored
 from tests.simulation.loop import Process, SimulatedLoop, Stuck
 from tests.simulation.run import run
 from tests.spec import spec
@@ -37,14 +38,17 @@ FOUND = {
 def test_every_promise_holds_whatever_goes_wrong(block: int) -> None:
     failed = {}
     figures: Counter[str] = Counter()
+    taken: set[Step] = set()
     for seed in range(block * RUNS, (block + 1) * RUNS):
         outcome = run(seed)
         figures += outcome.figures()
+        taken |= outcome.taken
         if outcome.problems:
             failed[seed] = outcome.problems
     assert failed == {}
     never = [name for name in ("deaths", "freezes", "outages", "tools", "children") if not figures[name]]
     assert never == [], "nothing was tried"
+    assert len(taken & explored().steps) > 0.8 * len(explored().steps)
 
 
 @pytest.mark.parametrize("seed", FOUND)
@@ -54,16 +58,18 @@ def test_what_was_found_once_is_not_found_again(seed: int) -> None:
 
 def test_a_seed_is_the_same_run_every_time_and_in_every_process() -> None:
     seeds = [3, 15, 406]
-    code = (
-        "from tests.simulation.test_simulation import digest\n"
-        f"print(*(digest(seed) for seed in {seeds}))"
-    )
+    code = f"from tests.simulation.test_simulation import digest\nprint(*(digest(seed) for seed in {seeds}))"
     ours = [digest(seed) for seed in seeds]
     assert [digest(seed) for seed in seeds] == ours
     for hashes in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hashes, "PYTHONPATH": os.pathsep.join(sys.path)}
         theirs = subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         assert theirs.stdout.split() == ours
 

@@ -154,7 +154,10 @@ def test_what_people_allowed_confirmed_and_resumed_is_no_violation() -> None:
     case.insert(21, ResultArrivedLate(1, 1, Result("r", "late"), 0.0), epoch=2)
     case.insert(22, TurnResumed(1, 3, 0.0), epoch=2)
     case.insert(23, TurnEnded(1, TurnStatus.CANCELLED, 0.0), epoch=2)
-    case.ledger = [Execution("s", 1, 1, "w", 1, "write"), Execution("s", 1, 1, "r", 1, "read", has_ended=False)]
+    case.ledger = [
+        Execution("s", 1, 1, "w", 1, "write"),
+        Execution("s", 1, 1, "r", 1, "read", has_ended=False),
+    ]
     assert check_ended(case.evidence()) == []
 
 

@@ -460,7 +460,9 @@ class Runner:
                 task.cancel()
 
     def _start_owed(self) -> None:
-        for obligation in sorted(sessions.owed(self.state) - self._doing.keys(), key=str):  # the same order every time
+        for obligation in sorted(
+            sessions.owed(self.state) - self._doing.keys(), key=str
+        ):  # the same order every time
             # What is in the journal as started is run also at the last moment: left out, it would be in doubt.
             if not self._is_cut(obligation):
                 work = self._performer.perform(obligation, self.state)

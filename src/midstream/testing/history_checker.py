@@ -402,7 +402,10 @@ def _check_children(
             children[call] = record.child
             expected = _next_shown(journals[record.child], shown.get(call, 0))
             shown[call] = record.position
-            if expected is None or (expected.position, expected.body) != (record.position, bytes(record.record)):
+            if expected is None or (expected.position, expected.body) != (
+                record.position,
+                bytes(record.record),
+            ):
                 text = f"record {record.position} of {record.child!r} at position {position} is not the next of it"
                 yield Violation(Rule.CHILD_SHOWN, session, text)
         elif isinstance(record, CallEnded) and record.result.outcome is Outcome.OK:
