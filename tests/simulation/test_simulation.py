@@ -48,7 +48,7 @@ def test_every_promise_holds_whatever_goes_wrong(block: int) -> None:
     assert failed == {}
     never = [name for name in ("deaths", "freezes", "outages", "tools", "children") if not figures[name]]
     assert never == [], "nothing was tried"
-    assert len(taken & explored().steps) > 0.8 * len(explored().steps)
+    assert len(taken & explored().steps) > 0.6 * len(explored().steps)
 
 
 @pytest.mark.parametrize("seed", FOUND)
