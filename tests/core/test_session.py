@@ -368,7 +368,7 @@ def test_two_owners_never_run_a_call_twice_unless_policy_and_people_say_so(data:
             outside.take_over()
             continue
         owner = data.draw(st.sampled_from(outside.owners))
-        outside.tell(owner, _deed(data.draw, owner))
+        outside.tell(owner, _deed(data, owner))
 
     assert max(Counter(outside.executions).values(), default=1) == 1
     ledger = [
@@ -384,13 +384,13 @@ def test_two_owners_never_run_a_call_twice_unless_policy_and_people_say_so(data:
     assert [epoch for epoch, _ in outside.journal] == sorted(epoch for epoch, _ in outside.journal)
 
 
-def _deed(draw: st.DrawFn, owner: Owner) -> Command:
+def _deed(data: st.DataObject, owner: Owner) -> Command:
     """Draw what happens next at an owner, who may have been overtaken."""
     state = owner.session.turn
     asked = [each for each in owed(owner.session) if isinstance(each, AskModel)]
     if asked:
         ids = {"turn": asked[0].turn, "reply": asked[0].reply_no, "attempt": asked[0].attempt}
-        return asks(*draw(batches()), **ids)
+        return asks(*data.draw(batches()), **ids)
     if not isinstance(state, RunningCalls):
         return Cancel() if owner.session.is_live else say()
     possible: list[Command] = []
@@ -404,7 +404,7 @@ def _deed(draw: st.DrawFn, owner: Owner) -> Command:
         elif call.is_running and call.plan.site is not Site.SERVER:
             possible.append(CallFinished(state.turn, state.reply_no, Result(call.call.id, "elsewhere")))
     possible += (ended(each.call_id, turn=each.turn, reply=each.reply_no) for each in owner.running)
-    return draw(st.sampled_from(possible)) if possible else Cancel()
+    return data.draw(st.sampled_from(possible)) if possible else Cancel()
 
 
 # --- streams ----------------------------------------------------------------------------------------------------

@@ -68,12 +68,8 @@ def _searched(first: int, seconds: float, runs: int | None, jobs: int) -> int:
             total += figures
             untaken -= taken
             for seed, problems in failed:
-                _tell(
-                    f"seed {seed} failed; replay it: make sim ARGS={seed}",
-                    *problems,
-                    sep="\n    ",
-                    flush=True,
-                )
+                said = "\n    ".join([f"seed {seed} failed; replay it: make sim ARGS={seed}", *problems])
+                _tell(said)
             is_over = time.monotonic() - began_at > seconds or total["failed"] >= FAILURES_MAX
             if not is_over and (at := next(blocks, None)) is not None:
                 waiting.add(pool.submit(_block, at))
