@@ -42,6 +42,7 @@ from midstream.store.sqlite import SQLiteStore
 from midstream.testing.history_checker import ClientLog, Evidence, Execution, Seen, check_ended
 from midstream.world import Fault
 from tests.fault.client_process import read_notes
+from tests.fault.options import Point
 from tests.fault.turn import ANSWER_OF_CLIENT, QUESTION, SESSION, TEXTS, Ledger, Line, client_tools
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +59,7 @@ class Kill(Struct, frozen=True):
     """One death: this side's process, when it reaches `point` for the `count`-th time in its life."""
 
     side: Side
-    point: Fault
+    point: Point
     count: int
 
     def __str__(self) -> str:
@@ -71,9 +72,13 @@ class Case(Struct, frozen=True):
     kills: tuple[Kill, ...] = ()
     is_cancelled: bool = False
     """The client stops the turn while the slow tool runs."""
+    story: str = "words"
+    """What the turn is about; see `stories` for all others than this one."""
 
     def __str__(self) -> str:
         deaths = ", then ".join(map(str, self.kills)) or "nobody dies"
+        if self.story != "words":
+            return f"{self.story}: {deaths}"
         return f"{deaths} (cancelled)" if self.is_cancelled else deaths
 
 
@@ -86,13 +91,15 @@ class Report(Struct):
     problems: list[str] = field(default_factory=list)
     reached: dict[str, dict[str, int]] = field(default_factory=dict)
     """How often each side reached each point, over all its processes."""
-    deadly: list[Fault] = field(default_factory=list)
+    deadly: list[Point] = field(default_factory=list)
     runs: int = 0
     """Executions of tools that began."""
     reruns: int = 0
     """Executions that the journal announces as a second or later run."""
     unknown: int = 0
     """Calls whose outcome is unknown."""
+    duplicates: int = 0
+    """Effects that happened again and may not."""
     takeover_s: list[float] = field(default_factory=list)
     """For each restart of the server in a live turn: from the start of the process to the first new record."""
     from_start_s: list[float] = field(default_factory=list)
@@ -105,12 +112,14 @@ class Process:
 
     def __init__(self, side: Side, folder: Path, port: int, case: Case) -> None:
         self.side = side
-        self.deaths: list[Fault] = []
+        self.url = f"http://127.0.0.1:{port}"
+        self.deaths: list[Point] = []
         self.started_at: list[float] = []
         self.acked: set[int] = set()
         """The chunks a client knew to be stored when it died."""
         self._folder = folder
         self._arguments = [str(folder), str(port), *(["--cancel"] if case.is_cancelled else [])]
+        self._arguments += ["--story", case.story] if side == "server" else []
         self._kills = [kill for kill in case.kills if kill.side == side]
         self._process: asyncio.subprocess.Process | None = None
 
@@ -170,7 +179,7 @@ class Process:
 async def run(case: Case, folder: Path) -> Report:
     """Run one case in an empty folder and judge it."""
     began_at = time.monotonic()
-    port = _free_port()
+    port = free_port()
     server, client = Process("server", folder, port, case), Process("client", folder, port, case)
     report = Report(str(case))
     try:
@@ -184,7 +193,7 @@ async def run(case: Case, folder: Path) -> Report:
         await client.kill()
     report.deadly = [*server.deaths, *client.deaths]
     report.deaths = len(report.deadly)
-    report.reached = {side: _reached(folder, side) for side in ("server", "client")}
+    report.reached = {side: reached(folder, side) for side in ("server", "client")}
     await _judge(case, folder, (server, client), report)
     report.seconds = round(time.monotonic() - began_at, 2)
     return report
@@ -211,14 +220,14 @@ async def _play(server: Process, client: Process) -> None:
             wait.cancel()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
         return port
 
 
-def _reached(folder: Path, side: Side) -> dict[str, int]:
+def reached(folder: Path, side: Side) -> dict[str, int]:
     path = folder / f"{side}.reached"
     lines = path.read_text().splitlines() if path.exists() else []
     return dict(Counter(line.split()[0] for line in lines))
@@ -231,7 +240,7 @@ async def _judge(case: Case, folder: Path, sides: tuple[Process, Process], repor
     server, client = sides
     stored = await _journal(folder)
     records = [decode(each.body) for each in stored]
-    ledger = _ledger(folder)
+    ledger = read_ledger(folder)
     logs = [_client_log(folder, records, client.acked), _reader_log(folder)]
     evidence = Evidence({SESSION: stored}, logs, ledger)
     report.problems += map(str, check_ended(evidence))
@@ -269,7 +278,10 @@ async def _journal(folder: Path) -> list[Stored]:
         await store.close()
 
 
-def _ledger(folder: Path) -> list[Execution]:
+def read_ledger(folder: Path) -> list[Execution]:
+    """Return what the tools wrote down."""
+    if not (folder / "ledger").exists():
+        return []
     lines = [msgspec.json.decode(line, type=Line) for line in (folder / "ledger").read_bytes().splitlines()]
     ended = {(each.reply, each.call_id, each.run) for each in lines if each.what == "ended"}
     return [

@@ -12,6 +12,7 @@ from midstream.server.serve import serve
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing.models import ScriptedModel
 from tests.fault.options import Options
+from tests.fault.stories import Stage
 from tests.fault.turn import Ledger, script, server_tools
 
 
@@ -19,7 +20,10 @@ async def main() -> None:
     options = Options("server")
     world = options.world()
     ledger = Ledger(options.folder / "ledger")
-    agent = Agent(ScriptedModel(script(), world=world), tools=server_tools(ledger, world))
+    if options.story == "words":
+        agent = Agent(ScriptedModel(script(), world=world), tools=server_tools(ledger, world))
+    else:
+        agent = Stage(options.folder, world, dies_inside=options.dies_inside).agent(options.story)
     app = asgi(agent, store=SQLiteStore(options.folder / "server.db", world=world), world=world)
     os.write(options.notes, f"start {world.now():.6f}\n".encode())
     await serve(app, port=options.port, on_listening=lambda url: print(url, flush=True))  # noqa: T201 - for the driver

@@ -87,12 +87,20 @@ class Ledger:
     """The world outside: a file that every tool appends to, whoever runs it."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def note(self, name: str, what: Literal["began", "ended"]) -> None:
         call = current_call()
         line = Line(call.session, call.turn, call.reply, call.call_id, call.run, name, what)
         os.write(self._file, msgspec.json.encode(line) + b"\n")
+
+    def has_ended(self) -> bool:
+        """Whether any run of the call at hand came to its end, as a probe or a person would find out."""
+        call = current_call()
+        place = (call.session, call.turn, call.reply, call.call_id, "ended")
+        lines = (msgspec.json.decode(line, type=Line) for line in self._path.read_bytes().splitlines())
+        return any((each.session, each.turn, each.reply, each.call_id, each.what) == place for each in lines)
 
 
 def server_tools(ledger: Ledger, world: World) -> list[Tool]:

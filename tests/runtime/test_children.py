@@ -6,35 +6,62 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Struct, field
 
+from midstream.core import session as sessions
 from midstream.core.calls import Choice
 from midstream.core.messages import Exchange, History, Outcome, Reply, Result, Text, UserMessage
 from midstream.core.records import (
     CallEnded,
     ChildSaid,
+    ChunkAccepted,
     Delta,
+    EpochStarted,
     QuestionAsked,
     Record,
+    StreamOpened,
     TurnEnded,
     TurnStatus,
     decode,
+    encode,
 )
 from midstream.core.replies import ModelRequest, TextDelta
 from midstream.core.session import Session
-from midstream.core.turn import Answer, Cancel, SendMessage
-from midstream.errors import DrainingError, SessionNotFoundError, ToolDefinitionError, UsageError
+from midstream.core.turn import (
+    Answer,
+    AwaitingModel,
+    CallFinished,
+    Cancel,
+    ChildSpoke,
+    Command,
+    Recover,
+    SendMessage,
+)
+from midstream.errors import (
+    DrainingError,
+    LeaseHeldError,
+    SessionNotFoundError,
+    ToolDefinitionError,
+    UsageError,
+)
 from midstream.runtime.agent import Agent, sub_agent
 from midstream.runtime.children import CHILD_MARK, DEPTH_MAX, result_of
 from midstream.runtime.host import Host
 from midstream.runtime.performers import HAND_IN
-from midstream.store.contract import Store
+from midstream.runtime.runner import Runner
+from midstream.store.contract import Store, Stored
 from midstream.store.memory import MemoryStore
-from midstream.testing import ScriptedModel, Stall, calls, records_until_end, run_turn, text
+from midstream.testing import FakeWorld, ScriptedModel, Stall, calls, records_until_end, run_turn, text
+from midstream.testing.history_checker import Evidence, check
 from midstream.testing.models import Step
 from midstream.tools import tool
+from tests.core.stories import AT, answers, asks, at_child, heard, say
 from tests.spec import spec
 
 CHILD = "s::1.1.0"
+OF_OWNERS = (EpochStarted, StreamOpened, ChunkAccepted)
 ASK = calls(("research", '{"task": "find it"}'))
 
 
@@ -297,3 +324,167 @@ def test_limits_of_a_sub_agent_must_leave_it_something() -> None:
         sub_agent(Agent(ScriptedModel([])), description="x", replies_max=0)
     with pytest.raises(ToolDefinitionError):
         sub_agent(Agent(ScriptedModel([])), description="x", timeout_s=0)
+
+
+# --- conserved, whatever is interleaved ---------------------------------------------------------------------------
+
+
+class _Line(Struct, eq=False):
+    """A session as its journal and its newest owner have it."""
+
+    name: str
+    journal: list[tuple[int, Record]] = field(default_factory=list)
+    epoch: int = 0
+    session: Session = field(default_factory=Session)
+
+    def take_over(self) -> None:
+        """Let its owner die and the next one begin."""
+        self.epoch += 1
+        self.append((EpochStarted(self.epoch, f"owner {self.epoch}", AT),))
+        self.tell(Recover())
+
+    def tell(self, command: Command) -> None:
+        self.append(sessions.decide(self.session, command, epoch=self.epoch, at=AT))
+
+    def append(self, records: tuple[Record, ...]) -> None:
+        self.journal += [(self.epoch, each) for each in records]
+        self.session = sessions.fold([(self.epoch, each) for each in records], self.session)
+
+    def stored(self) -> list[Stored]:
+        return [Stored(at, epoch, encode(each)) for at, (epoch, each) in enumerate(self.journal, start=1)]
+
+
+class _Follower(Struct, eq=False):
+    """An owner of the parent, perhaps overtaken: what it believes, and up to where it showed each child."""
+
+    epoch: int
+    session: Session
+    shown: dict[str, int] = field(default_factory=dict)
+
+
+class _Family:
+    """A parent with two children, and everybody who ever followed them."""
+
+    def __init__(self) -> None:
+        self.parent = _Line("s")
+        self.parent.take_over()
+        self.parent.tell(say())
+        self.parent.tell(asks(at_child("a"), at_child("b")))
+        self.children = {call_id: _Line(f"s::1.1.{at}") for at, call_id in enumerate("ab")}
+        for child in self.children.values():
+            child.take_over()
+            child.tell(say("work"))
+        self.followers: list[_Follower] = []
+        self.follow()
+
+    def follow(self) -> None:
+        """Let the parent's newest owner begin to follow: from where the journal says."""
+        self.followers.append(_Follower(self.parent.epoch, self.parent.session))
+
+    def show(self, follower: _Follower, call_id: str, limit: int) -> None:
+        """Do one look of `children._follow`, and report what came of the child once all is shown."""
+        child = self.children[call_id]
+        calls = {each.call.id: each for each in getattr(follower.session.turn, "calls", ())}
+        if call_id not in calls:
+            return
+        after = follower.shown.get(call_id, calls[call_id].child_position)
+        page = child.stored()[after : after + limit]
+        if page:
+            follower.shown[call_id] = page[-1].position
+            told = tuple(
+                (each.position, each.body) for each in page if not isinstance(decode(each.body), OF_OWNERS)
+            )
+            self._tell(follower, ChildSpoke(1, 1, call_id, child.name, told))
+        elif not child.session.is_live:
+            self._tell(follower, CallFinished(1, 1, result_of(call_id, child.session)))
+
+    def _tell(self, follower: _Follower, command: Command) -> None:
+        records = sessions.decide(follower.session, command, epoch=follower.epoch, at=AT)
+        if not records:
+            return
+        if follower.epoch != self.parent.epoch or follower.session.position != self.parent.session.position:
+            self.followers.remove(follower)  # the store fences it off
+            return
+        self.parent.append(records)
+        follower.session = self.parent.session
+
+
+@given(st.data())
+@spec("TURN-12", "TURN-60", "TURN-61")
+def test_fan_in_is_conserved_each_child_is_shown_once_and_ends_in_one_outcome(data: st.DataObject) -> None:
+    family = _Family()
+    for _ in range(data.draw(st.integers(1, 40))):
+        call_id = data.draw(st.sampled_from("ab"))
+        child = family.children[call_id]
+        match data.draw(
+            st.sampled_from(["follow", "follow", "follow", "speak", "end", "child dies", "parent dies"])
+        ):
+            case "parent dies":
+                family.parent.take_over()
+                family.follow()
+            case "child dies":
+                child.take_over()
+            case "speak" if isinstance(child.session.turn, AwaitingModel):
+                child.tell(heard("words", attempt=child.session.turn.attempt))
+            case "end" if isinstance(child.session.turn, AwaitingModel):
+                child.tell(answers(f"{call_id} is done", attempt=child.session.turn.attempt))
+            case _:
+                if family.followers:
+                    follower = data.draw(st.sampled_from(family.followers))
+                    family.show(follower, call_id, data.draw(st.integers(1, 4)))
+
+    for call_id, child in family.children.items():
+        if isinstance(child.session.turn, AwaitingModel):
+            child.tell(answers(f"{call_id} is done", attempt=child.session.turn.attempt))
+    family.parent.take_over()
+    family.follow()
+    for _ in range(100):
+        for call_id in "ab":
+            family.show(family.followers[-1], call_id, 3)
+    lines = (family.parent, *family.children.values())
+    assert check(Evidence({each.name: each.stored() for each in lines})) == []
+    ends = [record.result for _, record in family.parent.journal if isinstance(record, CallEnded)]
+    theirs = [result_of(call_id, child.session) for call_id, child in family.children.items()]
+    assert sorted(ends, key=str) == sorted(theirs, key=str)
+
+
+class _Elsewhere(Host):
+    """A host whose child sessions another process holds, while it says so."""
+
+    is_elsewhere = False
+
+    async def child(self, session_id: str, path: tuple[str, ...]) -> Runner:
+        if self.is_elsewhere:
+            raise LeaseHeldError("another process has it")
+        return await super().child(session_id, path)
+
+
+@spec("TURN-62", "TURN-8")
+@pytest.mark.parametrize(
+    ("back_after_s", "status"),
+    [(1.0, TurnStatus.CANCELLED), (3600.0, TurnStatus.FAILED)],
+    ids=["soon", "never"],
+)
+async def test_a_child_that_cannot_be_reached_when_it_is_to_stop_ends_no_session(
+    back_after_s: float, status: TurnStatus
+) -> None:
+    world = FakeWorld()
+    store = MemoryStore(world=world)
+    child = Agent(ScriptedModel([[TextDelta("looking"), Stall()]], world=world), name="finder")
+    host = _Elsewhere(_boss(child), store, world=world)
+    await host.start()
+    runner = await host.session("s", create=True)
+    await runner.submit(SendMessage(UserMessage.of("where is it?")))
+    await world.settle()
+    inner = await host.child(CHILD, ("research",))
+    host.is_elsewhere = True
+    await runner.submit(Cancel())
+    await world.advance(back_after_s)
+    host.is_elsewhere = False
+    await world.advance(10.0)
+    assert not runner.has_failed
+    assert runner.state.last_turn is not None
+    assert runner.state.last_turn.status is TurnStatus.CANCELLED
+    assert inner.state.last_turn is not None
+    assert inner.state.last_turn.status is status, "at the latest its own time limit ends it"
+    await host.stop(grace_s=0.0)

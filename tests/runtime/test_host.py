@@ -454,3 +454,36 @@ async def test_a_turn_that_waits_for_people_needs_no_owner_until_somebody_answer
     assert found is not None
     assert (found.mark.is_live, found.mark.status) == (False, "completed")
     await second.stop()
+
+
+async def test_whoever_finds_a_session_outdated_at_the_same_time_gets_the_same_one() -> None:
+    """Found by the simulation: the second opened it once more, and the readers of the first heard nothing."""
+    memory = Memory()
+    agent = Agent(ScriptedModel([text("one"), text("two")]))
+    ours = await _started(Host(agent, _SlowToFind(memory)))
+    theirs = await _started(Host(agent, MemoryStore(memory)))
+    await run_turn(theirs, "s", "hi")
+    await (await theirs.session("s")).sleep()
+    theirs._awake.clear()
+    old = await ours.session("s")
+    await run_turn(theirs, "s", "go on")
+
+    first, second = await asyncio.gather(ours.session("s"), ours.session("s"))
+    assert first is second
+    assert first.state.turns == 2 == old.state.turns
+    assert first is await ours.session("s")
+    assert not first.has_failed
+    for host in (ours, theirs):
+        await host.stop(grace_s=0.0)
+
+
+class _SlowToFind(MemoryStore):
+    """A store that takes a moment to say where a session ends, each time a little longer."""
+
+    _turns = 0
+
+    async def find(self, session: str) -> SessionInfo | None:
+        self._turns += 5
+        for _ in range(self._turns):
+            await asyncio.sleep(0)
+        return await super().find(session)

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from hypothesis import given
 from msgspec.structs import replace
 
-from midstream.core.calls import CallPlan, OnDoubt
+from midstream.core.calls import CallPlan, Choice, OnDoubt, QuestionKind
 from midstream.core.messages import Call, Finish, Outcome, Reply, Result, Text, UserMessage
 from midstream.core.records import (
     AttemptStarted,
     CallEnded,
     CallStarted,
     CancelRequested,
+    ChildSaid,
     ChunkAccepted,
     Delta,
     EpochStarted,
     ExchangeCommitted,
     MessageAccepted,
+    MessageQueued,
+    MessageWithdrawn,
+    QuestionAnswered,
     Record,
     ReplyCompleted,
+    ResultArrivedLate,
     StreamOpened,
     TurnEnded,
+    TurnResumed,
     TurnStatus,
     encode,
 )
@@ -64,6 +71,17 @@ JOURNAL: tuple[tuple[int, Record], ...] = (
     (2, TurnEnded(1, TurnStatus.COMPLETED, 0.0)),
 )
 
+CHILD_ID = "s::1.1.1"
+CHILD: tuple[tuple[int, Record], ...] = (
+    (1, EpochStarted(1, "first", 0.0)),
+    (1, MessageAccepted(1, UserMessage.of("read it"), 0.0)),
+    (1, AttemptStarted(1, 1, 1, 0.0)),
+    (1, ReplyCompleted(1, 1, 1, Reply((Text("read"),)), 0.0)),
+    (1, ExchangeCommitted(1, 1)),
+    (1, TurnEnded(1, TurnStatus.COMPLETED, 0.0)),
+)
+"""What the session did that did the work of call `r`, in the tests where one did."""
+
 
 def _stored(records: list[tuple[int, Record]]) -> list[Stored]:
     return [Stored(at, epoch, encode(record)) for at, (epoch, record) in enumerate(records, start=1)]
@@ -79,6 +97,7 @@ class Case:
     def __init__(self) -> None:
         self.records = list(JOURNAL)
         self.is_stored = True
+        self.child = [*CHILD]
         self.derive()
 
     def derive(self) -> None:
@@ -96,6 +115,7 @@ class Case:
 
     def evidence(self) -> Evidence:
         journals = {"s": self.stored} if self.is_stored else {}
+        journals[CHILD_ID] = _stored(self.child)
         return Evidence(journals, [self.mine, self.reader], self.ledger)
 
     def rewrite(self, position: int, record: Record | None, *, epoch: int | None = None) -> None:
@@ -104,6 +124,12 @@ class Case:
         self.records[position - 1 : position] = [] if record is None else [(epoch or old, record)]
         self.derive()
 
+    def show_child(self, *positions: int) -> None:
+        """Let the journal show these records of the child before the outcome of its call."""
+        for position in reversed(positions):
+            body = msgspec.Raw(encode(self.child[position - 1][1]))
+            self.insert(13, ChildSaid(1, 1, "r", CHILD_ID, position, body), epoch=2)
+
     def insert(self, position: int, record: Record, *, epoch: int) -> None:
         self.records.insert(position - 1, (epoch, record))
         self.derive()
@@ -111,6 +137,38 @@ class Case:
 
 def test_a_history_as_it_should_be_has_no_violation() -> None:
     assert check_ended(Case().evidence()) == []
+
+
+def test_a_child_that_was_shown_as_it_is_and_whose_last_words_are_the_outcome_is_no_violation() -> None:
+    case = Case()
+    case.show_child(2, 3, 4, 5, 6)
+    assert check_ended(case.evidence()) == []
+
+
+def test_what_people_allowed_confirmed_and_resumed_is_no_violation() -> None:
+    case = Case()
+    case.rewrite(7, ReplyCompleted(1, 1, 1, ASKED, 0.0, (replace(PLANS[0], needs_approval=True), PLANS[1])))
+    case.insert(8, QuestionAnswered(1, 1, "w", QuestionKind.APPROVAL, "d", Choice.ALLOW, 0.0), epoch=1)
+    case.insert(14, QuestionAnswered(1, 1, "r", QuestionKind.DOUBT, "d", Choice.HAPPENED, 0.0), epoch=2)
+    case.ledger = case.ledger[:2]
+    case.insert(21, ResultArrivedLate(1, 1, Result("r", "late"), 0.0), epoch=2)
+    case.insert(22, TurnResumed(1, 3, 0.0), epoch=2)
+    case.insert(23, TurnEnded(1, TurnStatus.CANCELLED, 0.0), epoch=2)
+    case.ledger = [
+        Execution("s", 1, 1, "w", 1, "write"),
+        Execution("s", 1, 1, "r", 1, "read", has_ended=False),
+    ]
+    assert check_ended(case.evidence()) == []
+
+
+def test_queued_messages_that_open_turns_in_order_or_are_taken_back_are_no_violation() -> None:
+    case = Case()
+    for number in (1, 2):
+        case.insert(18, MessageQueued(3 - number, UserMessage.of("next"), 0.0), epoch=2)
+    case.insert(21, MessageAccepted(2, UserMessage.of("next"), 0.0, queued=1), epoch=2)
+    case.insert(22, MessageWithdrawn(2, 0.0), epoch=2)
+    case.insert(23, TurnEnded(2, TurnStatus.CANCELLED, 0.0), epoch=2)
+    assert check_ended(case.evidence()) == []
 
 
 def test_events_that_are_shown_again_after_a_reconnect_are_no_fault() -> None:
@@ -262,6 +320,55 @@ def _an_end_the_client_was_not_shown(case: Case) -> None:
     case.mine.seen.pop()
 
 
+def _a_run_nobody_allowed(case: Case) -> None:
+    case.rewrite(7, ReplyCompleted(1, 1, 1, ASKED, 0.0, (replace(PLANS[0], needs_approval=True), PLANS[1])))
+
+
+def _a_third_rerun(case: Case) -> None:
+    for run in (5, 4, 3):
+        case.insert(13, CallStarted(1, 1, "r", run, 0.0, has_effects=False), epoch=2)
+    case.ledger += [Execution("s", 1, 1, "r", run, "read") for run in (3, 4)]
+
+
+def _a_record_of_a_child_left_out(case: Case) -> None:
+    case.show_child(2, 3, 5, 6)
+
+
+def _a_record_of_a_child_twice(case: Case) -> None:
+    case.show_child(2, 3, 3, 4, 5, 6)
+
+
+def _another_record_than_the_childs(case: Case) -> None:
+    case.show_child(2, 3, 4, 5, 6)
+    case.rewrite(14, replace(case.records[13][1], record=msgspec.Raw(encode(ExchangeCommitted(1, 9)))))
+
+
+def _other_words_than_the_childs(case: Case) -> None:
+    case.show_child(2, 3, 4, 5, 6)
+    case.rewrite(18, CallEnded(1, 1, Result("r", "invented"), 0.0))
+
+
+def _an_outcome_before_the_child_has_ended(case: Case) -> None:
+    case.show_child(2, 3, 4, 5)
+
+
+def _a_queued_message_that_was_forgotten(case: Case) -> None:
+    case.insert(18, MessageQueued(1, UserMessage.of("next"), 0.0), epoch=2)
+
+
+def _a_queued_message_that_jumped_the_queue(case: Case) -> None:
+    for number in (2, 1):
+        case.insert(18, MessageQueued(number, UserMessage.of("next"), 0.0), epoch=2)
+    for number in (1, 2):
+        case.insert(21, MessageAccepted(number + 1, UserMessage.of("next"), 0.0, queued=number), epoch=2)
+    for turn in (2, 3):
+        case.insert(23, TurnEnded(turn, TurnStatus.CANCELLED, 0.0), epoch=2)
+
+
+def _a_message_taken_back_that_did_not_wait(case: Case) -> None:
+    case.insert(18, MessageWithdrawn(1, 0.0), epoch=2)
+
+
 FAULTS: list[tuple[Callable[[Case], None], Rule]] = [
     (_ack_of_a_chunk_that_is_not_stored, Rule.ACKED_NOT_STORED),
     (_another_payload_under_the_number, Rule.STORED_OTHERWISE),
@@ -283,6 +390,16 @@ FAULTS: list[tuple[Callable[[Case], None], Rule]] = [
     (_a_run_without_intent, Rule.RAN_UNANNOUNCED),
     (_one_run_executed_twice, Rule.RAN_TWICE),
     (_a_second_run_against_the_policy, Rule.RAN_AGAIN),
+    (_a_third_rerun, Rule.RAN_AGAIN),
+    (_a_run_nobody_allowed, Rule.RAN_UNASKED),
+    (_a_record_of_a_child_left_out, Rule.CHILD_SHOWN),
+    (_a_record_of_a_child_twice, Rule.CHILD_SHOWN),
+    (_another_record_than_the_childs, Rule.CHILD_SHOWN),
+    (_other_words_than_the_childs, Rule.CHILD_OUTCOME),
+    (_an_outcome_before_the_child_has_ended, Rule.CHILD_OUTCOME),
+    (_a_queued_message_that_was_forgotten, Rule.QUEUE_LOST),
+    (_a_queued_message_that_jumped_the_queue, Rule.QUEUE_BROKEN),
+    (_a_message_taken_back_that_did_not_wait, Rule.QUEUE_BROKEN),
     (_a_position_left_out, Rule.POSITION_GAP),
     (_an_epoch_that_goes_back, Rule.EPOCH_BACK),
     (_an_epoch_without_its_record, Rule.EPOCH_BACK),
@@ -310,6 +427,7 @@ CONSEQUENCES: dict[Callable[[Case], None], tuple[Rule, ...]] = {
     _a_record_after_the_end: (Rule.HISTORY_INVALID,),
     _a_position_left_out: (Rule.TURN_OPEN, Rule.ACKED_NOT_STORED, Rule.END_UNSEEN, Rule.RAN_UNANNOUNCED),
     _a_record_nobody_can_read: (Rule.TURN_OPEN, Rule.SEEN_NOT_STORED),
+    _another_record_than_the_childs: (Rule.CHILD_OUTCOME,),
     _an_exchange_with_a_dangling_call: (Rule.OUTCOME_INVENTED,),
 }
 

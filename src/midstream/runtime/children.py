@@ -8,6 +8,7 @@ call is a function of the child's journal alone: told twice, it is the same.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -27,6 +28,8 @@ DEPTH_MAX = 3
 """Sub-agents within sub-agents."""
 POLL_S = 0.5
 """Seconds between two looks at a child that another process still holds."""
+STOP_TRIES_MAX = 14
+"""Tries to reach a child that is to be stopped: as long as its parent waits for it."""
 RECORDS_PER_LOOK = 200
 _OF_OWNERS = (EpochStarted, StreamOpened, ChunkAccepted)
 """Records that say nothing to a reader of the parent."""
@@ -101,14 +104,33 @@ async def run_child(
 
 
 async def stop_child(
-    nursery: Nursery, shows: Shows, owed: RunChild, parent: Session, state: CallState, found: SubAgent
+    nursery: Nursery,
+    world: World,
+    shows: Shows,
+    owed: RunChild,
+    parent: Session,
+    state: CallState,
+    found: SubAgent,
 ) -> Result:
-    """Stop the child of a call and return what it had."""
+    """Stop the child of a call and return what it had.
+
+    Raises:
+        MidstreamError: It cannot be reached, or this session has failed. A child that is found at work later, with
+            its call closed, is cancelled by whoever wakes it.
+    """
     place = _place(shows.session_id, owed, parent, state, found)
-    child = await nursery.child(_child_id(place, state, parent), place.path)
-    await child.submit(Cancel())
+    name = _child_id(place, state, parent)
+    for tries in itertools.count(1):
+        try:
+            child = await nursery.child(name, place.path)
+            await child.submit(Cancel())
+            break
+        except (UnavailableError, LeaseHeldError):
+            if tries == STOP_TRIES_MAX:
+                raise
+            await world.sleep(POLL_S)
     with contextlib.suppress(UnavailableError):
-        await _follow(child, shows, owed, _child_id(place, state, parent), state.child_position)
+        await _follow(child, shows, owed, name, state.child_position)
     return result_of(owed.call_id, child.state)
 
 

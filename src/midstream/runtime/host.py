@@ -147,7 +147,8 @@ class Host:
         runner = self._awake.get(session_id)
         if runner is not None and runner.is_stale:
             await runner.refresh()
-        if runner is None or runner.has_failed or self._awake.get(session_id) is not runner:
+        runner = self._awake.get(session_id)  # who asked at the same time may have opened it anew already
+        if runner is None or runner.has_failed:
             runner = await self._opened(session_id)
         else:
             self._awake[session_id] = self._awake.pop(session_id)  # the last used goes to sleep last

@@ -54,6 +54,7 @@ from midstream.core.turn import (
 )
 from midstream.errors import (
     ContextOverflowError,
+    MidstreamError,
     ModelCutError,
     ModelEmptyError,
     ModelError,
@@ -315,7 +316,13 @@ class Performer:
         except asyncio.CancelledError:
             if self._reports.is_closing:
                 raise
-            result = await stop_child(self._nursery, self._reports, owed, session, state, found)
+            try:
+                result = await stop_child(
+                    self._nursery, self._world, self._reports, owed, session, state, found
+                )
+            except MidstreamError as error:  # the cancel goes on without it at its deadline
+                _log.warning("a sub-agent was not stopped: %s", error.code, extra={"call": owed.call_id})
+                return
         await self._reports.report(CallFinished(owed.turn, owed.reply_no, result))
 
     async def _result_of(self, owed: RunCall, state: CallState, found: Tool | None, watch: Watch) -> Result:

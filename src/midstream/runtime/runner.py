@@ -595,9 +595,11 @@ class Runner:
                 task.cancel()
 
     def _start_owed(self) -> None:
-        for obligation in sessions.owed(self.state):
+        for obligation in sorted(
+            sessions.owed(self.state) - self._doing.keys(), key=str
+        ):  # the same order every time
             # What is in the journal as started is run also at the last moment: left out, it would be in doubt.
-            if obligation not in self._doing and not self._is_cut(obligation):
+            if not self._is_cut(obligation):
                 work = self._performer.perform(obligation, self.state)
                 task = self._world.spawn(work, name=f"{type(obligation).__name__} {self.session_id}")
                 self._doing[obligation] = task

@@ -15,7 +15,7 @@ from enum import StrEnum
 from msgspec import Struct, field
 
 from midstream.core import session as sessions
-from midstream.core.calls import CallPlan, OnDoubt
+from midstream.core.calls import RERUNS_MAX, CallPlan, Choice, OnDoubt
 from midstream.core.frames import EventId
 from midstream.core.messages import Exchange, Outcome
 from midstream.core.records import (
@@ -26,14 +26,22 @@ from midstream.core.records import (
     CallEnded,
     CallStarted,
     CancelRequested,
+    ChildSaid,
     ChunkAccepted,
     Delta,
     EpochStarted,
     ExchangeCommitted,
     MessageAccepted,
+    MessageQueued,
+    MessageWithdrawn,
+    QuestionAnswered,
     Record,
     ReplyCompleted,
+    ResultArrivedLate,
+    StreamOpened,
     TurnEnded,
+    TurnResumed,
+    TurnStatus,
     decode,
 )
 from midstream.errors import MidstreamError
@@ -68,7 +76,17 @@ class Rule(StrEnum):
     RAN_TWICE = "ran_twice"
     """One run of a call was executed twice."""
     RAN_AGAIN = "ran_again"
-    """A call whose policy forbids it ran a second time."""
+    """A call ran more often than its policy, and the people who were asked, allow."""
+    RAN_UNASKED = "ran_unasked"
+    """A call that a person must allow ran more often than somebody allowed it."""
+    CHILD_SHOWN = "child_shown"
+    """The journal of a call's child was not shown as it is: every record once, in order, none left out."""
+    CHILD_OUTCOME = "child_outcome"
+    """The outcome of a call is not what its child said last, or its child has not ended."""
+    QUEUE_BROKEN = "queue_broken"
+    """A queued message opened two turns, or one after it was taken back, or not in its order."""
+    QUEUE_LOST = "queue_lost"
+    """A queued message neither opened a turn nor was taken back."""
     POSITION_GAP = "position_gap"
     """A journal's positions are not 1, 2, 3, ..."""
     EPOCH_BACK = "epoch_back"
@@ -153,6 +171,8 @@ def check(evidence: Evidence) -> list[Violation]:
             found.append(Violation(Rule.HISTORY_INVALID, session, text))
         found += _check_fold(session, stored, records)
         found += _check_turns(session, records)
+        found += _check_queue(session, records)
+        found += _check_children(session, records, evidence.journals)
         found += _check_runs(session, records, [each for each in evidence.ledger if each.session == session])
         for client in evidence.clients:
             if client.session == session:
@@ -170,8 +190,11 @@ def check_ended(evidence: Evidence) -> list[Violation]:
         ends = {each.turn: at for at, each in enumerate(records, start=1) if isinstance(each, TurnEnded)}
         opened = [each for each in records if isinstance(each, MessageAccepted)]
         for message in opened:
-            if message.turn not in ends:
+            if message.turn not in ends or _is_resumed(records[ends[message.turn] :], message.turn):
                 found.append(Violation(Rule.TURN_OPEN, session, f"turn {message.turn} did not end"))
+        for number in _waiting(records):
+            text = f"queued message {number} neither opened a turn nor was taken back"
+            found.append(Violation(Rule.QUEUE_LOST, session, text))
         for client in evidence.clients:
             for message in opened:
                 is_theirs = client.session == session and client.stream and message.stream == client.stream
@@ -233,16 +256,26 @@ _GOES_ON = (AttemptStarted, AttemptContinued, AttemptResumable, Delta, AttemptFa
 
 def _check_turns(session: str, records: Sequence[Record]) -> Iterator[Violation]:
     cancelled: set[int] = set()
+    stopped: set[int] = set()
+    """Cancelled by somebody, not by a limit of their own."""
     ended: set[int] = set()
     for position, record in enumerate(records, start=1):
         turn = getattr(record, "turn", 0)
         what = f"{type(record).__name__} of turn {turn} at position {position}"
+        is_handing_in = isinstance(record, AttemptStarted) and record.is_last  # its time is over (TURN-63)
+        if isinstance(record, TurnResumed) or (is_handing_in and turn in cancelled - stopped):
+            ended.discard(turn)
+            cancelled.discard(turn)
+        elif isinstance(record, ResultArrivedLate):
+            continue  # kept for people whenever it comes (TURN-31)
         if turn in ended:
             yield Violation(Rule.AFTER_END, session, f"{what} follows the turn's end")
         elif turn in cancelled and isinstance(record, _GOES_ON):
             yield Violation(Rule.AFTER_CANCEL, session, f"{what} follows the cancel")
         if isinstance(record, CancelRequested):
             cancelled.add(turn)
+            if record.status is TurnStatus.CANCELLED:
+                stopped.add(turn)
         elif isinstance(record, TurnEnded):
             ended.add(turn)
 
@@ -252,42 +285,160 @@ def _check_turns(session: str, records: Sequence[Record]) -> Iterator[Violation]
 _Call = tuple[int, int, str]
 
 
+class _Calls:
+    """What a journal says of its calls.
+
+    Args:
+        records: The journal.
+    """
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self.plans: dict[_Call, CallPlan] = {}
+        self.names: dict[_Call, str] = {}
+        self.outcomes: dict[_Call, list[Outcome]] = {}
+        self.started: set[tuple[_Call, int]] = set()
+        self.answers: dict[_Call, Counter[Choice]] = {}
+        for record in records:
+            match record:
+                case ReplyCompleted():
+                    place = (record.turn, record.reply)
+                    self.plans |= {(*place, plan.call_id): plan for plan in record.plans}
+                    self.names |= {(*place, call.id): call.name for call in record.body.calls}
+                case CallStarted():
+                    self.started.add(((record.turn, record.reply, record.call_id), record.run))
+                case QuestionAnswered():
+                    call = (record.turn, record.reply, record.call_id)
+                    self.answers.setdefault(call, Counter())[record.choice] += 1
+                case CallEnded():
+                    call = (record.turn, record.reply, record.result.call_id)
+                    self.outcomes.setdefault(call, []).append(record.result.outcome)
+
+    def said(self, call: _Call, choice: Choice) -> int:
+        """Return how often a person decided so about a call."""
+        return self.answers.get(call, Counter())[choice]
+
+    def runs_max(self, call: _Call) -> int:
+        """Return how often a call may have run."""
+        plan = self.plans[call]
+        asked = self.said(call, Choice.RERUN)
+        if plan.on_doubt is OnDoubt.UNKNOWN:
+            return 1
+        if plan.on_doubt is OnDoubt.HOLD:
+            return 1 + asked
+        return 1 + RERUNS_MAX + asked
+
+
 def _check_runs(session: str, records: Sequence[Record], ledger: Sequence[Execution]) -> Iterator[Violation]:
-    plans: dict[_Call, CallPlan] = {}
-    names: dict[_Call, str] = {}
-    outcomes: dict[_Call, list[Outcome]] = {}
-    started: set[tuple[_Call, int]] = set()
-    for record in records:
-        match record:
-            case ReplyCompleted():
-                plans |= {(record.turn, record.reply, plan.call_id): plan for plan in record.plans}
-                names |= {(record.turn, record.reply, call.id): call.name for call in record.body.calls}
-            case CallStarted():
-                started.add(((record.turn, record.reply, record.call_id), record.run))
-            case CallEnded():
-                call = (record.turn, record.reply, record.result.call_id)
-                outcomes.setdefault(call, []).append(record.result.outcome)
+    calls = _Calls(records)
     executed: Counter[_Call] = Counter()
     for (call, run), times in Counter((_call_of(each), each.run) for each in ledger).items():
         executed[call] += 1
-        if (call, run) not in started:
+        if (call, run) not in calls.started:
             yield Violation(Rule.RAN_UNANNOUNCED, session, f"run {run} of call {call} is not in the journal")
         if times > 1:
             yield Violation(Rule.RAN_TWICE, session, f"run {run} of call {call} was executed {times} times")
     for call, runs in executed.items():
-        if runs > 1 and call in plans and plans[call].on_doubt is OnDoubt.UNKNOWN:
+        if call not in calls.plans:
+            continue
+        if runs > calls.runs_max(call):
             yield Violation(Rule.RAN_AGAIN, session, f"call {call} was executed {runs} times by its policy")
+        allowed = calls.said(call, Choice.ALLOW) + calls.said(call, Choice.RERUN)
+        if calls.plans[call].needs_approval and runs > allowed:
+            text = f"call {call} was executed {runs} times and allowed {allowed} times"
+            yield Violation(Rule.RAN_UNASKED, session, text)
     finished = {_call_of(each) for each in ledger if each.has_ended}
     kept_by_tools = {each.tool for each in ledger}
-    for call, ends in outcomes.items():
+    for call, ends in calls.outcomes.items():
         if len(ends) > 1:
             yield Violation(Rule.OUTCOME_TWICE, session, f"call {call} has {len(ends)} outcomes")
-        if Outcome.OK in ends and names.get(call) in kept_by_tools and call not in finished:
+        is_known = call in finished or calls.said(call, Choice.HAPPENED)
+        if Outcome.OK in ends and calls.names.get(call) in kept_by_tools and not is_known:
             yield Violation(Rule.OUTCOME_INVENTED, session, f"call {call} succeeded and never ran to its end")
 
 
 def _call_of(execution: Execution) -> _Call:
     return (execution.turn, execution.reply, execution.call_id)
+
+
+# --- queue and children ---------------------------------------------------------------------------------------
+
+
+def _waiting(records: Sequence[Record]) -> list[int]:
+    """Return the queued messages that still wait."""
+    waiting: list[int] = []
+    for record in records:
+        match record:
+            case MessageQueued():
+                waiting.append(record.number)
+            case MessageAccepted(queued=number) | MessageWithdrawn(number=number) if number in waiting:
+                waiting.remove(number)
+    return waiting
+
+
+def _check_queue(session: str, records: Sequence[Record]) -> Iterator[Violation]:
+    waiting: list[int] = []
+    for position, record in enumerate(records, start=1):
+        match record:
+            case MessageQueued():
+                waiting.append(record.number)
+            case MessageAccepted(queued=number) if number and waiting[:1] != [number]:
+                text = f"queued message {number} opened a turn at position {position}, and {waiting} waited"
+                yield Violation(Rule.QUEUE_BROKEN, session, text)
+            case MessageWithdrawn(number=number) if number not in waiting:
+                text = f"message {number}, taken back at position {position}, did not wait"
+                yield Violation(Rule.QUEUE_BROKEN, session, text)
+            case MessageAccepted(queued=number) | MessageWithdrawn(number=number) if number:
+                waiting.remove(number)
+
+
+_OF_OWNERS = (EpochStarted, StreamOpened, ChunkAccepted)
+"""Records of a child that are not shown to the readers of its parent."""
+
+
+def _check_children(
+    session: str, records: Sequence[Record], journals: Mapping[str, Sequence[Stored]]
+) -> Iterator[Violation]:
+    """Compare what a journal shows of its children with theirs."""
+    shown: dict[_Call, int] = {}
+    children: dict[_Call, str] = {}
+    for position, record in enumerate(records, start=1):
+        if isinstance(record, ChildSaid) and record.child in journals:
+            call = (record.turn, record.reply, record.call_id)
+            children[call] = record.child
+            expected = _next_shown(journals[record.child], shown.get(call, 0))
+            shown[call] = record.position
+            if expected is None or (expected.position, expected.body) != (
+                record.position,
+                bytes(record.record),
+            ):
+                text = f"record {record.position} of {record.child!r} at position {position} is not the next of it"
+                yield Violation(Rule.CHILD_SHOWN, session, text)
+        elif isinstance(record, CallEnded) and record.result.outcome is Outcome.OK:
+            call = (record.turn, record.reply, record.result.call_id)
+            if call in children and not _is_last_word(record, journals[children[call]], shown[call]):
+                text = f"the outcome of call {call} at position {position} is not what {children[call]!r} ended with"
+                yield Violation(Rule.CHILD_OUTCOME, session, text)
+
+
+def _next_shown(stored: Sequence[Stored], after: int) -> Stored | None:
+    """Return the next record of a child that is shown to the readers of its parent."""
+    for each in stored[after:]:
+        if not isinstance(next(iter(_readable([each])), None), _OF_OWNERS):
+            return each
+    return None
+
+
+def _is_last_word(ended: CallEnded, stored: Sequence[Stored], shown: int) -> bool:
+    """Say whether all of a child was shown and its turn completed with these words."""
+    whole = [(each.epoch, record) for each, record in zip(stored, _readable(stored), strict=False)]
+    child = sessions.fold(whole[:shown])
+    last = child.history.entries[-1] if child.history.entries else None
+    is_end = isinstance(whole[shown - 1][1], TurnEnded) if shown <= len(whole) else False
+    return is_end and isinstance(last, Exchange) and last.reply.text == ended.result.content
+
+
+def _is_resumed(records: Sequence[Record], turn: int) -> bool:
+    return any(isinstance(record, TurnResumed) and record.turn == turn for record in records)
 
 
 # --- clients ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,210 @@
+"""Play a story against a server that dies: the driver speaks, follows, and is the person who answers.
+
+What the person says about a call in doubt is the truth, as the ledger has it: it happened, or it shall run again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from pathlib import Path
+
+import httpx2
+import msgspec
+
+from midstream.client import connect
+from midstream.core.calls import Choice, OnDoubt, QuestionKind
+from midstream.core.frames import AnswerPayload
+from midstream.core.messages import Outcome
+from midstream.core.records import (
+    CallEnded,
+    ChildSaid,
+    MessageAccepted,
+    QuestionAsked,
+    Record,
+    TurnEnded,
+    TurnStatus,
+    decode,
+)
+from midstream.store.contract import Stored
+from midstream.store.sqlite import SQLiteStore
+from midstream.testing.history_checker import Evidence, Execution, check_ended
+from midstream.world import World
+from tests.fault.client_process import HastyWorld
+from tests.fault.matrix import CASE_S, Case, Process, Report, free_port, reached, read_ledger
+from tests.fault.stories import MESSAGES, POLICIES, RESUMED
+from tests.fault.turn import SESSION
+
+TRY_AGAIN_S = 0.02
+
+
+async def play(case: Case, folder: Path) -> Report:
+    """Play one case in an empty folder and judge it."""
+    began_at = time.monotonic()
+    server = Process("server", folder, free_port(), case)
+    report = Report(str(case))
+    try:
+        async with asyncio.timeout(CASE_S):
+            await _live(server, Driver(case, folder, server.url))
+    except (TimeoutError, AssertionError, ExceptionGroup) as error:
+        report.problems.append(f"{type(error).__name__}: {error}\n{server.log()[-1500:]}")
+    finally:
+        await server.kill()
+    report.deadly = [*server.deaths]
+    report.deaths = len(report.deadly)
+    report.reached = {"server": reached(folder, "server")}
+    journals = await _journals(folder)
+    _judge(case, journals, read_ledger(folder), report)
+    report.seconds = round(time.monotonic() - began_at, 2)
+    return report
+
+
+async def _live(server: Process, driver: Driver) -> None:
+    """Start the server anew whenever it dies, until the driver has what it came for."""
+    await server.start()
+    talk = asyncio.ensure_future(driver.live())
+    died = asyncio.ensure_future(server.ended())
+    try:
+        while not talk.done():
+            await asyncio.wait([talk, died], return_when=asyncio.FIRST_COMPLETED)
+            if died.done():
+                assert died.result(), "the server ended by itself"
+                await server.start()
+                died = asyncio.ensure_future(server.ended())
+        talk.result()
+    finally:
+        for each in (talk, died):
+            each.cancel()
+        await asyncio.wait([talk, died])
+
+
+class Driver:
+    """Everybody who is no server."""
+
+    def __init__(self, case: Case, folder: Path, url: str) -> None:
+        self._case = case
+        self._folder = folder
+        self._url = url
+        self._messages = MESSAGES.get(case.story, ("go",))
+        self._ends = 0
+        self._group = asyncio.TaskGroup()
+        self._http = httpx2.AsyncClient()
+
+    async def live(self) -> None:
+        """Say everything, answer everything, and return when all turns have ended."""
+        async with (
+            connect(self._url, world=HastyWorld(None)) as client,
+            self._http,
+            self._group,
+        ):
+            waiting = [client.send(SESSION, words) for words in self._messages]
+            for events in waiting:  # the next one speaks when this one was heard
+                await anext(events)
+            followed = client.follow(SESSION, after="0-0")
+            async for event in followed:
+                if isinstance(event.record, Record) and self._apply(event.record):
+                    break
+            for events in (followed, *waiting):
+                await events.aclose()
+
+    def _apply(self, record: Record) -> bool:
+        """Do what somebody does about a record; return whether it was the last one."""
+        match record:
+            case QuestionAsked():
+                self._group.create_task(self._answer(SESSION, record))
+            case ChildSaid():
+                inner = decode(bytes(record.record))
+                if isinstance(inner, QuestionAsked):
+                    self._group.create_task(self._answer(record.child, inner))
+            case TurnEnded(status=TurnStatus.FAILED) if self._case.story == "resume":
+                (self._folder / RESUMED).touch()
+                self._group.create_task(self._post(SESSION, "resume", b""))
+            case TurnEnded():
+                self._ends += 1
+        return self._ends == len(self._messages)
+
+    async def _answer(self, session: str, asked: QuestionAsked) -> None:
+        match asked.kind:
+            case QuestionKind.APPROVAL:
+                choice = Choice.ALLOW
+            case QuestionKind.QUESTION:
+                choice = Choice.REPLY
+            case QuestionKind.DOUBT:
+                choice = Choice.HAPPENED if self._has_ended(session, asked) else Choice.RERUN
+        answer = AnswerPayload(asked.turn, asked.reply, asked.call_id, asked.digest, choice, "so be it")
+        await self._post(session, "answer", msgspec.json.encode(answer))
+
+    def _has_ended(self, session: str, asked: QuestionAsked) -> bool:
+        place = (session, asked.turn, asked.reply, asked.call_id, True)
+        ledger = read_ledger(self._folder)
+        return any(
+            (each.session, each.turn, each.reply, each.call_id, each.has_ended) == place for each in ledger
+        )
+
+    async def _post(self, session: str, what: str, body: bytes) -> None:
+        """Ask until the server has answered: that it is done, or that it was done before."""
+        while True:
+            try:
+                answer = await self._http.post(f"{self._url}/v1/sessions/{session}/{what}", content=body)
+            except httpx2.HTTPError:
+                await World().sleep(TRY_AGAIN_S)
+                continue
+            if answer.is_success or answer.status_code == httpx2.codes.CONFLICT:
+                return
+            assert answer.status_code >= 500, answer.text
+            await World().sleep(TRY_AGAIN_S)
+
+
+# --- judgement --------------------------------------------------------------------------------------------------
+
+
+async def _journals(folder: Path) -> dict[str, list[Stored]]:
+    store = SQLiteStore(folder / "server.db")
+    await store.open()
+    try:
+        names = [each.session async for each in store.list()]
+        return {name: await store.read(name, after=0, limit=100_000) for name in names}
+    finally:
+        await store.close()
+
+
+def _judge(case: Case, journals: dict[str, list[Stored]], ledger: list[Execution], report: Report) -> None:
+    """Say what came of it: nothing twice that may not, no outcome lost, nobody left behind."""
+    report.problems += map(str, check_ended(Evidence(journals, ledger=ledger)))
+    records = [decode(each.body) for stored in journals.values() for each in stored]
+    ends = [each for each in records if isinstance(each, TurnEnded)]
+    opened = sum(isinstance(each, MessageAccepted) for each in records)
+    report.status = str([each.status.value for each in ends])
+    expected = Counter({TurnStatus.COMPLETED: opened, TurnStatus.FAILED: int(case.story == "resume")})
+    if Counter(each.status for each in ends) != +expected:
+        report.problems.append(f"{opened} turns ended {report.status}")
+    if opened != len(MESSAGES.get(case.story, ("go",))) + int(case.story == "family"):
+        report.problems.append(f"{opened} turns were opened")
+    report.runs = len(ledger)
+    report.reruns = sum(each.run > 1 for each in ledger)
+    outcomes = [each.result.outcome for each in records if isinstance(each, CallEnded)]
+    report.unknown = outcomes.count(Outcome.UNKNOWN)
+    effects = Counter(
+        (each.session, each.turn, each.reply, each.call_id) for each in ledger if each.has_ended
+    )
+    report.duplicates = sum(times - 1 for call, times in effects.items() if not _may_repeat(ledger, call))
+    if report.duplicates:
+        report.problems.append(f"{report.duplicates} effects happened twice")
+    for each in {(each.session, each.turn, each.reply, each.call_id): each for each in ledger}.values():
+        call = (each.session, each.turn, each.reply, each.call_id)
+        if _is_settled(each.tool) and not effects[call]:
+            report.problems.append(f"call {call} of {each.tool!r} never took effect")
+
+
+def _may_repeat(ledger: list[Execution], call: tuple[str, int, int, str]) -> bool:
+    """Whether the policy of a call lets its effect happen again."""
+    names = {each.tool for each in ledger if (each.session, each.turn, each.reply, each.call_id) == call}
+    return all(POLICIES.get(name) in (OnDoubt.RERUN, OnDoubt.RERUN_WITH_KEY) for name in names) and not any(
+        name.startswith("approval") for name in names
+    )
+
+
+def _is_settled(name: str) -> bool:
+    """Whether, whoever dies, the effect of such a call happens in the end: it is run again, or asked about."""
+    return name in POLICIES and POLICIES[name] is not OnDoubt.UNKNOWN

@@ -1,0 +1,130 @@
+"""Turns about one thing each: every policy, permission, sub-agents, the queue, going on, the process of a tool.
+
+`turn.py` has the long one with words, both kinds of tools and a client that runs some. Here each story is short, so
+that it can be killed everywhere; the one who speaks and answers is the driver, which lives (`drive.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+from midstream.core.calls import OnDoubt
+from midstream.core.messages import Finish, Outcome
+from midstream.core.replies import CallRequested, Finished, ModelRequest
+from midstream.errors import ModelRejectedError
+from midstream.runtime.agent import Agent, sub_agent
+from midstream.testing.models import Script, ScriptedModel, Step, calls, exchanges_since_user, text
+from midstream.tools import Answer, DidNotHappen, Happened, Probed, Tool, question, tool
+from midstream.world import World
+from tests.fault.turn import Ledger
+
+RESUMED = "resumed"
+"""A file that the driver makes before it asks to go on with the turn that failed."""
+
+POLICIES: dict[str, OnDoubt] = {
+    "unknown": OnDoubt.UNKNOWN,
+    "rerun": OnDoubt.RERUN,
+    "rerun_with_key": OnDoubt.RERUN_WITH_KEY,
+    "probe": OnDoubt.PROBE,
+    "hold": OnDoubt.HOLD,
+    "approval": OnDoubt.UNKNOWN,
+    "approval_rerun": OnDoubt.RERUN,
+    "approval_probe": OnDoubt.PROBE,
+}
+"""The stories about one call, and the policy of its tool."""
+NOT_YET = {OnDoubt.IN_TRANSACTION}
+"""Policies whose own story is still to come: `in_transaction` needs the store's transaction (its effect and its
+outcome in one), and the ledger inside the database. Its place is `POLICIES`, with exactly one effect as for `probe`."""
+STORIES = (*POLICIES, "question", "family", "queue", "resume", "program", "program_dies")
+MESSAGES = {"queue": ("one", "two", "three")}
+"""What is said in stories of more than one message."""
+
+
+class Stage:
+    """Makes the agent of a story, in whichever process.
+
+    Args:
+        folder: Where the ledger is.
+        world: The world of the process.
+        dies_inside: Whether this process dies in the middle of the first tool with effects.
+    """
+
+    def __init__(self, folder: Path, world: World, *, dies_inside: bool) -> None:
+        self._folder = folder
+        self._ledger = Ledger(folder / "ledger")
+        self._world = world
+        self._dies_inside = dies_inside
+
+    def agent(self, story: str) -> Agent:
+        if story in POLICIES:
+            return self._agent([calls(("a", story, "{}")), text("done")], self._tool(story))
+        match story:
+            case "question":
+                asked: list[Step] = [
+                    CallRequested("a", "ask_user", '{"question": "Which?"}'),
+                    Finished(Finish.CALLS),
+                ]
+                return self._agent([asked, text("done")], question())
+            case "family":
+                return self._family()
+            case "resume":
+                return self._agent(self._failing, self._tool("unknown"))
+            case "program" | "program_dies":
+                return self._agent([calls(("a", story, "{}")), text("done")], self._program(story))
+            case _:
+                return self._agent([calls(("a", "unknown", "{}")), text("done")], self._tool("unknown"))
+
+    def _agent(self, script: Script, *tools: Tool) -> Agent:
+        return Agent(ScriptedModel(script, world=self._world), tools=tools)
+
+    def _tool(self, name: str) -> Tool:
+        policy = POLICIES[name]
+
+        async def work() -> str:
+            """Do it."""
+            self._ledger.note(name, "began")
+            if self._dies_inside:
+                os.kill(os.getpid(), signal.SIGKILL)
+            await self._world.sleep(0.01)
+            self._ledger.note(name, "ended")
+            return "it was done"
+
+        async def look() -> Probed:
+            return Happened("it was done") if self._ledger.has_ended() else DidNotHappen()
+
+        probe = look if policy is OnDoubt.PROBE else None
+        needs_approval = name.startswith("approval")
+        return tool(name=name, on_doubt=policy, probe=probe, needs_approval=needs_approval)(work)
+
+    def _family(self) -> Agent:
+        script = [calls(("a", "unknown", "{}"), ("b", "hold", "{}")), text("the helper is done")]
+        helper = self._agent(script, self._tool("unknown"), self._tool("hold"))
+        help_out = sub_agent(helper, name="help_out", description="Help.")
+        return self._agent([calls(("a", "help_out", '{"task": "go"}')), text("done")], help_out)
+
+    def _failing(self, request: ModelRequest) -> list[Step]:
+        """Ask for the tool, then be refused until somebody has seen to it."""
+        if exchanges_since_user(request.history) == 0:
+            return calls(("a", "unknown", "{}"))
+        return (
+            text("done") if (self._folder / RESUMED).exists() else [ModelRejectedError("the key is no good")]
+        )
+
+    def _program(self, name: str) -> Tool:
+        """Make a tool that starts a process; in one story that process is killed in the middle."""
+
+        async def run() -> Answer:
+            self._ledger.note(name, "began")
+            command = "kill -9 $$" if name == "program_dies" else "exit 0"
+            process = await asyncio.create_subprocess_exec("/bin/sh", "-c", command)
+            if self._dies_inside:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if await process.wait() != 0:
+                return Answer("the program was killed", Outcome.UNKNOWN)
+            self._ledger.note(name, "ended")
+            return Answer("it was done")
+
+        return tool(name=name)(run)

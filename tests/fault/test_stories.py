@@ -1,0 +1,122 @@
+"""Every policy, permission, sub-agents, queue, going on, the process of a tool: killed everywhere, also in recovery."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from midstream.core.calls import OnDoubt
+from midstream.world import Fault
+from tests.fault.cases import APPENDS, IN_RECOVERY, summary, table
+from tests.fault.drive import play
+from tests.fault.matrix import ROOT, Case, Kill, Report
+from tests.fault.options import Inside, Point
+from tests.fault.stories import NOT_YET, POLICIES, STORIES
+from tests.spec import spec
+
+pytestmark = pytest.mark.fault
+
+IS_FULL = os.environ.get("MIDSTREAM_FAULT_FULL") == "1"
+AT_ONCE = 2
+FULL_S = 1800
+
+
+def _kills(*deaths: tuple[Point, int]) -> tuple[Kill, ...]:
+    return tuple(Kill("server", point, count) for point, count in deaths)
+
+
+EVERY_DAY = (
+    # A call in doubt, by each policy that asks somebody; the last recovery dies as well.
+    Case(_kills((Fault.AFTER_TOOL, 1), (Fault.AFTER_APPEND, 1)), story="probe"),
+    Case(_kills((Inside.INSIDE_TOOL, 1), (Fault.AFTER_CLAIM, 1)), story="hold"),
+    Case(_kills((Fault.AFTER_TOOL, 1)), story="rerun_with_key"),
+    # Permission that was used up, and one that was given when nobody was left to use it.
+    Case(_kills((Inside.INSIDE_TOOL, 1)), story="approval_rerun"),
+    Case(_kills((Fault.AFTER_APPEND, 3)), story="approval"),
+    # A child with a call in doubt, then its parent.
+    Case(_kills((Fault.AFTER_TOOL, 2), (Fault.AFTER_APPEND, 4)), story="family"),
+    Case(_kills((Fault.AFTER_APPEND, 4), (Fault.BEFORE_APPEND, 1)), story="queue"),
+    Case(_kills((Fault.AFTER_APPEND, 5)), story="resume"),
+    Case(story="program_dies"),
+)
+
+
+@spec("TURN-13", "TURN-28", "TURN-30", "TURN-35", "TURN-36", "TURN-37", "TURN-60")
+@pytest.mark.parametrize("case", EVERY_DAY, ids=str)
+async def test_a_server_dies_in_a_story(case: Case, tmp_path: Path) -> None:
+    report = await play(case, tmp_path)
+    assert report.problems == []
+    assert report.deaths == len(case.kills), "a point was not reached"
+
+
+def test_every_policy_has_its_story() -> None:
+    assert {*POLICIES.values()} | NOT_YET == set(OnDoubt)
+
+
+@pytest.mark.skipif(not IS_FULL, reason="MIDSTREAM_FAULT_FULL=1 runs the whole matrix (`make fault`)")
+@pytest.mark.timeout(FULL_S)
+async def test_a_server_dies_everywhere_in_every_story(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turnstile = asyncio.Semaphore(AT_ONCE)
+
+    async def one(number: int, case: Case) -> Report:
+        folder = tmp_path / f"{case.story}-{number}"
+        folder.mkdir()
+        async with turnstile:
+            return await play(case, folder)
+
+    references = await asyncio.gather(*(one(0, Case(story=story)) for story in STORIES))
+    assert [problem for report in references for problem in report.problems] == []
+    cases = [
+        each for story, report in zip(STORIES, references, strict=True) for each in _every_case(story, report)
+    ]
+    reports = await asyncio.gather(*(one(number, case) for number, case in enumerate(cases, start=1)))
+    figures = {story: _figures(story, reports) for story in STORIES}
+    with capsys.disabled():
+        print(f"\n{table(summary(reports))}\n{_lines(figures)}")  # noqa: T201 - what this test is run for
+    results = ROOT / "bench" / "results"
+    (results / "fault_stories.json").write_text(json.dumps({"result": figures}, indent=2) + "\n")
+    assert [f"{report.case}: {report.problems}" for report in reports if report.problems] == []
+    assert sum(each.duplicates for each in reports) == 0
+
+
+def _every_case(story: str, reference: Report) -> Iterator[Case]:
+    """Yield each point at each time it is reached; then deaths in a row, the last ones in recovery."""
+    times = reference.reached["server"]
+    for point in (*APPENDS, Fault.BEFORE_TOOL, Fault.AFTER_TOOL):
+        for count in range(1, times.get(point, 0) + 1):
+            yield Case(_kills((point, count)), story=story)
+    doubtful = [(Fault.AFTER_APPEND, times[Fault.BEFORE_APPEND] // 2)]
+    if times.get(Fault.AFTER_TOOL):
+        doubtful.append((Fault.AFTER_TOOL, 1))
+        yield Case(_kills((Inside.INSIDE_TOOL, 1)), story=story)
+        yield Case(_kills((Inside.INSIDE_TOOL, 1), (Fault.AFTER_PUBLISH, 1)), story=story)
+    for death in doubtful:
+        for point in IN_RECOVERY:
+            yield Case(_kills(death, (point, 1)), story=story)
+        yield Case(_kills(death, (Fault.AFTER_CLAIM, 1), (Fault.AFTER_APPEND, 2)), story=story)
+
+
+def _figures(story: str, reports: list[Report]) -> dict[str, int]:
+    ours = [each for each in reports if each.case.startswith(f"{story}:")]
+    return {
+        "cases": len(ours),
+        "deaths": sum(each.deaths for each in ours),
+        "duplicate_effects": sum(each.duplicates for each in ours),
+        "reruns": sum(each.reruns for each in ours),
+        "unknown": sum(each.unknown for each in ours),
+        "problems": sum(bool(each.problems) for each in ours),
+    }
+
+
+def _lines(figures: dict[str, dict[str, int]]) -> str:
+    return "\n".join(
+        f"  {story:16} " + ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in each.items())
+        for story, each in figures.items()
+    )

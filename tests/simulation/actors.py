@@ -1,0 +1,313 @@
+"""Who speaks to the sessions: clients with streams, people who answer, readers that come and go, meddlers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import msgspec
+from msgspec import Struct
+
+from midstream.core.calls import CHOICES, Choice, QuestionKind, Site
+from midstream.core.frames import EventId
+from midstream.core.messages import Result, UserMessage
+from midstream.core.records import (
+    CallStarted,
+    MessageAccepted,
+    QuestionAsked,
+    Record,
+    ReplyCompleted,
+    decode,
+)
+from midstream.core.session import Received
+from midstream.core.turn import (
+    Answer,
+    CallFinished,
+    Cancel,
+    Command,
+    Resume,
+    RunningCalls,
+    SendMessage,
+    WhenBusy,
+    Withdraw,
+)
+from midstream.errors import (
+    MidstreamError,
+    QuestionClosedError,
+    SeqnoGapError,
+    SessionBusyError,
+    SessionNotFoundError,
+)
+from midstream.runtime.host import Host
+from midstream.store.contract import Stored
+from midstream.testing.history_checker import ClientLog, Execution, Seen
+from tests.simulation.agents import CLIENT_TOOL, CLIENT_TOOL_S, client_tools
+from tests.simulation.lab import CutOffError, Lab
+
+FOLLOW_S = 40.0
+"""Seconds of one connection of a reader."""
+TRIES_MAX = 400
+Apply = Callable[[Record], None]
+"""What a client does about a record it is shown."""
+
+
+class Speaker:
+    """A client with one stream: it sends its message until it is acknowledged, follows, runs its own tools."""
+
+    def __init__(self, lab: Lab, session: str, number: int) -> None:
+        self.log = ClientLog(f"speaker {number} of {session}", session, f"{session}-{number}")
+        self._lab = lab
+        self._chance = lab.chance(f"speaker {session} {number}")
+        self._number = number
+        self._turn = 0
+        self._mine: set[tuple[int, int, str]] = set()
+        """Calls of my turn that are mine to run."""
+        self._done: set[tuple[int, int, str]] = set()
+        self._chunk = asyncio.Lock()
+
+    async def live(self) -> None:
+        said = SendMessage(
+            UserMessage.of(f"message {self._number}"),
+            client_tools() if self._chance.random() < 0.5 else (),
+            when_busy=self._chance.choice([WhenBusy.QUEUE, WhenBusy.QUEUE, WhenBusy.REFUSE]),
+            timeout_s=self._chance.choice([0.0, 0.0, 0.0, 25.0]),
+        )
+        if await self._send(said):
+            if self._chance.random() < 0.2:
+                self._lab.spawn(self._change_my_mind())
+            await follow(self._lab, self._chance, self.log, self._apply)
+
+    async def _change_my_mind(self) -> None:
+        await asyncio.sleep(self._chance.expovariate(0.3))
+        await self._send(Cancel())
+
+    async def _send(self, command: Command) -> bool:
+        """Send the next chunk until it is acknowledged; return whether it was."""
+        async with self._chunk:
+            seqno = len(self.log.sent)
+            digest = f"{self.log.stream}/{seqno}/{type(command).__name__}"
+            chunk = Received(self.log.stream, "secret", seqno, digest, command)
+            self.log.sent[seqno] = digest
+            answer = await submit(self._lab, self._chance, self.log.session, chunk)
+            if isinstance(answer, MidstreamError):
+                if seqno == 0:
+                    del self.log.sent[seqno]
+                assert isinstance(answer, SessionBusyError | SessionNotFoundError), repr(answer)
+                return False
+            self.log.acked.add(seqno)
+            if self._chance.random() < 0.1:  # its checkpoint did not hear of the ack
+                await submit(self._lab, self._chance, self.log.session, chunk)
+            return True
+
+    def _apply(self, record: Record) -> None:
+        match record:
+            case MessageAccepted(stream=self.log.stream):
+                self._turn = record.turn
+            case ReplyCompleted(turn=self._turn):
+                mine = [plan.call_id for plan in record.plans if plan.site is Site.CLIENT]
+                self._mine |= {(record.turn, record.reply, call_id) for call_id in mine}
+            case CallStarted():
+                call = (record.turn, record.reply, record.call_id)
+                if call in self._mine and call not in self._done:
+                    self._done.add(call)
+                    self._lab.spawn(self._run(*call))
+
+    async def _run(self, turn: int, reply: int, call_id: str) -> None:
+        """Run a tool of this client, once, and send what came of it until it is acknowledged."""
+        if self._chance.random() < 0.1:
+            return  # its user never answers
+        run = Execution(self.log.session, turn, reply, call_id, 1, CLIENT_TOOL)
+        self._lab.outside.ledger.append(run)
+        is_late = self._chance.random() < 0.1
+        await asyncio.sleep(CLIENT_TOOL_S + 10.0 if is_late else self._chance.expovariate(1.0))
+        await self._send(CallFinished(turn, reply, Result(call_id, "from the client")))
+
+
+class Person:
+    """Answers questions of all sessions, late, sometimes not, sometimes one that is closed already."""
+
+    def __init__(self, lab: Lab, name: str) -> None:
+        self._lab = lab
+        self._chance = lab.chance(name)
+        lab.on_append.append(self._hear)
+
+    def _hear(self, session: str, body: bytes) -> None:
+        if not body.startswith(b'{"type":"question_asked"') or self._lab.is_over:
+            return
+        asked = decode(body)
+        assert isinstance(asked, QuestionAsked)
+        if self._chance.random() < 0.7:
+            self._lab.spawn(self._answer(session, asked))
+
+    async def _answer(self, session: str, asked: QuestionAsked) -> None:
+        await asyncio.sleep(self._chance.expovariate(0.3))
+        answer = _decision(self._chance, asked)
+        if self._chance.random() < 0.05:
+            answer = msgspec.structs.replace(answer, digest="of other arguments")
+        await submit(self._lab, self._chance, session, answer)
+
+
+def _decision(chance: random.Random, asked: QuestionAsked) -> Answer:
+    choice = chance.choice(CHOICES[asked.kind])
+    is_edited = choice is Choice.ALLOW and chance.random() < 0.3
+    edited = '{"word": "edited"}' if is_edited else None
+    return Answer(asked.turn, asked.reply, asked.call_id, asked.digest, choice, "said", edited, "somebody")
+
+
+async def answer_everything(lab: Lab, chance: random.Random) -> None:
+    """Answer every question that is open now in any session."""
+    for name in list(lab.memory.sessions):
+        turn = lab.folded(name).turn
+        if not isinstance(turn, RunningCalls):
+            continue
+        for call in turn.calls:
+            if call.is_asking and call.asked is not None:
+                kind = call.asked
+                choice = {QuestionKind.APPROVAL: Choice.ALLOW, QuestionKind.QUESTION: Choice.REPLY}.get(
+                    kind, Choice.SKIP
+                )
+                answer = Answer(turn.turn, turn.reply_no, call.call.id, call.plan.digest, choice, "at last")
+                await submit(lab, chance, name, answer)
+
+
+class Meddler:
+    """Sends whatever a host may send, at any time."""
+
+    def __init__(self, lab: Lab, session: str, *, acts: int) -> None:
+        self._lab = lab
+        self._session = session
+        self._acts = acts
+        self._chance = lab.chance(f"meddler {session}")
+        lab.on_append.append(self._hear)
+
+    def _hear(self, session: str, body: bytes) -> None:
+        """Go on with what failed, take back what waits: sometimes, and a little later."""
+        if session != self._session or self._lab.is_over:
+            return
+        if body.startswith(b'{"type":"turn_ended"') and (b'"failed"' in body or b'"interrupted"' in body):
+            if self._chance.random() < 0.5:
+                self._lab.spawn(self._say(Resume()))
+        elif body.startswith(b'{"type":"message_queued"') and self._chance.random() < 0.3:
+            self._lab.spawn(self._say(Withdraw()))
+
+    async def _say(self, command: Command) -> None:
+        await asyncio.sleep(self._chance.expovariate(1.0))
+        self._lab.note("meddler", "says", self._session, type(command).__name__)
+        await submit(self._lab, self._chance, self._session, command)
+
+    async def live(self) -> None:
+        for number in range(self._acts):
+            await asyncio.sleep(self._chance.expovariate(0.1))
+            if self._lab.is_over:
+                return
+            await self._say(self._command(number))
+
+    def _command(self, number: int) -> Command:
+        match self._chance.randrange(6):
+            case 0:
+                return Cancel()
+            case 1:
+                return Cancel(self._chance.randrange(1, 4))
+            case 2:
+                return Withdraw(self._chance.choice([None, 1, 2]))
+            case 3 | 4:
+                return Resume(self._chance.choice([None, None, 1, 2]))
+            case _:
+                return SendMessage(UserMessage.of(f"meddling {number}"), when_busy=WhenBusy.QUEUE)
+
+
+class Reader:
+    """Follows a session from anywhere, for a while."""
+
+    def __init__(self, lab: Lab, session: str, number: int, *, start: int | None) -> None:
+        self.log = ClientLog(f"reader {number} of {session}", session, start=start)
+        self._lab = lab
+        self._chance = lab.chance(f"reader {session} {number}")
+
+    async def live(self) -> None:
+        await asyncio.sleep(self._chance.expovariate(0.5))
+        await follow(self._lab, self._chance, self.log, lambda _record: None)
+
+
+# --- how anybody reaches a session --------------------------------------------------------------------------------
+
+
+class _Following(Struct):
+    """Where a follower is."""
+
+    seen: int | None
+    is_connected: bool = True
+
+
+async def submit(
+    lab: Lab, chance: random.Random, session: str, command: Command | Received
+) -> int | MidstreamError:
+    """Send a command until somebody has answered it; return the answer."""
+
+    async def ask(host: Host) -> int:
+        runner = await host.session(session, create=True)
+        return await runner.submit(command)
+
+    for _ in range(TRIES_MAX):
+        server = await lab.any_server(chance)
+        try:
+            return await lab.call(server, ask(server.host))
+        except CutOffError:
+            pass
+        except MidstreamError as error:
+            # An owner that was overtaken and does not know it yet may have folded less than the journal holds: a
+            # client starts over from the chunk it is told, and so here from the one it sends.
+            if isinstance(error, SessionBusyError | QuestionClosedError) or (
+                error.retry == "never" and not isinstance(error, SeqnoGapError)
+            ):
+                return error
+        await asyncio.sleep(chance.expovariate(3.0))
+    raise TimeoutError(f"{command} was never answered")
+
+
+async def follow(lab: Lab, chance: random.Random, log: ClientLog, apply: Apply) -> None:
+    """Read a session until the run is over and there is nothing more; connections end now and then."""
+    at = _Following(log.start)
+    lab.following += 1
+    while not (lab.is_over and at.seen == lab.end_of(log.session)):
+        server = await lab.any_server(chance)
+        at = _Following(at.seen)
+        patience_s = FOLLOW_S * chance.random() if not lab.is_over else 1.0
+        try:
+            await lab.call(server, _serve(server.host, log, at, apply), patience_s=patience_s)
+        except (CutOffError, MidstreamError):
+            pass
+        finally:
+            at.is_connected = False
+        await asyncio.sleep(chance.expovariate(2.0))
+    lab.following -= 1
+
+
+async def _serve(host: Host, log: ClientLog, at: _Following, apply: Apply) -> None:
+    """Be the server's side of a reader's connection."""
+    runner = await host.session(log.session)
+    if at.seen is None:  # a stream begins where it was opened, a mere reader at the end
+        known = runner.state.streams.get(log.stream)
+        if log.stream and known is None:
+            raise SessionNotFoundError("this process has not heard of the stream yet")
+        at.seen = known.since if known else runner.newest.position
+    runner.attach()
+    try:
+        while True:
+            after = at.seen
+            page = await runner.read(after=after, limit=20)
+            if not at.is_connected:
+                return
+            for stored in page:
+                log.seen.append(_seen(stored))
+                at.seen = stored.position
+                apply(decode(stored.body))
+            if not page:
+                await runner.wait(after)
+    finally:
+        runner.detach()
+
+
+def _seen(stored: Stored) -> Seen:
+    return Seen(str(EventId(stored.epoch, stored.position)), stored.body)

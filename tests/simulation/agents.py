@@ -1,0 +1,216 @@
+"""What the simulated sessions do: a model that says anything, tools of every policy, and a ledger of what they did."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from midstream.core.calls import OnDoubt
+from midstream.core.messages import Finish, ToolSpec
+from midstream.core.records import ClientTool
+from midstream.core.replies import CallRequested, Finished, ModelRequest, TextDelta, ThinkingDelta
+from midstream.errors import (
+    ContextOverflowError,
+    ModelRejectedError,
+    ModelUnavailableError,
+)
+from midstream.runtime.agent import Agent, sub_agent
+from midstream.testing.history_checker import Execution
+from midstream.testing.models import Pause, ScriptedModel, Stall, Step, exchanges_since_user
+from midstream.tools import (
+    DidNotHappen,
+    Happened,
+    Probed,
+    Tool,
+    current_call,
+    question,
+    report_progress,
+    tool,
+)
+from midstream.world import World
+
+REPLIES = 4
+"""Replies of a turn after which the model asks for nothing more."""
+TOOL_S = 20.0
+"""Seconds a tool may take; some take longer."""
+CLIENT_TOOL = "at_client"
+CLIENT_TOOL_S = 20.0
+"""Seconds a client has for its tool."""
+ARGUMENTS = '{"word": "x"}'
+
+
+class Outside(Struct):
+    """The world outside of midstream, which outlives every process: what tools really did.
+
+    Args:
+        chance: How long tools take, and whether they mind being stopped.
+        note: Told of everything that happens here.
+        model_failing: Share of model calls that go wrong.
+        tool_s: Mean seconds of a tool.
+    """
+
+    chance: random.Random
+    note: Callable[..., None]
+    model_failing: float = 0.0
+    tool_s: float = 0.3
+    ledger: list[Execution] = field(default_factory=list)
+    effects: Counter[str] = field(default_factory=Counter)
+    """How often each call took effect."""
+
+    async def work(self, name: str) -> str:
+        """Be a tool: write down the beginning, take effect at some time, write down the end."""
+        call = current_call()
+        run = Execution(call.session, call.turn, call.reply, call.call_id, call.run, name, has_ended=False)
+        self.ledger.append(run)
+        at = len(self.ledger) - 1
+        self.note("tool begins", name, call.effect_key, call.run)
+        is_stubborn = self.chance.random() < 0.1
+        try:
+            await asyncio.sleep(self._seconds())
+            if self.chance.random() < 0.2:
+                report_progress("half of it")
+                await asyncio.sleep(self._seconds())
+        except asyncio.CancelledError:
+            if not is_stubborn:
+                self.note("tool stopped", name, call.effect_key, call.run)
+                raise
+            await asyncio.sleep(self._seconds() * 5)
+        self.effects[call.effect_key] += 1
+        self.ledger[at] = replace(run, has_ended=True)
+        self.note("tool ends", name, call.effect_key, call.run)
+        if self.chance.random() < 0.1:
+            raise ValueError("it did not work")
+        await asyncio.sleep(self._seconds() / 10)
+        return f"{name} did it"
+
+    async def look(self) -> Probed:
+        """Be a probe: say whether the call took effect, as far as anybody can tell."""
+        key = current_call().effect_key
+        await asyncio.sleep(self._seconds())
+        if self.chance.random() < 0.2:
+            return None
+        return Happened("it did it") if self.effects[key] else DidNotHappen()
+
+    def _seconds(self) -> float:
+        if self.chance.random() < 0.02:
+            return TOOL_S * 1.5
+        return self.chance.expovariate(1.0) * self.tool_s
+
+
+def agent_of(outside: Outside, world: World) -> Agent:
+    """Return the agent of one process: its tools have every policy, two of them are agents themselves."""
+    deep = Agent(_model(outside, world), tools=_tools(outside, "read", "write"), name="deep")
+    dive = sub_agent(deep, description="Go deep.", replies_max=2, timeout_s=60.0)
+    helper = Agent(
+        _model(outside, world),
+        tools=[*_tools(outside, "read", "write", "held", "asked", "probed"), question(answer_s=120.0), dive],
+        name="helper",
+    )
+    help_out = sub_agent(helper, description="Help.", replies_max=3, timeout_s=120.0)
+    tools = [*_tools(outside, *_POLICIES), question(answer_s=300.0), help_out]
+    return Agent(
+        _model(outside, world), tools=tools, name="main", turn_s=outside.chance.choice([0.0, 0.0, 90.0])
+    )
+
+
+_POLICIES: dict[str, dict[str, object]] = {
+    "read": {"has_effects": False},
+    "write": {},
+    "again": {"on_doubt": OnDoubt.RERUN},
+    "keyed": {"on_doubt": OnDoubt.RERUN_WITH_KEY},
+    "inside": {"on_doubt": OnDoubt.IN_TRANSACTION},
+    "held": {"on_doubt": OnDoubt.HOLD, "answer_s": 600.0},
+    "asked": {"needs_approval": True, "answer_s": 600.0},
+    "asked_again": {"needs_approval": True, "on_doubt": OnDoubt.RERUN},
+    "probed": {"on_doubt": OnDoubt.PROBE},
+}
+
+
+def _tools(outside: Outside, *names: str) -> list[Tool]:
+    return [_tool(outside, name) for name in names]
+
+
+def _tool(outside: Outside, name: str) -> Tool:
+    async def work(word: str) -> str:
+        """Do something."""
+        return await outside.work(name)
+
+    async def look(word: str) -> Probed:
+        return await outside.look()
+
+    policy = _POLICIES[name]
+    probe = {"probe": look} if policy.get("on_doubt") is OnDoubt.PROBE else {}
+    return tool(name=name, timeout_s=TOOL_S, **policy, **probe)(work)  # type: ignore[call-overload, no-any-return]
+
+
+def client_tools() -> tuple[ClientTool, ...]:
+    """Return what clients offer to run themselves."""
+    spec = ToolSpec(CLIENT_TOOL, "Ask the client.", {"type": "object"})
+    return (ClientTool(spec, timeout_s=CLIENT_TOOL_S),)
+
+
+# --- the model ------------------------------------------------------------------------------------------------
+
+
+def _model(outside: Outside, world: World) -> ScriptedModel:
+    return ScriptedModel(lambda request: _reply(outside, request), world=world)
+
+
+def _reply(outside: Outside, request: ModelRequest) -> list[Step]:
+    chance = outside.chance
+    outside.note("model is asked", request.key, request.attempt)
+    steps: list[Step] = [Pause(chance.expovariate(5.0))]
+    if chance.random() < 0.2:
+        steps.append(ThinkingDelta("hm", "signature"))
+    for number in range(chance.randrange(4)):
+        steps += [
+            TextDelta(f"{'said' if number else 'I'}{request.attempt} "),
+            Pause(chance.expovariate(10.0)),
+        ]
+    if chance.random() < outside.model_failing:
+        return [*steps, *_accident(chance)]
+    names = [each.name for each in request.tools]
+    if names and exchanges_since_user(request.history) < REPLIES and chance.random() < 0.7:
+        return [*steps, *_calls(chance, names), Finished(Finish.CALLS)]
+    return [*steps, TextDelta("That is all."), Finished()]
+
+
+def _calls(chance: random.Random, names: list[str]) -> list[Step]:
+    called: list[Step] = []
+    for number in range(chance.choice([1, 1, 1, 2, 2, 3])):
+        name = chance.choice(names) if chance.random() < 0.97 else "nothing_of_the_kind"
+        called.append(CallRequested(f"c{number}", name, _arguments(chance, name)))
+    return called
+
+
+def _arguments(chance: random.Random, name: str) -> str:
+    if chance.random() < 0.02:
+        return '{"word": 1, "more": '
+    if name == "ask_user":
+        return '{"question": "Which one?"}'
+    if name in ("helper", "deep"):
+        return '{"task": "Do it."}'
+    return ARGUMENTS
+
+
+def _accident(chance: random.Random) -> list[Step]:
+    match chance.randrange(8):
+        case 0:
+            return [ModelUnavailableError("it broke", retry_after_s=chance.choice([None, 3.0, 500.0]))]
+        case 1:
+            return [Stall()]
+        case 2:
+            return []  # the stream ends in the middle
+        case 3:
+            return [Finished()]
+        case 4:
+            return [ContextOverflowError("too long")]
+        case 5:
+            return [ModelRejectedError("no")]
+        case _:
+            return [ModelUnavailableError("it broke")]

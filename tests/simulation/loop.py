@@ -1,0 +1,288 @@
+"""An event loop without a machine under it: time is a number, the order of tasks comes from a seed, processes die.
+
+There are no sockets, no threads and no waiting: when nobody is ready, the clock jumps to the next timer. Every handle
+belongs to the `Process` in whose context it was made, so that killing a process drops all its tasks between two of
+their steps, as SIGKILL does, and freezing it puts them aside, as SIGSTOP does.
+
+Tasks and futures hash by their number, not by their address: sets of them have the same order in every run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import heapq
+import itertools
+import random
+import sys
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any, TypeVar, cast
+
+T = TypeVar("T")
+
+STEP_S = 0.000_02
+"""Seconds of its own clock that one step takes, so that no two things happen at one instant for ever."""
+CLOSES_MAX = 20
+"""Times a coroutine of a dead process may go on waiting while it is being let go of."""
+
+
+class Stuck(Exception):  # noqa: N818 - what became of the run
+    """Everybody waits and nothing will happen, or the run has no end."""
+
+
+class Process:
+    """What dies as one. Everything started in its `context` belongs to it.
+
+    Args:
+        name: For the trace.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_dead = False
+        self.is_frozen = False
+        self.dies_in: int | None = None
+        """Steps it still takes before it is killed; None while nobody wants its death."""
+        self.tasks: list[SimulatedTask[Any]] = []
+        self.set_aside: list[tuple[asyncio.Handle, Process | None]] = []
+        self.on_death: list[Callable[[], None]] = []
+        self.context = contextvars.copy_context()
+        self.context.run(_process.set, self)
+
+
+_process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+
+
+class SimulatedFuture(asyncio.Future[T]):
+    """A future with a number."""
+
+    def __init__(self, number: int, *, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self.number = number
+        self.process = _process.get()
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class SimulatedTask(asyncio.Task[T]):
+    """A task with a number."""
+
+    number = 0
+    process: Process | None = None
+    own_context: contextvars.Context
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class SimulatedLoop:
+    """Run coroutines in an order drawn from `chance`: as much of an event loop as the runtime asks for.
+
+    Args:
+        chance: Where the order comes from; None for asyncio's own, first come, first served.
+        steps_max: Steps before the run counts as endless.
+    """
+
+    def __init__(self, chance: random.Random | None, *, steps_max: int = 400_000) -> None:
+        self.steps = 0
+        self._loop = cast("asyncio.AbstractEventLoop", self)
+        self.complaints: list[str] = []
+        """What would have been logged: exceptions nobody took, of processes that live."""
+        self._chance = chance
+        self._steps_max = steps_max
+        self._now = 0.0
+        self._numbers = itertools.count(1)
+        self._ready: deque[tuple[asyncio.Handle, Process | None]] = deque()
+        self._timers: list[tuple[float, int, asyncio.TimerHandle, Process | None]] = []
+        self._is_running = False
+
+    # --- the run ----------------------------------------------------------------------------------------------
+
+    def run_until_complete(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run until the coroutine has returned; raises `Stuck` where it never will."""
+        main = self.create_task(work)
+        old_hooks = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(firstiter=None, finalizer=self._finish_generator)
+        asyncio._set_running_loop(self._loop)
+        self._is_running = True
+        try:
+            while not main.done():
+                self._step()
+        finally:
+            self._is_running = False
+            asyncio._set_running_loop(None)
+            sys.set_asyncgen_hooks(*old_hooks)
+        return main.result()
+
+    def _step(self) -> None:
+        if not self._ready:
+            self._wait()
+        handle, process = self._next()
+        if handle.cancelled() or (process is not None and not self._may_run(handle, process)):
+            return
+        self.steps += 1
+        self._now += STEP_S
+        if self.steps > self._steps_max:
+            raise Stuck(f"not over after {self._steps_max} steps")
+        handle._run()
+
+    def _next(self) -> tuple[asyncio.Handle, Process | None]:
+        """Take one of the tasks that are ready; what is no task keeps its place, as asyncio promises."""
+        if self._chance is None or len(self._ready) == 1:
+            return self._ready.popleft()
+        count = 0
+        for handle, _ in self._ready:
+            if not isinstance(getattr(handle._callback, "__self__", None), asyncio.Task):  # type: ignore[attr-defined]
+                break
+            count += 1
+        if count < 2:
+            return self._ready.popleft()
+        index = self._chance.randrange(count)
+        found = self._ready[index]
+        del self._ready[index]
+        return found
+
+    def _may_run(self, handle: asyncio.Handle, process: Process) -> bool:
+        if process.is_dead:
+            return False
+        if process.is_frozen:
+            process.set_aside.append((handle, process))
+            return False
+        if process.dies_in is not None:
+            process.dies_in -= 1
+            if process.dies_in < 0:
+                self.kill(process)
+                return False
+        return True
+
+    def _wait(self) -> None:
+        """Let time pass until somebody's timer is due."""
+        while self._timers:
+            at = self._timers[0][0]
+            self._now = max(self._now, at)
+            while self._timers and self._timers[0][0] <= self._now:
+                _, _, handle, process = heapq.heappop(self._timers)
+                if not handle.cancelled() and not (process and process.is_dead):
+                    self._ready.append((handle, process))
+            if self._ready:
+                return
+        raise Stuck("everybody waits, and no timer is set")
+
+    # --- processes --------------------------------------------------------------------------------------------
+
+    def start(self, process: Process, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run a coroutine as part of a process."""
+        return process.context.run(self.create_task, work)
+
+    def kill(self, process: Process) -> None:
+        """Let a process end where it stands: none of its tasks takes another step."""
+        if process.is_dead:
+            return
+        process.is_dead = True
+        for tell in process.on_death:
+            tell()
+
+    def thaw(self, process: Process) -> None:
+        """Let a frozen process go on."""
+        process.is_frozen = False
+        self._ready.extend(process.set_aside)
+        process.set_aside.clear()
+
+    def bury(self, process: Process) -> None:
+        """Close what a dead process left, after the run; the loop no longer runs, so nothing comes of it."""
+        for task in process.tasks:
+            work = task.get_coro()
+            if task.done() or work is None:
+                continue
+            for _ in range(CLOSES_MAX):
+                with contextlib.suppress(Exception):  # what a `finally` of the dead raises, nobody hears
+                    task.own_context.run(work.close)
+                    break
+            task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own way to say: we know
+        process.tasks.clear()
+
+    # --- what asyncio asks of a loop --------------------------------------------------------------------------
+
+    def time(self) -> float:
+        return self._now
+
+    def call_soon(
+        self, callback: Callable[..., object], *args: object, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        context = context if context is not None else contextvars.copy_context()
+        handle = asyncio.Handle(callback, args, self._loop, context)
+        self._ready.append((handle, context.get(_process)))
+        return handle
+
+    def call_soon_threadsafe(
+        self, callback: Callable[..., object], *args: object, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: object,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: object,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        context = context if context is not None else contextvars.copy_context()
+        handle = asyncio.TimerHandle(when, callback, args, self._loop, context)
+        heapq.heappush(self._timers, (when, next(self._numbers), handle, context.get(_process)))
+        return handle
+
+    def create_future(self) -> SimulatedFuture[Any]:
+        return SimulatedFuture(next(self._numbers), loop=self._loop)
+
+    def create_task(
+        self,
+        coro: Coroutine[Any, Any, T],
+        *,
+        name: str | None = None,
+        context: contextvars.Context | None = None,
+        **_: object,
+    ) -> SimulatedTask[T]:
+        context = context if context is not None else contextvars.copy_context()
+        number = next(self._numbers)
+        task: SimulatedTask[T] = SimulatedTask(
+            coro, loop=self._loop, name=name or f"task {number}", context=context
+        )
+        task.number = number
+        task.own_context = context
+        task.process = context.get(_process)
+        if task.process is not None:
+            task.process.tasks.append(task)
+        return task
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        process = getattr(context.get("task") or context.get("future"), "process", None)
+        if process is None or not process.is_dead:
+            self.complaints.append(f"{context.get('message')}: {context.get('exception')!r}")
+
+    def is_running(self) -> bool:
+        return self._is_running
+
+    def is_closed(self) -> bool:
+        return False
+
+    def get_debug(self) -> bool:
+        return False
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Asyncio tells the loop; the handle is left out when its time comes."""
+
+    def _finish_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
+        if self._is_running:
+            self.create_task(generator.aclose())

@@ -1,0 +1,330 @@
+"""One run: what goes wrong and when follows from the seed; afterwards everything is compared with everything."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from msgspec import Struct
+
+from midstream.core import session as sessions
+from midstream.core.records import decode
+from midstream.core.session import Session
+from midstream.runtime.children import CHILD_MARK
+from midstream.testing.history_checker import ClientLog, Evidence, check_ended
+from tests.core.edges import Step, steps_of
+from tests.simulation.actors import Meddler, Person, Reader, Speaker, answer_everything
+from tests.simulation.lab import Lab, Server
+from tests.simulation.loop import SimulatedLoop, Stuck
+
+REST_S = 6 * 60 * 60.0
+"""Seconds after the last fault within which everything must have come to rest: a client may take 2 h for a call."""
+PROBE_FAILED = "the probe of a tool failed"
+"""Logged with a traceback, and no fault of the program."""
+LOOK_S = 5.0
+"""Seconds between two looks whether it has."""
+
+
+class Plan(Struct, frozen=True):
+    """What a seed means. Each run has some kinds of trouble and not others, so that none hides another."""
+
+    seed: int
+    sessions: int
+    speakers: int
+    servers: int
+    trouble_s: float
+    """Seconds until the last fault."""
+    is_fair: bool
+    """Tasks run in asyncio's order, not in a random one."""
+    kills: bool
+    drains: bool
+    freezes: bool
+    outages: bool
+    pauses: bool
+    """A long time without any server."""
+    failing: float
+    latency_s: float
+    model_failing: float
+    cutting: float
+    skew_s: float
+    look_back_s: float
+
+    @classmethod
+    def of(cls, seed: int) -> Plan:
+        """Draw a plan."""
+        chance = random.Random(f"{seed}/plan")
+
+        def maybe(share: float) -> bool:
+            return chance.random() < share
+
+        return cls(
+            seed=seed,
+            sessions=chance.choice([1, 1, 2]),
+            speakers=chance.choice([1, 2, 3]),
+            servers=chance.choice([1, 1, 2]),
+            trouble_s=chance.choice([5.0, 20.0, 60.0]),
+            is_fair=maybe(0.3),
+            kills=maybe(0.6),
+            drains=maybe(0.3),
+            freezes=maybe(0.3),
+            outages=maybe(0.3),
+            pauses=maybe(0.1),
+            failing=chance.choice([0.0, 0.0, 0.02, 0.2]),
+            latency_s=chance.choice([0.0, 0.001, 0.02, 0.3]),
+            model_failing=chance.choice([0.0, 0.05, 0.3]),
+            cutting=chance.choice([0.0, 0.1]),
+            skew_s=chance.choice([0.0, 0.0, 3.0]),
+            look_back_s=chance.choice([7200.0, 7200.0, 30.0]),
+        )
+
+
+class Outcome(Struct):
+    """What came of a run."""
+
+    plan: Plan
+    problems: list[str]
+    trace: list[tuple[object, ...]]
+    steps: int
+    records: int
+    children: int
+    seconds: float
+    """Simulated ones."""
+    taken: set[Step]
+    """What records did to turns, of all that is possible."""
+
+    def figures(self) -> Counter[str]:
+        """Return what happened, for totals."""
+        said = Counter(str(what[2]) for what in self.trace)
+        return Counter(
+            steps=self.steps,
+            records=self.records,
+            deaths=said["dies"],
+            freezes=said["freezes"],
+            outages=said["outages"],
+            tools=said["tool begins"],
+            children=self.children,
+        )
+
+    def lines(self) -> Iterator[str]:
+        """Yield the trace for people; the same bytes for the same seed, in any process."""
+        yield str(self.plan)
+        for at, who, *what in self.trace:
+            yield f"{at:12.6f} {who!s:8} {' '.join(map(_readable, what))}"
+
+
+def _readable(what: object) -> str:
+    if isinstance(what, tuple):
+        return "".join(f"\n{'':22}{body.decode()}" for body in what)
+    return str(what)
+
+
+def run(seed: int) -> Outcome:
+    """Live through the plan of a seed and judge it."""
+    plan = Plan.of(seed)
+    loop = SimulatedLoop(None if plan.is_fair else random.Random(f"{seed}/order"))
+    lab = Lab(seed, loop)
+    was_collecting = gc.isenabled()
+    gc.disable()  # when a cycle is collected must not matter, and costs a third of the time
+    with _complaints(lab):
+        try:
+            logs = loop.run_until_complete(_live(lab, plan))
+            lab.problems += _judged(lab, logs)
+        except Stuck as stuck:
+            lab.problems.append(f"stuck: {stuck}")
+        lab.problems += [f"nobody took an error: {each}" for each in loop.complaints]
+        problems, trace = [*lab.problems], [*lab.trace]
+        for server in lab.servers:
+            loop.bury(server.process)
+        if was_collecting:
+            gc.enable()
+    records = sum(len(found.records) for found in lab.memory.sessions.values())
+    children = sum(CHILD_MARK in name for name in lab.memory.sessions)
+    return Outcome(plan, problems, trace, loop.steps, records, children, round(loop.time(), 3), _taken(lab))
+
+
+def _taken(lab: Lab) -> set[Step]:
+    taken: set[Step] = set()
+    for found in lab.memory.sessions.values():
+        session = Session()
+        for stored in found.records:
+            record = decode(stored.body)
+            taken.update(steps_of(session, (record,), epoch=stored.epoch))
+            session = sessions.evolve(session, record, epoch=stored.epoch)
+    return taken
+
+
+async def _live(lab: Lab, plan: Plan) -> list[ClientLog]:
+    lab.weather.failing = plan.failing
+    lab.weather.latency_s = plan.latency_s
+    lab.outside.model_failing = plan.model_failing
+    lab.cutting = plan.cutting
+    logs = _populate(lab, plan)
+    nemesis = Nemesis(lab, plan)
+    await nemesis.live()
+    lab.weather.failing = lab.outside.model_failing = lab.cutting = 0.0
+    await _come_to_rest(lab, logs)
+    return logs
+
+
+def _populate(lab: Lab, plan: Plan) -> list[ClientLog]:
+    """Let everybody live who speaks, answers, reads and meddles."""
+    logs: list[ClientLog] = []
+    for session in (f"s{number}" for number in range(plan.sessions)):
+        speakers = [Speaker(lab, session, number) for number in range(plan.speakers)]
+        for speaker in speakers:
+            lab.spawn(_later(lab.chance(speaker.log.client), speaker))
+            logs.append(speaker.log)
+        reader = Reader(lab, session, 0, start=0)
+        lab.spawn(reader.live())
+        logs.append(reader.log)
+        lab.spawn(Meddler(lab, session, acts=lab.chance(f"acts {session}").choice([0, 1, 3])).live())
+    for name in ("person", "other person"):
+        Person(lab, name)
+    return logs
+
+
+async def _later(chance: random.Random, speaker: Speaker) -> None:
+    await asyncio.sleep(chance.expovariate(0.3))
+    await speaker.live()
+
+
+class Nemesis:
+    """What goes wrong with servers and store, until it stops."""
+
+    def __init__(self, lab: Lab, plan: Plan) -> None:
+        self._lab = lab
+        self._plan = plan
+        self._chance = lab.chance("nemesis")
+
+    async def live(self) -> None:
+        for _ in range(self._plan.servers):
+            await self._start()
+        acts = [
+            name for name in ("kills", "drains", "freezes", "outages", "pauses") if getattr(self._plan, name)
+        ]
+        while acts and (self._lab.loop.time() < self._plan.trouble_s):
+            await asyncio.sleep(self._chance.expovariate(4.0 / self._plan.trouble_s))
+            await self._act(self._chance.choice(acts))
+            while len(self._alive()) < self._plan.servers:
+                await asyncio.sleep(self._chance.expovariate(2.0))
+                await self._start()
+        await asyncio.sleep(max(0.0, self._plan.trouble_s - self._lab.loop.time()))
+        await self._stop()
+
+    async def _stop(self) -> None:
+        """End all trouble, and have one process that starts afterwards, as after the last restart of a night."""
+        for server in self._lab.servers:
+            if server.process.is_frozen:
+                self._thaw(server)
+        if self._chance.random() < 0.5:
+            for server in self._alive():
+                self._lab.loop.kill(server.process)
+        self._lab.note("nemesis", "is over")
+        await self._start()
+
+    def _alive(self) -> list[Server]:
+        return [each for each in self._lab.servers if not (each.process.is_dead or each.is_leaving)]
+
+    async def _start(self) -> None:
+        skew_s = self._plan.skew_s * (self._chance.random() - 0.5)
+        server = self._lab.server(skew_s=skew_s, look_back_s=self._plan.look_back_s)
+        self._lab.note(server.process.name, "starts")
+        await server.begin()
+
+    async def _act(self, what: str) -> None:
+        alive = [each for each in self._alive() if not each.process.is_frozen]
+        self._lab.note("nemesis", what)
+        if what == "outages":
+            await self._outage()
+        elif what == "pauses":
+            await self._pause()
+        elif not alive:
+            return
+        elif what == "kills":
+            self._chance.choice(alive).process.dies_in = int(self._chance.expovariate(0.05))
+            await asyncio.sleep(0.01)
+        elif what == "drains":
+            await self._chance.choice(alive).leave(grace_s=self._chance.choice([0.0, 1.0, 10.0]))
+        else:
+            await self._freeze(self._chance.choice(alive))
+
+    async def _outage(self) -> None:
+        weather = self._lab.weather
+        weather.is_down, weather.is_full = True, self._chance.random() < 0.5
+        await asyncio.sleep(self._chance.expovariate(0.3))
+        weather.is_down = False
+
+    async def _pause(self) -> None:
+        for server in self._alive():
+            self._lab.loop.kill(server.process)
+        await asyncio.sleep(self._chance.choice([60.0, 3 * 60 * 60.0]))
+
+    async def _freeze(self, server: Server) -> None:
+        """Stop a process for a while; others may think that it is dead."""
+        server.process.is_frozen = True
+        await asyncio.sleep(self._chance.expovariate(0.5))
+        self._lab.memory.kill(server.memory_store.owner)  # its heartbeat was missed
+        while len(self._alive()) < self._plan.servers + 1:
+            await self._start()
+        await asyncio.sleep(self._chance.expovariate(0.5))
+        self._thaw(server)
+
+    def _thaw(self, server: Server) -> None:
+        self._lab.note(server.process.name, "thaws")
+        if not server.process.is_dead and server.memory_store.owner:
+            self._lab.memory.living.add(server.memory_store.owner)  # its heart beats again
+        self._lab.loop.thaw(server.process)
+
+
+async def _come_to_rest(lab: Lab, logs: list[ClientLog]) -> None:
+    """Wait until no turn is open and everybody has seen everything."""
+    chance = lab.chance("rest")
+    until = lab.loop.time() + REST_S
+    while lab.loop.time() < until:
+        await asyncio.sleep(LOOK_S)
+        await answer_everything(lab, chance)
+        if any(found.mark.is_live for found in lab.memory.sessions.values()):
+            continue
+        lab.is_over = lab.is_over or len(lab.clients) == lab.following
+        if not lab.clients:
+            break
+    live = [name for name, found in lab.memory.sessions.items() if found.mark.is_live]
+    lab.problems += [f"turn of {name!r} did not end: {lab.folded(name).turn}" for name in live]
+    lab.problems += [f"a client still waits: {each.get_coro()}" for each in lab.clients][:3]
+    for server in lab.servers:
+        if not (server.process.is_dead or server.is_leaving):
+            await server.leave(grace_s=10.0)
+
+
+def _judged(lab: Lab, logs: list[ClientLog]) -> list[str]:
+    journals = {name: found.records for name, found in lab.memory.sessions.items()}
+    heard = [log for log in logs if log.session in journals]
+    evidence = Evidence(journals, heard, lab.outside.ledger)
+    return [str(each) for each in check_ended(evidence)]
+
+
+@contextmanager
+def _complaints(lab: Lab) -> Iterator[None]:
+    """Make a problem of every exception that the program logs."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.exc_info and record.msg != PROBE_FAILED:
+                lab.problems.append(f"logged: {record.getMessage()}: {record.exc_info[1]!r}")
+
+    log = logging.getLogger("midstream")
+    handler = Handler(logging.ERROR)
+    before = (log.level, log.propagate)
+    log.addHandler(handler)
+    log.setLevel(logging.ERROR)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.level, log.propagate = before
