@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from midstream.core.blobs import Blob
 from midstream.core.messages import Exchange, Outcome, UserMessage
 from midstream.core.records import (
     AttemptStarted,
@@ -345,9 +346,12 @@ class Slow(MemoryStore):
         epoch: int,
         sync: Sync,
         mark: Mark | None = None,
+        blobs: Sequence[Blob] = (),
     ) -> int:
         await self.go.wait()
-        return await super().append(session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark)
+        return await super().append(
+            session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark, blobs=blobs
+        )
 
     async def release(self, session: str, *, epoch: int) -> None:
         await self.go.wait()

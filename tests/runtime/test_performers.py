@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -32,6 +32,7 @@ from midstream.runtime import performers
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
 from midstream.runtime.performers import Performer
+from midstream.store.contract import Attempt
 from midstream.store.memory import MemoryStore
 from midstream.testing import ScriptedModel, Stall, text
 from midstream.testing.models import Step
@@ -44,10 +45,12 @@ class Noted:
 
     session_id = "s"
     is_closing = False
+    is_transactional = False
 
     def __init__(self) -> None:
         self.said: list[ModelSaid | ToolsFound] = []
         self.reports: list[Command] = []
+        self.blobs: dict[str, bytes] = {}
 
     async def say(self, command: ModelSaid | ToolsFound) -> None:
         self.said.append(command)
@@ -60,6 +63,12 @@ class Noted:
 
     async def report(self, command: Command) -> None:
         self.reports.append(command)
+
+    async def report_within(self, owed: RunCall, run: Callable[[Attempt], CallFinished]) -> None:
+        raise AssertionError(owed)
+
+    async def blob(self, digest: str) -> bytes | None:
+        return self.blobs.get(digest)
 
 
 NOBODY = Host(Agent(ScriptedModel([])), MemoryStore())

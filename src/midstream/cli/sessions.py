@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem
 
 from midstream.cli import Surroundings
 from midstream.cli.places import Places
-from midstream.cli.sources import FileSource, ServerSource, SessionLine, Source, resolve
+from midstream.cli.sources import FileSource, ServerSource, SessionLine, Source, resolve, with_whole
 from midstream.cli.terminal import COLUMNS, Ink, clean, columns, escaped_json, padded, shortened
 from midstream.cli.transcript import TurnTranscript, lines, read, time_of
 from midstream.core.records import decode
@@ -165,11 +165,14 @@ def export(
     url: str | None,
     is_json: bool,  # noqa: ARG001, FBT001 - an export is JSON anyway
 ) -> None:
-    """Write a session's records as JSON lines: {"id": epoch-position, "record": {...}}."""
+    """Write a session's records as JSON lines: {"id": epoch-position, "record": {...}}.
+
+    Where a record names a large result, "whole" beside it has all of that.
+    """
     source = _source(surroundings, store, url)
     found = resolve(source, session)
     for line in source.records(found.id):
-        click.echo(_json(line))
+        click.echo(_json(with_whole(source, found.id, line)))
 
 
 @sessions.command()

@@ -7,6 +7,7 @@ renamed or given another meaning; a new kind of record is a new tag.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Literal
@@ -308,6 +309,14 @@ class ResultArrivedLate(Struct, frozen=True, tag="result_arrived_late", tag_fiel
     at: float
 
 
+class OutcomeDamaged(Struct, frozen=True, tag="outcome_damaged", tag_field="type"):
+    """What stands for the outcome of a call whose record cannot be read any more. Never written; see `salvaged`."""
+
+    turn: int
+    reply: int
+    call_id: str
+
+
 class ExchangeCommitted(Struct, frozen=True, tag="exchange_committed", tag_field="type"):
     """The reply and all its results entered history together."""
 
@@ -359,6 +368,7 @@ Record = (
     | QuestionAnswered
     | CallEnded
     | ResultArrivedLate
+    | OutcomeDamaged
     | ExchangeCommitted
     | CancelRequested
     | TurnEnded
@@ -383,6 +393,27 @@ def decode(body: bytes) -> Record:
         return _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RecordUndecodableError(f"a journal record cannot be read: {error}") from error
+
+
+_OUTCOME = re.compile(
+    rb'\{"type":"(?:call_ended|result_arrived_late)","turn":(\d{1,18}),"reply":(\d{1,18}),'
+    rb'"result":\{"call_id":("(?:[^"\\]|\\.)*")'
+)
+
+
+def salvaged(body: bytes) -> OutcomeDamaged | None:
+    """Say which call's outcome a body was that `decode` refuses, or None where it is no outcome for certain.
+
+    For bodies of this version or an older one only: what a newer one wrote is not damaged, but not understood.
+    """
+    found = _OUTCOME.match(body)
+    if found is None:
+        return None
+    try:
+        call_id = msgspec.json.decode(found[3], type=str)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return OutcomeDamaged(int(found[1]), int(found[2]), call_id)
 
 
 def decode_all(bodies: Iterable[bytes]) -> tuple[Record, ...]:

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from functools import partial
 from typing import Protocol, assert_never, cast
 
-from midstream.core.calls import STOPPED_CONTENT, CallPlan, CallState, Site, digest_of
+from midstream.core.blobs import named, whole
+from midstream.core.calls import (
+    NOT_STARTED_CONTENT,
+    STOPPED_CONTENT,
+    CallPlan,
+    CallState,
+    OnDoubt,
+    Site,
+    digest_of,
+)
 from midstream.core.compaction import next_cut
-from midstream.core.messages import Call, Outcome, Reply, Result, UserMessage, storable
+from midstream.core.messages import Call, History, Outcome, Reply, Result, UserMessage, storable
 from midstream.core.records import ClientTool
 from midstream.core.replies import ModelEvent, ModelRequest, ReplyBuilder
 from midstream.core.session import Session, ToolsFound
@@ -41,6 +52,7 @@ from midstream.core.turn import (
 )
 from midstream.errors import (
     ContextOverflowError,
+    MidstreamError,
     ModelEmptyError,
     ModelError,
     ModelStalledError,
@@ -49,7 +61,8 @@ from midstream.errors import (
 from midstream.runtime.agent import Agent, SubAgent
 from midstream.runtime.children import Nursery, run_child, stop_child
 from midstream.runtime.toolset import Toolset, read_toolset
-from midstream.tools import CallContext, Tool, is_plain, plan_call, probe_call, run_call
+from midstream.store.contract import Attempt
+from midstream.tools import CallContext, Tool, call_within, is_plain, plan_call, probe_call, run_call
 from midstream.world import Fault, World
 
 HAND_IN = "[A limit was reached. Give your final answer now, from what you have; no tools are available.]"
@@ -78,6 +91,16 @@ class Reports(Protocol):
 
     async def report(self, command: Command) -> None:
         """Journal an outcome and wait for it."""
+
+    async def report_within(self, owed: RunCall, run: Callable[[Attempt], CallFinished]) -> None:
+        """Let a call run in the append of its outcome, and wait for it."""
+
+    async def blob(self, digest: str) -> bytes | None:
+        """Return a large result that a record of this session names."""
+
+    @property
+    def is_transactional(self) -> bool:
+        """Whether `report_within` may be called: the store has transactions for tools."""
 
     @property
     def is_closing(self) -> bool:
@@ -142,9 +165,15 @@ class Performer:
         }
         specs = (*(each.spec for each in own.values()), *(each.spec for each in client_tools.values()))
         is_last = session.turn.is_last
+        try:
+            shown = await self._whole(session.shown)
+        except MidstreamError as error:
+            unread = ModelUnavailableError(f"what the model is to read cannot be read: {error.message}")
+            await self._reports.report(self._failure(owed, unread, session))
+            return
         request = ModelRequest(
             self._agent.instructions,
-            session.shown.then(UserMessage.of(HAND_IN)) if is_last else session.shown,
+            shown.then(UserMessage.of(HAND_IN)) if is_last else shown,
             () if is_last else specs,
             owed.attempt,
             f"{self._reports.session_id}/{owed.turn}/{owed.reply_no}",
@@ -157,6 +186,11 @@ class Performer:
             plans = tuple(self._plan(call, own, client_tools) for call in reply.calls)
             replied = ModelReplied(owed.turn, owed.reply_no, owed.attempt, reply, plans)
             await self._reports.report(replied)
+
+    async def _whole(self, shown: History) -> History:
+        """Return a history with its large results, read anew for each model call: memory holds their beginnings."""
+        read = {digest: await self._reports.blob(digest) for digest in named(shown)}
+        return whole(shown, {digest: body for digest, body in read.items() if body is not None})
 
     async def _read_tools(self, owed: AskModel) -> Mapping[str, Tool]:
         """Return the tools there are now, and see to it that readers hear of a change."""
@@ -232,8 +266,12 @@ class Performer:
     async def _run_call(self, owed: RunCall, session: Session) -> None:
         state = _state_of(owed, session)
         self._world.reach(Fault.BEFORE_TOOL)
+        found = await self._find(state.call.name)
+        if found is not None and found.on_doubt is OnDoubt.IN_TRANSACTION:
+            await self._run_within(owed, state, found)
+            return
         try:
-            result = await self._result_of(owed, state, await self._find(state.call.name))
+            result = await self._result_of(owed, state, found)
         except asyncio.CancelledError:
             # Cancelled by a user, the call ends here; let go by the process, it stays open for the next owner.
             if not self._reports.is_closing:
@@ -242,6 +280,41 @@ class Performer:
             raise
         self._world.reach(Fault.AFTER_TOOL)
         await self._reports.report(CallFinished(owed.turn, owed.reply_no, result))
+
+    async def _run_within(self, owed: RunCall, state: CallState, found: Tool) -> None:
+        """Run a call in the append of its outcome: before and after that it did not happen, or it is on record."""
+        context = self._context(owed, owed.run)
+        surroundings = contextvars.copy_context()
+
+        def run(attempt: Attempt) -> CallFinished:
+            within = partial(attempt, within_s=found.timeout_s)
+            result = surroundings.run(call_within, found, state.call, context, within)
+            self._world.reach(Fault.AFTER_TOOL)
+            return CallFinished(owed.turn, owed.reply_no, result)
+
+        try:
+            if (why := self._refused(state, found)) is not None:
+                refused = Result(owed.call_id, why, Outcome.ERROR)
+                await self._reports.report(CallFinished(owed.turn, owed.reply_no, refused))
+            else:
+                await self._reports.report_within(owed, run)
+        except asyncio.CancelledError:
+            if not self._reports.is_closing:  # it has not run, and now it will not
+                stopped = Result(owed.call_id, NOT_STARTED_CONTENT, Outcome.CANCELLED)
+                await self._reports.report(CallFinished(owed.turn, owed.reply_no, stopped))
+            raise
+
+    def _refused(self, state: CallState, found: Tool) -> str | None:
+        """Say why a call is not run whose tool is there."""
+        if state.plan.digest != digest_of(state.call.name, state.call.arguments):
+            return "The arguments do not match their digest."
+        is_within = found.on_doubt is OnDoubt.IN_TRANSACTION
+        if is_within and not self._reports.is_transactional:
+            return f"{found.name!r} needs a store in whose transactions tools can write; it was not run."
+        if state.plan.on_doubt is OnDoubt.IN_TRANSACTION and not is_within:
+            # Planned by another version of the agent: without the transaction a crash would run it twice.
+            return f"{found.name!r} is another tool by now; it was not run."
+        return None
 
     async def _run_child(self, owed: RunChild, session: Session) -> None:
         state = _state_of(owed, session)
@@ -261,8 +334,8 @@ class Performer:
     async def _result_of(self, owed: RunCall, state: CallState, found: Tool | None) -> Result:
         if found is None:  # the agent changed between two owners: never a stuck turn
             return _gone(owed, state)
-        if state.plan.digest != digest_of(state.call.name, state.call.arguments):
-            return Result(owed.call_id, "The arguments do not match their digest.", Outcome.ERROR)
+        if (why := self._refused(state, found)) is not None:
+            return Result(owed.call_id, why, Outcome.ERROR)
         context = self._context(owed, owed.run)
         if is_plain(found):
             return await self._result_of_plain(found, state.call, context)

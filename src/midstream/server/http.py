@@ -18,6 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from midstream.core.blobs import is_digest
 from midstream.core.frames import (
     FRAME_BYTES_MAX,
     Ack,
@@ -35,6 +36,7 @@ from midstream.errors import (
     ConnectionLostError,
     FrameTooLargeError,
     MalformedFrameError,
+    NotFoundError,
     SessionNotFoundError,
     UsageError,
 )
@@ -107,6 +109,7 @@ class HttpEndpoints:
             Route(one, self.show, methods=["GET"]),
             Route(one, self.delete, methods=["DELETE"]),
             Route(f"{one}/records", self.records, methods=["GET"]),
+            Route(f"{one}/blobs/{{digest}}", self.blob, methods=["GET"]),
             Route(f"{one}/cancel", self.cancel, methods=["POST"]),
             Route(f"{one}/answer", self.answer, methods=["POST"]),
             Route(f"{one}/resume", self.resume, methods=["POST"]),
@@ -159,6 +162,14 @@ class HttpEndpoints:
         return StreamingResponse(
             self._lines(session_id, after, limit), media_type="application/x-ndjson", headers=_NO_STORE
         )
+
+    async def blob(self, request: Request) -> Response:
+        """Return the whole of a large result, which a record names by its digest."""
+        session_id, digest = request.path_params["session_id"], request.path_params["digest"]
+        body = await self._host.store.blob(session_id, digest) if is_digest(digest) else None
+        if body is None:
+            raise NotFoundError(f"session {session_id!r} has no such result")
+        return Response(body, headers={**_AS_DATA, "etag": f'"{digest}"'}, media_type="text/plain")
 
     async def _lines(self, session_id: str, after: int, limit: int | None) -> AsyncIterator[bytes]:
         left = limit
@@ -350,6 +361,13 @@ def _line_of(info: SessionInfo) -> SessionLine:
     return SessionLine(info.session, mark.title, mark.status, mark.turns, info.created_at, mark.at)
 
 
+_AS_DATA = {
+    # What a tool returned may be anything: no browser shows it as a page, or runs it.
+    "content-security-policy": "default-src 'none'; sandbox",
+    "x-content-type-options": "nosniff",
+    # It never changes; a session that is deleted should not stay in browsers for long.
+    "cache-control": "private, max-age=86400, immutable",
+}
 _NO_STORE = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 

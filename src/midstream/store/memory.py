@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from midstream.core.blobs import Blob
 from midstream.core.records import Sync
 from midstream.errors import JournalMovedError, LeaseHeldError, LeaseLostError, UsageError
 from midstream.store.contract import Mark, SessionInfo, Stored
@@ -20,6 +21,7 @@ class _Session(Struct):
     mark: Mark
     number: int
     records: list[Stored] = field(default_factory=list)
+    blobs: dict[str, bytes] = field(default_factory=dict)
 
 
 class Memory:
@@ -94,6 +96,7 @@ class MemoryStore:
         epoch: int,
         sync: Sync,  # noqa: ARG002 - nothing here survives anything
         mark: Mark | None = None,
+        blobs: Sequence[Blob] = (),
     ) -> int:
         """See `Store.append`."""
         found = self._sessions().get(session)
@@ -105,6 +108,7 @@ class MemoryStore:
         found.records += [
             Stored(position, epoch, body) for position, body in enumerate(bodies, start=end + 1)
         ]
+        found.blobs |= {blob.digest: blob.body for blob in blobs}
         if mark is not None:
             found.mark = replace(mark, title=mark.title or found.mark.title)
         return len(found.records)
@@ -113,6 +117,11 @@ class MemoryStore:
         """See `Store.read`."""
         found = self._sessions().get(session)
         return [] if found is None else found.records[after : after + limit]
+
+    async def blob(self, session: str, digest: str) -> bytes | None:
+        """See `Store.blob`."""
+        found = self._sessions().get(session)
+        return None if found is None else found.blobs.get(digest)
 
     async def find(self, session: str) -> SessionInfo | None:
         """See `Store.find`."""

@@ -29,6 +29,7 @@ from midstream.core.calls import (
     Verdict,
     closing_result,
     judge,
+    lost_result,
     startable,
 )
 from midstream.core.messages import Outcome, Result
@@ -155,8 +156,7 @@ def recover(state: RunningCalls, command: Recover, *, epoch: int, at: float) -> 
         doubted = CallDoubted(state.turn, state.reply_no, call.call.id, at)
         match judge(call, epoch=epoch):
             case Verdict.GIVE_UP:
-                lost = Result(call.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN)
-                records.append(ended(state, _told(state, lost), at=at))
+                records.append(ended(state, _told(state, lost_result(call)), at=at))
             case Verdict.RERUN:
                 records.append(_started(state, call, at=at))
             case Verdict.PROBE:
