@@ -21,10 +21,11 @@ from midstream.client.checkpoint import (
     CallWrite,
     KeptCall,
 )
-from midstream.core.calls import UNKNOWN_CONTENT, CallState, Site, Verdict, judge
+from midstream.core.calls import UNKNOWN_CONTENT, CallState, OnDoubt, Site, Verdict, judge
 from midstream.core.frames import FRAME_BYTES_MAX, ResultPayload, encode
 from midstream.core.messages import Call, Outcome, Result
 from midstream.core.records import CallEnded, CallStarted, ClientTool, Record, ReplyCompleted
+from midstream.errors import ToolDefinitionError
 from midstream.tools import CallContext, Tool, run_call
 
 RESULT_BYTES_MAX = FRAME_BYTES_MAX - 4096
@@ -152,7 +153,7 @@ class LocalTools:
                 self._calls[place] = replace(call, runs=run, epoch=self._epoch)
                 self._writes.append(CallIntended(*place, run, self._epoch))
                 self._starts.append(Start(place, call.call, run))
-            case Verdict.GIVE_UP:
+            case Verdict.GIVE_UP | Verdict.PROBE | Verdict.ASK:  # nobody can be asked from here
                 self._answer(place, Result(call.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN))
             case Verdict.LEAVE | Verdict.DONE:
                 pass
@@ -166,7 +167,17 @@ class LocalTools:
 
 
 def offered(tools: Iterable[Tool]) -> tuple[ClientTool, ...]:
-    """Return what the server is told of this client's tools."""
+    """Return what the server is told of this client's tools.
+
+    Raises:
+        ToolDefinitionError: One is to write in the transactions of the session's store, which is not here.
+    """
+    tools = [*tools]
+    for tool in tools:
+        if tool.on_doubt is OnDoubt.IN_TRANSACTION:
+            raise ToolDefinitionError(
+                f"{tool.name!r} runs at a client, where no transaction of its outcome is"
+            )
     return tuple(ClientTool(tool.spec, tool.has_effects, tool.on_doubt, tool.timeout_s) for tool in tools)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import logging
+import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import partial
 from typing import Protocol, assert_never, cast
@@ -374,10 +375,13 @@ class Performer:
         await self._reports.report(CallProbed(owed.turn, owed.reply_no, owed.call_id, result, may_run))
 
     def _context(self, owed: RunCall | ProbeCall, run: int) -> CallContext:
-        loop = asyncio.get_running_loop()
+        loop, here = asyncio.get_running_loop(), threading.get_ident()
 
         def tell(text: str) -> None:
             progress = CallProgress(owed.turn, owed.reply_no, owed.call_id, run, text)
+            if threading.get_ident() == here:  # at once, so that the last words come before the outcome
+                self._reports.tell(progress)
+                return
             with contextlib.suppress(RuntimeError):  # the loop has ended: nobody listens any more
                 loop.call_soon_threadsafe(self._reports.tell, progress)
 
