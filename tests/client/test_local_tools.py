@@ -10,6 +10,7 @@ from midstream.core.calls import RERUNS_MAX, UNKNOWN_CONTENT, CallPlan, CallStat
 from midstream.core.frames import ResultPayload, encode
 from midstream.core.messages import Call, Finish, Outcome, Reply, Result
 from midstream.core.records import CallEnded, CallStarted, ReplyCompleted
+from midstream.errors import ToolDefinitionError
 from midstream.tools import by_name, current_call, tool
 from tests.spec import spec
 
@@ -175,3 +176,13 @@ def _reply(plan: CallPlan = PLAN) -> ReplyCompleted:
 def _kept(on_doubt: OnDoubt, *, runs: int) -> KeptCall:
     plan = CallPlan("c1", "digest", Site.CLIENT, on_doubt=on_doubt)
     return KeptCall(1, 1, CallState(CALL, plan, runs=runs, epoch=3), is_asked=True)
+
+
+@spec("TURN-80")
+def test_a_tool_that_wants_the_stores_transaction_cannot_be_a_clients() -> None:
+    @tool(on_doubt="in_transaction")
+    def note() -> str:
+        return ""
+
+    with pytest.raises(ToolDefinitionError, match="note"):
+        offered([note])

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from midstream.core.calls import CallPlan, CallState, digest_of
+from midstream.core.calls import CallPlan, CallState, OnDoubt, digest_of
 from midstream.core.messages import Call, Exchange, History, Outcome, Reply, Result, Text, UserMessage
 from midstream.core.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
 from midstream.core.session import Session, ToolsFound
@@ -36,6 +36,7 @@ from midstream.store.contract import Attempt
 from midstream.store.memory import MemoryStore
 from midstream.testing import ScriptedModel, Stall, text
 from midstream.testing.models import Step
+from midstream.tools import tool
 from midstream.world import World
 from tests.spec import spec
 
@@ -202,3 +203,39 @@ async def test_a_call_whose_tool_is_gone_ends_and_an_earlier_run_of_it_is_not_fo
     assert isinstance(finished.result, Result)
     assert finished.result.outcome is outcome
     assert "may or may not" in finished.result.content or outcome is Outcome.ERROR
+
+
+@spec("TURN-86")
+async def test_a_call_whose_arguments_are_not_those_of_its_digest_is_not_run() -> None:
+    ran: list[str] = []
+
+    @tool
+    async def put(what: str) -> str:
+        ran.append(what)
+        return what
+
+    call = Call("c1", "put", '{"what":"b"}')
+    plan = CallPlan("c1", digest_of("put", '{"what":"a"}'))
+    running = RunningCalls(3, 1, Reply((call,)), (CallState(call, plan, runs=1, epoch=1),))
+    noted = Noted()
+    performer = Performer(Agent(ScriptedModel([]), tools=[put]), World(), noted, NOBODY)
+    await performer.perform(RunCall(3, 1, "c1", 1), Session(turn=running))
+    assert noted.reports == [
+        CallFinished(3, 1, Result("c1", "The arguments do not match their digest.", Outcome.ERROR))
+    ]
+    assert ran == []
+
+
+async def test_a_tool_of_a_source_that_wants_a_transaction_the_store_has_not_is_not_run() -> None:
+    @tool(on_doubt="in_transaction")
+    def put() -> str:
+        raise AssertionError
+
+    call, plan = Call("c1", "put"), CallPlan("c1", digest_of("put", "{}"), on_doubt=OnDoubt.IN_TRANSACTION)
+    running = RunningCalls(3, 1, Reply((call,)), (CallState(call, plan, runs=1, epoch=1),))
+    noted = Noted()
+    performer = Performer(Agent(ScriptedModel([]), tools=[put]), World(), noted, NOBODY)
+    await performer.perform(RunCall(3, 1, "c1", 1), Session(turn=running))
+    (finished,) = noted.reports
+    assert isinstance(finished, CallFinished)
+    assert "needs a store" in finished.result.content

@@ -18,7 +18,7 @@ from midstream.cli.places import Places
 from midstream.cli.sources import FileSource, ServerSource, SessionLine, Source, resolve, with_whole
 from midstream.cli.terminal import COLUMNS, Ink, clean, columns, escaped_json, padded, shortened
 from midstream.cli.transcript import TurnTranscript, lines, read, time_of
-from midstream.core.records import decode
+from midstream.core.records import JournalReader
 from midstream.errors import MidstreamError, UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])  # whatever click decorates
@@ -133,7 +133,8 @@ def show(
     """Show a session as a readable transcript."""
     source = _source(surroundings, store, url)
     found = resolve(source, session)
-    turns = read(decode(bytes(line.record)) for line in source.records(found.id))
+    journal = JournalReader()
+    turns = read(journal.read(bytes(line.record)) for line in source.records(found.id))
     if is_json:
         click.echo(_json({**msgspec.to_builtins(found), "transcript": turns}))
         return

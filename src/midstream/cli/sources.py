@@ -149,11 +149,11 @@ def with_whole(source: Source, session: str, line: Line) -> Line:
     return line if body is None else Line(line.id, line.record, body.decode())
 
 
-class _Named(Struct):
+class _Named(Struct, frozen=True):
     blob: str = ""
 
 
-class _Naming(Struct):
+class _Naming(Struct, frozen=True):
     result: _Named = _Named()
 
 

@@ -402,10 +402,7 @@ _OUTCOME = re.compile(
 
 
 def salvaged(body: bytes) -> OutcomeDamaged | None:
-    """Say which call's outcome a body was that `decode` refuses, or None where it is no outcome for certain.
-
-    For bodies of this version or an older one only: what a newer one wrote is not damaged, but not understood.
-    """
+    """Say which call's outcome a body was that `decode` refuses, or None where it is no outcome for certain."""
     found = _OUTCOME.match(body)
     if found is None:
         return None
@@ -414,6 +411,32 @@ def salvaged(body: bytes) -> OutcomeDamaged | None:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     return OutcomeDamaged(int(found[1]), int(found[2]), call_id)
+
+
+class JournalReader:
+    """Reads the records of one journal, in order, so that a damaged outcome costs only itself."""
+
+    def __init__(self) -> None:
+        self._version = VERSION
+        """Of whoever wrote the records that were read last."""
+
+    def read(self, body: bytes) -> Record:
+        """Return the next record; `OutcomeDamaged` in the place of an outcome that cannot be read any more.
+
+        Raises:
+            RecordUndecodableError: A record of a newer version, or damage. Of a newer version nothing is taken for
+                damaged: what cannot be read there is not understood.
+        """
+        try:
+            record = decode(body)
+        except RecordUndecodableError:
+            found = salvaged(body) if self._version <= VERSION else None
+            if found is None:
+                raise
+            return found
+        if isinstance(record, EpochStarted):
+            self._version = record.version
+        return record
 
 
 def decode_all(bodies: Iterable[bytes]) -> tuple[Record, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from msgspec.structs import replace
 
 from midstream.core.frames import START, EventId
-from midstream.core.records import VERSION, EpochStarted, Record, Sync, decode, encode, salvaged
+from midstream.core.records import JournalReader, OutcomeDamaged, Record, Sync, encode
 from midstream.errors import JournalMovedError, MidstreamError, RecordUndecodableError
 from midstream.store.contract import Appendix, Attempt, Store, Stored, Transactional
 from midstream.world import Fault, World
@@ -32,8 +32,7 @@ class Journal:
         """The epoch this process writes under; 0 while it has not claimed the session."""
         self._store = store
         self._world = world
-        self._version = VERSION
-        """Of whoever wrote the records that were read last."""
+        self._reader = JournalReader()
         self._damaged: dict[int, Stored] = {}
         """What stands for outcomes that cannot be read any more, by position."""
         self._tail: list[Stored] = []
@@ -72,19 +71,14 @@ class Journal:
 
     def _decoded(self, page: Sequence[Stored]) -> Iterator[tuple[int, Record]]:
         for stored in page:
+            place = f"record {stored.position} of session {self.session_id!r}"
             try:
-                record = decode(stored.body)
+                record = self._reader.read(stored.body)
             except RecordUndecodableError as error:
-                # Of a newer version nothing may be dropped: what cannot be read there is not damaged.
-                found = salvaged(stored.body) if self._version <= VERSION else None
-                place = f"record {stored.position} of session {self.session_id!r}"
-                if found is None:
-                    raise RecordUndecodableError(f"{place}: {error.message}") from error
+                raise RecordUndecodableError(f"{place}: {error.message}") from error
+            if isinstance(record, OutcomeDamaged):
                 _log.warning("%s is damaged: the outcome of a call is lost", place)
-                self._damaged[stored.position] = replace(stored, body=encode(found))
-                record = found
-            if isinstance(record, EpochStarted):
-                self._version = record.version
+                self._damaged[stored.position] = replace(stored, body=encode(record))
             yield stored.epoch, record
 
     def _readable(self, page: Sequence[Stored]) -> Sequence[Stored]:

@@ -29,6 +29,8 @@ from midstream.core.frames import (
     encode,
     secret_digest_of,
 )
+from midstream.core.records import encode as encode_record
+from midstream.core.records import salvaged
 from midstream.core.server_stream import KEY_CHARS_MAX, ServerStream, Wire, answer_of, read_chunk
 from midstream.core.sse import event_of_frame, events_of_records
 from midstream.core.turn import Cancel, Resume, Withdraw
@@ -44,7 +46,7 @@ from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
 from midstream.server.connection import Connection, Connections
 from midstream.server.snapshot import snapshot_of
-from midstream.store.contract import SessionInfo
+from midstream.store.contract import SessionInfo, Stored
 from midstream.version import __version__
 from midstream.world import Fault
 
@@ -181,7 +183,7 @@ class HttpEndpoints:
             after = page[-1].position
             left = None if left is None else left - len(page)
             yield b"".join(
-                b'{"id":"%d-%d","record":%b}\n' % (stored.epoch, stored.position, stored.body)
+                b'{"id":"%d-%d","record":%b}\n' % (stored.epoch, stored.position, _json_of(stored))
                 for stored in page
             )
 
@@ -359,6 +361,16 @@ def _accepted(runner: Runner) -> Response:
 def _line_of(info: SessionInfo) -> SessionLine:
     mark = info.mark
     return SessionLine(info.session, mark.title, mark.status, mark.turns, info.created_at, mark.at)
+
+
+def _json_of(stored: Stored) -> bytes:
+    """Return a record as JSON also where it is damaged: one bad line must not cost the others."""
+    try:
+        msgspec.json.decode(stored.body, type=msgspec.Raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        found = salvaged(stored.body)
+        return b"null" if found is None else encode_record(found)
+    return stored.body
 
 
 _AS_DATA = {
