@@ -156,6 +156,11 @@ OUT_OF_REACH = [
     "pragma writable_schema = on",
     "pragma journal_mode = delete",
     "vacuum",
+    "create temp table app_done (x)",
+    "create temp view app_done as select 1",
+    "analyze",
+    "update sqlite_sequence set seq = 0",
+    "delete from sqlite_sequence",
 ]
 
 
@@ -210,7 +215,7 @@ def test_every_table_of_ours_is_known(folder: Path) -> None:
         found = {
             name for (name,) in db.execute("select name from sqlite_schema where name not like 'sqlite_%'")
         }
-    assert found == own_names()
+    assert found | {"sqlite_sequence"} == own_names()
 
 
 ENDLESS = "with recursive n(i) as (select 1 union all select i + 1 from n) {}"

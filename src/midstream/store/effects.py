@@ -30,7 +30,18 @@ PRAGMAS = frozenset(
 )
 """Those that only describe tables."""
 
-_NEVER = frozenset({apsw.SQLITE_TRANSACTION, apsw.SQLITE_ATTACH, apsw.SQLITE_DETACH})
+_NEVER = frozenset(
+    {
+        apsw.SQLITE_TRANSACTION,
+        apsw.SQLITE_ATTACH,
+        apsw.SQLITE_DETACH,
+        # It would stay with the connection and hide a table of the same name from the next tool.
+        apsw.SQLITE_CREATE_TEMP_TABLE,
+        apsw.SQLITE_CREATE_TEMP_TRIGGER,
+        apsw.SQLITE_CREATE_TEMP_VIEW,
+        apsw.SQLITE_ANALYZE,  # it would change how our own queries are done
+    }
+)
 _FIRST_IS_TABLE = frozenset({apsw.SQLITE_READ, apsw.SQLITE_UPDATE})
 """What follows the table there is a column, which may have any name."""
 
@@ -38,14 +49,14 @@ _log = logging.getLogger(__name__)
 
 
 def own_names() -> frozenset[str]:
-    """Return the names of our tables, views and indexes, in small letters."""
+    """Return the names of our tables, views and indexes, in small letters, and of the table that counts their rows."""
     pages = (
         page for page in files("midstream.store").joinpath("schema").iterdir() if page.name.endswith(".sql")
     )
     found = (
         re.findall(r"(?im)^create (?:unique )?(?:table|view|index) (\w+)", page.read_text()) for page in pages
     )
-    return frozenset(name.lower() for names in found for name in names)
+    return frozenset(name.lower() for names in found for name in names) | {"sqlite_sequence"}
 
 
 class Effects:
