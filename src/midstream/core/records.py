@@ -219,6 +219,7 @@ class CallStarted(Struct, frozen=True, tag="call_started", tag_field="type", omi
     run: int
     at: float
     has_effects: bool = True
+    """Whether it may do something that could be there without this record, so that this must reach the disk first."""
     arguments: str | None = None
     """The arguments to run with (JSON text), where a person changed the model's."""
 

@@ -35,8 +35,10 @@ from midstream.core.records import (
     QuestionAnswered,
     QuestionAsked,
     ReplyCompleted,
+    Sync,
     TurnEnded,
     TurnStatus,
+    sync_of,
 )
 from midstream.core.turn import (
     LOOK_BACK_S,
@@ -393,3 +395,13 @@ def test_a_lost_outcome_of_an_exchange_that_was_committed_leaves_the_history_who
 def test_a_lost_outcome_of_elsewhere_says_nothing_about_this_batch(place: tuple[int, int]) -> None:
     began = told(say(), asks(reads("a")))
     assert after(began, OutcomeDamaged(*place, "a")) == began
+
+
+@spec("TURN-80")
+def test_a_start_in_a_transaction_need_not_reach_the_disk_first() -> None:
+    plan = CallPlan("a", DIGEST, on_doubt=OnDoubt.IN_TRANSACTION)
+    records, _ = decided(told(say()), asks(plan))
+    assert CallStarted(1, 1, "a", 1, AT, has_effects=False) in records
+    assert sync_of(records) is Sync.NORMAL
+    records, _ = decided(told(say()), asks(writes("a")))
+    assert sync_of(records) is Sync.FULL

@@ -24,6 +24,7 @@ from midstream.core.calls import (
     UNKNOWN_CONTENT,
     CallState,
     Choice,
+    OnDoubt,
     QuestionKind,
     Site,
     Verdict,
@@ -299,9 +300,9 @@ def _find(state: Batch, turn: int, reply_no: int, call_id: str) -> CallState | N
 
 def _started(state: Batch, call: CallState, *, at: float) -> CallStarted:
     arguments = call.call.arguments if call.is_edited else None
-    return CallStarted(
-        state.turn, state.reply_no, call.call.id, call.runs + 1, at, call.plan.has_effects, arguments
-    )
+    # An effect in the transaction of its outcome cannot be there without it: a start that a power cut loses, too.
+    has_effects = call.plan.has_effects and call.plan.on_doubt is not OnDoubt.IN_TRANSACTION
+    return CallStarted(state.turn, state.reply_no, call.call.id, call.runs + 1, at, has_effects, arguments)
 
 
 def _told(state: Batch, result: Result) -> Result:
