@@ -14,7 +14,19 @@ from midstream import tools
 from midstream.core.calls import OnDoubt
 from midstream.core.messages import Call, Outcome, Result, ToolSpec
 from midstream.errors import ToolDefinitionError
-from midstream.tools import Answer, CallContext, Tool, current_call, plan_call, run_call, tool
+from midstream.tools import (
+    TRANSACTION_S,
+    Answer,
+    CallContext,
+    Tool,
+    call_within,
+    current_call,
+    plan_call,
+    run_call,
+    tool,
+    transaction,
+)
+from tests.spec import spec
 
 CONTEXT = CallContext("s", 1, 2, "c1")
 
@@ -305,3 +317,56 @@ async def test_a_tool_may_say_itself_how_its_call_ended() -> None:
         return Answer("the line went dead", Outcome.UNKNOWN)
 
     assert await _run(send) == Result("c1", "the line went dead", Outcome.UNKNOWN)
+
+
+# --- in a transaction -------------------------------------------------------------------------------------------
+
+
+@spec("TURN-80")
+def test_a_tool_in_a_transaction_is_a_plain_function_and_short() -> None:
+    def note(what: str) -> str:
+        return what
+
+    async def note_later(what: str) -> str:
+        return what
+
+    made = tool(on_doubt="in_transaction")(note)
+    assert (made.on_doubt, made.timeout_s) == (OnDoubt.IN_TRANSACTION, TRANSACTION_S)
+    assert tool(on_doubt="in_transaction", timeout_s=0.1)(note).timeout_s == 0.1
+    with pytest.raises(ToolDefinitionError, match="plain function"):
+        tool(on_doubt="in_transaction")(note_later)
+
+
+async def test_a_tool_without_a_transaction_is_told_how_to_get_one() -> None:
+    def note() -> str:
+        return str(transaction())
+
+    with pytest.raises(LookupError):
+        transaction()
+    result = await run_call(tool(note), Call("c1", "note"), CallContext("s", 1, 1, "c1"))
+    assert result.outcome is Outcome.ERROR
+    assert "on_doubt='in_transaction'" in result.content
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit("no"), StopIteration("no")])
+def test_whatever_a_tool_in_a_transaction_raises_is_its_answer(error: BaseException) -> None:
+    @tool(on_doubt="in_transaction")
+    def note() -> str:
+        raise error
+
+    result = call_within(note, Call("c1", "note"), CallContext("s", 1, 1, "c1"), lambda effect: effect(None))  # type: ignore[arg-type]
+    assert result.outcome is Outcome.ERROR
+    assert result.content.startswith(f"{type(error).__name__}: no")
+    assert result.content.endswith("was undone.")
+
+
+def test_arguments_that_do_not_fit_open_no_transaction() -> None:
+    @tool(on_doubt="in_transaction")
+    def note(what: str) -> str:
+        return what
+
+    def attempt(effect: object) -> object:
+        raise AssertionError(effect)
+
+    result = call_within(note, Call("c1", "note", '{"what":3.5}'), CallContext("s", 1, 1, "c1"), attempt)
+    assert "do not fit its schema" in result.content

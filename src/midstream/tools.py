@@ -22,12 +22,16 @@ from msgspec import Struct
 
 from midstream.core.calls import CallPlan, OnDoubt, Site, digest_of
 from midstream.core.messages import Call, Outcome, Result, ToolSpec, storable
-from midstream.errors import ToolDefinitionError
+from midstream.errors import ToolDefinitionError, UsageError
 
 TIMEOUT_S = 120.0
 """Seconds a tool may run where it names no timeout (the longest build the originals' users waited for)."""
-RESULT_CHARS_MAX = 512 * 1024
-"""Characters of one result; a longer one is cut, with a mark that says by how much."""
+TRANSACTION_S = 1.0
+"""Seconds a tool may take that runs in the transaction of its outcome, whatever timeout it names: all sessions of the
+process wait for it, and so do other processes on the same database, which give up after two."""
+RESULT_CHARS_MAX = 4 * 1024 * 1024
+"""Characters of one result; a longer one is cut, with a mark that says by how much. People get all of it, a model
+`core.blobs.SHOWN_CHARS_MAX` of them."""
 PROGRESS_CHARS_MAX = 2000
 """Characters of one progress report; more is cut off."""
 THREADS_MAX = 256
@@ -107,6 +111,24 @@ class ToolSource(Protocol):
         """Let go of connections and processes. The next `tools` begins anew. Calling it again is harmless."""
 
 
+class Transaction(Protocol):
+    """The transaction of the session's own database in which a tool's outcome is written; see `transaction`.
+
+    The tables of midstream are out of reach, and so is what would end the transaction or leave it (`COMMIT`,
+    `ROLLBACK`, `ATTACH`, most pragmas). Give your own tables a prefix such as `app_`. Foreign keys are not enforced.
+    """
+
+    def execute(
+        self, statement: str, bindings: Sequence[Any] | Mapping[str, Any] = ()
+    ) -> list[tuple[Any, ...]]:
+        """Run SQL and return its rows, all of them.
+
+        Raises:
+            apsw.Error: As SQLite says, or the time of this call is over.
+            UsageError: The tool has returned, or its transaction was ended by a statement that failed.
+        """
+
+
 class Answer(Struct, frozen=True):
     """What a tool may return to say itself how its call ended, instead of returning or raising.
 
@@ -131,6 +153,8 @@ class CallContext(Struct, frozen=True):
     """Where `report_progress` goes; may be called from any thread."""
     stopped: threading.Event = msgspec.field(default_factory=threading.Event)
     """Set when the turn was stopped: a plain function has a few seconds to return what it has."""
+    transaction: Transaction | None = None
+    """For a tool with `on_doubt="in_transaction"`; see `transaction`."""
 
     @property
     def effect_key(self) -> str:
@@ -148,6 +172,20 @@ def current_call() -> CallContext:
         LookupError: No tool is running here.
     """
     return _current.get()
+
+
+def transaction() -> Transaction:
+    """Return the transaction in which the outcome of this call is written: what the tool writes there and its outcome
+    are committed together, or neither is.
+
+    Raises:
+        UsageError: The tool that runs here is none with `on_doubt="in_transaction"`.
+        LookupError: No tool is running here.
+    """
+    found = current_call().transaction
+    if found is None:
+        raise UsageError("there is no transaction here: declare this tool with on_doubt='in_transaction'")
+    return found
 
 
 def report_progress(text: str) -> None:
@@ -204,9 +242,10 @@ def tool(
         has_effects: False for a tool that only reads: such calls run side by side.
         on_doubt: What happens to a call whose outcome was lost: `unknown` (the default where there are effects: the
             model is told to check), `rerun` (the default where there are none), `rerun_with_key`, `probe` (the
-            default where a probe is given), `hold` (a person decides), `in_transaction`.
+            default where a probe is given), `hold` (a person decides), `in_transaction` (a plain function that writes
+            into the session's own database, see `transaction`; it is never in doubt).
         timeout_s: Seconds until a call is given up, with an error result (a plain function's thread cannot be
-            stopped; it is abandoned).
+            stopped; it is abandoned). One in a transaction has `TRANSACTION_S` at most.
         needs_approval: Whether a person must allow each call: `True`, or a function of the same arguments.
         probe: Asks the outside world about a call in doubt: a function of the same arguments that returns `Happened`,
             `DidNotHappen` or None.
@@ -214,7 +253,7 @@ def tool(
 
     Raises:
         ToolDefinitionError: A parameter has no type hint, or one without a JSON form; or the policy and the probe do
-            not fit one another.
+            not fit one another; or a coroutine function is to run in a transaction.
     """
     usual = OnDoubt.PROBE if probe else OnDoubt.UNKNOWN if has_effects else OnDoubt.RERUN
     policy = OnDoubt(on_doubt) if on_doubt else usual
@@ -222,10 +261,13 @@ def tool(
         raise ToolDefinitionError("a tool with on_doubt='probe' needs a probe, and no other takes one")
 
     def make(function: Callable[..., Any]) -> Tool:
+        if policy is OnDoubt.IN_TRANSACTION and inspect.iscoroutinefunction(function):
+            raise ToolDefinitionError(
+                "a tool with on_doubt='in_transaction' is a plain function: nothing is awaited"
+            )
         arguments, spec = _read_signature(function, name or function.__name__)
-        return Tool(
-            spec, function, arguments, has_effects, policy, timeout_s, needs_approval, probe, answer_s
-        )
+        limit_s = min(timeout_s, TRANSACTION_S) if policy is OnDoubt.IN_TRANSACTION else timeout_s
+        return Tool(spec, function, arguments, has_effects, policy, limit_s, needs_approval, probe, answer_s)
 
     return make(function) if function is not None else make
 
@@ -340,9 +382,7 @@ async def run_call(found: Tool, call: Call, context: CallContext) -> Result:
     try:
         keywords = _read_arguments(found, call)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        return Result(
-            call.id, f"The arguments of {call.name!r} do not fit its schema: {error}", Outcome.ERROR
-        )
+        return _unfit(call, error)
     limit = asyncio.timeout(found.timeout_s)
     try:
         with running(context):
@@ -355,6 +395,40 @@ async def run_call(found: Tool, call: Call, context: CallContext) -> Result:
             return Result(call.id, f"{message} It may or may not have taken effect.", outcome)
         return Result(call.id, storable(f"{type(error).__name__}: {error}"), Outcome.ERROR)
     return _result_of(call, value)
+
+
+def call_within(
+    found: Tool,
+    call: Call,
+    context: CallContext,
+    attempt: Callable[[Callable[[Transaction], object]], object],
+) -> Result:
+    """Call a tool in the transaction of its outcome, at once and in this thread, and return its result.
+
+    Whatever the tool does, this does not raise; where it raised, `attempt` has undone what it wrote.
+    """
+
+    def effect(transaction: Transaction) -> object:
+        token = _current.set(msgspec.structs.replace(context, transaction=transaction))
+        try:
+            return found.function(**keywords)
+        finally:
+            _current.reset(token)
+
+    try:
+        keywords = _read_arguments(found, call)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        return _unfit(call, error)
+    try:
+        value = attempt(effect)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code: whatever it raises is its answer
+        undone = "What it had written was undone."
+        return Result(call.id, storable(f"{type(error).__name__}: {error}\n{undone}"), Outcome.ERROR)
+    return _result_of(call, value)
+
+
+def _unfit(call: Call, error: Exception) -> Result:
+    return Result(call.id, f"The arguments of {call.name!r} do not fit its schema: {error}", Outcome.ERROR)
 
 
 def _read_arguments(found: Tool, call: Call) -> dict[str, Any]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,8 +20,14 @@ from midstream.errors import (
     SessionNotFoundError,
     UsageError,
 )
+from midstream.runtime.agent import Agent
+from midstream.runtime.host import Host
+from midstream.store.sqlite import SQLiteStore
+from midstream.testing import ScriptedModel, calls, run_turn, text
+from midstream.tools import tool
 from tests.cli.conftest import Run
 from tests.cli.processes import Serving
+from tests.spec import spec
 
 
 @pytest.fixture
@@ -78,3 +87,50 @@ def test_an_error_of_a_server_is_the_same_error_here() -> None:
     assert isinstance(error_of("session_busy", "x"), SessionBusyError)
     assert type(error_of("from_the_future", "x")) is MidstreamError
     assert not isinstance(error_of("seqno_gap", "x"), SeqnoGapError)  # it needs a number that is not here
+
+
+LARGE = "é\n" * 40_000
+
+
+@tool(has_effects=False)
+def dump() -> str:
+    """Return more than fits a record."""
+    return LARGE
+
+
+async def _tell_something_large(path: Path) -> None:
+    host = Host(Agent(ScriptedModel([calls(("dump", "{}")), text("long")]), tools=[dump]), SQLiteStore(path))
+    await host.start()
+    await run_turn(host, "large", "hi")
+    await host.stop()
+
+
+@spec("TURN-84")
+def test_an_export_has_the_whole_of_a_large_result_from_a_file_and_from_a_server(
+    run: Run, store: Path
+) -> None:
+    asyncio.run(_tell_something_large(store))
+    with Serving(store.parent) as serving:
+        outputs = [
+            run("sessions", "export", "large", "--url", serving.url).stdout,
+            run("sessions", "export", "large", "--store", store).stdout,
+        ]
+    assert outputs[0] == outputs[1]
+    lines = [json.loads(line) for line in outputs[0].splitlines()]
+    (line,) = [line for line in lines if "whole" in line]
+    assert line["whole"] == LARGE
+    assert line["record"]["result"]["size"] == len(LARGE.encode())
+
+
+@spec("TURN-85")
+def test_a_damaged_outcome_is_shown_as_one_and_the_rest_as_it_was(run: Run, store: Path) -> None:
+    with closing(sqlite3.connect(store)) as db:
+        db.execute(
+            "update record set body = cast(substr(body, 1, length(body) - 2) as blob) "
+            "where cast(body as text) like '%call_ended%'"
+        )
+        db.commit()
+    shown = run("sessions", "show", "harbour-1")
+    assert shown.exit_code == 0
+    assert "cannot be read any more" in shown.stdout
+    assert "There is nothing." in shown.stdout

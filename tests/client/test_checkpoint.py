@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import stat
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -264,3 +265,22 @@ async def test_a_closed_file_says_how_to_use_it(file: CheckpointFile) -> None:
     await file.close()
     with pytest.raises(UsageError, match="async with"):
         await file.streams()
+
+
+@spec("TURN-85")
+async def test_a_damaged_outcome_puts_its_own_call_in_doubt_and_no_other(
+    file: CheckpointFile, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other, result = Call("c2", "look", "{}"), Result("c1", "seen")
+    await file.write("a", [*BEGUN, CallNoted(1, 1, CALL, PLAN), CallNoted(1, 1, other, PLAN)])
+    await file.write("a", [CallIntended(1, 1, "c1", 1, 1), CallAnswered(1, 1, result)])
+    await file.write("a", [CallIntended(1, 1, "c2", 1, 1), CallAnswered(1, 1, Result("c2", "seen"))])
+    await file.close()
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("update call set result = substr(result, 1, 9) where call_id = 'c2'")
+        db.commit()
+    await file.open()
+    first, second = await file.calls("a")
+    assert first.state.result == result
+    assert (second.state.result, second.state.runs) == (None, 1)
+    assert "is damaged" in caplog.text

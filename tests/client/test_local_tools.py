@@ -256,3 +256,13 @@ def _reply(plan: CallPlan = PLAN) -> ReplyCompleted:
 def _kept(on_doubt: OnDoubt, *, runs: int) -> KeptCall:
     plan = CallPlan("c1", "digest", Site.CLIENT, on_doubt=on_doubt)
     return KeptCall(1, 1, CallState(CALL, plan, runs=runs, epoch=3), is_asked=True)
+
+
+@spec("TURN-80")
+def test_a_tool_that_wants_the_stores_transaction_cannot_be_a_clients() -> None:
+    @tool(on_doubt="in_transaction")
+    def note() -> str:
+        return ""
+
+    with pytest.raises(ToolDefinitionError, match="note"):
+        refuse_foreign([note])

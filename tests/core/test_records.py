@@ -39,6 +39,7 @@ from midstream.core.records import (
     MessageAccepted,
     MessageQueued,
     MessageWithdrawn,
+    OutcomeDamaged,
     QuestionAnswered,
     QuestionAsked,
     Record,
@@ -56,9 +57,11 @@ from midstream.core.records import (
     decode,
     decode_all,
     encode,
+    salvaged,
     sync_of,
 )
 from midstream.errors import RecordUndecodableError
+from tests.spec import spec
 
 EVERY_RECORD: tuple[Record, ...] = (
     EpochStarted(3, "owner-1", 1000.5),
@@ -106,6 +109,7 @@ EVERY_RECORD: tuple[Record, ...] = (
     ),
     CallEnded(1, 1, Result("a", "it says", Outcome.ERROR), 1000.5),
     ResultArrivedLate(1, 1, Result("a", "it said"), 1000.5),
+    OutcomeDamaged(1, 1, "a"),
     ExchangeCommitted(1, 1),
     CancelRequested(1, 1000.5, 1005.5),
     TurnEnded(1, TurnStatus.FAILED, 1000.5, "model_rejected", "wrong key"),
@@ -162,3 +166,41 @@ def test_the_start_of_an_effect_is_on_disk_before_the_tool_is_touched() -> None:
     assert sync_of([ExchangeCommitted(1, 1), CallStarted(1, 1, "a", 1, 0.0)]) is Sync.FULL
     assert sync_of([CallStarted(1, 1, "a", 1, 0.0, has_effects=False)]) is Sync.NORMAL
     assert sync_of([]) is Sync.NORMAL
+
+
+OUTCOME = encode(CallEnded(3, 2, Result('a"é\\', "it says", Outcome.ERROR), 1000.5))
+
+
+@spec("TURN-85")
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        OUTCOME[:-9],
+        OUTCOME.replace(b"it says", b"it \xff\xfe"),
+        OUTCOME.replace(b'"it says"', b"17"),
+        OUTCOME.replace(b'"error"', b'"errox"'),
+        OUTCOME.replace(b'"at":', b"xxxxx"),
+        OUTCOME.replace(b"call_ended", b"result_arrived_late")[:-1],
+    ],
+)
+def test_of_a_damaged_outcome_it_is_known_whose_it_was(damaged: bytes) -> None:
+    with pytest.raises(RecordUndecodableError):
+        decode(damaged)
+    assert salvaged(damaged) == OutcomeDamaged(3, 2, 'a"é\\')
+
+
+@spec("TURN-85")
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"",
+        b"\x00" * 100,
+        OUTCOME[:40],
+        OUTCOME.replace(b'"turn":3', b'"turn":x'),
+        OUTCOME.replace(b"call_ended", b"call_endeX"),
+        encode(CallStarted(1, 1, "a", 1, 1000.5))[:-1],
+        encode(TurnEnded(1, TurnStatus.COMPLETED, 1000.5))[:-1],
+    ],
+)
+def test_what_is_no_outcome_for_certain_is_not_taken_for_one(damaged: bytes) -> None:
+    assert salvaged(damaged) is None

@@ -77,7 +77,7 @@ async def hang() -> str:
 @server.tool(annotations=READ_ONLY)
 def big() -> str:
     """Answer at length."""
-    return "x" * 2_000_000
+    return "x" * 5_000_000
 
 
 @server.tool(annotations=READ_ONLY)

@@ -5,8 +5,9 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from midstream.core.calls import Choice
-from midstream.core.messages import Exchange, Outcome, UserMessage
+from midstream.core.blobs import Blob
+from midstream.core.calls import DAMAGED_CONTENT, Choice
+from midstream.core.messages import Exchange, Outcome, Result, UserMessage
 from midstream.core.records import (
     AttemptStarted,
     CallEnded,
@@ -14,6 +15,8 @@ from midstream.core.records import (
     ChunkAccepted,
     EpochStarted,
     MessageAccepted,
+    OutcomeDamaged,
+    Record,
     Sync,
     TurnEnded,
     TurnStatus,
@@ -34,6 +37,7 @@ from midstream.errors import (
 from midstream.runtime import host as host_module
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
+from midstream.runtime.runner import Runner
 from midstream.store.contract import Mark, SessionInfo, Stored
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import FakeWorld, ScriptedModel, Stall, calls, records_until_end, run_turn, text
@@ -342,9 +346,12 @@ class Slow(MemoryStore):
         epoch: int,
         sync: Sync,
         mark: Mark | None = None,
+        blobs: Sequence[Blob] = (),
     ) -> int:
         await self.go.wait()
-        return await super().append(session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark)
+        return await super().append(
+            session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark, blobs=blobs
+        )
 
     async def release(self, session: str, *, epoch: int) -> None:
         await self.go.wait()
@@ -487,3 +494,73 @@ class _SlowToFind(MemoryStore):
         for _ in range(self._turns):
             await asyncio.sleep(0)
         return await super().find(session)
+
+
+def _damage_outcome(memory: Memory) -> None:
+    """Cut the stored record of the first outcome short."""
+    stored = memory.sessions["s"].records
+    at, found = next((at, each) for at, each in enumerate(stored) if isinstance(decode(each.body), CallEnded))
+    stored[at] = Stored(found.position, found.epoch, found.body[:-3])
+
+
+@spec("TURN-85")
+async def test_a_damaged_outcome_does_not_cost_the_session() -> None:
+    memory = Memory()
+
+    @tool
+    async def write(path: str) -> str:
+        return path
+
+    model = ScriptedModel([calls(("write", '{"path":"a"}')), text("ok")])
+    first = await _started(Host(Agent(model, tools=[write]), MemoryStore(memory)))
+    await run_turn(first, "s", "hi")
+    await first.stop()
+    _damage_outcome(memory)
+
+    second = await _started(Host(Agent(model, tools=[write]), MemoryStore(memory)))
+    runner = await second.session("s")
+    exchange = runner.state.history.entries[1]
+    assert isinstance(exchange, Exchange)
+    assert exchange.results == (Result("c1", DAMAGED_CONTENT, Outcome.UNKNOWN),)
+    records = await run_turn(second, "s", "and now?")
+    assert isinstance(records[-1], TurnEnded)
+    assert any(isinstance(each, OutcomeDamaged) for each in await records_of(runner))
+    await second.stop()
+
+
+@spec("TURN-85")
+async def test_a_damaged_outcome_of_an_open_batch_puts_its_call_in_doubt() -> None:
+    memory = Memory()
+    ran: list[str] = []
+
+    @tool(on_doubt="rerun")
+    async def write(path: str) -> str:
+        ran.append(path)
+        return path
+
+    @tool
+    async def hang() -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    model = ScriptedModel([calls(("write", '{"path":"a"}'), ("hang", "{}")), text("ok")])
+    first = await _started(Host(Agent(model, tools=[write, hang]), MemoryStore(memory)))
+    runner = await first.session("s", create=True)
+    await runner.submit(SendMessage(UserMessage.of("hi")))
+    async with asyncio.timeout(5):
+        while not any(isinstance(each, CallEnded) for each in await records_of(runner)):
+            await runner.wait(runner.newest.position)
+    await first.stop(grace_s=0)
+    _damage_outcome(memory)
+
+    second = await _started(Host(Agent(model, tools=[write, hang]), MemoryStore(memory)))
+    await records_until_end(await second.session("s"), after=0)
+    exchange = (await second.session("s")).state.history.entries[1]
+    assert isinstance(exchange, Exchange)
+    assert [result.outcome for result in exchange.results] == [Outcome.OK, Outcome.UNKNOWN]
+    assert ran == ["a", "a"]
+    await second.stop()
+
+
+async def records_of(runner: Runner) -> list[Record]:
+    return [decode(each.body) for each in await runner.read(after=0, limit=1000)]

@@ -5,12 +5,23 @@ from collections.abc import Sequence
 
 import pytest
 
-from midstream.core.records import ExchangeCommitted, Sync, encode
+from midstream.core.messages import Result
+from midstream.core.records import (
+    VERSION,
+    CallEnded,
+    EpochStarted,
+    ExchangeCommitted,
+    OutcomeDamaged,
+    Sync,
+    encode,
+)
 from midstream.errors import DrainingError, RecordUndecodableError
 from midstream.runtime import journal as journal_module
 from midstream.runtime.journal import Journal
+from midstream.store.contract import Appendix
 from midstream.store.memory import MemoryStore
 from midstream.world import Fault, World
+from tests.spec import spec
 
 
 class Noting(World):
@@ -38,7 +49,7 @@ async def test_readers_are_woken_after_the_append_and_not_before() -> None:
     journal = await _open(MemoryStore(), world)
     waiting = asyncio.ensure_future(journal.wait(0))
     await asyncio.sleep(0)
-    await journal.append(_bodies(1, 2), sync=Sync.FULL, mark=None)
+    await journal.append(Appendix(_bodies(1, 2)), sync=Sync.FULL)
     async with asyncio.timeout(1):
         await waiting
     assert [stored.position for stored in await journal.read(after=0, limit=10)] == [1, 2]
@@ -49,7 +60,7 @@ async def test_a_reader_far_behind_reads_pages_from_the_store(monkeypatch: pytes
     monkeypatch.setattr(journal_module, "TAIL_RECORDS_MAX", 4)
     journal = await _open(MemoryStore())
     for number in range(20):
-        await journal.append(_bodies(number), sync=Sync.NORMAL, mark=None)
+        await journal.append(Appendix(_bodies(number)), sync=Sync.NORMAL)
     seen: list[int] = []
     while page := await journal.read(after=seen[-1] if seen else 0, limit=7):
         seen.extend(stored.position for stored in page)
@@ -82,6 +93,35 @@ async def test_a_closed_journal_sends_its_waiters_away_with_the_reason() -> None
 async def test_a_record_of_a_newer_version_is_named_by_its_place() -> None:
     store = MemoryStore()
     journal = await _open(store)
-    await journal.append([b'{"type":"from_the_future"}'], sync=Sync.FULL, mark=None)
+    await journal.append(Appendix([b'{"type":"from_the_future"}']), sync=Sync.FULL)
     with pytest.raises(RecordUndecodableError, match="record 1 of session 's'"):
+        await Journal(store, "s", World()).load()
+
+
+@spec("TURN-85")
+async def test_a_damaged_outcome_costs_only_itself_and_readers_are_told_so(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "TAIL_RECORDS_MAX", 1)
+    store = MemoryStore()
+    journal = await _open(store)
+    damaged = encode(CallEnded(1, 1, Result("a", "x"), 1.0))[:-1]
+    lost = OutcomeDamaged(1, 1, "a")
+    await journal.append(Appendix([damaged, *_bodies(1, 2, 3, 4)]), sync=Sync.FULL)
+    again = Journal(store, "s", World())
+    records = await again.load()
+    assert records[0] == (1, lost)
+    assert len(records) == 5
+    assert "record 1 of session 's' is damaged" in caplog.text
+    assert (await again.read(after=0, limit=10))[0].body == encode(lost)
+
+
+@spec("TURN-85")
+async def test_an_outcome_of_a_newer_version_is_not_damaged_but_refused() -> None:
+    store = MemoryStore()
+    journal = await _open(store)
+    newer = encode(EpochStarted(1, "o", 1.0, version=VERSION + 1))
+    strange = encode(CallEnded(1, 1, Result("a", "x"), 1.0)).replace(b'"content":"x"', b'"content":["x"]')
+    await journal.append(Appendix([newer, strange]), sync=Sync.FULL)
+    with pytest.raises(RecordUndecodableError, match="record 2 of session 's'"):
         await Journal(store, "s", World()).load()

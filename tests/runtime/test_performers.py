@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from midstream.core.calls import CallPlan, CallState, digest_of
+from midstream.core.calls import CallPlan, CallState, OnDoubt, digest_of
 from midstream.core.messages import Call, Exchange, Finish, History, Outcome, Reply, Result, Text, UserMessage
 from midstream.core.records import Delta, StalledOn
 from midstream.core.replies import (
@@ -45,11 +45,12 @@ from midstream.errors import ContextOverflowError, ModelCutError
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
 from midstream.runtime.performers import CUT_CONTENT, Performer
+from midstream.store.contract import Attempt
 from midstream.store.memory import MemoryStore
 from midstream.testing import ScriptedModel, Stall, text
 from midstream.testing.models import Pause, Step
 from midstream.testing.worlds import FakeWorld
-from midstream.tools import current_call
+from midstream.tools import current_call, tool
 from midstream.world import World
 from tests.spec import spec
 
@@ -59,10 +60,12 @@ class Noted:
 
     session_id = "s"
     is_closing = False
+    is_transactional = False
 
     def __init__(self) -> None:
         self.said: list[ModelSaid | ModelHeld | ToolsFound] = []
         self.reports: list[Command] = []
+        self.blobs: dict[str, bytes] = {}
 
     async def say(self, command: ModelSaid | ModelHeld | ToolsFound) -> None:
         self.said.append(command)
@@ -78,6 +81,12 @@ class Noted:
 
     async def confirm(self) -> None:
         """It is ours."""
+
+    async def report_within(self, owed: RunCall, run: Callable[[Attempt], CallFinished]) -> None:
+        raise AssertionError(owed)
+
+    async def blob(self, digest: str) -> bytes | None:
+        return self.blobs.get(digest)
 
 
 NOBODY = Host(Agent(ScriptedModel([])), MemoryStore())
@@ -367,3 +376,39 @@ async def test_a_reply_nobody_wants_is_stopped_at_its_provider_and_one_let_go_is
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(task, 5)
     assert model.stopped == stopped
+
+
+@spec("TURN-86")
+async def test_a_call_whose_arguments_are_not_those_of_its_digest_is_not_run() -> None:
+    ran: list[str] = []
+
+    @tool
+    async def put(what: str) -> str:
+        ran.append(what)
+        return what
+
+    call = Call("c1", "put", '{"what":"b"}')
+    plan = CallPlan("c1", digest_of("put", '{"what":"a"}'))
+    running = RunningCalls(3, 1, Reply((call,)), (CallState(call, plan, runs=1, epoch=1),))
+    noted = Noted()
+    performer = Performer(Agent(ScriptedModel([]), tools=[put]), World(), noted, NOBODY)
+    await performer.perform(RunCall(3, 1, "c1", 1), Session(turn=running))
+    assert noted.reports == [
+        CallFinished(3, 1, Result("c1", "The arguments do not match their digest.", Outcome.ERROR))
+    ]
+    assert ran == []
+
+
+async def test_a_tool_of_a_source_that_wants_a_transaction_the_store_has_not_is_not_run() -> None:
+    @tool(on_doubt="in_transaction")
+    def put() -> str:
+        raise AssertionError
+
+    call, plan = Call("c1", "put"), CallPlan("c1", digest_of("put", "{}"), on_doubt=OnDoubt.IN_TRANSACTION)
+    running = RunningCalls(3, 1, Reply((call,)), (CallState(call, plan, runs=1, epoch=1),))
+    noted = Noted()
+    performer = Performer(Agent(ScriptedModel([]), tools=[put]), World(), noted, NOBODY)
+    await performer.perform(RunCall(3, 1, "c1", 1), Session(turn=running))
+    (finished,) = noted.reports
+    assert isinstance(finished, CallFinished)
+    assert "needs a store" in finished.result.content

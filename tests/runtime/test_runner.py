@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from midstream.core.blobs import Blob
 from midstream.core.messages import Exchange, Finish, Outcome, UserMessage
 from midstream.core.records import (
     AttemptFailed,
@@ -19,6 +20,7 @@ from midstream.core.records import (
     MessageAccepted,
     Record,
     ReplyCompleted,
+    Sync,
     TurnEnded,
     TurnStatus,
     decode,
@@ -265,11 +267,23 @@ class FullOnce(MemoryStore):
 
     left = 0
 
-    async def append(self, session: str, bodies, *, expected, epoch, sync, mark: Mark | None = None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    async def append(
+        self,
+        session: str,
+        bodies: Sequence[bytes],
+        *,
+        expected: int,
+        epoch: int,
+        sync: Sync,
+        mark: Mark | None = None,
+        blobs: Sequence[Blob] = (),
+    ) -> int:
         if self.left:
             self.left -= 1
             raise StoreFullError("no space left: free some and try again")
-        return await super().append(session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark)
+        return await super().append(
+            session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark, blobs=blobs
+        )
 
 
 async def test_a_full_disk_refuses_the_message_and_nothing_is_half_written() -> None:

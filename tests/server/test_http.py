@@ -22,9 +22,11 @@ from midstream.errors import (
     StoreFullError,
 )
 from midstream.runtime.runner import Runner
-from midstream.store.memory import MemoryStore
+from midstream.store.contract import Stored
+from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.models import Gate, Stall, Step, calls, text
 from midstream.testing.stores import FailingStore
+from midstream.testing.turns import records_until_end
 from midstream.tools import tool
 from tests.server.serving import (
     KEYS,
@@ -416,6 +418,64 @@ async def test_records_are_exported_a_line_each() -> None:
     assert [json.loads(line)["id"] for line in everything] == [f"1-{place}" for place in range(1, 6)]
     assert some.headers["content-type"].startswith("application/x-ndjson")
     assert some.text.splitlines() == everything[1:3]
+
+
+@tool(has_effects=False)
+def dump() -> str:
+    """Return more than fits a record."""
+    return LARGE
+
+
+LARGE = "<script>alert(1)</script>\n" * 5000
+
+
+@spec("TURN-83", "TURN-84")
+async def test_the_whole_of_a_large_result_is_fetched_by_its_digest_and_never_as_a_page() -> None:
+    app = make_app([calls(("dump", "{}")), text("long")], tools=[dump])
+    async with called(app) as client:
+        await post(client, chunk())
+        await records_until_end(await app.host.session("s1"), after=0)
+        transcript = (await client.get("/v1/sessions/s1")).json()
+        (result,) = transcript["history"][1]["results"]
+        whole = await client.get(f"/v1/sessions/s1/blobs/{result['blob']}")
+        records = await client.get("/v1/sessions/s1/records")
+        missing = [
+            await client.get(f"/v1/sessions/{session}/blobs/{digest}")
+            for session, digest in (("s1", "a" * 64), ("nobody", result["blob"]), ("s1", "..%2f" + "a" * 61))
+        ]
+        await client.delete("/v1/sessions/s1")
+        gone = await client.get(f"/v1/sessions/s1/blobs/{result['blob']}")
+    assert len(result["content"]) < 3000
+    assert (whole.text, result["size"]) == (LARGE, len(LARGE))
+    assert whole.headers["content-type"] == "text/plain; charset=utf-8"
+    assert whole.headers["x-content-type-options"] == "nosniff"
+    assert whole.headers["content-security-policy"] == "default-src 'none'; sandbox"
+    assert whole.headers["cache-control"] == "private, max-age=86400, immutable"
+    assert len(records.content) < len(LARGE)
+    assert [answer.status_code for answer in (*missing, gone)] == [404] * 4
+
+
+@spec("TURN-85")
+async def test_a_damaged_record_costs_an_export_one_line() -> None:
+    memory = Memory()
+    script = [calls(("double", '{"number":2}')), text("four")]
+    app = make_app(script, store=MemoryStore(memory), tools=[double])
+    async with called(app) as client:
+        await post(client, chunk())
+        await records_until_end(await app.host.session("s1"), after=0)
+        stored = memory.sessions["s1"].records
+        at = next(at for at, each in enumerate(stored) if b"call_ended" in each.body)
+        stored[at] = Stored(stored[at].position, stored[at].epoch, stored[at].body[:-1])
+        stored[at - 1] = Stored(stored[at - 1].position, stored[at - 1].epoch, b"\xff\n")
+        lines = (await client.get("/v1/sessions/s1/records")).text.splitlines()
+    assert len(lines) == len(stored)
+    assert json.loads(lines[at])["record"] == {
+        "type": "outcome_damaged",
+        "turn": 1,
+        "reply": 1,
+        "call_id": "c1",
+    }
+    assert json.loads(lines[at - 1])["record"] is None
 
 
 async def test_a_session_is_deleted_only_when_no_turn_runs() -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from msgspec import Struct
 
+from midstream.core.blobs import Blob
 from midstream.core.records import Sync
 from midstream.errors import LeaseHeldError, MidstreamError, StoreBusyError, StoreFullError
 from midstream.store.contract import Mark, News, SessionInfo, Stored
@@ -88,11 +89,12 @@ class WeatheredStore:
         epoch: int,
         sync: Sync,
         mark: Mark | None = None,
+        blobs: Sequence[Blob] = (),
     ) -> int:
         await self._write("append", session)
         try:
             end = await self.store.append(
-                session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark
+                session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark, blobs=blobs
             )
         except MidstreamError as error:
             self._note("append", session, error.code)
@@ -100,6 +102,10 @@ class WeatheredStore:
         self._note("append", session, epoch, end, tuple(bodies))
         await self._delay()
         return end
+
+    async def blob(self, session: str, digest: str) -> bytes | None:
+        await self._delay()
+        return await self.store.blob(session, digest)
 
     async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
         await self._delay()

@@ -4,11 +4,13 @@ import inspect
 
 import pytest
 
-from midstream.store.contract import Store
+from midstream.store.contract import Store, Transactional
 from midstream.store.memory import MemoryStore
 from midstream.store.sqlite import SQLiteStore
 
 METHODS = {name for name in vars(Store) if not name.startswith("_")}
+WITHIN = {"append_within"}
+"""What `Transactional` adds."""
 
 
 @pytest.mark.parametrize("store", [MemoryStore, SQLiteStore])
@@ -20,4 +22,11 @@ def test_a_store_takes_and_gives_exactly_what_the_contract_says(store: type) -> 
 
 @pytest.mark.parametrize("store", [MemoryStore, SQLiteStore])
 def test_a_store_has_no_public_method_of_its_own(store: type) -> None:
-    assert {name for name in vars(store) if not name.startswith("_")} == METHODS
+    beside = WITHIN if issubclass(store, Transactional) else set()
+    assert {name for name in vars(store) if not name.startswith("_")} == METHODS | beside
+
+
+def test_sqlite_alone_lets_tools_write_in_its_transactions() -> None:
+    assert issubclass(SQLiteStore, Transactional)
+    assert not issubclass(MemoryStore, Transactional)
+    assert inspect.signature(SQLiteStore.append_within) == inspect.signature(Transactional.append_within)

@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from importlib.resources import files
 from pathlib import Path
 
 import apsw
 import pytest
 
+from midstream.core.blobs import Blob
 from midstream.core.records import Sync
 from midstream.errors import (
     MidstreamError,
@@ -479,3 +482,27 @@ def _copy_as_it_lies(folder: Path, copy: Path) -> None:
     copy.mkdir()
     files = [str(folder / name) for name in ("x.db", "x.db-wal")]
     assert os.spawnlp(os.P_WAIT, "cp", "cp", *files, str(copy)) == 0
+
+
+async def test_a_database_of_the_first_version_is_brought_up_to_date_and_keeps_what_it_holds(
+    folder: Path,
+) -> None:
+    path = folder / "old.db"
+    schema = files("midstream.store").joinpath("schema/sqlite.sql").read_text()
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(schema)
+        db.execute(f"pragma application_id = {APPLICATION_ID}")
+        db.execute("pragma user_version = 1")
+        db.execute("insert into session (name, epoch, created_at, changed_at) values ('s', 3, 1.0, 1.0)")
+        db.execute("insert into record values (1, 1, 3, x'6131')")
+        db.commit()
+    store = SQLiteStore(path)
+    await store.open()
+    assert await store.read("s", after=0, limit=9) == [Stored(1, 3, b"a1")]
+    epoch = await store.claim("s", at=2.0)
+    blob = Blob("d" * 64, b"whole")
+    await store.append("s", [b"a2"], expected=1, epoch=epoch, sync=Sync.FULL, blobs=[blob])
+    assert await store.blob("s", blob.digest) == b"whole"
+    await store.close()
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("pragma user_version").fetchone() == (SCHEMA_VERSION,)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from midstream.core.blobs import Blob
 from midstream.core.records import Sync
 from midstream.store.contract import Mark, Store, Stored
 from midstream.store.memory import Memory, MemoryStore
@@ -37,10 +38,13 @@ class AppendsAnywhere(MemoryStore):
         epoch: int,
         sync: Sync,
         mark: Mark | None = None,
+        blobs: Sequence[Blob] = (),
     ) -> int:
         found = await self.find(session)
         end = 0 if found is None else found.end
-        return await super().append(session, bodies, expected=end, epoch=epoch, sync=sync, mark=mark)
+        return await super().append(
+            session, bodies, expected=end, epoch=epoch, sync=sync, mark=mark, blobs=blobs
+        )
 
 
 class NeverDies(MemoryStore):

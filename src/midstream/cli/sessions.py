@@ -13,10 +13,10 @@ import msgspec
 from midstream.cli import Surroundings
 from midstream.cli.session_actions import answer, cancel, questions, resume_turn, withdraw
 from midstream.cli.session_options import complete, json_of, source_of, source_options
-from midstream.cli.sources import SessionLine, resolve
+from midstream.cli.sources import SessionLine, resolve, with_whole
 from midstream.cli.terminal import COLUMNS, Ink, clean, columns, padded, shortened
 from midstream.cli.transcript import TurnTranscript, lines, read, time_of
-from midstream.core.records import decode
+from midstream.core.records import JournalReader
 from midstream.errors import UsageError
 
 LIST_MAX = 50
@@ -92,7 +92,8 @@ def show(
     """Show a session as a readable transcript."""
     source = source_of(surroundings, store, url)
     found = resolve(source, session)
-    turns = read(decode(bytes(line.record)) for line in source.records(found.id))
+    journal = JournalReader()
+    turns = read(journal.read(bytes(line.record)) for line in source.records(found.id))
     if is_json:
         click.echo(json_of({**msgspec.to_builtins(found), "transcript": turns}))
         return
@@ -124,11 +125,14 @@ def export(
     url: str | None,
     is_json: bool,  # noqa: ARG001, FBT001 - an export is JSON anyway
 ) -> None:
-    """Write a session's records as JSON lines: {"id": epoch-position, "record": {...}}."""
+    """Write a session's records as JSON lines: {"id": epoch-position, "record": {...}}.
+
+    Where a record names a large result, "whole" beside it has all of that.
+    """
     source = source_of(surroundings, store, url)
     found = resolve(source, session)
     for line in source.records(found.id):
-        click.echo(json_of(line))
+        click.echo(json_of(with_whole(source, found.id, line)))
 
 
 @sessions.command()

@@ -50,10 +50,11 @@ class SessionLine(Struct, frozen=True):
 
 
 class Line(Struct, frozen=True):
-    """One record of an export: its event id and its JSON."""
+    """One record of an export: its event id, its JSON, and the whole of a large result it names."""
 
     id: str
     record: msgspec.Raw
+    whole: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class Source(Protocol):
@@ -71,6 +72,9 @@ class Source(Protocol):
 
     def questions(self, session: str | None) -> Sequence[Question]:
         """Return what waits for a person, the longest first; of one session and its sub-agents where it is named."""
+
+    def blob(self, session: str, digest: str) -> bytes | None:
+        """Return a large result that a record of a session names, or None where it is not there."""
 
     def delete(self, session: str) -> None:
         """Remove a session for good.
@@ -139,6 +143,11 @@ class FileSource:
             state = evolve(state, decode(bytes(line.record)), epoch=EventId.parse(line.id).epoch)
         return state
 
+    def blob(self, session: str, digest: str) -> bytes | None:
+        """See `Source.blob`."""
+        with reading(self._path) as reader:
+            return reader.blob(session, digest)
+
     def delete(self, session: str) -> None:
         """See `Source.delete`."""
         if not asyncio.run(self._delete(session)):
@@ -151,6 +160,24 @@ class FileSource:
             return await store.delete(session)
         finally:
             await store.close()
+
+
+def with_whole(source: Source, session: str, line: Line) -> Line:
+    """Return a line with the whole of the large result its record names, if it names one that is there."""
+    try:
+        named = msgspec.json.decode(line.record, type=_Naming).result.blob
+    except msgspec.DecodeError:  # no record of a result, or one that cannot be read: exported as it is
+        return line
+    body = source.blob(session, named) if named else None
+    return line if body is None else Line(line.id, line.record, body.decode())
+
+
+class _Named(Struct, frozen=True):
+    blob: str = ""
+
+
+class _Naming(Struct, frozen=True):
+    result: _Named = _Named()
 
 
 def _lines_of(reader: Reader, session: str) -> Iterator[Line]:
@@ -262,6 +289,13 @@ class ServerSource:
         query = f"?{number[0]}={number[1]}" if number else ""
         path = f"/v1/sessions/{quote(session, safe='')}/{what}{query}"
         return self._read(self._ask("POST", path, body).read(), Told)
+
+    def blob(self, session: str, digest: str) -> bytes | None:
+        """See `Source.blob`."""
+        try:
+            return self._ask("GET", f"/v1/sessions/{quote(session, safe='')}/blobs/{digest}").read()
+        except NotFoundError:
+            return None
 
     def delete(self, session: str) -> None:
         """See `Source.delete`."""

@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from msgspec import UNSET, Struct, UnsetType, field
 
 from midstream.cli.terminal import Ink, clean, indented, shortened
-from midstream.core.messages import Call, File, Reply, Text, Thinking, UserMessage
+from midstream.core.calls import DAMAGED_CONTENT
+from midstream.core.messages import Call, File, Outcome, Reply, Text, Thinking, UserMessage
 from midstream.core.records import (
     AttemptContinued,
     AttemptFailed,
@@ -28,6 +29,7 @@ from midstream.core.records import (
     MessageAccepted,
     MessageQueued,
     MessageWithdrawn,
+    OutcomeDamaged,
     QuestionAnswered,
     QuestionAsked,
     Record,
@@ -145,6 +147,9 @@ class _Reading:
                 called = self._calls[record.reply, record.result.call_id]
                 called.outcome, called.content = record.result.outcome.value, record.result.content
                 called.ended_at = record.at
+            case OutcomeDamaged():
+                called = self._calls[record.reply, record.call_id]
+                called.outcome, called.content = Outcome.UNKNOWN.value, DAMAGED_CONTENT
             case EpochStarted() if turn.status != "running":
                 pass
             case TurnResumed():

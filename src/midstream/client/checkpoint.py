@@ -11,6 +11,7 @@ cut may set them back, which costs nothing but events that come again.
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +44,8 @@ APPLICATION_ID = 0x6D_69_64_63
 """Kept in `pragma application_id`, so that no other program's database is taken for ours: "midc"."""
 BUSY_S = 0.2
 """Seconds to wait for another process that is just letting go of the file."""
+
+_log = logging.getLogger(__name__)
 
 
 class StreamBegun(Struct, frozen=True):
@@ -223,7 +226,11 @@ class CheckpointFile:
         return await self._call(lambda: list(self._streams()))
 
     async def calls(self, stream: str) -> list[KeptCall]:
-        """Return what is kept of a stream's calls."""
+        """Return what is kept of a stream's calls; a damaged outcome is left out, with a warning.
+
+        Raises:
+            StoreDamagedError: A call itself is not what was written.
+        """
         return await self._call(lambda: [_call_of(row) for row in self._execute(_CALLS, stream)])
 
     async def start_epoch(self) -> int:
@@ -392,9 +399,18 @@ def _call_of(row: tuple[int, int, bytes, bytes, int, int, int, bytes | None]) ->
         msgspec.json.decode(plan, type=CallPlan),
         runs=runs,
         epoch=epoch,
-        result=None if result is None else msgspec.json.decode(result, type=Result),
+        result=None if result is None else _kept_result(result, f"a call of turn {turn}, reply {reply}"),
     )
     return KeptCall(turn, reply, state, bool(is_asked))
+
+
+def _kept_result(body: bytes, place: str) -> Result | None:
+    """Return an outcome; None where it cannot be read any more, so that its call alone is in doubt."""
+    try:
+        return msgspec.json.decode(body, type=Result)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        _log.warning("the outcome of %s in the state file is damaged: the call is in doubt", place)
+        return None
 
 
 def _translated(work: Callable[[], T]) -> T:

@@ -22,7 +22,7 @@ from midstream.client.checkpoint import (
     CallWrite,
     KeptCall,
 )
-from midstream.core.calls import RERUNS_MAX, UNKNOWN_CONTENT, CallState, Site, Verdict, judge
+from midstream.core.calls import RERUNS_MAX, UNKNOWN_CONTENT, CallState, OnDoubt, Site, Verdict, judge
 from midstream.core.frames import FRAME_BYTES_MAX, ResultPayload, encode
 from midstream.core.messages import Call, Outcome, Result
 from midstream.core.records import CallEnded, CallStarted, ClientTool, Record, ReplyCompleted
@@ -214,15 +214,19 @@ def offered(tools: Iterable[Tool]) -> tuple[ClientTool, ...]:
 
 
 def refuse_foreign(tools: Iterable[Tool]) -> None:
-    """Refuse tools whose calls are answered at the server.
+    """Refuse tools that only a server can have.
 
     Raises:
-        ToolDefinitionError: There is one.
+        ToolDefinitionError: One's calls are answered there, or it is to write in the transactions of its store.
     """
     for each in tools:
         if each.site is not Site.SERVER:
             raise ToolDefinitionError(
                 f"the tool {each.name!r} belongs to an agent at the server, not to a client"
+            )
+        if each.on_doubt is OnDoubt.IN_TRANSACTION:
+            raise ToolDefinitionError(
+                f"{each.name!r} runs at a client, where no transaction of its outcome is"
             )
 
 

@@ -31,6 +31,10 @@ UNKNOWN_CONTENT = (
 STOPPED_CONTENT = "This tool was stopped on request while it ran. It may or may not have taken effect."
 NOT_STARTED_CONTENT = "This tool was not started, because the turn was stopped first."
 NO_ANSWER_CONTENT = "No client answered this call in time. It may or may not have taken effect."
+DAMAGED_CONTENT = (
+    "This call ended, but the record of its outcome cannot be read any more. It may or may not have taken effect. "
+    "Check before repeating it."
+)
 DENIED_CONTENT = "A person declined this call. It was not started."
 NO_DECISION_CONTENT = "Nobody approved this call in time. It was not started."
 NO_REPLY_CONTENT = "Nobody answered this question in time."
@@ -152,6 +156,8 @@ class CallState(Struct, frozen=True):
     """Up to where the records of the session that does its work were shown here."""
     is_edited: bool = False
     """A person changed the arguments; `call` and `plan` hold the new ones, the reply the model's."""
+    is_outcome_lost: bool = False
+    """It ended, and the record of its outcome cannot be read any more."""
     result: Result | None = None
 
     @property
@@ -209,8 +215,12 @@ def judge(call: CallState, *, epoch: int) -> Verdict:
         return Verdict.LEAVE
     if call.runs == 0:
         return Verdict.START
+    if call.is_outcome_lost and call.plan.site is Site.CLIENT:
+        return Verdict.GIVE_UP  # its client has said what it had to say
     if call.epoch == epoch or call.plan.site in (Site.CLIENT, Site.CHILD):
         return Verdict.LEAVE
+    if call.is_outcome_lost and call.plan.on_doubt is OnDoubt.IN_TRANSACTION:
+        return Verdict.GIVE_UP  # it did happen: its effect is in the database
     match call.plan.on_doubt:
         case OnDoubt.UNKNOWN:
             return Verdict.GIVE_UP
@@ -255,6 +265,14 @@ def closing_result(call: CallState, *, running: str = STOPPED_CONTENT) -> Result
     """Return the result of a call that ends without an outcome of its own; `running` says why, if it ran."""
     if call.result is not None:
         return call.result
+    if call.is_outcome_lost:
+        return lost_result(call)
     if call.runs == 0:
         return Result(call.call.id, NOT_STARTED_CONTENT, Outcome.CANCELLED)
     return Result(call.call.id, UNKNOWN_CONTENT if call.is_in_doubt else running, Outcome.UNKNOWN)
+
+
+def lost_result(call: CallState) -> Result:
+    """Return the result of a call in doubt that nobody may run again; it says whose fault that is."""
+    content = DAMAGED_CONTENT if call.is_outcome_lost else UNKNOWN_CONTENT
+    return Result(call.call.id, content, Outcome.UNKNOWN)

@@ -7,7 +7,8 @@ whatever the cut. Nothing here is random or measured twice: the same history and
 
 from __future__ import annotations
 
-from midstream.core.messages import Call, Entry, Exchange, History, Text, UserMessage
+from midstream.core.blobs import SHOWN_CHARS_MAX
+from midstream.core.messages import Call, Entry, Exchange, History, Result, Text, UserMessage
 
 LEFT_OUT = "[Older parts of this conversation were left out here, because it is longer than you can read.]"
 FILE_CHARS_MAX = 20_000
@@ -62,9 +63,14 @@ def _size(entry: Entry) -> int:
         said = (
             len(p.name) + len(p.arguments) if isinstance(p, Call) else len(p.text) for p in entry.reply.parts
         )
-        return 1 + sum(said) + sum(len(result.content) for result in entry.results)
+        return 1 + sum(said) + sum(_result_size(result) for result in entry.results)
     texts = (
         len(part.text) if isinstance(part, Text) else min(len(part.data or part.url or ""), FILE_CHARS_MAX)
         for part in entry.parts
     )
     return 1 + sum(texts)
+
+
+def _result_size(result: Result) -> int:
+    # A model is shown the whole of a large one, which the record does not hold.
+    return min(result.size, SHOWN_CHARS_MAX) if result.blob else len(result.content)

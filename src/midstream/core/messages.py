@@ -77,11 +77,17 @@ class Outcome(StrEnum):
 
 
 class Result(Struct, frozen=True, omit_defaults=True):
-    """The answer to one call. `content` is what the model reads: plain text or JSON text."""
+    """The answer to one call. `content` is what the model reads: plain text or JSON text.
+
+    A large one is kept apart, once for each session (`core/blobs.py`): then `content` is only its beginning, `blob` the
+    digest by which the whole is found, and `size` the bytes of the whole in UTF-8.
+    """
 
     call_id: str
     content: str
     outcome: Outcome = Outcome.OK
+    blob: str = ""
+    size: int = 0
 
 
 class Usage(Struct, frozen=True, omit_defaults=True):

@@ -7,6 +7,7 @@ renamed or given another meaning; a new kind of record is a new tag.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Literal
@@ -285,6 +286,7 @@ class CallStarted(Struct, frozen=True, tag="call_started", tag_field="type", omi
     run: int
     at: float
     has_effects: bool = True
+    """Whether it may do something that could be there without this record, so that this must reach the disk first."""
     arguments: str | None = None
     """The arguments to run with (JSON text), where a person changed the model's."""
 
@@ -377,6 +379,14 @@ class ResultArrivedLate(Struct, frozen=True, tag="result_arrived_late", tag_fiel
     at: float
 
 
+class OutcomeDamaged(Struct, frozen=True, tag="outcome_damaged", tag_field="type"):
+    """What stands for the outcome of a call whose record cannot be read any more. Never written; see `salvaged`."""
+
+    turn: int
+    reply: int
+    call_id: str
+
+
 class ExchangeCommitted(Struct, frozen=True, tag="exchange_committed", tag_field="type"):
     """The reply and all its results entered history together."""
 
@@ -432,6 +442,7 @@ Record = (
     | QuestionAnswered
     | CallEnded
     | ResultArrivedLate
+    | OutcomeDamaged
     | ExchangeCommitted
     | CancelRequested
     | TurnEnded
@@ -456,6 +467,50 @@ def decode(body: bytes) -> Record:
         return _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RecordUndecodableError(f"a journal record cannot be read: {error}") from error
+
+
+_OUTCOME = re.compile(
+    rb'\{"type":"(?:call_ended|result_arrived_late)","turn":(\d{1,18}),"reply":(\d{1,18}),'
+    rb'"result":\{"call_id":("(?:[^"\\]|\\.)*")'
+)
+
+
+def salvaged(body: bytes) -> OutcomeDamaged | None:
+    """Say which call's outcome a body was that `decode` refuses, or None where it is no outcome for certain."""
+    found = _OUTCOME.match(body)
+    if found is None:
+        return None
+    try:
+        call_id = msgspec.json.decode(found[3], type=str)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return OutcomeDamaged(int(found[1]), int(found[2]), call_id)
+
+
+class JournalReader:
+    """Reads the records of one journal, in order, so that a damaged outcome costs only itself."""
+
+    def __init__(self) -> None:
+        self._version = VERSION
+        """Of whoever wrote the records that were read last."""
+
+    def read(self, body: bytes) -> Record:
+        """Return the next record; `OutcomeDamaged` in the place of an outcome that cannot be read any more.
+
+        Raises:
+            RecordUndecodableError: A record of a newer version, or damage. Of a newer version nothing is taken for
+                damaged: what cannot be read there is not understood.
+        """
+        try:
+            record = decode(body)
+        except RecordUndecodableError:
+            found = salvaged(body) if self._version <= VERSION else None
+            if found is None:
+                raise
+            return found
+        if isinstance(record, EpochStarted):
+            self._version = record.version
+        return record
 
 
 def decode_all(bodies: Iterable[bytes]) -> tuple[Record, ...]:

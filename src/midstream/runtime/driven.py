@@ -49,7 +49,7 @@ from midstream.core.turn import Refused
 from midstream.errors import MidstreamError, SessionBusyError, UnavailableError, UsageError
 from midstream.runtime.journal import Journal, require_session_id
 from midstream.runtime.runner import APPEND_BACKOFF, APPEND_TRIES_MAX, TITLE_CHARS_MAX
-from midstream.store.contract import RUNNING, Mark, Store, Stored
+from midstream.store.contract import RUNNING, Appendix, Mark, Store, Stored
 from midstream.tools import CallContext
 from midstream.world import Fault, World
 
@@ -235,11 +235,11 @@ class DrivenJournal:
         return started, self._folded(self.state, started)
 
     async def _append(self, records: Sequence[Record], state: Session, *, is_patient: bool) -> None:
-        bodies = [encode(record) for record in records]
+        appendix = Appendix([encode(record) for record in records], _mark_of(records, state))
         tries = APPEND_TRIES_MAX if is_patient else 1
         for failures in range(1, tries + 1):
             try:
-                await self.journal.append(bodies, sync=sync_of(records), mark=_mark_of(records, state))
+                await self.journal.append(appendix, sync=sync_of(records))
             except UnavailableError:
                 if failures == tries:
                     raise

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 from msgspec import Struct
 
+from midstream.core.calls import OnDoubt
 from midstream.core.records import Parent, TurnStatus
 from midstream.core.session import Session, fold
 from midstream.core.timing import RECONNECT_BACKOFF
@@ -19,14 +20,15 @@ from midstream.errors import (
     LeaseHeldError,
     MidstreamError,
     SessionNotFoundError,
+    ToolDefinitionError,
     UnavailableError,
 )
-from midstream.runtime.agent import Agent
+from midstream.runtime.agent import Agent, SubAgent
 from midstream.runtime.caretaker import Caretaker
 from midstream.runtime.children import CHILD_MARK
 from midstream.runtime.journal import Journal, require_session_id
 from midstream.runtime.runner import Runner
-from midstream.store.contract import Store
+from midstream.store.contract import Store, Transactional
 from midstream.world import World
 
 SESSIONS_AWAKE_MAX = 1000
@@ -105,10 +107,16 @@ class Host:
         Calling it again is harmless.
 
         Raises:
+            ToolDefinitionError: A tool is to write in the store's transactions, and this store has none for tools.
             StoreBusyError, StoreFullError, StoreDamagedError: The store cannot be opened. Nothing was changed.
         """
         if self._is_started:
             return
+        if not isinstance(self.store, Transactional) and (names := sorted(_within(self.agent))):
+            message = (
+                f"tools with on_doubt='in_transaction' need a store such as SQLiteStore: {', '.join(names)}"
+            )
+            raise ToolDefinitionError(message)
         self._is_started = True
         try:
             await self.store.open()
@@ -437,3 +445,12 @@ class Host:
 
 def _draining() -> DrainingError:
     return DrainingError("this server is shutting down: reconnect to carry on", retry_after_s=1.0)
+
+
+def _within(agent: Agent) -> Iterator[str]:
+    """Yield the names of an agent's tools, and of its sub-agents', that write in the store's transactions."""
+    for each in agent.tools.values():
+        if isinstance(each, SubAgent):
+            yield from _within(each.agent)
+        elif each.on_doubt is OnDoubt.IN_TRANSACTION:
+            yield each.name

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+
+from msgspec.structs import replace
 
 from midstream.core.frames import START, EventId
-from midstream.core.records import Record, Sync, decode
+from midstream.core.records import JournalReader, OutcomeDamaged, Record, Sync, encode
 from midstream.errors import (
     JournalMovedError,
     LeaseLostError,
@@ -16,13 +19,15 @@ from midstream.errors import (
     RecordUndecodableError,
     UsageError,
 )
-from midstream.store.contract import Mark, Store, Stored
+from midstream.store.contract import Appendix, Attempt, Store, Stored, Transactional
 from midstream.world import Fault, World
 
 TAIL_RECORDS_MAX = 4096
 """Newest records kept in memory for the readers at the tail; others read pages from the store."""
 PAGE_RECORDS = 1000
 """Records read at once when a journal is folded or a reader is far behind."""
+
+_log = logging.getLogger(__name__)
 
 _SESSION_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 
@@ -51,6 +56,9 @@ class Journal:
         """When it was last certain that this process owns the session, on its own clock."""
         self._store = store
         self._world = world
+        self._reader = JournalReader()
+        self._damaged: dict[int, Stored] = {}
+        """What stands for outcomes that cannot be read any more, by position."""
         self._tail: list[Stored] = []
         self._waiting: set[asyncio.Future[None]] = set()
         self._closed: MidstreamError | None = None
@@ -61,12 +69,13 @@ class Journal:
         Nothing is claimed.
 
         Raises:
-            RecordUndecodableError: A record of a newer version, or damage; names session and position.
+            RecordUndecodableError: A record of a newer version, or damage; names session and position. An outcome of a
+                call that is damaged costs only itself: a warning, and `OutcomeDamaged` in its place.
         """
         records: list[tuple[int, Record]] = []
         while page := await self._store.read(self.session_id, after=self.newest.position, limit=PAGE_RECORDS):
             records.extend(self._decoded(page))
-            self._remember(page)
+            self._remember(self._readable(page))
         self._wake()
         return records
 
@@ -86,11 +95,20 @@ class Journal:
 
     def _decoded(self, page: Sequence[Stored]) -> Iterator[tuple[int, Record]]:
         for stored in page:
+            place = f"record {stored.position} of session {self.session_id!r}"
             try:
-                yield stored.epoch, decode(stored.body)
+                record = self._reader.read(stored.body)
             except RecordUndecodableError as error:
-                place = f"record {stored.position} of session {self.session_id!r}"
                 raise RecordUndecodableError(f"{place}: {error.message}") from error
+            if isinstance(record, OutcomeDamaged):
+                _log.warning("%s is damaged: the outcome of a call is lost", place)
+                self._damaged[stored.position] = replace(stored, body=encode(record))
+            yield stored.epoch, record
+
+    def _readable(self, page: Sequence[Stored]) -> Sequence[Stored]:
+        if not self._damaged:
+            return page
+        return [self._damaged.get(stored.position, stored) for stored in page]
 
     async def claim(self, *, at: float) -> int:
         """Take the session for this process; appends may follow under the returned epoch."""
@@ -123,21 +141,49 @@ class Journal:
         """Hand a command to whoever owns the session, and return the answer."""
         return await self._store.hand_over(self.session_id, body)
 
-    async def append(self, bodies: Sequence[bytes], *, sync: Sync, mark: Mark | None) -> None:
+    @property
+    def is_transactional(self) -> bool:
+        """Whether `append_within` may be called."""
+        return isinstance(self._store, Transactional)
+
+    async def append(self, appendix: Appendix, *, sync: Sync) -> None:
         """Append, then publish: readers are woken when the records are as durable as `sync` says."""
         start = self.newest.position
         self._world.reach(Fault.BEFORE_APPEND)
         asked_at = self._world.monotonic()
         await self._store.append(
-            self.session_id, bodies, expected=start, epoch=self.epoch, sync=sync, mark=mark
+            self.session_id,
+            appendix.bodies,
+            expected=start,
+            epoch=self.epoch,
+            sync=sync,
+            mark=appendix.mark,
+            blobs=appendix.blobs,
         )
         self.held_at = asked_at
+        self._publish(start, appendix.bodies)
+
+    async def append_within(self, work: Callable[[Attempt], Appendix]) -> None:
+        """Let `work` write into the database in the append of what it returns, then publish."""
+        assert isinstance(self._store, Transactional)  # see `is_transactional`
+        start = self.newest.position
+        self._world.reach(Fault.BEFORE_APPEND)
+        asked_at = self._world.monotonic()
+        appendix = await self._store.append_within(self.session_id, work, expected=start, epoch=self.epoch)
+        self.held_at = asked_at
+        self._publish(start, appendix.bodies)
+
+    def _publish(self, start: int, bodies: Sequence[bytes]) -> None:
         self._world.reach(Fault.AFTER_APPEND)
         self._remember(
             [Stored(start + number, self.epoch, body) for number, body in enumerate(bodies, start=1)]
         )
         self._wake()
         self._world.reach(Fault.AFTER_PUBLISH)
+
+    async def blob(self, digest: str) -> bytes | None:
+        """Return a large result that a record names, or None where it is not there."""
+        return await self._store.blob(self.session_id, digest)
 
     async def read(self, *, after: int, limit: int) -> Sequence[Stored]:
         """Return up to `limit` records after a position: from memory near the tail, else from the store."""
@@ -146,7 +192,8 @@ class Journal:
         skip = after + 1 - self._tail[0].position
         if skip >= 0:
             return self._tail[skip : skip + limit]
-        return await self._store.read(self.session_id, after=after, limit=min(limit, PAGE_RECORDS))
+        page = await self._store.read(self.session_id, after=after, limit=min(limit, PAGE_RECORDS))
+        return self._readable(page)
 
     async def wait(self, after: int) -> None:
         """Wait until there is a record after `after`.

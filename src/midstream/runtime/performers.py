@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
-from collections.abc import AsyncGenerator, Mapping
+import threading
+from collections.abc import AsyncGenerator, Callable, Mapping
+from functools import partial
 from typing import Protocol, assert_never, cast
 
 from msgspec.structs import replace
 
-from midstream.core.calls import STOPPED_CONTENT, CallPlan, CallState, Site, digest_of
+from midstream.core.blobs import named, whole
+from midstream.core.calls import (
+    NOT_STARTED_CONTENT,
+    STOPPED_CONTENT,
+    CallPlan,
+    CallState,
+    OnDoubt,
+    Site,
+    digest_of,
+)
 from midstream.core.compaction import next_cut
-from midstream.core.messages import Call, Finish, Outcome, Reply, Result, UserMessage, storable
+from midstream.core.messages import Call, Finish, History, Outcome, Reply, Result, UserMessage, storable
 from midstream.core.records import ClientTool
 from midstream.core.replies import (
     Heartbeat,
@@ -66,7 +78,8 @@ from midstream.runtime.children import Nursery, run_child, stop_child
 from midstream.runtime.models import ResumableModel
 from midstream.runtime.toolset import Toolset, read_toolset
 from midstream.runtime.watchdog import Watch
-from midstream.tools import CallContext, Tool, is_plain, plan_call, probe_call, run_call
+from midstream.store.contract import Attempt
+from midstream.tools import CallContext, Tool, call_within, is_plain, plan_call, probe_call, run_call
 from midstream.world import Fault, World
 
 HAND_IN = "[A limit was reached. Give your final answer now, from what you have; no tools are available.]"
@@ -101,6 +114,16 @@ class Reports(Protocol):
 
     async def confirm(self) -> None:
         """Make sure that the session was not taken while this process was frozen; where it was, be cancelled."""
+
+    async def report_within(self, owed: RunCall, run: Callable[[Attempt], CallFinished]) -> None:
+        """Let a call run in the append of its outcome, and wait for it."""
+
+    async def blob(self, digest: str) -> bytes | None:
+        """Return a large result that a record of this session names."""
+
+    @property
+    def is_transactional(self) -> bool:
+        """Whether `report_within` may be called: the store has transactions for tools."""
 
     @property
     def is_closing(self) -> bool:
@@ -172,9 +195,15 @@ class Performer:
         own = await self._read_tools(owed)
         client_tools = {each.spec.name: each for each in turn.terms.tools if each.spec.name not in own}
         specs = (*(each.spec for each in own.values()), *(each.spec for each in client_tools.values()))
+        try:
+            history = await self._whole(session.shown)
+        except MidstreamError as error:
+            unread = ModelUnavailableError(f"what the model is to read cannot be read: {error.message}")
+            await self._reports.report(self._failure(owed, unread, session))
+            return
         request = ModelRequest(
             self._agent.instructions,
-            session.shown.then(UserMessage.of(HAND_IN)) if turn.is_last else session.shown,
+            history.then(UserMessage.of(HAND_IN)) if turn.is_last else history,
             () if turn.is_last else specs,
             owed.attempt,
             f"{self._reports.session_id}/{owed.turn}/{owed.reply_no}",
@@ -204,6 +233,11 @@ class Performer:
         except Exception as error:  # noqa: BLE001 - foreign code, and nothing depends on it
             kind = type(error).__name__
             _log.debug("a reply was not stopped: %s", kind, extra={"session": self._reports.session_id})
+
+    async def _whole(self, shown: History) -> History:
+        """Return a history with its large results, read anew for each model call: memory holds their beginnings."""
+        read = {digest: await self._reports.blob(digest) for digest in named(shown)}
+        return whole(shown, {digest: body for digest, body in read.items() if body is not None})
 
     async def _read_tools(self, owed: AskModel) -> Mapping[str, Tool]:
         """Return the tools there are now, and see to it that readers hear of a change."""
@@ -291,10 +325,14 @@ class Performer:
         state = _state_of(owed, session)
         self._world.reach(Fault.BEFORE_TOOL)
         await self._reports.confirm()
+        found = await self._find(state.call.name)
+        if found is not None and found.on_doubt is OnDoubt.IN_TRANSACTION:
+            await self._run_within(owed, state, found)
+            return
         watch = self._watch(owed)
         try:
             async with watch:
-                result = await self._result_of(owed, state, await self._find(state.call.name), watch)
+                result = await self._result_of(owed, state, found, watch)
         except asyncio.CancelledError:
             # Cancelled by a user, the call ends here; let go by the process, it stays open for the next owner.
             if not self._reports.is_closing:
@@ -303,6 +341,41 @@ class Performer:
             raise
         self._world.reach(Fault.AFTER_TOOL)
         await self._reports.report(CallFinished(owed.turn, owed.reply_no, result))
+
+    async def _run_within(self, owed: RunCall, state: CallState, found: Tool) -> None:
+        """Run a call in the append of its outcome: before and after that it did not happen, or it is on record."""
+        context = self._context(owed, owed.run)
+        surroundings = contextvars.copy_context()
+
+        def run(attempt: Attempt) -> CallFinished:
+            within = partial(attempt, within_s=found.timeout_s)
+            result = surroundings.run(call_within, found, state.call, context, within)
+            self._world.reach(Fault.AFTER_TOOL)
+            return CallFinished(owed.turn, owed.reply_no, result)
+
+        try:
+            if (why := self._refused(state, found)) is not None:
+                refused = Result(owed.call_id, why, Outcome.ERROR)
+                await self._reports.report(CallFinished(owed.turn, owed.reply_no, refused))
+            else:
+                await self._reports.report_within(owed, run)
+        except asyncio.CancelledError:
+            if not self._reports.is_closing:  # it has not run, and now it will not
+                stopped = Result(owed.call_id, NOT_STARTED_CONTENT, Outcome.CANCELLED)
+                await self._reports.report(CallFinished(owed.turn, owed.reply_no, stopped))
+            raise
+
+    def _refused(self, state: CallState, found: Tool) -> str | None:
+        """Say why a call is not run whose tool is there."""
+        if state.plan.digest != digest_of(state.call.name, state.call.arguments):
+            return "The arguments do not match their digest."
+        is_within = found.on_doubt is OnDoubt.IN_TRANSACTION
+        if is_within and not self._reports.is_transactional:
+            return f"{found.name!r} needs a store in whose transactions tools can write; it was not run."
+        if state.plan.on_doubt is OnDoubt.IN_TRANSACTION and not is_within:
+            # Planned by another version of the agent: without the transaction a crash would run it twice.
+            return f"{found.name!r} is another tool by now; it was not run."
+        return None
 
     async def _run_child(self, owed: RunChild, session: Session) -> None:
         state = _state_of(owed, session)
@@ -328,8 +401,8 @@ class Performer:
     async def _result_of(self, owed: RunCall, state: CallState, found: Tool | None, watch: Watch) -> Result:
         if found is None:  # the agent changed between two owners: never a stuck turn
             return _gone(owed, state)
-        if state.plan.digest != digest_of(state.call.name, state.call.arguments):
-            return Result(owed.call_id, "The arguments do not match their digest.", Outcome.ERROR)
+        if (why := self._refused(state, found)) is not None:
+            return Result(owed.call_id, why, Outcome.ERROR)
         context = self._context(owed, owed.run, watch)
         if is_plain(found):
             return await self._result_of_plain(found, state.call, context)
@@ -368,7 +441,7 @@ class Performer:
         await self._reports.report(CallProbed(owed.turn, owed.reply_no, owed.call_id, result, may_run))
 
     def _context(self, owed: RunCall | ProbeCall, run: int, watch: Watch | None = None) -> CallContext:
-        loop = asyncio.get_running_loop()
+        loop, here = asyncio.get_running_loop(), threading.get_ident()
 
         def progressed(text: str) -> None:
             if watch is not None:
@@ -376,6 +449,9 @@ class Performer:
             self._reports.tell(CallProgress(owed.turn, owed.reply_no, owed.call_id, run, text))
 
         def tell(text: str) -> None:
+            if threading.get_ident() == here:  # at once, so that the last words come before the outcome
+                progressed(text)
+                return
             with contextlib.suppress(RuntimeError):  # the loop has ended: nobody listens any more
                 loop.call_soon_threadsafe(progressed, text)
 

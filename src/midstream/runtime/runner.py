@@ -13,12 +13,14 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
 from typing import Protocol
 
 from msgspec.structs import replace
 
 from midstream.core import session as sessions
+from midstream.core.blobs import Blob, lifted
 from midstream.core.frames import EventId
 from midstream.core.messages import Text
 from midstream.core.records import (
@@ -42,6 +44,7 @@ from midstream.core.turn import (
     LOOK_BACK_S,
     Answer,
     AskModel,
+    CallFinished,
     CallProgress,
     Cancel,
     ChildSpoke,
@@ -53,6 +56,7 @@ from midstream.core.turn import (
     Recover,
     Refused,
     Resume,
+    RunCall,
     SendMessage,
     Stalled,
     StallOver,
@@ -72,7 +76,7 @@ from midstream.runtime.children import Nursery
 from midstream.runtime.handing import GIVE_UP, encode_command, position_of
 from midstream.runtime.journal import Journal
 from midstream.runtime.performers import Performer
-from midstream.store.contract import RUNNING, WAITING, Mark, Stored
+from midstream.store.contract import RUNNING, WAITING, Appendix, Attempt, Mark, Stored
 from midstream.world import World
 
 MAILBOX_MAX = 64
@@ -91,6 +95,14 @@ TITLE_CHARS_MAX = 80
 _log = logging.getLogger(__name__)
 
 
+class Effect:
+    """A call that runs in the append of its outcome: `run` is called in the store's thread."""
+
+    def __init__(self, owed: RunCall, run: Callable[[Attempt], CallFinished]) -> None:
+        self.owed = owed
+        self.run = run
+
+
 class _Envelope:
     """A command on its way, and who waits for it."""
 
@@ -98,7 +110,7 @@ class _Envelope:
 
     def __init__(
         self,
-        command: Command | Received | ToolsFound | None,
+        command: Command | Received | ToolsFound | Effect | None,
         done: asyncio.Future[int] | None,
         reporter: asyncio.Task[None] | None = None,
     ) -> None:
@@ -398,6 +410,22 @@ class Runner:
             self._fail(UnavailableError(f"session {self.session_id!r}: its store answers too slowly to act"))
         raise asyncio.CancelledError
 
+    async def report_within(self, owed: RunCall, run: Callable[[Attempt], CallFinished]) -> None:
+        """Let a call write into the database in the append of its outcome; not at all, if it is no longer owed."""
+        try:
+            await self._post(Effect(owed, run), asyncio.current_task())
+        except MidstreamError as error:
+            _log.debug("an effect did not happen: %s", error.code, extra={"session": self.session_id})
+
+    @property
+    def is_transactional(self) -> bool:
+        """Whether tools can write in the transactions of this session's store."""
+        return self._journal.is_transactional
+
+    async def blob(self, digest: str) -> bytes | None:
+        """Return a large result that a record of this session names, or None where it is not there."""
+        return await self._journal.blob(digest)
+
     @property
     def is_closing(self) -> bool:
         """Whether tasks are being stopped because this process lets go, not because nobody owes them."""
@@ -406,7 +434,7 @@ class Runner:
     # --- the loop ---------------------------------------------------------------------------------------------
 
     async def _post(
-        self, command: Command | Received | None, reporter: asyncio.Task[None] | None = None
+        self, command: Command | Received | Effect | None, reporter: asyncio.Task[None] | None = None
     ) -> int:
         if self._failed is not None:
             raise self._failed
@@ -442,15 +470,15 @@ class Runner:
             while True:
                 await self._arrived.wait()
                 self._arrived.clear()
-                batch = [*self._mailbox]
-                self._mailbox.clear()
-                self._room.set()
-                if self._has_begun:
-                    await self._step(batch)
-                else:
-                    async with self._unclaimed:
+                if batch := self._next_batch():
+                    if self._has_begun:
                         await self._step(batch)
-                if not self._mailbox:
+                    else:
+                        async with self._unclaimed:
+                            await self._step(batch)
+                if self._mailbox:
+                    self._arrived.set()
+                else:
                     self._rested.set()
         except asyncio.CancelledError:
             # Also when a whole event loop is cancelled at its end: a tool that reports its own cancellation must
@@ -463,29 +491,27 @@ class Runner:
             _log.exception("a session ended on a bug", extra={"session": self.session_id})
             self._fail(_stopped_on(error, self.session_id))
 
+    def _next_batch(self) -> list[_Envelope]:
+        """Take what waits, up to an effect; an effect alone, as it is decided in the store's own transaction."""
+        batch: list[_Envelope] = []
+        while self._mailbox:
+            is_effect = isinstance(self._mailbox[0].command, Effect)
+            if not (is_effect and batch):
+                batch.append(self._mailbox.popleft())
+            if is_effect:
+                break
+        self._room.set()
+        return batch
+
     async def _step(self, batch: list[_Envelope]) -> None:
         """Decide a batch of commands, append all they cause at once, then tell and act."""
         if not self._has_begun and self._has_answered(batch):
             return
-        taken: list[_Envelope] = []
-        records: list[Record] = []
         try:
-            state = await self._claim_if_needed(records)
-            at = self._world.now()
-            for envelope in _merged(batch):
-                if envelope.command is not None:
-                    try:
-                        decided = sessions.decide(state, envelope.command, epoch=self._journal.epoch, at=at)
-                    except Refused as refused:
-                        _answer(envelope, refused.error)
-                        continue
-                    if self._is_quiescing:
-                        decided = _without_starts(decided)
-                    state = self._folded(state, decided)
-                    records.extend(decided)
-                taken.append(envelope)
-            if records:
-                await self._append(records, state, is_patient=any(_is_internal(each) for each in taken))
+            if isinstance(effect := batch[0].command, Effect):
+                taken, has_written = batch, await self._append_effect(effect)
+            else:
+                taken, has_written = await self._append_decided(batch)
         except MidstreamError as error:
             for envelope in batch:
                 _answer(envelope, error)
@@ -498,11 +524,61 @@ class Runner:
             for envelope in batch:  # a bug ends the session, but nobody may wait for its answer for ever
                 _answer(envelope, _stopped_on(error, self.session_id))
             raise
-        self._has_begun = self._has_begun or bool(records)
-        self.state = state
+        self._has_begun = self._has_begun or has_written
         for envelope in taken:
             _answer(envelope, self.newest.position)
         self._reconcile(reporters={each.reporter for each in taken})
+
+    async def _append_decided(self, batch: list[_Envelope]) -> tuple[list[_Envelope], bool]:
+        """Return what was taken of a batch, and whether that wrote anything."""
+        taken: list[_Envelope] = []
+        records: list[Record] = []
+        blobs: list[Blob] = []
+        state = await self._claim_if_needed(records)
+        at = self._world.now()
+        for envelope in _merged(batch):
+            assert not isinstance(envelope.command, Effect)  # see `_next_batch`
+            if envelope.command is not None:
+                try:
+                    decided, large = self._decided(state, envelope.command, at=at)
+                except Refused as refused:
+                    _answer(envelope, refused.error)
+                    continue
+                state = self._folded(state, decided)
+                records.extend(decided)
+                blobs.extend(large)
+            taken.append(envelope)
+        if records:
+            appendix = _appendix(records, blobs, self.state, state)
+            append = partial(self._journal.append, appendix, sync=sync_of(records))
+            await self._patiently(append, tries=APPEND_TRIES_MAX if any(map(_is_internal, taken)) else 1)
+        self.state = state
+        return taken, bool(records)
+
+    async def _append_effect(self, effect: Effect) -> bool:
+        """Run a call in the append of its outcome; return whether it was still owed, so that it ran."""
+        if effect.owed not in sessions.owed(self.state):
+            return False
+        state = self.state
+
+        def work(attempt: Attempt) -> Appendix:
+            # In the store's thread. Nothing else changes this session while its runner waits for this.
+            nonlocal state
+            finished = effect.run(attempt)
+            records, blobs = self._decided(self.state, finished, at=self._world.now())
+            state = self._folded(self.state, records)
+            return _appendix(records, blobs, self.state, state)
+
+        await self._patiently(partial(self._journal.append_within, work), tries=APPEND_TRIES_MAX)
+        self.state = state
+        return True
+
+    def _decided(
+        self, state: Session, command: Command | Received | ToolsFound, *, at: float
+    ) -> tuple[tuple[Record, ...], tuple[Blob, ...]]:
+        """Return what must be appended because of a command: records, and the large results they name."""
+        decided = sessions.decide(state, command, epoch=self._journal.epoch, at=at)
+        return lifted(_without_starts(decided) if self._is_quiescing else decided)
 
     def _has_answered(self, batch: list[_Envelope]) -> bool:
         """Answer a batch that would write nothing, so that a refused request does not claim the session."""
@@ -511,7 +587,7 @@ class Runner:
         answers: list[int | MidstreamError] = []
         at = self._world.now()
         for envelope in batch:
-            if envelope.command is None:
+            if envelope.command is None or isinstance(envelope.command, Effect):
                 return False
             try:
                 decided = sessions.decide(self.state, envelope.command, epoch=self.state.epoch + 1, at=at)
@@ -557,14 +633,10 @@ class Runner:
             state = sessions.evolve(state, record, epoch=self._journal.epoch)
         return state
 
-    async def _append(self, records: list[Record], state: Session, *, is_patient: bool) -> None:
-        bodies = [encode(record) for record in records]
-        sync = sync_of(records)
-        mark = _mark_of(records, self.state, state)
-        tries = APPEND_TRIES_MAX if is_patient else 1
+    async def _patiently(self, append: Callable[[], Awaitable[None]], *, tries: int) -> None:
         for failures in range(1, tries + 1):
             try:
-                await self._journal.append(bodies, sync=sync, mark=mark)
+                await append()
             except UnavailableError as error:
                 # What a model said or a tool did must not be lost to a disk that is full for a moment.
                 if failures == tries:
@@ -651,6 +723,10 @@ class Runner:
         waiting, self._mailbox = self._mailbox, deque()
         for envelope in waiting:
             _answer(envelope, error)
+
+
+def _appendix(records: Sequence[Record], blobs: Sequence[Blob], before: Session, state: Session) -> Appendix:
+    return Appendix([encode(record) for record in records], _mark_of(records, before, state), blobs)
 
 
 def _merged(batch: list[_Envelope]) -> list[_Envelope]:

@@ -18,6 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from midstream.core.blobs import is_digest
 from midstream.core.frames import (
     FRAME_BYTES_MAX,
     Ack,
@@ -29,6 +30,8 @@ from midstream.core.frames import (
     secret_digest_of,
 )
 from midstream.core.questions import Question, questions_of
+from midstream.core.records import encode as encode_record
+from midstream.core.records import salvaged
 from midstream.core.server_stream import KEY_CHARS_MAX, ServerStream, Wire, answer_of, read_chunk
 from midstream.core.sse import event_of_frame, events_of_records
 from midstream.core.turn import Cancel, Resume, Withdraw
@@ -36,6 +39,7 @@ from midstream.errors import (
     ConnectionLostError,
     FrameTooLargeError,
     MalformedFrameError,
+    NotFoundError,
     SessionNotFoundError,
     UsageError,
 )
@@ -44,7 +48,7 @@ from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
 from midstream.server.connection import Connection, Connections
 from midstream.server.snapshot import snapshot_of
-from midstream.store.contract import RUNNING, WAITING, SessionInfo
+from midstream.store.contract import RUNNING, WAITING, SessionInfo, Stored
 from midstream.version import __version__
 from midstream.world import Fault
 
@@ -119,6 +123,7 @@ class HttpEndpoints:
             Route(one, self.show, methods=["GET"]),
             Route(one, self.delete, methods=["DELETE"]),
             Route(f"{one}/records", self.records, methods=["GET"]),
+            Route(f"{one}/blobs/{{digest}}", self.blob, methods=["GET"]),
             Route(f"{one}/cancel", self.cancel, methods=["POST"]),
             Route(f"{one}/answer", self.answer, methods=["POST"]),
             Route(f"{one}/resume", self.resume, methods=["POST"]),
@@ -184,6 +189,14 @@ class HttpEndpoints:
             self._lines(session_id, after, limit), media_type="application/x-ndjson", headers=_NO_STORE
         )
 
+    async def blob(self, request: Request) -> Response:
+        """Return the whole of a large result, which a record names by its digest."""
+        session_id, digest = request.path_params["session_id"], request.path_params["digest"]
+        body = await self._host.store.blob(session_id, digest) if is_digest(digest) else None
+        if body is None:
+            raise NotFoundError(f"session {session_id!r} has no such result")
+        return Response(body, headers={**_AS_DATA, "etag": f'"{digest}"'}, media_type="text/plain")
+
     async def _lines(self, session_id: str, after: int, limit: int | None) -> AsyncIterator[bytes]:
         left = limit
         while left is None or left > 0:
@@ -194,7 +207,7 @@ class HttpEndpoints:
             after = page[-1].position
             left = None if left is None else left - len(page)
             yield b"".join(
-                b'{"id":"%d-%d","record":%b}\n' % (stored.epoch, stored.position, stored.body)
+                b'{"id":"%d-%d","record":%b}\n' % (stored.epoch, stored.position, _json_of(stored))
                 for stored in page
             )
 
@@ -374,6 +387,23 @@ def _line_of(info: SessionInfo) -> SessionLine:
     return SessionLine(info.session, mark.title, mark.status, mark.turns, info.created_at, mark.at)
 
 
+def _json_of(stored: Stored) -> bytes:
+    """Return a record as JSON also where it is damaged: one bad line must not cost the others."""
+    try:
+        msgspec.json.decode(stored.body, type=msgspec.Raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        found = salvaged(stored.body)
+        return b"null" if found is None else encode_record(found)
+    return stored.body
+
+
+_AS_DATA = {
+    # What a tool returned may be anything: no browser shows it as a page, or runs it.
+    "content-security-policy": "default-src 'none'; sandbox",
+    "x-content-type-options": "nosniff",
+    # It never changes; a session that is deleted should not stay in browsers for long.
+    "cache-control": "private, max-age=86400, immutable",
+}
 _NO_STORE = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 

@@ -16,6 +16,10 @@ records or none, only at the expected position, only under the newest epoch. A r
   command to whoever owns a session, for as long as it takes: an owner that dies with a command undecided leaves it to
   the next one. A command may be told, and decided, more than once; deciding it twice must be harmless.
 * **Cancellation.** A cancelled `append` may have happened or not; the caller reads the journal to know.
+* **Blobs** are large results that records name by their digest. They are appended with the record that names them,
+  kept once for each session, never changed, and removed with it.
+* **Effects.** A store that keeps its journals in a database of the tools' may let a tool write there in the append of
+  its outcome: `Transactional`. It is no part of `Store`.
 * **Errors** are those of `midstream.errors`; whatever is raised, nothing was half-written.
 
 `midstream.testing.store_contract` is this page as a test suite; every store runs it.
@@ -23,12 +27,16 @@ records or none, only at the expected position, only under the newest epoch. A r
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Protocol, TypeVar, runtime_checkable
 
 from msgspec import Struct
 
+from midstream.core.blobs import Blob
 from midstream.core.records import Sync
+from midstream.tools import Transaction
+
+T = TypeVar("T")
 
 RUNNING = "running"
 """Status of a session whose turn is open."""
@@ -60,6 +68,14 @@ class Mark(Struct, frozen=True, omit_defaults=True):
     title: str = ""
     turns: int = 0
     status: str = ""
+
+
+class Appendix(Struct, frozen=True):
+    """What one append writes: see `Store.append` for each."""
+
+    bodies: Sequence[bytes]
+    mark: Mark | None = None
+    blobs: Sequence[Blob] = ()
 
 
 class SessionInfo(Struct, frozen=True):
@@ -133,6 +149,7 @@ class Store(Protocol):
         epoch: int,
         sync: Sync,
         mark: Mark | None = None,
+        blobs: Sequence[Blob] = (),
     ) -> int:
         """Append records, all or none, and return the new end.
 
@@ -141,6 +158,7 @@ class Store(Protocol):
             epoch: The caller's epoch, from `claim`.
             sync: How durable it must be when this returns.
             mark: The session's new line in listings, if it changed.
+            blobs: Large results that the records name; one that is there already is left as it is.
 
         Raises:
             JournalMovedError: The end is not `expected`. Nothing was written.
@@ -154,6 +172,9 @@ class Store(Protocol):
         A session nobody ever claimed reads as empty.
         """
 
+    async def blob(self, session: str, digest: str) -> bytes | None:
+        """Return a large result of a session, or None where it has none of this digest."""
+
     async def find(self, session: str) -> SessionInfo | None:
         """Return the session's line, or None where there is no such session."""
 
@@ -161,7 +182,7 @@ class Store(Protocol):
         """Iterate over the sessions, last changed first; `live` keeps those with (or without) an open turn."""
 
     async def delete(self, session: str) -> bool:
-        """Remove a session with all its records and letters for good; return whether there was one.
+        """Remove a session with all its records, blobs and letters for good; return whether there was one.
 
         A session made later under the same name starts above all its epochs, so that no old owner and no old
         event id fits it.
@@ -189,4 +210,36 @@ class Store(Protocol):
         """Answer a letter, so that it is told to nobody again.
 
         Without effect where another living owner holds its session by now, or the sender waits no more.
+        """
+
+
+class Attempt(Protocol):
+    """How `work` of `Transactional.append_within` lets an effect happen."""
+
+    def __call__(self, effect: Callable[[Transaction], T], *, within_s: float) -> T:
+        """Let `effect` write, and return what it returned. Whatever it raises, what it wrote is undone.
+
+        Args:
+            effect: Called at once, in this thread. The transaction is void when it has returned.
+            within_s: Seconds it has; a statement that takes longer is interrupted, and a later one refused.
+        """
+
+
+@runtime_checkable
+class Transactional(Protocol):
+    """A store that can commit a tool's effect together with the records of its outcome."""
+
+    async def append_within(
+        self, session: str, work: Callable[[Attempt], Appendix], *, expected: int, epoch: int
+    ) -> Appendix:
+        """Let `work` write and say what to append, commit both together or neither, and return what was appended.
+
+        Durable (`Sync.FULL`) when it returns. All other appends to this store wait meanwhile.
+
+        Args:
+            work: Called in another thread, after `expected` and `epoch` were found to hold, once for each call of this.
+            expected, epoch: See `Store.append`.
+
+        Raises:
+            MidstreamError: As `Store.append` does. Nothing was written, by `work` neither.
         """

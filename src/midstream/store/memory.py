@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from midstream.core.blobs import Blob
 from midstream.core.records import Sync
 from midstream.errors import JournalMovedError, LeaseHeldError, LeaseLostError, UsageError
 from midstream.store.contract import Letter, Mark, News, SessionInfo, Stored
@@ -21,6 +22,7 @@ class _Session(Struct):
     mark: Mark
     number: int
     records: list[Stored] = field(default_factory=list)
+    blobs: dict[str, bytes] = field(default_factory=dict)
 
 
 class _Handed(Struct):
@@ -123,6 +125,7 @@ class MemoryStore:
         epoch: int,
         sync: Sync,  # noqa: ARG002 - nothing here survives anything
         mark: Mark | None = None,
+        blobs: Sequence[Blob] = (),
     ) -> int:
         """See `Store.append`."""
         found = self._sessions().get(session)
@@ -134,6 +137,7 @@ class MemoryStore:
         found.records += [
             Stored(position, epoch, body) for position, body in enumerate(bodies, start=end + 1)
         ]
+        found.blobs |= {blob.digest: blob.body for blob in blobs}
         if mark is not None:
             found.mark = replace(mark, title=mark.title or found.mark.title)
         self._memory.tell()
@@ -143,6 +147,11 @@ class MemoryStore:
         """See `Store.read`."""
         found = self._sessions().get(session)
         return [] if found is None else found.records[after : after + limit]
+
+    async def blob(self, session: str, digest: str) -> bytes | None:
+        """See `Store.blob`."""
+        found = self._sessions().get(session)
+        return None if found is None else found.blobs.get(digest)
 
     async def find(self, session: str) -> SessionInfo | None:
         """See `Store.find`."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 import apsw
 from msgspec import Struct
 
+from midstream.core.blobs import Blob
 from midstream.core.records import Sync
 from midstream.errors import (
     JournalMovedError,
@@ -31,14 +31,13 @@ from midstream.errors import (
     LeaseLostError,
     MidstreamError,
     NotFoundError,
-    StoreBusyError,
-    StoreDamagedError,
-    StoreFullError,
     UsageError,
 )
 from midstream.store import inbox
 from midstream.store import owner as owners
-from midstream.store.contract import Mark, News, SessionInfo, Stored
+from midstream.store.contract import Appendix, Attempt, Mark, News, SessionInfo, Stored
+from midstream.store.effects import Effects
+from midstream.store.refusals import refusal_of
 from midstream.store.thread import WorkThread
 from midstream.store.watch import Watcher
 from midstream.world import World
@@ -48,7 +47,7 @@ T = TypeVar("T")
 Durability = Literal["default", "power", "process"]
 """What `Sync` means: as the records say; every append survives a power cut; none does."""
 
-SCHEMA = ("sqlite.sql", "sqlite-2.sql")
+SCHEMA = ("sqlite.sql", "sqlite-2.sql", "sqlite-blobs.sql")
 """What makes each version out of the one before it; the number is kept in `pragma user_version`."""
 SCHEMA_VERSION = len(SCHEMA)
 APPLICATION_ID = 0x6D_69_64_73
@@ -151,21 +150,38 @@ class SQLiteStore:
         epoch: int,
         sync: Sync,
         mark: Mark | None = None,
+        blobs: Sequence[Blob] = (),
     ) -> int:
         """See `Store.append`."""
         opened = self._require_open(session)
         if not all(isinstance(body, bytes) for body in bodies):
             raise UsageError("a record's body is bytes")
+        appendix = Appendix(bodies, mark, blobs)
         # A claim is not synced by itself. The first append under its epoch syncs both, or a power cut could give
         # the same epoch, and the positions under it, to somebody else.
         is_first = opened.synced_epochs.get(session) != epoch
         end = await opened.queue.ask(
-            partial(opened.writer.append, session, bodies, expected, epoch, mark),
+            partial(opened.writer.append, session, appendix, expected, epoch),
             Sync.FULL if is_first else sync,
         )
         if is_first:
             opened.synced_epochs[session] = epoch
         return end
+
+    async def append_within(
+        self, session: str, work: Callable[[Attempt], Appendix], *, expected: int, epoch: int
+    ) -> Appendix:
+        """See `Transactional.append_within`."""
+        opened = self._require_open(session)
+        write = partial(opened.writer.append_within, session, work, expected, epoch)
+        appendix = await opened.queue.ask(write, Sync.FULL, is_alone=True)
+        opened.synced_epochs[session] = epoch
+        return appendix
+
+    async def blob(self, session: str, digest: str) -> bytes | None:
+        """See `Store.blob`."""
+        opened = self._require_open(session)
+        return await opened.read(partial(opened.reader.blob, session, digest))
 
     async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
         """See `Store.read`."""
@@ -298,6 +314,8 @@ class _Asked(Struct):
     write: Callable[[], Any]  # each has its own kind of answer
     sync: Sync
     answer: asyncio.Future[Any]  # see `write`
+    is_alone: bool
+    """Whether it must not share a commit: it may end a transaction that is not only its own."""
 
 
 class _Queue:
@@ -312,9 +330,9 @@ class _Queue:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def ask(self, write: Callable[[], T], sync: Sync) -> asyncio.Future[T]:
+    def ask(self, write: Callable[[], T], sync: Sync, *, is_alone: bool = False) -> asyncio.Future[T]:
         answer: asyncio.Future[T] = self._loop.create_future()
-        self._waiting.append(_Asked(write, sync, answer))
+        self._waiting.append(_Asked(write, sync, answer, is_alone))
         if not self._is_busy:
             self._is_busy = True
             self._idle.clear()
@@ -331,8 +349,10 @@ class _Queue:
         await self._idle.wait()
 
     def _commit_next(self) -> None:
-        batch = self._waiting[:BATCH_MAX]
-        del self._waiting[:BATCH_MAX]
+        alone = (number for number, asked in enumerate(self._waiting[:BATCH_MAX]) if asked.is_alone)
+        count = next(alone, BATCH_MAX) or 1
+        batch = self._waiting[:count]
+        del self._waiting[:count]
         done = self._thread.ask(partial(self._writer.commit, batch))
         done.add_done_callback(partial(self._committed, batch))
 
@@ -360,6 +380,7 @@ class _Queue:
             self._idle.set()
 
 
+BEGIN = "begin immediate"
 FIND_OWNED = "select id, epoch, owner from session where name = ?"
 FIND_EPOCH = "select id, epoch from session where name = ?"
 # A new session starts above the epochs of all deleted ones, so that no old owner and no old event id fits it.
@@ -376,6 +397,8 @@ MARK = """
 update session set is_live = ?, changed_at = ?, title = iif(?3 = '', title, ?3), turns = ?, status = ?
 where id = ?
 """
+KEEP_BLOB = "insert into blob (session_id, digest, body) values (?, ?, ?) on conflict do nothing"
+DELETE_BLOBS = "delete from blob where session_id = ?"
 DELETE_RECORDS = "delete from record where session_id = ?"
 DELETE_SESSION = "delete from session where id = ?"
 SPEND_EPOCHS = "update ledger set epochs_spent = max(epochs_spent, ?)"
@@ -404,6 +427,7 @@ class _Writer:
         self._ends: dict[str, tuple[int, int]] = {}
         """Where a session's journal ends, and under which epoch that was seen."""
         self._copied_pages = 0
+        self._effects = Effects(db, partial(file.patiently, partial(db.execute, BEGIN)), file.world)
         # Takes the place of SQLite's own checkpoints, which would come inside somebody's commit.
         db.set_wal_hook(self._count_log)
 
@@ -422,7 +446,8 @@ class _Writer:
             return [self._file.refusal(error, self._db) for _ in batch]
         try:
             answers = [_answer(asked.write) for asked in batch]
-            self._db.execute("commit")
+            is_refused = batch[0].is_alone and isinstance(answers[0], MidstreamError)
+            self._db.execute("rollback" if is_refused else "commit")
         except apsw.Error as error:
             refusal = self._file.refusal(error, self._db)
             self._undo()
@@ -442,7 +467,7 @@ class _Writer:
         if is_full is not self._is_full:
             self._db.execute(f"pragma synchronous = {'full' if is_full else 'normal'}")
             self._is_full = is_full
-        self._file.patiently(partial(self._db.execute, "begin immediate"))
+        self._file.patiently(partial(self._db.execute, BEGIN))
 
     def _undo(self) -> None:
         self._ends.clear()
@@ -451,7 +476,7 @@ class _Writer:
         with contextlib.suppress(apsw.Error):
             if self._db.in_transaction:
                 self._db.execute("rollback")
-            self._db.execute("begin immediate")
+            self._db.execute(BEGIN)
             self._db.execute(VOID)
             self._db.execute("commit")
         with contextlib.suppress(apsw.Error):
@@ -472,9 +497,30 @@ class _Writer:
         self._ends.pop(session, None)
         self._db.execute(RELEASE, (session, epoch))
 
-    def append(
-        self, session: str, bodies: Sequence[bytes], expected: int, epoch: int, mark: Mark | None
-    ) -> int:
+    def append(self, session: str, appendix: Appendix, expected: int, epoch: int) -> int:
+        number = self._require_end(session, expected, epoch)
+        end = expected
+        for body in appendix.bodies:
+            end += 1
+            self._db.execute(APPEND, (number, end, epoch, body))
+        for blob in appendix.blobs:
+            self._db.execute(KEEP_BLOB, (number, blob.digest, blob.body))
+        if (mark := appendix.mark) is not None:
+            self._db.execute(MARK, (mark.is_live, mark.at, mark.title, mark.turns, mark.status, number))
+        self._ends[session] = (end, epoch)
+        return end
+
+    def append_within(
+        self, session: str, work: Callable[[Attempt], Appendix], expected: int, epoch: int
+    ) -> Appendix:
+        self._require_end(session, expected, epoch)
+        appendix = work(self._effects.attempt)
+        if not self._db.in_transaction:
+            raise apsw.BusyError("the transaction of an effect was lost, and no other could be had")
+        self.append(session, appendix, expected, epoch)
+        return appendix
+
+    def _require_end(self, session: str, expected: int, epoch: int) -> int:
         row = self._db.execute(FIND_EPOCH, (session,)).fetchone()
         if row is None or row[1] != epoch:
             self._ends.pop(session, None)
@@ -486,13 +532,7 @@ class _Writer:
             end = _number(self._db.execute(FIND_END, (number,)))
         if end != expected:
             raise JournalMovedError(f"session {session!r} ends at {end}, not at {expected}")
-        for body in bodies:
-            end += 1
-            self._db.execute(APPEND, (number, end, epoch, body))
-        if mark is not None:
-            self._db.execute(MARK, (mark.is_live, mark.at, mark.title, mark.turns, mark.status, number))
-        self._ends[session] = (end, epoch)
-        return end
+        return int(number)
 
     def delete(self, session: str) -> bool:
         self._ends.pop(session, None)
@@ -502,6 +542,7 @@ class _Writer:
         number, epoch, owner = row
         self._refuse_if_held(session, owner)
         self._db.execute(DELETE_RECORDS, (number,))
+        self._db.execute(DELETE_BLOBS, (number,))
         self._db.execute(DELETE_SESSION, (number,))
         self._db.execute(inbox.REMOVE_OF_SESSION, (session,))
         self._db.execute(SPEND_EPOCHS, (epoch,))
@@ -546,6 +587,7 @@ FIND_RECORDS = """
 select position, epoch, body from record
 where session_id = (select id from session where name = ?) and position > ? order by position limit ?
 """
+FIND_BLOB = "select body from blob where session_id = (select id from session where name = ?) and digest = ?"
 LINE = """
 select session.name, (select ifnull(max(position), 0) from record where session_id = session.id),
     session.epoch, session.created_at, is_live, changed_at, title, turns, status, owner is null from session
@@ -571,6 +613,11 @@ class Reader:
     def records(self, session: str, after: int, limit: int) -> list[Stored]:
         """See `Store.read`."""
         return [Stored(*row) for row in self.rows(FIND_RECORDS, (session, after, limit))]
+
+    def blob(self, session: str, digest: str) -> bytes | None:
+        """See `Store.blob`."""
+        rows = self.rows(FIND_BLOB, (session, digest))
+        return rows[0][0] if rows else None
 
     def find(self, session: str) -> SessionInfo | None:
         """See `Store.find`."""
@@ -637,7 +684,7 @@ class _File:
         db.execute("pragma secure_delete = on")  # what is deleted is overwritten
         # macOS: a plain sync stops at the drive's own memory. Without effect elsewhere.
         db.execute("pragma fullfsync = on; pragma checkpoint_fullfsync = on")
-        self.patiently(partial(db.execute, "begin immediate"))
+        self.patiently(partial(db.execute, BEGIN))
         try:
             self.require_ours(db)
             if missing := SCHEMA[_number(db.execute("pragma user_version")) :]:
@@ -670,28 +717,7 @@ class _File:
             raise self.refusal(error, db) from error
 
     def refusal(self, error: apsw.Error, db: apsw.Connection | None) -> MidstreamError:
-        """Return what an error of SQLite's means to a caller."""
-        where = f"database {str(self.path)!r}"
-        match error:
-            case apsw.ConstraintError():
-                return JournalMovedError("somebody appended at this position first")
-            case apsw.BusyError() | apsw.LockedError() | apsw.ProtocolError():
-                return StoreBusyError(f"{where} is locked by another process", retry_after_s=1.0)
-            case apsw.FullError():
-                return StoreFullError(f"no space left for {where}: free some and try again")
-            case apsw.IOError() if _is_for_lack_of_space(error, db):
-                return StoreFullError(f"no space left for {where}: free some and try again")
-            case apsw.TooBigError():
-                return UsageError("a record is larger than SQLite can hold")
-            case apsw.CantOpenError() | apsw.ReadOnlyError() | apsw.PermissionsError():
-                return UsageError(
-                    f"{where} cannot be opened for writing: check that its folder exists "
-                    "and that this user may write to both"
-                )
-            case apsw.NotADBError():
-                return StoreDamagedError(f"{where} is no SQLite database, or its head is damaged")
-            case _:
-                return StoreDamagedError(f"{where}: {error} ({type(error).__name__})")
+        return refusal_of(error, f"database {str(self.path)!r}", db)
 
     def _create(self) -> None:
         # Only if it is not there: closing a second descriptor of a database would free SQLite's locks on it.
@@ -765,9 +791,3 @@ def _line(row: tuple[Any, ...]) -> SessionInfo:  # as SQLite has them
     session, end, epoch, created_at, is_live, at, title, turns, status, is_free = row
     mark = Mark(bool(is_live), at, title, turns, status)
     return SessionInfo(session, end, epoch, created_at, mark, bool(is_free))
-
-
-def _is_for_lack_of_space(error: apsw.Error, db: apsw.Connection | None) -> bool:
-    # SQLite knows a full disk by itself, except where it makes its index of the log, and a spent quota.
-    is_index = getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHMSIZE
-    return is_index or (db is not None and db.system_errno in {errno.ENOSPC, errno.EDQUOT})

@@ -22,6 +22,7 @@ from typing import Protocol
 import pytest
 from msgspec.structs import replace
 
+from midstream.core.blobs import Blob
 from midstream.core.records import Sync
 from midstream.errors import JournalMovedError, LeaseHeldError, LeaseLostError, UsageError
 from midstream.store.contract import Letter, Mark, News, SessionInfo, Store, Stored
@@ -537,6 +538,51 @@ class StoreContract:
             assert await _append(other, "s", b"b", expected=0, epoch=new) == 1
 
     # --- opening and closing
+
+    # --- blobs
+
+    async def test_a_blob_comes_back_byte_for_byte_and_belongs_to_its_session(self, place: Place) -> None:
+        async with _opened(place) as store:
+            for name in ("s", "t"):
+                await store.claim(name, at=1.0)
+            blob = Blob("d" * 64, b"\x00\xff" * 50_000)
+            await store.append("s", [b"a"], expected=0, epoch=1, sync=Sync.FULL, blobs=[blob])
+            assert await store.blob("s", blob.digest) == blob.body
+            assert await store.blob("t", blob.digest) is None
+            assert await store.blob("s", "e" * 64) is None
+            assert await store.blob("nobody", blob.digest) is None
+
+    async def test_a_blob_is_appended_with_its_record_or_not_at_all(self, place: Place) -> None:
+        async with _opened(place) as store:
+            await store.claim("s", at=1.0)
+            blob = Blob("d" * 64, b"whole")
+            with pytest.raises(JournalMovedError):
+                await store.append("s", [b"a"], expected=7, epoch=1, sync=Sync.FULL, blobs=[blob])
+            with pytest.raises(LeaseLostError):
+                await store.append("s", [b"a"], expected=0, epoch=2, sync=Sync.FULL, blobs=[blob])
+            assert await store.blob("s", blob.digest) is None
+
+    async def test_a_blob_that_is_there_already_is_left_as_it_is(self, place: Place) -> None:
+        async with _opened(place) as store:
+            await store.claim("s", at=1.0)
+            blob = Blob("d" * 64, b"whole")
+            for number in range(2):
+                await store.append(
+                    "s", [b"a"], expected=number, epoch=1, sync=Sync.NORMAL, blobs=[blob, blob]
+                )
+            assert await store.blob("s", blob.digest) == b"whole"
+            assert len(await _journal(store)) == 2
+
+    async def test_blobs_go_with_their_session_and_only_with_it(self, place: Place) -> None:
+        async with _opened(place) as store:
+            blob = Blob("d" * 64, b"whole")
+            for name in ("s", "t"):
+                await store.claim(name, at=1.0)
+                await store.append(name, [b"a"], expected=0, epoch=1, sync=Sync.FULL, blobs=[blob])
+            assert await store.delete("s")
+            await store.claim("s", at=2.0)
+            assert await store.blob("s", blob.digest) is None
+            assert await store.blob("t", blob.digest) == b"whole"
 
     async def test_opening_and_closing_twice_is_harmless(self, place: Place) -> None:
         store = place.store()

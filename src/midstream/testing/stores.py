@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 
+from midstream.core.blobs import Blob
 from midstream.core.records import Sync
 from midstream.errors import MidstreamError
 from midstream.store.contract import Mark, News, SessionInfo, Store, Stored
@@ -52,17 +53,24 @@ class FailingStore:
         epoch: int,
         sync: Sync,
         mark: Mark | None = None,
+        blobs: Sequence[Blob] = (),
     ) -> int:
         """See `Store.append`; raises what the script or the outage says. Then nothing was written."""
         self.appends += 1
         failure = self.outage or self._failures.get(self.appends)
         if failure is not None:
             raise failure
-        return await self._store.append(session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark)
+        return await self._store.append(
+            session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark, blobs=blobs
+        )
 
     async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
         """See `Store.read`: reading works while writing does not."""
         return await self._store.read(session, after=after, limit=limit)
+
+    async def blob(self, session: str, digest: str) -> bytes | None:
+        """See `Store.blob`: reading works while writing does not."""
+        return await self._store.blob(session, digest)
 
     async def find(self, session: str) -> SessionInfo | None:
         """See `Store.find`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from midstream.core.calls import (
+    DAMAGED_CONTENT,
     DENIED_CONTENT,
     HAPPENED_CONTENT,
     NO_DECISION_CONTENT,
@@ -17,6 +18,7 @@ from midstream.core.calls import (
     Choice,
     OnDoubt,
     QuestionKind,
+    Site,
     digest_of,
 )
 from midstream.core.messages import Outcome, Result
@@ -29,11 +31,14 @@ from midstream.core.records import (
     CancelRequested,
     EpochStarted,
     ExchangeCommitted,
+    OutcomeDamaged,
     QuestionAnswered,
     QuestionAsked,
     ReplyCompleted,
+    Sync,
     TurnEnded,
     TurnStatus,
+    sync_of,
 )
 from midstream.core.turn import (
     LOOK_BACK_S,
@@ -48,8 +53,10 @@ from midstream.core.turn import (
     Recover,
     Refused,
     RunCall,
+    RunningCalls,
     TurnState,
     decide,
+    exchange_of,
     owed,
 )
 from midstream.errors import AnswerMismatchError, QuestionClosedError
@@ -339,3 +346,62 @@ def test_the_last_answer_of_people_and_tools_commits_the_exchange() -> None:
     state = told(say(), asks(at_person("a"), reads("b")), ended("b"))
     records, _ = decided(state, replies("a", Choice.REPLY, "yes"))
     assert records[-2:] == (ExchangeCommitted(1, 1), AttemptStarted(1, 2, 1, AT))
+
+
+# --- outcomes that cannot be read any more -------------------------------------------------------------------------
+
+
+def _lost(plan: CallPlan, *, at: float = AT) -> TurnState:
+    """Let two calls run, lose the outcome of the first, and let another owner find it."""
+    began = told(say(), asks(plan, reads("b")))
+    state = after(began, OutcomeDamaged(1, 1, plan.call_id), EpochStarted(2, "next", AT), epoch=2)
+    return decided(state, Recover(), epoch=2, at=at)[1]
+
+
+@spec("TURN-85")
+@pytest.mark.parametrize(
+    ("on_doubt", "site", "content"),
+    [
+        (OnDoubt.UNKNOWN, Site.SERVER, DAMAGED_CONTENT),
+        (OnDoubt.IN_TRANSACTION, Site.SERVER, DAMAGED_CONTENT),
+        (OnDoubt.RERUN, Site.CLIENT, DAMAGED_CONTENT),
+        (OnDoubt.RERUN, Site.SERVER, None),
+    ],
+)
+def test_a_call_whose_outcome_was_lost_is_in_doubt_and_one_that_surely_happened_does_not_run_again(
+    on_doubt: OnDoubt, site: Site, content: str | None
+) -> None:
+    state = _lost(CallPlan("a", DIGEST, site, has_effects=False, on_doubt=on_doubt))
+    assert isinstance(state, RunningCalls)
+    first, second = state.calls
+    if content is None:
+        assert (first.result, first.runs, first.is_outcome_lost) == (None, 2, False)
+    else:
+        assert first.result == Result("a", content, Outcome.UNKNOWN)
+    assert second.runs == 2
+
+
+@spec("TURN-85")
+def test_a_lost_outcome_of_an_exchange_that_was_committed_leaves_the_history_whole() -> None:
+    began = told(say(), asks(reads("a"), reads("b")))
+    lost = after(began, OutcomeDamaged(1, 1, "a"), CallEnded(1, 1, Result("b", "it says"), AT))
+    exchange = exchange_of(lost)
+    assert exchange is not None
+    assert exchange.results == (Result("a", DAMAGED_CONTENT, Outcome.UNKNOWN), Result("b", "it says"))
+
+
+@spec("TURN-85")
+@pytest.mark.parametrize("place", [(1, 2), (2, 1)])
+def test_a_lost_outcome_of_elsewhere_says_nothing_about_this_batch(place: tuple[int, int]) -> None:
+    began = told(say(), asks(reads("a")))
+    assert after(began, OutcomeDamaged(*place, "a")) == began
+
+
+@spec("TURN-80")
+def test_a_start_in_a_transaction_need_not_reach_the_disk_first() -> None:
+    plan = CallPlan("a", DIGEST, on_doubt=OnDoubt.IN_TRANSACTION)
+    records, _ = decided(told(say()), asks(plan))
+    assert CallStarted(1, 1, "a", 1, AT, has_effects=False) in records
+    assert sync_of(records) is Sync.NORMAL
+    records, _ = decided(told(say()), asks(writes("a")))
+    assert sync_of(records) is Sync.FULL

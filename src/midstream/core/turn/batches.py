@@ -24,11 +24,13 @@ from midstream.core.calls import (
     UNKNOWN_CONTENT,
     CallState,
     Choice,
+    OnDoubt,
     QuestionKind,
     Site,
     Verdict,
     closing_result,
     judge,
+    lost_result,
     startable,
 )
 from midstream.core.messages import Outcome, Result
@@ -155,8 +157,7 @@ def recover(state: RunningCalls, command: Recover, *, epoch: int, at: float) -> 
         doubted = CallDoubted(state.turn, state.reply_no, call.call.id, at)
         match judge(call, epoch=epoch):
             case Verdict.GIVE_UP:
-                lost = Result(call.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN)
-                records.append(ended(state, _told(state, lost), at=at))
+                records.append(ended(state, _told(state, lost_result(call)), at=at))
             case Verdict.RERUN:
                 records.append(_started(state, call, at=at))
             case Verdict.PROBE:
@@ -299,9 +300,9 @@ def _find(state: Batch, turn: int, reply_no: int, call_id: str) -> CallState | N
 
 def _started(state: Batch, call: CallState, *, at: float) -> CallStarted:
     arguments = call.call.arguments if call.is_edited else None
-    return CallStarted(
-        state.turn, state.reply_no, call.call.id, call.runs + 1, at, call.plan.has_effects, arguments
-    )
+    # An effect in the transaction of its outcome cannot be there without it: a start that a power cut loses, too.
+    has_effects = call.plan.has_effects and call.plan.on_doubt is not OnDoubt.IN_TRANSACTION
+    return CallStarted(state.turn, state.reply_no, call.call.id, call.runs + 1, at, has_effects, arguments)
 
 
 def _told(state: Batch, result: Result) -> Result:

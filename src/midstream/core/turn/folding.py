@@ -6,7 +6,7 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from midstream.core.calls import CallPlan, CallState, Choice, digest_of
+from midstream.core.calls import CallPlan, CallState, Choice, digest_of, lost_result
 from midstream.core.messages import Exchange
 from midstream.core.records import (
     AttemptContinued,
@@ -27,6 +27,7 @@ from midstream.core.records import (
     MessageAccepted,
     MessageQueued,
     MessageWithdrawn,
+    OutcomeDamaged,
     QuestionAnswered,
     QuestionAsked,
     Record,
@@ -87,6 +88,8 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
             return _evolve_reply(state, record)
         case CallStarted() | CallEnded() | CallDoubted() | ChildSaid() | QuestionAsked() | QuestionAnswered():
             return _evolve_calls(state, record, epoch=epoch)
+        case OutcomeDamaged():
+            return _evolve_damaged(state, record)
         case ExchangeCommitted():
             return _evolve_commit(state, record)
         case CancelRequested():
@@ -118,7 +121,8 @@ def exchange_of(state: TurnState) -> Exchange | None:
     """Return the exchange that an `ExchangeCommitted` puts into history from this state."""
     if not isinstance(state, RunningCalls | Cancelling):
         return None
-    return Exchange(state.reply, tuple(call.result for call in state.calls if call.result is not None))
+    ended = (call for call in state.calls if call.result is not None or call.is_outcome_lost)
+    return Exchange(state.reply, tuple(call.result or lost_result(call) for call in ended))
 
 
 def _evolve_attempt(state: TurnState, record: AttemptStarted, *, epoch: int) -> TurnState:
@@ -226,6 +230,20 @@ def _evolve_calls(state: TurnState, record: _CallRecord, *, epoch: int) -> TurnS
     return replace(state, calls=calls, touched_at=touched_at)
 
 
+def _evolve_damaged(state: TurnState, record: OutcomeDamaged) -> TurnState:
+    """Leave a call open whose outcome cannot be read; a commit that follows closes it as unknown (TURN-85)."""
+    if not isinstance(state, RunningCalls | Cancelling) or (record.turn, record.reply) != (
+        state.turn,
+        state.reply_no,
+    ):
+        return state
+    calls = tuple(
+        replace(call, is_outcome_lost=True, asked=None) if call.call.id == record.call_id else call
+        for call in state.calls
+    )
+    return replace(state, calls=calls)
+
+
 def _evolve_call(call: CallState, record: _CallRecord, *, epoch: int) -> CallState:
     match record:
         case CallEnded():
@@ -237,6 +255,7 @@ def _evolve_call(call: CallState, record: _CallRecord, *, epoch: int) -> CallSta
                 epoch=epoch,
                 started_at=record.at,
                 is_in_doubt=False,
+                is_outcome_lost=False,
                 is_allowed=False,
                 asked=None,
             )

@@ -35,7 +35,11 @@ export interface CallPart {
 export interface Result {
   call_id: string;
   content: string;
-  outcome?: "ok" | "error" | "cancelled" | "unknown" | "denied";
+  outcome?: "ok" | "error" | "cancelled" | "denied" | "unknown";
+  /** Where `content` is only the beginning: the digest by which `GET …/blobs/{digest}` has the whole. */
+  blob?: string;
+  /** Bytes of the whole, in UTF-8. */
+  size?: number;
 }
 export interface Reply {
   parts: (TextPart | ThinkingPart | CallPart)[];
@@ -154,6 +158,8 @@ export type JournalRecord =
   /** What a call gave after it was closed as unknown. */
   | { type: "result_arrived_late"; turn: number; reply: number; result: Result; at: number }
   | { type: "call_ended"; turn: number; reply: number; result: Result; at: number }
+  /** In the place of an outcome whose record cannot be read any more. */
+  | { type: "outcome_damaged"; turn: number; reply: number; call_id: string }
   | { type: "exchange_committed"; turn: number; reply: number }
   | { type: "cancel_requested"; turn: number; at: number; deadline_at: number }
   | {

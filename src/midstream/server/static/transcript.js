@@ -178,6 +178,9 @@ export class Transcript {
       case "call_ended":
         endCall(turn, record);
         break;
+      case "outcome_damaged":
+        Object.assign(callOf(turn, record), { state: "unknown", content: "The record of its outcome is damaged." });
+        break;
       case "cancel_requested":
         turn.isCancelling = true;
         mark(turn, "cancel", record.at);

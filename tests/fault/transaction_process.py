@@ -1,0 +1,77 @@
+"""A process whose tool writes in the transaction of its outcome, and which may kill itself:
+`python -m tests.fault.transaction_process DATABASE [POINT COUNT]`.
+
+POINT is a fault point or `within`: in the middle of the tool. It ends by itself when the turn has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+from midstream.core.messages import UserMessage
+from midstream.core.turn import SendMessage
+from midstream.runtime.agent import Agent
+from midstream.runtime.host import Host
+from midstream.store.sqlite import SQLiteStore
+from midstream.testing import ScriptedModel, calls, text
+from midstream.testing.worlds import KillingWorld
+from midstream.tools import Tool, current_call, tool, transaction
+from midstream.world import Fault
+
+SESSION = "s"
+WITHIN = "within"
+WHATS = ("a", "b", "c")
+"""What is noted down: two in one reply, one in the next."""
+SCRIPT = [
+    calls(("note", '{"what":"a"}'), ("note", '{"what":"b"}')),
+    calls(("note", '{"what":"c"}')),
+    text("all noted"),
+]
+
+
+def tool_that_dies(count: int) -> Tool:
+    """Return the tool, which dies in its `count`-th run in this process; 0 for never."""
+    runs = 0
+
+    @tool(on_doubt="in_transaction")
+    def note(what: str) -> str:
+        """Note something down, in two halves."""
+        nonlocal runs
+        runs += 1
+        call = current_call()
+        transaction().execute(
+            "create table if not exists app_note (what text, key text, run integer, half integer)"
+        )
+        for half in (1, 2):
+            if half == 2 and runs == count:
+                os.kill(os.getpid(), signal.SIGKILL)
+                signal.pause()
+            row = (what, call.effect_key, call.run, half)
+            transaction().execute("insert into app_note values (?, ?, ?, ?)", row)
+        return f"noted {what}"
+
+    return note
+
+
+async def main(path: Path, point: str = "", count: str = "0") -> None:
+    is_within = point == WITHIN
+    world = KillingWorld(Fault(point) if point and not is_within else None, int(count))
+    note = tool_that_dies(int(count) if is_within else 0)
+    host = Host(Agent(ScriptedModel(SCRIPT), tools=[note]), SQLiteStore(path, world=world), world=world)
+    async with asyncio.timeout(20):
+        await host.start()
+        await host.recovered()
+        runner = await host.session(SESSION, create=True)
+        if not runner.state.turns:
+            await runner.submit(SendMessage(UserMessage.of("note three things")))
+        while runner.state.is_live:
+            await runner.wait(runner.newest.position)
+        await host.stop()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), *sys.argv[2:]))
