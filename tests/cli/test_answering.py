@@ -185,7 +185,7 @@ async def test_a_server_that_is_away_is_asked_again_what_is_open() -> None:
         PLAIN,
         80,
         keyboard=None,
-        how_to=lambda question: f"answer {question.call_id}",
+        url="http://x",
         world=world,
     )
     await answering.look()
@@ -194,5 +194,9 @@ async def test_a_server_that_is_away_is_asked_again_what_is_open() -> None:
         await world.settle()
         await world.advance(LOOK_AGAIN_S)
         await answering.go_on()
-    assert [line.strip() for line in told] == ["? pay  may this run?", "{}", "~ answer c1"]
+    assert [line.strip() for line in told] == [
+        "? pay  may this run?",
+        "{}",
+        "~ allow or deny: midstream sessions answer s CHOICE --call c1 --url http://x",
+    ]
     assert answering.work is None

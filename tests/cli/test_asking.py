@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from midstream.cli.asking import ARGUMENT_LINES_MAX, Asking, Decision, options_of, question_lines
+from midstream.cli.asking import (
+    ARGUMENT_LINES_MAX,
+    Asking,
+    Decision,
+    how_to_answer,
+    options_of,
+    question_lines,
+)
 from midstream.cli.terminal import PLAIN
 from midstream.core.calls import CHOICES, Choice, QuestionKind
 from midstream.core.questions import Question
@@ -92,6 +99,14 @@ def test_a_question_shows_its_options_and_not_its_arguments() -> None:
         "         2  dark blue",
     ]
     assert options_of(about(QuestionKind.QUESTION, "no json")) == []
+
+
+def test_the_command_that_answers_decides_nothing_when_it_is_pasted() -> None:
+    hostile = replace(APPROVAL, call_id="c1; rm -rf ~\x1b[2J")
+    assert how_to_answer(hostile, "http://x") == (
+        "allow or deny: midstream sessions answer s1 CHOICE --call 'c1; rm -rf ~' --url http://x"
+    )
+    assert "|" not in how_to_answer(DOUBT)
 
 
 def test_what_is_shown_cannot_act_on_the_terminal_or_fill_it() -> None:

@@ -57,7 +57,7 @@ def test_on_a_terminal_a_question_stands_with_the_command_that_answers_it(
     say(server, "a", "pay", until="question_asked")
     seen = on_terminal("sessions", "questions", "--store", server.store).text
     assert "? pay  may this run?" in seen
-    assert "midstream sessions answer a allow|deny --call c1" in seen
+    assert "allow or deny: midstream sessions answer a CHOICE --call c1" in seen
 
 
 def test_an_answer_is_taken_once(run: Run, server: Serving) -> None:
@@ -74,6 +74,18 @@ def test_an_answer_is_taken_once(run: Run, server: Serving) -> None:
     again = run("sessions", "answer", "a", "deny", "--url", server.url)
     assert (again.exit_code, "[question_closed]" in again.stderr) == (4, True)
     assert (server.store.parent / "ledger").read_text() == "1\n"
+
+
+def test_sessions_of_sub_agents_are_listed_and_named_only_on_demand(run: Run, server: Serving) -> None:
+    say(server, "boss-1", "delegate", until="question_asked")
+    listed = [run("sessions", "list", *more, "--store", server.store).stdout for more in ([], ["--all"])]
+    names = [[row.split("\t")[0] for row in rows.splitlines()] for rows in listed]
+    assert names == [["boss-1"], ["boss-1::1.1.0", "boss-1"]]
+    shown = [
+        run("sessions", "show", name, "--store", server.store).stdout for name in ("-", "boss", "boss-1::")
+    ]
+    assert [each.partition(":")[0] for each in shown] == 3 * ["boss-1"]
+    assert [each.startswith("boss-1::1.1.0:") for each in shown] == [False, False, True]
 
 
 def test_a_sub_agents_question_is_answered_through_the_session_that_called_it(

@@ -194,7 +194,7 @@ async def test_refused_chunks_are_named_and_the_connection_goes_on() -> None:
     assert (reused["code"], reused["seqno"], reused.get("retry")) == ("seqno_reused", 0, None)
 
 
-async def test_a_second_message_while_a_turn_runs_is_refused_as_busy() -> None:
+async def test_a_second_message_while_a_turn_runs_is_refused_where_it_wants_that() -> None:
     async with (
         served(make_app([[Stall()]])) as server,
         Socket(server.socket()) as first,
@@ -204,7 +204,7 @@ async def test_a_second_message_while_a_turn_runs_is_refused_as_busy() -> None:
         await first.say(chunk())
         await first.hear_until("ack")
         await second.say(opening(stream="k2"))
-        await second.say(chunk())
+        await second.say(chunk(when_busy="refuse"))
         refusal = (await second.hear_until("error"))[-1]
     assert (refusal["code"], refusal["seqno"], refusal["retry"]) == ("session_busy", 0, "later")
 

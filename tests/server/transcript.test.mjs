@@ -4,6 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { Transcript } from "../../src/midstream/server/static/transcript.js";
+import { indented } from "../../src/midstream/server/static/view.js";
 
 const said = { type: "message_accepted", turn: 1, message: { parts: [{ type: "text", text: "hi" }] }, at: 1 };
 const asked = (attempt, reply = 1) => ({ type: "attempt_started", turn: 1, reply, attempt, at: attempt });
@@ -306,4 +307,10 @@ test("a snapshot has its open questions and its queue", () => {
   assert.equal(replyOf(transcript).calls.get("c2").state, "doubt");
   assert.deepEqual([...transcript.queue.keys()], [3]);
   assert.equal(transcript.isPartial, true);
+});
+
+test("arguments are set on lines of their own only where nothing of them is lost by that", () => {
+  assert.equal(indented('{"a": [1, "b c"]}'), '{\n  "a": [\n    1,\n    "b c"\n  ]\n}');
+  for (const exact of ['{"sum":12345678901234567890}', '{"to":"ann","to":"eve"}', '{"a":1.50}', "no json", "7"])
+    assert.equal(indented(exact), exact);
 });

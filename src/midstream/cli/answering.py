@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Protocol
 
-from midstream.cli.asking import Asking, question_lines
+from midstream.cli.asking import Asking, how_to_answer, question_lines
 from midstream.cli.keyboard import Keyboard
 from midstream.cli.screen import Screen
 from midstream.cli.terminal import COLUMNS, Ink
+from midstream.cli.transcript import INDENT
 from midstream.client import Event
 from midstream.core.calls import Choice
 from midstream.core.questions import Question
@@ -51,7 +52,7 @@ class Answering:
         screen, ink, width: Where the question is shown.
         prompt: Shows what stands before the answer; "" once the answer was typed.
         keyboard: Where the answer comes from; None where nobody can be asked.
-        how_to: What to tell instead then, for a question.
+        url: The server, for the command that answers from elsewhere.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Answering:
         width: int,
         *,
         keyboard: Keyboard | None,
-        how_to: Callable[[Question], str],
+        url: str,
         world: World | None = None,
     ) -> None:
         self._client = client
@@ -74,7 +75,7 @@ class Answering:
         self._ink = ink
         self._width = width or COLUMNS
         self._keyboard = keyboard
-        self._how_to = how_to
+        self._url = url
         self._world = world or World()
         self._open: dict[Place, Question] = {}
         self._decided: set[tuple[Place, float]] = set()
@@ -105,7 +106,7 @@ class Answering:
             self._open[_place(question)] = question
             if self._keyboard is None:
                 self._show(question)
-                self._screen.note(self._how_to(question))
+                self._tell_how(question)
         if self._keyboard is not None:
             self._ask_next()
 
@@ -149,7 +150,7 @@ class Answering:
             return
         self._prompt("")
         if line is None:
-            self._screen.note(self._how_to(self._asking.question))
+            self._tell_how(self._asking.question)
             self._asking, self._keyboard = None, None
         else:
             self._answer(self._asking, line)
@@ -192,11 +193,12 @@ class Answering:
             self.work = self._world.spawn(self._keyboard.line(), name="keyboard")
 
     def _show(self, question: Question) -> None:
-        self._lines(question_lines(question, self._ink, self._width))
-
-    def _lines(self, lines: Iterable[str]) -> None:
-        for line in lines:
+        for line in question_lines(question, self._ink, self._width):
             self._screen.remark(line)
+
+    def _tell_how(self, question: Question) -> None:
+        """Say whole, whatever its length, which command answers."""
+        self._screen.remark(self._ink.yellow(f"{INDENT}~ {how_to_answer(question, self._url)}"))
 
     def _close(self, place: Place) -> None:
         self._open.pop(place, None)

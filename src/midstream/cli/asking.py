@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 import msgspec
@@ -94,6 +95,14 @@ class Asking:
             return None
         self._is_editing = False
         return Decision(Choice.ALLOW, arguments=words)
+
+
+def how_to_answer(question: Question, url: str | None = None) -> str:
+    """Return the command that answers a question from elsewhere; it decides nothing as it stands."""
+    place = (question.session, "CHOICE", "--call", question.call_id)
+    words = " ".join(shlex.quote(clean(word, is_one_line=True)) for word in place)
+    where = f" --url {shlex.quote(url)}" if url else ""
+    return f"{' or '.join(question.choices)}: midstream sessions answer {words}{where}"
 
 
 def options_of(question: Question) -> list[str]:

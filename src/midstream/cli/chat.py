@@ -25,7 +25,6 @@ from midstream.cli.sources import ServerSource, SessionNow
 from midstream.cli.terminal import Ink, clean, columns, escaped_json
 from midstream.client import Client, Event, connect
 from midstream.core.frames import Gone
-from midstream.core.questions import Question
 from midstream.core.records import MessageAccepted, TurnEnded, TurnStatus
 from midstream.errors import MidstreamError, SessionNotFoundError, UsageError
 from midstream.world import World
@@ -304,14 +303,7 @@ class Talk:
             self._screen_ink,
             self._width,
             keyboard=keyboard,
-            how_to=self._how_to,
-        )
-
-    def _how_to(self, question: Question) -> str:
-        choices = "|".join(question.choices)
-        call = f" --call {question.call_id}" if question.call_id else ""
-        return (
-            f"answer it with: midstream sessions answer {question.session} {choices}{call} --url {self.url}"
+            url=self.url,
         )
 
     def _show(self, event: Event, shown: LastShown, *, is_ours: bool) -> None:

@@ -9,10 +9,11 @@ import click
 import msgspec
 
 from midstream.cli import Surroundings
-from midstream.cli.asking import question_lines
+from midstream.cli.asking import how_to_answer, question_lines
 from midstream.cli.session_options import complete, json_of, server_options, source_of, source_options
 from midstream.cli.sources import ServerSource, resolve
 from midstream.cli.terminal import Ink, clean, columns
+from midstream.cli.transcript import INDENT
 from midstream.core.calls import Choice
 from midstream.core.frames import AnswerPayload, encode
 from midstream.core.questions import Question
@@ -52,9 +53,7 @@ def _cards(found: Sequence[Question], ink: Ink, width: int) -> Iterator[str]:
     for question in found:
         yield ink.dim(f"── {clean(question.session, is_one_line=True)}")
         yield from question_lines(question, ink, width)
-        choices = "|".join(question.choices)
-        answer_it = f"midstream sessions answer {question.session} {choices} --call {question.call_id}"
-        yield ink.dim(f"       {clean(answer_it, is_one_line=True)}")
+        yield ink.dim(f"{INDENT}{how_to_answer(question)}")
 
 
 @click.command()

@@ -18,6 +18,7 @@ from midstream.cli.terminal import COLUMNS, Ink, clean, columns, padded, shorten
 from midstream.cli.transcript import TurnTranscript, lines, read, time_of
 from midstream.core.records import JournalReader
 from midstream.errors import UsageError
+from midstream.runtime.children import CHILD_MARK
 
 LIST_MAX = 50
 ID_COLUMNS = 24
@@ -33,18 +34,21 @@ def sessions() -> None:
 
 @sessions.command("list")
 @click.option("--limit", type=click.IntRange(min=0), default=LIST_MAX, show_default=True, help="0: all.")
+@click.option("--all", "has_children", is_flag=True, help="Also those of sub-agents.")
 @source_options
 @click.pass_obj
 def list_sessions(
     surroundings: Surroundings,
     limit: int,
+    has_children: bool,  # noqa: FBT001 - click passes options so
     store: Path | None,
     url: str | None,
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> None:
     """List sessions, last changed first: a table, or tab-separated lines where stdout is no terminal."""
     source = source_of(surroundings, store, url)
-    found = list(islice(source.list(), limit + 1 if limit else None))
+    wanted = (line for line in source.list() if has_children or CHILD_MARK not in line.id)
+    found = list(islice(wanted, limit + 1 if limit else None))
     shown = found[:limit] if limit else found
     ink = surroundings.out
     if is_json:

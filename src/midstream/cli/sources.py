@@ -88,12 +88,16 @@ class Source(Protocol):
 def resolve(source: Source, name: str) -> SessionLine:
     """Return the session called `name`: an id, the only one that begins with it, or `-` for the last changed.
 
+    Sessions of sub-agents only where the name has their mark.
+
     Raises:
         SessionNotFoundError: None fits.
         UsageError: Several do.
     """
     begins: list[SessionLine] = []
     for line in source.list():
+        if CHILD_MARK in line.id and CHILD_MARK not in name:
+            continue  # a sub-agent's session is meant only where it is named
         if name in ("-", line.id):
             return line
         if line.id.startswith(name):

@@ -136,7 +136,7 @@ export class QuestionCard {
     if (choice === "reply" && !text) return void this.#words.focus();
     let argumentsJson = null;
     if (choice === "allow" && this.#isEditing) {
-      argumentsJson = compact(this.#edited.value);
+      argumentsJson = objectIn(this.#edited.value);
       if (argumentsJson === null) return void this.#tell("These arguments are no JSON object.");
     }
     this.#tell("");
@@ -169,11 +169,11 @@ function optionsOf(call) {
   }
 }
 
-/** The JSON object that was written, without its line breaks; null where it is none. */
-function compact(text) {
+/** What was written, where it is a JSON object; else null. */
+function objectIn(text) {
   try {
     const value = JSON.parse(text);
-    return typeof value === "object" && value !== null && !Array.isArray(value) ? JSON.stringify(value) : null;
+    return typeof value === "object" && value !== null && !Array.isArray(value) ? text.trim() : null;
   } catch {
     return null;
   }

@@ -324,11 +324,15 @@ function decidedOf({ answer }) {
   return `${DECISIONS[answer.choice] ?? answer.choice}${by}${answer.text ? `: ${visible(answer.text)}` : ""}`;
 }
 
-/** JSON with its parts on lines of their own; anything else as it is. */
+/**
+ * JSON with its parts on lines of their own; anything else as it is, and so JSON that says more than this language can
+ * hold (long numbers, a name twice): whoever decides about it must see what is there.
+ */
 export function indented(text) {
   try {
     const value = JSON.parse(text);
-    return typeof value === "object" ? JSON.stringify(value, null, 2) : text;
+    const isWhole = JSON.stringify(value).replace(/\s/g, "") === text.replace(/\s/g, "");
+    return typeof value === "object" && isWhole ? JSON.stringify(value, null, 2) : text;
   } catch {
     return text;
   }
