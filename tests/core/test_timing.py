@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.core.timing import MODEL_BACKOFF, RECONNECT_BACKOFF, Backoff, Deadline, StallBudgets
+from midstream.errors import UsageError
 
 chances = st.floats(0.0, 1.0, exclude_max=True)
 
@@ -36,12 +37,12 @@ def test_deadlines_are_ordered_by_their_instant() -> None:
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan])
 @pytest.mark.parametrize("name", StallBudgets.__struct_fields__)
 def test_a_budget_for_silence_is_positive(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match="positive"):
+    with pytest.raises(UsageError, match="positive"):
         StallBudgets(**{name: value})
 
 
 @pytest.mark.parametrize("name", ["first_token_max_s", "between_tokens_max_s"])
 def test_no_model_is_waited_for_without_end(name: str) -> None:
-    with pytest.raises(ValueError, match="finite"):
+    with pytest.raises(UsageError, match="finite"):
         StallBudgets(**{name: math.inf})
     assert StallBudgets(first_token_s=math.inf).first_token_s == math.inf

@@ -7,6 +7,7 @@ import math
 from msgspec import Struct
 
 from midstream.core.records import StalledOn
+from midstream.errors import UsageError
 
 
 class Deadline(Struct, frozen=True, order=True):
@@ -56,7 +57,7 @@ class StallBudgets(Struct, frozen=True):
             for long without a sign needs more; a tool's limit is its own timeout.
 
     Raises:
-        ValueError: A budget is not positive, or a limit is not finite: a turn must not wait for ever.
+        UsageError: A budget is not positive, or a limit is not finite: a turn must not wait for ever.
     """
 
     first_token_s: float = 30.0
@@ -68,9 +69,9 @@ class StallBudgets(Struct, frozen=True):
     def __post_init__(self) -> None:
         limits = (self.first_token_max_s, self.between_tokens_max_s)
         if not all(each > 0 for each in (self.first_token_s, self.between_tokens_s, self.tool_s)):
-            raise ValueError("a budget for silence is a positive number of seconds (infinite: never told)")
+            raise UsageError("a budget for silence is a positive number of seconds (infinite: never told)")
         if not all(0 < each < math.inf for each in limits):
-            raise ValueError("a limit for silence is a positive, finite number of seconds")
+            raise UsageError("a limit for silence is a positive, finite number of seconds")
 
     def of(self, waiting_for: StalledOn) -> tuple[float, float | None]:
         """Return after how many seconds a silence is told, and after how many it is cut (None: not by us)."""

@@ -11,7 +11,6 @@ from typing import Any, Self
 import msgspec
 
 from midstream.core.formats.openai_responses_stream import ResponsesReader, render_tools
-from midstream.core.profiles import profile_named
 from midstream.core.rendering import render
 from midstream.core.replies import Heartbeat, ModelEvent, ModelRequest, Resumable
 from midstream.core.sse import ServerSentEvent
@@ -59,14 +58,12 @@ class OpenAIResponses:
         is_background: bool = True,
         extra: Mapping[str, object] | None = None,
         headers: Mapping[str, str] | None = None,
-        profile: str = "responses",
         world: World = World(),
     ) -> None:
         self.name = f"openai-responses:{model}"
         self._provider = Provider(base_url, self.name, api_key, headers, world=world)
         self._model = model
         self._is_background = is_background
-        self._profile = profile_named(profile).name
         self._extra = dict(extra or {})
         self._world = world
 
@@ -158,7 +155,7 @@ class OpenAIResponses:
         await self._world.sleep(max(wait_s, min(trouble.retry_after_s or 0.0, RECONNECT_BACKOFF.most_s)))
 
     def _body(self, request: ModelRequest) -> bytes:
-        sent = render(request.history, request.instructions, self._profile, form="openai-responses")
+        sent = render(request.history, request.instructions, "responses", form="openai-responses")
         body: dict[str, Any] = {
             "model": self._model,
             "input": sent.messages,
