@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format-check lint types arrows fmt fault contract contract-newest bench bench-durable docs lock clean
+.PHONY: help demo test check format-check lint types arrows fmt fault sim contract contract-newest bench bench-durable docs lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -105,6 +105,9 @@ fmt: $(VENV)/.dev  ## Format, and fix what the linter can fix
 
 fault: $(VENV)/.dev  ## The full kill matrix: every fault point, every way to die
 	MIDSTREAM_FAULT_FULL=1 $(BIN)/python -m pytest -m fault --timeout 600 $(ARGS) tests/fault
+
+sim: $(VENV)/.dev  ## Live through simulated worlds for minutes; ARGS=SEED replays one with its trace
+	$(BIN)/python -m tests.simulation $(ARGS)
 
 CONTRACTS := tests/integrations/test_pydantic_ai_durable.py tests/integrations/test_langgraph.py \
   tests/integrations/test_openai_agents.py tests/fault/test_driven.py

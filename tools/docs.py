@@ -15,6 +15,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,15 @@ def durable_costs() -> str:
     return "\n".join(lines) + "\n"
 
 
+@cache
+def turn_machine() -> str:
+    """Return the states of a turn and what leads from one to another, as the search of the tests finds them."""
+    sys.path.append(str(ROOT))
+    from tests.core.edges import diagram, explored  # noqa: PLC0415 - see error_codes
+
+    return diagram(explored())
+
+
 def _result(name: str) -> Any:  # noqa: ANN401 - whatever that bench measures
     return json.loads((ROOT / "bench" / "results" / f"{name}.json").read_text())["result"]
 
@@ -155,6 +165,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "numbers": numbers,
     "provider-errors": provider_errors,
     "public-names": public_names,
+    "turn-machine": turn_machine,
 }
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from midstream.core.calls import OnDoubt
 from midstream.world import Fault
-from tests.fault.cases import APPENDS, IN_RECOVERY, summary, table
+from tests.fault.cases import IN_RECOVERY, summary, table
 from tests.fault.drive import play
 from tests.fault.matrix import ROOT, Case, Kill, Report
 from tests.fault.options import Inside, Point
@@ -24,6 +24,8 @@ pytestmark = pytest.mark.fault
 IS_FULL = os.environ.get("MIDSTREAM_FAULT_FULL") == "1"
 AT_ONCE = 2
 FULL_S = 1800
+APPENDS_MAX = 12
+"""Appends of one story at each of which it is killed; of longer ones every second or third."""
 
 
 def _kills(*deaths: tuple[Point, int]) -> tuple[Kill, ...]:
@@ -89,18 +91,18 @@ async def test_a_server_dies_everywhere_in_every_story(
 def _every_case(story: str, reference: Report) -> Iterator[Case]:
     """Yield each point at each time it is reached; then deaths in a row, the last ones in recovery."""
     times = reference.reached["server"]
-    for point in (*APPENDS, Fault.BEFORE_TOOL, Fault.AFTER_TOOL):
-        for count in range(1, times.get(point, 0) + 1):
+    appends = times[Fault.BEFORE_APPEND]
+    for point in (Fault.BEFORE_APPEND, Fault.AFTER_APPEND):
+        for count in range(1, appends + 1, 1 + appends // APPENDS_MAX):
             yield Case(_kills((point, count)), story=story)
-    doubtful = [(Fault.AFTER_APPEND, times[Fault.BEFORE_APPEND] // 2)]
+    doubtful: tuple[Point, int] = (Fault.AFTER_APPEND, appends // 2)
     if times.get(Fault.AFTER_TOOL):
-        doubtful.append((Fault.AFTER_TOOL, 1))
-        yield Case(_kills((Inside.INSIDE_TOOL, 1)), story=story)
+        doubtful = (Fault.AFTER_TOOL, 1)
+        yield from (Case(_kills((point, 1)), story=story) for point in (Fault.BEFORE_TOOL, *Inside))
         yield Case(_kills((Inside.INSIDE_TOOL, 1), (Fault.AFTER_PUBLISH, 1)), story=story)
-    for death in doubtful:
-        for point in IN_RECOVERY:
-            yield Case(_kills(death, (point, 1)), story=story)
-        yield Case(_kills(death, (Fault.AFTER_CLAIM, 1), (Fault.AFTER_APPEND, 2)), story=story)
+    yield Case(_kills(doubtful), story=story)
+    yield from (Case(_kills(doubtful, (point, 1)), story=story) for point in IN_RECOVERY)
+    yield Case(_kills(doubtful, (Fault.AFTER_CLAIM, 1), (Fault.AFTER_APPEND, 2)), story=story)
 
 
 def _figures(story: str, reports: list[Report]) -> dict[str, int]:

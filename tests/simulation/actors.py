@@ -44,6 +44,7 @@ from midstream.store.contract import Stored
 from midstream.testing.history_checker import ClientLog, Execution, Seen
 from tests.simulation.agents import CLIENT_TOOL, CLIENT_TOOL_S, client_tools
 from tests.simulation.lab import CutOffError, Lab
+from tests.simulation.loop import pass_time
 
 FOLLOW_S = 40.0
 """Seconds of one connection of a reader."""
@@ -79,7 +80,7 @@ class Speaker:
             await follow(self._lab, self._chance, self.log, self._apply)
 
     async def _change_my_mind(self) -> None:
-        await asyncio.sleep(self._chance.expovariate(0.3))
+        await pass_time(self._chance.expovariate(0.3))
         await self._send(Cancel())
 
     async def _send(self, command: Command) -> bool:
@@ -120,7 +121,7 @@ class Speaker:
         run = Execution(self.log.session, turn, reply, call_id, 1, CLIENT_TOOL)
         self._lab.outside.ledger.append(run)
         is_late = self._chance.random() < 0.1
-        await asyncio.sleep(CLIENT_TOOL_S + 10.0 if is_late else self._chance.expovariate(1.0))
+        await pass_time(CLIENT_TOOL_S + 10.0 if is_late else self._chance.expovariate(1.0))
         await self._send(CallFinished(turn, reply, Result(call_id, "from the client")))
 
 
@@ -141,7 +142,7 @@ class Person:
             self._lab.spawn(self._answer(session, asked))
 
     async def _answer(self, session: str, asked: QuestionAsked) -> None:
-        await asyncio.sleep(self._chance.expovariate(0.3))
+        await pass_time(self._chance.expovariate(0.3))
         answer = _decision(self._chance, asked)
         if self._chance.random() < 0.05:
             answer = msgspec.structs.replace(answer, digest="of other arguments")
@@ -192,13 +193,13 @@ class Meddler:
             self._lab.spawn(self._say(Withdraw()))
 
     async def _say(self, command: Command) -> None:
-        await asyncio.sleep(self._chance.expovariate(1.0))
+        await pass_time(self._chance.expovariate(1.0))
         self._lab.note("meddler", "says", self._session, type(command).__name__)
         await submit(self._lab, self._chance, self._session, command)
 
     async def live(self) -> None:
         for number in range(self._acts):
-            await asyncio.sleep(self._chance.expovariate(0.1))
+            await pass_time(self._chance.expovariate(0.1))
             if self._lab.is_over:
                 return
             await self._say(self._command(number))
@@ -226,7 +227,7 @@ class Reader:
         self._chance = lab.chance(f"reader {session} {number}")
 
     async def live(self) -> None:
-        await asyncio.sleep(self._chance.expovariate(0.5))
+        await pass_time(self._chance.expovariate(0.5))
         await follow(self._lab, self._chance, self.log, lambda _record: None)
 
 
@@ -262,7 +263,7 @@ async def submit(
                 error.retry == "never" and not isinstance(error, SeqnoGapError)
             ):
                 return error
-        await asyncio.sleep(chance.expovariate(3.0))
+        await pass_time(chance.expovariate(3.0))
     raise TimeoutError(f"{command} was never answered")
 
 
@@ -280,7 +281,7 @@ async def follow(lab: Lab, chance: random.Random, log: ClientLog, apply: Apply) 
             pass
         finally:
             at.is_connected = False
-        await asyncio.sleep(chance.expovariate(2.0))
+        await pass_time(chance.expovariate(2.0))
     lab.following -= 1
 
 

@@ -33,6 +33,7 @@ from midstream.tools import (
     tool,
 )
 from midstream.world import World
+from tests.simulation.loop import pass_time
 
 REPLIES = 4
 """Replies of a turn after which the model asks for nothing more."""
@@ -61,6 +62,8 @@ class Outside(Struct):
     ledger: list[Execution] = field(default_factory=list)
     effects: Counter[str] = field(default_factory=Counter)
     """How often each call took effect."""
+    on_begin: Callable[[], None] = lambda: None
+    """Told when a tool has begun."""
 
     async def work(self, name: str) -> str:
         """Be a tool: write down the beginning, take effect at some time, write down the end."""
@@ -69,29 +72,30 @@ class Outside(Struct):
         self.ledger.append(run)
         at = len(self.ledger) - 1
         self.note("tool begins", name, call.effect_key, call.run)
+        self.on_begin()
         is_stubborn = self.chance.random() < 0.1
         try:
-            await asyncio.sleep(self._seconds())
+            await pass_time(self._seconds())
             if self.chance.random() < 0.2:
                 report_progress("half of it")
-                await asyncio.sleep(self._seconds())
+                await pass_time(self._seconds())
         except asyncio.CancelledError:
             if not is_stubborn:
                 self.note("tool stopped", name, call.effect_key, call.run)
                 raise
-            await asyncio.sleep(self._seconds() * 5)
+            await pass_time(self._seconds() * 5)
         self.effects[call.effect_key] += 1
         self.ledger[at] = replace(run, has_ended=True)
         self.note("tool ends", name, call.effect_key, call.run)
         if self.chance.random() < 0.1:
             raise ValueError("it did not work")
-        await asyncio.sleep(self._seconds() / 10)
+        await pass_time(self._seconds() / 10)
         return f"{name} did it"
 
     async def look(self) -> Probed:
         """Be a probe: say whether the call took effect, as far as anybody can tell."""
         key = current_call().effect_key
-        await asyncio.sleep(self._seconds())
+        await pass_time(self._seconds())
         if self.chance.random() < 0.2:
             return None
         return Happened("it did it") if self.effects[key] else DidNotHappen()

@@ -17,7 +17,7 @@ from midstream.runtime.host import Host
 from midstream.store.memory import Memory, MemoryStore
 from midstream.world import World
 from tests.simulation.agents import Outside, agent_of
-from tests.simulation.loop import Process, SimulatedLoop
+from tests.simulation.loop import Process, SimulatedLoop, pass_time
 from tests.simulation.stores import Weather, WeatheredStore
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ class Server:
             await self._lab.call(self, self.host.stop(grace_s=grace_s), patience_s=WITHOUT_LIMIT_S)
         except CutOffError:
             return
-        await asyncio.sleep(1.0)  # what was cancelled at the last moment ends now
+        await pass_time(1.0)  # what was cancelled at the last moment ends now
         left = [task.get_name() for task in self.process.tasks if not task.done()]
         left = [name for name in left if not name.startswith("RunCall")]  # a tool that minds no cancellation
         if left:
@@ -169,7 +169,7 @@ class Lab:
         """Wait for a server and choose one."""
         wait_s = 0.1
         while not (found := self.reachable):
-            await asyncio.sleep(wait_s * (0.5 + chance.random()))
+            await pass_time(wait_s * (0.5 + chance.random()))
             wait_s = min(10.0, wait_s * 2)
         return chance.choice(found)
 

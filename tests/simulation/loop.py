@@ -20,6 +20,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar, cast
 
+from midstream.world import World
+
 T = TypeVar("T")
 
 STEP_S = 0.000_02
@@ -50,6 +52,16 @@ class Process:
         self.on_death: list[Callable[[], None]] = []
         self.context = contextvars.copy_context()
         self.context.run(_process.set, self)
+
+
+async def pass_time(seconds: float) -> None:
+    """Let simulated time pass; nobody really waits."""
+    await World().sleep(seconds)
+
+
+def current_process() -> Process | None:
+    """Return the process whose code runs just now."""
+    return _process.get()
 
 
 _process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import logging
 import random
@@ -20,7 +19,7 @@ from midstream.testing.history_checker import ClientLog, Evidence, check_ended
 from tests.core.edges import Step, steps_of
 from tests.simulation.actors import Meddler, Person, Reader, Speaker, answer_everything
 from tests.simulation.lab import Lab, Server
-from tests.simulation.loop import SimulatedLoop, Stuck
+from tests.simulation.loop import SimulatedLoop, Stuck, current_process, pass_time
 
 REST_S = 6 * 60 * 60.0
 """Seconds after the last fault within which everything must have come to rest: a client may take 2 h for a call."""
@@ -189,7 +188,7 @@ def _populate(lab: Lab, plan: Plan) -> list[ClientLog]:
 
 
 async def _later(chance: random.Random, speaker: Speaker) -> None:
-    await asyncio.sleep(chance.expovariate(0.3))
+    await pass_time(chance.expovariate(0.3))
     await speaker.live()
 
 
@@ -200,6 +199,14 @@ class Nemesis:
         self._lab = lab
         self._plan = plan
         self._chance = lab.chance("nemesis")
+        self._is_over = False
+        lab.outside.on_begin = self._hear_tool
+
+    def _hear_tool(self) -> None:
+        """Kill a process in the middle of its tool, now and then: a call in doubt is where most can go wrong."""
+        process = current_process()
+        if self._plan.kills and not self._is_over and process is not None and self._chance.random() < 0.1:
+            process.dies_in = int(self._chance.expovariate(0.2))
 
     async def live(self) -> None:
         for _ in range(self._plan.servers):
@@ -208,17 +215,19 @@ class Nemesis:
             name for name in ("kills", "drains", "freezes", "outages", "pauses") if getattr(self._plan, name)
         ]
         while acts and (self._lab.loop.time() < self._plan.trouble_s):
-            await asyncio.sleep(self._chance.expovariate(4.0 / self._plan.trouble_s))
+            await pass_time(self._chance.expovariate(4.0 / self._plan.trouble_s))
             await self._act(self._chance.choice(acts))
             while len(self._alive()) < self._plan.servers:
-                await asyncio.sleep(self._chance.expovariate(2.0))
+                await pass_time(self._chance.expovariate(2.0))
                 await self._start()
-        await asyncio.sleep(max(0.0, self._plan.trouble_s - self._lab.loop.time()))
+        await pass_time(max(0.0, self._plan.trouble_s - self._lab.loop.time()))
         await self._stop()
 
     async def _stop(self) -> None:
         """End all trouble, and have one process that starts afterwards, as after the last restart of a night."""
+        self._is_over = True
         for server in self._lab.servers:
+            server.process.dies_in = None
             if server.process.is_frozen:
                 self._thaw(server)
         if self._chance.random() < 0.5:
@@ -247,7 +256,7 @@ class Nemesis:
             return
         elif what == "kills":
             self._chance.choice(alive).process.dies_in = int(self._chance.expovariate(0.05))
-            await asyncio.sleep(0.01)
+            await pass_time(0.01)
         elif what == "drains":
             await self._chance.choice(alive).leave(grace_s=self._chance.choice([0.0, 1.0, 10.0]))
         else:
@@ -256,22 +265,22 @@ class Nemesis:
     async def _outage(self) -> None:
         weather = self._lab.weather
         weather.is_down, weather.is_full = True, self._chance.random() < 0.5
-        await asyncio.sleep(self._chance.expovariate(0.3))
+        await pass_time(self._chance.expovariate(0.3))
         weather.is_down = False
 
     async def _pause(self) -> None:
         for server in self._alive():
             self._lab.loop.kill(server.process)
-        await asyncio.sleep(self._chance.choice([60.0, 3 * 60 * 60.0]))
+        await pass_time(self._chance.choice([60.0, 3 * 60 * 60.0]))
 
     async def _freeze(self, server: Server) -> None:
         """Stop a process for a while; others may think that it is dead."""
         server.process.is_frozen = True
-        await asyncio.sleep(self._chance.expovariate(0.5))
+        await pass_time(self._chance.expovariate(0.5))
         self._lab.memory.kill(server.memory_store.owner)  # its heartbeat was missed
         while len(self._alive()) < self._plan.servers + 1:
             await self._start()
-        await asyncio.sleep(self._chance.expovariate(0.5))
+        await pass_time(self._chance.expovariate(0.5))
         self._thaw(server)
 
     def _thaw(self, server: Server) -> None:
@@ -286,7 +295,7 @@ async def _come_to_rest(lab: Lab, logs: list[ClientLog]) -> None:
     chance = lab.chance("rest")
     until = lab.loop.time() + REST_S
     while lab.loop.time() < until:
-        await asyncio.sleep(LOOK_S)
+        await pass_time(LOOK_S)
         await answer_everything(lab, chance)
         if any(found.mark.is_live for found in lab.memory.sessions.values()):
             continue

