@@ -48,6 +48,15 @@ $(VENV)/.local: requirements/local.txt | $(VENV)/.self
 	$(PIP_PINNED) --no-deps --only-binary :all: -r requirements/local.txt
 	@touch $@
 
+# Judges of repaired histories that are no Python packages: npm's and a source package's files.
+$(VENV)/.node: tests/oracles/node/package-lock.json tests/oracles/node/.npmrc tools/judges.py | $(VENV)/.dev
+	$(BIN)/python tools/judges.py node $(VENV)/node
+	@touch $@
+
+$(VENV)/.templates: requirements/templates.txt tools/judges.py | $(VENV)/.self
+	$(BIN)/python tools/judges.py templates $(VENV)/templates
+	@touch $@
+
 # --- using it -------------------------------------------------------------------------------
 
 demo: $(VENV)/.self  ## Kill a server in the middle of a sentence and watch the sentence go on (MODEL=, ARGS=)
@@ -62,6 +71,9 @@ demo: $(VENV)/.self  ## Kill a server in the middle of a sentence and watch the 
 
 test: format-check lint types arrows  ## Everything, with the short kill matrix
 	@$(MAKE) --silent --no-print-directory $(VENV)/.local || echo "No wheels of the local model here: its tests are skipped." >&2
+	@for judge in node templates; do \
+	  $(MAKE) --silent --no-print-directory $(VENV)/.$$judge || echo "No $$judge here: the tests that ask it are skipped." >&2; \
+	done
 	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 check: format-check lint types arrows  ## What to run before a commit, under a minute
@@ -103,6 +115,9 @@ lock:  ## Resolve requirements/*.txt anew (needs uv; UPGRADE=--upgrade takes new
 	$(LOCK) $(UPGRADE) --group dev pyproject.toml \
 	  -c requirements/base.txt -c requirements/build.txt -o requirements/dev.txt
 	$(LOCK) $(UPGRADE) --group local --no-deps -o requirements/local.txt
+	$(LOCK) $(UPGRADE) --group templates --no-deps -o requirements/templates.txt
+	$(MAKE) --silent --no-print-directory $(VENV)/.dev
+	$(BIN)/python tools/judges.py lock
 
 clean:  ## Remove the environment and everything that was made
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -220,6 +220,8 @@ _PROFILES = (
         first="user",
         system="first",
         repeats_system=False,
+        blank="empty",
+        mixes_results=False,
     ),
     Profile(name="neutral", id_pattern=_WORD, id_size_max=40, ids_are_unique="list", blank="white"),
     Profile(
@@ -286,6 +288,9 @@ def _everybody() -> Profile:
 PROFILES: dict[str, Profile] = {profile.name: profile for profile in (*_PROFILES, _everybody())}
 """Every profile by its name. `neutral` and `pydantic-ai` are for histories that any provider may get next."""
 
+_CONVERSE = replace(PROFILES["bedrock-claude"], signs="", is_thinking_signed=False, pairs_hosted=False)
+"""What Converse itself refuses, whichever model stands behind it."""
+
 _ALIASES = {
     "bedrock": "bedrock-claude",
     "openai": "openai-chat",
@@ -316,8 +321,8 @@ def profile_for(form: Format, name: str | None) -> Profile:
         UsageError: No profile has this name.
     """
     named = profile_named(name or form.profile)
-    if form.name == "bedrock" and named.system != "apart":
-        return replace(named, system="apart")  # Converse has no role for them
+    if form.name == "bedrock" and not named.name.startswith("bedrock"):
+        return both(_CONVERSE, named)
     if not form.wire or named.name == form.wire:
         return named
     return both(PROFILES[form.wire], named)

@@ -60,6 +60,11 @@ class OpenAIChat:
             self._read_reply(message, turn)
         elif content is None or content == []:
             turn.faults = ("null-content",)
+        if role is not Role.ASSISTANT and "tool_calls" in message:
+            turn.faults = (
+                *turn.faults,
+                "empty-calls",
+            )  # with calls in it this would have been read as a reply
         return turn
 
     def _read_reply(self, message: Json, turn: Turn) -> None:
@@ -109,6 +114,8 @@ class OpenAIChat:
         message: Json = {**source, "role": role, "content": self._content(turn, source)}
         if turn.role is Role.ASSISTANT:
             self._write_reply(turn, message)
+        else:
+            message.pop("tool_calls", None)
         return message
 
     def _content(self, turn: Turn, source: Json) -> Value:

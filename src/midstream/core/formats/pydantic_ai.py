@@ -95,7 +95,8 @@ class PydanticAI:
 
     def tidy(self, part: Part) -> str | None:
         """Any JSON value may be returned; a retry needs words."""
-        if isinstance(part.body, str) and not part.body.strip():
+        is_blank = isinstance(part.body, str) and not part.body.strip()
+        if is_blank or "content" not in part.raw:
             self.refill(part, "(failed without a message)" if part.failed else "(no output)")
             return "empty-result"
         if part.raw.get("part_kind") == _RETRY and not part.body:

@@ -184,7 +184,7 @@ def look_at_gemini(messages: list[Value], profile: Profile, marks: bytearray, id
                 if all(_says(part["text"]) and "thought" not in part for part in parts):
                     marks[at] = _USER
             elif role == "model":
-                asked = _gemini_reply(parts)
+                asked = _gemini_reply(parts, profile)
                 if asked is None:
                     continue
                 if not asked:
@@ -197,13 +197,14 @@ def look_at_gemini(messages: list[Value], profile: Profile, marks: bytearray, id
     ids.clear()
 
 
-def _gemini_reply(parts: list[Value]) -> list[str] | None:
-    """Return the names a reply calls; ids need a closer look."""
+def _gemini_reply(parts: list[Value], profile: Profile) -> list[str] | None:
+    """Return the names a reply calls; ids need a closer look, and thoughts where there are rules for them."""
+    has_rules = profile.is_thinking_signed or profile.alternates == "spoken"
     asked: list[str] = []
     for part in parts:
         call = part.get("functionCall")
         if call is None:
-            if not _says(part["text"]):
+            if not _says(part["text"]) or (has_rules and "thought" in part):
                 return None
         elif "id" in call or not takes_name(call["name"], "gemini") or type(call["args"]) is not dict:
             return None
@@ -236,6 +237,8 @@ def look_at_pydantic_ai(messages: list[Value], profile: Profile, marks: bytearra
             if type(parts) is not list or not parts:
                 continue
             if kind == "request":
+                if len(parts) > 1 and profile.alternates == "spoken":
+                    continue  # each prompt is a message of its own
                 if all(part["part_kind"] == "user-prompt" and _says(part["content"]) for part in parts):
                     marks[at] = _USER
             elif kind == "response":

@@ -30,7 +30,7 @@ def look_at_chat(messages: list[Value], profile: Profile, marks: bytearray, ids:
         try:
             role, content = message["role"], message["content"]
             if role == "user":
-                if _says(content):
+                if _says(content) and "tool_calls" not in message:
                     marks[at] = _USER
             elif role == "assistant" and not profile.wants_reasoning:
                 if is_signed and "reasoning_content" in message:

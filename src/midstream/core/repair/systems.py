@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midstream.core.formats.parts import Json, Kind, Part, Role, Turn, Value, as_words, both_words
+from midstream.core.formats.parts import Json, Kind, Mark, Part, Role, Turn, Value, as_words, both_words
 from midstream.core.repair.task import Task
 from midstream.core.repair.words import SYSTEM_NOTE
 
@@ -14,6 +14,8 @@ def place_systems(turns: list[Turn], system: Value, task: Task) -> tuple[list[Tu
     were said, as marked words of the user: their place matters, and the prefix before them stays cached.
     """
     profile = task.profile
+    if task.form.name == "pydantic-ai":
+        return place_system_parts(turns, task), system
     if profile.system == "any" or not any(turn.role is Role.SYSTEM for turn in turns):
         return turns, system
     said = {words_of_system(system)} if system is not None else set()
@@ -41,6 +43,59 @@ def place_systems(turns: list[Turn], system: Value, task: Task) -> tuple[list[Tu
     if added:
         system = with_words(system, "\n\n".join(added), task.form.name)
     return kept, system
+
+
+def place_system_parts(turns: list[Turn], task: Task) -> list[Turn]:
+    """The same for pydantic-ai, whose system prompts are parts of requests.
+
+    It writes them into the parameter itself where there is one, so that only the other profiles concern us.
+    A request of nothing but system prompts at the top of the list is no user's turn.
+    """
+    if task.profile.system in ("after-user", "first"):
+        before: Role | None = None
+        said: set[str] = set()
+        for turn in turns:
+            if turn.role is Role.USER and turn.mark != Mark.ANSWER:
+                before = _noted_parts(turn, before, said, task)
+            else:
+                before = Role.ASSISTANT
+    for turn in turns:
+        is_request = turn.role is Role.USER and not turn.mark and bool(turn.parts)
+        if not is_request or any(part.kind is not Kind.SYSTEM for part in turn.parts):
+            break
+        turn.role = Role.SYSTEM
+    return turns
+
+
+def _noted_parts(turn: Turn, before: Role | None, said: set[str], task: Task) -> Role | None:
+    """Mark the system prompts of a request that may not stand where they do; return who spoke last."""
+    if turn.mark:
+        return Role.USER
+    is_first = task.profile.system == "first"
+    parts: list[Part] = []
+    for place, part in enumerate(turn.parts):
+        if part.kind is not Kind.SYSTEM:
+            before = Role.TOOL if part.kind is Kind.RESULT else Role.USER
+            parts.append(part)
+            continue
+        words = as_words(part.body)
+        may_stand = before is None or (before in (Role.USER, Role.SYSTEM) and not is_first)
+        if may_stand:
+            parts.append(part)
+            before = Role.SYSTEM
+        elif not words.strip() or (words in said and is_first):
+            code = "repeated-system" if words.strip() else "blank-text"
+            task.report.tell(code, turn.at, "dropped the copy" if words.strip() else "dropped", part=place)
+        else:
+            parts.append(task.form.text(f"{SYSTEM_NOTE} {words}", Role.USER))
+            task.report.tell("system-in-list", turn.at, "kept in its place as a user's words", part=place)
+            before = Role.USER
+        said.add(words)
+    if any(one is not other for one, other in zip(parts, turn.parts, strict=False)) or len(parts) != len(
+        turn.parts
+    ):
+        turn.parts, turn.is_changed = parts, True
+    return before
 
 
 def _may_stand(before: list[Turn]) -> bool:

@@ -19,6 +19,7 @@ from midstream.core.repair.words import (
 )
 
 _REPLY_KINDS = frozenset({Kind.CALL, Kind.THINKING, Kind.HOSTED_CALL, Kind.HOSTED_RESULT})
+_SHOWN_AS_CHAT = ("openai-chat", "mistral", "pydantic-ai", "langchain")
 _REQUEST_PARTS = ("user-prompt", "system-prompt", "tool-return", "retry-prompt")
 # How other providers' signatures begin: OpenAI's encrypted reasoning, Google's stand-in.
 _FOREIGN_STARTS = ("gAAAA", SENTINEL)
@@ -298,7 +299,7 @@ def _is_hollow_kept(turn: Turn, task: Task) -> bool:
         turn.role is Role.ASSISTANT
         and not task.is_flat
         and task.profile.is_hollow_refused
-        and task.form.name in ("openai-chat", "mistral", "pydantic-ai", "langchain")
+        and (task.form.name in _SHOWN_AS_CHAT or task.profile.alternates == "spoken")
         and all(part.kind is Kind.THINKING for part in turn.parts)
     )
     if is_hollow:
