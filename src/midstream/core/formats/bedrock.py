@@ -169,6 +169,10 @@ def _part(block: Value) -> Part:
         text = thought.get("reasoningText") or {}
         if "redactedContent" in thought or not isinstance(text, dict):
             return Part(Kind.THINKING, block, signature="redacted")
+        if "signature" in text and text["signature"] is None:  # no signature is fine, null is none
+            unsigned = {key: value for key, value in text.items() if key != "signature"}
+            made = {**block, "reasoningContent": {**thought, "reasoningText": unsigned}}
+            return Part(Kind.THINKING, made, body=text.get("text"), is_new=True)
         return Part(Kind.THINKING, block, body=text.get("text"), signature=text.get("signature"))
     if any(key in block for key in _MEDIA):
         return Part(Kind.MEDIA, block)
