@@ -116,6 +116,8 @@ def pydantic_ai_faults(messages: list[Any]) -> Iterator[str]:
         for part in parts:
             if part.get("part_kind") == "retry-prompt" and not part.get("content"):
                 yield f"PYD-RETRY {at}"
+            if part.get("part_kind") == "tool-return" and "content" not in part:
+                yield f"PYD-RETURN {at}"  # its own types want the field, be it null
             blank = isinstance(part.get("content"), str) and not part["content"].strip()
             if part.get("part_kind") in ("user-prompt", "text") and blank:
                 yield f"PYD-BLANK {at}"
