@@ -12,15 +12,7 @@ from midstream.core.formats.named import format_named
 from midstream.core.profiles import profile_for
 from midstream.core.repair.report import Repaired
 from midstream.doctor import journals
-from midstream.doctor.findings import (
-    Finding,
-    Report,
-    Status,
-    UnreadableHistoryError,
-    finding,
-    finding_of,
-    status_of,
-)
+from midstream.doctor.findings import Finding, Report, Status, finding, finding_of, status_of
 from midstream.doctor.ledgers import SAMPLE, Ledger, ledger_for
 from midstream.doctor.line_files import LineFile
 from midstream.doctor.reading import (
@@ -37,7 +29,7 @@ from midstream.doctor.rewriting import Patch, encoded
 from midstream.doctor.shapes import Json, Shape, at, confirmed, shape_of, with_value
 from midstream.doctor.storages import FolderRemedy, examine_storage
 from midstream.doctor.writing import Written, write_beside, write_in_place
-from midstream.errors import InvalidHistoryError
+from midstream.errors import InvalidHistoryError, UnreadableHistoryError
 from midstream.history import repair
 
 LINE_SUFFIXES = {".jsonl", ".ndjson"}

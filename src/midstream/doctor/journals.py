@@ -13,13 +13,14 @@ import msgspec
 
 from midstream.core.records import decode
 from midstream.core.session import Session, evolve
-from midstream.doctor.findings import Finding, Report, UnreadableHistoryError, finding, status_of
+from midstream.doctor.findings import Finding, Report, finding, status_of
 from midstream.doctor.shapes import Json
 from midstream.errors import (
     InvalidHistoryError,
     MidstreamError,
     NotFoundError,
     RecordUndecodableError,
+    UnreadableHistoryError,
     UsageError,
 )
 from midstream.store.sqlite import Reader, reading

@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from midstream.core.formats.named import format_named
 from midstream.core.formats.parts import Kind, Role
-from midstream.doctor.findings import UnreadableHistoryError
 from midstream.doctor.shapes import Json, format_of, is_message, speaks_for
+from midstream.errors import UnreadableHistoryError
 
 OWN_TEXT_MIN = 8
 """Characters from which a text is taken for its own: shorter ones are shared by programs."""

@@ -12,12 +12,13 @@ from pathlib import Path
 from midstream.core.formats.named import format_named
 from midstream.core.profiles import profile_for
 from midstream.core.repair.report import Edit
-from midstream.doctor.findings import Finding, UnreadableHistoryError, finding, finding_of
+from midstream.doctor.findings import Finding, finding, finding_of
 from midstream.doctor.ledgers import Entry, Facts, Ledger, facts_of
 from midstream.doctor.reading import Line, line_at, lines_of, value_in
 from midstream.doctor.rewriting import Gathered, Patch, encoded, gathered, mend
 from midstream.doctor.shapes import Json
 from midstream.doctor.threads import Threads
+from midstream.errors import UnreadableHistoryError
 from midstream.history import repair
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from midstream.doctor.findings import UnreadableHistoryError
+from midstream.errors import UnreadableHistoryError
 
 LINE_BYTES_MAX = 64 * 2**20
 """A longer line is left out and told: no message of any provider comes near it."""

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from midstream.core.formats.named import format_named
 from midstream.core.formats.openai_responses import OUTPUTS
-from midstream.doctor.findings import UnreadableHistoryError
+from midstream.errors import UnreadableHistoryError
 
 Json = dict[str, Any]
 """A JSON object of somebody else's program."""

@@ -9,17 +9,11 @@ from typing import Any
 
 from midstream.core.repair.report import Edit
 from midstream.doctor import opencode
-from midstream.doctor.findings import (
-    Finding,
-    Report,
-    UnreadableHistoryError,
-    finding,
-    finding_of,
-    status_of,
-)
+from midstream.doctor.findings import Finding, Report, finding, finding_of, status_of
 from midstream.doctor.reading import Stamp, stamp_of, value_in
 from midstream.doctor.rewriting import encoded
 from midstream.doctor.writing import Written, write_folder_beside, write_in_place
+from midstream.errors import UnreadableHistoryError
 from midstream.history import repair
 
 ITS_OWN = {"dangling-call"}
