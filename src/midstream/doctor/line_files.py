@@ -16,6 +16,7 @@ from midstream.doctor.findings import Finding, finding, finding_of
 from midstream.doctor.ledgers import Entry, Facts, Ledger, facts_of
 from midstream.doctor.reading import Line, line_at, lines_of, value_in
 from midstream.doctor.rewriting import Gathered, Patch, encoded, gathered, mend
+from midstream.doctor.rollbacks import Rollbacks
 from midstream.doctor.shapes import Json
 from midstream.doctor.threads import Threads
 from midstream.errors import UnreadableHistoryError
@@ -35,6 +36,7 @@ class LineFile:
         self._profile = profile
         self._tick = tick
         self._facts = facts_of(ledger.format)
+        self._rollbacks = Rollbacks(ledger)
         self._folded = 0
         self._copies = 0
         self._cut_line = 0
@@ -55,7 +57,7 @@ class LineFile:
         for line in lines_of(self._path):
             self._tick(line.offset)
             value = self._object(line)
-            if value is None:
+            if value is None or self._rollbacks.has(line.number):
                 continue
             if self._ledger.is_break(value):
                 self._judge(threads.break_off())
@@ -81,6 +83,8 @@ class LineFile:
         """Say what is no defect and yet worth knowing."""
         if self._cut_line:
             yield f"line {self._cut_line} was cut off while it was written; a repaired copy leaves it out"
+        if self._rollbacks.lines:
+            yield f"lines of turns that were taken back, kept and not judged: {self._rollbacks.lines}"
         if self._folded:
             yield f"earlier states of parts, folded into the last one: {self._folded}"
         if self._copies:
@@ -96,6 +100,7 @@ class LineFile:
             value = self._checked(line)
             if value is None:
                 continue
+            self._rollbacks.note(line.number, value)
             node = self._ledger.node(value)
             if node is not None:
                 if hash(node.id) in nodes:
