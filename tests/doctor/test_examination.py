@@ -33,6 +33,7 @@ KINDS = {
     "pydantic-ai": ("pydantic-ai", "pydantic-ai"),
     "request-lines": ("openai-chat", "openai-chat"),
     "tunacode": ("tunacode", "pydantic-ai"),
+    "tunacode-tinyagent": ("tunacode", "neutral"),
 }
 
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 from midstream.core.formats.named import format_named
 from midstream.core.profiles import profile_for
 from midstream.core.repair.report import Repaired
-from midstream.doctor import journals
+from midstream.doctor import journals, tinyagent
 from midstream.doctor.findings import Finding, Report, Status, finding, finding_of, status_of
 from midstream.doctor.ledgers import SAMPLE, Ledger, ledger_for
 from midstream.doctor.line_files import LineFile
@@ -183,7 +183,7 @@ def _requests(path: Path, named: str | None, profile: str | None, tick: Callable
             patch.replaced[line.number] = None
             continue
         conversations += 1
-        form, rules = shape.kind, profile_for(format_named(shape.format), profile).name
+        form, rules = shape.kind, _rules(shape, profile)
         count += len(at(value, shape.path))
         done, repaired = _repaired(value, shape, profile)
         findings += [finding_of(edit, line=line.number, message=edit.at) for edit in done.edits]
@@ -200,7 +200,7 @@ def _document(path: Path, named: str | None, profile: str | None) -> Examined:
     shape = shape_of(value, named)
     if shape is None:
         raise UnreadableHistoryError("JSON, but there are no messages in it", reason="no-history")
-    rules = profile_for(format_named(shape.format), profile)
+    rules = _rules(shape, profile)
     findings = [finding("not-a-number", "replaced by null", lost=each) for each in constants]
     messages = at(value, shape.path)
     if not messages:
@@ -211,7 +211,7 @@ def _document(path: Path, named: str | None, profile: str | None) -> Examined:
         str(path),
         status_of(findings),
         shape.kind,
-        rules.name,
+        rules,
         len(messages),
         1,
         tuple(findings),
@@ -223,9 +223,19 @@ def _document(path: Path, named: str | None, profile: str | None) -> Examined:
     return Examined(report, Remedy(path, stamp, lambda: iter([encoded(repaired, indent=indent) + b"\n"])))
 
 
+def _rules(shape: Shape, profile: str | None) -> str:
+    """Return the name of the profile that a document is judged by."""
+    if shape.format == tinyagent.NAME:
+        return profile_for(format_named(tinyagent.CHAT), profile or tinyagent.RULES).name
+    return profile_for(format_named(shape.format), profile).name
+
+
 def _repaired(value: object, shape: Shape, profile: str | None) -> tuple[Repaired, object]:
     system = at(value, shape.system) if shape.system else None
-    done = repair(at(value, shape.path), format=shape.format, profile=profile, system=system)
+    if shape.format == tinyagent.NAME:
+        done = tinyagent.repaired(at(value, shape.path), profile)
+    else:
+        done = repair(at(value, shape.path), format=shape.format, profile=profile, system=system)
     if not done.is_changed:
         return done, value
     repaired = with_value(value, shape.path, done.messages)

@@ -359,7 +359,12 @@ def ledger_for(sample: Sequence[Json], named: str | None) -> Ledger | None:
     spoken = [line for line in sample if is_message(line)]
     if not spoken or 2 * len(spoken) < len(sample):
         return None
-    return Messages(format_of(spoken, named))
+    form = format_of(spoken, named)
+    if form == "tinyagent":
+        raise UnreadableHistoryError(
+            "messages of tinyagent are read from a session file, not a line each", reason="wrong-format"
+        )
+    return Messages(form)
 
 
 def _confirmed(ledger: Ledger, named: str | None) -> Ledger:
