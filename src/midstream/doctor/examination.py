@@ -12,6 +12,7 @@ from midstream.core.formats.named import format_named
 from midstream.core.profiles import profile_for
 from midstream.core.repair.report import Repaired
 from midstream.doctor import journals, tinyagent
+from midstream.doctor.databases import DatabaseRemedy, examine_opencode, is_opencode
 from midstream.doctor.findings import Finding, Report, Status, finding, finding_of, status_of
 from midstream.doctor.ledgers import SAMPLE, Ledger, ledger_for
 from midstream.doctor.line_files import LineFile
@@ -56,7 +57,7 @@ class Examined(Struct, frozen=True):
     """A report, and the remedy where there is something to repair."""
 
     report: Report
-    remedy: Remedy | FolderRemedy | None = None
+    remedy: Remedy | FolderRemedy | DatabaseRemedy | None = None
 
 
 def examine(
@@ -95,6 +96,9 @@ def _examined(path: Path, named: str | None, profile: str | None, tick: Callable
         return Examined(*examine_storage(path, profile, tick))
     require_file(path)
     head = head_of(path)
+    if journals.is_database(head) and is_opencode(path):
+        confirmed(Shape("opencode", "opencode", ()), named)
+        return Examined(*examine_opencode(path, profile, tick))
     if journals.is_database(head):
         confirmed(Shape("midstream", "midstream", ()), named)
         return Examined(journals.examine_database(path))

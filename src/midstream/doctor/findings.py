@@ -14,6 +14,7 @@ RULES = {
     "broken-chain": "Every line follows one that is in the file.",
     "broken-file": "Every file of a history is JSON.",
     "broken-line": "Every line is JSON.",
+    "broken-row": "Every document of a database is JSON.",
     "empty-list": "A history has at least one message.",
     "journal-gap": "A journal has no gaps.",
     "journal-unfolded": "The records of a journal do not contradict one another.",

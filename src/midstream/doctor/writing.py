@@ -6,6 +6,7 @@ Whatever dies in the middle leaves the old file as it was, and at worst a tempor
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import shutil
 import stat
@@ -69,6 +70,39 @@ def write_in_place(path: Path, pieces: Iterable[bytes], expected: Stamp) -> Writ
     return Written(path, backup)
 
 
+def make_whole(target: Path, make: Callable[[Path], None], *, like: Path) -> None:
+    """Let `make` write a file under a temporary name, and give it its own when it is whole.
+
+    Args:
+        like: A file whose permissions it gets.
+
+    Raises:
+        UnavailableError: The disk or the folder refuses. There is no new file.
+    """
+    with _named_errors(target):
+        descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+        os.close(descriptor)
+        draft = Path(name)
+        try:
+            make(draft)
+            draft.chmod(stat.S_IMODE(like.stat().st_mode))
+            _sync(draft)
+            os.replace(draft, target)  # noqa: PTH105 - `os` is where tests let it fail
+        except BaseException:
+            for each in draft.parent.glob(f"{glob.escape(draft.name)}*"):  # and what SQLite puts beside it
+                with contextlib.suppress(OSError):
+                    each.unlink()
+            raise
+        _sync_folder(target.parent)
+
+
+def make_backup(path: Path, make: Callable[[Path], None]) -> Path:
+    """Let `make` write a backup of a file under a name that was free; see `make_whole`."""
+    backup = _free_backup(path)
+    make_whole(backup, make, like=path)
+    return backup
+
+
 def write_folder_beside(path: Path, originals: Iterable[Path], changed: dict[Path, bytes | None]) -> Written:
     """Write a repaired copy of a folder's files beside it: the originals, and what changed of them.
 
@@ -101,14 +135,17 @@ def write_folder_beside(path: Path, originals: Iterable[Path], changed: dict[Pat
 
 
 def _back_up(path: Path) -> Path:
-    """Keep a copy under a name that was free; an older backup is never overwritten."""
+    """Keep a copy; an older backup is never overwritten."""
+    backup = _free_backup(path)
+    with path.open("rb") as original:
+        _replace(backup, iter(lambda: original.read(2**20), b""), mode=stat.S_IMODE(path.stat().st_mode))
+    return backup
+
+
+def _free_backup(path: Path) -> Path:
     for number in range(1, BACKUPS_MAX):
         backup = path.with_name(f"{path.name}.bak{number if number > 1 else ''}")
-        if not backup.exists():
-            with path.open("rb") as original:
-                _replace(
-                    backup, iter(lambda: original.read(2**20), b""), mode=stat.S_IMODE(path.stat().st_mode)
-                )
+        if not os.path.lexists(backup):
             return backup
     raise UnavailableError(f"{str(path)!r} has {BACKUPS_MAX} backups: remove some")
 
@@ -137,6 +174,11 @@ def _write(file: IO[bytes], pieces: Iterable[bytes]) -> None:
         file.write(piece)
     file.flush()
     os.fsync(file.fileno())
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
 
 
 def _sync_folder(folder: Path) -> None:
