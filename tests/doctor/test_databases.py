@@ -37,7 +37,7 @@ class Rows:
         self.path = path
         with closing(self.connect()) as db:
             db.execute("pragma journal_mode = wal")
-            db.execute(SCHEMA)
+            db.execute(SCHEMA).fetchall()
 
     def connect(self) -> apsw.Connection:
         return apsw.Connection(str(self.path))
@@ -230,7 +230,7 @@ def test_a_damaged_database_is_told(rows: Rows) -> None:
 
 
 def test_a_locked_database_is_told(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("midstream.doctor.databases.BUSY_TIMEOUT_MS", 10)
+    monkeypatch.setattr("midstream.doctor.sqlite_files.BUSY_TIMEOUT_MS", 10)
     _broken(rows)
     done = examine(rows.path)
     assert done.remedy is not None

@@ -6,8 +6,6 @@ behind by reading, and a server may work on the file meanwhile.
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -16,17 +14,14 @@ from typing import Any
 import apsw
 from msgspec import Struct
 
-from midstream.doctor import opencode
+from midstream.doctor import opencode, sqlite_files
 from midstream.doctor.findings import Finding, Report, finding, status_of
 from midstream.doctor.opencode import StoredMessage
-from midstream.doctor.reading import stamp_of, value_in
+from midstream.doctor.reading import value_in
 from midstream.doctor.rewriting import encoded
 from midstream.doctor.shapes import Json
 from midstream.doctor.writing import Written, copy_of, make_backup, make_whole
-from midstream.errors import ConflictError, UnavailableError, UnreadableHistoryError
-
-BUSY_TIMEOUT_MS = 5_000
-"""How long opencode may keep the file locked before we give up: as long as it waits for itself."""
+from midstream.errors import ConflictError, UnreadableHistoryError
 
 ITS_TABLES = {"session", "message", "part"}
 
@@ -52,9 +47,6 @@ LEAVE_OUT = {
     for table in ("message", "part", "session_message")
 }
 """Takes a row away that is what it was."""
-
-PAGES_AT_ONCE = 1_000
-_NEW = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
 
 
 class Change(Struct, frozen=True):
@@ -82,8 +74,9 @@ class DatabaseRemedy:
             UnavailableError: The disk, the folder or a lock refuses. No copy was written.
         """
         target = copy_of(self._path)
-        with _named_refusals(target):
-            make_whole(target, partial(_copy, self._path, self._changes), like=self._path)
+        with sqlite_files.named_refusals(target):
+            change = partial(_apply, changes=self._changes)
+            make_whole(target, partial(sqlite_files.copy, self._path, change=change), like=self._path)
         return Written(target)
 
     def in_place(self) -> Written:
@@ -96,9 +89,9 @@ class DatabaseRemedy:
             UnavailableError: The disk, the folder or a lock refuses. Nothing was changed; a backup may be there.
         """
         real = self._path.resolve()
-        with _named_refusals(real):
-            backup = make_backup(real, partial(_copy, real, []))
-            with _opened(real, apsw.SQLITE_OPEN_READWRITE) as db:
+        with sqlite_files.named_refusals(real):
+            backup = make_backup(real, partial(sqlite_files.copy, real))
+            with sqlite_files.opened(real, apsw.SQLITE_OPEN_READWRITE) as db:
                 _apply(db, [change for change in self._changes if change.after is not None])
         return Written(self._path, backup)
 
@@ -109,7 +102,7 @@ def is_opencode(path: Path) -> bool:
     Raises:
         UnreadableHistoryError: It is damaged, or somebody keeps it locked.
     """
-    with _named_errors(), _reading(path) as db:
+    with sqlite_files.named_errors(), sqlite_files.reading(path) as db:
         return _tables(db) >= ITS_TABLES
 
 
@@ -122,7 +115,7 @@ def examine_opencode(
         UnreadableHistoryError: It is damaged, or somebody keeps it locked.
         UsageError: No profile has this name.
     """
-    with _named_errors(), _reading(path) as db:
+    with sqlite_files.named_errors(), sqlite_files.reading(path) as db:
         db.execute("begin")  # one state of it, whatever opencode writes meanwhile
         database = _Database(db, profile)
         for number, (session,) in enumerate(db.execute(SESSIONS)):
@@ -246,61 +239,3 @@ def _apply(db: apsw.Connection, changes: list[Change]) -> None:
     finally:
         if db.in_transaction:
             db.execute("rollback")
-
-
-def _copy(path: Path, changes: list[Change], target: Path) -> None:
-    """Copy a database with what stands in its log, and change rows of the copy."""
-    with _reading(path) as source, _opened(target, _NEW) as copy:
-        with copy.backup("main", source, "main") as backup:
-            while not backup.done:
-                backup.step(PAGES_AT_ONCE)
-        copy.execute("pragma journal_mode = delete")  # one file, complete in itself
-        _apply(copy, changes)
-
-
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[apsw.Connection]:
-    """Open a database to read it, and leave no files behind.
-
-    A reader of a database with a log makes an index beside it and leaves it there. Without a log nobody writes, and
-    the file is read as if nobody could.
-    """
-    real = path.resolve()
-    log = real.with_name(f"{real.name}-wal")
-    if log.exists() and log.stat().st_size:
-        with _opened(real, apsw.SQLITE_OPEN_READONLY) as db:
-            yield db
-        return
-    before = stamp_of(real)
-    with _opened(f"{real.as_uri()}?immutable=1", apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI) as db:
-        yield db
-    if stamp_of(real) != before:
-        raise UnreadableHistoryError("it was changed while it was read: try again", reason="busy")
-
-
-@contextlib.contextmanager
-def _opened(name: Path | str, flags: int) -> Iterator[apsw.Connection]:
-    db = apsw.Connection(os.fspath(name), flags=flags)
-    try:
-        db.set_busy_timeout(BUSY_TIMEOUT_MS)
-        yield db
-    finally:
-        db.close()
-
-
-@contextlib.contextmanager
-def _named_errors() -> Iterator[None]:
-    try:
-        yield
-    except (apsw.BusyError, apsw.LockedError) as error:
-        raise UnreadableHistoryError("another program keeps it locked", reason="busy") from error
-    except apsw.Error as error:
-        raise UnreadableHistoryError(f"no intact database: {error}", reason="damaged") from error
-
-
-@contextlib.contextmanager
-def _named_refusals(target: Path) -> Iterator[None]:
-    try:
-        yield
-    except apsw.Error as error:
-        raise UnavailableError(f"{str(target)!r} cannot be written: {error}") from error

@@ -57,7 +57,7 @@ class Examined(Struct, frozen=True):
     """A report, and the remedy where there is something to repair."""
 
     report: Report
-    remedy: Remedy | FolderRemedy | DatabaseRemedy | None = None
+    remedy: Remedy | FolderRemedy | DatabaseRemedy | journals.JournalRemedy | None = None
 
 
 def examine(
@@ -101,18 +101,28 @@ def _examined(path: Path, named: str | None, profile: str | None, tick: Callable
         return Examined(*examine_opencode(path, profile, tick))
     if journals.is_database(head):
         confirmed(Shape("midstream", "midstream", ()), named)
-        return Examined(journals.examine_database(path))
+        return Examined(*journals.examine_database(path, profile))
     if not head.strip():
         raise UnreadableHistoryError("there is nothing in it", reason="no-history")
     sample = _sample(path)
     if sample and journals.is_export(sample[0]):
         confirmed(Shape("midstream", "midstream", ()), named)
-        return Examined(journals.examine_export(path, _objects(path)))
+        return _export(path, profile)
     if sample and (ledger := ledger_for(sample, named)) is not None:
         return _lines(path, ledger, profile, tick)
     if sample and any(shape_of(line, named) for line in sample):
         return _requests(path, named, profile, tick)
     return _document(path, named, profile)
+
+
+def _export(path: Path, profile: str | None) -> Examined:
+    stamp = stamp_of(path)
+    report, sound = journals.examine_export(path, _objects(path), profile)
+
+    def pieces() -> Iterator[bytes]:
+        return (line.body for line in lines_of(path) if line.number <= sound)
+
+    return Examined(report, Remedy(path, stamp, pieces) if sound else None)
 
 
 def _sample(path: Path) -> list[Json]:

@@ -15,6 +15,7 @@ RULES = {
     "broken-file": "Every file of a history is JSON.",
     "broken-line": "Every line is JSON.",
     "broken-row": "Every document of a database is JSON.",
+    "damaged-file": "Every page of a database is where it belongs.",
     "empty-list": "A history has at least one message.",
     "journal-gap": "A journal has no gaps.",
     "journal-unfolded": "The records of a journal do not contradict one another.",
