@@ -120,7 +120,8 @@ def test_a_session_can_be_rendered_by_the_rules_of_a_provider(store: Path) -> No
 
 def test_pages_that_are_not_where_they_belong_are_told(store: Path) -> None:
     body = bytearray(store.read_bytes())
-    body[32:40] = b"\0\0\0\2\0\0\0\1"  # page 2 is free, says the head
+    fourth = 3 * int.from_bytes(body[16:18])  # a page that no session lies on
+    body[fourth + 1 : fourth + 3] = b"\5\0"
     store.write_bytes(body)
     found = examine(store).report.findings
     assert [(each.code, each.repair) for each in found] == [("damaged-file", "none: restore a copy")]
