@@ -29,7 +29,7 @@ from midstream.doctor.reading import (
 from midstream.doctor.rewriting import Patch, encoded
 from midstream.doctor.shapes import Json, Shape, at, confirmed, shape_of, with_value
 from midstream.doctor.storages import FolderRemedy, examine_storage
-from midstream.doctor.writing import Written, write_beside, write_in_place
+from midstream.doctor.writing import Settle, Written, write_beside, write_in_place
 from midstream.errors import InvalidHistoryError, UnreadableHistoryError
 from midstream.history import repair
 
@@ -39,18 +39,25 @@ LINE_SUFFIXES = {".jsonl", ".ndjson"}
 class Remedy:
     """A repaired copy of one file that is not written yet."""
 
-    def __init__(self, path: Path, stamp: Stamp, pieces: Callable[[], Iterator[bytes]]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        stamp: Stamp,
+        pieces: Callable[[], Iterator[bytes]],
+        settle: Settle = lambda _: None,
+    ) -> None:
         self._path = path
         self._stamp = stamp
         self._pieces = pieces
+        self._settle = settle
 
     def beside(self) -> Written:
         """Write `NAME.repaired.EXT`; see `writing.write_beside`."""
-        return write_beside(self._path, self._pieces())
+        return write_beside(self._path, self._pieces(), self._settle)
 
     def in_place(self) -> Written:
         """Replace the file and keep a backup; see `writing.write_in_place`."""
-        return write_in_place(self._path, self._pieces(), self._stamp)
+        return write_in_place(self._path, self._pieces(), self._stamp, self._settle)
 
 
 class Examined(Struct, frozen=True):
@@ -177,7 +184,13 @@ def _lines(path: Path, ledger: Ledger, profile: str | None, tick: Callable[[int]
         findings=tuple(sorted(file.findings, key=lambda each: each.line)),
         notes=tuple(file.notes()),
     )
-    return Examined(report, None if file.patch.is_empty else Remedy(path, stamp, file.pieces))
+
+    def settle(draft: Path) -> Iterator[bytes] | None:
+        again = LineFile(draft, ledger, profile, tick)
+        again.examine()
+        return None if again.patch.is_empty else again.pieces()
+
+    return Examined(report, None if file.patch.is_empty else Remedy(path, stamp, file.pieces, settle))
 
 
 def _requests(path: Path, named: str | None, profile: str | None, tick: Callable[[int], None]) -> Examined:

@@ -41,6 +41,8 @@ class Thread:
         """Number of the node that began the turn which is open."""
         self.reach = 0
         """The last line that has to do with what is in here."""
+        self.origin: tuple[Thread, int] | None = None
+        """The conversation this one branched off, and the last node they share."""
 
     def add(self, entry: Entry, facts: Facts, last: dict[int, int]) -> None:
         """Put an entry at the end."""
@@ -186,6 +188,7 @@ class Threads:
     def _branch(self, thread: Thread, above: int) -> Thread:
         """Begin a conversation that shares everything up to `above`; its last turn comes along as context."""
         branch = self._new()
+        branch.origin = (thread, above)
         for entry, facts in self._turn_until(thread, above):
             entry.is_context = True
             branch.add(entry, facts, {})
@@ -197,18 +200,36 @@ class Threads:
         turn = self._turn_of[above]
         later: set[int] = set()
         asked: set[str] = set()
-        for number in range(max(turn, 0), above + 1):
-            if self._thread_of[number] == thread.number and self._turn_of[number] == turn:
-                for found in self._read_again(number):
-                    # A late result of an earlier turn is judged there.
-                    if not _is_result(found[1]) or found[1].ids & asked:
-                        asked |= found[1].ids
-                        yield found
+        own = set(self._nodes_of(thread, above, turn))
+        for number in sorted(own):
+            for found in self._read_again(number):
+                # A late result of an earlier turn is judged there.
+                if not _is_result(found[1]) or found[1].ids & asked:
+                    asked |= found[1].ids
+                    yield found
         later.update(self._last.get(hash(each), 0) for each in asked)
+        family = {thread.number}
+        while thread.origin is not None:
+            thread = thread.origin[0]
+            family.add(thread.number)
         for line in sorted(later):
             number = bisect_left(self._line_of, line)
-            if number > above and number < len(self._line_of) and self._line_of[number] == line:
+            is_known = number < len(self._line_of) and self._line_of[number] == line
+            # What stands on another branch answers nobody here.
+            if is_known and number not in own and self._thread_of[number] in family:
                 yield from (found for found in self._read_again(number) if _is_result(found[1]))
+
+    def _nodes_of(self, thread: Thread, above: int, turn: int) -> Iterator[int]:
+        """Iterate over the nodes of a turn, beginning with those it shares with the conversations it came from."""
+        shared = [(thread.number, above)]
+        while thread.origin is not None and self._turn_of[thread.origin[1]] == turn:
+            thread, above = thread.origin
+            shared.append((thread.number, above))
+        begin = max(turn, 0)
+        for owner, end in reversed(shared):
+            for number in range(begin, end + 1):
+                if self._thread_of[number] == owner and self._turn_of[number] == turn:
+                    yield number
 
     def _read_again(self, number: int) -> Iterator[tuple[Entry, Facts]]:
         offset = self._offset_of[number]

@@ -13,13 +13,24 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from midstream.doctor.reading import Stamp, stamp_of
 from midstream.errors import ConflictError, UnavailableError
 
 BACKUPS_MAX = 1000
 """Backups of one file; who has so many should look."""
+
+
+ROUNDS_MAX = 3
+"""How often a copy is looked at again: branches that share lines can undo what another one needed."""
+
+NAME_CHARS_MAX = 100
+"""Characters of a file's name that its draft begins with: a name may have 255 bytes, and the draft's has more."""
+
+Pieces = Iterable[bytes]
+Settle = Callable[[Path], Pieces | None]
+"""Given a draft, what to write instead of it, or None if it is good."""
 
 
 class Written(NamedTuple):
@@ -34,23 +45,27 @@ def copy_of(path: Path) -> Path:
     return path.with_name(f"{path.stem}.repaired{path.suffix}")
 
 
-def write_beside(path: Path, pieces: Iterable[bytes]) -> Written:
+def write_beside(path: Path, pieces: Pieces, settle: Settle = lambda _: None) -> Written:
     """Write the repaired copy beside the original; an earlier copy is replaced.
+
+    Args:
+        settle: Looks at the draft before it gets its name, and says what to write instead.
 
     Raises:
         UnavailableError: The disk or the folder refuses. No copy was written; the original is never touched.
     """
     target = copy_of(path)
     with _named_errors(target):
-        _replace(target, pieces, mode=stat.S_IMODE(path.stat().st_mode))
+        _replace(target, pieces, mode=stat.S_IMODE(path.stat().st_mode), settle=settle)
     return Written(target)
 
 
-def write_in_place(path: Path, pieces: Iterable[bytes], expected: Stamp) -> Written:
+def write_in_place(path: Path, pieces: Pieces, expected: Stamp, settle: Settle = lambda _: None) -> Written:
     """Put the repaired text in the original's place, after a copy of the original was kept.
 
     Args:
         expected: The original's stamp when it was examined.
+        settle: See `write_beside`.
 
     Raises:
         ConflictError: Somebody wrote into the original meanwhile. It was not touched.
@@ -66,7 +81,8 @@ def write_in_place(path: Path, pieces: Iterable[bytes], expected: Stamp) -> Writ
                     f"{str(path)!r} was changed meanwhile: stop the program that writes it, try again"
                 )
 
-        _replace(real, pieces, mode=stat.S_IMODE(real.stat().st_mode), before=require_unchanged)
+        mode = stat.S_IMODE(real.stat().st_mode)
+        _replace(real, pieces, mode=mode, before=require_unchanged, settle=settle)
     return Written(path, backup)
 
 
@@ -80,9 +96,7 @@ def make_whole(target: Path, make: Callable[[Path], None], *, like: Path) -> Non
         UnavailableError: The disk or the folder refuses. There is no new file.
     """
     with _named_errors(target):
-        descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
-        os.close(descriptor)
-        draft = Path(name)
+        draft = _draft(target)
         try:
             make(draft)
             draft.chmod(stat.S_IMODE(like.stat().st_mode))
@@ -151,14 +165,22 @@ def _free_backup(path: Path) -> Path:
 
 
 def _replace(
-    target: Path, pieces: Iterable[bytes], *, mode: int, before: Callable[[], None] = lambda: None
+    target: Path,
+    pieces: Pieces,
+    *,
+    mode: int,
+    before: Callable[[], None] = lambda: None,
+    settle: Settle = lambda _: None,
 ) -> None:
     """Write a file whole. `before` has the last word: it is asked when all is ready."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
-    draft = Path(name)
+    draft = _draft(target)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            _write(file, pieces)
+        _write(draft, pieces)
+        for _ in range(ROUNDS_MAX):
+            better = settle(draft)
+            if better is None:
+                break
+            _replace(draft, better, mode=mode)
         draft.chmod(mode)
         before()
         os.replace(draft, target)  # noqa: PTH105 - `os` is where tests let it fail
@@ -169,11 +191,21 @@ def _replace(
     _sync_folder(target.parent)
 
 
-def _write(file: IO[bytes], pieces: Iterable[bytes]) -> None:
-    for piece in pieces:
-        file.write(piece)
-    file.flush()
-    os.fsync(file.fileno())
+def _draft(target: Path) -> Path:
+    """Make an empty file beside the target, which only its owner can read."""
+    descriptor, name = tempfile.mkstemp(
+        prefix=f".{target.name[:NAME_CHARS_MAX]}.", suffix=".tmp", dir=target.parent
+    )
+    os.close(descriptor)
+    return Path(name)
+
+
+def _write(draft: Path, pieces: Pieces) -> None:
+    with draft.open("wb") as file:
+        for piece in pieces:
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _sync(path: Path) -> None:
