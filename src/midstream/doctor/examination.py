@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ from midstream.doctor import journals, tinyagent
 from midstream.doctor.databases import DatabaseRemedy, examine_opencode, is_opencode
 from midstream.doctor.findings import Finding, Report, Status, finding, finding_of, status_of
 from midstream.doctor.ledgers import SAMPLE, Ledger, ledger_for
-from midstream.doctor.line_files import LineFile
+from midstream.doctor.line_files import LineFile, cut_note
 from midstream.doctor.reading import (
     Line,
     Stamp,
     document_in,
     head_of,
     lines_of,
+    of_os_error,
     require_file,
     stamp_of,
     value_in,
@@ -88,8 +90,11 @@ def examine(
     try:
         return _examined(path, named, profile, tick)
     except UnreadableHistoryError as error:
-        status = Status.MISSING if error.reason == "not-found" else Status.UNREADABLE
-        return Examined(Report(str(path), status, reason=error.reason, problem=error.message))
+        return _unreadable(path, error)
+    except OSError as error:  # it was taken away meanwhile, or the disk fails
+        return _unreadable(path, of_os_error(error, path))
+    except MemoryError:
+        return _unreadable(path, UnreadableHistoryError("it does not fit in memory", reason="too-large"))
     except InvalidHistoryError as error:
         report = Report(str(path), Status.UNREADABLE, reason="too-deep", problem=error.message)
         return Examined(report)
@@ -98,8 +103,13 @@ def examine(
         return Examined(Report(str(path), Status.UNREADABLE, reason="too-deep", problem=problem))
 
 
+def _unreadable(path: Path, error: UnreadableHistoryError) -> Examined:
+    status = Status.MISSING if error.reason == "not-found" else Status.UNREADABLE
+    return Examined(Report(str(path), status, reason=error.reason, problem=error.message))
+
+
 def _examined(path: Path, named: str | None, profile: str | None, tick: Callable[[int], None]) -> Examined:
-    if path.is_dir():
+    if os.path.isdir(path):  # noqa: PTH112 - false where we may not even look
         return Examined(*examine_storage(path, profile, tick))
     require_file(path)
     head = head_of(path)
@@ -200,10 +210,15 @@ def _requests(path: Path, named: str | None, profile: str | None, tick: Callable
     patch = Patch()
     count = conversations = 0
     form = rules = ""
+    notes: tuple[str, ...] = ()
     for line in lines_of(path):
         tick(line.offset)
         value = _value(line)
         shape = shape_of(value, named)
+        if value is None and line.body and not line.is_whole:
+            notes = (cut_note(line.number),)
+            patch.cut = line.number
+            continue
         if shape is None:
             code = "long-line" if not line.body else "broken-line"
             findings.append(finding(code, "left out of the copy", line=line.number, lost="a line"))
@@ -216,7 +231,7 @@ def _requests(path: Path, named: str | None, profile: str | None, tick: Callable
         findings += [finding_of(edit, line=line.number, message=edit.at) for edit in done.edits]
         if done.is_changed:
             patch.replaced[line.number] = encoded(repaired)
-    report = Report(str(path), status_of(findings), form, rules, count, conversations, tuple(findings))
+    report = Report(str(path), status_of(findings), form, rules, count, conversations, tuple(findings), notes)
     remedy = Remedy(path, stamp, lambda: patch.applied(lines_of(path)))
     return Examined(report, None if patch.is_empty else remedy)
 

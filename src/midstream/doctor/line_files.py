@@ -39,7 +39,6 @@ class LineFile:
         self._rollbacks = Rollbacks(ledger)
         self._folded = 0
         self._copies = 0
-        self._cut_line = 0
         self._seen: set[tuple[str, int, str | None]] = set()
 
     def examine(self) -> None:
@@ -77,12 +76,12 @@ class LineFile:
     def pieces(self) -> Iterator[bytes]:
         """Iterate over the lines of the repaired copy."""
         chain = self._ledger.chained if self.patch.parents else None
-        return self.patch.applied(lines_of(self._path), chain, without=self._cut_line)
+        return self.patch.applied(lines_of(self._path), chain)
 
     def notes(self) -> Iterator[str]:
         """Say what is no defect and yet worth knowing."""
-        if self._cut_line:
-            yield f"line {self._cut_line} was cut off while it was written; a repaired copy leaves it out"
+        if self.patch.cut:
+            yield cut_note(self.patch.cut)
         if self._rollbacks.lines:
             yield f"lines of turns that were taken back, kept and not judged: {self._rollbacks.lines}"
         if self._folded:
@@ -124,12 +123,10 @@ class LineFile:
             if line.is_whole:
                 self._leave_out("broken-line", line.number)
             else:
-                self._cut_line = line.number
+                self.patch.cut = line.number
             return None
         if not isinstance(value, dict):
-            self.findings.append(
-                finding("not-a-message", "left as it is: readers pass it by", line=line.number)
-            )
+            self._leave_out("not-a-message", line.number)
             return None
         if constants:
             lost = ", ".join(constants)
@@ -177,6 +174,11 @@ class LineFile:
         if key not in self._seen:  # branches share lines
             self._seen.add(key)
             self.findings.append(told)
+
+
+def cut_note(line: int) -> str:
+    """Say that a program died while it wrote the last line."""
+    return f"line {line} was cut off while it was written; a repaired copy leaves it out"
 
 
 def _line_of(edit: Edit, found: Gathered) -> int:

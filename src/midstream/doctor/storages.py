@@ -41,7 +41,7 @@ class FolderRemedy:
 
 def is_storage(path: Path) -> bool:
     """Whether a folder is opencode's storage."""
-    return (path / "message").is_dir() and (path / "part").is_dir()
+    return all(os.path.isdir(path / name) for name in ("message", "part"))  # noqa: PTH112 - false where we may not look
 
 
 def examine_storage(
@@ -54,6 +54,8 @@ def examine_storage(
         UsageError: No profile has this name.
     """
     if not is_storage(path):
+        if not os.access(path, os.R_OK | os.X_OK):
+            raise UnreadableHistoryError("this user may not look into it", reason="no-permission")
         raise UnreadableHistoryError("there is no history in this folder", reason="not-found")
     storage = _Storage(path, profile)
     for number, session in enumerate(_folders(path / "message")):
