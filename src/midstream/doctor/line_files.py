@@ -1,7 +1,7 @@
 """A file of JSON lines, examined in two passes: where ids come up, then one stretch of conversation after another.
 
-What is kept is an index of about a hundred bytes a line, the stretches that are open, and the changes. The lines
-themselves are read again where they are needed.
+What is kept is an index (some thirty bytes a call; where lines form a tree, some fifty more a line), the stretches
+that are open, and the changes. The lines themselves are read again where they are needed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from midstream.core.formats.named import format_named
 from midstream.core.profiles import profile_for
 from midstream.core.repair.report import Edit
 from midstream.doctor.findings import Finding, finding, finding_of
+from midstream.doctor.index import Index
 from midstream.doctor.ledgers import Entry, Facts, Ledger, facts_of
 from midstream.doctor.reading import Line, line_at, lines_of, value_in
 from midstream.doctor.rewriting import Gathered, Patch, encoded, gathered, mend
@@ -89,10 +90,10 @@ class LineFile:
         if self._copies:
             yield f"copies of lines, read once: {self._copies}"
 
-    def _index(self) -> tuple[dict[int, int], bool]:
+    def _index(self) -> tuple[Index, bool]:
         """Find the last line of every id; tell lines that are no JSON; count messages."""
-        last: dict[int, int] = {}
-        nodes: set[int] = set()
+        last = Index()
+        nodes = Index()
         has_system = False
         for line in lines_of(self._path):
             self._tick(line.offset)
@@ -102,15 +103,15 @@ class LineFile:
             self._rollbacks.note(line.number, value)
             node = self._ledger.node(value)
             if node is not None:
-                if hash(node.id) in nodes:
+                if node.id in nodes:
                     continue
-                nodes.add(hash(node.id))
+                nodes[node.id] = 0
             messages = self._ledger.messages(value)
             facts = self._facts(messages)
             self.messages += len(messages)
             has_system = has_system or facts.has_system
             for each in facts.ids:
-                last[hash(each)] = line.number
+                last[each] = line.number
         return last, has_system
 
     def _checked(self, line: Line) -> Json | None:
