@@ -13,7 +13,7 @@ from midstream.doctor.ledgers import Codex
 from midstream.doctor.rollbacks import Rollbacks
 from tests.doctor.files import Json, read_lines, write_lines
 
-ORDER = '{"author": "/root", "recipient": "/root/a", "content": "go"}'
+ORDER = '{"author": "main", "recipient": "main/a", "content": "go"}'
 
 
 def _item(**item: object) -> Json:

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import apsw
 from msgspec import Struct
 
 from midstream.doctor import opencode, sqlite_files
@@ -20,6 +19,7 @@ from midstream.doctor.opencode import StoredMessage
 from midstream.doctor.reading import value_in
 from midstream.doctor.rewriting import encoded
 from midstream.doctor.shapes import Json
+from midstream.doctor.sqlite_files import Database
 from midstream.doctor.writing import Written, copy_of, make_backup, make_whole
 from midstream.errors import ConflictError, UnreadableHistoryError
 
@@ -91,7 +91,7 @@ class DatabaseRemedy:
         real = self._path.resolve()
         with sqlite_files.named_refusals(real):
             backup = make_backup(real, partial(sqlite_files.copy, real))
-            with sqlite_files.opened(real, apsw.SQLITE_OPEN_READWRITE) as db:
+            with sqlite_files.writing(real) as db:
                 _apply(db, [change for change in self._changes if change.after is not None])
         return Written(self._path, backup)
 
@@ -135,7 +135,7 @@ def examine_opencode(
 
 
 class _Database:
-    def __init__(self, db: apsw.Connection, profile: str | None) -> None:
+    def __init__(self, db: Database, profile: str | None) -> None:
         self.findings: list[Finding] = []
         self.changes: list[Change] = []
         self.messages = 0
@@ -210,15 +210,15 @@ class _Database:
         self.changes.append(Change(table, id_, before, encoded(after).decode()))
 
 
-def _tables(db: apsw.Connection) -> set[str]:
+def _tables(db: Database) -> set[str]:
     return {name for (name,) in db.execute("select name from sqlite_schema where type = 'table'")}
 
 
-def _columns(db: apsw.Connection, table: str) -> set[str]:
+def _columns(db: Database, table: str) -> set[str]:
     return {name for (name,) in db.execute("select name from pragma_table_info(?)", (table,))}
 
 
-def _apply(db: apsw.Connection, changes: list[Change]) -> None:
+def _apply(db: Database, changes: list[Change]) -> None:
     """Change rows, all or none.
 
     Raises:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-import apsw
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
@@ -98,7 +97,7 @@ class JournalRemedy:
             "a store is not changed in place: write a copy beside it, stop the server, and put the copy there"
         )
 
-    def _cut(self, db: apsw.Connection) -> None:
+    def _cut(self, db: sqlite_files.Database) -> None:
         with db:
             for name, session in self._cuts.items():
                 db.execute(CUT_RECORDS, (session.position, name))

@@ -1,6 +1,6 @@
 """A file of JSON lines, examined in two passes: where ids come up, then one stretch of conversation after another.
 
-What is kept is an index (some thirty bytes a call; where lines form a tree, some fifty more a line), the stretches
+What is kept is an index (some thirty bytes a call; where lines form a tree, some sixty more a line), the stretches
 that are open, and the changes. The lines themselves are read again where they are needed.
 """
 

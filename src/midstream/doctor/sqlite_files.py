@@ -15,11 +15,14 @@ from midstream.errors import UnavailableError, UnreadableHistoryError
 BUSY_TIMEOUT_MS = 5_000
 """How long another program may keep the file locked before we give up: as long as opencode waits for itself."""
 PAGES_AT_ONCE = 1_000
+Database = apsw.Connection
+"""An open database."""
+
 _NEW = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
 
 
 @contextlib.contextmanager
-def reading(path: Path) -> Iterator[apsw.Connection]:
+def reading(path: Path) -> Iterator[Database]:
     """Open a database to read it, and leave no files behind.
 
     A reader of a database in log mode makes an index beside it and leaves it there. Without a log nobody writes,
@@ -28,11 +31,11 @@ def reading(path: Path) -> Iterator[apsw.Connection]:
     real = path.resolve()
     log = real.with_name(f"{real.name}-wal")
     if not _is_in_log_mode(real) or (log.exists() and log.stat().st_size):
-        with opened(real, apsw.SQLITE_OPEN_READONLY) as db:
+        with _opened(real, apsw.SQLITE_OPEN_READONLY) as db:
             yield db
         return
     before = stamp_of(real)
-    with opened(f"{real.as_uri()}?immutable=1", apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI) as db:
+    with _opened(f"{real.as_uri()}?immutable=1", apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI) as db:
         yield db
     if stamp_of(real) != before:
         raise UnreadableHistoryError("it was changed while it was read: try again", reason="busy")
@@ -44,8 +47,14 @@ def _is_in_log_mode(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def opened(name: Path | str, flags: int) -> Iterator[apsw.Connection]:
-    """Open a database, and close it in any case."""
+def writing(path: Path) -> Iterator[Database]:
+    """Open a database to change rows of it, also while its program works on it."""
+    with _opened(path, apsw.SQLITE_OPEN_READWRITE) as db:
+        yield db
+
+
+@contextlib.contextmanager
+def _opened(name: Path | str, flags: int) -> Iterator[Database]:
     db = apsw.Connection(os.fspath(name), flags=flags)
     try:
         db.set_busy_timeout(BUSY_TIMEOUT_MS)
@@ -74,9 +83,9 @@ def named_refusals(target: Path) -> Iterator[None]:
         raise UnavailableError(f"{str(target)!r} cannot be written: {error}") from error
 
 
-def copy(path: Path, target: Path, *, change: Callable[[apsw.Connection], None] = lambda _: None) -> None:
+def copy(path: Path, target: Path, *, change: Callable[[Database], None] = lambda _: None) -> None:
     """Copy a database with what stands in its log, and change the copy. The copy has no log."""
-    with reading(path) as source, opened(target, _NEW) as made:
+    with reading(path) as source, _opened(target, _NEW) as made:
         with made.backup("main", source, "main") as backup:
             while not backup.done:
                 backup.step(PAGES_AT_ONCE)

@@ -64,7 +64,7 @@ class Thread:
 class Threads:
     """All conversations of one file, fed line by line.
 
-    Keeps 40 to 60 bytes for each line of a tree, and the stretches that are open.
+    Keeps some sixty bytes for each line of a tree, and the stretches that are open.
 
     Args:
         last: For each id, the last line that mentions it.
