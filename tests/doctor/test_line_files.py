@@ -201,6 +201,18 @@ def test_a_broken_summary_of_a_compaction_is_repaired_in_its_line(tmp_path: Path
     assert json.loads(history[1]["arguments"]) == {"_raw": '{"cut": '}
 
 
+def test_an_open_shell_call_of_codex_gets_the_output_that_codex_can_read(tmp_path: Path) -> None:
+    action = {"type": "exec", "command": ["ls"]}
+    call = {"type": "local_shell_call", "call_id": "c", "status": "completed", "action": action}
+    asked = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "List."}]}
+    lines = [{"type": "session_meta", "payload": {"id": "1"}}]
+    lines += [{"type": "response_item", "payload": item} for item in (asked, call)]
+    path = write_lines(tmp_path / "r.jsonl", lines)
+    fixed = _fixed(path)
+    assert (fixed[3]["payload"]["type"], fixed[3]["payload"]["call_id"]) == ("function_call_output", "c")
+    assert examine(tmp_path / "r.repaired.jsonl").report.status is Status.CLEAN
+
+
 def test_a_line_beyond_the_limit_is_told_and_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -213,6 +213,8 @@ class Codex:
     def new_line(self, like: Entry, message: Json, number: int) -> Json:
         """See `Ledger.new_line`."""
         del number
+        if message.get("type") == "local_shell_call_output":  # Codex keeps one kind of output for both
+            message = {**message, "type": "function_call_output"}
         if "payload" not in like.value:
             return message
         return {"timestamp": like.value.get("timestamp"), "type": "response_item", "payload": message}
