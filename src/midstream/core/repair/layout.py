@@ -126,16 +126,12 @@ class Layout:
                     self.settled.add(id(result))
                     moved.append(result)
                     place = self.read[result.turn].at
-                    self.task.report.tell(
-                        "misplaced-result", place, "moved to its call", call_id=_text(call.id)
-                    )
+                    self.task.report.tell("misplaced-result", place, "moved to its call", call_id=call.id)
             elif not (is_tail and self.task.is_live):
                 words = self._outcome(call)
                 made.append(self.task.form.answer(call, words, is_failed=True))
                 at = self.read[call.turn].at
-                self.task.report.tell(
-                    "dangling-call", at, "added a result that says so", call_id=_text(call.id)
-                )
+                self.task.report.tell("dangling-call", at, "added a result that says so", call_id=call.id)
         return moved, made
 
     def _outcome(self, call: Part) -> str:
@@ -220,7 +216,7 @@ class Layout:
                 code = "repeated-result" if part.is_second else "orphan-result"
                 role = Role.ASSISTANT if turn.role is Role.ASSISTANT else Role.USER
                 kept += [self.task.form.text(note, role), *others]
-                self.task.report.tell(code, turn.at, "kept as a user's words", call_id=_text(part.id))
+                self.task.report.tell(code, turn.at, "kept as a user's words", call_id=part.id)
         return kept
 
 
@@ -232,7 +228,3 @@ def _is_item_of_reply(turn: Turn) -> bool:
     if turn.role is not Role.ASSISTANT or turn.mark:
         return False
     return all(part.kind in (Kind.CALL, Kind.THINKING) for part in turn.parts)
-
-
-def _text(call_id: object) -> str | None:
-    return call_id if isinstance(call_id, str) else None

@@ -264,7 +264,7 @@ class Pairing:
             "foreign-result-id",
             self.turns[result.turn].at,
             "linked to the open call",
-            call_id=_text(result.id),
+            call_id=result.id,
         )
 
     def _settle_repeats(self) -> None:
@@ -296,16 +296,16 @@ class Pairing:
             return first
         self.copies.add(id(other))
         if stands_in(other) or first.body == other.body:
-            report.tell("repeated-result", place.at, "dropped the copy", call_id=_text(call.id))
+            report.tell("repeated-result", place.at, "dropped the copy", call_id=call.id)
             return first
         if stands_in(first):
             self.copies.add(id(first))
             self.copies.discard(id(other))
-            report.tell("late-result", place.at, "put in the place of its stand-in", call_id=_text(call.id))
+            report.tell("late-result", place.at, "put in the place of its stand-in", call_id=call.id)
             return other
         joined.append(other)
         self.turns[first.turn].is_changed = True
-        report.tell("repeated-result", place.at, "joined with the first", call_id=_text(call.id))
+        report.tell("repeated-result", place.at, "joined with the first", call_id=call.id)
         return first
 
     def _without_copies(self) -> list[Turn]:
@@ -348,7 +348,3 @@ def _key(part: Part) -> Key:
         return ("name", part.name)
     call_id = part.id
     return ("id", call_id if isinstance(call_id, str) else repr(call_id))
-
-
-def _text(call_id: object) -> str | None:
-    return call_id if isinstance(call_id, str) else None

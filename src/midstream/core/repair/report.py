@@ -71,7 +71,8 @@ class Report:
         self.edits: list[Edit] = []
 
     def tell(
-        self, code: str, at: int, did: str, *, part: int = -1, call_id: str | None = None, lost: str = ""
+        self, code: str, at: int, did: str, *, part: int = -1, call_id: Value = None, lost: str = ""
     ) -> None:
-        """Note one edit."""
-        self.edits.append(Edit(code, at, did, part, call_id, lost))
+        """Note one edit. `call_id` may be whatever stood there: only a text names a call."""
+        known = call_id if isinstance(call_id, str) else None
+        self.edits.append(Edit(code, at, did, part, known, lost))

@@ -197,19 +197,15 @@ def _tidy_call(turn: Turn, part: Part, task: Task) -> None:
         turn.is_changed = True
         part.failed = was_cut
         did = "kept the text as `_raw`" if was_cut else "made an object"
-        task.report.tell("broken-arguments", turn.at, did, call_id=_known(part.id))
+        task.report.tell("broken-arguments", turn.at, did, call_id=part.id)
     if not is_text(part.name):
         task.form.retool(part, NO_NAME)
         turn.is_changed = True
-        task.report.tell("call-without-name", turn.at, f"named {NO_NAME!r}", call_id=_known(part.id))
+        task.report.tell("call-without-name", turn.at, f"named {NO_NAME!r}", call_id=part.id)
     elif not takes_name(part.name, task.form.name):
         task.form.retool(part, nearest_name(part.name))
         turn.is_changed = True
-        task.report.tell("bad-name", turn.at, f"named {part.name!r}", call_id=_known(part.id))
-
-
-def _known(call_id: object) -> str | None:
-    return call_id if isinstance(call_id, str) else None
+        task.report.tell("bad-name", turn.at, f"named {part.name!r}", call_id=part.id)
 
 
 def _tidy_thinking(turn: Turn, task: Task) -> None:
