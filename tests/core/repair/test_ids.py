@@ -26,7 +26,7 @@ def test_a_number_that_is_taken_is_not_given_again() -> None:
 
 
 def test_odd_characters_are_replaced() -> None:
-    assert ids_after(None, "functions.run:0", "") == ["functions_run_0", "call_2"]
+    assert ids_after(None, "functions.run:0", "") == ["functions_run_0", "call_6048aa95"]
 
 
 def test_nine_characters_are_the_same_nine_every_time() -> None:

@@ -70,6 +70,8 @@ class Pairing:
                 elif role is Role.USER:
                     is_near = False
         self._find_early()
+        self._read_stand_ins()
+        self._find_replaced()
         self._relink()
         if self.is_mixed_up:
             self.calls.sort(key=lambda call: call.turn)
@@ -99,22 +101,59 @@ class Pairing:
     def _read_again(self, call_id: object) -> None:
         """Read a reply that was stepped over: one of its calls has another result."""
         number = self.stepped.get(call_id) if isinstance(call_id, str) else None
-        if number is None:
-            return
-        calls: dict[object, Part] = {}
+        if number is not None:
+            self._read_unit(number)
+
+    def _read_unit(self, number: int) -> None:
+        calls: dict[Key, deque[Part]] = {}
         for place, turn in enumerate(self._unit(number), start=number):
             turn.mark = Mark.DOUBT
             for part in turn.parts:
                 part.turn = place
                 if part.kind is Kind.CALL:
                     part.reply = turn.reply
-                    calls[part.id] = part
+                    calls.setdefault(_key(part), deque()).append(part)
                     self.calls.append(part)
                     self.stepped.pop(str(part.id), None)
                     self.armed.add(str(part.id))
                 elif part.kind is Kind.RESULT:
-                    self._give(calls[part.id], part)
+                    self._give(calls[_key(part)].popleft(), part)
         self.is_mixed_up = True
+
+    def _read_stand_ins(self) -> None:
+        """Read the marked replies that a stray result may belong to: those answered by what only stands in."""
+        replies = {reply for reply, _, _ in self.strays}
+        is_any = any(self._has_no_id(result) for _, _, result in self.strays)
+        for number, turn in enumerate(self.turns if self.strays else ()):
+            if turn.mark == Mark.CALLS and (is_any or turn.reply in replies):
+                answers = [part for other in self._unit(number)[1:] for part in other.parts]
+                if any(part.kind is Kind.RESULT and stands_in(part) for part in answers):
+                    self._read_unit(number)
+
+    def _has_no_id(self, result: Part) -> bool:
+        """Whether a result may be found by the tool's name; Gemini's may have an id that its call lacks."""
+        return result.is_by_name or self.goes_by_name
+
+    def _find_replaced(self) -> None:
+        """Where results have no ids, a stray one takes the place of the latest stand-in under its name."""
+        if not any(self._has_no_id(result) for _, _, result in self.strays):
+            return
+        open_calls: dict[str, dict[int, deque[Part]]] = {}
+        for call in sorted(self.calls, key=lambda call: call.turn):
+            if call.is_by_name and call.answers is not None and _is_open(call):
+                open_calls.setdefault(call.name, {}).setdefault(call.reply, deque()).append(call)
+        left: list[tuple[int, bool, Part]] = []
+        for stray in self.strays:
+            reply, _, result = stray
+            replies = open_calls.get(result.name, {}) if self._has_no_id(result) else {}
+            latest = next((number for number in reversed(replies) if number <= reply), None)
+            if latest is None:
+                left.append(stray)
+                continue
+            self._give(replies[latest].popleft(), result)
+            if not replies[latest]:
+                del replies[latest]
+        self.strays = left
 
     def _arm(self, call: Part, turn: Turn) -> None:
         key = _key(call)
@@ -231,7 +270,7 @@ class Pairing:
             return
         open_calls: dict[int, list[Part]] = {}
         for call in self.calls:
-            if call.answers is None:
+            if _is_open(call):
                 open_calls.setdefault(call.reply, []).append(call)
         near: dict[int, list[Part]] = {}
         far: dict[int, list[Part]] = {}
@@ -341,6 +380,11 @@ def _is_copy_of(turn: Turn, before: Turn) -> bool:
 def _says(parts: list[Part]) -> bool:
     """Whether there is more than thinking."""
     return any(part.kind is not Kind.THINKING for part in parts)
+
+
+def _is_open(call: Part) -> bool:
+    """Whether a call has no result, or only what stands in for one."""
+    return call.answers is None or all(map(stands_in, call.answers))
 
 
 def _key(part: Part) -> Key:
