@@ -7,6 +7,7 @@ ids, roles, signatures, settings, images.
 # ruff: noqa: ANN401 - a history may hold anything
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections import Counter
@@ -73,7 +74,7 @@ def out_of_order(before: list[Saying], after: list[Saying]) -> list[str]:
             ]
             if len(spots) == 1:
                 places.append((spots[0], said.text))
-    return [text for (here, _), (there, text) in zip(places, places[1:], strict=False) if there < here]
+    return [text for (here, _), (there, text) in itertools.pairwise(places) if there < here]
 
 
 def _said(value: Any, kind: str) -> Iterator[Saying]:
@@ -93,10 +94,12 @@ def _said(value: Any, kind: str) -> Iterator[Saying]:
             if key in _ANSWERS and isinstance(item, dict):
                 yield from _leaves(item.get("content", item.get("response")), "result")
             elif key in ("content", "output", "json") and answer == "result":
-                yield from _said(item, answer) if is_message and isinstance(item, list) else _leaves(item, answer)
+                yield from (
+                    _said(item, answer) if is_message and isinstance(item, list) else _leaves(item, answer)
+                )
             elif key == "content" and listed and isinstance(item, list):
                 yield from _unlisted(item, kind, listed)
-            elif key == "text" or (key in ("refusal",) and isinstance(item, str)):
+            elif key == "text" or (key == "refusal" and isinstance(item, str)):
                 yield from _said(item, kind)
             elif key in _HOLDERS:
                 yield from _said(item, answer)
@@ -130,7 +133,10 @@ def _is_result(value: Json) -> bool:
     named = (value.get("type"), value.get("role"), value.get("part_kind"))
     return "tool_call_id" in value or any(
         isinstance(name, str)
-        and (name.endswith(("_output", "_result")) or name in ("tool", "function", "tool-return", "retry-prompt"))
+        and (
+            name.endswith(("_output", "_result"))
+            or name in ("tool", "function", "tool-return", "retry-prompt")
+        )
         for name in named
     )
 

@@ -41,3 +41,9 @@ def test_an_id_that_will_do_stays() -> None:
     pairing.run()
     settle_ids(pairing.turns, pairing.calls, pairing.stepped, task)
     assert codes(task) == []
+
+
+def test_a_call_without_an_id_is_named_by_what_it_asks_for_wherever_it_stands() -> None:
+    assert ids_after(None, "a", "")[1] == ids_after(None, "a", "b", "")[2]
+    first, second = ids_after(None, "", "")
+    assert second == f"{first}_2"

@@ -40,3 +40,14 @@ def test_chat_takes_system_prompts_anywhere_and_mistral_not_after_a_reply() -> N
     history = [user("q"), {"role": "assistant", "content": "a"}, system("b"), user("w")]
     assert repair(history, format="openai-chat").messages is history
     assert repair(history, format="mistral").messages[2] == user("[system message] b")
+
+
+def test_one_that_an_earlier_repair_kept_as_words_was_said_before() -> None:
+    history = [user("q"), reply(text("a")), system("be brief"), user("w")]
+    stored = repair(history).messages
+    assert repair([*stored, system("be brief")]).messages == stored
+
+
+def test_what_says_nothing_is_not_before_the_first_one() -> None:
+    history = [{"role": "assistant", "content": []}, system("be brief"), user("q")]
+    assert repair(history, format="openai-chat", profile="strict-template").messages == history[1:]

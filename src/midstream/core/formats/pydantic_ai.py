@@ -94,8 +94,9 @@ class PydanticAI:
         self.refill(first, both_words(as_words(first.body), as_words(second.body)))
 
     def tidy(self, part: Part) -> str | None:
-        """Any JSON value may be returned; a retry needs words."""
-        if isinstance(part.body, str) and not part.body.strip():
+        """Any JSON value may be returned, but something must be; a retry needs words."""
+        is_blank = isinstance(part.body, str) and not part.body.strip()
+        if is_blank or "content" not in part.raw:
             self.refill(part, "(failed without a message)" if part.failed else "(no output)")
             return "empty-result"
         if part.raw.get("part_kind") == _RETRY and not part.body:

@@ -8,6 +8,7 @@ call that does.
 from __future__ import annotations
 
 from collections import deque
+from functools import cached_property
 
 from midstream.core.formats.parts import Kind, Mark, Part, Role, Turn, Value
 from midstream.core.repair.task import Task, stands_in
@@ -132,27 +133,34 @@ class Pairing:
 
     def _has_no_id(self, result: Part) -> bool:
         """Whether a result may be found by the tool's name; Gemini's may have an id that its call lacks."""
-        return result.is_by_name or self.goes_by_name
+        return result.is_by_name or (self.goes_by_name and _key(result)[1] not in self.borne)
 
     def _find_replaced(self) -> None:
         """Where results have no ids, a stray one takes the place of the latest stand-in under its name."""
         if not any(self._has_no_id(result) for _, _, result in self.strays):
             return
-        open_calls: dict[str, dict[int, deque[Part]]] = {}
+        stood: dict[str, deque[Part]] = {}
         for call in sorted(self.calls, key=lambda call: call.turn):
             if call.is_by_name and call.answers is not None and _is_open(call):
-                open_calls.setdefault(call.name, {}).setdefault(call.reply, deque()).append(call)
+                stood.setdefault(call.name, deque()).append(call)
+        waiting: dict[str, list[deque[Part]]] = {}
         left: list[tuple[int, bool, Part]] = []
         for stray in self.strays:
             reply, _, result = stray
-            replies = open_calls.get(result.name, {}) if self._has_no_id(result) else {}
-            latest = next((number for number in reversed(replies) if number <= reply), None)
-            if latest is None:
+            calls = stood.get(result.name, deque())
+            replies = waiting.setdefault(result.name, [])
+            while calls and calls[0].reply <= reply:
+                call = calls.popleft()
+                if replies and replies[-1][0].reply == call.reply:
+                    replies[-1].append(call)
+                else:
+                    replies.append(deque([call]))
+            if not replies or not self._has_no_id(result):
                 left.append(stray)
                 continue
-            self._give(replies[latest].popleft(), result)
-            if not replies[latest]:
-                del replies[latest]
+            self._give(replies[-1].popleft(), result)
+            if not replies[-1]:
+                replies.pop()
         self.strays = left
 
     def _arm(self, call: Part, turn: Turn) -> None:
@@ -223,7 +231,7 @@ class Pairing:
     def _waiting_by_name(self, result: Part) -> Part | None:
         """Find a call of the present reply when only one side has an id."""
         if not result.is_by_name:
-            return self._waiting_for(("name", result.name))
+            return None if _key(result)[1] in self.borne else self._waiting_for(("name", result.name))
         calls = self.named.get(result.name)
         while calls:
             call = calls.popleft()
@@ -231,6 +239,13 @@ class Pairing:
                 self._take(call)
                 return call
         return None
+
+    @cached_property
+    def borne(self) -> set[Value]:
+        """The ids that calls have, anywhere: a result with one of them belongs to no call without an id."""
+        marked = {call_id for turn in self.turns for call_id in turn.ids or ()}
+        read = (part for turn in self.turns if not turn.mark for part in turn.parts)
+        return marked | {part.id for part in read if part.kind is Kind.CALL and isinstance(part.id, str)}
 
     def _take(self, call: Part) -> None:
         """A call is answered by another way than its id: it waits no longer."""

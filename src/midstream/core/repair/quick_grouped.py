@@ -184,7 +184,7 @@ def look_at_gemini(messages: list[Value], profile: Profile, marks: bytearray, id
                 if all(_says(part["text"]) and "thought" not in part for part in parts):
                     marks[at] = _USER
             elif role == "model":
-                asked = _gemini_reply(parts)
+                asked = _gemini_reply(parts, profile)
                 if asked is None:
                     continue
                 if not asked:
@@ -197,13 +197,13 @@ def look_at_gemini(messages: list[Value], profile: Profile, marks: bytearray, id
     ids.clear()
 
 
-def _gemini_reply(parts: list[Value]) -> list[str] | None:
+def _gemini_reply(parts: list[Value], profile: Profile) -> list[str] | None:
     """Return the names a reply calls; ids need a closer look."""
     asked: list[str] = []
     for part in parts:
         call = part.get("functionCall")
         if call is None:
-            if not _says(part["text"]):
+            if not _says(part["text"]) or (profile.is_thinking_signed and "thought" in part):
                 return None
         elif "id" in call or not takes_name(call["name"], "gemini") or type(call["args"]) is not dict:
             return None
