@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from bench.histories import orphans, parallel, quarter_broken, requests
+from bench.histories import one_id, orphans, parallel, quarter_broken, requests
 from midstream.history import convert, repair
 
 Json = dict[str, Any]
@@ -33,6 +33,7 @@ SHAPES: dict[str, Callable[[int], list[Json]]] = {
     "parallel calls": lambda count: parallel(count * 2 // 3),
     "requests in a row": requests,
     "orphans": orphans,
+    "one id": one_id,
 }
 """Each makes about as many messages as it is asked for, in chat shape."""
 MESSAGES = 20_000

@@ -116,13 +116,17 @@ def without_systems(messages: list[Any]) -> list[Any]:
 
 @st.composite
 def late(draw: st.DrawFn, pair: Pair) -> tuple[list[Any], list[Any]]:
-    """A history some of whose results have not come yet, and these results, in any order."""
+    """A history some of whose results are lacking, and those of them that come later, in any order."""
     form = pair[0]
     messages = copy.deepcopy(fine(pair, draw(seeds)))
-    spots = [spot for spot in results_in(form, messages) if draw(st.booleans())]
-    for holder, result in spots:
-        holder[:] = [item for item in holder if item is not result]
-    order = draw(st.permutations([result for _, result in spots]))
+    coming: list[Any] = []
+    for holder, result in results_in(form, messages):
+        fate = draw(st.sampled_from(("there", "late", "never")))
+        if fate != "there":
+            holder[:] = [item for item in holder if item is not result]
+        if fate == "late":
+            coming.append(result)
+    order = draw(st.permutations(coming))
     return messages, [results_message(form, [result]) if form in GROUPED else result for result in order]
 
 

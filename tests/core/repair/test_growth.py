@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 
 from bench.growth import BAR, FORMATS, SHAPES, history
-from bench.histories import one_id
 from midstream.history import repair
 from tests.spec import spec
 
 MESSAGES = 300
 
 
-def lines_run(messages: list[Any], form: str, profile: str | None) -> int:
+def lines_run(messages: list[Any], form: str, profile: str | None = None) -> int:
     """How many lines of the package one repair runs."""
     count = 0
 
@@ -53,13 +52,6 @@ def test_twice_the_messages_are_twice_the_work(form: str, shape: str, profile: s
     assert whole / half < BAR
 
 
-@spec("HISTORY-9")
-@pytest.mark.parametrize("profile", [None, "strict-template"])
-def test_one_id_for_every_call_is_no_more_work(profile: str | None) -> None:
-    half, whole = (lines_run(one_id(count), "openai-chat", profile) for count in (MESSAGES, 2 * MESSAGES))
-    assert whole / half < BAR
-
-
 @spec("HISTORY-9", "HISTORY-27")
 @pytest.mark.parametrize("form", FORMATS)
 def test_results_that_come_after_their_stand_ins_are_no_more_work(form: str) -> None:
@@ -67,4 +59,4 @@ def test_results_that_come_after_their_stand_ins_are_no_more_work(form: str) -> 
         stored = repair(history(form, "parallel calls", count), format=form).messages
         return [*stored, *history(form, "orphans", count)]
 
-    assert lines_run(late(2 * MESSAGES), form, None) / lines_run(late(MESSAGES), form, None) < BAR
+    assert lines_run(late(2 * MESSAGES), form) / lines_run(late(MESSAGES), form) < BAR
