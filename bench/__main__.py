@@ -15,7 +15,7 @@ from typing import Any
 import apsw
 import msgspec
 
-from bench import histories, loop, rendering, startup, steps, streaming, takeover, turns
+from bench import growth, histories, loop, rendering, startup, steps, streaming, takeover, turns
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -36,6 +36,7 @@ BENCHES: dict[str, Callable[[Path], Any]] = {
     "startup": startup.run,
     "streaming": streaming.run,
     "histories": histories.run,
+    "growth": growth.run,
     "rendering": rendering.run,
 }
 """What it is called, and what measures it in a scratch folder."""

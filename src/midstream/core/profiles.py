@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from midstream.core.formats.parts import Format, Value
+from midstream.core.formats.parts import Format, Layout, Value
 from midstream.errors import UsageError
 
 T = TypeVar("T")
@@ -321,6 +321,8 @@ def profile_for(form: Format, name: str | None) -> Profile:
         UsageError: No profile has this name.
     """
     named = profile_named(name or form.profile)
+    if named.alternates == "spoken" and form.layout is Layout.GROUPED:
+        named = replace(named, mixes_results=False)  # results are not spoken, words behind them are
     if form.name == "bedrock" and not named.name.startswith("bedrock"):
         return both(_CONVERSE, named)
     if not form.wire or named.name == form.wire:

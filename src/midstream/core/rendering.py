@@ -242,7 +242,7 @@ class _Writer:
         self._calls += 1
         call_id, seen = call.id, self._namer.seen
         if not self._takes_id(call_id) or call_id in seen or call_id in self._namer.taken:
-            call_id = self._namer.new(call_id, self._calls)
+            call_id = self._namer.new(call_id, f"call_{self._calls}")
         seen.add(call_id)
         name = _ODD_IN_NAME.sub("_", call.name[:NAME_CHARS_MAX]) if call.name.strip() else NO_NAME
         arguments, text = arguments_of(call)

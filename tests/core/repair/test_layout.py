@@ -51,3 +51,11 @@ def test_an_orphan_keeps_its_words_where_it_stood() -> None:
         "[result of a tool call that is no longer in this history] found it",
         "and?",
     ]
+
+
+def test_late_results_stand_in_the_order_of_their_calls_with_what_stands_in_for_the_others() -> None:
+    calls = chat_reply(chat_call("a"), chat_call("b"), chat_call("c"))
+    at_once = laid_out(task_for("openai-chat"), [calls, user("w"), tool("b", "late")])
+    assert [message.get("tool_call_id") for message in at_once] == [None, "a", "b", "c", None]
+    stored = laid_out(task_for("openai-chat"), [calls])
+    assert laid_out(task_for("openai-chat"), [*stored, user("w"), tool("b", "late")]) == at_once

@@ -67,3 +67,29 @@ def test_results_know_their_calls() -> None:
     found = turns[1].parts[0]
     assert found.owner is not None
     assert found.owner.kind is Kind.CALL
+
+
+def test_a_late_result_under_a_foreign_id_takes_the_place_of_its_stand_in() -> None:
+    messages = [reply(use("a")), user([result("a", UNKNOWN)]), user([result("b", "late")])]
+    assert answers("anthropic", messages) == ([["late"]], ["foreign-result-id", "late-result"])
+
+
+def test_where_results_have_no_ids_the_latest_stand_in_of_the_name_gives_way() -> None:
+    def told(response: str, key: str = "result") -> dict[str, Any]:
+        return {"functionResponse": {"name": "read", "response": {key: response}}}
+
+    call = {"role": "model", "parts": [{"functionCall": {"name": "read", "args": {}}}]}
+    stand_in = {"role": "user", "parts": [told(UNKNOWN, "error")]}
+    late = {"role": "user", "parts": [{"text": "w"}, told("late")]}
+    found, named = answers("gemini", [call, stand_in, dict(call), dict(stand_in), late])
+    assert found == [[{"error": UNKNOWN}], [{"result": "late"}]]
+    assert named == ["late-result"]
+
+
+def test_a_result_whose_id_a_call_bears_belongs_to_no_call_without_one() -> None:
+    calls = [{"functionCall": {"name": "read", "args": {}}}]
+    other = [{"functionCall": {"id": "x", "name": "read", "args": {"path": "a"}}}]
+    early = {"functionResponse": {"id": "x", "name": "read", "response": {"result": "1"}}}
+    messages = [{"role": "model", "parts": calls}, {"role": "user", "parts": [early]}]
+    found, _ = answers("gemini", [*messages, {"role": "model", "parts": other}])
+    assert found == [[], [{"result": "1"}]]

@@ -88,3 +88,14 @@ def test_a_template_is_told_the_same_prompt_once() -> None:
         history[:2],
         ["repeated-system", "empty-message"],
     )
+
+
+def test_one_that_an_earlier_repair_kept_as_words_was_said_before() -> None:
+    history = [user("q"), reply(text("a")), system("be brief"), user("w")]
+    stored = repair(history).messages
+    assert repair([*stored, system("be brief")]).messages == stored
+
+
+def test_what_says_nothing_is_not_before_the_first_one() -> None:
+    history = [{"role": "assistant", "content": []}, system("be brief"), user("q")]
+    assert repair(history, format="openai-chat", profile="strict-template").messages == history[1:]

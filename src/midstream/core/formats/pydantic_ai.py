@@ -94,7 +94,7 @@ class PydanticAI:
         self.refill(first, both_words(as_words(first.body), as_words(second.body)))
 
     def tidy(self, part: Part) -> str | None:
-        """Any JSON value may be returned; a retry needs words."""
+        """Any JSON value may be returned, but something must be; a retry needs words."""
         is_blank = isinstance(part.body, str) and not part.body.strip()
         if is_blank or "content" not in part.raw:
             self.refill(part, "(failed without a message)" if part.failed else "(no output)")

@@ -1,7 +1,7 @@
 """Call ids: what the profile cannot take gets a new one, call and result together.
 
-New ids follow from the old one and the place of its message, so that the same history always gets the same
-ids and an appended message changes none of them.
+New ids follow from the old one, or from the call where there is none, so that the same history always gets the
+same ids, an appended message changes none of them, and it does not matter how many messages a repair put before.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections.abc import Iterable
 
-from midstream.core.formats.parts import Part, Turn
+from midstream.core.formats.parts import Part, Turn, as_words
 from midstream.core.profiles import Profile
 from midstream.core.repair.names import takes_name
 from midstream.core.repair.task import Task
@@ -31,15 +31,20 @@ def settle_ids(turns: list[Turn], calls: list[Part], others: Iterable[str], task
         if task.profile.ids_are_unique == "reply" and call.reply != reply:
             namer.seen.clear()
         reply = call.reply
-        old, place = call.id, turns[call.turn].at
+        old = call.id
         if not call.is_by_name:
             if not task.profile.takes_id(old):
-                _rename(turns, call, namer.new(old, place), "bad-id", task)
+                _rename(turns, call, namer.new(old, _nameless(call)), "bad-id", task)
             elif call.is_repeat or old in namer.seen:
-                _rename(turns, call, namer.new(old, place), "repeated-id", task)
+                _rename(turns, call, namer.new(old, _nameless(call)), "repeated-id", task)
             namer.seen.add(str(call.id))
         for result in call.answers or ():
             _follow(turns, call, result, task)
+
+
+def _nameless(call: Part) -> str:
+    """An id for a call that came without one: by what it asks for."""
+    return f"call_{_digest(f'{call.name} {as_words(call.body)}')[:_DIGEST_CHARS]}"
 
 
 def _rename(turns: list[Turn], call: Part, new_id: str, code: str, task: Task) -> None:
@@ -72,9 +77,9 @@ class Namer:
         self.taken = taken
         self.next: dict[str, int] = {}
 
-    def new(self, old: object, place: int) -> str:
-        """Return an id for a call of the message at this place, which had this one."""
-        stem = old if isinstance(old, str) and old.strip() else f"call_{place}"
+    def new(self, old: object, otherwise: str) -> str:
+        """Return an id for a call that had this one, or none: then one like `otherwise`."""
+        stem = old if isinstance(old, str) and old.strip() else otherwise
         if self.profile.id_size_exact:
             return self._exact(stem)
         plain = stem if self.profile.takes_id(stem) else self._plain(stem)

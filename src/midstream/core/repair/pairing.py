@@ -8,6 +8,7 @@ call that does.
 from __future__ import annotations
 
 from collections import deque
+from functools import cached_property
 
 from midstream.core.formats.parts import Kind, Mark, Part, Role, Turn, Value
 from midstream.core.repair.task import Task, stands_in
@@ -70,6 +71,8 @@ class Pairing:
                 elif role is Role.USER:
                     is_near = False
         self._find_early()
+        self._read_stand_ins()
+        self._find_replaced()
         self._relink()
         if self.is_mixed_up:
             self.calls.sort(key=lambda call: call.turn)
@@ -99,22 +102,66 @@ class Pairing:
     def _read_again(self, call_id: object) -> None:
         """Read a reply that was stepped over: one of its calls has another result."""
         number = self.stepped.get(call_id) if isinstance(call_id, str) else None
-        if number is None:
-            return
-        calls: dict[object, Part] = {}
+        if number is not None:
+            self._read_unit(number)
+
+    def _read_unit(self, number: int) -> None:
+        calls: dict[Key, deque[Part]] = {}
         for place, turn in enumerate(self._unit(number), start=number):
             turn.mark = Mark.DOUBT
             for part in turn.parts:
                 part.turn = place
                 if part.kind is Kind.CALL:
                     part.reply = turn.reply
-                    calls[part.id] = part
+                    calls.setdefault(_key(part), deque()).append(part)
                     self.calls.append(part)
                     self.stepped.pop(str(part.id), None)
                     self.armed.add(str(part.id))
                 elif part.kind is Kind.RESULT:
-                    self._give(calls[part.id], part)
+                    self._give(calls[_key(part)].popleft(), part)
         self.is_mixed_up = True
+
+    def _read_stand_ins(self) -> None:
+        """Read the marked replies that a stray result may belong to: those answered by what only stands in."""
+        replies = {reply for reply, _, _ in self.strays}
+        is_any = any(self._has_no_id(result) for _, _, result in self.strays)
+        for number, turn in enumerate(self.turns if self.strays else ()):
+            if turn.mark == Mark.CALLS and (is_any or turn.reply in replies):
+                answers = [part for other in self._unit(number)[1:] for part in other.parts]
+                if any(part.kind is Kind.RESULT and stands_in(part) for part in answers):
+                    self._read_unit(number)
+
+    def _has_no_id(self, result: Part) -> bool:
+        """Whether a result may be found by the tool's name; Gemini's may have an id that its call lacks."""
+        return result.is_by_name or (self.goes_by_name and _key(result)[1] not in self.borne)
+
+    def _find_replaced(self) -> None:
+        """Where results have no ids, a stray one takes the place of the latest stand-in under its name."""
+        if not any(self._has_no_id(result) for _, _, result in self.strays):
+            return
+        stood: dict[str, deque[Part]] = {}
+        for call in sorted(self.calls, key=lambda call: call.turn):
+            if call.is_by_name and call.answers is not None and _is_open(call):
+                stood.setdefault(call.name, deque()).append(call)
+        waiting: dict[str, list[deque[Part]]] = {}
+        left: list[tuple[int, bool, Part]] = []
+        for stray in self.strays:
+            reply, _, result = stray
+            calls = stood.get(result.name, deque())
+            replies = waiting.setdefault(result.name, [])
+            while calls and calls[0].reply <= reply:
+                call = calls.popleft()
+                if replies and replies[-1][0].reply == call.reply:
+                    replies[-1].append(call)
+                else:
+                    replies.append(deque([call]))
+            if not replies or not self._has_no_id(result):
+                left.append(stray)
+                continue
+            self._give(replies[-1].popleft(), result)
+            if not replies[-1]:
+                replies.pop()
+        self.strays = left
 
     def _arm(self, call: Part, turn: Turn) -> None:
         key = _key(call)
@@ -184,7 +231,7 @@ class Pairing:
     def _waiting_by_name(self, result: Part) -> Part | None:
         """Find a call of the present reply when only one side has an id."""
         if not result.is_by_name:
-            return self._waiting_for(("name", result.name))
+            return None if _key(result)[1] in self.borne else self._waiting_for(("name", result.name))
         calls = self.named.get(result.name)
         while calls:
             call = calls.popleft()
@@ -192,6 +239,13 @@ class Pairing:
                 self._take(call)
                 return call
         return None
+
+    @cached_property
+    def borne(self) -> set[Value]:
+        """The ids that calls have, anywhere: a result with one of them belongs to no call without an id."""
+        marked = {call_id for turn in self.turns for call_id in turn.ids or ()}
+        read = (part for turn in self.turns if not turn.mark for part in turn.parts)
+        return marked | {part.id for part in read if part.kind is Kind.CALL and isinstance(part.id, str)}
 
     def _take(self, call: Part) -> None:
         """A call is answered by another way than its id: it waits no longer."""
@@ -231,7 +285,7 @@ class Pairing:
             return
         open_calls: dict[int, list[Part]] = {}
         for call in self.calls:
-            if call.answers is None:
+            if _is_open(call):
                 open_calls.setdefault(call.reply, []).append(call)
         near: dict[int, list[Part]] = {}
         far: dict[int, list[Part]] = {}
@@ -341,6 +395,11 @@ def _is_copy_of(turn: Turn, before: Turn) -> bool:
 def _says(parts: list[Part]) -> bool:
     """Whether there is more than thinking."""
     return any(part.kind is not Kind.THINKING for part in parts)
+
+
+def _is_open(call: Part) -> bool:
+    """Whether a call has no result, or only what stands in for one."""
+    return call.answers is None or all(map(stands_in, call.answers))
 
 
 def _key(part: Part) -> Key:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from midstream.core.formats.parts import Json, Kind, Mark, Part, Role, Turn, Value, as_words, both_words
 from midstream.core.repair.task import Task
+from midstream.core.repair.tidy import is_refused_empty
 from midstream.core.repair.words import SYSTEM_NOTE
 
 
@@ -21,13 +22,16 @@ def place_systems(turns: list[Turn], system: Value, task: Task) -> tuple[list[Tu
     said = {words_of_system(system)} if system is not None else set()
     kept: list[Turn] = []
     added: list[str] = []
-    is_top = True
+    is_top, has_first, heard = True, False, 0
     for turn in turns:
         if turn.role is not Role.SYSTEM:
-            is_top = False
+            is_top = is_top and not turn.mark and not turn.parts and is_refused_empty(turn, task)
             kept.append(turn)
             continue
         words = _words(turn.parts)
+        if words not in said:
+            said.update(note for before in kept[heard:] for note in _notes(before))
+            heard = len(kept)
         if not words.strip() or (words in said and profile.system != "after-user"):
             task.report.tell(
                 "repeated-system" if words.strip() else "empty-message", turn.at, "dropped the copy"
@@ -35,7 +39,10 @@ def place_systems(turns: list[Turn], system: Value, task: Task) -> tuple[list[Tu
         elif is_top and profile.system == "apart":
             added.append(words)
             task.report.tell("system-in-list", turn.at, "moved into the system parameter")
-        elif (is_top and not kept) or (profile.system == "after-user" and _may_stand(kept)):
+        elif is_top and not has_first:
+            kept.insert(0, turn)
+            has_first = True
+        elif profile.system == "after-user" and _may_stand(kept):
             kept.append(turn)
         else:
             kept.append(_noted(turn, words, task))
@@ -96,6 +103,14 @@ def _noted_parts(turn: Turn, before: Role | None, said: set[str], task: Task) ->
     ):
         turn.parts, turn.is_changed = parts, True
     return before
+
+
+def _notes(turn: Turn) -> list[str]:
+    """The system prompts that an earlier repair kept as marked words."""
+    if turn.role is not Role.USER:
+        return []
+    bodies = [part.body for part in turn.parts if part.kind is Kind.TEXT and isinstance(part.body, str)]
+    return [body[len(SYSTEM_NOTE) + 1 :] for body in bodies if body.startswith(SYSTEM_NOTE)]
 
 
 def _may_stand(before: list[Turn]) -> bool:

@@ -268,7 +268,6 @@ def _merged(before: Turn, turn: Turn, task: Task) -> Turn:
 
 def _is_kept(turn: Turn, task: Task) -> bool:
     """Whether a turn says anything; an empty one is told and dropped."""
-    profile = task.profile
     if turn.faults:
         turn.is_changed = True
         for fault in turn.faults:
@@ -276,17 +275,22 @@ def _is_kept(turn: Turn, task: Task) -> bool:
                 task.report.tell(fault, turn.at, _DID.get(fault, "left out"))
     if turn.parts:
         return _is_hollow_kept(turn, task)
-    if turn.role is Role.ASSISTANT:
-        is_refused = profile.is_hollow_refused or task.is_grouped
-    else:
-        is_refused = task.is_grouped or bool(turn.faults) or profile.is_empty_user_refused
-        is_refused = is_refused or (turn.source is not None and turn.source.get("content") != "")
-    if task.is_flat and turn.role is not Role.ASSISTANT:
-        content = turn.source.get("content") if turn.source else None
-        is_refused = not isinstance(content, str) or profile.blank != "ok"
+    is_refused = is_refused_empty(turn, task)
     if is_refused:
         task.report.tell("empty-message", turn.at, "dropped: it says nothing")
     return not is_refused
+
+
+def is_refused_empty(turn: Turn, task: Task) -> bool:
+    """Whether a turn without parts cannot be sent."""
+    if task.is_flat and turn.role is not Role.ASSISTANT:
+        content = turn.source.get("content") if turn.source else None
+        return not isinstance(content, str) or task.profile.blank != "ok"
+    if turn.role is Role.ASSISTANT:
+        return task.profile.is_hollow_refused or task.is_grouped
+    if task.is_grouped or turn.faults or task.profile.is_empty_user_refused:
+        return True
+    return turn.source is not None and turn.source.get("content") != ""
 
 
 def _is_hollow_kept(turn: Turn, task: Task) -> bool:
