@@ -22,8 +22,8 @@ MAY_NAME_INDEX_OPTIONS = {"tests/house/test_dependencies.py"}
 BINARY = {".db", ".gif", ".ico", ".jpg", ".png", ".webp", ".woff2"}
 
 
-def test_the_pins_are_four_files() -> None:
-    assert [path.name for path in PINS] == ["base.txt", "build.txt", "dev.txt", "local.txt"]
+def test_the_pins_are_five_files() -> None:
+    assert [path.name for path in PINS] == ["base.txt", "build.txt", "dev.txt", "local.txt", "peers.txt"]
 
 
 @pytest.mark.parametrize("path", PINS, ids=lambda path: path.name)

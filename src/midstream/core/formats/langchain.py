@@ -50,7 +50,7 @@ _CLASSES = {
 class LangChain:
     """Messages as `messages_to_dict`, `model_dump` or `dumpd` write them.
 
-    New messages are written in the shape of the last one read, so that a list stays of one kind.
+    New messages are written in the shape of the first one read, so that a list stays of one kind.
     """
 
     name = "langchain"
@@ -59,11 +59,12 @@ class LangChain:
     wire = ""
 
     def __init__(self) -> None:
-        self._wrap = "data"
+        self._wrap = ""
 
     def parse(self, message: Json, at: int) -> Turn:
         """Read one message."""
-        inner, self._wrap = _inside(message)
+        inner, wrap = _inside(message)
+        self._wrap = self._wrap or wrap
         role = _role(message, inner)
         if role is Role.TOOL:
             failed = inner.get("status") == "error"

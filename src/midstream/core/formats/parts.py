@@ -99,41 +99,32 @@ class Mark(IntEnum):
     CALLS = 3
     ANSWER = 4
     SYSTEM = 5
+    MIXED = 6
+    """Results, and a user's words behind them."""
+    THOUGHT = 7
+    """Reasoning that is an item of its own."""
 
 
-class Turn:
+class Turn(Struct, eq=False, gc=False):
     """One message (or item) of a history: who speaks, in parts.
 
     `source` is the object it was read from; it is written back untouched unless `is_changed`. `at` is its
     place in the input, or -1 for a turn made by a repair. A marked turn is beyond doubt: its parts are read
-    only when somebody asks for them.
+    only when somebody asks for them. Not watched by the garbage collector: nothing refers back to a turn.
     """
 
-    __slots__ = ("_parse", "_parts", "at", "faults", "ids", "is_changed", "mark", "reply", "role", "source")
-
-    def __init__(
-        self,
-        role: Role,
-        parts: list[Part] | None,
-        source: Value = None,
-        at: int = -1,
-        *,
-        is_changed: bool = False,
-        mark: int = 0,
-        parse: Callable[[Json, int], Turn] | None = None,
-    ) -> None:
-        self.role = role
-        self._parts = parts
-        self.source = source
-        self.at = at
-        self.is_changed = is_changed
-        self.mark = mark
-        self.faults: tuple[str, ...] = ()
-        """What only the format's reader can see, such as an empty `tool_calls` list."""
-        self.ids: list[str] | None = None
-        """Of a marked reply: the ids of all calls of its unit."""
-        self.reply = -1
-        self._parse = parse
+    role: Role
+    _parts: list[Part] | None
+    source: Value = None
+    at: int = -1
+    mark: int = 0
+    _parse: Callable[[Json, int], Turn] | None = None
+    ids: list[str] | None = None
+    """Of a marked reply: the ids of all calls of its unit."""
+    is_changed: bool = False
+    faults: tuple[str, ...] = ()
+    """What only the format's reader can see, such as an empty `tool_calls` list."""
+    reply: int = -1
 
     @property
     def parts(self) -> list[Part]:

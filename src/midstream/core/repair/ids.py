@@ -26,6 +26,7 @@ def settle_ids(turns: list[Turn], calls: list[Part], others: Iterable[str], task
     taken = {call.id for call in calls if isinstance(call.id, str)}
     taken.update(others)
     namer = Namer(task.profile, taken)
+    takes_id = task.profile.id_test()
     reply = -1
     for call in calls:
         if task.profile.ids_are_unique == "reply" and call.reply != reply:
@@ -33,7 +34,7 @@ def settle_ids(turns: list[Turn], calls: list[Part], others: Iterable[str], task
         reply = call.reply
         old, place = call.id, turns[call.turn].at
         if not call.is_by_name:
-            if not task.profile.takes_id(old):
+            if not takes_id(old):
                 _rename(turns, call, namer.new(old, place), "bad-id", task)
             elif call.is_repeat or old in namer.seen:
                 _rename(turns, call, namer.new(old, place), "repeated-id", task)

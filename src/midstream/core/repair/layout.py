@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midstream.core.formats.parts import Kind, Part, Role, Turn
+from midstream.core.formats.parts import Kind, Mark, Part, Role, Turn
 from midstream.core.repair.task import Task
 from midstream.core.repair.words import NOT_STARTED, ORPHAN, OUTCOMES, SECOND, UNKNOWN
 
@@ -230,7 +230,7 @@ def _answers(part: Part, mine: set[int]) -> bool:
 
 def _is_item_of_reply(turn: Turn) -> bool:
     if turn.role is not Role.ASSISTANT or turn.mark:
-        return False
+        return turn.mark == Mark.THOUGHT
     return all(part.kind in (Kind.CALL, Kind.THINKING) for part in turn.parts)
 
 

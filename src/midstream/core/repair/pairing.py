@@ -13,6 +13,8 @@ from midstream.core.formats.parts import Kind, Mark, Part, Role, Turn, Value
 from midstream.core.repair.task import Task, stands_in
 
 Key = tuple[str, Value]
+Waiting = list[Part] | deque[Part]
+"""The calls of one reply that wait for one id: almost always one, and a deque is a costly thing to hold one."""
 
 _COPY_DISTANCE_MAX = 8
 """In messages. A retry writes its copy next to the first; a bound keeps the walk linear."""
@@ -26,7 +28,7 @@ class Pairing:
         self.task = task
         self.goes_by_name = task.form.name == "gemini"
         self.calls: list[Part] = []
-        self.waiting: dict[Key, list[deque[Part]]] = {}
+        self.waiting: dict[Key, list[Waiting]] = {}
         """Per id, the replies with calls that wait for it, the latest last."""
         self.done: dict[Key, Part] = {}
         """Per id, the call that was answered last."""
@@ -58,7 +60,7 @@ class Pairing:
                 is_replying = False
             turn.reply = reply
             if turn.mark and (turn.ids is None or self._step_over(turn, number)):
-                is_near = is_near and turn.mark != Mark.USER
+                is_near = is_near and turn.mark not in (Mark.USER, Mark.MIXED)
                 continue
             for part in turn.parts:
                 part.turn = number
@@ -77,14 +79,17 @@ class Pairing:
         return self._without_copies()
 
     def _step_over(self, turn: Turn, number: int) -> bool:
-        """Note the ids of a marked reply; false if one of them was used before and it must be read."""
+        """Note the ids of a marked reply; false if one of them is in use and it must be read."""
         ids = turn.ids or []
-        if self.is_list_unique and not (
-            self.armed.isdisjoint(ids) and (not self.stepped or self.stepped.keys().isdisjoint(ids))
-        ):
+        if self.is_list_unique:
+            is_used = not (self.armed.isdisjoint(ids) and self.stepped.keys().isdisjoint(ids))
+        else:  # it may be a copy of a reply that still waits
+            is_used = not self.armed.isdisjoint(ids) and any(self.waiting.get(("id", name)) for name in ids)
+        if is_used:
             for other in self._unit(number):
                 other.mark = Mark.DOUBT
             return False
+        self.named = {}
         for call_id in ids:
             self.stepped[call_id] = number
             self.done.pop(("id", call_id), None)
@@ -92,9 +97,12 @@ class Pairing:
 
     def _unit(self, number: int) -> list[Turn]:
         """The marked turns that make one reply with its results."""
-        count = len(self.turns[number].ids or ())
-        size = 2 if self.task.is_grouped else 2 * count if self.task.is_flat else 1 + count
-        return self.turns[number : number + size]
+        end, count = number + 1, len(self.turns)
+        while end < count and self.turns[end].mark == Mark.CALLS:
+            end += 1
+        while end < count and self.turns[end].mark in (Mark.ANSWER, Mark.MIXED):
+            end += 1
+        return self.turns[number:end]
 
     def _read_again(self, call_id: object) -> None:
         """Read a reply that was stepped over: one of its calls has another result."""
@@ -123,9 +131,11 @@ class Pairing:
             self.copies.add(id(call))
             return
         if replies and replies[-1][0].reply == call.reply:
+            if len(replies[-1]) == 1:
+                replies[-1] = deque(replies[-1])
             replies[-1].append(call)
         else:
-            replies.append(deque([call]))
+            replies.append([call])
         self.calls.append(call)
         if isinstance(call.id, str):
             call.is_repeat = self.is_list_unique and call.id in self.stepped
@@ -176,7 +186,7 @@ class Pairing:
         replies = self.waiting.get(key)
         if not replies:
             return None
-        call = replies[-1].popleft()
+        call = _first(replies[-1])
         if not replies[-1]:
             replies.pop()
         return call
@@ -217,7 +227,7 @@ class Pairing:
         for reply, is_near, result in self.strays:
             replies = self.waiting.get(_key(result)) if not result.is_by_name and result.id else None
             if replies and replies[0][0].turn > result.turn:
-                call = replies[0].popleft()
+                call = _first(replies[0])
                 if not replies[0]:
                     del replies[0]
                 self._give(call, result)
@@ -325,6 +335,11 @@ class Pairing:
                 turn.parts, turn.is_changed = parts, True
             kept.append(turn)
         return kept
+
+
+def _first(calls: Waiting) -> Part:
+    """Take out the call that waits longest."""
+    return calls.pop(0) if isinstance(calls, list) else calls.popleft()
 
 
 def _asks(parts: list[Part]) -> bool:

@@ -40,12 +40,12 @@ def turns_of(messages: list[Value], task: Task, marks: Marks) -> list[Turn]:
     """Read every message that is in doubt; what is no message at all becomes a user's words."""
     turns: list[Turn] = []
     parse, ids = task.form.parse, marks.ids
+    if messages and isinstance(messages[-1], dict) and messages[-1]:
+        parse(messages[-1], len(messages) - 1)  # LangChain writes new ones in the shape of the first it read
     roles = _roles_of(task)
     for at, (message, mark) in enumerate(zip(messages, marks.marks, strict=True)):
         if mark:
-            turn = Turn(roles[mark], None, message, at, mark=mark, parse=parse)
-            turn.ids = ids.get(at)
-            turns.append(turn)
+            turns.append(Turn(roles[mark], None, message, at, mark, parse, ids.get(at)))
         elif isinstance(message, dict) and message:
             named = with_known_role(message, task.form.name)
             turn = parse(named, at)
@@ -70,7 +70,10 @@ def turns_of(messages: list[Value], task: Task, marks: Marks) -> list[Turn]:
 def _roles_of(task: Task) -> tuple[Role, ...]:
     """Who speaks in a turn of each mark."""
     answers = Role.USER if task.is_grouped else Role.TOOL
-    return (Role.OTHER, Role.USER, Role.ASSISTANT, Role.ASSISTANT, answers, Role.SYSTEM)
+    return (
+        *(Role.OTHER, Role.USER, Role.ASSISTANT, Role.ASSISTANT),
+        *(answers, Role.SYSTEM, Role.USER, Role.ASSISTANT),
+    )
 
 
 def _is_json(value: Value) -> bool:

@@ -7,6 +7,7 @@ from itertools import pairwise
 from midstream.core.formats.anthropic import hosted_answer
 from midstream.core.formats.parts import Kind, Mark, Part, Role, Turn, as_words
 from midstream.core.repair.names import nearest_name, takes_name
+from midstream.core.repair.quick_rules import FOREIGN_STARTS
 from midstream.core.repair.task import Task, is_text, words_in
 from midstream.core.repair.words import (
     HOSTED_CUT,
@@ -14,14 +15,11 @@ from midstream.core.repair.words import (
     INTERRUPTED,
     NO_NAME,
     NO_OUTPUT,
-    SENTINEL,
     UNKNOWN,
 )
 
 _REPLY_KINDS = frozenset({Kind.CALL, Kind.THINKING, Kind.HOSTED_CALL, Kind.HOSTED_RESULT})
 _REQUEST_PARTS = ("user-prompt", "system-prompt", "tool-return", "retry-prompt")
-# How other providers' signatures begin: OpenAI's encrypted reasoning, Google's stand-in.
-_FOREIGN_STARTS = ("gAAAA", SENTINEL)
 
 
 _DID = {"unlisted-call": "put into the list of calls", "null-content": "made a text"}
@@ -33,11 +31,11 @@ def tidy_turns(turns: list[Turn], task: Task) -> list[Turn]:
     has_lost_reply = False
     for turn in turns:
         if turn.mark:
-            if turn.mark == Mark.ANSWER and has_lost_reply:
+            if turn.mark in (Mark.ANSWER, Mark.MIXED) and has_lost_reply:
                 turn.mark = Mark.DOUBT  # its reply became part of the one before: match them anew
                 tidied.append(turn)
                 continue
-            is_rest = bool(tidied) and _continues(tidied[-1], turn, task)
+            is_rest = turn.role is Role.ASSISTANT and bool(tidied) and _continues(tidied[-1], turn, task)
             has_lost_reply = is_rest and turn.mark == Mark.CALLS
             if is_rest:
                 tidied[-1] = _merged(tidied[-1], turn, task)
@@ -241,7 +239,7 @@ def _is_redacted(part: Part) -> bool:
 
 
 def _is_foreign(signature: str, turn: Turn, task: Task) -> bool:
-    if signature.startswith(_FOREIGN_STARTS) or signature in task.odd_signatures:
+    if signature.startswith(FOREIGN_STARTS) or signature in task.odd_signatures:
         return True
     model = turn.source.get("model") if isinstance(turn.source, dict) else None
     if not isinstance(model, str) or task.profile.signs != "anthropic":
@@ -254,7 +252,7 @@ def _continues(before: Turn, turn: Turn, task: Task) -> bool:
     profile = task.profile
     if before.role is not Role.ASSISTANT or turn.role is not Role.ASSISTANT or not task.is_grouped:
         return False
-    if before.mark or not before.parts or not turn.parts:
+    if (before.mark and turn.mark) or not before.parts or not turn.parts:
         return False
     if profile.is_thinking_signed and before.parts[-1].kind is Kind.THINKING:
         return turn.parts[0].kind is not Kind.THINKING

@@ -1,0 +1,66 @@
+"""What a quick look goes by: one profile's rules, in the form in which ten thousand messages ask for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from midstream.core.formats.parts import Mark, Value
+from midstream.core.profiles import Profile
+from midstream.core.repair.words import SENTINEL
+
+DOUBT, USER, REPLY, CALLS, ANSWER, SYSTEM, MIXED, THOUGHT = map(int, Mark)
+
+Key = Any
+"""What a call and its result have in common: the call id, or for Gemini a name with an id or a number."""
+Sight = tuple[int, list[Key]]
+"""A message's mark, and the keys of its calls or of its results."""
+
+DOUBTED: Sight = (DOUBT, [])
+SAID: Sight = (USER, [])
+REPLIED: Sight = (REPLY, [])
+TOLD: Sight = (SYSTEM, [])
+THOUGHT_ALOUD: Sight = (THOUGHT, [])
+
+FOREIGN_STARTS = ("gAAAA", SENTINEL)
+"""How other providers' signatures begin: OpenAI's encrypted reasoning, Google's stand-in."""
+
+
+class Rules:
+    """A profile's rules for one format's messages."""
+
+    def __init__(self, form: str, profile: Profile, model: str | None = None) -> None:
+        self.form = form
+        self.takes_id = profile.id_test()
+        self.is_signed = profile.is_thinking_signed
+        self.signs = profile.signs
+        self.model = model
+        self.mixes_results = profile.mixes_results
+        self.pairs_hosted = profile.pairs_hosted
+        self.takes_white = profile.blank != "white"
+
+    def is_foreign(self, model: Value) -> bool:
+        """Whether thinking of this model would be refused; messages name theirs now and then."""
+        if type(model) is not str or self.signs != "anthropic":
+            return False
+        return "claude" not in model or (self.model is not None and model != self.model)
+
+    def answers(self, keys: list[Key], *, has_words: bool) -> Sight:
+        """Return what a user's message with these results is, or without any."""
+        if not keys:
+            return SAID
+        if not has_words:
+            return ANSWER, keys
+        return (MIXED, keys) if self.mixes_results else DOUBTED
+
+
+def says(words: Value) -> bool:
+    """Whether this is a text with more than white space in it."""
+    return type(words) is str and bool(words) and not words.isspace()
+
+
+def is_signature(signature: Value, seen: list[str]) -> bool:
+    """Whether this can be the provider's own signature, and new among those `seen`; then it is noted."""
+    if not says(signature) or signature.startswith(FOREIGN_STARTS) or signature in seen:
+        return False
+    seen.append(signature)
+    return True
