@@ -74,6 +74,10 @@ class Profile(Struct, frozen=True, kw_only=True):
     """A hosted call and its result must stand in the same reply."""
     files: Literal["any", "images", "none"] = "images"
     """Which attachments of a user a model is shown as they are; it is told of the others in words."""
+    result_files: Literal["any", "unless-failed", "none"] = "any"
+    """Which results may hold images and other attachments beside words."""
+    replies_show_files: bool = False
+    """Whether replies may hold images and other attachments."""
 
     def takes_id(self, call_id: object) -> bool:
         """Whether this can be a call's id here."""
@@ -100,6 +104,7 @@ class Profile(Struct, frozen=True, kw_only=True):
 _PROFILES = (
     Profile(
         name="anthropic",
+        result_files="unless-failed",
         speaks="anthropic",
         files="any",
         signs="anthropic",
@@ -113,6 +118,7 @@ _PROFILES = (
     ),
     Profile(
         name="bedrock-claude",
+        result_files="unless-failed",
         speaks="bedrock",
         signs="anthropic",
         is_thinking_signed=True,
@@ -142,6 +148,7 @@ _PROFILES = (
     ),
     Profile(
         name="vertex",
+        result_files="unless-failed",
         speaks="anthropic",
         files="any",
         signs="anthropic",
@@ -155,7 +162,14 @@ _PROFILES = (
         blank="white",
         pairs_hosted=True,
     ),
-    Profile(name="openai-chat", signs="openai", id_size_max=40, is_empty_user_refused=False, files="any"),
+    Profile(
+        name="openai-chat",
+        signs="openai",
+        id_size_max=40,
+        is_empty_user_refused=False,
+        files="any",
+        result_files="none",
+    ),
     Profile(
         name="responses",
         speaks="openai-responses",
@@ -166,6 +180,7 @@ _PROFILES = (
     ),
     Profile(
         name="gemini",
+        replies_show_files=True,
         speaks="gemini",
         files="any",
         signs="google",
@@ -176,6 +191,7 @@ _PROFILES = (
     ),
     Profile(
         name="gemini-3",
+        replies_show_files=True,
         speaks="gemini",
         files="any",
         signs="google",
@@ -202,6 +218,7 @@ _PROFILES = (
     ),
     Profile(
         name="deepseek",
+        result_files="none",
         is_empty_user_refused=False,
         ids_are_unique="list",
         wants_reasoning=True,
@@ -221,9 +238,17 @@ _PROFILES = (
         system="first",
         repeats_system=False,
     ),
-    Profile(name="neutral", id_pattern=_WORD, id_size_max=40, ids_are_unique="list", blank="white"),
+    Profile(
+        name="neutral",
+        id_pattern=_WORD,
+        id_size_max=40,
+        ids_are_unique="list",
+        blank="white",
+        replies_show_files=True,
+    ),
     Profile(
         name="pydantic-ai",
+        replies_show_files=True,
         speaks="pydantic-ai",
         files="any",
         id_pattern=_WORD,
@@ -263,6 +288,8 @@ def both(first: Profile, second: Profile, *, name: str | None = None) -> Profile
         mixes_results=first.mixes_results and second.mixes_results,
         pairs_hosted=first.pairs_hosted or second.pairs_hosted,
         files=_later(first.files, second.files, ("any", "images", "none")),
+        result_files=_later(first.result_files, second.result_files, ("any", "unless-failed", "none")),
+        replies_show_files=first.replies_show_files and second.replies_show_files,
     )
 
 

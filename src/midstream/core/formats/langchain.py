@@ -12,13 +12,14 @@ from midstream.core.formats.parts import (
     Value,
     as_json,
     as_words,
+    is_sound,
     is_typed,
     joined,
     name_of,
     object_of,
+    sound_blocks,
     taken_apart,
     type_of,
-    typed_blocks,
 )
 
 _ROLES = {
@@ -82,6 +83,8 @@ class LangChain:
     def _read_calls(self, turn: Turn, inner: Json) -> None:
         """Read the calls; a block in the content only mirrors one of the list, if it is there."""
         listed = [*_listed(inner.get("tool_calls")), *_listed(inner.get("invalid_tool_calls"))]
+        if not all(isinstance(inner.get(key, []), list) for key in ("tool_calls", "invalid_tool_calls")):
+            turn.faults = (*turn.faults, "empty-calls")
         calls = [_call(call) for call in listed if isinstance(call, dict)]
         ids = {call.id for call in calls if isinstance(call.id, str)}
         asked = [(call.name, call.body) for call in calls]
@@ -195,9 +198,9 @@ class LangChain:
     def tidy(self, part: Part) -> str | None:
         """A result's content is a text or blocks."""
         if isinstance(part.body, list):
-            if all(isinstance(block, str) or is_typed(block) for block in part.body):
+            if all(isinstance(block, str) or is_sound(block) for block in part.body):
                 return None
-            part.body = typed_blocks(part.body)
+            part.body = sound_blocks(part.body)
             part.raw = _with(part.raw, "content", part.body)
             return "bad-result"
         if isinstance(part.body, str):

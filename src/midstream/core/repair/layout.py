@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from midstream.core.formats.parts import Kind, Part, Role, Turn
 from midstream.core.repair.task import Task
-from midstream.core.repair.words import NOT_STARTED, ORPHAN, OUTCOMES, SECOND, UNKNOWN
+from midstream.core.repair.words import ATTACHED, NOT_STARTED, ORPHAN, OUTCOMES, SECOND, UNKNOWN
 
 
 class Layout:
@@ -18,6 +18,8 @@ class Layout:
         self.out: list[Turn] = []
         self.settled: set[int] = set()
         """Results that stand where they belong."""
+        self.taken: list[Part] = []
+        """Attachments of orphans that stood in a reply."""
 
     def run(self) -> list[Turn]:
         """Return the turns in order."""
@@ -32,6 +34,10 @@ class Layout:
             else:
                 self._other(turn)
                 here += 1
+            if self.taken:
+                shown = [self.task.form.text(ATTACHED, Role.USER), *self.taken]
+                self.out.append(Turn(Role.USER, shown, is_changed=True))
+                self.taken = []
         return self.out
 
     def _reply(self, here: int) -> int:
@@ -219,7 +225,11 @@ class Layout:
                 note = f"{SECOND if part.is_second else ORPHAN} {words}".rstrip()
                 code = "repeated-result" if part.is_second else "orphan-result"
                 role = Role.ASSISTANT if turn.role is Role.ASSISTANT else Role.USER
-                kept += [self.task.form.text(note, role), *others]
+                kept.append(self.task.form.text(note, role))
+                if role is Role.ASSISTANT and not self.task.profile.replies_show_files:
+                    self.taken += others
+                else:
+                    kept += others
                 self.task.report.tell(code, turn.at, "kept as a user's words", call_id=_text(part.id))
         return kept
 

@@ -112,7 +112,9 @@ def look_at_bedrock(messages: list[Value], profile: Profile, marks: bytearray, i
             if type(content) is not list or not content:
                 continue
             if role == "user":
-                if "text" in content[0] and all(_says(block["text"]) for block in content):
+                if "text" in content[0] and all(
+                    _says(block["text"]) and len(block) == 1 for block in content
+                ):
                     marks[at] = _USER
             elif role == "assistant" and "model" not in message:
                 asked = _bedrock_reply(content, takes_id)
@@ -147,7 +149,7 @@ def _bedrock_reply(content: list[Value], takes_id: Value) -> list[str] | None:
             ):
                 return None
             asked.append(use["toolUseId"])
-        elif not _says(block["text"]):
+        elif not _says(block["text"]) or len(block) != 1:
             return None
     return asked if len(set(asked)) == len(asked) else None
 
@@ -164,7 +166,7 @@ def _bedrock_answers(message: Value, asked: list[str]) -> bool:
         if not pieces:
             return False
         for piece in pieces:
-            if not _says(piece["text"]):
+            if not _says(piece["text"]) or len(piece) != 1:
                 return False
     return answered == set(asked)
 

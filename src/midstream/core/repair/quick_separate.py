@@ -30,7 +30,7 @@ def look_at_chat(messages: list[Value], profile: Profile, marks: bytearray, ids:
         try:
             role, content = message["role"], message["content"]
             if role == "user":
-                if _says(content):
+                if _says(content) and "tool_calls" not in message:
                     marks[at] = _USER
             elif role == "assistant" and not profile.wants_reasoning:
                 if is_signed and "reasoning_content" in message:
@@ -45,7 +45,7 @@ def look_at_chat(messages: list[Value], profile: Profile, marks: bytearray, ids:
                         until = at + 1 + len(asked)
                         marks[at:until] = bytes((_CALLS, *(_ANSWER,) * len(asked)))
                         ids[at] = asked
-            elif role in ("system", "developer") and _says(content):
+            elif role in ("system", "developer") and _says(content) and "tool_calls" not in message:
                 marks[at] = _SYSTEM
         except (LookupError, TypeError, AttributeError, ValueError):
             continue
@@ -56,7 +56,8 @@ def _chat_calls(calls: list[Value], takes_id: Value) -> list[str] | None:
     for call in calls:
         inner = call["function"]
         _read(inner["arguments"])
-        if not takes_name(inner["name"], "openai-chat") or not takes_id(call["id"]):
+        is_typed = call["type"] == "function"
+        if not is_typed or not takes_name(inner["name"], "openai-chat") or not takes_id(call["id"]):
             return None
         asked.append(call["id"])
     return asked if len(set(asked)) == len(asked) else None
@@ -69,6 +70,8 @@ def _chat_answers(messages: list[Value], at: int, asked: list[str]) -> bool:
     waiting = set(asked)
     for answer in answers:
         if answer["role"] != "tool" or type(answer["content"]) is not str or answer["content"].isspace():
+            return False
+        if "name" in answer and not takes_name(answer["name"], "openai-chat"):
             return False
         waiting.remove(answer["tool_call_id"])
     return True
