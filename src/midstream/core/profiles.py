@@ -22,6 +22,8 @@ _ID_SIZE_LIMIT = 1 << 20
 """In characters: where a provider names no limit there is still one, so that a test has a number."""
 _ANYTHING = r"(?s:.+)"
 _WORD = r"[a-zA-Z0-9_-]+"
+_CLAUDES_TOLD_LATER = r"claude-(opus-(4-8|[5-9])|sonnet-[5-9]|haiku-(5-5|[6-9])|fable|mythos).*"
+"""From Opus 4.8 on, at Anthropic itself only; elsewhere the role is refused."""
 _ALNUM = r"[a-zA-Z0-9]+"
 
 
@@ -60,6 +62,8 @@ class Profile(Struct, frozen=True, kw_only=True):
     """A reply with calls may not follow another reply (Gemini)."""
     system: Literal["any", "after-user", "first", "apart"] = "any"
     """Where system prompts stand: anywhere; not after a reply or a result; at the top; in a parameter."""
+    system_models: str = ""
+    """Models that take system prompts in mid-list, between a user's turn and a reply, though others do not."""
     repeats_system: bool = True
     """Whether equal system prompts may be said again."""
     blank: Literal["ok", "empty", "white"] = "ok"
@@ -105,6 +109,7 @@ _PROFILES = (
     Profile(
         name="anthropic",
         result_files="unless-failed",
+        system_models=_CLAUDES_TOLD_LATER,
         speaks="anthropic",
         files="any",
         signs="anthropic",
@@ -281,6 +286,7 @@ def both(first: Profile, second: Profile, *, name: str | None = None) -> Profile
         first=_later(first.first, second.first, ("any", "call-later", "user")),
         call_follows_user=first.call_follows_user or second.call_follows_user,
         system=_later(first.system, second.system, ("any", "after-user", "first", "apart")),
+        system_models=first.system_models if first.system_models == second.system_models else "",
         repeats_system=first.repeats_system and second.repeats_system,
         blank=_later(first.blank, second.blank, ("ok", "empty", "white")),
         is_empty_user_refused=first.is_empty_user_refused or second.is_empty_user_refused,

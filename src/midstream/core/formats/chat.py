@@ -247,6 +247,9 @@ def _chunk(chunk: Value) -> Part:
     kind = type_of(chunk)
     if kind == "text":
         return Part(Kind.TEXT, chunk, body=chunk.get("text"))
+    if kind in ("input_text", "output_text"):  # the Responses API's
+        words = words_of_block(chunk)
+        return Part(Kind.TEXT, {"type": "text", "text": words}, body=words, is_new=True)
     if kind == "thinking":
         return Part(Kind.THINKING, chunk, body=chunk.get("thinking"), signature=chunk.get("signature"))
     return Part(Kind.MEDIA if kind in _MEDIA else Kind.OPAQUE, chunk)

@@ -16,6 +16,7 @@ from midstream.core.formats.parts import (
     is_typed,
     joined,
     name_of,
+    object_in_text,
     object_of,
     sound_blocks,
     taken_apart,
@@ -166,17 +167,26 @@ class LangChain:
 
     def reargue(self, part: Part, arguments: Json) -> None:
         """Give a call other arguments; an invalid call becomes one that can be sent."""
+        if isinstance(inner := part.raw.get("function"), dict):
+            part.body = as_json(arguments)
+            part.raw = {**part.raw, "function": {**inner, "arguments": part.body}}
+            return
         kept = {key: value for key, value in part.raw.items() if key != "error"}
         part.body, part.raw = arguments, {**kept, "args": arguments, "type": "tool_call"}
 
     def retool(self, part: Part, name: str) -> None:
         """Give a call or a result another tool name."""
         part.name = name
-        part.raw = {**part.raw, "name": name} if part.kind is Kind.CALL else _with(part.raw, "name", name)
+        if part.kind is not Kind.CALL:
+            part.raw = _with(part.raw, "name", name)
+        elif isinstance(inner := part.raw.get("function"), dict):
+            part.raw = {**part.raw, "function": {**inner, "name": name}}
+        else:
+            part.raw = {**part.raw, "name": name}
 
     def bad_arguments(self, part: Part) -> Json | None:
-        """Return the arguments to send where the call's own are no object."""
-        return object_of(part.body)
+        """Return the arguments to send where the call's own are no object (in OpenAI's shape: no text of one)."""
+        return object_in_text(part.body) if "function" in part.raw else object_of(part.body)
 
     def refill(self, part: Part, words: str) -> None:
         """Give a text or a result other words."""

@@ -48,7 +48,7 @@ _ABOUT = frozenset(
         "instructions",
         "vendor_id",
     }
-    | {"stop_sequence", "parent_id", "index", "refusal", "annotations", "audio", "function_call"}
+    | {"stop_sequence", "parent_id", "state", "index", "refusal", "annotations", "audio", "function_call"}
 )
 """Keys that say something about a message and nothing in it."""
 
@@ -112,7 +112,7 @@ def unread_words(message: Json, form: Format) -> str:
     held = {
         name: value
         for name, value in inner.items()
-        if name not in _ABOUT and name != key and value and not isinstance(value, bool)
+        if name not in _ABOUT and name != key and value and isinstance(value, str | list | dict)
     }
     only = next(iter(held.values())) if len(held) == 1 else held
     return as_words(only) if held else ""

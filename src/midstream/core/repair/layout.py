@@ -18,6 +18,8 @@ class Layout:
         self.out: list[Turn] = []
         self.settled: set[int] = set()
         """Results that stand where they belong."""
+        self.splits = False
+        """Whether an earlier reply has its results in several user messages, as its application writes them."""
         self.taken: list[Part] = []
         """Attachments of orphans that stood in a reply."""
 
@@ -98,6 +100,7 @@ class Layout:
             here += 1
             if others:
                 break
+        self.splits = self.splits or here - start > 1
         return here, last
 
     def _tell_moved(self, turn: Turn, answer: Part) -> None:
@@ -184,13 +187,12 @@ class Layout:
 
     def _is_split(self, last: Turn) -> bool:
         """Whether this reply's results stand in several user messages: a new one changes none of them."""
+        if not self._is_of_results(last):
+            return False
         before = self.out[-2]
-        return (
-            self.task.profile.joins_users
-            and before.role is Role.USER
-            and not before.mark
-            and all(part.kind is Kind.RESULT for part in (*before.parts, *last.parts))
-        )
+        if before.role is not Role.USER or before.mark:
+            return self.splits
+        return all(part.kind is Kind.RESULT for part in before.parts)
 
     def _whole_turn(self, moved: list[Part]) -> Turn | None:
         """The turn that holds just these results: it moves as it is."""
