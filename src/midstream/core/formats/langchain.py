@@ -12,13 +12,15 @@ from midstream.core.formats.parts import (
     Value,
     as_json,
     as_words,
+    is_sound,
     is_typed,
     joined,
     name_of,
+    object_in_text,
     object_of,
+    sound_blocks,
     taken_apart,
     type_of,
-    typed_blocks,
 )
 
 _ROLES = {
@@ -83,6 +85,8 @@ class LangChain:
     def _read_calls(self, turn: Turn, inner: Json) -> None:
         """Read the calls; a block in the content only mirrors one of the list, if it is there."""
         listed = [*_listed(inner.get("tool_calls")), *_listed(inner.get("invalid_tool_calls"))]
+        if not all(isinstance(inner.get(key, []), list) for key in ("tool_calls", "invalid_tool_calls")):
+            turn.faults = (*turn.faults, "empty-calls")
         calls = [_call(call) for call in listed if isinstance(call, dict)]
         ids = {call.id for call in calls if isinstance(call.id, str)}
         asked = [(call.name, call.body) for call in calls]
@@ -164,17 +168,26 @@ class LangChain:
 
     def reargue(self, part: Part, arguments: Json) -> None:
         """Give a call other arguments; an invalid call becomes one that can be sent."""
+        if isinstance(inner := part.raw.get("function"), dict):
+            part.body = as_json(arguments)
+            part.raw = {**part.raw, "function": {**inner, "arguments": part.body}}
+            return
         kept = {key: value for key, value in part.raw.items() if key != "error"}
         part.body, part.raw = arguments, {**kept, "args": arguments, "type": "tool_call"}
 
     def retool(self, part: Part, name: str) -> None:
         """Give a call or a result another tool name."""
         part.name = name
-        part.raw = {**part.raw, "name": name} if part.kind is Kind.CALL else _with(part.raw, "name", name)
+        if part.kind is not Kind.CALL:
+            part.raw = _with(part.raw, "name", name)
+        elif isinstance(inner := part.raw.get("function"), dict):
+            part.raw = {**part.raw, "function": {**inner, "name": name}}
+        else:
+            part.raw = {**part.raw, "name": name}
 
     def bad_arguments(self, part: Part) -> Json | None:
-        """Return the arguments to send where the call's own are no object."""
-        return object_of(part.body)
+        """Return the arguments to send where the call's own are no object (in OpenAI's shape: no text of one)."""
+        return object_in_text(part.body) if "function" in part.raw else object_of(part.body)
 
     def refill(self, part: Part, words: str) -> None:
         """Give a text or a result other words."""
@@ -196,9 +209,9 @@ class LangChain:
     def tidy(self, part: Part) -> str | None:
         """A result's content is a text or blocks."""
         if isinstance(part.body, list):
-            if all(isinstance(block, str) or is_typed(block) for block in part.body):
+            if all(isinstance(block, str) or is_sound(block) for block in part.body):
                 return None
-            part.body = typed_blocks(part.body)
+            part.body = sound_blocks(part.body)
             part.raw = _with(part.raw, "content", part.body)
             return "bad-result"
         if isinstance(part.body, str):

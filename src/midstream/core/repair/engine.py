@@ -90,12 +90,12 @@ def advice_for(turns: list[Turn], profile: Profile, *, has_calls: bool, thinking
 def _lost_thinking(turns: list[Turn]) -> bool:
     """Whether the tool loop in progress began without a thought: then thinking cannot go on in it."""
     opening: Turn | None = None
-    for number in range(len(turns) - 1, -1, -1):
-        turn = turns[number]
+    is_tail = True  # what the user says behind the last results is read as one turn with them
+    for turn in reversed(turns):
         if turn.role is Role.ASSISTANT:
             if not turn.has_calls:
                 break
-            opening = turn
-        elif number < len(turns) - 1 and any(part.kind is not Kind.RESULT for part in turn.parts):
+            opening, is_tail = turn, False
+        elif not is_tail and any(part.kind is not Kind.RESULT for part in turn.parts):
             break
     return opening is not None and opening.parts[0].kind is not Kind.THINKING

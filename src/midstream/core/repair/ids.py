@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Iterable
 
+from midstream.core.formats.chat import named_answer
 from midstream.core.formats.parts import Part, Turn
 from midstream.core.profiles import Profile
 from midstream.core.repair.names import takes_name
@@ -53,14 +54,24 @@ def _rename(turns: list[Turn], call: Part, new_id: str, code: str, task: Task) -
 
 def _follow(turns: list[Turn], call: Part, result: Part, task: Task) -> None:
     """A result bears the id (and, where results have names, the name) of its call."""
-    if not call.is_by_name and not result.is_by_name and result.id != call.id:
+    form = task.form.name
+    if call.is_by_name and not result.is_by_name and form != "gemini":
+        named_answer(result, call.name)
+        turns[result.turn].is_changed = True
+    elif not call.is_by_name and result.id != call.id and (not result.is_by_name or form != "gemini"):
         task.form.rename(result, str(call.id))
         turns[result.turn].is_changed = True
-    form = task.form.name
-    if result.name != call.name and (form == "gemini" or (result.name and not takes_name(result.name, form))):
+    if result.name != call.name and (form == "gemini" or _is_misnamed(result, form)):
         task.form.retool(result, call.name)
         turns[result.turn].is_changed = True
         task.report.tell("foreign-result-name", turns[result.turn].at, "named as its call")
+
+
+def _is_misnamed(result: Part, form: str) -> bool:
+    """Whether a result bears a name that no tool can have; none at all is none."""
+    if result.name:
+        return not takes_name(result.name, form)
+    return isinstance(result.raw, dict) and result.raw.get("name") not in (None, "")
 
 
 class Namer:

@@ -128,8 +128,10 @@ class Pairing:
         key = _key(call)
         replies = self.waiting.setdefault(key, [])
         if replies and not call.is_by_name and call.id and self._is_copy(call, replies[-1][-1], turn):
-            self.copies.add(id(call))
-            return
+            if not self._thinks_more(turn, replies[-1][-1]):
+                self.copies.add(id(call))
+                return
+            self._forget(replies)
         if replies and replies[-1][0].reply == call.reply:
             if len(replies[-1]) == 1:
                 replies[-1] = deque(replies[-1])
@@ -159,6 +161,24 @@ class Pairing:
         how = "dropped the copy"
         self.task.report.tell("repeated-call", turn.at, how, call_id=call.id)
         return True
+
+    def _thinks_more(self, turn: Turn, other: Part) -> bool:
+        """Whether this reply has the signed thinking that its copy before it lost: then that one goes."""
+        if not self.task.profile.is_thinking_signed or not _thinks(turn.parts):
+            return False
+        before = self.turns[other.turn]
+        return before is not turn and not before.mark and not _thinks(before.parts)
+
+    def _forget(self, replies: list[Waiting]) -> None:
+        """Take the call that was armed last for this id for the copy."""
+        other = replies[-1].pop()
+        if not replies[-1]:
+            replies.pop()
+        self.copies.add(id(other))
+        place = len(self.calls) - 1
+        while self.calls[place] is not other:  # it is among the last few: copies stand next to one another
+            place -= 1
+        del self.calls[place]
 
     def _consume(self, result: Part, reply: int, *, is_near: bool) -> None:
         call = self._waiting_for(_key(result))
@@ -351,6 +371,11 @@ def _is_copy_of(turn: Turn, before: Turn) -> bool:
     """Whether this reply was written twice; two pieces of one message are no copies."""
     is_other = turn.source is not before.source
     return turn.role is Role.ASSISTANT and is_other and turn.source == before.source
+
+
+def _thinks(parts: list[Part]) -> bool:
+    """Whether thinking is among these; what was not signed is gone already."""
+    return any(part.kind is Kind.THINKING for part in parts)
 
 
 def _says(parts: list[Part]) -> bool:

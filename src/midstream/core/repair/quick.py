@@ -46,8 +46,8 @@ _LOOKS: dict[str, Callable[[Value, Rules], Sight]] = {
 }
 _ODD = (LookupError, TypeError, AttributeError, ValueError, RecursionError)
 """What looking at a message of another shape raises."""
+_CHAT_LIKE = frozenset({"openai-chat", "mistral", "langchain"})
 _SEPARATE = frozenset({"openai-chat", "mistral", "langchain", "openai-responses"})
-_PLAIN_ITEMS = (None, "message", "function_call_output")
 
 _EVERY = bytes((USER, REPLY, CALLS, ANSWER, SYSTEM, MIXED, THOUGHT))
 _GROUPED_ROLES = bytes.maketrans(_EVERY, b"uaausua")
@@ -75,13 +75,16 @@ class Marks:
     def _look(self, rules: Rules) -> dict[int, list[Key]]:
         """Mark every message by itself; return the keys of calls and results by their places."""
         look, marks = _LOOKS[self.form], self.marks
-        is_named_by_role = self.form != "langchain"
+        has_parts, has_calls = self.form in ("gemini", "pydantic-ai"), self.form in _CHAT_LIKE
+        key, reply = ("type", "ai") if self.form == "langchain" else ("role", "assistant")
         keys: dict[int, list[Key]] = {}
         for at, message in enumerate(self.messages):
             try:
                 mark, found = look(message, rules)
-                if is_named_by_role and "tool_calls" in message and message.get("role") != "assistant":
-                    continue  # only replies have calls: this one's role is in doubt
+                if "parts" in message and not has_parts:
+                    continue  # another provider's shape
+                if "tool_calls" in message and not (has_calls and message.get(key) == reply):
+                    continue  # only replies have calls: its role is in doubt
             except _ODD:
                 continue
             marks[at] = mark
@@ -122,7 +125,7 @@ class Marks:
             before = at - 1
             while before >= 0 and self._kind(before) == "reasoning":
                 before -= 1
-            if before >= 0 and not marks[before] and self._kind(before) not in _PLAIN_ITEMS:
+            if before >= 0 and not marks[before] and self._kind(before) != "function_call_output":
                 return end, []  # it may be one more call of the same reply
         return end, asked if len(asked) == 1 or len(set(asked)) == len(asked) else []
 

@@ -11,6 +11,7 @@ from midstream.core.repair.names import takes_name
 from midstream.core.repair.quick_rules import (
     CALLS,
     DOUBTED,
+    FOREIGN_TEXTS,
     REPLIED,
     SAID,
     Key,
@@ -24,13 +25,19 @@ _ANTHROPIC_REPLYS = frozenset(
     {"tool_use", "thinking", "redacted_thinking", "server_tool_use", "mcp_tool_use"}
 )
 _CONVERSE_RESULTS = frozenset({"text", "json", "image", "document", "video", "searchResult", "cachePoint"})
+_CONVERSE_FILES = frozenset({"image", "document", "video", "audio"})
+_CONVERSE_REPLYS = frozenset({"toolUse", "reasoningContent"})
+_ANTHROPIC_FILES = frozenset({"image", "document", "search_result"})
+_GEMINI_FILES = frozenset({"inlineData", "fileData", "inline_data", "file_data"})
 _GEMINI_OTHERS = frozenset(
     {
-        *("inlineData", "fileData", "inline_data", "file_data"),
         *("executableCode", "executable_code", "codeExecutionResult", "code_execution_result"),
         *("toolCall", "toolResponse", "tool_call", "tool_response"),
     }
 )
+_GEMINI_CALLS = frozenset({"functionCall", "function_call"})
+_GEMINI_ANSWERS = frozenset({"functionResponse", "function_response"})
+_GEMINI_KEYS = _GEMINI_CALLS | _GEMINI_ANSWERS | _GEMINI_OTHERS | _GEMINI_FILES | {"text"}
 _PYDANTIC_REQUESTS = frozenset({"user-prompt", "system-prompt", "tool-return", "retry-prompt"})
 _PYDANTIC_HOSTED = frozenset(
     {"builtin-tool-call", "native-tool-call", "builtin-tool-return", "native-tool-return"}
@@ -58,7 +65,9 @@ def _anthropic_request(content: list[Value], rules: Rules) -> Sight:
         kind = block["type"]
         if kind == "tool_result":
             call_id = block["tool_use_id"]
-            if has_words or type(call_id) is not str or not _is_anthropic_answer(block):
+            if has_words or type(call_id) is not str or "name" in block:
+                return DOUBTED
+            if not _is_anthropic_answer(block, rules):
                 return DOUBTED
             answered.append(call_id)
             continue
@@ -71,14 +80,21 @@ def _anthropic_request(content: list[Value], rules: Rules) -> Sight:
     return rules.answers(answered, has_words=has_words)
 
 
-def _is_anthropic_answer(block: Json) -> bool:
+def _is_anthropic_answer(block: Json, rules: Rules) -> bool:
     content = block.get("content", "")
     if not content and type(content) in (str, list):
         return not block.get("is_error")
     if type(content) is list:
         for piece in content:
             kind = piece["type"]
-            if type(kind) is not str or (kind == "text" and not says(piece["text"])):
+            if kind == "text":
+                if not says(piece["text"]):
+                    return False
+            elif (
+                type(kind) is not str
+                or kind in FOREIGN_TEXTS
+                or not rules.takes_files(is_failed=bool(block.get("is_error")))
+            ):
                 return False
         return True
     return says(content)
@@ -88,6 +104,7 @@ def _anthropic_reply(content: list[Value], message: Json, rules: Rules) -> Sight
     asked: list[Key] = []
     signatures: list[str] = []
     hosted: list[str] = []
+    thoughts = 0
     kind = ""
     for block in content:
         kind = block["type"]
@@ -105,15 +122,16 @@ def _anthropic_reply(content: list[Value], message: Json, rules: Rules) -> Sight
                 return DOUBTED
         elif kind in ("thinking", "redacted_thinking"):
             is_open = kind == "thinking"
+            thoughts += is_open
             if asked or (is_open and type(block["thinking"]) is not str):
                 return DOUBTED
             if not is_signature(block["signature" if is_open else "data"], signatures):
                 return DOUBTED
-        elif not _is_other_block(block, kind, hosted):
+        elif not _is_other_block(block, kind, hosted) or kind in _ANTHROPIC_FILES:
             return DOUBTED
     if kind in ("thinking", "redacted_thinking") or (signatures and rules.is_foreign(message.get("model"))):
         return DOUBTED
-    if hosted and not _are_pairs(hosted):
+    if (hosted and not _are_pairs(hosted)) or (thoughts > 1 and not hosted):
         return DOUBTED
     return (CALLS, asked) if asked else REPLIED
 
@@ -162,24 +180,29 @@ def _bedrock_request(content: list[Value], rules: Rules) -> Sight:
         value = block[key]
         if key == "toolResult":
             call_id = value["toolUseId"]
-            if has_words or type(call_id) is not str or not _is_bedrock_answer(value):
+            if has_words or type(call_id) is not str or not _is_bedrock_answer(value, rules):
                 return DOUBTED
             answered.append(call_id)
             continue
         has_words = True
-        if (key == "text" and not says(value)) or key in ("toolUse", "reasoningContent"):
+        if not (says(value) if key == "text" else type(value) is dict) or key in _CONVERSE_REPLYS:
             return DOUBTED
     return rules.answers(answered, has_words=has_words)
 
 
-def _is_bedrock_answer(result: Json) -> bool:
+def _is_bedrock_answer(result: Json, rules: Rules) -> bool:
     content = result["content"]
     if type(content) is not list or not content:
         return False
     for piece in content:
         (key,) = piece
         value = piece[key]
-        if key not in _CONVERSE_RESULTS or (key == "text" and not says(value)):
+        if key == "text":
+            if not says(value):
+                return False
+        elif key not in _CONVERSE_RESULTS or (
+            key != "json" and not rules.takes_files(is_failed=result.get("status") == "error")
+        ):
             return False
     return True
 
@@ -204,11 +227,17 @@ def _bedrock_reply(content: list[Value], message: Json, rules: Rules) -> Sight:
                 return DOUBTED
             asked.append(call_id)
         elif key == "reasoningContent":
-            if asked or (rules.is_signed and not _is_bedrock_thought(value, signatures)):
+            if asked or type(value) is not dict:
                 return DOUBTED
-        elif key == "toolResult":
+            if rules.is_signed and not _is_bedrock_thought(value, signatures):
+                return DOUBTED
+        elif key == "toolResult" or key in _CONVERSE_FILES or type(value) is not dict:
             return DOUBTED
-    if key == "reasoningContent" or (signatures and rules.is_foreign(message.get("model"))):
+    if (
+        key == "reasoningContent"
+        or len(signatures) > 1
+        or (signatures and rules.is_foreign(message.get("model")))
+    ):
         return DOUBTED
     return (CALLS, asked) if asked else REPLIED
 
@@ -230,22 +259,29 @@ def look_at_gemini(message: Value, rules: Rules) -> Sight:
     return _gemini_reply(parts, rules) if role == "model" else DOUBTED
 
 
+def _held(part: Json) -> str:
+    """Return what a part holds: just one thing, and marks beside it."""
+    (key,) = part if len(part) == 1 else _GEMINI_KEYS.intersection(part)
+    return key
+
+
 def _gemini_request(parts: list[Value], rules: Rules) -> Sight:
     answered: list[Key] = []
     has_words = False
     for part in parts:
-        answer = part.get("functionResponse") or part.get("function_response")
-        if answer:
-            call_id = answer.get("id") or None
+        key = _held(part)
+        held = part[key]
+        if key in _GEMINI_ANSWERS:
+            call_id = held.get("id") or None
             if (
                 has_words
-                or type(answer["response"]) is not dict
-                or type(answer["name"]) is not str
+                or type(held["response"]) is not dict
+                or type(held["name"]) is not str
                 or (call_id and type(call_id) is not str)
             ):
                 return DOUBTED
-            answered.append((answer["name"], call_id))
-        elif part.get("thought") or not _is_gemini_text_or_file(part, rules):
+            answered.append((held["name"], call_id))
+        elif part.get("thought") or not _is_gemini_text_or_file(part, key, rules):
             return DOUBTED
         else:
             has_words = True
@@ -256,21 +292,24 @@ def _gemini_reply(parts: list[Value], rules: Rules) -> Sight:
     asked: list[Key] = []
     is_thought = True
     for part in parts:
-        call = part.get("functionCall") or part.get("function_call")
-        if call:
-            call_id = call.get("id") or None
+        key = _held(part)
+        held = part[key]
+        if key in _GEMINI_CALLS:
+            call_id = held.get("id") or None
             if (
-                type(call.get("args", {})) is not dict
-                or not takes_name(call["name"], "gemini")
+                type(held.get("args", {})) is not dict
+                or not takes_name(held["name"], "gemini")
                 or (call_id and not rules.takes_id(call_id))
             ):
                 return DOUBTED
-            asked.append((call["name"], call_id))
+            asked.append((held["name"], call_id))
         elif part.get("thought"):
-            if rules.is_signed or not says(part["text"]):
+            if rules.is_signed or key != "text" or not says(held):
                 return DOUBTED
             continue
-        elif not _is_gemini_text_or_file(part, rules):
+        elif (key in _GEMINI_FILES and not rules.replies_show_files) or not _is_gemini_text_or_file(
+            part, key, rules
+        ):
             return DOUBTED
         is_thought = False
     if is_thought:
@@ -280,17 +319,13 @@ def _gemini_reply(parts: list[Value], rules: Rules) -> Sight:
     return (CALLS, _numbered(asked)) if asked else REPLIED
 
 
-def _is_gemini_text_or_file(part: Json, rules: Rules) -> bool:
-    if "functionCall" in part or "functionResponse" in part:
-        return False
-    if "function_call" in part or "function_response" in part:
-        return False
-    if "text" not in part:
-        return not _GEMINI_OTHERS.isdisjoint(part)
-    words = part["text"]
-    if says(words):
-        return True
-    return rules.takes_white and words == "" and says(part.get("thoughtSignature"))
+def _is_gemini_text_or_file(part: Json, key: str, rules: Rules) -> bool:
+    held = part[key]
+    if key == "text":
+        return says(held) or (rules.takes_white and held == "" and says(part.get("thoughtSignature")))
+    if key in _GEMINI_FILES:
+        return bool(held.get("data") or held.get("fileUri") or held.get("file_uri"))
+    return key in _GEMINI_OTHERS
 
 
 def _numbered(keys: list[Key]) -> list[Key]:
@@ -322,7 +357,7 @@ def _pydantic_request(parts: list[Value], rules: Rules) -> Sight:
     for part in parts:
         kind, content = part["part_kind"], part["content"]
         if kind == "tool-return" or (kind == "retry-prompt" and part.get("tool_name")):
-            if has_words or not _is_pydantic_answer(part, kind, content):
+            if has_words or not _is_pydantic_answer(part, kind, content, rules):
                 return DOUBTED
             answered.append(part["tool_call_id"])
             continue
@@ -330,13 +365,15 @@ def _pydantic_request(parts: list[Value], rules: Rules) -> Sight:
         if kind == "user-prompt":
             if not (says(content) or (type(content) is list and content)):
                 return DOUBTED
-        elif kind not in ("system-prompt", "retry-prompt"):
+        elif kind not in ("system-prompt", "retry-prompt") or type(content) is not str:
             return DOUBTED
     return rules.answers(answered, has_words=has_words)
 
 
-def _is_pydantic_answer(part: Json, kind: str, content: Value) -> bool:
+def _is_pydantic_answer(part: Json, kind: str, content: Value, rules: Rules) -> bool:
     if type(part["tool_call_id"]) is not str or not takes_name(part["tool_name"], "pydantic-ai"):
+        return False
+    if "name" in part or (type(content) is list and not rules.takes_files(is_failed=kind != "tool-return")):
         return False
     return says(content) if type(content) is str else kind == "tool-return" or bool(content)
 

@@ -21,6 +21,8 @@ REPLIED: Sight = (REPLY, [])
 TOLD: Sight = (SYSTEM, [])
 THOUGHT_ALOUD: Sight = (THOUGHT, [])
 
+FOREIGN_TEXTS = frozenset({"input_text", "output_text"})
+"""Texts as the Responses API writes them."""
 FOREIGN_STARTS = ("gAAAA", SENTINEL)
 """How other providers' signatures begin: OpenAI's encrypted reasoning, Google's stand-in."""
 
@@ -37,6 +39,8 @@ class Rules:
         self.mixes_results = profile.mixes_results
         self.pairs_hosted = profile.pairs_hosted
         self.takes_white = profile.blank != "white"
+        self.result_files = profile.result_files
+        self.replies_show_files = profile.replies_show_files
 
     def is_foreign(self, model: Value) -> bool:
         """Whether thinking of this model would be refused; messages name theirs now and then."""
@@ -51,6 +55,10 @@ class Rules:
         if not has_words:
             return ANSWER, keys
         return (MIXED, keys) if self.mixes_results else DOUBTED
+
+    def takes_files(self, *, is_failed: bool) -> bool:
+        """Whether a result may hold more than words."""
+        return self.result_files == "any" or (self.result_files == "unless-failed" and not is_failed)
 
 
 def says(words: Value) -> bool:

@@ -14,6 +14,7 @@ from midstream.core.repair.quick_rules import (
     ANSWER,
     CALLS,
     DOUBTED,
+    FOREIGN_TEXTS,
     REPLIED,
     SAID,
     THOUGHT_ALOUD,
@@ -36,24 +37,39 @@ _OTHER_ITEMS = frozenset(
     }
 )
 """Items that are neither messages nor functions and still have rules of their own."""
-_RESPONSE_TEXTS = ("input_text", "output_text", "text")
+_TEXTS = frozenset({"input_text", "output_text", "text"})
+_CALL_BLOCKS = ("tool_use", "tool_result")
+_FILES = frozenset(
+    {
+        *("image_url", "input_audio", "file", "image", "audio", "document_url"),
+        *("video", "document", "input_image", "tool_use", "tool_result"),
+    }
+)
+"""What a reply does not hold."""
 
 
 def look_at_chat(message: Value, rules: Rules) -> Sight:
     """Look at a chat message."""
     role, content = message["role"], message["content"]
     if role == "user":
-        return SAID if says(content) or _are_chunks(content, rules) else DOUBTED
+        return SAID if says(content) or _are_chunks(content, rules, is_reply=False) else DOUBTED
     if role == "assistant":
         return _chat_reply(message, content, rules)
     if role == "tool":
-        return _separate_answer(message, content)
+        return _separate_answer(message, content, rules)
     if role in ("system", "developer"):
-        return TOLD if says(content) or _are_chunks(content, rules) else DOUBTED
+        return TOLD if says(content) or _are_texts(content, "text") else DOUBTED
     return DOUBTED
 
 
-def _are_chunks(content: Value, rules: Rules) -> bool:
+def _are_texts(content: Value, kind: str) -> bool:
+    """Whether these are chunks of text and nothing else."""
+    if type(content) is not list or not content:
+        return False
+    return all(chunk["type"] == kind and says(chunk["text"]) for chunk in content)
+
+
+def _are_chunks(content: Value, rules: Rules, *, is_reply: bool) -> bool:
     """Whether these are chunks that say what they are, with no blank text and something beside thoughts."""
     if type(content) is not list:
         return False
@@ -64,10 +80,10 @@ def _are_chunks(content: Value, rules: Rules) -> bool:
             if not says(chunk["text"]):
                 return False
         elif kind == "thinking":
-            if rules.is_signed:
+            if rules.is_signed or not is_reply:
                 return False
             continue
-        elif type(kind) is not str:
+        elif type(kind) is not str or kind in FOREIGN_TEXTS or (is_reply and kind in _FILES):
             return False
         is_thought = False
     return not is_thought
@@ -77,8 +93,9 @@ def _chat_reply(message: Json, content: Value, rules: Rules) -> Sight:
     if (rules.is_signed and message.get("reasoning_content")) or "function_call" in message:
         return DOUBTED
     if "tool_calls" not in message:
-        return REPLIED if says(content) or _are_chunks(content, rules) else DOUBTED
-    if not (content is None or content == "" or says(content) or _are_chunks(content, rules)):
+        return REPLIED if says(content) or _are_chunks(content, rules, is_reply=True) else DOUBTED
+    is_silent = content is None or content == ""
+    if not (is_silent or says(content) or _are_chunks(content, rules, is_reply=True)):
         return DOUBTED
     asked: list[Key] = []
     for call in message["tool_calls"]:
@@ -88,23 +105,35 @@ def _chat_reply(message: Json, content: Value, rules: Rules) -> Sight:
             _read(arguments)
         if not takes_name(inner["name"], rules.form) or not rules.takes_id(call["id"]):
             return DOUBTED
+        if call.get("type") != "function" and rules.form != "mistral":
+            return DOUBTED
         asked.append(call["id"])
     return (CALLS, asked) if asked else DOUBTED
 
 
-def _separate_answer(fields: Json, content: Value) -> Sight:
+def _separate_answer(fields: Json, content: Value, rules: Rules) -> Sight:
     """A result names its call, and perhaps its tool, and has any content but white space."""
     name, call_id = fields.get("name"), fields["tool_call_id"]
-    if type(call_id) is not str or (name and not takes_name(name, "")):
+    if type(call_id) is not str or (name not in (None, "") and not takes_name(name, "")):
         return DOUBTED
     if type(content) is str:
         return DOUBTED if content.isspace() else (ANSWER, [call_id])
+    is_failed = fields.get("status") == "error"
+    return (ANSWER, [call_id]) if _are_pieces(content, rules, is_failed=is_failed) else DOUBTED
+
+
+def _are_pieces(content: Value, rules: Rules, *, is_failed: bool) -> bool:
+    """Whether a result may hold these pieces."""
     if type(content) is not list or not content:
-        return DOUBTED
-    for chunk in content:
-        if type(chunk["type"]) is not str:
-            return DOUBTED
-    return ANSWER, [call_id]
+        return False
+    for piece in content:
+        kind = piece["type"]
+        if kind in _TEXTS:
+            if type(piece["text"]) is not str:
+                return False
+        elif type(kind) is not str or not rules.takes_files(is_failed=is_failed):
+            return False
+    return True
 
 
 def thinks(message: Value) -> bool:
@@ -124,17 +153,20 @@ def look_at_langchain(message: Value, rules: Rules) -> Sight:
         fields = message
     content = fields["content"]
     if kind == "human":
-        return SAID if says(content) or _are_blocks(content, [], rules) else DOUBTED
+        return SAID if says(content) or _are_blocks(content, [], rules, is_reply=False) else DOUBTED
     if kind == "ai":
         return _langchain_reply(fields, content, rules)
     if kind == "tool":
-        return _separate_answer(fields, content)
+        is_named_twice = fields is not message and "name" in message
+        return DOUBTED if is_named_twice else _separate_answer(fields, content, rules)
     return TOLD if kind == "system" and says(content) else DOUBTED
 
 
 def _langchain_reply(fields: Json, content: Value, rules: Rules) -> Sight:
     asked: list[Key] = []
-    for call in fields.get("tool_calls") or ():
+    if type(fields.get("tool_calls", [])) is not list or fields.get("invalid_tool_calls", []) != []:
+        return DOUBTED
+    for call in fields.get("tool_calls", []):
         if (
             "function" in call
             or type(call["args"]) is not dict
@@ -143,14 +175,12 @@ def _langchain_reply(fields: Json, content: Value, rules: Rules) -> Sight:
         ):
             return DOUBTED
         asked.append(call["id"])
-    if fields.get("invalid_tool_calls"):
-        return DOUBTED
-    if says(content) or (asked and content in ("", [])) or _are_blocks(content, asked, rules):
+    if says(content) or (asked and content in ("", [])) or _are_blocks(content, asked, rules, is_reply=True):
         return (CALLS, asked) if asked else REPLIED
     return DOUBTED
 
 
-def _are_blocks(content: Value, asked: list[Key], rules: Rules) -> bool:
+def _are_blocks(content: Value, asked: list[Key], rules: Rules, *, is_reply: bool) -> bool:
     """Whether these are blocks without a blank text; those of calls say again what the list says."""
     if type(content) is not list:
         return False
@@ -170,7 +200,7 @@ def _are_blocks(content: Value, asked: list[Key], rules: Rules) -> bool:
             if rules.is_signed:
                 return False
             continue
-        elif type(kind) is not str:
+        elif type(kind) is not str or kind in FOREIGN_TEXTS or (is_reply and kind in _FILES):
             return False
         is_thought = False
     return not is_thought
@@ -191,7 +221,7 @@ def look_at_responses(message: Value, rules: Rules) -> Sight:
             return DOUBTED
         return CALLS, [message["call_id"]]
     if kind == "function_call_output":
-        return _response_answer(message)
+        return _response_answer(message, rules)
     if kind == "reasoning":
         is_fine = "id" in message and _takes_item(message, "rs_") and not rules.is_signed
         return THOUGHT_ALOUD if is_fine else DOUBTED
@@ -218,7 +248,7 @@ def _response_message(message: Json) -> Sight:
             if kind == wanted:
                 if not says(chunk["text"]):
                     return DOUBTED
-            elif type(kind) is not str or kind in _RESPONSE_TEXTS:
+            elif type(kind) is not str or kind in _TEXTS or kind in _CALL_BLOCKS or role != "user":
                 return DOUBTED
     elif not says(content):
         return DOUBTED
@@ -229,13 +259,10 @@ def _response_message(message: Json) -> Sight:
     return SAID if role == "user" else TOLD if role in ("system", "developer") else DOUBTED
 
 
-def _response_answer(message: Json) -> Sight:
+def _response_answer(message: Json, rules: Rules) -> Sight:
     output, call_id = message["output"], message["call_id"]
-    if type(call_id) is not str or not _takes_item(message, ""):
+    if type(call_id) is not str or not _takes_item(message, "") or "name" in message:
         return DOUBTED
     if type(output) is list:
-        for chunk in output:
-            if type(chunk["type"]) is not str:
-                return DOUBTED
-        return (ANSWER, [call_id]) if output else DOUBTED
+        return (ANSWER, [call_id]) if _are_pieces(output, rules, is_failed=False) else DOUBTED
     return (ANSWER, [call_id]) if says(output) else DOUBTED

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from midstream.core.formats.parts import Json, Kind, Part, Role, Turn, Value, as_words, both_words
 from midstream.core.repair.task import Task
 from midstream.core.repair.words import SYSTEM_NOTE
@@ -35,12 +37,36 @@ def place_systems(turns: list[Turn], system: Value, task: Task) -> tuple[list[Tu
             task.report.tell("system-in-list", turn.at, "moved into the system parameter")
         elif (is_top and not kept) or (profile.system == "after-user" and _may_stand(kept)):
             kept.append(turn)
+        elif not is_top and _takes_later(task):
+            kept.append(turn)  # if it stands well in the end: `settle_systems`
         else:
             kept.append(_noted(turn, words, task))
         said.add(words)
     if added:
         system = with_words(system, "\n\n".join(added), task.form.name)
     return kept, system
+
+
+def settle_systems(turns: list[Turn], task: Task) -> list[Turn]:
+    """Mark the system prompts that a model takes in mid-list, but not where they stand."""
+    if task.profile.system != "apart" or not any(turn.role is Role.SYSTEM for turn in turns):
+        return turns
+    settled: list[Turn] = []
+    for number, turn in enumerate(turns):
+        if turn.role is not Role.SYSTEM:
+            settled.append(turn)
+            continue
+        is_after_user = bool(settled) and settled[-1].role is Role.USER and turns[number - 1] is settled[-1]
+        is_before_reply = number + 1 < len(turns) and turns[number + 1].role is Role.ASSISTANT
+        is_fine = is_after_user and is_before_reply
+        settled.append(turn if is_fine else _noted(turn, _words(turn.parts), task))
+    return settled
+
+
+def _takes_later(task: Task) -> bool:
+    """Whether the model that will be asked takes system prompts in mid-list."""
+    pattern = task.profile.system_models
+    return bool(pattern and task.model and re.fullmatch(pattern, task.model))
 
 
 def _may_stand(before: list[Turn]) -> bool:
