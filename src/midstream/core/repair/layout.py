@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midstream.core.formats.parts import Kind, Part, Role, Turn
+from midstream.core.formats.parts import Kind, Mark, Part, Role, Turn, type_of
 from midstream.core.repair.task import Task
 from midstream.core.repair.words import ATTACHED, NOT_STARTED, ORPHAN, OUTCOMES, SECOND, UNKNOWN
 
@@ -241,8 +241,10 @@ def _answers(part: Part, mine: set[int]) -> bool:
 
 
 def _is_item_of_reply(turn: Turn) -> bool:
-    if turn.role is not Role.ASSISTANT or turn.mark:
+    if turn.role is not Role.ASSISTANT:
         return False
+    if turn.mark:
+        return turn.mark == Mark.REPLY and type_of(turn.source) == "reasoning"
     return all(part.kind in (Kind.CALL, Kind.THINKING) for part in turn.parts)
 
 

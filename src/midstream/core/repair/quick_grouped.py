@@ -163,7 +163,7 @@ def _bedrock_answers(message: Value, asked: list[str]) -> bool:
         result = block["toolResult"]
         answered.add(result["toolUseId"])
         pieces = result["content"]
-        if not pieces:
+        if not pieces or result.get("status", "success") not in ("success", "error"):
             return False
         for piece in pieces:
             if not _says(piece["text"]) or len(piece) != 1:
