@@ -65,7 +65,7 @@ def test_results_of_anthropics_shape_are_langchains_too() -> None:
         ({"role": "user", "content": "", "id": "msg_1", "timestamp": "2026"}, ""),
     ],
 )
-def test_words_under_a_key_that_nobody_reads_are_kept(message: Any, words: str) -> None:
+def test_words_under_a_key_that_nobody_reads_are_kept(message: dict[str, Any], words: str) -> None:
     assert unread_words(message, format_named("anthropic")) == words
 
 
