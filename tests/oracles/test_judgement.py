@@ -54,11 +54,13 @@ def test_no_repaired_history_breaks_a_rule_or_lost_a_word(form: str) -> None:
 def test_validators_that_nobody_here_wrote_take_what_is_repaired(oracle: str, form: str) -> None:
     if lacking := missing(oracle):
         pytest.skip(f"{lacking} is not installed")
+    told_later = {"system_inside"}
+    if form == "pydantic-ai":
+        told_later.add("merge_sessions")  # pydantic-ai itself moves a second session's system prompt
+    accidents = tuple(accident for accident in ACCIDENTS if accident.__name__ not in told_later)
     for number in range(QUESTIONS):
         chance = Random(f"{form}/{oracle}/{number}")
-        _, messages, how = broken(
-            form, chance, accidents=tuple(a for a in ACCIDENTS if a.__name__ != "system_inside")
-        )
+        _, messages, how = broken(form, chance, accidents=accidents)
         assert judge(oracle, form, valid(form, chance)) == []
         repaired = midstream.history.repair(messages, format=form).messages
         assert (number, how, judge(oracle, form, repaired)) == (number, how, [])

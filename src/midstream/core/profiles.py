@@ -253,6 +253,7 @@ _PROFILES = (
     ),
     Profile(
         name="pydantic-ai",
+        repeats_system=False,
         replies_show_files=True,
         speaks="pydantic-ai",
         files="any",

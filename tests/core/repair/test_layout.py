@@ -51,3 +51,11 @@ def test_an_orphan_keeps_its_words_where_it_stood() -> None:
         "[result of a tool call that is no longer in this history] found it",
         "and?",
     ]
+
+
+def test_where_results_come_one_by_one_a_stand_in_comes_alone_too() -> None:
+    first = [reply(use("a"), use("b")), user([result("a")]), user([result("b")])]
+    second = [reply(use("c"), use("d")), user([result("c")])]
+    messages = laid_out(task_for(), [user("q"), *first, *second])
+    assert messages[:-1] == [user("q"), *first, *second]
+    assert messages[-1]["content"][0]["tool_use_id"] == "d"

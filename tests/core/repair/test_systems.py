@@ -40,3 +40,35 @@ def test_chat_takes_system_prompts_anywhere_and_mistral_not_after_a_reply() -> N
     history = [user("q"), {"role": "assistant", "content": "a"}, system("b"), user("w")]
     assert repair(history, format="openai-chat").messages is history
     assert repair(history, format="mistral").messages[2] == user("[system message] b")
+
+
+def test_a_model_that_takes_one_in_mid_list_gets_it_there() -> None:
+    history = [user("q"), reply(text("a")), user("w"), system("be brief"), reply(text("b"))]
+    assert repair(history, model="claude-opus-4-8").messages is history
+    assert repair(history, model="claude-opus-4-5").messages[3] == user("[system message] be brief")
+    assert repair(history, profile="vertex", model="claude-opus-4-8").messages is not history
+
+
+def test_not_behind_a_reply_and_not_at_the_end_where_a_prompt_follows() -> None:
+    for history in (
+        [user("q"), reply(text("a")), system("be brief"), reply(text("b"))],
+        [user("q"), system("be brief")],
+        [user("q"), system("be brief"), system("be kind"), reply(text("b"))],
+    ):
+        done = repair(history, model="claude-opus-5")
+        assert "system" not in [message["role"] for message in done.messages]
+        assert repair(done.messages, model="claude-opus-5").messages is done.messages
+
+
+def test_a_prompt_that_an_agent_put_in_again_is_dropped() -> None:
+    part = {"part_kind": "system-prompt", "content": "be kind"}
+    asked = {"part_kind": "user-prompt", "content": "q"}
+    answer = {"kind": "response", "parts": [{"part_kind": "text", "content": "a"}]}
+    history = [
+        {"kind": "request", "parts": [part, asked]},
+        answer,
+        {"kind": "request", "parts": [part, asked]},
+    ]
+    done = repair(history, format="pydantic-ai")
+    assert done.messages == [history[0], answer, {"kind": "request", "parts": [asked]}]
+    assert [edit.code for edit in done.edits] == ["repeated-system"]

@@ -129,6 +129,12 @@ class Bedrock:
         content = part.body
         blocks = _blocks(content)
         kept = [block for block in blocks if not _is_blank(block)]
+        inner = part.raw["toolResult"]
+        if inner.get("status", "success") not in ("success", "error"):
+            inner = {key: value for key, value in inner.items() if key != "status"}
+            part.raw = {**part.raw, "toolResult": inner}
+            if kept == content:
+                return "bad-result"
         if kept == content and (kept or not part.failed):
             return None
         words = "(failed without a message)" if part.failed else "(no output)"

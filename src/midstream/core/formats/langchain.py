@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from midstream.core.formats.parts import (
     Json,
     Kind,
@@ -75,23 +77,27 @@ class LangChain:
             part = Part(Kind.RESULT, message, call_id, name, body, failed=failed)
             return Turn(role, [part], message, at)
         parts = _content(inner.get("content"))
+        if role is not Role.ASSISTANT:
+            parts = [_as_text(part) if _is_mirrored(part) else part for part in parts]
         turn = Turn(role, parts, message, at)
         if not isinstance(inner.get("content"), str | list):
             turn.faults = ("null-content",)
         if role is Role.ASSISTANT:
-            self._read_calls(turn, inner)
+            self._read_calls(turn, inner, is_wrapped=wrap != "role")
         return turn
 
-    def _read_calls(self, turn: Turn, inner: Json) -> None:
+    def _read_calls(self, turn: Turn, inner: Json, *, is_wrapped: bool) -> None:
         """Read the calls; a block in the content only mirrors one of the list, if it is there."""
         listed = [*_listed(inner.get("tool_calls")), *_listed(inner.get("invalid_tool_calls"))]
         if not all(isinstance(inner.get(key, []), list) for key in ("tool_calls", "invalid_tool_calls")):
             turn.faults = (*turn.faults, "empty-calls")
-        calls = [_call(call) for call in listed if isinstance(call, dict)]
+        calls = [_call(call, is_wrapped=is_wrapped) for call in listed if isinstance(call, dict)]
+        if len(calls) < len(listed):
+            turn.faults = (*turn.faults, "empty-calls")
         ids = {call.id for call in calls if isinstance(call.id, str)}
         asked = [(call.name, call.body) for call in calls]
         for part in turn.parts:
-            if _is_mirrored(part) and part.raw.get("id") not in ids:
+            if _is_mirrored(part) and as_words(part.raw.get("id")) not in ids:
                 name, args = part.raw.get("name") or "", part.raw.get("input", part.raw.get("args"))
                 if (name, args) in asked:  # the same call under an older id
                     continue
@@ -248,16 +254,34 @@ def _listed(value: Value) -> list[Value]:
     return value if isinstance(value, list) else []
 
 
-def _call(call: Json) -> Part:
-    if "function" in call and isinstance(inner := call["function"], dict):
-        return Part(Kind.CALL, call, call.get("id"), name_of(inner.get("name")), inner.get("arguments"))
+def _call(call: Json, *, is_wrapped: bool) -> Part:
+    """Read an entry of `tool_calls`; only messages with a role may have it in OpenAI's shape."""
+    if isinstance(inner := call.get("function"), dict):
+        name, body = name_of(inner.get("name")), inner.get("arguments")
+        if not is_wrapped:
+            return Part(Kind.CALL, call, call.get("id"), name, body)
+        args = _arguments(body)
+        raw: Json = {"name": name, "args": args, "id": call.get("id"), "type": "tool_call"}
+        return Part(Kind.CALL, raw, call.get("id"), name, args, is_new=True)
     return Part(Kind.CALL, call, call.get("id"), name_of(call.get("name")), call.get("args"))
+
+
+def _arguments(text: Value) -> Value:
+    """The object in a JSON text, as it is where that is what the text holds."""
+    found = object_in_text(text)
+    return json.loads(text) if found is None else found
 
 
 def _is_mirrored(part: Part) -> bool:
     """Whether a content block only says again what `tool_calls` says."""
     raw = part.raw
     return part.kind is Kind.OPAQUE and isinstance(raw, dict) and raw.get("type") in ("tool_use", "tool_call")
+
+
+def _as_text(part: Part) -> Part:
+    """A call that stands in another's message can only be told."""
+    words = as_json(part.raw)
+    return Part(Kind.TEXT, {"type": "text", "text": words}, body=words, is_new=True)
 
 
 def _mirrored(before: Value, content: list[Value], calls: list[Part]) -> list[Value]:

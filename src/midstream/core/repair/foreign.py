@@ -102,7 +102,7 @@ def _shape_of_content(content: Value) -> str | None:
 
 def unread_words(message: Json, form: Format) -> str:
     """The words of a message that hold none where its format looks for them."""
-    if form.layout is Layout.FLAT:
+    if form.layout is Layout.FLAT and "role" not in message:
         return ""
     inner = message.get("data") if isinstance(message.get("data"), dict) else message
     assert isinstance(inner, dict)

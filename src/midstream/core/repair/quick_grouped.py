@@ -25,6 +25,7 @@ _ANTHROPIC_REPLYS = frozenset(
     {"tool_use", "thinking", "redacted_thinking", "server_tool_use", "mcp_tool_use"}
 )
 _CONVERSE_RESULTS = frozenset({"text", "json", "image", "document", "video", "searchResult", "cachePoint"})
+_STATUSES = ("success", "error")
 _CONVERSE_FILES = frozenset({"image", "document", "video", "audio"})
 _CONVERSE_REPLYS = frozenset({"toolUse", "reasoningContent"})
 _ANTHROPIC_FILES = frozenset({"image", "document", "search_result"})
@@ -192,7 +193,7 @@ def _bedrock_request(content: list[Value], rules: Rules) -> Sight:
 
 def _is_bedrock_answer(result: Json, rules: Rules) -> bool:
     content = result["content"]
-    if type(content) is not list or not content:
+    if type(content) is not list or not content or result.get("status", "success") not in _STATUSES:
         return False
     for piece in content:
         (key,) = piece
@@ -367,6 +368,10 @@ def _pydantic_request(parts: list[Value], rules: Rules) -> Sight:
                 return DOUBTED
         elif kind not in ("system-prompt", "retry-prompt") or type(content) is not str:
             return DOUBTED
+        elif kind == "system-prompt":
+            if content in rules.told:
+                return DOUBTED
+            rules.told.add(content)
     return rules.answers(answered, has_words=has_words)
 
 

@@ -38,6 +38,8 @@ class Rules:
         self.model = model
         self.mixes_results = profile.mixes_results
         self.pairs_hosted = profile.pairs_hosted
+        self.told: set[str] = set()
+        """System prompts inside users' messages, so far: each is said once."""
         self.takes_white = profile.blank != "white"
         self.result_files = profile.result_files
         self.replies_show_files = profile.replies_show_files

@@ -83,7 +83,12 @@ def _are_chunks(content: Value, rules: Rules, *, is_reply: bool) -> bool:
             if rules.is_signed or not is_reply:
                 return False
             continue
-        elif type(kind) is not str or kind in FOREIGN_TEXTS or (is_reply and kind in _FILES):
+        elif (
+            kind in _CALL_BLOCKS
+            or type(kind) is not str
+            or kind in FOREIGN_TEXTS
+            or (is_reply and kind in _FILES)
+        ):
             return False
         is_thought = False
     return not is_thought

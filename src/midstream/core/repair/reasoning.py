@@ -78,9 +78,10 @@ def _is_reasoning(turn: Turn) -> bool:
 
 
 def _item_fault(turn: Turn, item_id: Value, seen: set[str]) -> str | None:
-    if turn.role is Role.USER or turn.role is Role.SYSTEM or turn.source.get("type") == "item_reference":
-        is_repeated = isinstance(item_id, str) and item_id in seen and "type" not in turn.source
-        return "repeated-item" if is_repeated else None
+    if turn.source.get("type") == "item_reference":
+        return None
+    if turn.role is Role.USER or turn.role is Role.SYSTEM:
+        return "repeated-item" if isinstance(item_id, str) and item_id in seen else None
     if not isinstance(item_id, str) or not item_id or len(item_id) > _ITEM_ID_SIZE_MAX:
         return "bad-item-id"
     kind = turn.source.get("type")

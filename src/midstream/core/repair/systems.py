@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from midstream.core.formats.parts import Json, Kind, Part, Role, Turn, Value, as_words, both_words
+from midstream.core.formats.parts import Json, Kind, Mark, Part, Role, Turn, Value, as_words, both_words
 from midstream.core.repair.task import Task
 from midstream.core.repair.words import SYSTEM_NOTE
 
@@ -16,6 +16,8 @@ def place_systems(turns: list[Turn], system: Value, task: Task) -> tuple[list[Tu
     were said, as marked words of the user: their place matters, and the prefix before them stays cached.
     """
     profile = task.profile
+    if not profile.repeats_system:
+        _drop_copies(turns, task)
     if profile.system == "any" or not any(turn.role is Role.SYSTEM for turn in turns):
         return turns, system
     said = {words_of_system(system)} if system is not None else set()
@@ -45,6 +47,20 @@ def place_systems(turns: list[Turn], system: Value, task: Task) -> tuple[list[Tu
     if added:
         system = with_words(system, "\n\n".join(added), task.form.name)
     return kept, system
+
+
+def _drop_copies(turns: list[Turn], task: Task) -> None:
+    """Leave out system prompts inside a user's message that were said before: agents put them in again."""
+    said: set[str] = set()
+    for turn in turns:
+        is_read = turn.mark in (Mark.DOUBT, Mark.USER, Mark.MIXED)
+        systems = [part for part in turn.parts if part.kind is Kind.SYSTEM] if is_read else []
+        for part in systems:
+            words = as_words(part.body)
+            if words in said:
+                task.drop(turn, {id(part)})
+                task.report.tell("repeated-system", turn.at, "dropped the copy")
+            said.add(words)
 
 
 def settle_systems(turns: list[Turn], task: Task) -> list[Turn]:

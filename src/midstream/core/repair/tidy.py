@@ -201,6 +201,10 @@ def _tidy_parts(turn: Turn, task: Task) -> None:
             if _is_refused_text(part, task):
                 gone.add(id(part))
                 task.report.tell("blank-text", turn.at, "dropped", part=place)
+        elif kind is Kind.SYSTEM and not isinstance(part.body, str):
+            task.form.refill(part, as_words(part.body))
+            turn.is_changed = True
+            task.report.tell("content-shape", turn.at, "made a text", part=place)
         elif kind is Kind.THINKING and task.profile.blank == "empty":
             if part.body == "" and not part.signature:
                 gone.add(id(part))
@@ -218,7 +222,10 @@ def _tidy_parts(turn: Turn, task: Task) -> None:
 
 def _is_words(part: Part, task: Task) -> bool:
     """Whether a text is one; pydantic-ai's prompts may have several pieces."""
-    return isinstance(part.body, str) or (isinstance(part.body, list) and task.form.name == "pydantic-ai")
+    if isinstance(part.body, str):
+        return True
+    is_prompt = task.form.name == "pydantic-ai" and part.raw.get("part_kind") == "user-prompt"
+    return is_prompt and isinstance(part.body, list)
 
 
 def _is_white(part: Part, task: Task) -> bool:
