@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PEERS := $(VENV)/peers
 JOBS ?= 2
 ARGS ?=
 # `local` is a small language model that runs in this process; `scripted` needs no model at all.
@@ -19,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format-check lint types arrows fmt fault bench docs lock clean
+.PHONY: help demo test check format-check lint types arrows fmt fault bench bench-peers docs lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -56,6 +57,14 @@ $(VENV)/.node: tests/oracles/node/package-lock.json tests/oracles/node/.npmrc to
 $(VENV)/.templates: requirements/templates.txt tools/judges.py | $(VENV)/.self
 	$(BIN)/python tools/judges.py templates $(VENV)/templates
 	@touch $@
+
+# Heavy, with pins that contradict ours. Whoever does not install here is skipped by the bench, which says so.
+$(PEERS)/.peers: requirements/base.txt requirements/peers.txt | $(VENV)/.made
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+	  -r requirements/peers.txt && touch $@ || { \
+	  echo "The peers do not all install here: those that are missing are skipped." >&2; \
+	  $(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/base.txt; }
 
 # --- using it -------------------------------------------------------------------------------
 
@@ -101,6 +110,9 @@ fault: $(VENV)/.dev  ## The full kill matrix: every fault point, every way to di
 bench: $(VENV)/.dev  ## Measure, and compare with the bars
 	$(BIN)/python -m bench $(ARGS)
 
+bench-peers: $(PEERS)/.peers  ## Repair beside LiteLLM, openai-agents, langchain-core and pydantic-ai, in an environment of their own
+	PYTHONPATH=src $(PEERS)/bin/python -m bench peers
+
 docs: $(VENV)/.dev  ## Write the generated parts of the documentation anew and check every link
 	$(BIN)/python tools/docs.py
 
@@ -118,6 +130,7 @@ lock:  ## Resolve requirements/*.txt anew (needs uv; UPGRADE=--upgrade takes new
 	$(LOCK) $(UPGRADE) --group templates --no-deps -o requirements/templates.txt
 	$(MAKE) --silent --no-print-directory $(VENV)/.dev
 	$(BIN)/python tools/judges.py lock
+	$(LOCK) $(UPGRADE) --group peers pyproject.toml -o requirements/peers.txt
 
 clean:  ## Remove the environment and everything that was made
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

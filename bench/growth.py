@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from bench.histories import one_id, orphans, parallel, quarter_broken, requests
+from bench.long_histories import half_answered, one_id, orphans, quarter_broken, requests, valid
 from midstream.history import convert, repair
 
 Json = dict[str, Any]
@@ -29,9 +29,16 @@ FORMATS = (
     "pydantic-ai",
     "langchain",
 )
+
+
+def _broken(count: int) -> list[Json]:
+    chat = valid("openai-chat", None, shape="simple", count=count)
+    return quarter_broken("openai-chat", chat)
+
+
 SHAPES: dict[str, Callable[[int], list[Json]]] = {
-    "a quarter broken": quarter_broken,
-    "parallel calls": lambda count: parallel(count * 2 // 3),
+    "a quarter broken": _broken,
+    "parallel calls": lambda count: half_answered(count * 2 // 3),
     "requests in a row": requests,
     "orphans": orphans,
     "one id": one_id,

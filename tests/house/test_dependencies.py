@@ -23,8 +23,9 @@ MAY_NAME_INDEX_OPTIONS = {"tests/house/test_dependencies.py"}
 BINARY = {".db", ".gif", ".ico", ".jpg", ".png", ".webp", ".woff2"}
 
 
-def test_the_pins_are_five_files() -> None:
-    assert [path.name for path in PINS] == ["base.txt", "build.txt", "dev.txt", "local.txt", "templates.txt"]
+def test_the_pins_are_six_files() -> None:
+    names = ["base.txt", "build.txt", "dev.txt", "local.txt", "peers.txt", "templates.txt"]
+    assert [path.name for path in PINS] == names
 
 
 @pytest.mark.parametrize("path", PINS, ids=lambda path: path.name)

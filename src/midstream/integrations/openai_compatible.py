@@ -187,7 +187,9 @@ class OpenAICompatible:
             del self._clients[loop]
 
     def _body(self, request: ModelRequest) -> bytes:
-        sent = render(request.history, request.instructions, self._profile, form="openai-chat")
+        sent = render(
+            request.history, request.instructions, self._profile, form="openai-chat", model=self._model
+        )
         body: dict[str, Any] = {
             "model": self._model,
             "messages": sent.messages,

@@ -182,3 +182,12 @@ def test_an_error_says_what_to_do() -> None:
     assert "longer than the model can read" in error_of({"type": "exceed_context_size_error"}).message
     waiting = error_of({"message": "slow down"}, status=429, retry_after_s=3.5)
     assert waiting.retry_after_s == 3.5
+
+
+def test_googles_thought_signature_comes_with_its_call() -> None:
+    extra = {"google": {"thought_signature": "c2ln"}}
+    signed = call_piece(0, "{}", name="run", id="a", extra_content=extra)
+    found = read(
+        chunk(tool_calls=[signed]), chunk(tool_calls=[call_piece(1, "{}", name="run", id="b")]), chunk("stop")
+    )
+    assert found[:2] == [CallRequested("a", "run", "{}", "c2ln"), CallRequested("b", "run", "{}")]

@@ -59,3 +59,11 @@ def test_late_results_stand_in_the_order_of_their_calls_with_what_stands_in_for_
     assert [message.get("tool_call_id") for message in at_once] == [None, "a", "b", "c", None]
     stored = laid_out(task_for("openai-chat"), [calls])
     assert laid_out(task_for("openai-chat"), [*stored, user("w"), tool("b", "late")]) == at_once
+
+
+def test_where_results_come_one_by_one_a_stand_in_comes_alone_too() -> None:
+    first = [reply(use("a"), use("b")), user([result("a")]), user([result("b")])]
+    second = [reply(use("c"), use("d")), user([result("c")])]
+    messages = laid_out(task_for(), [user("q"), *first, *second])
+    assert messages[:-1] == [user("q"), *first, *second]
+    assert messages[-1]["content"][0]["tool_use_id"] == "d"

@@ -11,4 +11,4 @@ from tests.core.repair.reported import CHAT, LANGCHAIN, RESPONSES, Case
 @pytest.mark.parametrize("case", [*CHAT, *LANGCHAIN, *RESPONSES], ids=lambda case: case.name)
 def test_a_broken_history_is_never_all_fine(case: Case) -> None:
     profile = profile_for(format_named(case.form), case.profile)
-    assert not Marks(case.messages, case.form, profile).are_all_fine(profile)
+    assert not Marks(case.messages, case.form, profile).are_all_fine()

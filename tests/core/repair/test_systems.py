@@ -99,3 +99,35 @@ def test_one_that_an_earlier_repair_kept_as_words_was_said_before() -> None:
 def test_what_says_nothing_is_not_before_the_first_one() -> None:
     history = [{"role": "assistant", "content": []}, system("be brief"), user("q")]
     assert repair(history, format="openai-chat", profile="strict-template").messages == history[1:]
+
+
+def test_a_model_that_takes_one_in_mid_list_gets_it_there() -> None:
+    history = [user("q"), reply(text("a")), user("w"), system("be brief"), reply(text("b"))]
+    assert repair(history, model="claude-opus-4-8").messages is history
+    assert repair(history, model="claude-opus-4-5").messages[3] == user("[system message] be brief")
+    assert repair(history, profile="vertex", model="claude-opus-4-8").messages is not history
+
+
+def test_not_behind_a_reply_and_not_at_the_end_where_a_prompt_follows() -> None:
+    for history in (
+        [user("q"), reply(text("a")), system("be brief"), reply(text("b"))],
+        [user("q"), system("be brief")],
+        [user("q"), system("be brief"), system("be kind"), reply(text("b"))],
+    ):
+        done = repair(history, model="claude-opus-5")
+        assert "system" not in [message["role"] for message in done.messages]
+        assert repair(done.messages, model="claude-opus-5").messages is done.messages
+
+
+def test_a_prompt_that_an_agent_put_in_again_is_dropped() -> None:
+    part = {"part_kind": "system-prompt", "content": "be kind"}
+    asked = {"part_kind": "user-prompt", "content": "q"}
+    answer = {"kind": "response", "parts": [{"part_kind": "text", "content": "a"}]}
+    history = [
+        {"kind": "request", "parts": [part, asked]},
+        answer,
+        {"kind": "request", "parts": [part, asked]},
+    ]
+    done = repair(history, format="pydantic-ai")
+    assert done.messages == [history[0], answer, {"kind": "request", "parts": [asked]}]
+    assert [edit.code for edit in done.edits] == ["repeated-system"]

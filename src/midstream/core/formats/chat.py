@@ -12,14 +12,16 @@ from midstream.core.formats.parts import (
     Value,
     as_json,
     as_words,
+    is_sound,
     is_typed,
     joined,
     name_of,
     object_in_text,
     role_in,
+    sound_blocks,
     taken_apart,
     type_of,
-    typed_blocks,
+    words_of_block,
 )
 
 _ROLES = {
@@ -40,6 +42,8 @@ class OpenAIChat:
     layout = Layout.SEPARATE
     profile = "openai-chat"
     wire = ""
+    is_type_needed = True
+    """A call says that it is one of a function."""
 
     def parse(self, message: Json, at: int) -> Turn:
         """Read one message."""
@@ -97,7 +101,10 @@ class OpenAIChat:
         if not isinstance(inner, dict):
             inner = {}
         body = inner.get("arguments") if "custom" not in call else inner.get("input")
-        return Part(Kind.CALL, call, call.get("id"), name_of(inner.get("name")), body)
+        is_new = self.is_type_needed and call.get("type") not in ("function", "custom")
+        if is_new:
+            call = {**call, "type": "custom" if "custom" in call else "function"}
+        return Part(Kind.CALL, call, call.get("id"), name_of(inner.get("name")), body, is_new=is_new)
 
     def _result(self, message: Json) -> Part:
         body, name = message.get("content"), name_of(message.get("name"))
@@ -166,6 +173,8 @@ class OpenAIChat:
         """Give a call or a result another id."""
         key = "id" if part.kind is Kind.CALL else "tool_call_id"
         part.id, part.raw = new_id, {**part.raw, key: new_id}
+        if part.is_by_name:  # it was a function's, and answers a tool's call
+            part.is_by_name, part.raw["role"] = False, "tool"
 
     def reargue(self, part: Part, arguments: Json) -> None:
         """Give a call other arguments, as JSON text."""
@@ -215,13 +224,20 @@ class OpenAIChat:
         if isinstance(content, str):
             return None
         if isinstance(content, list) and content:
-            if all(map(is_typed, content)):
+            if all(map(is_sound, content)):
                 return None
-            part.body = typed_blocks(content)
+            part.body = sound_blocks(content)
             part.raw = {**part.raw, "content": part.body}
             return "bad-result"
         self.refill(part, as_words(content) if content else "(no output)")
         return "bad-result" if content else "null-content"
+
+
+def named_answer(result: Part, name: str) -> None:
+    """Make a tool's result one of a function, which is found by name."""
+    kept = {key: value for key, value in result.raw.items() if key != "tool_call_id"}
+    result.raw = {**kept, "role": "function", "name": name}
+    result.id, result.name, result.is_by_name = None, name, True
 
 
 def _is_chunk(part: Part) -> bool:
@@ -233,11 +249,14 @@ def _is_chunk(part: Part) -> bool:
 
 def _chunk(chunk: Value) -> Part:
     if not is_typed(chunk):
-        words = as_words(chunk)
+        words = words_of_block(chunk)
         return Part(Kind.TEXT, {"type": "text", "text": words}, body=words, is_new=True)
     kind = type_of(chunk)
     if kind == "text":
         return Part(Kind.TEXT, chunk, body=chunk.get("text"))
+    if kind in ("input_text", "output_text"):  # the Responses API's
+        words = words_of_block(chunk)
+        return Part(Kind.TEXT, {"type": "text", "text": words}, body=words, is_new=True)
     if kind == "thinking":
         return Part(Kind.THINKING, chunk, body=chunk.get("thinking"), signature=chunk.get("signature"))
     return Part(Kind.MEDIA if kind in _MEDIA else Kind.OPAQUE, chunk)

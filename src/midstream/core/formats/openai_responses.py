@@ -12,13 +12,16 @@ from midstream.core.formats.parts import (
     Value,
     as_json,
     as_words,
+    is_sound,
     is_typed,
     joined,
     name_of,
     object_in_text,
     role_in,
+    sound_blocks,
     taken_apart,
     type_of,
+    words_of_block,
 )
 
 _ROLES = {
@@ -147,15 +150,12 @@ class OpenAIResponses:
     def tidy(self, part: Part) -> str | None:
         """An output is a text or chunks, and never missing."""
         body = part.body
-        if isinstance(body, str) or (isinstance(body, list) and body and all(map(is_typed, body))):
+        if isinstance(body, str) or (isinstance(body, list) and body and all(map(is_sound, body))):
             return None
         if part.raw.get("type") != "function_call_output" and body:
             return None
         if isinstance(body, list) and body:
-            part.body = [
-                chunk if is_typed(chunk) else {"type": "input_text", "text": as_words(chunk)}
-                for chunk in body
-            ]
+            part.body = sound_blocks(body, "input_text")
             part.raw = {**part.raw, "output": part.body}
             return "bad-result"
         self.refill(part, as_words(body) if body else "(no output)")
@@ -176,7 +176,7 @@ def _chunk(chunk: Value, role: Role = Role.USER) -> Part:
     if kind == wanted:
         return Part(Kind.TEXT, chunk, body=chunk.get("text"))
     if kind in (None, "input_text", "output_text", "text"):
-        words = as_words(chunk.get("text") if kind else chunk)
+        words = words_of_block(chunk)
         return Part(Kind.TEXT, {"type": wanted, "text": words}, body=words, is_new=True)
     return Part(Kind.MEDIA if kind in _MEDIA else Kind.OPAQUE, chunk, name="chunk")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from midstream.core.formats.parts import Kind, Mark, Role, Turn
+from midstream.core.repair.systems import settle_systems
 from midstream.core.repair.task import Task, is_silent, stands_in
 from midstream.core.repair.words import FIRST, GO_ON, NO_REPLY
 
@@ -16,7 +17,7 @@ _ITEMS = (Kind.THINKING, Kind.OPAQUE)
 def settle_edges(turns: list[Turn], task: Task) -> list[Turn]:
     """Return the turns with a first one that may be first and no two neighbours that may not be."""
     profile = task.profile
-    turns = _begun(turns, task)
+    turns = settle_systems(_begun(turns, task), task)
     if not profile.mixes_results and task.is_grouped:
         turns = _unmixed(turns, task)
     if profile.alternates != "no" or profile.call_follows_user:

@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Iterable
 
+from midstream.core.formats.chat import named_answer
 from midstream.core.formats.parts import Part, Turn, as_words
 from midstream.core.profiles import Profile
 from midstream.core.repair.names import takes_name
@@ -26,6 +27,7 @@ def settle_ids(turns: list[Turn], calls: list[Part], others: Iterable[str], task
     taken = {call.id for call in calls if isinstance(call.id, str)}
     taken.update(others)
     namer = Namer(task.profile, taken)
+    takes_id = task.profile.id_test()
     reply = -1
     for call in calls:
         if task.profile.ids_are_unique == "reply" and call.reply != reply:
@@ -33,7 +35,7 @@ def settle_ids(turns: list[Turn], calls: list[Part], others: Iterable[str], task
         reply = call.reply
         old = call.id
         if not call.is_by_name:
-            if not task.profile.takes_id(old):
+            if not takes_id(old):
                 _rename(turns, call, namer.new(old, _nameless(call)), "bad-id", task)
             elif call.is_repeat or old in namer.seen:
                 _rename(turns, call, namer.new(old, _nameless(call)), "repeated-id", task)
@@ -57,14 +59,24 @@ def _rename(turns: list[Turn], call: Part, new_id: str, code: str, task: Task) -
 
 def _follow(turns: list[Turn], call: Part, result: Part, task: Task) -> None:
     """A result bears the id (and, where results have names, the name) of its call."""
-    if not call.is_by_name and not result.is_by_name and result.id != call.id:
+    form = task.form.name
+    if call.is_by_name and not result.is_by_name and form != "gemini":
+        named_answer(result, call.name)
+        turns[result.turn].is_changed = True
+    elif not call.is_by_name and result.id != call.id and (not result.is_by_name or form != "gemini"):
         task.form.rename(result, str(call.id))
         turns[result.turn].is_changed = True
-    form = task.form.name
-    if result.name != call.name and (form == "gemini" or (result.name and not takes_name(result.name, form))):
+    if result.name != call.name and (form == "gemini" or _is_misnamed(result, form)):
         task.form.retool(result, call.name)
         turns[result.turn].is_changed = True
         task.report.tell("foreign-result-name", turns[result.turn].at, "named as its call")
+
+
+def _is_misnamed(result: Part, form: str) -> bool:
+    """Whether a result bears a name that no tool can have; none at all is none."""
+    if result.name:
+        return not takes_name(result.name, form)
+    return isinstance(result.raw, dict) and result.raw.get("name") not in (None, "")
 
 
 class Namer:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from midstream.core.formats.parts import Kind, Part, Role, Turn
+from midstream.core.formats.parts import Kind, Mark, Part, Role, Turn
 from midstream.core.repair.task import Task, stands_in
-from midstream.core.repair.words import NOT_STARTED, ORPHAN, OUTCOMES, SECOND, UNKNOWN
+from midstream.core.repair.words import ATTACHED, NOT_STARTED, ORPHAN, OUTCOMES, SECOND, UNKNOWN
 
 
 class Layout:
@@ -18,6 +18,10 @@ class Layout:
         self.out: list[Turn] = []
         self.settled: set[int] = set()
         """Results that stand where they belong."""
+        self.splits = False
+        """Whether an earlier reply has its results in several user messages, as its application writes them."""
+        self.taken: list[Part] = []
+        """Attachments of orphans that stood in a reply."""
 
     def run(self) -> list[Turn]:
         """Return the turns in order."""
@@ -25,6 +29,8 @@ class Layout:
         while here < count:
             turn = self.turns[here]
             if turn.mark:
+                if self.task.is_grouped and here and turn.mark in (Mark.ANSWER, Mark.MIXED):
+                    self.splits = self.splits or self.turns[here - 1].mark == Mark.ANSWER
                 self.out.append(turn)
                 here += 1
             elif turn.role is Role.ASSISTANT and turn.has_calls:
@@ -32,6 +38,10 @@ class Layout:
             else:
                 self._other(turn)
                 here += 1
+            if self.taken:
+                shown = [self.task.form.text(ATTACHED, Role.USER), *self.taken]
+                self.out.append(Turn(Role.USER, shown, is_changed=True))
+                self.taken = []
         return self.out
 
     def _reply(self, here: int) -> int:
@@ -94,6 +104,7 @@ class Layout:
             here += 1
             if others:
                 break
+        self.splits = self.splits or here - start > 1
         return here, last
 
     def _tell_moved(self, turn: Turn, answer: Part) -> None:
@@ -198,13 +209,12 @@ class Layout:
 
     def _is_split(self, last: Turn) -> bool:
         """Whether this reply's results stand in several user messages: a new one changes none of them."""
+        if not self._is_of_results(last):
+            return False
         before = self.out[-2]
-        return (
-            self.task.profile.joins_users
-            and before.role is Role.USER
-            and not before.mark
-            and all(part.kind is Kind.RESULT for part in (*before.parts, *last.parts))
-        )
+        if before.role is not Role.USER or before.mark:
+            return self.splits
+        return all(part.kind is Kind.RESULT for part in before.parts)
 
     def _whole_turn(self, moved: list[Part]) -> Turn | None:
         """The turn that holds just these results: it moves as it is."""
@@ -239,7 +249,11 @@ class Layout:
                 note = f"{SECOND if part.is_second else ORPHAN} {words}".rstrip()
                 code = "repeated-result" if part.is_second else "orphan-result"
                 role = Role.ASSISTANT if turn.role is Role.ASSISTANT else Role.USER
-                kept += [self.task.form.text(note, role), *others]
+                kept.append(self.task.form.text(note, role))
+                if role is Role.ASSISTANT and not self.task.profile.replies_show_files:
+                    self.taken += others
+                else:
+                    kept += others
                 self.task.report.tell(code, turn.at, "kept as a user's words", call_id=part.id)
         return kept
 
@@ -255,5 +269,5 @@ def _answers(part: Part, mine: set[int]) -> bool:
 
 def _is_item_of_reply(turn: Turn) -> bool:
     if turn.role is not Role.ASSISTANT or turn.mark:
-        return False
+        return turn.mark == Mark.THOUGHT
     return all(part.kind in (Kind.CALL, Kind.THINKING) for part in turn.parts)

@@ -14,6 +14,8 @@ from midstream.core.formats.parts import Kind, Mark, Part, Role, Turn, Value
 from midstream.core.repair.task import Task, stands_in
 
 Key = tuple[str, Value]
+Waiting = list[Part] | deque[Part]
+"""The calls of one reply that wait for one id: almost always one, and a deque is a costly thing to hold one."""
 
 _COPY_DISTANCE_MAX = 8
 """In messages. A retry writes its copy next to the first; a bound keeps the walk linear."""
@@ -27,7 +29,7 @@ class Pairing:
         self.task = task
         self.goes_by_name = task.form.name == "gemini"
         self.calls: list[Part] = []
-        self.waiting: dict[Key, list[deque[Part]]] = {}
+        self.waiting: dict[Key, list[Waiting]] = {}
         """Per id, the replies with calls that wait for it, the latest last."""
         self.done: dict[Key, Part] = {}
         """Per id, the call that was answered last."""
@@ -59,7 +61,7 @@ class Pairing:
                 is_replying = False
             turn.reply = reply
             if turn.mark and (turn.ids is None or self._step_over(turn, number)):
-                is_near = is_near and turn.mark != Mark.USER
+                is_near = is_near and turn.mark not in (Mark.USER, Mark.MIXED)
                 continue
             for part in turn.parts:
                 part.turn = number
@@ -80,14 +82,17 @@ class Pairing:
         return self._without_copies()
 
     def _step_over(self, turn: Turn, number: int) -> bool:
-        """Note the ids of a marked reply; false if one of them was used before and it must be read."""
+        """Note the ids of a marked reply; false if one of them is in use and it must be read."""
         ids = turn.ids or []
-        if self.is_list_unique and not (
-            self.armed.isdisjoint(ids) and (not self.stepped or self.stepped.keys().isdisjoint(ids))
-        ):
+        if self.is_list_unique:
+            is_used = not (self.armed.isdisjoint(ids) and self.stepped.keys().isdisjoint(ids))
+        else:  # it may be a copy of a reply that still waits
+            is_used = not self.armed.isdisjoint(ids) and any(self.waiting.get(("id", name)) for name in ids)
+        if is_used:
             for other in self._unit(number):
                 other.mark = Mark.DOUBT
             return False
+        self.named = {}
         for call_id in ids:
             self.stepped[call_id] = number
             self.done.pop(("id", call_id), None)
@@ -95,9 +100,12 @@ class Pairing:
 
     def _unit(self, number: int) -> list[Turn]:
         """The marked turns that make one reply with its results."""
-        count = len(self.turns[number].ids or ())
-        size = 2 if self.task.is_grouped else 2 * count if self.task.is_flat else 1 + count
-        return self.turns[number : number + size]
+        end, count = number + 1, len(self.turns)
+        while end < count and self.turns[end].mark == Mark.CALLS:
+            end += 1
+        while end < count and self.turns[end].mark in (Mark.ANSWER, Mark.MIXED):
+            end += 1
+        return self.turns[number:end]
 
     def _read_again(self, call_id: object) -> None:
         """Read a reply that was stepped over: one of its calls has another result."""
@@ -125,11 +133,17 @@ class Pairing:
         """Read the marked replies that a stray result may belong to: those answered by what only stands in."""
         replies = {reply for reply, _, _ in self.strays}
         is_any = any(self._has_no_id(result) for _, _, result in self.strays)
-        for number, turn in enumerate(self.turns if self.strays else ()):
-            if turn.mark == Mark.CALLS and (is_any or turn.reply in replies):
-                answers = [part for other in self._unit(number)[1:] for part in other.parts]
-                if any(part.kind is Kind.RESULT and stands_in(part) for part in answers):
-                    self._read_unit(number)
+        number, count = 0, len(self.turns) if self.strays else 0
+        while number < count:
+            turn = self.turns[number]
+            if turn.mark != Mark.CALLS or not (is_any or turn.reply in replies):
+                number += 1
+                continue
+            unit = self._unit(number)
+            answers = [part for other in unit for part in other.parts if part.kind is Kind.RESULT]
+            if any(map(stands_in, answers)):
+                self._read_unit(number)
+            number += len(unit)
 
     def _has_no_id(self, result: Part) -> bool:
         """Whether a result may be found by the tool's name; Gemini's may have an id that its call lacks."""
@@ -167,12 +181,16 @@ class Pairing:
         key = _key(call)
         replies = self.waiting.setdefault(key, [])
         if replies and not call.is_by_name and call.id and self._is_copy(call, replies[-1][-1], turn):
-            self.copies.add(id(call))
-            return
+            if not self._thinks_more(turn, replies[-1][-1]):
+                self.copies.add(id(call))
+                return
+            self._forget(replies)
         if replies and replies[-1][0].reply == call.reply:
+            if len(replies[-1]) == 1:
+                replies[-1] = deque(replies[-1])
             replies[-1].append(call)
         else:
-            replies.append(deque([call]))
+            replies.append([call])
         self.calls.append(call)
         if isinstance(call.id, str):
             call.is_repeat = self.is_list_unique and call.id in self.stepped
@@ -196,6 +214,24 @@ class Pairing:
         how = "dropped the copy"
         self.task.report.tell("repeated-call", turn.at, how, call_id=call.id)
         return True
+
+    def _thinks_more(self, turn: Turn, other: Part) -> bool:
+        """Whether this reply has the signed thinking that its copy before it lost: then that one goes."""
+        if not self.task.profile.is_thinking_signed or not _thinks(turn.parts):
+            return False
+        before = self.turns[other.turn]
+        return before is not turn and not before.mark and not _thinks(before.parts)
+
+    def _forget(self, replies: list[Waiting]) -> None:
+        """Take the call that was armed last for this id for the copy."""
+        other = replies[-1].pop()
+        if not replies[-1]:
+            replies.pop()
+        self.copies.add(id(other))
+        place = len(self.calls) - 1
+        while self.calls[place] is not other:  # it is among the last few: copies stand next to one another
+            place -= 1
+        del self.calls[place]
 
     def _consume(self, result: Part, reply: int, *, is_near: bool) -> None:
         call = self._waiting_for(_key(result))
@@ -223,7 +259,7 @@ class Pairing:
         replies = self.waiting.get(key)
         if not replies:
             return None
-        call = replies[-1].popleft()
+        call = _first(replies[-1])
         if not replies[-1]:
             replies.pop()
         return call
@@ -271,7 +307,7 @@ class Pairing:
         for reply, is_near, result in self.strays:
             replies = self.waiting.get(_key(result)) if not result.is_by_name and result.id else None
             if replies and replies[0][0].turn > result.turn:
-                call = replies[0].popleft()
+                call = _first(replies[0])
                 if not replies[0]:
                     del replies[0]
                 self._give(call, result)
@@ -381,6 +417,11 @@ class Pairing:
         return kept
 
 
+def _first(calls: Waiting) -> Part:
+    """Take out the call that waits longest."""
+    return calls.pop(0) if isinstance(calls, list) else calls.popleft()
+
+
 def _asks(parts: list[Part]) -> bool:
     """Whether a call is left: one without an id is never taken for a copy, and may have a result."""
     return any(part.kind is Kind.CALL for part in parts)
@@ -390,6 +431,11 @@ def _is_copy_of(turn: Turn, before: Turn) -> bool:
     """Whether this reply was written twice; two pieces of one message are no copies."""
     is_other = turn.source is not before.source
     return turn.role is Role.ASSISTANT and is_other and turn.source == before.source
+
+
+def _thinks(parts: list[Part]) -> bool:
+    """Whether thinking is among these; what was not signed is gone already."""
+    return any(part.kind is Kind.THINKING for part in parts)
 
 
 def _says(parts: list[Part]) -> bool:

@@ -7,7 +7,7 @@ from msgspec import Struct
 from midstream.core.formats.parts import Value
 
 
-class Edit(Struct, frozen=True, omit_defaults=True):
+class Edit(Struct, frozen=True, omit_defaults=True, gc=False):
     """One finding and the change that made it right.
 
     `at` is the place in the input: message number from 0, and the part in it where that says more (-1: the
@@ -23,7 +23,7 @@ class Edit(Struct, frozen=True, omit_defaults=True):
     lost: str = ""
 
 
-class Finding(Struct, frozen=True, omit_defaults=True):
+class Finding(Struct, frozen=True, omit_defaults=True, gc=False):
     """One thing a provider would refuse: its place and the rule it breaks."""
 
     code: str

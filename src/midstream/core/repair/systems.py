@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from midstream.core.formats.parts import Json, Kind, Mark, Part, Role, Turn, Value, as_words, both_words
 from midstream.core.repair.task import Task
 from midstream.core.repair.tidy import is_refused_empty
@@ -15,6 +17,8 @@ def place_systems(turns: list[Turn], system: Value, task: Task) -> tuple[list[Tu
     were said, as marked words of the user: their place matters, and the prefix before them stays cached.
     """
     profile = task.profile
+    if not profile.repeats_system:
+        _drop_copies(turns, task)
     if task.form.name == "pydantic-ai":
         return place_system_parts(turns, task), system
     if profile.system == "any" or not any(turn.role is Role.SYSTEM for turn in turns):
@@ -44,6 +48,8 @@ def place_systems(turns: list[Turn], system: Value, task: Task) -> tuple[list[Tu
             has_first = True
         elif profile.system == "after-user" and _may_stand(kept):
             kept.append(turn)
+        elif not is_top and _takes_later(task):
+            kept.append(turn)  # if it stands well in the end: `settle_systems`
         else:
             kept.append(_noted(turn, words, task))
         said.add(words)
@@ -111,6 +117,44 @@ def _notes(turn: Turn) -> list[str]:
         return []
     bodies = [part.body for part in turn.parts if part.kind is Kind.TEXT and isinstance(part.body, str)]
     return [body[len(SYSTEM_NOTE) + 1 :] for body in bodies if body.startswith(SYSTEM_NOTE)]
+
+
+def _drop_copies(turns: list[Turn], task: Task) -> None:
+    """Leave out system prompts inside a user's message that were said before: agents put them in again."""
+    said: set[str] = set()
+    for turn in turns:
+        is_read = turn.mark in (Mark.DOUBT, Mark.USER, Mark.MIXED)
+        systems = [part for part in turn.parts if part.kind is Kind.SYSTEM] if is_read else []
+        for part in systems:
+            words = as_words(part.body)
+            if words in said:
+                task.drop(turn, {id(part)})
+                task.report.tell("repeated-system", turn.at, "dropped the copy")
+            said.add(words)
+
+
+def settle_systems(turns: list[Turn], task: Task) -> list[Turn]:
+    """Mark the system prompts that a model takes in mid-list, but not where they stand."""
+    if task.profile.system != "apart" or task.form.name == "pydantic-ai":
+        return turns
+    if not any(turn.role is Role.SYSTEM for turn in turns):
+        return turns
+    settled: list[Turn] = []
+    for number, turn in enumerate(turns):
+        if turn.role is not Role.SYSTEM:
+            settled.append(turn)
+            continue
+        is_after_user = bool(settled) and settled[-1].role is Role.USER and turns[number - 1] is settled[-1]
+        is_before_reply = number + 1 < len(turns) and turns[number + 1].role is Role.ASSISTANT
+        is_fine = is_after_user and is_before_reply
+        settled.append(turn if is_fine else _noted(turn, _words(turn.parts), task))
+    return settled
+
+
+def _takes_later(task: Task) -> bool:
+    """Whether the model that will be asked takes system prompts in mid-list."""
+    pattern = task.profile.system_models
+    return bool(pattern and task.model and re.fullmatch(pattern, task.model))
 
 
 def _may_stand(before: list[Turn]) -> bool:

@@ -43,7 +43,7 @@ class Task:
 def is_silent(turn: Turn) -> bool:
     """Whether a turn is part of the talk with tools and not of that between user and assistant."""
     if turn.mark:
-        return turn.mark in (Mark.CALLS, Mark.ANSWER)
+        return turn.mark in (Mark.CALLS, Mark.ANSWER, Mark.THOUGHT)
     if turn.role is Role.TOOL:
         return True
     if turn.role is Role.ASSISTANT:
