@@ -210,7 +210,9 @@ def _part(block: Value) -> Part:
         if "redactedContent" in thought:
             return Part(Kind.THINKING, block, signature="redacted")
         if not isinstance(text, dict):
-            return Part(Kind.THINKING, block, body=as_words(text))
+            words = as_words(text)
+            raw = {"reasoningContent": {"reasoningText": {"text": words}}}
+            return Part(Kind.THINKING, raw, body=words, is_new=True)
         return Part(Kind.THINKING, block, body=text.get("text"), signature=text.get("signature"))
     if any(key in block for key in _MEDIA):
         return Part(Kind.MEDIA, block)

@@ -55,13 +55,20 @@ class Layout:
             after, last = self._grouped(end, mine)
         else:
             after, last = self._separate(end, mine)
-        moved, made = self._missing(calls, is_tail=after >= len(self.turns))
+        moved, made = self._missing(calls, is_tail=self._is_tail(end, after))
         if moved or made:
             self._add(moved, made, last)
         if not self.task.is_grouped:
             for turn in self.turns[end:after]:
                 self._stray(turn)
         return after
+
+    def _is_tail(self, end: int, after: int) -> bool:
+        """Whether nothing follows the reply and its results; orphans among them will be words of the user."""
+        if after < len(self.turns):
+            return False
+        answers = self.turns[end:after]
+        return self.task.is_grouped or all(turn.parts[0].owner is not None for turn in answers)
 
     def _end_of_reply(self, here: int) -> int:
         """A flat list has no messages: the calls in a row are one reply."""
