@@ -199,8 +199,11 @@ def _end_of_run(messages: list[Value], at: int) -> int:
 def _response_calls(messages: list[Value], at: int, end: int, takes_id: Value) -> list[str]:
     """Return the ids of a run of calls, or nothing where one of them is in doubt."""
     asked: list[str] = []
-    before = messages[at - 1].get("type") if at else None
-    is_fine = before in (None, "message", "function_call_output", "reasoning")
+    start = at
+    while start and messages[start - 1].get("type") == "reasoning":
+        start -= 1  # with a call before its reasoning, this run goes on with another one's reply
+    before = messages[start - 1].get("type") if start else None
+    is_fine = before in (None, "message", "function_call_output")
     if not is_fine or (end < len(messages) and messages[end].get("type") == "reasoning"):
         return []
     for message in messages[at:end]:
