@@ -67,3 +67,9 @@ def test_where_results_come_one_by_one_a_stand_in_comes_alone_too() -> None:
     messages = laid_out(task_for(), [user("q"), *first, *second])
     assert messages[:-1] == [user("q"), *first, *second]
     assert messages[-1]["content"][0]["tool_use_id"] == "d"
+
+
+def test_an_orphan_behind_a_live_reply_ends_it() -> None:
+    task = task_for("openai-chat", is_live=True)
+    messages = laid_out(task, [user("q"), chat_reply(chat_call("a"), chat_call("b")), tool("x"), tool("y")])
+    assert [message["role"] for message in messages[2:]] == ["tool", "tool", "user", "user"]

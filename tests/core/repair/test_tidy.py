@@ -92,3 +92,10 @@ def test_a_text_that_is_none_is_made_one() -> None:
     done, told = tidied([user([{"type": "text", "text": ["w"]}])])
     assert done == [user([text('["w"]')])]
     assert told == ["content-shape"]
+
+
+def test_a_copy_of_a_cut_reply_is_not_the_rest_of_it() -> None:
+    first, second = reply(text("a"), thought("1", "s1")), reply(text("a"), thought("2", "s2"))
+    done, told = tidied([user("q"), first, second])
+    assert done[1:] == [reply(*each["content"], text(INTERRUPTED)) for each in (first, second)]
+    assert told == ["thinking-last", "thinking-last"]

@@ -210,7 +210,9 @@ def _part(block: Value) -> Part:
         if "redactedContent" in thought:
             return Part(Kind.THINKING, block, signature="redacted")
         if not isinstance(text, dict):
-            return Part(Kind.THINKING, block, body=as_words(text))
+            words = as_words(text)
+            raw = {"reasoningContent": {"reasoningText": {"text": words}}}
+            return Part(Kind.THINKING, raw, body=words, is_new=True)
         if "signature" in text and text["signature"] is None:  # no signature is fine, null is none
             unsigned = {key: value for key, value in text.items() if key != "signature"}
             made = {**block, "reasoningContent": {**thought, "reasoningText": unsigned}}

@@ -103,6 +103,8 @@ class Mark(IntEnum):
     """Results, and a user's words behind them."""
     THOUGHT = 7
     """Reasoning that is an item of its own."""
+    ITEM = 8
+    """What a hosted tool did, as an item of its own."""
 
 
 class Turn(Struct, eq=False, gc=False):

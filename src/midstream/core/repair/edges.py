@@ -146,7 +146,7 @@ def _one_prompt_each(turn: Turn) -> list[Turn]:
 
 def _is_unheard(turn: Turn, task: Task) -> bool:
     """Whether a template does not count this: the talk with tools, and items that are no message."""
-    if is_silent(turn):
+    if is_silent(turn) or turn.mark == Mark.ITEM:
         return True
     if not task.is_flat or turn.role is not Role.ASSISTANT or turn.mark:
         return False

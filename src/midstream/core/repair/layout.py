@@ -57,7 +57,7 @@ class Layout:
             after, last = self._grouped(end, mine)
         else:
             after, last = self._separate(end, mine)
-        added = self._missing(calls, is_tail=after >= len(self.turns))
+        added = self._missing(calls, is_tail=self._is_tail(end, after))
         if any(map(_is_moved, added)):
             added, last = self._with_stand_ins(calls, added, last, start + end - here)
         if added:
@@ -66,6 +66,13 @@ class Layout:
             for turn in self.turns[end:after]:
                 self._stray(turn)
         return after
+
+    def _is_tail(self, end: int, after: int) -> bool:
+        """Whether nothing follows the reply and its results; orphans among them will be words of the user."""
+        if after < len(self.turns):
+            return False
+        answers = self.turns[end:after]
+        return self.task.is_grouped or all(turn.parts[0].owner is not None for turn in answers)
 
     def _end_of_reply(self, here: int) -> int:
         """A flat list has no messages: the calls in a row are one reply."""

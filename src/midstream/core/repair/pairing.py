@@ -47,6 +47,10 @@ class Pairing:
         """Ids of the calls that were read."""
         self.is_list_unique = task.profile.ids_are_unique == "list"
         self.is_mixed_up = False
+        self.thinking: dict[int, bool] = {}
+        """By a turn's identity, whether it thinks."""
+        self.forgotten: set[int] = set()
+        """Calls that turned out to be the copy of a later one."""
 
     def run(self) -> list[Turn]:
         """Give each result its call (`owner`) and each call its results (`answers`)."""
@@ -72,6 +76,8 @@ class Pairing:
                     self._consume(part, reply, is_near=is_near)
                 elif role is Role.USER:
                     is_near = False
+        if self.forgotten:
+            self.calls = [call for call in self.calls if id(call) not in self.forgotten]
         self._find_early()
         self._read_stand_ins()
         self._find_replaced()
@@ -217,10 +223,18 @@ class Pairing:
 
     def _thinks_more(self, turn: Turn, other: Part) -> bool:
         """Whether this reply has the signed thinking that its copy before it lost: then that one goes."""
-        if not self.task.profile.is_thinking_signed or not _thinks(turn.parts):
+        if not self.task.profile.is_thinking_signed or not self._thinks(turn):
             return False
         before = self.turns[other.turn]
-        return before is not turn and not before.mark and not _thinks(before.parts)
+        return before is not turn and not before.mark and not self._thinks(before)
+
+    def _thinks(self, turn: Turn) -> bool:
+        """Whether a turn holds thinking; what was not signed is gone already. Asked once for each of its calls."""
+        known = self.thinking.get(id(turn))
+        if known is None:
+            known = any(part.kind is Kind.THINKING for part in turn.parts)
+            self.thinking[id(turn)] = known
+        return known
 
     def _forget(self, replies: list[Waiting]) -> None:
         """Take the call that was armed last for this id for the copy."""
@@ -228,10 +242,7 @@ class Pairing:
         if not replies[-1]:
             replies.pop()
         self.copies.add(id(other))
-        place = len(self.calls) - 1
-        while self.calls[place] is not other:  # it is among the last few: copies stand next to one another
-            place -= 1
-        del self.calls[place]
+        self.forgotten.add(id(other))
 
     def _consume(self, result: Part, reply: int, *, is_near: bool) -> None:
         call = self._waiting_for(_key(result))
@@ -431,11 +442,6 @@ def _is_copy_of(turn: Turn, before: Turn) -> bool:
     """Whether this reply was written twice; two pieces of one message are no copies."""
     is_other = turn.source is not before.source
     return turn.role is Role.ASSISTANT and is_other and turn.source == before.source
-
-
-def _thinks(parts: list[Part]) -> bool:
-    """Whether thinking is among these; what was not signed is gone already."""
-    return any(part.kind is Kind.THINKING for part in parts)
 
 
 def _says(parts: list[Part]) -> bool:

@@ -21,6 +21,7 @@ from midstream.core.repair.quick_rules import (
     ANSWER,
     CALLS,
     DOUBT,
+    ITEM,
     MIXED,
     REPLY,
     SYSTEM,
@@ -49,11 +50,11 @@ _ODD = (LookupError, TypeError, AttributeError, ValueError, RecursionError)
 _CHAT_LIKE = frozenset({"openai-chat", "mistral", "langchain"})
 _SEPARATE = frozenset({"openai-chat", "mistral", "langchain", "openai-responses"})
 
-_EVERY = bytes((USER, REPLY, CALLS, ANSWER, SYSTEM, MIXED, THOUGHT))
-_GROUPED_ROLES = bytes.maketrans(_EVERY, b"uaausua")
-_SEPARATE_ROLES = bytes.maketrans(_EVERY, b"uaatsua")
+_EVERY = bytes((USER, REPLY, CALLS, ANSWER, SYSTEM, MIXED, THOUGHT, ITEM))
+_GROUPED_ROLES = bytes.maketrans(_EVERY, b"uaausuaa")
+_SEPARATE_ROLES = bytes.maketrans(_EVERY, b"uaatsuaa")
 _SPOKEN = bytes.maketrans(bytes((USER, REPLY, MIXED)), b"uau")
-_SILENT = bytes((CALLS, ANSWER, THOUGHT))
+_SILENT = bytes((CALLS, ANSWER, THOUGHT, ITEM))
 
 
 class Marks:
@@ -206,7 +207,7 @@ class Marks:
         first = marks[0] if marks else USER
         if first in (CALLS, THOUGHT) and profile.first != "any":
             return False
-        if first == REPLY and profile.first == "user":
+        if first in (REPLY, ITEM) and profile.first == "user":
             return False
         if profile.call_follows_user and bytes((REPLY, CALLS)) in marks and not is_flat:
             return False

@@ -252,8 +252,10 @@ def _is_bedrock_thought(thought: Json, signatures: list[str]) -> bool:
 
 def _is_unsigned(thought: Json) -> bool:
     """Whether a thought need not be signed: null is no signature."""
-    text = thought.get("reasoningText")
-    return type(text) is not dict or text.get("signature", "") is not None
+    if "redactedContent" in thought:
+        return True
+    text = thought.get("reasoningText") or {}
+    return type(text) is dict and text.get("signature", "") is not None
 
 
 def look_at_gemini(message: Value, rules: Rules) -> Sight:

@@ -8,7 +8,7 @@ from midstream.core.formats.parts import Mark, Value
 from midstream.core.profiles import Profile
 from midstream.core.repair.words import SENTINEL
 
-DOUBT, USER, REPLY, CALLS, ANSWER, SYSTEM, MIXED, THOUGHT = map(int, Mark)
+DOUBT, USER, REPLY, CALLS, ANSWER, SYSTEM, MIXED, THOUGHT, ITEM = map(int, Mark)
 
 Key = Any
 """What a call and its result have in common: the call id, or for Gemini a name with an id or a number."""
@@ -20,6 +20,7 @@ SAID: Sight = (USER, [])
 REPLIED: Sight = (REPLY, [])
 TOLD: Sight = (SYSTEM, [])
 THOUGHT_ALOUD: Sight = (THOUGHT, [])
+DONE_ELSEWHERE: Sight = (ITEM, [])
 
 FOREIGN_TEXTS = frozenset({"input_text", "output_text"})
 """Texts as the Responses API writes them."""

@@ -13,6 +13,7 @@ from midstream.core.repair.names import takes_name
 from midstream.core.repair.quick_rules import (
     ANSWER,
     CALLS,
+    DONE_ELSEWHERE,
     DOUBTED,
     FOREIGN_TEXTS,
     REPLIED,
@@ -232,7 +233,7 @@ def look_at_responses(message: Value, rules: Rules) -> Sight:
         return THOUGHT_ALOUD if is_fine else DOUBTED
     if type(kind) is not str or kind in _OTHER_ITEMS or not _takes_item(message, ""):
         return DOUBTED
-    return REPLIED
+    return DONE_ELSEWHERE
 
 
 def _takes_item(message: Json, prefix: str) -> bool:

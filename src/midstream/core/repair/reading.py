@@ -85,7 +85,7 @@ def _roles_of(task: Task) -> tuple[Role, ...]:
     answers = Role.USER if task.is_grouped else Role.TOOL
     return (
         *(Role.OTHER, Role.USER, Role.ASSISTANT, Role.ASSISTANT),
-        *(answers, Role.SYSTEM, Role.USER, Role.ASSISTANT),
+        *(answers, Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.ASSISTANT),
     )
 
 

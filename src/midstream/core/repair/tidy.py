@@ -312,7 +312,7 @@ def _continues(before: Turn, turn: Turn, task: Task) -> bool:
     if (before.mark and turn.mark) or not before.parts or not turn.parts:
         return False
     if profile.is_thinking_signed and before.parts[-1].kind is Kind.THINKING:
-        return turn.parts[0].kind is not Kind.THINKING
+        return all(part.kind is not Kind.THINKING for part in turn.parts)
     if profile.pairs_hosted and turn.parts[0].kind is Kind.HOSTED_RESULT:
         return any(part.kind is Kind.HOSTED_CALL for part in before.parts)
     return False
