@@ -110,11 +110,12 @@ class UnreadableHistoryError(InvalidHistoryError):
 
     code = "unreadable_history"
 
-    def __init__(self, message: str, *, reason: str, retry_after_s: float | None = None) -> None:
+    def __init__(self, message: str, *, reason: str = "", retry_after_s: float | None = None) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
         self.reason = reason
         """A stable code: `not-json`, `cut-json`, `binary`, `too-deep`, `too-large`, `wrong-format`,
-        `mixed-formats`, `no-history`, `no-permission`, `not-a-file`, `not-found`, `busy`, `damaged`."""
+        `mixed-formats`, `no-history`, `no-permission`, `not-a-file`, `not-found`, `busy`, `damaged`; or
+        nothing where the error came over a wire."""
 
 
 class ProtocolError(MidstreamError):

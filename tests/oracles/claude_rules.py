@@ -52,7 +52,13 @@ def _asked(blocks: list[Any], kind: str) -> list[Any]:
 
 
 def _answered(blocks: list[Any]) -> list[Any]:
-    return [block.get("tool_use_id") if block.get("type") == "tool_result" else None for block in blocks]
+    """The ids of results, and None for other blocks; what is no id is nobody's."""
+    return [
+        (found if isinstance(found := block.get("tool_use_id"), str) else f"no id: {found!r}")
+        if block.get("type") == "tool_result"
+        else None
+        for block in blocks
+    ]
 
 
 def _block(block: Json, role: str, seen: set[str]) -> Iterator[str]:
@@ -271,6 +277,8 @@ def _converse_block(block: Json, role: Value, seen: set[str], profile: str) -> I
                 yield "BED-ERRTEXT"
         elif not all(len(piece) == 1 for piece in content):
             yield "BED-SHAPE result block"
+    if any(not isinstance(block.get(key, {}), dict) for key in ("reasoningContent", "toolUse", "toolResult")):
+        yield "BED-SHAPE block"
     thought = block.get("reasoningContent")
     if isinstance(thought, dict) and _is_foreign(thought) and profile != "bedrock-mistral":
         yield "BED-SIGNATURE foreign"

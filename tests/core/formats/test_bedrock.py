@@ -55,3 +55,8 @@ def test_a_result_piece_that_holds_nothing_goes() -> None:
     (part,) = Bedrock().parse({"role": "user", "content": [result]}, 0).parts
     assert Bedrock().tidy(part) == "empty-result"
     assert part.raw == {"toolResult": {"toolUseId": "c", "content": [{"text": "(no output)"}]}}
+
+
+def test_a_content_that_is_one_block_of_several_things_is_taken_apart_too() -> None:
+    turn = Bedrock().parse({"role": "user", "content": {"toolUse": None, "text": "a"}}, 0)
+    assert [(part.kind, part.body) for part in turn.parts] == [(Kind.TEXT, ""), (Kind.TEXT, "a")]

@@ -110,6 +110,10 @@ def _said(value: Any, kind: str) -> Iterator[Saying]:
 def _unlisted(content: Any, kind: str, listed: list[Saying]) -> Iterator[Saying]:
     """LangChain writes a call of the content in `tool_calls` too: it is one call."""
     there = list(_said(content, kind))
+    if not any(said.kind == "call" for said in Counter(there) - Counter(listed)):
+        yield from (said for said in there if said.kind != "call")
+        yield from listed  # it has them all, in order
+        return
     yield from there
     yield from (Counter(listed) - Counter(there)).elements()
 

@@ -73,3 +73,10 @@ def test_an_orphan_in_a_reply_leaves_its_image_to_the_user() -> None:
     orphan = {"toolResult": {"toolUseId": "x", "content": [{"text": "w"}, image]}}
     messages = [{"role": "user", "content": [{"text": "q"}]}, {"role": "assistant", "content": [orphan]}]
     assert repaired(messages, "bedrock")[2]["content"] == [{"text": ATTACHED}, image]
+
+
+def test_a_chunk_of_no_known_type_in_a_result_becomes_words_at_once() -> None:
+    answer = {"role": "tool", "tool_call_id": "a", "content": [{"type": " ", "text": "w"}]}
+    done = repair([user("q"), chat_reply(chat_call("a")), answer], format="openai-chat")
+    assert isinstance(done.messages[2]["content"], str)
+    assert repair(done.messages, format="openai-chat").messages is done.messages

@@ -208,7 +208,9 @@ def what_happens_to_a_turn_stays_near_it(pair: Pair, data: st.DataObject) -> Non
     ]
     assume(told(pair, [message for each in turns for message in each]).edits == ())
     hit = data.draw(accidents_to(form, turns[2]))
-    done = told(pair, [*turns[0], *turns[1], *hit, *turns[3], *turns[4]]).messages
+    repaired = told(pair, [*turns[0], *turns[1], *hit, *turns[3], *turns[4]])
+    assume("repeated-system" not in [edit.code for edit in repaired.edits])  # the accident said it first
+    done = repaired.messages
     first, last = turns[0], turns[4]
     assert [id(message) for message in done[: len(first)]] == [id(message) for message in first]
     assert [id(message) for message in done[len(done) - len(last) :]] == [id(message) for message in last]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from midstream.core.profiles import PROFILES
 from midstream.core.repair.quick_rules import ANSWER, DOUBTED, MIXED, SAID, Rules, is_signature, says
 
@@ -41,3 +43,22 @@ def test_thinking_of_another_model_is_foreign_only_to_those_who_sign() -> None:
         True,
     ]
     assert not Rules("openai-chat", PROFILES["kimi"], "kimi").is_foreign("gpt")
+
+
+@pytest.mark.parametrize(
+    ("profile", "may_stand"),
+    [
+        ("pydantic-ai", (True, True, True, True)),
+        ("mistral", (True, False, True, False)),
+        ("strict-template", (True, False, False, False)),
+    ],
+)
+def test_system_prompts_among_a_users_words_stand_where_the_profile_takes_them(
+    profile: str, may_stand: tuple[bool, ...]
+) -> None:
+    rules = Rules("pydantic-ai", PROFILES[profile])
+    first = rules.tells(is_after_words=False, is_after_result=False)
+    rules.has_begun = True
+    later = rules.tells(is_after_words=False, is_after_result=False)
+    behind = [rules.tells(is_after_words=not result, is_after_result=result) for result in (False, True)]
+    assert (first, later, *behind) == may_stand

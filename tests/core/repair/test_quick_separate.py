@@ -28,3 +28,12 @@ def test_calls_with_reasoning_between_are_one_reply_however_often_it_is_looked_a
     done = repair(history, format="openai-responses")
     assert [edit.code for edit in done.edits] == ["dangling-call"]
     assert repair(done.messages, format="openai-responses").messages is done.messages
+
+
+def test_what_a_hosted_tool_did_is_no_reply_between_two_prompts() -> None:
+    search = {"type": "web_search_call", "id": "ws_1", "status": "completed"}
+    reply = {"type": "message", "role": "assistant", "content": "a"}
+    history = [{"role": "user", "content": "q"}, search, reply]
+    profile = profile_for(format_named("openai-responses"), "strict-template")
+    assert Marks(history, "openai-responses", profile).are_all_fine()
+    assert not Marks([*history, reply], "openai-responses", profile).are_all_fine()

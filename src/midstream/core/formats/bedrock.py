@@ -41,7 +41,7 @@ class Bedrock:
         role = role_in(_ROLES, message.get("role"))
         content = message.get("content")
         if isinstance(content, str | dict):
-            return Turn(role, [_part(content)], message, at, is_changed=True)
+            return Turn(role, _parts(content), message, at, is_changed=True)
         blocks = content if isinstance(content, list) else []
         return Turn(role, [part for block in blocks for part in _parts(block)], message, at)
 

@@ -48,7 +48,7 @@ class Gemini:
             return turn
         parts = message.get("parts")
         if isinstance(parts, dict | str):
-            return Turn(role, [_part(parts)], message, at, is_changed=True)
+            return Turn(role, _parts(parts), message, at, is_changed=True)
         pieces = parts if isinstance(parts, list) else []
         return Turn(role, [part for piece in pieces for part in _parts(piece)], message, at)
 

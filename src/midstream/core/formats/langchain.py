@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from operator import itemgetter
 
 from midstream.core.formats.parts import (
     Json,
@@ -42,6 +43,8 @@ _ROLES = {
     "FunctionMessage": Role.TOOL,
     "SystemMessage": Role.SYSTEM,
 }
+_FIELDS = frozenset({"content", "kwargs", "tool_calls", "role"})
+"""What a message that is not wrapped in `data` has."""
 _TYPES = {Role.USER: "human", Role.ASSISTANT: "ai", Role.TOOL: "tool", Role.SYSTEM: "system"}
 _CLASSES = {
     Role.USER: "HumanMessage",
@@ -67,6 +70,12 @@ class LangChain:
 
     def parse(self, message: Json, at: int) -> Turn:
         """Read one message."""
+        if "data" in message and not isinstance(message["data"], dict) and not message.keys() & _FIELDS:
+            content = message["data"]
+            content = content if isinstance(content, list) else as_words(content)
+            turn = self.parse({**message, "data": {"content": content}}, at)
+            turn.is_changed = True
+            return turn
         inner, wrap = _inside(message)
         self._wrap = self._wrap or wrap
         role = _role(message, inner)
@@ -94,15 +103,26 @@ class LangChain:
         calls = [_call(call, is_wrapped=is_wrapped) for call in listed if isinstance(call, dict)]
         if len(calls) < len(listed):
             turn.faults = (*turn.faults, "empty-calls")
-        ids = {call.id for call in calls if isinstance(call.id, str)}
-        asked = [(call.name, call.body) for call in calls]
+        places = {call.id: place for place, call in enumerate(calls) if isinstance(call.id, str)}
+        asked: dict[str, list[tuple[Value, int]]] = {}
+        for place, call in enumerate(calls):
+            asked.setdefault(call.name, []).append((call.body, place))
+        unlisted: list[tuple[int, Part]] = []
+        after = -1  # the place of the listed call that the content mirrored last
         for part in turn.parts:
-            if _is_mirrored(part) and as_words(part.raw.get("id")) not in ids:
-                name, args = part.raw.get("name") or "", part.raw.get("input", part.raw.get("args"))
-                if (name, args) in asked:  # the same call under an older id
-                    continue
-                calls.append(self.call(part.raw.get("id"), name, args))
-                turn.faults = (*turn.faults, "unlisted-call")
+            if not _is_mirrored(part):
+                continue
+            if (call_id := as_words(part.raw.get("id"))) in places:
+                after = places[call_id]
+                continue
+            name, args = part.raw.get("name") or "", part.raw.get("input", part.raw.get("args"))
+            same = next((place for body, place in asked.get(as_words(name), ()) if body == args), None)
+            if same is not None:  # the same call under an older id
+                after = same
+                continue
+            unlisted.append((after, self.call(part.raw.get("id"), name, args)))
+            turn.faults = (*turn.faults, "unlisted-call")
+        calls = _among(calls, unlisted)
         turn.parts = [*(part for part in turn.parts if not _is_mirrored(part)), *calls]
 
     def build(self, turn: Turn) -> Json:
@@ -270,6 +290,12 @@ def _arguments(text: Value) -> Value:
     """The object in a JSON text, as it is where that is what the text holds."""
     found = object_in_text(text)
     return json.loads(text) if found is None else found
+
+
+def _among(calls: list[Part], unlisted: list[tuple[int, Part]]) -> list[Part]:
+    """Put calls that only the content has behind the listed ones that stand before them there."""
+    listed = list(enumerate(calls))
+    return [call for _, call in sorted([*listed, *unlisted], key=itemgetter(0))]
 
 
 def _is_mirrored(part: Part) -> bool:

@@ -259,10 +259,21 @@ def _object_in(text: str, *, depth: int) -> Json:
     except (ValueError, RecursionError):
         return {RAW: text}
     if isinstance(found, dict):
-        return found
+        return _whole(found)
     if isinstance(found, str) and depth:
         return _object_in(found, depth=depth - 1)
     return {} if found is None else {RAW: text}
+
+
+def _whole(found: Json) -> Json:
+    """Return the object without the halves of characters that its text spelled as escapes."""
+    try:
+        msgspec.json.encode(found)
+    except UnicodeEncodeError:
+        text = as_json(found).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        mended: Json = json.loads(text)
+        return mended
+    return found
 
 
 def is_typed(block: Value) -> bool:

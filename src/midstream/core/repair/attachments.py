@@ -15,6 +15,7 @@ def taken_out(turn: Turn, task: Task) -> list[Part]:
             words, media = task.form.pieces(part)
             task.form.refill(part, words.strip() or ATTACHED_BELOW)
             taken += media
+            turn.is_changed = True
         elif part.kind is Kind.MEDIA and turn.role is Role.ASSISTANT and not task.profile.replies_show_files:
             taken.append(part)
         else:

@@ -13,7 +13,7 @@ from midstream.core.repair.reading import sendable, turns_of
 from midstream.core.repair.reasoning import settle_reasoning
 from midstream.core.repair.report import Advice, Repaired
 from midstream.core.repair.signatures import odd_signatures
-from midstream.core.repair.systems import place_systems
+from midstream.core.repair.systems import place_system_parts, place_systems
 from midstream.core.repair.task import Task
 from midstream.core.repair.tidy import tidy_turns
 
@@ -64,7 +64,7 @@ def walked(
     form, profile = task.form, task.profile
     turns = turns_of(clean, task, marks)
     turns, system = place_systems(turns, system, task)
-    turns = tidy_turns(turns, task)
+    turns = place_system_parts(tidy_turns(turns, task), task)
     pairing = Pairing(turns, task)
     turns = pairing.run()
     settle_ids(pairing.turns, pairing.calls, pairing.stepped, task)

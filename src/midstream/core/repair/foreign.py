@@ -23,6 +23,8 @@ _ABOUT = frozenset(
         "id",
         "uuid",
         "name",
+        "tool_call_id",
+        "artifact",
         "timestamp",
         "created",
         "created_at",

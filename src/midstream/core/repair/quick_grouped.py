@@ -113,7 +113,7 @@ def _anthropic_reply(content: list[Value], message: Json, rules: Rules) -> Sight
             call_id = block["id"]
             if (
                 type(block["input"]) is not dict
-                or not takes_name(block["name"], "anthropic")
+                or not takes_name(block["name"], rules.names)
                 or not rules.takes_id(call_id)
             ):
                 return DOUBTED
@@ -307,7 +307,7 @@ def _gemini_reply(parts: list[Value], rules: Rules) -> Sight:
             call_id = held.get("id") or None
             if (
                 type(held.get("args", {})) is not dict
-                or not takes_name(held["name"], "gemini")
+                or not takes_name(held["name"], rules.names)
                 or (call_id and not rules.takes_id(call_id))
             ):
                 return DOUBTED

@@ -6,6 +6,7 @@ from typing import Any
 
 from midstream.core.formats.parts import Mark, Value
 from midstream.core.profiles import Profile
+from midstream.core.repair.names import names_of
 from midstream.core.repair.words import SENTINEL
 
 DOUBT, USER, REPLY, CALLS, ANSWER, SYSTEM, MIXED, THOUGHT, ITEM = map(int, Mark)
@@ -33,6 +34,7 @@ class Rules:
 
     def __init__(self, form: str, profile: Profile, model: str | None = None) -> None:
         self.form = form
+        self.names = names_of(form, profile)
         self.takes_id = profile.id_test()
         self.is_signed = profile.is_thinking_signed
         self.signs = profile.signs

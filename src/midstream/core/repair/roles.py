@@ -44,7 +44,8 @@ def with_known_role(message: Json, form: str) -> Json:
     role = message.get(key)
     if isinstance(role, str) and role in known and not _is_misnamed(message, role):
         return message
-    return {**message, key: _guess(message, str(role).lower(), form)}
+    guess = _guess(message, str(role).lower(), form)
+    return message if role == guess else {**message, key: guess}
 
 
 def _item(message: Json) -> Json:

@@ -19,8 +19,6 @@ def place_systems(turns: list[Turn], system: Value, task: Task) -> tuple[list[Tu
     profile = task.profile
     if not profile.repeats_system:
         _drop_copies(turns, task)
-    if task.form.name == "pydantic-ai":
-        return place_system_parts(turns, task), system
     if profile.system == "any" or not any(turn.role is Role.SYSTEM for turn in turns):
         return turns, system
     said = {words_of_system(system)} if system is not None else set()
@@ -62,8 +60,11 @@ def place_system_parts(turns: list[Turn], task: Task) -> list[Turn]:
     """The same for pydantic-ai, whose system prompts are parts of requests.
 
     It writes them into the parameter itself where there is one, so that only the other profiles concern us.
-    A request of nothing but system prompts at the top of the list is no user's turn.
+    A request of nothing but system prompts at the top of the list is no user's turn. Wants tidied turns: what
+    stands before a system prompt decides, and some of it goes.
     """
+    if task.form.name != "pydantic-ai":
+        return turns
     if task.profile.system in ("after-user", "first"):
         before: Role | None = None
         said: set[str] = set()
@@ -72,6 +73,7 @@ def place_system_parts(turns: list[Turn], task: Task) -> list[Turn]:
                 before = _noted_parts(turn, before, said, task)
             else:
                 before = Role.ASSISTANT
+        turns = [turn for turn in turns if turn.mark or turn.parts]
     for turn in turns:
         is_request = turn.role is Role.USER and not turn.mark and bool(turn.parts)
         if not is_request or any(part.kind is not Kind.SYSTEM for part in turn.parts):
@@ -104,10 +106,10 @@ def _noted_parts(turn: Turn, before: Role | None, said: set[str], task: Task) ->
             task.report.tell("system-in-list", turn.at, "kept in its place as a user's words", part=place)
             before = Role.USER
         said.add(words)
-    if any(one is not other for one, other in zip(parts, turn.parts, strict=False)) or len(parts) != len(
-        turn.parts
-    ):
+    if list(map(id, parts)) != list(map(id, turn.parts)):
         turn.parts, turn.is_changed = parts, True
+    if not parts:
+        task.report.tell("empty-message", turn.at, "dropped: it says nothing")
     return before
 
 

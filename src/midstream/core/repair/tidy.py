@@ -7,7 +7,7 @@ from itertools import pairwise
 from midstream.core.formats.anthropic import hosted_answer
 from midstream.core.formats.parts import Kind, Mark, Part, Role, Turn, as_words
 from midstream.core.repair.attachments import taken_out
-from midstream.core.repair.names import nearest_name, takes_name
+from midstream.core.repair.names import names_of, nearest_name, takes_name
 from midstream.core.repair.quick_rules import FOREIGN_STARTS
 from midstream.core.repair.task import Task, is_text, words_in
 from midstream.core.repair.words import (
@@ -260,7 +260,7 @@ def _tidy_call(turn: Turn, part: Part, task: Task) -> None:
         task.form.retool(part, NO_NAME)
         turn.is_changed = True
         task.report.tell("call-without-name", turn.at, f"named {NO_NAME!r}", call_id=part.id)
-    elif not takes_name(part.name, task.form.name):
+    elif not takes_name(part.name, names_of(task.form.name, task.profile)):
         task.form.retool(part, nearest_name(part.name))
         turn.is_changed = True
         task.report.tell("bad-name", turn.at, f"named {part.name!r}", call_id=part.id)
