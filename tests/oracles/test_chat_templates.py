@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from random import Random
 from typing import Any
@@ -72,5 +73,8 @@ def unrepaired() -> list[list[dict[str, Any]]]:
     for number in range(UNREPAIRED):
         _, messages, _ = broken("openai-chat", Random(f"templates/unrepaired/{number}"), accidents=ODD)
         if all(isinstance(message, dict) and message.get("role") for message in messages):
-            shown.append(with_due_prompt(as_chat("openai-chat", messages)))
+            with contextlib.suppress(
+                AttributeError, TypeError, KeyError
+            ):  # junk that no server could send on
+                shown.append(with_due_prompt(as_chat("openai-chat", messages)))
     return shown

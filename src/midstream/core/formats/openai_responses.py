@@ -82,16 +82,14 @@ class OpenAIResponses:
         source: Json = turn.source or {"type": "message", "role": str(turn.role)}
         if role_in(_ROLES, source.get("role")) is not turn.role:
             source = {**source, "role": str(turn.role)}
-        if len(turn.parts) == 1 and (turn.parts[0].raw is None or turn.source is None):
+        if len(turn.parts) == 1 and (turn.parts[0].raw is None or turn.source is None or _is_plain(turn)):
             return {**source, "content": turn.parts[0].body}
-        kind = "output_text" if turn.role is Role.ASSISTANT else "input_text"
-        content = [{"type": kind, "text": part.body} if part.raw is None else part.raw for part in turn.parts]
+        content = [_text(part.body, turn.role) if part.raw is None else part.raw for part in turn.parts]
         return {**source, "content": content}
 
     def text(self, words: str, role: Role) -> Part:
         """Make a text chunk."""
-        kind = "output_text" if role is Role.ASSISTANT else "input_text"
-        return Part(Kind.TEXT, {"type": kind, "text": words}, body=words, is_new=True)
+        return Part(Kind.TEXT, _text(words, role), body=words, is_new=True)
 
     def call(self, call_id: str, name: str, arguments: Json) -> Part:
         """Make a function call item, without an item id."""
@@ -177,8 +175,25 @@ def _chunk(chunk: Value, role: Role = Role.USER) -> Part:
         return Part(Kind.TEXT, chunk, body=chunk.get("text"))
     if kind in (None, "input_text", "output_text", "text"):
         words = words_of_block(chunk)
-        return Part(Kind.TEXT, {"type": wanted, "text": words}, body=words, is_new=True)
+        return Part(Kind.TEXT, _text(words, role), body=words, is_new=True)
     return Part(Kind.MEDIA if kind in _MEDIA else Kind.OPAQUE, chunk, name="chunk")
+
+
+def _text(words: Value, role: Role) -> Json:
+    """A chunk of text; a reply's says what it cites."""
+    if role is Role.ASSISTANT:
+        return {"type": "output_text", "text": words, "annotations": []}
+    return {"type": "input_text", "text": words}
+
+
+def _is_plain(turn: Turn) -> bool:
+    """Whether this is a reply of one text, read from a chunk of another kind, in an item without an id.
+
+    Chunks of output belong into items with an id; without one a reply is a plain text to every reader of the API.
+    """
+    (part,) = turn.parts
+    is_text = turn.role is Role.ASSISTANT and part.kind is Kind.TEXT and part.is_new
+    return is_text and "id" not in (turn.source or {})
 
 
 def _chunks(content: Value, role: Role) -> list[Part]:
