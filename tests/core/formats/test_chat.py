@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -47,3 +48,15 @@ def test_calls_beside_a_users_words_make_it_a_reply() -> None:
     done = repair(history, format="openai-chat")
     assert done.messages == [history[0], {**asked, "role": "assistant"}, history[2]]
     assert [edit.code for edit in done.edits] == ["unknown-role"]
+
+
+def test_a_call_of_no_known_type_is_one_of_a_function_also_where_none_need_be_said() -> None:
+    call = {"id": "A9vOOFPsp", "type": "{", "function": {"name": "run", "arguments": "{}"}}
+    history: list[Any] = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "A9vOOFPsp", "content": "w"},
+    ]
+    assert repair(history, format="mistral").messages[1]["tool_calls"] == [{**call, "type": "function"}]
+    del call["type"]
+    assert repair(history, format="mistral").messages is history

@@ -38,9 +38,10 @@ def test_items_of_every_kind_survive(item: dict[str, object]) -> None:
 
 def test_a_reply_of_one_foreign_chunk_without_an_id_becomes_a_plain_text() -> None:
     chunk = {"type": "input_text", "text": "a"}
-    history = [{"role": "user", "content": "q"}, {"type": "message", "role": "assistant", "content": [chunk]}]
+    item: dict[str, object] = {"type": "message", "role": "assistant", "content": [chunk]}
+    history = [{"role": "user", "content": "q"}, item]
     done = repair(history, format="openai-responses")
     assert done.messages[1] == {"type": "message", "role": "assistant", "content": "a"}
-    history[1]["id"] = "msg_1"
+    item["id"] = "msg_1"
     done = repair(history, format="openai-responses")
     assert done.messages[1]["content"] == [{"type": "output_text", "text": "a", "annotations": []}]

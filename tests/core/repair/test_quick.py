@@ -88,7 +88,7 @@ def _walked(form: str, messages: list[Any], name: str | None, asked: dict[str, A
     if profile.signs == "anthropic" and task.is_grouped:
         task.odd_signatures = odd_signatures(clean)
     marks = Marks([], form, profile)
-    marks.marks = bytearray(len(clean))
+    marks.marks = marks.sound = bytearray(len(clean))
     return walked(messages, clean, task, marks, **asked)
 
 
@@ -169,3 +169,16 @@ def test_results_of_one_reply_may_come_in_several_user_messages() -> None:
         {"role": "user", "content": results[1:]},
     ]
     assert list(Marks(messages, "anthropic", profile).marks) == [1, 0, 0, 0]
+
+
+def test_results_of_a_reply_that_lacks_one_are_in_doubt_together_and_sound_by_themselves() -> None:
+    calls = [
+        {"id": name, "type": "function", "function": {"name": "read", "arguments": "{}"}} for name in "ab"
+    ]
+    messages: list[Any] = [
+        {"role": "user", "content": "Hi."},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "a", "content": "x"},
+    ]
+    marks = Marks(messages, "openai-chat", profile_for(format_named("openai-chat"), None))
+    assert (list(marks.marks), list(marks.sound)) == ([1, 0, 0], [1, 3, 4])

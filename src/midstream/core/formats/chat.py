@@ -101,7 +101,7 @@ class OpenAIChat:
         if not isinstance(inner, dict):
             inner = {}
         body = inner.get("arguments") if "custom" not in call else inner.get("input")
-        is_new = self.is_type_needed and call.get("type") not in ("function", "custom")
+        is_new = call.get("type") not in ("function", "custom") and (self.is_type_needed or "type" in call)
         if is_new:
             call = {**call, "type": "custom" if "custom" in call else "function"}
         return Part(Kind.CALL, call, call.get("id"), name_of(inner.get("name")), body, is_new=is_new)

@@ -127,6 +127,8 @@ class Turn(Struct, eq=False, gc=False):
     faults: tuple[str, ...] = ()
     """What only the format's reader can see, such as an empty `tool_calls` list."""
     reply: int = -1
+    is_tidy: bool = False
+    """Not marked, but found sendable by itself: only what stands around it is in doubt."""
 
     @property
     def parts(self) -> list[Part]:

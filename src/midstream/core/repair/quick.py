@@ -71,7 +71,10 @@ class Marks:
         """By the place of a reply: the ids of the calls of its unit."""
         self.ends: dict[int, int] = {}
         """By the place of a reply: where its unit ends, the results included."""
-        self._match(self._look(Rules(form, profile, model)))
+        keys = self._look(Rules(form, profile, model))
+        self.sound = bytearray(self.marks)
+        """Which messages are sendable by themselves, whether or not calls and results match."""
+        self._match(keys)
 
     def _look(self, rules: Rules) -> dict[int, list[Key]]:
         """Mark every message by itself; return the keys of calls and results by their places."""
@@ -156,7 +159,10 @@ class Marks:
         """Take the marks off the messages with one of these signatures, and off their results."""
         marks = self.marks
         for at, message in enumerate(self.messages):
-            if marks[at] in (REPLY, CALLS) and has_any(message, odd):
+            if self.sound[at] in (REPLY, CALLS) and has_any(message, odd):
+                self.sound[at] = DOUBT
+                if not marks[at]:
+                    continue
                 end = self.ends.pop(at, at + 1)
                 self.ids.pop(at, None)
                 marks[at:end] = bytes(end - at)

@@ -111,7 +111,7 @@ def _chat_reply(message: Json, content: Value, rules: Rules) -> Sight:
             _read(arguments)
         if not takes_name(inner["name"], rules.form) or not rules.takes_id(call["id"]):
             return DOUBTED
-        if call.get("type") != "function" and rules.form != "mistral":
+        if call.get("type") != "function" and (rules.form != "mistral" or "type" in call):
             return DOUBTED
         asked.append(call["id"])
     return (CALLS, asked) if asked else DOUBTED

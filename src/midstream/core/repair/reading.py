@@ -47,6 +47,10 @@ def turns_of(messages: list[Value], task: Task, marks: Marks) -> list[Turn]:
     for at, (message, mark) in enumerate(zip(messages, marks.marks, strict=True)):
         if mark:
             turns.append(Turn(roles[mark], None, message, at, mark, parse, ids.get(at)))
+        elif marks.sound[at]:
+            turn = parse(message, at)
+            turn.is_tidy = True
+            turns.append(turn)
         elif isinstance(message, dict) and message:
             turns += _read(message, at, task)
         elif message in (None, "", [], {}):

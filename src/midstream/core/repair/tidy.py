@@ -50,6 +50,12 @@ def tidy_turns(turns: list[Turn], task: Task) -> list[Turn]:
                 tidied.append(turn)
             continue
         has_lost_reply = False
+        if turn.is_tidy:
+            if tidied and _continues(tidied[-1], turn, task):
+                tidied[-1] = _merged(tidied[-1], turn, task)
+            else:
+                tidied.append(turn)
+            continue
         _tidy_role(turn, task)
         for piece in _split(turn, task):
             _tidy_parts(piece, task)
