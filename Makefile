@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 PEERS := .venv-peers-durable
 PEERS_APART := .venv-peers-durable-apart
 NEWEST := .venv-newest
+HISTORY_PEERS := $(VENV)/peers
 JOBS ?= 2
 ARGS ?=
 # `local` is a small language model that runs in this process; `scripted` needs no model at all.
@@ -22,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format-check lint types arrows fmt fault sim contract contract-newest bench bench-durable docs lock clean
+.PHONY: help demo test check format-check lint types arrows fmt fault sim contract contract-newest bench bench-durable bench-peers docs lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -67,6 +68,22 @@ $(NEWEST)/.made: pyproject.toml
 	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --group peers-durable .
 	@touch $@
+# Judges of repaired histories that are no Python packages: npm's and a source package's files.
+$(VENV)/.node: tests/oracles/node/package-lock.json tests/oracles/node/.npmrc tools/judges.py | $(VENV)/.dev
+	$(BIN)/python tools/judges.py node $(VENV)/node
+	@touch $@
+
+$(VENV)/.templates: requirements/templates.txt tools/judges.py | $(VENV)/.self
+	$(BIN)/python tools/judges.py templates $(VENV)/templates
+	@touch $@
+
+# Heavy, with pins that contradict ours. Whoever does not install here is skipped by the bench, which says so.
+$(HISTORY_PEERS)/.peers: requirements/base.txt requirements/peers.txt | $(VENV)/.made
+	$(PYTHON) -m venv $(HISTORY_PEERS)
+	$(HISTORY_PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+	  -r requirements/peers.txt && touch $@ || { \
+	  echo "The peers do not all install here: those that are missing are skipped." >&2; \
+	  $(HISTORY_PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/base.txt; }
 
 # --- using it -------------------------------------------------------------------------------
 
@@ -82,6 +99,9 @@ demo: $(VENV)/.self  ## Kill a server in the middle of a sentence and watch the 
 
 test: format-check lint types arrows  ## Everything, with the short kill matrix
 	@$(MAKE) --silent --no-print-directory $(VENV)/.local || echo "No wheels of the local model here: its tests are skipped." >&2
+	@for judge in node templates; do \
+	  $(MAKE) --silent --no-print-directory $(VENV)/.$$judge || echo "No $$judge here: the tests that ask it are skipped." >&2; \
+	done
 	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 check: format-check lint types arrows  ## What to run before a commit, under a minute
@@ -123,6 +143,9 @@ bench-durable: $(VENV)/.dev $(PEERS)/.made $(PEERS_APART)/.made  ## Kill and tim
 bench: $(VENV)/.dev  ## Measure, and compare with the bars
 	$(BIN)/python -m bench $(ARGS)
 
+bench-peers: $(HISTORY_PEERS)/.peers  ## Repair beside LiteLLM, openai-agents, langchain-core and pydantic-ai, in an environment of their own
+	PYTHONPATH=src $(HISTORY_PEERS)/bin/python -m bench peers
+
 docs: $(VENV)/.dev  ## Write the generated parts of the documentation anew and check every link
 	$(BIN)/python tools/docs.py
 
@@ -139,6 +162,10 @@ lock:  ## Resolve requirements/*.txt anew (needs uv; UPGRADE=--upgrade takes new
 	$(LOCK) $(UPGRADE) --group local --no-deps -o requirements/local.txt
 	$(LOCK) $(UPGRADE) --group peers-durable pyproject.toml -c requirements/build.txt -o requirements/peers-durable.txt
 	$(LOCK) $(UPGRADE) --group peers-durable-apart -o requirements/peers-durable-apart.txt
+	$(LOCK) $(UPGRADE) --group templates --no-deps -o requirements/templates.txt
+	$(MAKE) --silent --no-print-directory $(VENV)/.dev
+	$(BIN)/python tools/judges.py lock
+	$(LOCK) $(UPGRADE) --group peers pyproject.toml -o requirements/peers.txt
 
 clean:  ## Remove the environment and everything that was made
 	rm -rf $(VENV) $(PEERS) $(PEERS_APART) $(NEWEST) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

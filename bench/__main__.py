@@ -15,7 +15,19 @@ from typing import Any
 import apsw
 import msgspec
 
-from bench import histories, loop, recovery, rendering, startup, steps, streaming, takeover, turns
+from bench import (
+    growth,
+    histories,
+    loop,
+    peers,
+    recovery,
+    rendering,
+    startup,
+    steps,
+    streaming,
+    takeover,
+    turns,
+)
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -37,19 +49,23 @@ BENCHES: dict[str, Callable[[Path], Any]] = {
     "startup": startup.run,
     "streaming": streaming.run,
     "histories": histories.run,
+    "growth": growth.run,
     "rendering": rendering.run,
+    "peers": peers.run,
 }
 """What it is called, and what measures it in a scratch folder."""
+ON_DEMAND = frozenset({"peers"})
+"""Needs an environment of its own: `make bench-peers`."""
 
 
 def main() -> None:
-    """Measure what is asked for, all by default."""
+    """Measure what is asked for; by default all that needs nothing else installed."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("names", nargs="*", choices=[[], *BENCHES], help=", ".join(BENCHES))
     parser.add_argument("--folder", type=Path, default=Path(), help="on the disk to be measured")
     chosen = parser.parse_args()
     RESULTS.mkdir(exist_ok=True)
-    for name in chosen.names or BENCHES:
+    for name in chosen.names or [name for name in BENCHES if name not in ON_DEMAND]:
         print(f"\n{name}")
         with tempfile.TemporaryDirectory(dir=chosen.folder, prefix=".bench-") as folder:
             result = BENCHES[name](Path(folder))

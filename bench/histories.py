@@ -1,180 +1,100 @@
-"""What repairing a history costs: 10,000 messages, valid and broken, and the shapes on which others go quadratic.
+"""What repairing a history costs: 10,000 messages of every format, simple and rich, found valid and repaired.
 
-Peers run in the same process on the same history where they are installed; each is told apart by what it does.
+CPU time, best of some rounds, against two bars; peers are `bench/peers.py`'s.
 """
 
 from __future__ import annotations
 
-import importlib
-import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from random import Random
-from typing import Any
 
 import msgspec
 
-from midstream.history import convert, repair
+from bench.long_histories import quarter_broken, valid
+from midstream.history import repair
 
-Json = dict[str, Any]
 MESSAGES = 10_000
-HARD_MESSAGES = 8_000
-ROUNDS = 3
+VALID_MAX_MS = 30.0
+REPAIRED_MAX_MS = 100.0
+ROUNDS = 9
+
+PROFILES: dict[str, tuple[str | None, ...]] = {
+    "anthropic": (None, "vertex", "portable"),
+    "openai-chat": (None, "deepseek", "kimi", "minimax", "strict-template", "portable"),
+    "openai-responses": (None, "portable"),
+    "gemini": (None, "gemini-3", "portable"),
+    "mistral": (None, "mistral-v3", "portable"),
+    "bedrock": (None, "bedrock-mistral", "portable"),
+    "pydantic-ai": (None, "anthropic", "portable"),
+    "langchain": (None, "portable"),
+}
 
 
 class Point(msgspec.Struct):
     """The best of some rounds on one history."""
 
-    who: str
+    format: str
+    profile: str
     shape: str
+    state: str
     messages: int
-    seconds: float
-    exponent: float
-    """Of growth from half the size: 1 is linear, 2 quadratic."""
+    cpu_ms: float
+    wall_ms: float
+    bar_ms: float
 
-
-def ordinary(count: int) -> list[Json]:
-    """Questions, calls, results and answers."""
-    messages: list[Json] = []
-    while len(messages) < count:
-        call_id = f"call_{len(messages)}"
-        function = {"name": "read", "arguments": '{"path": "a.txt"}'}
-        messages += [
-            {"role": "user", "content": f"question {len(messages)}"},
-            {
-                "role": "assistant",
-                "content": "I look.",
-                "tool_calls": [{"id": call_id, "type": "function", "function": function}],
-            },
-            {"role": "tool", "tool_call_id": call_id, "content": "the text of a file"},
-            {"role": "assistant", "content": "It says so."},
-        ]
-    return messages[:count]
-
-
-def quarter_broken(count: int) -> list[Json]:
-    """Every fourth turn lost its result."""
-    chance = Random(1)  # noqa: S311 - the same history every time
-    return [m for m in ordinary(count + count // 12) if m["role"] != "tool" or chance.random() > 1 / 4][
-        :count
-    ]
-
-
-def parallel(count: int) -> list[Json]:
-    """One reply with thousands of calls; half of them were answered."""
-    function = {"name": "read", "arguments": "{}"}
-    calls = [{"id": f"c{n}", "type": "function", "function": function} for n in range(count)]
-    results = [{"role": "tool", "tool_call_id": f"c{n}", "content": "x"} for n in range(0, count, 2)]
-    return [
-        {"role": "user", "content": "q"},
-        {"role": "assistant", "content": None, "tool_calls": calls},
-        *results,
-    ]
-
-
-def requests(count: int) -> list[Json]:
-    """Thousands of requests in a row."""
-    return [{"role": "user", "content": f"question {number}"} for number in range(count)]
-
-
-def orphans(count: int) -> list[Json]:
-    """Thousands of results of nothing."""
-    return [{"role": "tool", "tool_call_id": f"c{number}", "content": "x"} for number in range(count)]
-
-
-def one_id(count: int) -> list[Json]:
-    """Thousands of calls under one id, none answered."""
-    function = {"name": "read", "arguments": "{}"}
-    call = {"id": "same", "type": "function", "function": function}
-    made: list[Json] = []
-    for number in range(count // 2):
-        made += [
-            {"role": "user", "content": f"question {number}"},
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-        ]
-    return made
-
-
-SHAPES: dict[str, tuple[Callable[[int], list[Json]], int]] = {
-    "valid": (ordinary, MESSAGES),
-    "a quarter broken": (quarter_broken, MESSAGES),
-    "parallel calls": (parallel, HARD_MESSAGES),
-    "requests in a row": (requests, HARD_MESSAGES),
-    "orphans": (orphans, HARD_MESSAGES),
-    "one id": (one_id, HARD_MESSAGES),
-}
-
-
-def _midstream(messages: list[Json]) -> Callable[[], object]:
-    return lambda: repair(messages, format="openai-chat")
-
-
-def _midstream_strict(messages: list[Json]) -> Callable[[], object]:
-    return lambda: repair(messages, format="openai-chat", profile="strict-template")
-
-
-def _pydantic_ai(messages: list[Json]) -> Callable[[], object]:
-    clean = importlib.import_module("pydantic_ai._agent_graph")._clean_message_history  # noqa: SLF001 - it has no other name
-    shapes = importlib.import_module("pydantic_ai.messages")
-
-    read = shapes.ModelMessagesTypeAdapter.validate_python(
-        convert(messages, source="openai-chat", target="pydantic-ai").messages
-    )
-    return lambda: clean(list(read))
-
-
-def _langchain(messages: list[Json]) -> Callable[[], object]:
-    core = importlib.import_module("langchain_core.messages")
-    read = core.convert_to_messages(messages)
-    return lambda: core.merge_message_runs(read)
-
-
-WHO: dict[str, Callable[[list[Json]], Callable[[], object]]] = {
-    "midstream": _midstream,
-    "midstream, strict-template": _midstream_strict,
-    "pydantic-ai clean": _pydantic_ai,
-    "langchain merge_message_runs": _langchain,
-}
+    @property
+    def is_over(self) -> bool:
+        """Whether it took longer than it may."""
+        return self.cpu_ms > self.bar_ms
 
 
 def run(folder: Path) -> list[Point]:
-    """Measure everybody who is installed on every shape."""
+    """Measure every format and profile, print, return."""
     del folder
     points = [
         point
-        for shape in SHAPES
-        for who, prepare in WHO.items()
-        if (point := _measured(who, prepare, shape)) is not None
+        for form, profiles in PROFILES.items()
+        for profile in profiles
+        for shape in ("simple", "rich")
+        for point in _measured(form, profile, shape)
     ]
     print(table(points))
     return points
 
 
+def _measured(form: str, profile: str | None, shape: str) -> list[Point]:
+    whole = valid(form, profile, shape=shape, count=MESSAGES)
+    assert repair(whole, format=form, profile=profile).messages is whole
+    points = []
+    states = (("valid", whole, VALID_MAX_MS), ("broken", quarter_broken(form, whole), REPAIRED_MAX_MS))
+    for state, messages, bar_ms in states:
+        cpu_ms, wall_ms = best_ms(lambda each=messages: repair(each, format=form, profile=profile))  # type: ignore[misc]  # a default binds it
+        points.append(Point(form, profile or "its own", shape, state, len(messages), cpu_ms, wall_ms, bar_ms))
+    return points
+
+
+def best_ms(work: Callable[[], object], rounds: int = ROUNDS) -> tuple[float, float]:
+    """Return the least CPU time and the least wall time of some rounds."""
+    cpu_s = wall_s = float("inf")
+    for _ in range(rounds):
+        began_cpu_s, began_s = time.process_time(), time.perf_counter()
+        work()
+        cpu_s = min(cpu_s, time.process_time() - began_cpu_s)
+        wall_s = min(wall_s, time.perf_counter() - began_s)
+    return cpu_s * 1e3, wall_s * 1e3
+
+
 def table(points: list[Point]) -> str:
     """Lay out the points for a terminal."""
-    rows = [f"{'shape':<20}{'who':<32}{'messages':>9}{'ms':>10}{'n^':>7}"]
-    rows += [
-        f"{p.shape:<20}{p.who:<32}{p.messages:>9}{p.seconds * 1e3:>10.1f}{p.exponent:>7.2f}" for p in points
+    rows = [
+        f"{'format':<18}{'profile':<17}{'shape':<8}{'state':<8}{'messages':>9}{'CPU ms':>8}{'wall':>8}{'bar':>6}"
     ]
+    rows += [
+        f"{p.format:<18}{p.profile:<17}{p.shape:<8}{p.state:<8}{p.messages:>9}{p.cpu_ms:>8.1f}{p.wall_ms:>8.1f}"
+        f"{p.bar_ms:>6.0f}{'  OVER' if p.is_over else ''}"
+        for p in points
+    ]
+    over = sum(point.is_over for point in points)
+    rows.append(f"{len(points)} rows, {over} over their bar")
     return "\n".join(rows)
-
-
-def _measured(who: str, prepare: Callable[[list[Json]], Callable[[], object]], shape: str) -> Point | None:
-    make, count = SHAPES[shape]
-    try:
-        half, whole = prepare(make(count // 2)), prepare(make(count))
-    except (ImportError, AttributeError):
-        return None
-    before, after = _best(half), _best(whole)
-    exponent = 0.0 if before == 0 else math.log2(after / before)
-    return Point(who, shape, count, after, exponent)
-
-
-def _best(work: Callable[[], object]) -> float:
-    best = float("inf")
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
-        work()
-        best = min(best, time.perf_counter() - start)
-    return best

@@ -24,6 +24,8 @@ END_TO_END = frozenset(
         "integrations/test_mcp.py",
         "integrations/test_openai_compatible.py",
         "integrations/test_pydantic_ai.py",
+        "oracles/test_ai_sdk.py",
+        "oracles/test_chat_templates.py",
         "oracles/test_judgement.py",
         "server/test_serve.py",
         "server/test_websocket.py",

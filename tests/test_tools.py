@@ -322,7 +322,7 @@ async def test_a_tool_may_say_itself_how_its_call_ended() -> None:
 # --- in a transaction -------------------------------------------------------------------------------------------
 
 
-@spec("TURN-80")
+@spec("TURN-67")
 def test_a_tool_in_a_transaction_is_a_plain_function_and_short() -> None:
     def note(what: str) -> str:
         return what

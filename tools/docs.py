@@ -91,6 +91,11 @@ def numbers() -> str:
     streams = {(row["what"], row["server"], row["unit"]): row for row in _result("streaming")}
     paced = streams["1 reader, 100/s, p50", "midstream", "ms"]
     flat = streams["1 reader, flat out", "midstream", "tokens/core-s"]
+    whole, broken = (
+        [row["cpu_ms"] for row in _result("histories") if row["state"] == state]
+        for state in ("valid", "broken")
+    )
+    count = f"{_result('histories')[0]['messages']:,}"
     rows = {
         "a durable tool step with effects, 1 session, whole loop": f"{one['syncs_per_step']:.2f} syncs,"
         f" {one['bytes_per_step'] / 1000:.0f} KB written, {one['cpu_ms_per_step']:.2f} ms CPU",
@@ -109,6 +114,10 @@ def numbers() -> str:
         "`import midstream`, `midstream --help`": f"{starts['import midstream']['cpu_ms']:.0f} ms,"
         f" {starts['midstream --help']['cpu_ms']:.0f} ms CPU (Python alone:"
         f" {starts['python -c pass']['cpu_ms']:.0f} ms)",
+        f"a history of {count} messages found valid, {len(whole)} formats, profiles and shapes": f"{min(whole):.0f}"
+        f" to {max(whole):.0f} ms CPU",
+        "the same with every fourth result lost, repaired": f"{min(broken):.0f} to {max(broken):.0f} ms CPU",
+        **_ahead(),
     }
     return "| what | figure |\n| --- | --- |\n" + "".join(
         f"| {what} | {figure} |\n" for what, figure in rows.items()
@@ -149,6 +158,16 @@ def turn_machine() -> str:
     from tests.core.edges import diagram, explored  # noqa: PLC0415 - see error_codes
 
     return diagram(explored())
+
+
+def _ahead() -> dict[str, str]:
+    """One row for each peer and hard shape on which it goes quadratic."""
+    return {
+        f"{row['shape']}, {row['messages']:,} messages: {row['who']} ({row['cpu_ms']:,.0f} ms)": f"{row['ahead']:,.0f}"
+        f" times as long as `repair` ({row['midstream_ms']:.0f} ms)"
+        for row in _result("peers")
+        if row["is_quadratic"]
+    }
 
 
 def _result(name: str) -> Any:  # noqa: ANN401 - whatever that bench measures

@@ -5,7 +5,8 @@ MidstreamError
 │   ├── ToolDefinitionError    a function cannot be offered as a tool
 │   ├── AgentNotFoundError     `module:attribute` names no agent
 │   └── InvalidHistoryError    messages that can never form a history
-│       └── HistoryRefusedError    a provider would refuse them (`repair` in mode `strict`)
+│       ├── HistoryRefusedError    a provider would refuse them (`repair` in mode `strict`)
+│       └── UnreadableHistoryError a file holds no history that can be read
 ├── ProtocolError         the peer broke the wire protocol
 │   ├── MalformedFrameError
 │   └── FrameTooLargeError
@@ -115,6 +116,19 @@ class HistoryRefusedError(InvalidHistoryError):
         super().__init__(message, retry_after_s=retry_after_s)
         self.findings = tuple(findings)
         """A `midstream.history.Finding` for each refusal."""
+
+
+class UnreadableHistoryError(InvalidHistoryError):
+    """A file holds no history that can be read; `reason` says why. Nothing was changed."""
+
+    code = "unreadable_history"
+
+    def __init__(self, message: str, *, reason: str = "", retry_after_s: float | None = None) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.reason = reason
+        """A stable code: `not-json`, `cut-json`, `binary`, `too-deep`, `too-large`, `wrong-format`,
+        `mixed-formats`, `no-history`, `no-permission`, `not-a-file`, `not-found`, `busy`, `damaged`; or
+        nothing where the error came over a wire."""
 
 
 class ProtocolError(MidstreamError):

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shlex
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -201,6 +207,118 @@ def test_without_a_path_the_installation_is_checked(run: Run, tmp_path: Path) ->
     told = json.loads(run("doctor", "--port", "0", "--json").stdout)
     assert told["is_healthy"] is True
     assert {check["verdict"] for check in told["checks"]} <= {"ok", "warning"}
+
+
+DOCTOR = [sys.executable, "-m", "midstream", "doctor"]
+
+
+def _doctor(*arguments: object, **more: Any) -> subprocess.CompletedProcess[bytes]:  # noqa: ANN401 - as subprocess has it
+    command = [*DOCTOR, *map(str, arguments)]
+    return subprocess.run(command, capture_output="stdout" not in more, timeout=60, check=False, **more)
+
+
+def test_standard_input_is_read_from_a_pipe() -> None:
+    body = (HISTORIES / "codex.broken.jsonl").read_bytes()
+    done = _doctor("--json", "-", input=body)
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["path"], told["format"], told["status"]) == (6, "-", "codex", "findings")
+    refused = _doctor("--fix", "-", input=body)
+    assert (refused.returncode, refused.stdout) == (2, b"")
+    assert b"name a file" in refused.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
+def test_a_full_disk_under_the_output_is_told_in_one_line(tmp_path: Path) -> None:
+    path = put(tmp_path, "codex.broken.jsonl")
+    with Path("/dev/full").open("wb") as full:
+        done = _doctor(path, stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 1
+    assert done.stderr.endswith(b"the output could not be written: No space left on device. [output]\n")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs limits of POSIX")
+@pytest.mark.parametrize("more", [[], ["--in-place"]])
+def test_a_copy_that_finds_no_room_is_told_and_nothing_of_it_stays(tmp_path: Path, more: list[str]) -> None:
+    path = put(tmp_path, "codex.broken.jsonl")
+    before = path.read_bytes()
+    script = f"ulimit -f 0; exec {shlex.join([*DOCTOR, '--fix', *more, str(path)])}"
+    done = subprocess.run(["/bin/sh", "-c", script], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 7
+    assert b"cannot be written: File too large [unavailable]" in b" ".join(done.stdout.split())
+    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [(path.name, before)]
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    for number in range(40):
+        (tmp_path / f"{number}.json").write_text("[]")
+    command = f"{shlex.join([*DOCTOR, '--json', str(tmp_path)])} | head -n 1"
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, timeout=60, check=False)
+    assert done.stdout.count(b"\n") == 1
+    assert b"bug" not in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_ctrl_c_ends_it_and_leaves_no_draft(tmp_path: Path) -> None:
+    path = tmp_path / "long.jsonl"
+    lines = (HISTORIES / "codex.broken.jsonl").read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines, *lines[1:] * 20_000]))
+    with subprocess.Popen(
+        [*DOCTOR, "--fix", str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as done:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            done.wait(timeout=1.0)  # somewhere in the middle
+        done.send_signal(signal.SIGINT)
+        out, said = done.communicate(timeout=60)
+    assert (done.returncode, b"Traceback" in said, out) == (130, False, b"")
+    assert [each.name for each in tmp_path.iterdir()] == ["long.jsonl"]
+
+
+def test_a_folder_that_may_not_be_searched_is_told(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "closed").mkdir()
+    put(tmp_path, "gemini.valid.json")
+    scandir = os.scandir
+
+    def refuse(path: Any) -> Any:  # noqa: ANN401 - as os has it
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)  # root may read everything
+    monkeypatch.setattr(os, "access", lambda path, _: not str(path).endswith("closed"))
+    done = run("doctor", tmp_path)
+    assert done.exit_code == 7
+    assert "this user may not look into it [no-permission]" in done.stdout
+
+
+def test_the_fields_of_a_report_are_those_that_are_promised(run: Run, tmp_path: Path) -> None:
+    told = json.loads(run("doctor", "--json", put(tmp_path, "gemini.broken.json")).stdout)
+    assert list(told) == [
+        "path",
+        "status",
+        "format",
+        "profile",
+        "messages",
+        "conversations",
+        "findings",
+        "notes",
+        "reason",
+        "problem",
+        "written",
+        "backup",
+    ]
+
+
+def test_a_thousand_files_show_how_far_it_is_on_a_terminal_only(
+    on_terminal: OnTerminal, tmp_path: Path
+) -> None:
+    body = (HISTORIES / "gemini.valid.json").read_bytes()
+    for number in range(1000):
+        (tmp_path / f"{number:04}.json").write_bytes(body)
+    seen = on_terminal("doctor", tmp_path)
+    assert seen.code == 0
+    assert "1000 histories: 1000 clean." in seen.text
 
 
 def test_help_has_the_exit_codes(run: Run) -> None:

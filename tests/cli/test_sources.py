@@ -105,7 +105,7 @@ async def _tell_something_large(path: Path) -> None:
     await host.stop()
 
 
-@spec("TURN-84")
+@spec("TURN-71")
 def test_an_export_has_the_whole_of_a_large_result_from_a_file_and_from_a_server(
     run: Run, store: Path
 ) -> None:
@@ -122,7 +122,7 @@ def test_an_export_has_the_whole_of_a_large_result_from_a_file_and_from_a_server
     assert line["record"]["result"]["size"] == len(LARGE.encode())
 
 
-@spec("TURN-85")
+@spec("TURN-72")
 def test_a_damaged_outcome_is_shown_as_one_and_the_rest_as_it_was(run: Run, store: Path) -> None:
     with closing(sqlite3.connect(store)) as db:
         db.execute(

@@ -267,7 +267,7 @@ async def test_a_closed_file_says_how_to_use_it(file: CheckpointFile) -> None:
         await file.streams()
 
 
-@spec("TURN-85")
+@spec("TURN-72")
 async def test_a_damaged_outcome_puts_its_own_call_in_doubt_and_no_other(
     file: CheckpointFile, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -258,7 +258,7 @@ def _kept(on_doubt: OnDoubt, *, runs: int) -> KeptCall:
     return KeptCall(1, 1, CallState(CALL, plan, runs=runs, epoch=3), is_asked=True)
 
 
-@spec("TURN-80")
+@spec("TURN-67")
 def test_a_tool_that_wants_the_stores_transaction_cannot_be_a_clients() -> None:
     @tool(on_doubt="in_transaction")
     def note() -> str:

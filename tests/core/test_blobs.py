@@ -32,7 +32,7 @@ def _excerpt(content: str, outcome: Outcome = Outcome.OK) -> tuple[Result, Blob]
     return record.result, blob
 
 
-@spec("TURN-83")
+@spec("TURN-70")
 @pytest.mark.parametrize("kind", [CallEnded, ResultArrivedLate])
 def test_a_large_result_leaves_its_beginning_its_digest_and_its_size(
     kind: type[CallEnded | ResultArrivedLate],
@@ -56,7 +56,7 @@ def test_what_is_not_large_stays_as_it_is(size: int) -> None:
     assert blobs == ()
 
 
-@spec("TURN-83")
+@spec("TURN-70")
 def test_the_model_is_shown_the_whole_and_nothing_of_how_it_is_kept() -> None:
     short, blob = _excerpt(LARGE)
     history = _history(short)

@@ -33,6 +33,9 @@ def test_two_profiles_together_accept_what_both_accept() -> None:
 def test_a_formats_own_rules_hold_at_every_provider() -> None:
     assert profile_for(format_named("anthropic"), "minimax").blank == "white"
     assert profile_for(format_named("anthropic"), None) is PROFILES["anthropic"]
+    assert profile_for(format_named("bedrock"), "bedrock-mistral") is PROFILES["bedrock-mistral"]
+    converse = profile_for(format_named("bedrock"), "strict-template")
+    assert (converse.blank, converse.system, converse.alternates) == ("white", "apart", "spoken")
 
 
 def test_ids() -> None:

@@ -21,7 +21,7 @@ from midstream.errors import (
 from tests.spec import spec
 
 
-@spec("TURN-70")
+@spec("TURN-59")
 @pytest.mark.parametrize(
     ("status", "error", "kind"),
     [
@@ -75,7 +75,7 @@ def test_only_what_may_pass_is_asked_again(status: int | None, error: object, ki
     assert type(error_of(error, status=status)) is kind
 
 
-@spec("TURN-70")
+@spec("TURN-59")
 @pytest.mark.parametrize("code", CODES)
 def test_every_known_code_outranks_its_status(code: str) -> None:
     for status in (None, 400, 500):
@@ -83,7 +83,7 @@ def test_every_known_code_outranks_its_status(code: str) -> None:
         assert type(error_of({"type": code, "message": "x"}, status=status)) is CODES[code]
 
 
-@spec("TURN-70")
+@spec("TURN-59")
 @pytest.mark.parametrize("status", STATUSES)
 def test_every_known_status_decides_where_no_code_is_known(status: int) -> None:
     assert type(error_of({"code": "unheard_of", "message": "x"}, status=status)) is STATUSES[status]
@@ -94,7 +94,7 @@ def test_words_about_the_length_are_understood(words: str) -> None:
     assert type(error_of({"message": f"Sorry: {words.upper()} 5"}, status=400)) is ContextOverflowError
 
 
-@spec("TURN-70")
+@spec("TURN-59")
 def test_what_a_table_says_is_asked_again_or_never_or_of_a_person() -> None:
     found: dict[str, set[str]] = {}
     for kind in {*STATUSES.values(), *CODES.values(), *TYPES.values()}:

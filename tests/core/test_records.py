@@ -171,7 +171,7 @@ def test_the_start_of_an_effect_is_on_disk_before_the_tool_is_touched() -> None:
 OUTCOME = encode(CallEnded(3, 2, Result('a"é\\', "it says", Outcome.ERROR), 1000.5))
 
 
-@spec("TURN-85")
+@spec("TURN-72")
 @pytest.mark.parametrize(
     "damaged",
     [
@@ -189,7 +189,7 @@ def test_of_a_damaged_outcome_it_is_known_whose_it_was(damaged: bytes) -> None:
     assert salvaged(damaged) == OutcomeDamaged(3, 2, 'a"é\\')
 
 
-@spec("TURN-85")
+@spec("TURN-72")
 @pytest.mark.parametrize(
     "damaged",
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -222,3 +224,28 @@ def test_a_file_nobody_can_be_shown_is_told_in_words() -> None:
 def test_a_profile_nobody_knows_is_refused() -> None:
     with pytest.raises(UsageError):
         render(History(), "", "nobody")
+
+
+@pytest.mark.parametrize(
+    ("profile", "form", "path"),
+    [
+        ("gemini-3", None, ("parts", "thoughtSignature")),
+        ("gemini", None, ("parts", "thoughtSignature")),
+        ("gemini-3", "pydantic-ai", ("parts", "provider_details", "thought_signature")),
+        ("openai-chat", None, ("tool_calls", "extra_content", "google", "thought_signature")),
+    ],
+)
+def test_a_signed_call_goes_back_signed_to_its_own_model(
+    profile: str, form: str | None, path: list[str]
+) -> None:
+    signed = Exchange(Reply((Call("a", "x", signature="c2ln"),), model="m"), (Result("a", "1"),))
+
+    def sent(model: str) -> object:
+        found: Any = render(History((HI, signed)), "", profile, form=form, model=model).messages[1]
+        found = found[path[0]][0]
+        for key in path[1:]:
+            found = found.get(key, {})
+        return found
+
+    assert sent("m") == "c2ln"
+    assert sent("another") == (SENTINEL if (profile, form) == ("gemini-3", None) else {})

@@ -367,7 +367,7 @@ class Outside(Struct):
 
 
 @given(st.data())
-@spec("TURN-23", "TURN-13", "TURN-10", "TURN-35", "TURN-36", "TURN-37", "TURN-60")
+@spec("TURN-23", "TURN-13", "TURN-10", "TURN-35", "TURN-36", "TURN-37", "TURN-46")
 def test_two_owners_never_run_a_call_twice_unless_policy_and_people_say_so(data: st.DataObject) -> None:
     outside = Outside()
     outside.take_over()
@@ -672,7 +672,7 @@ def _found(*names: str, turn: int = 1, attempt: int = 1, unreachable: tuple[str,
     return ToolsFound(turn, 1, attempt, frozenset(names), frozenset(unreachable))
 
 
-@spec("TURN-52")
+@spec("TURN-42")
 def test_a_change_of_the_tools_is_recorded_once_and_against_what_was_told_last() -> None:
     session = fold((1, record) for record in decide(Session(), say(), epoch=1, at=AT))
     assert decide(session, _found(), epoch=1, at=AT) == ()
@@ -687,7 +687,7 @@ def test_a_change_of_the_tools_is_recorded_once_and_against_what_was_told_last()
         assert decide(session, found, epoch=1, at=AT) == ()
 
 
-@spec("TURN-9", "TURN-52")
+@spec("TURN-9", "TURN-42")
 def test_tools_found_for_another_model_call_are_no_news() -> None:
     assert decide(Session(), _found("a"), epoch=1, at=AT) == ()
     session = fold((1, record) for record in decide(Session(), say(), epoch=1, at=AT))

@@ -33,6 +33,7 @@ KINDS = {
     "pydantic-ai": ("pydantic-ai", "pydantic-ai"),
     "request-lines": ("openai-chat", "openai-chat"),
     "tunacode": ("tunacode", "pydantic-ai"),
+    "tunacode-tinyagent": ("tunacode", "neutral"),
 }
 
 
@@ -254,6 +255,43 @@ def test_a_file_that_may_not_be_read_is_told(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(Path, "open", refuse)  # root may read everything
     assert examine(path).report.reason == "no-permission"
+
+
+def test_a_disk_that_fails_while_it_is_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = put(tmp_path, "claude-code.valid.jsonl")
+
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("midstream.doctor.examination.lines_of", fail)
+    told = examine(path).report
+    assert (told.reason, told.problem) == ("not-a-file", "it cannot be read: Input/output error")
+
+
+def test_memory_that_does_not_suffice_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("midstream.doctor.examination.document_in", fail)
+    assert examine(put(tmp_path, "gemini.valid.json")).report.reason == "too-large"
+
+
+def test_zeros_that_a_power_cut_left_are_a_cut_line(tmp_path: Path) -> None:
+    path = put(tmp_path, "codex.valid.jsonl")
+    path.write_bytes(path.read_bytes() + bytes(500))
+    told = examine(path).report
+    assert (told.status, len(told.notes)) == (Status.CLEAN, 1)
+    assert "was cut off while it was written" in told.notes[0]
+
+
+def test_a_cut_last_request_is_no_defect(tmp_path: Path) -> None:
+    path = put(tmp_path, "request-lines.broken.jsonl")
+    path.write_text(path.read_text() + '{"messages": [{"ro')
+    done = examine(path)
+    assert [found.code for found in done.report.findings] == ["dangling-call"]
+    assert done.report.notes == ("line 3 was cut off while it was written; a repaired copy leaves it out",)
+    assert done.remedy is not None
+    assert len(read_lines(done.remedy.beside().path)) == 2
 
 
 def test_a_document_too_large_for_memory_is_refused_before_it_is_read(

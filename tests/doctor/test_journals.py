@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
+import apsw
 import pytest
 
 from midstream.core.messages import UserMessage
@@ -12,6 +14,7 @@ from midstream.core.records import EpochStarted, MessageAccepted, Sync, encode
 from midstream.doctor.examination import examine
 from midstream.doctor.findings import Status
 from midstream.doctor.journals import is_export, judged
+from midstream.errors import ConflictError
 from midstream.store.contract import Mark
 from midstream.store.sqlite import SQLiteStore
 
@@ -33,11 +36,15 @@ async def store(tmp_path: Path) -> Path:
     return path
 
 
+def _body(path: Path) -> bytes:
+    return path.read_bytes()
+
+
 def test_a_database_of_ours_is_clean_and_its_open_turns_are_no_defect(store: Path) -> None:
     done = examine(store)
     assert (done.report.status, done.report.format, done.remedy) == (Status.CLEAN, "midstream", None)
     assert (done.report.conversations, done.report.messages) == (1, 2)
-    assert done.report.notes == ("1 turns are open: the next owner carries them on",)
+    assert done.report.notes == ("a turn is open: the next owner carries it on",)
 
 
 def test_a_damaged_database_is_told(store: Path) -> None:
@@ -56,7 +63,7 @@ def test_the_database_of_another_program_is_no_history(tmp_path: Path) -> None:
 
 def test_gaps_and_records_that_cannot_be_read_are_findings() -> None:
     stored = [(1, 1, RECORDS[0]), (3, 1, RECORDS[1]), (4, 1, b'{"type": "of tomorrow"}')]
-    assert [(found.code, found.message) for found in judged(stored)] == [
+    assert [(found.code, found.message) for found in judged(stored).findings] == [
         ("journal-gap", 3),
         ("unreadable-record", 4),
     ]
@@ -69,6 +76,52 @@ def test_an_exported_session_is_known_and_its_gaps_are_told(tmp_path: Path) -> N
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert examine(path).report.status is Status.CLEAN
     path.write_text(json.dumps(lines[0]) + "\n" + json.dumps({**lines[1], "id": "1-7"}) + "\n")
-    report = examine(path).report
-    assert (report.status, [found.code for found in report.findings]) == (Status.LOSSY, ["journal-gap"])
+    done = examine(path)
+    assert (done.report.status, [(found.code, found.line) for found in done.report.findings]) == (
+        Status.LOSSY,
+        [("journal-gap", 2)],
+    )
+    assert done.remedy is not None
+    copy = done.remedy.beside().path
+    assert copy.read_text() == json.dumps(lines[0]) + "\n"
+    assert examine(copy).report.status is Status.CLEAN
     assert examine(path, named="codex").report.reason == "wrong-format"
+
+
+async def test_a_damaged_session_is_cut_in_the_copy_and_the_others_stay(store: Path) -> None:
+    with closing(apsw.Connection(str(store))) as db:
+        db.execute("update record set body = x'7b' where position = 2")
+        db.execute("insert into session select 2, 'pier', 1, null, 1, 1, 0, '', 0, ''")
+        db.execute(
+            "insert into record select 2, position, epoch, ? from record where position = 1", (RECORDS[0],)
+        )
+    before = _body(store)
+    done = examine(store)
+    assert [(each.code, each.file, each.message, each.repair) for each in done.report.findings] == [
+        ("unreadable-record", "harbour", 2, "the copy ends before it")
+    ]
+    assert done.remedy is not None
+    with pytest.raises(ConflictError, match="stop the server"):
+        done.remedy.in_place()
+    copy = done.remedy.beside().path
+    assert _body(store) == before
+    again = examine(copy).report
+    assert (again.status, again.messages, again.conversations, again.notes) == (Status.CLEAN, 2, 2, ())
+    opened = SQLiteStore(copy)
+    await opened.open()
+    assert await opened.claim("harbour", at=2.0) > 1, "the copy is a store"
+    await opened.close()
+
+
+def test_a_session_can_be_rendered_by_the_rules_of_a_provider(store: Path) -> None:
+    report = examine(store, profile="strict-template").report
+    assert (report.status, report.profile) == (Status.CLEAN, "strict-template")
+
+
+def test_pages_that_are_not_where_they_belong_are_told(store: Path) -> None:
+    body = bytearray(store.read_bytes())
+    fourth = 3 * int.from_bytes(body[16:18])  # a page that no session lies on
+    body[fourth + 1 : fourth + 3] = b"\5\0"
+    store.write_bytes(body)
+    found = examine(store).report.findings
+    assert [(each.code, each.repair) for each in found] == [("damaged-file", "none: restore a copy")]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.doctor.findings import UnreadableHistoryError
 from midstream.doctor.ledgers import ClaudeCode, Codex, Entry, Messages, facts_of, identity_of, ledger_for
+from midstream.errors import UnreadableHistoryError
 from tests.doctor.files import answered, called, line, prompt, said, uuid
 
 

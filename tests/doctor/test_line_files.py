@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from midstream.doctor.examination import examine
@@ -201,6 +201,18 @@ def test_a_broken_summary_of_a_compaction_is_repaired_in_its_line(tmp_path: Path
     assert json.loads(history[1]["arguments"]) == {"_raw": '{"cut": '}
 
 
+def test_an_open_shell_call_of_codex_gets_the_output_that_codex_can_read(tmp_path: Path) -> None:
+    action = {"type": "exec", "command": ["ls"]}
+    call = {"type": "local_shell_call", "call_id": "c", "status": "completed", "action": action}
+    asked = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "List."}]}
+    lines = [{"type": "session_meta", "payload": {"id": "1"}}]
+    lines += [{"type": "response_item", "payload": item} for item in (asked, call)]
+    path = write_lines(tmp_path / "r.jsonl", lines)
+    fixed = _fixed(path)
+    assert (fixed[3]["payload"]["type"], fixed[3]["payload"]["call_id"]) == ("function_call_output", "c")
+    assert examine(tmp_path / "r.repaired.jsonl").report.status is Status.CLEAN
+
+
 def test_a_line_beyond_the_limit_is_told_and_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +267,10 @@ def sessions(draw: st.DrawFn) -> list[Json]:
 @given(sessions())
 @settings(max_examples=150, deadline=None)
 def test_a_repaired_copy_is_clean_and_keeps_every_word(session: list[Json]) -> None:
+    _is_repaired(session)
+
+
+def _is_repaired(session: list[Json]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = write_lines(Path(folder) / "s.jsonl", session)
         done = examine(path)
@@ -281,6 +297,56 @@ def test_stretch_by_stretch_finds_what_the_whole_would(session: list[Json]) -> N
         by_stretches = examine(path).report
         whole = _examined_whole(path)
     assert _told(by_stretches) == _told(whole)
+
+
+@st.composite
+def tangles(draw: st.DrawFn) -> list[Json]:
+    """Lines under any earlier line: results on other branches than their calls, branches of branches, new roots."""
+    lines: list[Json] = []
+    calls: list[str] = []
+
+    def add(parent: int, message: Json) -> None:
+        lines.append(line(len(lines) + 1, parent, message))
+
+    add(0, prompt("the first prompt"))
+    for number in range(draw(st.integers(2, 9))):
+        parent = draw(st.sampled_from([len(lines)] * 3 + list(range(len(lines) + 1))))
+        match draw(st.integers(0, 4)):
+            case 0:
+                add(parent, prompt(f"prompt number {number}"))
+            case 1 | 2:
+                calls.append(f"call-{number}")
+                add(parent, called(f"m{number}", calls[-1]))
+            case 3 if calls:
+                add(parent, answered(draw(st.sampled_from(calls))))
+            case _:
+                add(parent, said(f"m{number}", f"that was reply {number}"))
+    return lines
+
+
+@given(tangles())
+@example(
+    [
+        line(1, 0, prompt("the first prompt")),
+        line(2, 1, prompt("the second one")),
+        line(3, 0, called("m1", "a")),
+        line(4, 3, prompt("the third one")),
+        line(5, 1, answered("a")),
+        line(6, 3, prompt("the fourth one")),
+    ]
+)
+@example(
+    [
+        line(1, 0, called("m1", "a")),
+        line(2, 0, called("m2", "b")),
+        line(3, 2, answered("a")),
+        line(4, 3, prompt("go on")),
+        line(5, 2, called("m3", "c")),
+    ]
+)
+@settings(max_examples=150, deadline=None)
+def test_however_branches_share_their_lines_the_copy_is_clean(session: list[Json]) -> None:
+    _is_repaired(session)
 
 
 def _examined_whole(path: Path) -> Report:

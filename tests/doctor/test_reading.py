@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.doctor.findings import UnreadableHistoryError
 from midstream.doctor.reading import DEPTH_MAX, document_in, head_of, line_at, lines_of, value_in
+from midstream.errors import UnreadableHistoryError
 
 
 def test_lines_keep_their_bytes_and_say_where_they_are(tmp_path: Path) -> None:

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from midstream.doctor.findings import UnreadableHistoryError
 from midstream.doctor.shapes import at, format_of, known_format, shape_of, speaks_for, with_value
-from midstream.errors import UsageError
+from midstream.errors import UnreadableHistoryError, UsageError
 
 USER = {"role": "user", "content": "hi"}
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from midstream.doctor.examination import examine
-from midstream.doctor.findings import Status, UnreadableHistoryError
+from midstream.doctor.findings import Status
 from midstream.doctor.storages import examine_storage, is_storage
-from midstream.errors import ConflictError
+from midstream.errors import ConflictError, UnreadableHistoryError
 from tests.doctor.files import put
 
 

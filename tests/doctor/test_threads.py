@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from midstream.doctor.index import Index
 from midstream.doctor.ledgers import ClaudeCode, Entry, Facts, facts_of
 from midstream.doctor.threads import Threads
 from tests.doctor.files import Json, answered, called, line, prompt, said, uuid
@@ -13,9 +14,10 @@ def _stretches(lines: list[Json], *, may_cut: bool = True) -> tuple[list[list[in
         Entry(at, each, [each["message"]], ledger.node(each), ledger.group(each))
         for at, each in enumerate(lines, 1)
     ]
-    last: dict[int, int] = {}
+    last = Index()
     for entry in entries:
-        last.update({hash(name): entry.number for name in facts(entry.messages).ids})
+        for name in facts(entry.messages).ids:
+            last[name] = entry.number
 
     def read(number: int, _: int) -> tuple[Entry, Facts]:
         again = lines[number - 1]
@@ -97,7 +99,7 @@ def test_a_line_whose_parent_is_missing_follows_the_last_one() -> None:
 
 
 def test_lines_without_messages_carry_the_chain() -> None:
-    threads = Threads({}, may_cut=True, read=lambda *_: None)
+    threads = Threads(Index(), may_cut=True, read=lambda *_: None)
     threads.pass_by("root", None, 1)
     facts = facts_of("anthropic")
     first = {**line(2, 0, prompt("a")), "parentUuid": "root"}

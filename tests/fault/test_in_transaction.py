@@ -53,7 +53,7 @@ async def _live(path: Path, death: Death | None) -> int:
             process.kill()
 
 
-@spec("TURN-13", "TURN-80")
+@spec("TURN-13", "TURN-67")
 @pytest.mark.parametrize("deaths", [*((each,) for each in AROUND), *IN_A_ROW], ids=str)
 async def test_effect_and_outcome_agree_whenever_a_process_is_killed(
     tmp_path: Path, deaths: tuple[Death, ...]

@@ -58,7 +58,7 @@ async def _in_the_tool(folder: Path, worker: Worker, session: str = "s", words: 
     await until(lambda: any(line.session == session for line in lines(folder)))
 
 
-@spec("TURN-40")
+@spec("TURN-51")
 async def test_a_killed_owners_turn_goes_on_in_another_process_unasked(tmp_path: Path) -> None:
     async with Worker(tmp_path) as owner, Worker(tmp_path):
         await _in_the_tool(tmp_path, owner)
@@ -73,7 +73,7 @@ async def test_a_killed_owners_turn_goes_on_in_another_process_unasked(tmp_path:
     assert problems(tmp_path, ["s"]) == []
 
 
-@spec("TURN-41", "TURN-23")
+@spec("TURN-52", "TURN-23")
 async def test_a_frozen_owner_loses_its_turn_and_changes_nothing_afterwards(tmp_path: Path) -> None:
     async with Worker(tmp_path, "--lease", LEASE_S) as frozen, Worker(tmp_path, "--lease", LEASE_S) as heir:
         await _in_the_tool(tmp_path, frozen)
@@ -101,7 +101,7 @@ async def until_peers_know_each_other(folder: Path) -> None:
     await until(lambda: len(list(owners.glob("*.lock"))) == 2)
 
 
-@spec("TURN-42")
+@spec("TURN-53")
 async def test_an_owner_that_was_frozen_before_its_tool_does_not_start_it_afterwards(tmp_path: Path) -> None:
     options = ("--lease", LEASE_S)
     async with (
@@ -120,7 +120,7 @@ async def test_an_owner_that_was_frozen_before_its_tool_does_not_start_it_afterw
     assert problems(tmp_path, ["s"]) == []
 
 
-@spec("TURN-43")
+@spec("TURN-54")
 async def test_a_process_told_to_end_hands_its_turns_over_without_a_cut(tmp_path: Path) -> None:
     async with Worker(tmp_path) as leaving, Worker(tmp_path):
         await _in_the_tool(tmp_path, leaving, "tool")
@@ -144,7 +144,7 @@ def log_of(folder: Path) -> str:
     return (folder / "log").read_text(errors="replace")
 
 
-@spec("TURN-44", "TURN-45")
+@spec("TURN-55", "TURN-56")
 async def test_readers_and_senders_may_come_to_any_process(tmp_path: Path) -> None:
     async with Worker(tmp_path) as owner, Worker(tmp_path) as other:
         await _in_the_tool(tmp_path, owner)
@@ -179,7 +179,7 @@ async def test_readers_and_senders_may_come_to_any_process(tmp_path: Path) -> No
     assert problems(tmp_path, ["s"]) == []
 
 
-@spec("TURN-46", "TURN-47")
+@spec("TURN-57", "TURN-58")
 async def test_all_sessions_in_flight_are_recovered_in_seconds(tmp_path: Path) -> None:
     sessions = [f"s{number}" for number in range(IN_FLIGHT)]
     async with Worker(tmp_path, "--begin", IN_FLIGHT) as first:
@@ -211,7 +211,7 @@ def _epochs(folder: Path, session: str) -> list[EpochStarted]:
     return [each for each in records(folder, session) if isinstance(each, EpochStarted)]
 
 
-@spec("TURN-47")
+@spec("TURN-58")
 @pytest.mark.parametrize("point", [Fault.AFTER_CLAIM, Fault.AFTER_APPEND])
 async def test_a_recovery_that_dies_is_no_worse_than_none(tmp_path: Path, point: Fault) -> None:
     sessions = [f"s{number}" for number in range(30)]
@@ -227,7 +227,7 @@ async def test_a_recovery_that_dies_is_no_worse_than_none(tmp_path: Path, point:
     assert problems(tmp_path, sessions) == []
 
 
-@spec("TURN-40", "TURN-41", "TURN-45")
+@spec("TURN-51", "TURN-52", "TURN-56")
 async def test_three_processes_that_are_killed_or_frozen_at_random_lose_nothing(tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")  # noqa: T201 - to repeat a failure

@@ -48,7 +48,7 @@ EVERY_DAY = (
 )
 
 
-@spec("TURN-13", "TURN-28", "TURN-30", "TURN-35", "TURN-36", "TURN-37", "TURN-60")
+@spec("TURN-13", "TURN-28", "TURN-30", "TURN-35", "TURN-36", "TURN-37", "TURN-46")
 @pytest.mark.parametrize("case", EVERY_DAY, ids=str)
 async def test_a_server_dies_in_a_story(case: Case, tmp_path: Path) -> None:
     report = await play(case, tmp_path)

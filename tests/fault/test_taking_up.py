@@ -73,7 +73,7 @@ def _check(journal: list[Record], server: ResponsesServer, *, was_kept: bool, de
         assert continued == list(range(1, deaths + 1))
 
 
-@spec("TURN-72")
+@spec("TURN-61")
 @pytest.mark.parametrize("time", TIMES)
 @pytest.mark.parametrize("point", POINTS)
 async def test_a_killed_process_costs_no_word_and_no_second_reply(
@@ -92,7 +92,7 @@ async def test_a_killed_process_costs_no_word_and_no_second_reply(
     _check(journal, server, was_kept=was_kept, deaths=1)
 
 
-@spec("TURN-72")
+@spec("TURN-61")
 async def test_two_deaths_and_broken_connections_cost_no_word_either(tmp_path: Path) -> None:
     path = tmp_path / "server.db"
     links = [Link(), Link(30, "cut"), Link(), Link(40, "cut"), Link(10, "end")]
@@ -104,7 +104,7 @@ async def test_two_deaths_and_broken_connections_cost_no_word_either(tmp_path: P
     _check(journal, server, was_kept=True, deaths=2)
 
 
-@spec("TURN-73")
+@spec("TURN-62")
 async def test_a_provider_that_forgot_the_reply_meanwhile_is_asked_anew(tmp_path: Path) -> None:
     path = tmp_path / "server.db"
     async with responses_server(REPLY, REPLY, pace_s=0.003) as server:

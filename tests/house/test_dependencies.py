@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from importlib.metadata import PackageNotFoundError, distribution
@@ -30,6 +31,8 @@ def test_the_pins_are_these_files() -> None:
         "local.txt",
         "peers-durable-apart.txt",
         "peers-durable.txt",
+        "peers.txt",
+        "templates.txt",
     ]
 
 
@@ -42,6 +45,16 @@ def test_every_pin_has_a_version_and_hashes_and_no_address(path: Path) -> None:
         if not is_requirement and not HASH.match(line):
             unpinned.append(line)
     assert unpinned == []
+
+
+def test_every_npm_pin_has_a_version_and_a_hash_and_no_address() -> None:
+    lock = (ROOT / "tests" / "oracles" / "node" / "package-lock.json").read_text(encoding="utf-8")
+    packages = {name: package for name, package in json.loads(lock)["packages"].items() if name}
+    assert [
+        name for name, package in packages.items() if not package["integrity"].startswith("sha512-")
+    ] == []
+    assert "node_modules/ai" in packages, "nothing was looked at"
+    assert "://" not in lock
 
 
 def test_no_runtime_dependency_hooks_the_start_of_every_interpreter() -> None:

@@ -212,7 +212,7 @@ async def _host(model: ScriptedModel, *servers: McpServer) -> AsyncIterator[Host
 # --- what a server offers -------------------------------------------------------------------------------------
 
 
-@spec("TURN-54")
+@spec("TURN-44")
 async def test_hints_become_policies_and_what_no_provider_takes_is_left_out(http: McpServer) -> None:
     tools = await _tools(http)
     policies = {name: (each.has_effects, each.on_doubt) for name, each in tools.items()}
@@ -225,7 +225,7 @@ async def test_hints_become_policies_and_what_no_provider_takes_is_left_out(http
     assert tools["files__add"].spec.parameters["required"] == ["a", "b"]
 
 
-@spec("TURN-54")
+@spec("TURN-44")
 async def test_who_does_not_trust_a_server_treats_each_of_its_tools_as_one_with_effects(
     shared: HttpProgram,
 ) -> None:
@@ -270,7 +270,7 @@ async def test_a_huge_result_is_cut_and_says_so(http: McpServer) -> None:
     assert (result.outcome, result.content[-20:]) == (Outcome.OK, "[+805696 characters]")
 
 
-@spec("TURN-55", "TURN-38")
+@spec("TURN-45", "TURN-38")
 async def test_a_server_gets_the_effect_key_and_its_progress_is_heard(
     shared: HttpProgram, http: McpServer
 ) -> None:
@@ -308,7 +308,7 @@ def test_pictures_sounds_and_files_never_stand_in_a_result() -> None:
 # --- a server that fails --------------------------------------------------------------------------------------
 
 
-@spec("TURN-53")
+@spec("TURN-43")
 async def test_a_server_that_dies_while_it_reads_is_an_error_and_is_started_again(
     stdio: McpServer, ledger: Ledger
 ) -> None:
@@ -318,7 +318,7 @@ async def test_a_server_that_dies_while_it_reads_is_an_error_and_is_started_agai
     assert len(ledger.pids) == 2
 
 
-@spec("TURN-53")
+@spec("TURN-43")
 async def test_an_http_server_that_dies_in_a_call_is_left_out_until_it_is_back(
     program: HttpProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,7 +339,7 @@ async def test_an_http_server_that_dies_in_a_call_is_left_out_until_it_is_back(
     await _bounded(server.close())
 
 
-@spec("TURN-53", "TURN-55")
+@spec("TURN-43", "TURN-45")
 async def test_a_call_that_hangs_is_given_up_and_cancelled_at_a_server_of_the_older_protocol_too(
     old: McpServer, ledger: Ledger
 ) -> None:
@@ -413,7 +413,7 @@ async def test_a_server_that_is_busy_with_a_call_keeps_the_tools_it_had(
 # --- a turn ---------------------------------------------------------------------------------------------------
 
 
-@spec("TURN-50", "TURN-52", "TURN-53")
+@spec("TURN-40", "TURN-42", "TURN-43")
 async def test_a_tool_that_goes_in_the_middle_of_a_turn_is_an_error_result_and_announced(
     stdio: McpServer,
 ) -> None:
@@ -439,7 +439,7 @@ async def test_a_tool_that_goes_in_the_middle_of_a_turn_is_an_error_result_and_a
     assert ["files__subtract" in each for each in offered] == [False, True, True, True, True, True]
 
 
-@spec("TURN-50", "TURN-52", "TURN-53")
+@spec("TURN-40", "TURN-42", "TURN-43")
 async def test_a_server_that_dies_or_is_not_there_never_holds_up_a_turn(
     stdio: McpServer, program: HttpProgram
 ) -> None:
@@ -453,7 +453,7 @@ async def test_a_server_that_dies_or_is_not_there_never_holds_up_a_turn(
         assert [unreachable for _, _, unreachable in _changes(records)] == [("away",)]
 
 
-@spec("TURN-55")
+@spec("TURN-45")
 async def test_a_cancelled_turn_cancels_the_call_at_the_server(stdio: McpServer, ledger: Ledger) -> None:
     async with _host(ScriptedModel([calls(("files__hang", "{}"))]), stdio) as host:
         runner = await host.session("s", create=True)

@@ -152,7 +152,7 @@ async def test_a_call_is_a_sign_of_life_while_it_is_written() -> None:
     assert events.count(Working("read")) >= 1
 
 
-@spec("TURN-71")
+@spec("TURN-60")
 async def test_a_reply_that_reached_its_length_says_so_with_the_call_it_was_in() -> None:
     cut = call_item('{"path": ', status="incomplete")
     details = {"reason": "max_output_tokens"}
@@ -164,7 +164,7 @@ async def test_a_reply_that_reached_its_length_says_so_with_the_call_it_was_in()
     ]
 
 
-@spec("TURN-71")
+@spec("TURN-60")
 async def test_what_the_filter_left_is_kept_and_nothing_left_is_an_error() -> None:
     filtered = completed(kind="incomplete", incomplete_details={"reason": "content_filter"})
     assert (await answered_by(*said("Hm"), filtered))[-1] == Finished(Finish.FILTER, "m-1", Usage(7, 2, 5))
@@ -185,7 +185,7 @@ async def test_what_the_filter_left_is_kept_and_nothing_left_is_an_error() -> No
         ({"type": "error", "error": {"type": "authentication_error"}}, ModelAccessError),
     ],
 )
-@spec("TURN-73")
+@spec("TURN-62")
 async def test_what_the_provider_ended_is_typed_and_not_asked_for_there_again(
     end: Json, kind: type[ModelError]
 ) -> None:
@@ -226,7 +226,7 @@ def test_an_address_that_is_none_is_refused_at_once() -> None:
 # --- connections that break -----------------------------------------------------------------------------------
 
 
-@spec("TURN-72")
+@spec("TURN-61")
 @pytest.mark.parametrize("ending", ["end", "cut"])
 @pytest.mark.parametrize("events_max", range(1, 7))
 async def test_a_stream_that_breaks_anywhere_goes_on_after_its_last_event(
@@ -268,7 +268,7 @@ async def test_a_provider_that_hangs_on_every_connection_is_a_stall(monkeypatch:
     assert type(await error_from(HELLO, Link(3, "hang"), *[Link(0, "hang")] * 10)) is ModelStalledError
 
 
-@spec("TURN-73")
+@spec("TURN-62")
 async def test_a_reply_that_the_server_forgot_is_told_as_forgotten() -> None:
     assert type(await error_from(HELLO, Link(3, "cut"), Link(status=404))) is ModelForgotError
     async with responses_server(HELLO) as server, model_at(server) as model:
@@ -302,7 +302,7 @@ def _journal(memory: Memory) -> list[object]:
     return [decode(each.body) for each in memory.sessions["s"].records]
 
 
-@spec("TURN-74")
+@spec("TURN-63")
 async def test_a_cancel_stops_the_reply_at_the_provider() -> None:
     async with responses_server(HELLO, links=[Link(3, "hang")]) as server, model_at(server) as model:
         host = Host(Agent(model), MemoryStore())
@@ -322,7 +322,7 @@ async def test_a_cancel_stops_the_reply_at_the_provider() -> None:
     assert server.cancelled == list(server.kept)
 
 
-@spec("TURN-72", "TURN-73")
+@spec("TURN-61", "TURN-62")
 @pytest.mark.parametrize("forgets", [False, True])
 async def test_the_next_owner_takes_the_reply_up_or_asks_anew(*, forgets: bool) -> None:
     memory = Memory()

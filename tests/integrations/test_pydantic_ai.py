@@ -7,13 +7,14 @@ import contextlib
 import importlib
 import sys
 from collections.abc import AsyncIterator, Sequence
-from typing import cast
+from typing import Any, cast
 
 import httpx2
 import openai
 import pytest
 from pydantic_ai import messages
 from pydantic_ai.models import Model as PydanticModel
+from pydantic_ai.models import StreamedResponse
 from pydantic_ai.models.function import AgentInfo, DeltaThinkingPart, DeltaToolCall, FunctionModel
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.models.test import TestModel
@@ -380,3 +381,47 @@ def test_without_pydantic_ai_the_error_holds_the_command(monkeypatch: pytest.Mon
     monkeypatch.delitem(sys.modules, "midstream.integrations.pydantic_ai")
     with pytest.raises(ModelMissingError, match=r"pip install 'midstream\[models\]'"):
         importlib.import_module("midstream.integrations.pydantic_ai")
+
+
+class Google(TestModel):
+    """A double of Google's models: its calls bear a thought signature."""
+
+    @property
+    def system(self) -> str:
+        return "google"
+
+    @contextlib.asynccontextmanager
+    async def request_stream(self, *args: Any, **more: Any) -> AsyncIterator[StreamedResponse]:  # noqa: ANN401 - theirs
+        async with super().request_stream(*args, **more) as streamed:
+            whole = streamed.get
+
+            def signed() -> messages.ModelResponse:
+                reply = whole()
+                for part in reply.parts:
+                    if isinstance(part, messages.ToolCallPart):
+                        part.provider_details = {"thought_signature": "c2ln"}
+                return reply
+
+            vars(streamed)["get"] = signed
+            yield streamed
+
+
+async def test_a_thought_signature_comes_with_its_call_and_goes_back_with_it() -> None:
+    model = Google(model_name="gemini-3-pro")
+    *_, called, finished = await answered(PydanticAIModel(model))
+    assert isinstance(called, CallRequested)
+    assert called.signature == "c2ln"
+    assert isinstance(finished, Finished)
+
+    builder = ReplyBuilder(1, 1, 1)
+    for event in (called, finished):
+        builder.add(event)
+    reply = builder.reply()
+    assert reply is not None
+    history = History((UserMessage.of("hi"), Exchange(reply, (Result(reply.calls[0].id, "X"),))))
+    sent, _ = rendered(history, "", model)
+    (back,) = [part for message in sent for part in message.parts if isinstance(part, messages.ToolCallPart)]
+    assert (back.provider_name, back.provider_details) == ("google", {"thought_signature": "c2ln"})
+    other, _ = rendered(history, "", Google(model_name="gemini-2.5-pro"))
+    (unsigned,) = [p for message in other for p in message.parts if isinstance(p, messages.ToolCallPart)]
+    assert unsigned.provider_details is None

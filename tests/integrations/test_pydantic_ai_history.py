@@ -102,6 +102,18 @@ def test_what_comes_back_can_be_stored() -> None:
     assert repair_history()(loaded) is loaded
 
 
+async def test_a_run_that_was_stored_is_not_repaired_again() -> None:
+    told: list[Repaired] = []
+    repaired = repair_history(on_repair=told.append)
+    agent = Agent(TestModel(call_tools=[]), capabilities=[ProcessHistory(repaired)])
+    first = await agent.run("go on", message_history=repaired(BROKEN))
+    assert len(told) == 1
+    stored = first.all_messages()
+    assert repaired(stored) is stored
+    await agent.run("and on", message_history=stored)
+    assert len(told) == 1
+
+
 async def test_a_run_of_an_agent_goes_on_from_a_history_repaired_at_each_request() -> None:
     seen: list[list[ModelMessage]] = []
 

@@ -496,6 +496,76 @@ def drop_field(form: str, messages: list[Any], chance: Random) -> None:
             del holder[chance.choice(list(holder))]
 
 
+def move_part(form: str, messages: list[Any], chance: Random) -> None:
+    """A part turns up in another message: an image in a reply, a result in a question, thinking elsewhere."""
+    lists = [parts_of(form, message) for message in messages]
+    lists = [parts for parts in lists if parts]
+    if len(lists) > 1:
+        source, target = chance.sample(lists, 2)
+        part = source.pop(chance.randrange(len(source)))
+        target.insert(chance.randrange(len(target) + 1), part)
+
+
+def prune_calls(form: str, messages: list[Any], chance: Random) -> None:
+    """A window drops the calls of some replies with their results, and joins the replies that stand in a row."""
+    if form not in GROUPED:
+        return
+    spots = calls_in(form, messages)
+    for spot in chance.sample(spots, len(spots) // 2):
+        _remove(spot)
+    answered = {str(id_spot(call)) for _, call in calls_in(form, messages)}
+    for spot in results_in(form, messages):
+        if str(id_spot(spot[1])) not in answered and chance.random() < 0.5:
+            _remove(spot)
+    messages[:] = [message for message in messages if parts_of(form, message) or "content" in message]
+    glue(form, messages, chance)
+
+
+def fail_result(form: str, messages: list[Any], chance: Random) -> None:
+    """A result with whatever it carries is marked as an error later on."""
+    spot = _pick(results_in(form, messages), chance)
+    if spot is not None and form == "anthropic":
+        spot[1]["is_error"] = True
+    elif spot is not None and form == "bedrock":
+        spot[1]["toolResult"]["status"] = "error"
+
+
+def junk(form: str, messages: list[Any], chance: Random) -> None:
+    """Some value, anywhere, is no longer what it was."""
+    del form
+    holders = [(thing, key) for thing in objects(messages) for key in thing]
+    if holders:
+        thing, key = chance.choice(holders)
+        thing[key] = copy.deepcopy(chance.choice(_JUNK))
+
+
+_JUNK: tuple[Any, ...] = (None, "", " ", "{", 0, 1.5, True, [], ["x"], {}, {"a": 1})
+
+
+def stranger(form: str, messages: list[Any], chance: Random) -> None:
+    """Something in the list holds words where no format keeps them, or has another provider's shape."""
+    word = _fresh(chance)
+    use = {"id": f"c{word}", "type": "function", "function": {"name": "f", "arguments": f'{{"x": "{word}"}}'}}
+    made: list[Any] = chance.choice(
+        (
+            [{"said": word}],
+            [{"role": "user", "text": word}],
+            [{"role": "user", "parts": [{"text": word}]}],
+            [{"role": "user", "content": word}],
+            [
+                {"role": "assistant", "content": None, "tool_calls": [use]},
+                {"role": "tool", "tool_call_id": use["id"], "content": word},
+            ],
+            [
+                {"type": "function_call", "call_id": use["id"], "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": use["id"], "output": word},
+            ],
+        )
+    )
+    place = chance.randrange(len(messages) + 1)
+    messages[place:place] = made
+
+
 Accident = Callable[[str, list[Any], Random], None]
 
 ACCIDENTS: tuple[Accident, ...] = (
@@ -530,8 +600,10 @@ ACCIDENTS: tuple[Accident, ...] = (
     shuffle_parts,
     glue,
     half_character,
+    move_part,
+    prune_calls,
 )
 """What the score is about."""
 
-ODD = (*ACCIDENTS, not_a_message, bad_name, drop_field)
+ODD = (*ACCIDENTS, not_a_message, bad_name, drop_field, fail_result, junk, junk, stranger)
 """And what must at least not crash, and stay valid."""

@@ -52,7 +52,13 @@ def _asked(blocks: list[Any], kind: str) -> list[Any]:
 
 
 def _answered(blocks: list[Any]) -> list[Any]:
-    return [block.get("tool_use_id") if block.get("type") == "tool_result" else None for block in blocks]
+    """The ids of results, and None for other blocks; what is no id is nobody's."""
+    return [
+        (found if isinstance(found := block.get("tool_use_id"), str) else f"no id: {found!r}")
+        if block.get("type") == "tool_result"
+        else None
+        for block in blocks
+    ]
 
 
 def _block(block: Json, role: str, seen: set[str]) -> Iterator[str]:
@@ -77,6 +83,8 @@ def _block(block: Json, role: str, seen: set[str]) -> Iterator[str]:
         if role != "user":
             yield "ANT-ROLE tool_result of an assistant"
         yield from _result(block)
+    elif kind in ("image", "document") and role != "user":
+        yield f"ANT-ROLE {kind} of an assistant"
     elif kind in ("server_tool_use", "mcp_tool_use") and role != "assistant":
         yield "ANT-ROLE hosted call of a user"
     elif kind in ("thinking", "redacted_thinking"):
@@ -102,6 +110,8 @@ def _result(block: Json) -> Iterator[str]:
                 yield "ANT-SHAPE result"
             elif piece["type"] == "text" and not _says(piece.get("text")):
                 yield "ANT-BLANK in a result"
+            elif piece["type"] != "text" and block.get("is_error"):
+                yield "ANT-ERRTEXT"
     if block.get("is_error") and not content:
         yield "ANT-BLANK error result"
 
@@ -205,6 +215,10 @@ def bedrock(messages: list[Any], profile: str = "bedrock-claude") -> Iterator[st
             answered.append(block["toolResult"].get("toolUseId") if "toolResult" in block else None)
         kinds = [next(iter(block), "") for block in blocks if isinstance(block, dict)]
         is_signed = profile != "bedrock-mistral"
+        if role == "assistant" and {"image", "document", "video"} & set(kinds):
+            yield f"BED-ROLE file of an assistant {at}"
+        if is_signed and len(_responses(blocks)) > 1:
+            yield f"ANT-SPLICE {at}: two responses"
         if is_signed and "toolUse" in kinds and "reasoningContent" in kinds[kinds.index("toolUse") :]:
             yield f"ANT-SPLICE {at}"
         if (
@@ -219,6 +233,13 @@ def bedrock(messages: list[Any], profile: str = "bedrock-claude") -> Iterator[st
             yield f"BED-MIXED {at}"
         turns.append((str(role), asked, answered))
     yield from (fault.replace("ANT", "BED") for fault in _pairing(turns, "bedrock-claude"))
+
+
+def _responses(blocks: list[Any]) -> set[str]:
+    """The responses that the thinking in these blocks is of, as the signatures of the scripts say."""
+    thoughts = [block.get("reasoningContent") for block in blocks if isinstance(block, dict)]
+    texts = [thought.get("reasoningText") or {} for thought in thoughts if isinstance(thought, dict)]
+    return {str(text["signature"]).partition(".")[0] for text in texts if "signature" in text}
 
 
 def _converse_block(block: Json, role: Value, seen: set[str], profile: str) -> Iterator[str]:
@@ -249,6 +270,15 @@ def _converse_block(block: Json, role: Value, seen: set[str], profile: str) -> I
             yield "BED-SHAPE result block"
         elif any("text" in piece and not _says(piece["text"]) for piece in content):
             yield "BED-BLANK result"
+        elif result.get("status") == "error" and not all(
+            piece.keys() & {"text", "json"} for piece in content
+        ):
+            if profile != "bedrock-mistral":
+                yield "BED-ERRTEXT"
+        elif not all(len(piece) == 1 for piece in content):
+            yield "BED-SHAPE result block"
+    if any(not isinstance(block.get(key, {}), dict) for key in ("reasoningContent", "toolUse", "toolResult")):
+        yield "BED-SHAPE block"
     thought = block.get("reasoningContent")
     if isinstance(thought, dict) and _is_foreign(thought) and profile != "bedrock-mistral":
         yield "BED-SIGNATURE foreign"

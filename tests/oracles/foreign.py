@@ -27,6 +27,7 @@ Oracle = Callable[[str, list[Any]], list[str]]
 
 PACKAGES = {
     "mistral_common": "mistral_common",
+    "mistral_common_v11": "mistral_common",
     "langgraph": "langgraph.prebuilt",
     "anthropic_types": "anthropic",
     "openai_types": "openai",
@@ -36,6 +37,9 @@ PACKAGES = {
     "langchain_types": "langchain_core",
 }
 """Which package each oracle asks."""
+
+SPEAKS_FOR = {"mistral_common": "mistral", "mistral_common_v11": "mistral-v3"}
+"""Whose rules an oracle knows, where they are not those of every provider: it is shown what is repaired for them."""
 
 FORMS = {
     "anthropic_types": ("anthropic",),
@@ -76,12 +80,19 @@ def judge(oracle: str, form: str, messages: list[Any], wire: str = "chat") -> li
 
 
 def _mistral_common(form: str, messages: list[Any]) -> list[str]:
+    return _mistral(form, messages, "MistralRequestValidatorV13")
+
+
+def _mistral_common_v11(form: str, messages: list[Any]) -> list[str]:
+    return _mistral(form, messages, "MistralRequestValidatorV11")
+
+
+def _mistral(form: str, messages: list[Any], version: str) -> list[str]:
     requests = import_module("mistral_common.protocol.instruct.request")
     validators = import_module("mistral_common.protocol.instruct.validator")
     shown = {"messages": as_chat(form, messages), "model": "any"}
     request = requests.ChatCompletionRequest.model_validate(shown)
-    validator = validators.MistralRequestValidatorV13(mode=validators.ValidationMode.serving)
-    validator.validate_request(request)
+    getattr(validators, version)(mode=validators.ValidationMode.serving).validate_request(request)
     return []
 
 
@@ -204,4 +215,4 @@ async def _mapped(sent: Value) -> dict[str, Any]:
     return {"anthropic": to_anthropic, "chat": to_chat}
 
 
-__all__ = ["FORMS", "PACKAGES", "PROMPTS", "judge", "missing"]
+__all__ = ["FORMS", "PACKAGES", "PROMPTS", "SPEAKS_FOR", "judge", "missing"]

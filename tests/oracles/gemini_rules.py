@@ -38,6 +38,10 @@ def gemini(messages: list[Any], profile: str = "gemini") -> Iterator[str]:
                 and not (part.keys() & {"thoughtSignature", "thought_signature"})
             ):
                 yield f"GEM-ONEOF {at}: empty text"
+            elif not isinstance(part.get("text", ""), str):
+                yield f"GEM-ONEOF {at}: no text"
+            elif not all(isinstance(part[key], dict) for key in _DATA & part.keys() - {"text"}):
+                yield f"GEM-ONEOF {at}: no object"
         calls, answers = (
             _inner(parts, "functionCall", "function_call"),
             _inner(parts, "functionResponse", "function_response"),

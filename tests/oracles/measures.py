@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from tests.oracles.accidents import ACCIDENTS, Accident, objects
+from tests.oracles.accidents import ACCIDENTS, GROUPED, Accident, calls_in, objects, results_in
 from tests.oracles.scripts import valid
 from tests.oracles.verdicts import doubts, refusals
 
@@ -72,6 +72,7 @@ def score(
     made.lost = lost_words(before, [result.messages, result.system])
     made.verbatim = kept(before, result.messages)
     start = first_defect(whole, before) if whole is not None else 0
+    start -= _lacks_results(form, before[:start])
     made.prefix = result.messages[:start] == before[:start]
     made.thinking = thoughts_kept(form, whole or [], before, result.messages)
     if messages != before:
@@ -110,8 +111,11 @@ def _is_thought(item: Value) -> bool:
 
 
 def lost_words(before: list[Any], after: Value) -> list[str]:
-    """Return the marker words that are gone. A word said twice may remain once, where it is an exact copy."""
-    there = words_of(after)
+    """Return the marker words that are gone. A word said twice may remain once, where it is an exact copy.
+
+    What had not the shape of a thought and is one now, signature and all, is not lost.
+    """
+    there = Counter(_MARKER.findall(json.dumps(after, ensure_ascii=False)))
     return sorted(word for word in words_of(before) if not there[word])
 
 
@@ -137,6 +141,17 @@ def first_defect(whole: list[Any], messages: list[Any]) -> int:
     while count and isinstance(messages[count - 1], dict) and messages[count - 1].get("type") == "reasoning":
         count -= 1  # it belongs to the item behind it
     return count
+
+
+def _lacks_results(form: str, start: list[Any]) -> bool:
+    """Whether the last message has results, but not of all calls: the others' belong into it."""
+    if form not in GROUPED or not all(isinstance(message, dict) for message in start):
+        return False
+    place = len(start) - 1
+    while place > 0 and results_in(form, start[place : place + 1]):
+        place -= 1
+    asked, answered = (len(found(form, start[place:])) for found in (calls_in, results_in))
+    return 0 < answered < asked
 
 
 def thoughts_kept(form: str, whole: list[Any], before: list[Any], after: list[Any]) -> tuple[int, int]:

@@ -30,6 +30,8 @@ def chat(messages: list[Any], profile: str = "openai-chat") -> Iterator[str]:
                 yield f"OAI-ORPHAN {at}: {message.get('tool_call_id')!r}"
             if not isinstance(content, str) and not _chunks(content):
                 yield f"OAI-NULL {at}"
+            elif profile == "openai-chat" and not _is_text(content):
+                yield f"OAI-TOOLTEXT {at}"
             if message.get("name") is not None and not _NAME.fullmatch(str(message["name"])):
                 yield f"OAI-NAME {at}"
             continue
@@ -73,6 +75,15 @@ def _chunks(content: Value) -> bool:
     )
 
 
+def _is_text(content: Value) -> bool:
+    return isinstance(content, str) or all(chunk["type"] == "text" for chunk in content)
+
+
+def _files(content: Value) -> list[str]:
+    kinds = [str(chunk.get("type")) for chunk in content] if isinstance(content, list) else []
+    return [kind for kind in kinds if kind in ("image_url", "input_audio", "file")]
+
+
 def _reply(message: Json, profile: str) -> Iterator[str]:
     calls, content = message.get("tool_calls"), message.get("content")
     if "tool_calls" in message and (not isinstance(calls, list) or not calls):
@@ -80,6 +91,8 @@ def _reply(message: Json, profile: str) -> Iterator[str]:
         calls = []
     if content is not None and not isinstance(content, str) and not _chunks(content):
         yield "OAI-SHAPE content"
+    elif profile in ("openai-chat", "mistral") and _files(content):
+        yield f"OAI-ROLE {_files(content)} of an assistant"
     if not content and not calls and not message.get("function_call") and not message.get("refusal"):
         if not message.get("audio"):
             yield "OAI-HOLLOW"
@@ -103,6 +116,8 @@ def _call(call: Value, profile: str) -> Iterator[str]:
         yield "OAI-IDLEN"
     elif profile in _NINE and not re.fullmatch("[a-zA-Z0-9]{9}", call_id):
         yield "MIS-ID"
+    if profile == "openai-chat" and call.get("type") not in ("function", "custom"):
+        yield f"OAI-TYPE {call.get('type')!r}"
     if "custom" not in call:
         yield from _arguments(call.get("function"), profile)
 

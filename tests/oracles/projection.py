@@ -11,6 +11,9 @@ from tests.oracles.verdicts import responses_as_chat
 Json = dict[str, Any]
 Value = Any
 
+_WITHOUT_ID = "(a call of Gemini's)"
+"""Gemini's calls need no id; in chat they get one that every provider takes."""
+
 
 def as_chat(form: str, messages: list[Any]) -> list[Json]:
     """Read a list of any format into chat messages with texts only; nothing is moved or mended."""
@@ -26,21 +29,19 @@ def as_chat(form: str, messages: list[Any]) -> list[Json]:
     for at, message in enumerate(messages):
         content = message.get("content", message.get("parts"))
         parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-        read = [_read(part, at) for part in parts]
+        read = [_read(part) for part in parts]
         if message.get("role") in ("assistant", "model"):
-            chat.append(_reply(read))
+            chat.append(_reply(read, at))
         else:
             asked = chat[-1].get("tool_calls", []) if chat and form == "gemini" else []
             chat += _user(read, {call["id"]: call["function"]["name"] for call in asked})
     return chat
 
 
-def _read(part: Json, at: int) -> tuple[str, Any]:
+def _read(part: Json) -> tuple[str, Any]:
     """Read one part: what it is, and its words, call or result."""
     if isinstance(call := part.get("functionCall"), dict):
-        return "call", _call(
-            call.get("id") or f"g{at}_{call.get('name')}", call.get("name"), call.get("args") or {}
-        )
+        return "call", _call(call.get("id") or _WITHOUT_ID, call.get("name"), call.get("args") or {})
     if isinstance(answer := part.get("functionResponse"), dict):
         return "result", (
             answer.get("id") or ("name", answer.get("name")),
@@ -67,16 +68,14 @@ def _call(call_id: Value, name: Value, arguments: Value) -> Json:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
 
 
-def _reply(read: list[tuple[str, Any]]) -> Json:
+def _reply(read: list[tuple[str, Any]], at: int) -> Json:
     words = "\n".join(said for kind, said in read if kind == "words")
     made: Json = {"role": "assistant", "content": words or None}
     calls = [call for kind, call in read if kind == "call"]
     if calls:
-        seen: dict[Any, int] = {}
-        for call in calls:  # Gemini calls of one name and without ids
-            count = seen[call["id"]] = seen.get(call["id"], 0) + 1
-            if count > 1 and str(call["id"]).startswith("g"):
-                call["id"] = f"{call['id']}_{count}"
+        for place, call in enumerate(calls):
+            if call["id"] is _WITHOUT_ID:
+                call["id"] = f"g{at:05}{place:03}"
         made["tool_calls"] = calls
     return made
 

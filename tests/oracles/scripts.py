@@ -181,7 +181,7 @@ class Anthropic(Writer):
         block: Json = {"type": "tool_result", "tool_use_id": call.id, "content": call.output}
         if self.odds(0.3):
             block["content"] = [{"type": "text", "text": call.output}]
-            if self.odds(0.4):
+            if self.odds(0.4) and not call.failed:  # "all content must be type 'text' if 'is_error' is true"
                 source = {"type": "base64", "media_type": "image/png", "data": PIXEL}
                 block["content"].append({"type": "image", "source": source})
         elif self.odds(0.08) and not call.failed:

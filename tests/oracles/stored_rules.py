@@ -26,7 +26,7 @@ def langchain_as_chat(messages: list[Any]) -> list[Json]:
         made: Json = {"role": role, "content": inner.get("content")}
         calls = [*(inner.get("tool_calls") or []), *(inner.get("invalid_tool_calls") or [])]
         if role == "assistant" and calls:
-            made["tool_calls"] = [_call(call.get("id"), call.get("name"), call.get("args")) for call in calls]
+            made["tool_calls"] = [_listed(call) for call in calls]
         if role == "tool":
             made["tool_call_id"] = inner.get("tool_call_id")
         if isinstance(made["content"], list):
@@ -35,6 +35,14 @@ def langchain_as_chat(messages: list[Any]) -> list[Json]:
             made["content"] = kept or ""
         chat.append(made)
     return chat
+
+
+def _listed(call: Json) -> Json:
+    """Read an entry of `tool_calls`; messages with a role may have it in OpenAI's shape."""
+    inner = call.get("function")
+    if isinstance(inner, dict):
+        return _call(call.get("id"), inner.get("name"), inner.get("arguments"))
+    return _call(call.get("id"), call.get("name"), call.get("args"))
 
 
 def _is_sent(chunk: Value) -> bool:
@@ -51,7 +59,8 @@ def langchain_faults(messages: list[Any]) -> Iterator[str]:
     for at, message in enumerate(messages):
         inner = message.get("data") or message.get("kwargs") or message
         for call in inner.get("tool_calls") or []:
-            if not isinstance(call.get("args", (call.get("function") or {}).get("arguments")), dict):
+            is_openais = "function" in call and "role" in message
+            if not is_openais and not isinstance(call.get("args"), dict):
                 yield f"LC-ARGS {at}"
         if inner.get("invalid_tool_calls"):
             yield f"LC-INVALID {at}"
@@ -109,13 +118,16 @@ def pydantic_ai_faults(messages: list[Any]) -> Iterator[str]:
         kinds = [part.get("part_kind") for part in parts]
         if message["kind"] == "request" and {"text", "thinking", "tool-call"} & set(kinds):
             yield f"PYD-ROLE {at}"
-        if message["kind"] == "response" and {"user-prompt", "tool-return", "retry-prompt"} & set(kinds):
+        asked = {"user-prompt", "system-prompt", "tool-return", "retry-prompt"}
+        if message["kind"] == "response" and asked & set(kinds):
             yield f"PYD-ROLE {at}"
         if set(kinds) == {"thinking"}:
             yield f"PYD-THINKONLY {at}"
         for part in parts:
             if part.get("part_kind") == "retry-prompt" and not part.get("content"):
                 yield f"PYD-RETRY {at}"
+            if part.get("part_kind") == "tool-return" and "content" not in part:
+                yield f"PYD-RETURN {at}"  # its own types want the field, be it null
             blank = isinstance(part.get("content"), str) and not part["content"].strip()
             if part.get("part_kind") in ("user-prompt", "text") and blank:
                 yield f"PYD-BLANK {at}"

@@ -11,7 +11,7 @@ import pytest
 
 import midstream.history
 from tests.oracles.accidents import ACCIDENTS, ODD
-from tests.oracles.foreign import PACKAGES, judge, missing
+from tests.oracles.foreign import PACKAGES, SPEAKS_FOR, judge, missing
 from tests.oracles.measures import Score, broken, lost_words, score
 from tests.oracles.scripts import WRITERS, valid
 from tests.oracles.verdicts import refusals
@@ -54,14 +54,32 @@ def test_no_repaired_history_breaks_a_rule_or_lost_a_word(form: str) -> None:
 def test_validators_that_nobody_here_wrote_take_what_is_repaired(oracle: str, form: str) -> None:
     if lacking := missing(oracle):
         pytest.skip(f"{lacking} is not installed")
+    profile = SPEAKS_FOR.get(oracle)
     for number in range(QUESTIONS):
         chance = Random(f"{form}/{oracle}/{number}")
-        _, messages, how = broken(
-            form, chance, accidents=tuple(a for a in ACCIDENTS if a.__name__ != "system_inside")
-        )
-        assert judge(oracle, form, valid(form, chance)) == []
-        repaired = midstream.history.repair(messages, format=form).messages
-        assert (number, how, judge(oracle, form, repaired)) == (number, how, [])
+        _, messages, how = broken(form, chance)
+        whole = valid(form, chance)
+        if not midstream.history.check(whole, profile, format=form):
+            assert judge(oracle, form, whole) == []
+        done = midstream.history.repair(messages, format=form, profile=profile)
+        assert (number, how, judge(oracle, form, done.messages)) == (number, how, [])
+        assert (number, how, lost_words(messages, [done.messages, done.system])) == (number, how, [])
+
+
+@pytest.mark.parametrize("oracle", SPEAKS_FOR)
+def test_mistral_takes_no_system_message_after_a_reply_and_its_words_stay_in_their_place(oracle: str) -> None:
+    if lacking := missing(oracle):
+        pytest.skip(f"{lacking} is not installed")
+    inside = [
+        {"role": "user", "content": "k1z"},
+        {"role": "assistant", "content": "k2z"},
+        {"role": "system", "content": "k3z"},
+    ]
+    assert "Unexpected role 'system' after role 'assistant'" in judge(oracle, "mistral", inside)[0]
+    done = midstream.history.repair(inside, format="mistral", profile=SPEAKS_FOR[oracle])
+    assert done.messages == [*inside[:2], {"role": "user", "content": "[system message] k3z"}]
+    assert [edit.code for edit in done.edits] == ["system-in-list"]
+    assert judge(oracle, "mistral", done.messages) == []
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)

@@ -105,6 +105,9 @@ def doubts(form: str, messages: list[Any]) -> list[str]:
                 found.append(f"words before responses {at}")
         if _role_of(form, message) in ("system", "developer") and at:
             found.append(f"system in mid-list {at}")
+        parts = content if isinstance(content, list) else []
+        if at and any(isinstance(part, dict) and part.get("part_kind") == "system-prompt" for part in parts):
+            found.append(f"system in mid-list {at}")
         if form == "gemini" and "role" not in message:
             found.append(f"no role {at}")
         if isinstance(content, list) and any(_is_nothing(part) for part in content):

@@ -270,7 +270,7 @@ def read_log() -> str:
     return LARGE
 
 
-@spec("TURN-83")
+@spec("TURN-70")
 async def test_a_large_result_is_small_in_the_session_and_whole_for_the_model() -> None:
     batch = calls(("read_log", "{}"), ("read_log", "{}"))
     model = ScriptedModel([batch, text("so long")])

@@ -96,7 +96,7 @@ def _chunk(words: str, *, seqno: int = 0, digest: str = "d") -> Received:
     return Received("k", "secret", seqno, digest, SendMessage(UserMessage.of(words)))
 
 
-@spec("TURN-44")
+@spec("TURN-55")
 async def test_a_reader_elsewhere_is_shown_the_turn_as_it_grows(places: Places) -> None:
     go = asyncio.Event()
     here = await places.host([[TextDelta("half"), Gate(go), TextDelta("whole"), Finished()]])
@@ -114,7 +114,7 @@ async def test_a_reader_elsewhere_is_shown_the_turn_as_it_grows(places: Places) 
     theirs.detach()
 
 
-@spec("TURN-45")
+@spec("TURN-56")
 async def test_the_owner_decides_what_comes_in_elsewhere(places: Places) -> None:
     here = await places.host([[Stall()]])
     there = await places.host()
@@ -141,7 +141,7 @@ async def run_turn_of(host: Host, words: str) -> None:
     await runner.submit(Cancel())
 
 
-@spec("TURN-45")
+@spec("TURN-56")
 async def test_a_command_whose_owner_dies_undecided_goes_to_the_next(places: Places) -> None:
     here = await places.host()
     there = await places.host([text("from there")])
@@ -160,7 +160,7 @@ async def test_a_command_whose_owner_dies_undecided_goes_to_the_next(places: Pla
     assert len([each for each in places.records() if isinstance(each, MessageAccepted)]) == 2
 
 
-@spec("TURN-40")
+@spec("TURN-51")
 async def test_a_survivor_goes_on_unasked_and_its_readers_stay(places: Places) -> None:
     here = await places.host([[TextDelta("half"), Stall()]])
     others = [await places.host([text("the whole")]) for _ in range(3)]
@@ -175,7 +175,7 @@ async def test_a_survivor_goes_on_unasked_and_its_readers_stay(places: Places) -
     reader.detach()
 
 
-@spec("TURN-43")
+@spec("TURN-54")
 async def test_a_host_that_stops_gives_up_at_a_boundary_while_others_live(places: Places) -> None:
     go = asyncio.Event()
     here = await places.host([[TextDelta("half "), Gate(go), TextDelta("whole"), Finished()]])
@@ -193,7 +193,7 @@ async def test_a_host_that_stops_gives_up_at_a_boundary_while_others_live(places
     assert replies == ["half whole"]
 
 
-@spec("TURN-43")
+@spec("TURN-54")
 async def test_owners_that_hand_a_turn_over_do_not_count_as_dead(places: Places) -> None:
     host = await places.host([[Stall()]])
     await _say(host, "hi")
@@ -242,7 +242,7 @@ async def test_a_followed_session_that_is_deleted_ends_for_its_readers(places: P
     reader.detach()
 
 
-@spec("TURN-45")
+@spec("TURN-56")
 async def test_a_session_is_deleted_from_anywhere_but_not_while_a_turn_runs(places: Places) -> None:
     here = await places.host([[Stall()]])
     there = await places.host()

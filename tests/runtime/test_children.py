@@ -92,7 +92,7 @@ def _outcomes(records: Sequence[Record]) -> list[Result]:
     return [record.result for record in records if isinstance(record, CallEnded)]
 
 
-@spec("TURN-60", "TURN-61")
+@spec("TURN-46", "TURN-47")
 async def test_a_child_does_the_work_and_its_records_are_shown_once_and_in_order() -> None:
     store = MemoryStore()
     host = await _started(_boss(Agent(ScriptedModel([text("it is here")]), name="finder")), store)
@@ -110,7 +110,7 @@ async def test_a_child_does_the_work_and_its_records_are_shown_once_and_in_order
     await host.stop()
 
 
-@spec("TURN-60")
+@spec("TURN-46")
 async def test_after_a_crash_the_same_child_goes_on_and_its_tools_run_once() -> None:
     store = MemoryStore()
     ran: list[str] = []
@@ -145,7 +145,7 @@ async def test_after_a_crash_the_same_child_goes_on_and_its_tools_run_once() -> 
     await second.stop()
 
 
-@spec("TURN-62")
+@spec("TURN-48")
 async def test_a_cancel_stops_the_child_too_and_keeps_what_it_said() -> None:
     store = MemoryStore()
     host = await _started(_boss(Agent(ScriptedModel([[TextDelta("so far"), Stall()]]), name="finder")), store)
@@ -164,7 +164,7 @@ async def test_a_cancel_stops_the_child_too_and_keeps_what_it_said() -> None:
     await host.stop()
 
 
-@spec("TURN-62")
+@spec("TURN-48")
 async def test_a_child_nobody_waits_for_any_more_is_stopped_when_it_is_found() -> None:
     store = MemoryStore()
     child = Agent(ScriptedModel([[TextDelta("so far"), Stall()]]), name="finder")
@@ -189,7 +189,7 @@ async def test_a_child_nobody_waits_for_any_more_is_stopped_when_it_is_found() -
     await second.stop()
 
 
-@spec("TURN-63")
+@spec("TURN-49")
 async def test_a_child_that_reaches_its_limit_hands_in_what_it_has() -> None:
     @tool(has_effects=False)
     async def look() -> str:
@@ -208,7 +208,7 @@ async def test_a_child_that_reaches_its_limit_hands_in_what_it_has() -> None:
     await host.stop()
 
 
-@spec("TURN-63")
+@spec("TURN-49")
 async def test_a_child_that_takes_too_long_hands_in_what_it_has() -> None:
     def script(request: ModelRequest) -> list[Step]:
         return [TextDelta("thinking"), Stall()] if request.tools else text("this much I know")
@@ -225,7 +225,7 @@ async def test_a_child_that_takes_too_long_hands_in_what_it_has() -> None:
     await host.stop()
 
 
-@spec("TURN-63")
+@spec("TURN-49")
 async def test_sub_agents_go_only_so_deep() -> None:
     model = ScriptedModel([ASK, text("done")])
     agent = Agent(model, name="bottom")
@@ -241,7 +241,7 @@ async def test_sub_agents_go_only_so_deep() -> None:
     await host.stop()
 
 
-@spec("TURN-64", "TURN-35")
+@spec("TURN-50", "TURN-35")
 async def test_a_person_answers_in_the_child_and_the_parent_goes_on() -> None:
     @tool(needs_approval=True)
     async def pay(amount: int) -> str:
@@ -274,7 +274,7 @@ async def _question(runner: object) -> QuestionAsked:
             await runner.wait(after)  # type: ignore[attr-defined]
 
 
-@spec("TURN-64")
+@spec("TURN-50")
 async def test_nobody_speaks_to_a_child_but_its_parent() -> None:
     host = await _started(_boss(Agent(ScriptedModel([text("here")]), name="finder")), MemoryStore())
     await run_turn(host, "s", "where is it?")
@@ -410,7 +410,7 @@ class _Family:
 
 
 @given(st.data())
-@spec("TURN-12", "TURN-60", "TURN-61")
+@spec("TURN-12", "TURN-46", "TURN-47")
 def test_fan_in_is_conserved_each_child_is_shown_once_and_ends_in_one_outcome(data: st.DataObject) -> None:
     family = _Family()
     for _ in range(data.draw(st.integers(1, 40))):
@@ -459,7 +459,7 @@ class _Elsewhere(Host):
         return await super().child(session_id, path)
 
 
-@spec("TURN-62", "TURN-8")
+@spec("TURN-48", "TURN-8")
 @pytest.mark.parametrize(
     ("back_after_s", "status"),
     [(1.0, TurnStatus.CANCELLED), (3600.0, TurnStatus.FAILED)],

@@ -503,7 +503,7 @@ def _damage_outcome(memory: Memory) -> None:
     stored[at] = Stored(found.position, found.epoch, found.body[:-3])
 
 
-@spec("TURN-85")
+@spec("TURN-72")
 async def test_a_damaged_outcome_does_not_cost_the_session() -> None:
     memory = Memory()
 
@@ -528,7 +528,7 @@ async def test_a_damaged_outcome_does_not_cost_the_session() -> None:
     await second.stop()
 
 
-@spec("TURN-85")
+@spec("TURN-72")
 async def test_a_damaged_outcome_of_an_open_batch_puts_its_call_in_doubt() -> None:
     memory = Memory()
     ran: list[str] = []

@@ -98,7 +98,7 @@ async def test_a_record_of_a_newer_version_is_named_by_its_place() -> None:
         await Journal(store, "s", World()).load()
 
 
-@spec("TURN-85")
+@spec("TURN-72")
 async def test_a_damaged_outcome_costs_only_itself_and_readers_are_told_so(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,7 +116,7 @@ async def test_a_damaged_outcome_costs_only_itself_and_readers_are_told_so(
     assert (await again.read(after=0, limit=10))[0].body == encode(lost)
 
 
-@spec("TURN-85")
+@spec("TURN-72")
 async def test_an_outcome_of_a_newer_version_is_not_damaged_but_refused() -> None:
     store = MemoryStore()
     journal = await _open(store)

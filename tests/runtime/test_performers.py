@@ -155,7 +155,7 @@ async def test_calls_with_empty_or_repeated_ids_get_distinct_ones() -> None:
         ([Heartbeat(), TextDelta(""), Stall()], "model_stalled"),
     ],
 )
-@spec("TURN-75")
+@spec("TURN-64")
 async def test_silence_emptiness_and_a_missing_end_are_failures_to_try_again(
     steps: list[Step], code: str
 ) -> None:
@@ -212,7 +212,7 @@ async def test_the_model_is_shown_what_the_cut_leaves() -> None:
     assert model.requests[0].history == session.shown != history
 
 
-@spec("TURN-53")
+@spec("TURN-43")
 @pytest.mark.parametrize(
     ("run", "has_effects", "outcome"),
     [(1, True, Outcome.ERROR), (2, False, Outcome.ERROR), (2, True, Outcome.UNKNOWN)],
@@ -233,7 +233,7 @@ async def test_a_call_whose_tool_is_gone_ends_and_an_earlier_run_of_it_is_not_fo
     assert "may or may not" in finished.result.content or outcome is Outcome.ERROR
 
 
-@spec("TURN-75")
+@spec("TURN-64")
 async def test_a_model_that_writes_long_arguments_is_no_silent_one() -> None:
     world = FakeWorld()
     writing = [step for _ in range(20) for step in (Working("put"), Pause(100.0))]
@@ -245,7 +245,7 @@ async def test_a_model_that_writes_long_arguments_is_no_silent_one() -> None:
     assert told[0] == Stalled(3, 1, StalledOn.BETWEEN_TOKENS, 15.0)
 
 
-@spec("TURN-76")
+@spec("TURN-65")
 async def test_a_silent_tool_is_told_and_its_progress_ends_the_silence() -> None:
     world = FakeWorld()
 
@@ -273,7 +273,7 @@ async def test_a_silent_tool_is_told_and_its_progress_ends_the_silence() -> None
 # --- replies that were cut short ------------------------------------------------------------------------------
 
 
-@spec("TURN-71")
+@spec("TURN-60")
 @pytest.mark.parametrize("arguments", ['{"path": "/tm', ""], ids=["in the middle", "before they began"])
 async def test_a_call_that_the_length_limit_cut_is_not_run_and_the_model_is_told(arguments: str) -> None:
     def clear(path: str = "/") -> str:
@@ -290,7 +290,7 @@ async def test_a_call_that_the_length_limit_cut_is_not_run_and_the_model_is_told
     assert [plan.problem for plan in replied.plans] == [None, CUT_CONTENT]
 
 
-@spec("TURN-71")
+@spec("TURN-60")
 async def test_a_reply_that_the_length_limit_cut_is_kept() -> None:
     steps: list[Step] = [TextDelta("Once upon"), Finished(Finish.LENGTH)]
     noted, _ = await _live(Agent(ScriptedModel([steps])))
@@ -327,7 +327,7 @@ async def _continue(*steps: Step) -> tuple[Noted, Keeping]:
     return noted, model
 
 
-@spec("TURN-72")
+@spec("TURN-61")
 async def test_a_reply_that_is_taken_up_is_shown_only_where_it_is_new() -> None:
     noted, model = await _continue(Resumable("resp_1"), *text("Half a word"))
     assert model.requests[0].resume == "resp_1"
@@ -338,7 +338,7 @@ async def test_a_reply_that_is_taken_up_is_shown_only_where_it_is_new() -> None:
     assert (replied.attempt, replied.reply.text) == (1, "Half a word")
 
 
-@spec("TURN-73")
+@spec("TURN-62")
 @pytest.mark.parametrize("words", ["Another word", "Half", "half a word"])
 async def test_other_words_than_before_are_no_continuation(words: str) -> None:
     noted, _ = await _continue(*text(words))
@@ -347,7 +347,7 @@ async def test_other_words_than_before_are_no_continuation(words: str) -> None:
     assert (failed.code, failed.is_retriable, failed.is_cut) == ("model_forgot", True, False)
 
 
-@spec("TURN-72")
+@spec("TURN-61")
 @pytest.mark.parametrize("end", [ModelCutError("cut"), Stall()], ids=["cut", "silent"])
 async def test_what_is_cut_may_be_taken_up(end: Step) -> None:
     noted, _ = await _live(Agent(Keeping([Resumable("resp_1"), TextDelta("Half"), end])))
@@ -363,7 +363,7 @@ class Leaving(Noted):
     is_closing = True
 
 
-@spec("TURN-74")
+@spec("TURN-63")
 @pytest.mark.parametrize(("noted", "stopped"), [(Noted(), ["resp_1"]), (Leaving(), [])])
 async def test_a_reply_nobody_wants_is_stopped_at_its_provider_and_one_let_go_is_left(
     noted: Noted, stopped: list[str]
@@ -378,7 +378,7 @@ async def test_a_reply_nobody_wants_is_stopped_at_its_provider_and_one_let_go_is
     assert model.stopped == stopped
 
 
-@spec("TURN-86")
+@spec("TURN-73")
 async def test_a_call_whose_arguments_are_not_those_of_its_digest_is_not_run() -> None:
     ran: list[str] = []
 

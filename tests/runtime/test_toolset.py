@@ -53,7 +53,7 @@ async def test_an_agent_without_sources_has_its_own_tools() -> None:
     assert await read_toolset(agent) == Toolset(agent.tools)
 
 
-@spec("TURN-51")
+@spec("TURN-41")
 async def test_the_agents_own_tools_come_first_then_the_sources_in_order() -> None:
     own, first, second = (
         named("a"),
@@ -65,7 +65,7 @@ async def test_the_agents_own_tools_come_first_then_the_sources_in_order() -> No
     assert (found.found, found.unreachable) == (frozenset("bc"), frozenset())
 
 
-@spec("TURN-50")
+@spec("TURN-40")
 async def test_a_source_that_hangs_or_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toolset, "READ_S", 0.05)
     sources = (
@@ -79,7 +79,7 @@ async def test_a_source_that_hangs_or_fails_is_left_out(monkeypatch: pytest.Monk
     assert (found.found, found.unreachable) == (frozenset("a"), frozenset({"slow", "down", "bug"}))
 
 
-@spec("TURN-50", "TURN-52")
+@spec("TURN-40", "TURN-42")
 async def test_readers_hear_of_each_change_once() -> None:
     shelf = Shelf("shelf", named("a"))
     model = ScriptedModel([])
@@ -112,7 +112,7 @@ async def test_readers_hear_of_each_change_once() -> None:
     ]
 
 
-@spec("TURN-53")
+@spec("TURN-43")
 async def test_a_tool_that_is_gone_before_it_is_run_gives_an_error_result() -> None:
     """Two processes: the first journals the plan and is let go while an earlier call runs."""
     started = asyncio.Event()

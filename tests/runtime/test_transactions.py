@@ -79,7 +79,7 @@ def _results(records: Sequence[Record]) -> list[Result]:
     return [record.result for record in records if isinstance(record, CallEnded)]
 
 
-@spec("TURN-80")
+@spec("TURN-67")
 async def test_a_tool_writes_into_the_sessions_own_database(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     async with _hosted(SQLiteStore(path), NOTE, note) as host:
@@ -88,7 +88,7 @@ async def test_a_tool_writes_into_the_sessions_own_database(tmp_path: Path) -> N
         assert _notes(path) == [("it", "s/1/1/c1")]
 
 
-@spec("TURN-81")
+@spec("TURN-68")
 async def test_a_tool_that_raises_has_done_nothing_and_the_model_is_told(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     batch = calls(("fail", '{"what":"no"}'), ("note", '{"what":"yes"}'), ("note", '{"what":3.5}'))
@@ -102,7 +102,7 @@ async def test_a_tool_that_raises_has_done_nothing_and_the_model_is_told(tmp_pat
         assert [what for what, _ in _notes(path)] == ["yes"]
 
 
-@spec("TURN-80")
+@spec("TURN-67")
 async def test_a_store_without_transactions_for_tools_is_refused_before_anything_runs() -> None:
     inner = Agent(ScriptedModel([]), tools=[note], name="inner")
     for agent in (inner, Agent(ScriptedModel([]), tools=[sub_agent(inner, description="Notes.")])):
@@ -138,7 +138,7 @@ class Gated(SQLiteStore):
         )
 
 
-@spec("TURN-81")
+@spec("TURN-68")
 async def test_a_call_that_is_cancelled_before_its_transaction_did_certainly_not_happen(
     tmp_path: Path,
 ) -> None:
@@ -159,7 +159,7 @@ async def test_a_call_that_is_cancelled_before_its_transaction_did_certainly_not
         assert _notes(tmp_path / "x.db") == []
 
 
-@spec("TURN-81")
+@spec("TURN-68")
 async def test_a_cancel_while_the_tool_writes_comes_after_its_outcome(tmp_path: Path) -> None:
     has_begun, may_end = threading.Event(), threading.Event()
 
@@ -217,7 +217,7 @@ async def test_an_effect_that_found_no_room_is_tried_again_and_is_there_once(tmp
         assert len(_notes(tmp_path / "x.db")) == 1
 
 
-@spec("TURN-80")
+@spec("TURN-67")
 @pytest.mark.parametrize("point", [Fault.BEFORE_TOOL, Fault.AFTER_TOOL, Fault.AFTER_APPEND])
 @pytest.mark.parametrize("count", range(1, 8))
 async def test_wherever_a_process_ends_effect_and_outcome_agree(

@@ -47,14 +47,14 @@ class Scene:
         await self.world.live_through(self.live(*pauses_s))
 
 
-@spec("TURN-76")
+@spec("TURN-65")
 async def test_silence_is_told_once_and_so_is_its_end() -> None:
     scene = Scene()
     await scene.run(29.0, 14.0, 100.0, 14.0)
     assert scene.told == [Stalled(1, 2, BETWEEN, 15.0), StallOver(1, 2, BETWEEN, 100.0)]
 
 
-@spec("TURN-76")
+@spec("TURN-65")
 async def test_each_silence_is_an_episode_of_its_own() -> None:
     scene = Scene()
     await scene.run(31.0, 16.0, 1.0, 17.0)
@@ -68,7 +68,7 @@ async def test_each_silence_is_an_episode_of_its_own() -> None:
     ]
 
 
-@spec("TURN-76")
+@spec("TURN-65")
 async def test_a_tool_has_a_budget_of_its_own_and_is_never_cut_here() -> None:
     scene = Scene("c1")
     await scene.run(59.0, 10_000.0)
@@ -83,7 +83,7 @@ async def test_a_budget_may_be_infinite() -> None:
     assert (told, world.next_wake_at) == ([], None)
 
 
-@spec("TURN-75")
+@spec("TURN-64")
 @pytest.mark.parametrize(("pauses_s", "cut_at_s"), [((500.0,), 120.0), ((100.0, 500.0), 220.0)])
 async def test_silence_past_the_limit_is_cut(pauses_s: tuple[float, ...], cut_at_s: float) -> None:
     scene = Scene()
@@ -94,7 +94,7 @@ async def test_silence_past_the_limit_is_cut(pauses_s: tuple[float, ...], cut_at
     assert scene.world.now() - began_at == cut_at_s
 
 
-@spec("TURN-75")
+@spec("TURN-64")
 async def test_pings_are_no_progress_and_the_clock_stands_while_we_are_the_ones_who_wait() -> None:
     scene = Scene()
 
@@ -121,7 +121,7 @@ async def test_pings_are_no_progress_and_the_clock_stands_while_we_are_the_ones_
     assert held.told == []
 
 
-@spec("TURN-76")
+@spec("TURN-65")
 async def test_the_log_has_what_happened_last_and_no_words(caplog: pytest.LogCaptureFixture) -> None:
     scene = Scene()
 
@@ -151,7 +151,7 @@ async def test_the_log_has_what_happened_last_and_no_words(caplog: pytest.LogCap
     assert resumed["silent_s"] == 16.0
 
 
-@spec("TURN-76")
+@spec("TURN-65")
 async def test_the_agents_counter_sees_every_level() -> None:
     seen: list[StallSeen] = []
     scene = Scene(on_stall=seen.append)
@@ -165,7 +165,7 @@ async def test_the_agents_counter_sees_every_level() -> None:
     ]
 
 
-@spec("TURN-77")
+@spec("TURN-66")
 async def test_a_counter_that_fails_is_logged_and_breaks_nothing(caplog: pytest.LogCaptureFixture) -> None:
     def broken(_: StallSeen) -> None:
         raise ZeroDivisionError
@@ -179,7 +179,7 @@ async def test_a_counter_that_fails_is_logged_and_breaks_nothing(caplog: pytest.
         await Scene(on_stall=broken).run(500.0)
 
 
-@spec("TURN-77")
+@spec("TURN-66")
 async def test_a_watchdog_that_breaks_leaves_the_work_alone(caplog: pytest.LogCaptureFixture) -> None:
     class Dizzy(FakeWorld):
         """A world whose clock fails those who look at it too often."""
@@ -213,7 +213,7 @@ async def test_nothing_is_left_behind() -> None:
     assert scene.world.next_wake_at is None
 
 
-@spec("TURN-75", "TURN-30")
+@spec("TURN-64", "TURN-30")
 async def test_a_provider_that_never_answers_ends_the_turn_in_bounded_time_and_it_can_go_on() -> None:
     world = FakeWorld()
     answers: list[list[Step]] = [[Stall()], [Stall()], [Heartbeat(), Stall()], [*text("at last")]]

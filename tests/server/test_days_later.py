@@ -35,7 +35,7 @@ async def _serving(folder: Path, *, port: int = 0, days: float = 0) -> AsyncIter
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ["pay", "delegate"])
-@spec("TURN-35", "TURN-33", "TURN-64")
+@spec("TURN-35", "TURN-33", "TURN-50")
 async def test_the_answer_of_another_client_days_after_a_sigkill_runs_the_tool_once(
     tmp_path: Path, words: str
 ) -> None:

@@ -429,7 +429,7 @@ def dump() -> str:
 LARGE = "<script>alert(1)</script>\n" * 5000
 
 
-@spec("TURN-83", "TURN-84")
+@spec("TURN-70", "TURN-71")
 async def test_the_whole_of_a_large_result_is_fetched_by_its_digest_and_never_as_a_page() -> None:
     app = make_app([calls(("dump", "{}")), text("long")], tools=[dump])
     async with called(app) as client:
@@ -455,7 +455,7 @@ async def test_the_whole_of_a_large_result_is_fetched_by_its_digest_and_never_as
     assert [answer.status_code for answer in (*missing, gone)] == [404] * 4
 
 
-@spec("TURN-85")
+@spec("TURN-72")
 async def test_a_damaged_record_costs_an_export_one_line() -> None:
     memory = Memory()
     script = [calls(("double", '{"number":2}')), text("four")]

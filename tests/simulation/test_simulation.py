@@ -27,7 +27,7 @@ RUNS = 60
 """Seeds of one block."""
 
 
-@spec("TURN-12", "TURN-13", "TURN-21", "TURN-22", "TURN-23", "TURN-35", "TURN-60", "TURN-61")
+@spec("TURN-12", "TURN-13", "TURN-21", "TURN-22", "TURN-23", "TURN-35", "TURN-46", "TURN-47")
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_every_promise_holds_whatever_goes_wrong(block: int) -> None:

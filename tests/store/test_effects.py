@@ -57,7 +57,7 @@ async def _done(store: SQLiteStore) -> object:
     return await _within(store, lambda tx: tx.execute("select what from app_done order by what"))
 
 
-@spec("TURN-80")
+@spec("TURN-67")
 async def test_an_effect_and_its_records_are_committed_together(store: SQLiteStore) -> None:
     blob = Blob("d" * 64, b"whole")
 
@@ -76,7 +76,7 @@ async def test_an_effect_and_its_records_are_committed_together(store: SQLiteSto
     assert await store.append("s", [b"on"], expected=3, epoch=1, sync=Sync.FULL) == 4
 
 
-@spec("TURN-81")
+@spec("TURN-68")
 async def test_what_an_effect_wrote_before_it_failed_is_undone_and_its_records_stay(
     store: SQLiteStore,
 ) -> None:
@@ -164,7 +164,7 @@ OUT_OF_REACH = [
 ]
 
 
-@spec("TURN-82")
+@spec("TURN-69")
 @pytest.mark.parametrize("statement", OUT_OF_REACH)
 async def test_what_is_not_the_tools_is_out_of_its_reach(store: SQLiteStore, statement: str) -> None:
     await _within(store, _insert("kept"))
@@ -175,7 +175,7 @@ async def test_what_is_not_the_tools_is_out_of_its_reach(store: SQLiteStore, sta
     assert (await store.read("s", after=0, limit=1000))[: len(before)] == before
 
 
-@spec("TURN-82")
+@spec("TURN-69")
 async def test_a_trigger_of_the_tools_reaches_no_further_than_the_tool(store: SQLiteStore) -> None:
     trigger = "create trigger app_t after insert on app_done begin delete from record; end"
     await _within(store, lambda tx: tx.execute(trigger))
@@ -221,7 +221,7 @@ def test_every_table_of_ours_is_known(folder: Path) -> None:
 ENDLESS = "with recursive n(i) as (select 1 union all select i + 1 from n) {}"
 
 
-@spec("TURN-82")
+@spec("TURN-69")
 @pytest.mark.parametrize(
     "statement",
     [ENDLESS.format("select sum(i) from n"), f"insert into app_done {ENDLESS.format('select i, i from n')}"],
@@ -260,7 +260,7 @@ async def test_a_tool_whose_time_is_over_runs_no_further_statement(folder: Path)
     await store.close()
 
 
-@spec("TURN-81")
+@spec("TURN-68")
 @pytest.mark.parametrize("is_swallowed", [False, True])
 async def test_a_statement_that_ends_the_transaction_ends_the_effect_and_not_the_outcome(
     store: SQLiteStore,

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +27,7 @@ from midstream.doctor.shapes import known_format
 from midstream.errors import MidstreamError, UsageError
 from midstream.world import World
 
+STDIN = Path("-")
 SHOWN_MAX = 5
 """Findings printed of one history; --json has all of them."""
 
@@ -37,7 +41,7 @@ With --fix the code is that of the original: examine the copy to see 0."""
 
 
 @click.command(short_help="Find and repair histories that a provider would refuse.", epilog=EPILOG)
-@click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path(path_type=Path, readable=False))
 @click.option(
     "--for", "profile", metavar="PROFILE", help="Judge by these rules (default: those of the format)."
 )
@@ -65,11 +69,14 @@ def doctor(
 ) -> int:
     """Find and repair histories that a provider would refuse.
 
-    PATH is a file or a folder: sessions of Claude Code, Codex, opencode, tunacode and midstream, and messages of any
-    provider or framework as JSON or JSON lines. Without PATH this installation is checked.
+    PATH is a file, a folder, or - for standard input: sessions of Claude Code, Codex, opencode, tunacode and
+    midstream, and messages of any provider or framework as JSON or JSON lines. Without PATH this installation is
+    checked.
     """
     if in_place and not fix:
         raise UsageError("--in-place says where --fix writes: give both")
+    if fix and STDIN in paths:
+        raise UsageError("--fix has no place to write for standard input: name a file")
     rules = profile_named(profile).name if profile else None
     form = known_format(named) if named else None
     if not paths:
@@ -87,7 +94,7 @@ def doctor(
             for line in report_lines(report, surroundings.out, width, limit=SHOWN_MAX):
                 click.echo(line, color=True)
     click.echo(summary(statuses), err=True)
-    if statuses[Status.FINDINGS] + statuses[Status.LOSSY] and not fix:
+    if statuses[Status.FINDINGS] + statuses[Status.LOSSY] and not fix and paths != (STDIN,):
         click.echo("--fix writes repaired copies beside them.", err=True)
     return _exit_code(statuses)
 
@@ -96,7 +103,11 @@ def _examined(
     paths: tuple[Path, ...], form: str | None, rules: str | None, progress: Progress
 ) -> Iterator[Examined]:
     found = 0
-    for place in places_in(paths):
+    if STDIN in paths:
+        found += 1
+        progress.next(str(STDIN))
+        yield _of_stdin(form, rules, progress)
+    for place in places_in(path for path in paths if path != STDIN):
         progress.next(place.path.name)
         examined = examine(place.path, named=form, profile=rules, tick=progress.tick)
         if examined.report.reason == "no-history" and not place.is_named:
@@ -107,6 +118,16 @@ def _examined(
         problem = "there is no history in it"
         for path in paths:
             yield Examined(Report(str(path), Status.MISSING, reason="no-history", problem=problem))
+
+
+def _of_stdin(form: str | None, rules: str | None, progress: Progress) -> Examined:
+    """Keep standard input in a file, since a history is read twice."""
+    with tempfile.TemporaryDirectory(prefix="midstream-") as folder:
+        file = Path(folder) / "stdin"
+        with file.open("wb") as copy:
+            shutil.copyfileobj(sys.stdin.buffer, copy)
+        examined = examine(file, named=form, profile=rules, tick=progress.tick)
+    return Examined(replace(examined.report, path=str(STDIN)))
 
 
 def _fixed(examined: Examined, *, in_place: bool) -> Report:

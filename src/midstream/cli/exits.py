@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import traceback
 from pathlib import Path
 
@@ -64,6 +65,10 @@ ADVICE = {
 """What a person can do about each error code; the messages of the others say so themselves."""
 
 
+_OUTPUT_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
+"""What can befall stdout where it is a file: an error without a file's name."""
+
+
 def exit_code_of(error: MidstreamError) -> int:
     """Return the exit code for an error."""
     match error:
@@ -98,6 +103,8 @@ def of_usage(error: click.UsageError) -> tuple[str, int]:
 
 def of_system(error: OSError, state: Path) -> tuple[str, int]:
     """Return the line and the exit code for what the system refused: a folder that cannot be made, a full disk."""
+    if error.filename is None and error.errno in _OUTPUT_FAULTS:
+        return f"the output could not be written: {_sentence(error.strerror or '')} [output]", FAILURE
     if error.filename is None:
         return of_bug(error, state)
     advice = "Choose another place with --home or --store, or make this one usable."

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from midstream.errors import InvalidHistoryError
 
@@ -50,13 +51,15 @@ class Call(Struct, frozen=True, tag="call", omit_defaults=True):
 
     `id` is unique within its reply; where the provider gave none or gave one twice, it was minted and
     `provider_id` holds the original. `arguments` is the JSON text exactly as the model wrote it, also when it
-    is broken.
+    is broken. `signature` is the provider's over the call (Gemini's thought signature), kept byte for byte: the model
+    that signed it wants it back.
     """
 
     id: str
     name: str
     arguments: str = "{}"
     provider_id: str | None = None
+    signature: str | None = None
 
 
 UserPart = Text | File
@@ -199,7 +202,7 @@ def with_distinct_ids(parts: tuple[ReplyPart, ...], *, reply_no: int) -> tuple[R
                 while minted in taken:  # models copy ids they have seen
                     minted += "'"
                 taken.add(minted)
-                part = Call(minted, part.name, part.arguments, provider_id=part.id)
+                part = replace(part, id=minted, provider_id=part.id)
             seen.add(part.id)
         distinct.append(part)
     return tuple(distinct)

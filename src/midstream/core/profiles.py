@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from midstream.core.formats.parts import Format, Value
+from midstream.core.formats.parts import Format, Layout, Value
 from midstream.errors import UsageError
 
 T = TypeVar("T")
@@ -22,6 +22,8 @@ _ID_SIZE_LIMIT = 1 << 20
 """In characters: where a provider names no limit there is still one, so that a test has a number."""
 _ANYTHING = r"(?s:.+)"
 _WORD = r"[a-zA-Z0-9_-]+"
+_CLAUDES_TOLD_LATER = r"claude-(opus-(4-8|[5-9])|sonnet-[5-9]|haiku-(5-5|[6-9])|fable|mythos).*"
+"""From Opus 4.8 on, at Anthropic itself only; elsewhere the role is refused."""
 _ALNUM = r"[a-zA-Z0-9]+"
 
 
@@ -60,6 +62,8 @@ class Profile(Struct, frozen=True, kw_only=True):
     """A reply with calls may not follow another reply (Gemini)."""
     system: Literal["any", "after-user", "first", "apart"] = "any"
     """Where system prompts stand: anywhere; not after a reply or a result; at the top; in a parameter."""
+    system_models: str = ""
+    """Models that take system prompts in mid-list, between a user's turn and a reply, though others do not."""
     repeats_system: bool = True
     """Whether equal system prompts may be said again."""
     blank: Literal["ok", "empty", "white"] = "ok"
@@ -74,6 +78,10 @@ class Profile(Struct, frozen=True, kw_only=True):
     """A hosted call and its result must stand in the same reply."""
     files: Literal["any", "images", "none"] = "images"
     """Which attachments of a user a model is shown as they are; it is told of the others in words."""
+    result_files: Literal["any", "unless-failed", "none"] = "any"
+    """Which results may hold images and other attachments beside words."""
+    replies_show_files: bool = False
+    """Whether replies may hold images and other attachments."""
 
     def takes_id(self, call_id: object) -> bool:
         """Whether this can be a call's id here."""
@@ -100,6 +108,8 @@ class Profile(Struct, frozen=True, kw_only=True):
 _PROFILES = (
     Profile(
         name="anthropic",
+        result_files="unless-failed",
+        system_models=_CLAUDES_TOLD_LATER,
         speaks="anthropic",
         files="any",
         signs="anthropic",
@@ -113,6 +123,7 @@ _PROFILES = (
     ),
     Profile(
         name="bedrock-claude",
+        result_files="unless-failed",
         speaks="bedrock",
         signs="anthropic",
         is_thinking_signed=True,
@@ -142,6 +153,7 @@ _PROFILES = (
     ),
     Profile(
         name="vertex",
+        result_files="unless-failed",
         speaks="anthropic",
         files="any",
         signs="anthropic",
@@ -155,7 +167,14 @@ _PROFILES = (
         blank="white",
         pairs_hosted=True,
     ),
-    Profile(name="openai-chat", signs="openai", id_size_max=40, is_empty_user_refused=False, files="any"),
+    Profile(
+        name="openai-chat",
+        signs="openai",
+        id_size_max=40,
+        is_empty_user_refused=False,
+        files="any",
+        result_files="none",
+    ),
     Profile(
         name="responses",
         speaks="openai-responses",
@@ -166,6 +185,7 @@ _PROFILES = (
     ),
     Profile(
         name="gemini",
+        replies_show_files=True,
         speaks="gemini",
         files="any",
         signs="google",
@@ -176,6 +196,7 @@ _PROFILES = (
     ),
     Profile(
         name="gemini-3",
+        replies_show_files=True,
         speaks="gemini",
         files="any",
         signs="google",
@@ -202,6 +223,7 @@ _PROFILES = (
     ),
     Profile(
         name="deepseek",
+        result_files="none",
         is_empty_user_refused=False,
         ids_are_unique="list",
         wants_reasoning=True,
@@ -220,10 +242,21 @@ _PROFILES = (
         first="user",
         system="first",
         repeats_system=False,
+        blank="empty",
+        mixes_results=False,
     ),
-    Profile(name="neutral", id_pattern=_WORD, id_size_max=40, ids_are_unique="list", blank="white"),
+    Profile(
+        name="neutral",
+        id_pattern=_WORD,
+        id_size_max=40,
+        ids_are_unique="list",
+        blank="white",
+        replies_show_files=True,
+    ),
     Profile(
         name="pydantic-ai",
+        repeats_system=False,
+        replies_show_files=True,
         speaks="pydantic-ai",
         files="any",
         id_pattern=_WORD,
@@ -256,6 +289,7 @@ def both(first: Profile, second: Profile, *, name: str | None = None) -> Profile
         first=_later(first.first, second.first, ("any", "call-later", "user")),
         call_follows_user=first.call_follows_user or second.call_follows_user,
         system=_later(first.system, second.system, ("any", "after-user", "first", "apart")),
+        system_models=first.system_models if first.system_models == second.system_models else "",
         repeats_system=first.repeats_system and second.repeats_system,
         blank=_later(first.blank, second.blank, ("ok", "empty", "white")),
         is_empty_user_refused=first.is_empty_user_refused or second.is_empty_user_refused,
@@ -263,6 +297,8 @@ def both(first: Profile, second: Profile, *, name: str | None = None) -> Profile
         mixes_results=first.mixes_results and second.mixes_results,
         pairs_hosted=first.pairs_hosted or second.pairs_hosted,
         files=_later(first.files, second.files, ("any", "images", "none")),
+        result_files=_later(first.result_files, second.result_files, ("any", "unless-failed", "none")),
+        replies_show_files=first.replies_show_files and second.replies_show_files,
     )
 
 
@@ -285,6 +321,9 @@ def _everybody() -> Profile:
 
 PROFILES: dict[str, Profile] = {profile.name: profile for profile in (*_PROFILES, _everybody())}
 """Every profile by its name. `neutral` and `pydantic-ai` are for histories that any provider may get next."""
+
+_CONVERSE = replace(PROFILES["bedrock-claude"], signs="", is_thinking_signed=False, pairs_hosted=False)
+"""What Converse itself refuses, whichever model stands behind it."""
 
 _ALIASES = {
     "bedrock": "bedrock-claude",
@@ -316,8 +355,10 @@ def profile_for(form: Format, name: str | None) -> Profile:
         UsageError: No profile has this name.
     """
     named = profile_named(name or form.profile)
-    if form.name == "bedrock" and named.system != "apart":
-        return replace(named, system="apart")  # Converse has no role for them
+    if named.alternates == "spoken" and form.layout is Layout.GROUPED:
+        named = replace(named, mixes_results=False)  # results are not spoken, words behind them are
+    if form.name == "bedrock" and not named.name.startswith("bedrock"):
+        return both(_CONVERSE, named)
     if not form.wire or named.name == form.wire:
         return named
     return both(PROFILES[form.wire], named)

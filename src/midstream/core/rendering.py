@@ -207,8 +207,7 @@ class _Writer:
         for part in reply.parts:
             if isinstance(part, Call):
                 calls[part.id] = made = self._call(part)
-                if profile.signs_calls and form.name == "gemini" and len(calls) == 1:
-                    made.raw = {**made.raw, "thoughtSignature": SENTINEL}
+                self._sign(made, part, is_own=_is_of(reply, self._model), is_first=len(calls) == 1)
                 parts.append(made)
             elif isinstance(part, Thinking):
                 thought = self._thought(part, is_own=_is_of(reply, self._model))
@@ -242,7 +241,7 @@ class _Writer:
         self._calls += 1
         call_id, seen = call.id, self._namer.seen
         if not self._takes_id(call_id) or call_id in seen or call_id in self._namer.taken:
-            call_id = self._namer.new(call_id, self._calls)
+            call_id = self._namer.new(call_id, f"call_{self._calls}")
         seen.add(call_id)
         name = _ODD_IN_NAME.sub("_", call.name[:NAME_CHARS_MAX]) if call.name.strip() else NO_NAME
         arguments, text = arguments_of(call)
@@ -253,6 +252,19 @@ class _Writer:
         inner = made.raw.get("function", made.raw)
         inner["args" if self._form.name == "pydantic-ai" else "arguments"] = text
         return made
+
+    def _sign(self, made: Part, call: Call, *, is_own: bool, is_first: bool) -> None:
+        """Give a call its provider's signature back; where one is wanted and lost, Google's stand-in for it."""
+        signature = call.signature if is_own else None
+        if self._form.name == "gemini":
+            if signature is None and self._profile.signs_calls and is_first:
+                signature = SENTINEL
+            if signature is not None:
+                made.raw["thoughtSignature"] = signature
+        elif signature is not None and self._form.name == "openai-chat":
+            made.raw["extra_content"] = {"google": {"thought_signature": signature}}
+        elif signature is not None and self._form.name == "pydantic-ai":
+            made.raw["provider_details"] = {"thought_signature": signature}
 
     def _result(self, result: Result, call: Part) -> Part:
         is_ok = result.outcome is Outcome.OK

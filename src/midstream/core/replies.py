@@ -62,11 +62,15 @@ class ThinkingDelta(Struct, frozen=True):
 
 
 class CallRequested(Struct, frozen=True):
-    """A whole tool request. `arguments` is JSON text exactly as the model wrote it; `id` may be empty."""
+    """A whole tool request. `arguments` is JSON text exactly as the model wrote it; `id` may be empty.
+
+    `signature` is the provider's over this call, for those that want it back (Gemini's thought signature).
+    """
 
     id: str
     name: str
     arguments: str
+    signature: str | None = None
 
 
 class Working(Struct, frozen=True):
@@ -150,8 +154,9 @@ class ReplyBuilder:
                 return deltas
             case CallRequested():
                 self._close_part()
-                call = Call(storable(event.id), storable(event.name), storable(event.arguments))
-                self._parts.append(call)
+                signature = None if event.signature is None else storable(event.signature)
+                named = (storable(event.id), storable(event.name), storable(event.arguments))
+                self._parts.append(Call(*named, signature=signature))
             case Finished():
                 if self._shown:
                     raise _forgot()

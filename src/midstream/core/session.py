@@ -246,7 +246,7 @@ def _kept_late(session: Session, finished: CallFinished, *, at: float) -> tuple[
 
 
 def _decide_tools(session: Session, command: ToolsFound, *, at: float) -> tuple[Record, ...]:
-    """Tell readers of a change, once (TURN-52)."""
+    """Tell readers of a change, once (TURN-42)."""
     asked = (command.turn, command.reply_no, command.attempt)
     turn = session.turn
     if not isinstance(turn, AwaitingModel) or asked != (turn.turn, turn.reply_no, turn.attempt):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,24 +12,18 @@ from msgspec import Struct
 from midstream.core.formats.named import format_named
 from midstream.core.profiles import profile_for
 from midstream.core.repair.report import Repaired
-from midstream.doctor import journals
-from midstream.doctor.findings import (
-    Finding,
-    Report,
-    Status,
-    UnreadableHistoryError,
-    finding,
-    finding_of,
-    status_of,
-)
+from midstream.doctor import journals, tinyagent
+from midstream.doctor.databases import DatabaseRemedy, examine_opencode, is_opencode
+from midstream.doctor.findings import Finding, Report, Status, finding, finding_of, status_of
 from midstream.doctor.ledgers import SAMPLE, Ledger, ledger_for
-from midstream.doctor.line_files import LineFile
+from midstream.doctor.line_files import LineFile, cut_note
 from midstream.doctor.reading import (
     Line,
     Stamp,
     document_in,
     head_of,
     lines_of,
+    of_os_error,
     require_file,
     stamp_of,
     value_in,
@@ -36,8 +31,8 @@ from midstream.doctor.reading import (
 from midstream.doctor.rewriting import Patch, encoded
 from midstream.doctor.shapes import Json, Shape, at, confirmed, shape_of, with_value
 from midstream.doctor.storages import FolderRemedy, examine_storage
-from midstream.doctor.writing import Written, write_beside, write_in_place
-from midstream.errors import InvalidHistoryError
+from midstream.doctor.writing import Settle, Written, write_beside, write_in_place
+from midstream.errors import InvalidHistoryError, UnreadableHistoryError
 from midstream.history import repair
 
 LINE_SUFFIXES = {".jsonl", ".ndjson"}
@@ -46,25 +41,32 @@ LINE_SUFFIXES = {".jsonl", ".ndjson"}
 class Remedy:
     """A repaired copy of one file that is not written yet."""
 
-    def __init__(self, path: Path, stamp: Stamp, pieces: Callable[[], Iterator[bytes]]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        stamp: Stamp,
+        pieces: Callable[[], Iterator[bytes]],
+        settle: Settle = lambda _: None,
+    ) -> None:
         self._path = path
         self._stamp = stamp
         self._pieces = pieces
+        self._settle = settle
 
     def beside(self) -> Written:
         """Write `NAME.repaired.EXT`; see `writing.write_beside`."""
-        return write_beside(self._path, self._pieces())
+        return write_beside(self._path, self._pieces(), self._settle)
 
     def in_place(self) -> Written:
         """Replace the file and keep a backup; see `writing.write_in_place`."""
-        return write_in_place(self._path, self._pieces(), self._stamp)
+        return write_in_place(self._path, self._pieces(), self._stamp, self._settle)
 
 
 class Examined(Struct, frozen=True):
     """A report, and the remedy where there is something to repair."""
 
     report: Report
-    remedy: Remedy | FolderRemedy | None = None
+    remedy: Remedy | FolderRemedy | DatabaseRemedy | journals.JournalRemedy | None = None
 
 
 def examine(
@@ -88,8 +90,11 @@ def examine(
     try:
         return _examined(path, named, profile, tick)
     except UnreadableHistoryError as error:
-        status = Status.MISSING if error.reason == "not-found" else Status.UNREADABLE
-        return Examined(Report(str(path), status, reason=error.reason, problem=error.message))
+        return _unreadable(path, error)
+    except OSError as error:  # it was taken away meanwhile, or the disk fails
+        return _unreadable(path, of_os_error(error, path))
+    except MemoryError:
+        return _unreadable(path, UnreadableHistoryError("it does not fit in memory", reason="too-large"))
     except InvalidHistoryError as error:
         report = Report(str(path), Status.UNREADABLE, reason="too-deep", problem=error.message)
         return Examined(report)
@@ -98,25 +103,43 @@ def examine(
         return Examined(Report(str(path), Status.UNREADABLE, reason="too-deep", problem=problem))
 
 
+def _unreadable(path: Path, error: UnreadableHistoryError) -> Examined:
+    status = Status.MISSING if error.reason == "not-found" else Status.UNREADABLE
+    return Examined(Report(str(path), status, reason=error.reason, problem=error.message))
+
+
 def _examined(path: Path, named: str | None, profile: str | None, tick: Callable[[int], None]) -> Examined:
-    if path.is_dir():
+    if os.path.isdir(path):  # noqa: PTH112 - false where we may not even look
         return Examined(*examine_storage(path, profile, tick))
     require_file(path)
     head = head_of(path)
+    if journals.is_database(head) and is_opencode(path):
+        confirmed(Shape("opencode", "opencode", ()), named)
+        return Examined(*examine_opencode(path, profile, tick))
     if journals.is_database(head):
         confirmed(Shape("midstream", "midstream", ()), named)
-        return Examined(journals.examine_database(path))
+        return Examined(*journals.examine_database(path, profile))
     if not head.strip():
         raise UnreadableHistoryError("there is nothing in it", reason="no-history")
     sample = _sample(path)
     if sample and journals.is_export(sample[0]):
         confirmed(Shape("midstream", "midstream", ()), named)
-        return Examined(journals.examine_export(path, _objects(path)))
+        return _export(path, profile)
     if sample and (ledger := ledger_for(sample, named)) is not None:
         return _lines(path, ledger, profile, tick)
     if sample and any(shape_of(line, named) for line in sample):
         return _requests(path, named, profile, tick)
     return _document(path, named, profile)
+
+
+def _export(path: Path, profile: str | None) -> Examined:
+    stamp = stamp_of(path)
+    report, sound = journals.examine_export(path, _objects(path), profile)
+
+    def pieces() -> Iterator[bytes]:
+        return (line.body for line in lines_of(path) if line.number <= sound)
+
+    return Examined(report, Remedy(path, stamp, pieces) if sound else None)
 
 
 def _sample(path: Path) -> list[Json]:
@@ -171,7 +194,13 @@ def _lines(path: Path, ledger: Ledger, profile: str | None, tick: Callable[[int]
         findings=tuple(sorted(file.findings, key=lambda each: each.line)),
         notes=tuple(file.notes()),
     )
-    return Examined(report, None if file.patch.is_empty else Remedy(path, stamp, file.pieces))
+
+    def settle(draft: Path) -> Iterator[bytes] | None:
+        again = LineFile(draft, ledger, profile, tick)
+        again.examine()
+        return None if again.patch.is_empty else again.pieces()
+
+    return Examined(report, None if file.patch.is_empty else Remedy(path, stamp, file.pieces, settle))
 
 
 def _requests(path: Path, named: str | None, profile: str | None, tick: Callable[[int], None]) -> Examined:
@@ -181,23 +210,28 @@ def _requests(path: Path, named: str | None, profile: str | None, tick: Callable
     patch = Patch()
     count = conversations = 0
     form = rules = ""
+    notes: tuple[str, ...] = ()
     for line in lines_of(path):
         tick(line.offset)
         value = _value(line)
         shape = shape_of(value, named)
+        if value is None and line.body and not line.is_whole:
+            notes = (cut_note(line.number),)
+            patch.cut = line.number
+            continue
         if shape is None:
             code = "long-line" if not line.body else "broken-line"
             findings.append(finding(code, "left out of the copy", line=line.number, lost="a line"))
             patch.replaced[line.number] = None
             continue
         conversations += 1
-        form, rules = shape.kind, profile_for(format_named(shape.format), profile).name
+        form, rules = shape.kind, _rules(shape, profile)
         count += len(at(value, shape.path))
         done, repaired = _repaired(value, shape, profile)
         findings += [finding_of(edit, line=line.number, message=edit.at) for edit in done.edits]
         if done.is_changed:
             patch.replaced[line.number] = encoded(repaired)
-    report = Report(str(path), status_of(findings), form, rules, count, conversations, tuple(findings))
+    report = Report(str(path), status_of(findings), form, rules, count, conversations, tuple(findings), notes)
     remedy = Remedy(path, stamp, lambda: patch.applied(lines_of(path)))
     return Examined(report, None if patch.is_empty else remedy)
 
@@ -208,7 +242,7 @@ def _document(path: Path, named: str | None, profile: str | None) -> Examined:
     shape = shape_of(value, named)
     if shape is None:
         raise UnreadableHistoryError("JSON, but there are no messages in it", reason="no-history")
-    rules = profile_for(format_named(shape.format), profile)
+    rules = _rules(shape, profile)
     findings = [finding("not-a-number", "replaced by null", lost=each) for each in constants]
     messages = at(value, shape.path)
     if not messages:
@@ -219,7 +253,7 @@ def _document(path: Path, named: str | None, profile: str | None) -> Examined:
         str(path),
         status_of(findings),
         shape.kind,
-        rules.name,
+        rules,
         len(messages),
         1,
         tuple(findings),
@@ -231,9 +265,19 @@ def _document(path: Path, named: str | None, profile: str | None) -> Examined:
     return Examined(report, Remedy(path, stamp, lambda: iter([encoded(repaired, indent=indent) + b"\n"])))
 
 
+def _rules(shape: Shape, profile: str | None) -> str:
+    """Return the name of the profile that a document is judged by."""
+    if shape.format == tinyagent.NAME:
+        return profile_for(format_named(tinyagent.CHAT), profile or tinyagent.RULES).name
+    return profile_for(format_named(shape.format), profile).name
+
+
 def _repaired(value: object, shape: Shape, profile: str | None) -> tuple[Repaired, object]:
     system = at(value, shape.system) if shape.system else None
-    done = repair(at(value, shape.path), format=shape.format, profile=profile, system=system)
+    if shape.format == tinyagent.NAME:
+        done = tinyagent.repaired(at(value, shape.path), profile)
+    else:
+        done = repair(at(value, shape.path), format=shape.format, profile=profile, system=system)
     if not done.is_changed:
         return done, value
     repaired = with_value(value, shape.path, done.messages)

@@ -9,12 +9,13 @@ from msgspec import Struct
 
 from midstream.core.repair.refusals import REFUSALS
 from midstream.core.repair.report import Edit
-from midstream.errors import InvalidHistoryError
 
 RULES = {
     "broken-chain": "Every line follows one that is in the file.",
     "broken-file": "Every file of a history is JSON.",
     "broken-line": "Every line is JSON.",
+    "broken-row": "Every document of a database is JSON.",
+    "damaged-file": "Every page of a database is where it belongs.",
     "empty-list": "A history has at least one message.",
     "journal-gap": "A journal has no gaps.",
     "journal-unfolded": "The records of a journal do not contradict one another.",
@@ -78,18 +79,6 @@ class Report(Struct, frozen=True):
     backup: str = ""
 
 
-class UnreadableHistoryError(InvalidHistoryError):
-    """A file holds no history that can be read. Nothing was changed.
-
-    `reason` is a stable code: `not-json`, `cut-json`, `binary`, `too-deep`, `too-large`, `wrong-format`,
-    `mixed-formats`, `no-history`, `no-permission`, `not-a-file`, `not-found`, `damaged`.
-    """
-
-    def __init__(self, message: str, *, reason: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
 def rule_of(code: str) -> str:
     """Return the rule that a finding of this code breaks."""
     refusal = REFUSALS.get(code)
@@ -105,8 +94,7 @@ def finding_of(edit: Edit, *, line: int = 0, message: int = -1, file: str = "") 
         line=line,
         message=message,
         part=edit.part,
-        # An id that is no text is what the repair has just replaced.
-        call_id=edit.call_id if isinstance(edit.call_id, str) else None,
+        call_id=edit.call_id,
         lost=edit.lost,
         file=file,
     )

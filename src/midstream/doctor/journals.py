@@ -1,39 +1,107 @@
 """Our own journals: a store's database, or what `midstream sessions export` wrote.
 
-Only read. What is interrupted in them is no defect: the next owner carries it on.
+What is interrupted in them is no defect: the next owner carries it on, and a model is told how it stands. What can be
+wrong is the file. Then a copy can be made in which each damaged session ends before its first damaged record.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
+from midstream.core.profiles import profile_named
 from midstream.core.records import decode
+from midstream.core.rendering import render
 from midstream.core.session import Session, evolve
-from midstream.doctor.findings import Finding, Report, UnreadableHistoryError, finding, status_of
+from midstream.doctor import sqlite_files
+from midstream.doctor.findings import Finding, Report, finding, finding_of, status_of
 from midstream.doctor.shapes import Json
+from midstream.doctor.writing import Written, copy_of, make_whole
 from midstream.errors import (
+    ConflictError,
     InvalidHistoryError,
     MidstreamError,
     NotFoundError,
     RecordUndecodableError,
+    UnreadableHistoryError,
     UsageError,
 )
+from midstream.history import repair
 from midstream.store.sqlite import Reader, reading
 
 PAGE = 500
 """Records read at once."""
+CUT = "the copy ends before it"
 NO_REPAIR = "none: restore a copy"
 FINDINGS_MAX = 100
 """Findings of one session; a journal with more is not damaged but lost."""
 
+LOST = {
+    "journal-gap": "records",
+    "unreadable-record": "a record and what follows it",
+    "journal-unfolded": "a record and what follows it",
+}
+"""What a copy no longer holds."""
+
 _EVENT_ID = re.compile(r"(\d+)-(\d+)")
+
+# A damaged session's records from a position on.
+CUT_RECORDS = """
+delete from record where position > ? and session_id = (select id from session where name = ?)
+"""
+# What a listing shows of a session that was cut.
+CUT_MARK = "update session set is_live = ?, turns = ? where name = ?"
 
 Stored = tuple[int, int, bytes]
 """Position, epoch, body."""
+
+
+class Judged(Struct):
+    """One session's records: what is wrong with them, and the state up to where nothing is."""
+
+    findings: list[Finding]
+    session: Session
+
+
+class JournalRemedy:
+    """A copy of a store in which damaged sessions are cut, not written yet."""
+
+    def __init__(self, path: Path, cuts: dict[str, Session]) -> None:
+        self._path = path
+        self._cuts = cuts
+
+    def beside(self) -> Written:
+        """Write `NAME.repaired.EXT`; an earlier copy is replaced.
+
+        Raises:
+            UnavailableError: The disk, the folder or a lock refuses. No copy was written.
+        """
+        target = copy_of(self._path)
+        with sqlite_files.named_refusals(target):
+            make_whole(target, partial(sqlite_files.copy, self._path, change=self._cut), like=self._path)
+        return Written(target)
+
+    def in_place(self) -> Written:
+        """Refuse: a server may hold the sessions in memory.
+
+        Raises:
+            ConflictError: Always. Nothing was changed.
+        """
+        raise ConflictError(
+            "a store is not changed in place: write a copy beside it, stop the server, and put the copy there"
+        )
+
+    def _cut(self, db: sqlite_files.Database) -> None:
+        with db:
+            for name, session in self._cuts.items():
+                db.execute(CUT_RECORDS, (session.position, name))
+                db.execute(CUT_MARK, (session.is_live, session.turns, name))
 
 
 def is_database(head: bytes) -> bool:
@@ -47,13 +115,18 @@ def is_export(line: Json) -> bool:
     return isinstance(name, str) and isinstance(record, dict) and _EVENT_ID.fullmatch(name) is not None
 
 
-def examine_database(path: Path) -> Report:
+def examine_database(path: Path, profile: str | None = None) -> tuple[Report, JournalRemedy | None]:
     """Look at every session of a store.
+
+    Args:
+        profile: Also render each session by these rules, and look whether it would be accepted.
 
     Raises:
         UnreadableHistoryError: It is another program's database, or damaged.
+        UsageError: No profile has this name.
     """
     findings: list[Finding] = []
+    cuts: dict[str, Session] = {}
     sessions = live = records = 0
     try:
         with reading(path) as reader:
@@ -62,40 +135,76 @@ def examine_database(path: Path) -> Report:
                     sessions += 1
                     live += line.mark.is_live
                     records += line.end
-                    findings += judged(_records(reader, line.session), file=line.session)
-    except UsageError as error:
-        raise UnreadableHistoryError(error.message, reason="no-history") from error
+                    done = judged(_records(reader, line.session), file=line.session)
+                    findings += done.findings
+                    if done.findings:
+                        cuts[line.session] = done.session
+                    findings += rendered(done.session, profile, file=line.session) if profile else []
     except NotFoundError:
         pass  # an empty database is a store in which nothing was said yet
+    except UsageError as error:
+        raise UnreadableHistoryError(error.message, reason="no-history") from error
     except MidstreamError as error:
-        raise UnreadableHistoryError(error.message, reason="damaged") from error
-    notes = (f"{live} turns are open: the next owner carries them on",) if live else ()
-    return _report(path, findings, records, sessions, notes)
+        raise UnreadableHistoryError(f"{error.message}: restore a copy", reason="damaged") from error
+    if not sqlite_files.is_whole(path):
+        findings.append(finding("damaged-file", NO_REPAIR, lost="what the damaged pages held"))
+    notes = (f"{_count(live)} open: the next owner carries it on",) if live else ()
+    report = _report(path, findings, records, sessions, notes, profile)
+    return report, JournalRemedy(path, cuts) if cuts else None
 
 
-def examine_export(path: Path, lines: Iterable[tuple[int, Json]]) -> Report:
-    """Look at the lines of an exported session, given with their numbers."""
-    count = 0
+def _count(turns: int) -> str:
+    return "a turn is" if turns == 1 else f"{turns} turns are"
+
+
+def examine_export(
+    path: Path, lines: Iterable[tuple[int, Json]], profile: str | None = None
+) -> tuple[Report, int]:
+    """Look at the lines of an exported session, given with their numbers.
+
+    Returns:
+        The report, and the last line that is sound if others follow it, else 0.
+
+    Raises:
+        UsageError: No profile has this name.
+    """
+    numbers: dict[int, int] = {}
+    count = last = 0
 
     def stored() -> Iterator[Stored]:
-        nonlocal count
-        for _, line in lines:
+        nonlocal count, last
+        for number, line in lines:
             found = _EVENT_ID.fullmatch(line["id"]) if is_export(line) else None
             count += 1
-            body = msgspec.json.encode(line["record"]) if found else b"null"
-            yield (int(found[2]), int(found[1]), body) if found else (count, 0, body)
+            last = number
+            position = int(found[2]) if found else count
+            numbers.setdefault(position, number)
+            yield (
+                (position, int(found[1]), msgspec.json.encode(line["record"]))
+                if found
+                else (count, 0, b"null")
+            )
 
-    return _report(path, judged(stored()), count, 1, ())
+    done = judged(stored())
+    findings = [replace(each, line=numbers.get(each.message, 0)) for each in done.findings]
+    findings += rendered(done.session, profile) if profile else []
+    sound = numbers.get(done.session.position, 0) if done.findings else 0
+    return _report(path, findings, count, 1, (), profile), sound
 
 
 def _report(
-    path: Path, findings: list[Finding], records: int, sessions: int, notes: tuple[str, ...]
+    path: Path,
+    findings: list[Finding],
+    records: int,
+    sessions: int,
+    notes: tuple[str, ...],
+    profile: str | None,
 ) -> Report:
     return Report(
         str(path),
         status_of(findings),
         format="midstream",
-        profile="any",
+        profile=profile or "any",
         messages=records,
         conversations=sessions,
         findings=tuple(findings),
@@ -103,33 +212,40 @@ def _report(
     )
 
 
-def judged(stored: Iterable[Stored], *, file: str = "") -> list[Finding]:
+def judged(stored: Iterable[Stored], *, file: str = "") -> Judged:
     """Say what is wrong with one session's records: gaps, unreadable ones, and what does not fold."""
-    findings: list[Finding] = []
-    session: Session | None = Session()
+    done = Judged([], Session())
     expected = 1
     for position, epoch, body in stored:
-        if len(findings) >= FINDINGS_MAX:
+        if len(done.findings) >= FINDINGS_MAX:
             break
-        if position != expected:
-            findings.append(finding("journal-gap", NO_REPAIR, message=position, lost="records", file=file))
-            session = None
+        code = "journal-gap" if position != expected else ""
         expected = position + 1
         try:
             record = decode(body)
         except RecordUndecodableError:
-            findings.append(
-                finding("unreadable-record", NO_REPAIR, message=position, lost="a record", file=file)
-            )
-            session = None
-            continue
-        if session is not None:
-            try:
-                session = evolve(session, record, epoch=epoch)
-            except (InvalidHistoryError, KeyError, AttributeError, AssertionError, TypeError):
-                findings.append(finding("journal-unfolded", NO_REPAIR, message=position, file=file))
-                session = None
-    return findings
+            code = code or "unreadable-record"
+        else:
+            if not (code or done.findings):
+                try:
+                    done.session = evolve(done.session, record, epoch=epoch)
+                except (InvalidHistoryError, KeyError, AttributeError, AssertionError, TypeError):
+                    code = "journal-unfolded"
+        if code:
+            done.findings.append(finding(code, CUT, message=position, lost=LOST[code], file=file))
+    return done
+
+
+def rendered(session: Session, profile: str, *, file: str = "") -> list[Finding]:
+    """Say what a provider would refuse of a session as it would be sent; nothing, unless we are wrong.
+
+    Raises:
+        UsageError: No profile has this name.
+    """
+    form = profile_named(profile).speaks
+    sent = render(session.shown, "", profile)
+    done = repair(sent.messages, format=form, profile=profile)
+    return [finding_of(edit, message=edit.at, file=file) for edit in done.edits]
 
 
 def _records(reader: Reader, session: str) -> Iterator[Stored]:

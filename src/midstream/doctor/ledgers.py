@@ -9,12 +9,13 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import msgspec
 from msgspec import Struct
 
 from midstream.core.formats.named import format_named
 from midstream.core.formats.parts import Kind, Role
-from midstream.doctor.findings import UnreadableHistoryError
 from midstream.doctor.shapes import Json, format_of, is_message, speaks_for
+from midstream.errors import UnreadableHistoryError
 
 OWN_TEXT_MIN = 8
 """Characters from which a text is taken for its own: shorter ones are shared by programs."""
@@ -62,6 +63,12 @@ class Ledger(Protocol):
     def is_break(self, line: Json) -> bool:
         """Whether what stands before this line is not sent any more."""
 
+    def is_turn(self, line: Json) -> bool:
+        """Whether a turn begins here that can be taken back."""
+
+    def turns_undone(self, line: Json) -> int:
+        """Return how many turns before this line are taken back by it."""
+
     def line_of(self, entry: Entry, messages: list[Json]) -> Json:
         """Return an entry's line with other messages in it."""
 
@@ -103,6 +110,16 @@ class ClaudeCode:
         """See `Ledger.is_break`: a new root begins a conversation by itself."""
         del line
         return False
+
+    def is_turn(self, line: Json) -> bool:
+        """See `Ledger.is_turn`."""
+        del line
+        return False
+
+    def turns_undone(self, line: Json) -> int:
+        """See `Ledger.turns_undone`."""
+        del line
+        return 0
 
     def line_of(self, entry: Entry, messages: list[Json]) -> Json:
         """See `Ledger.line_of`."""
@@ -163,6 +180,27 @@ class Codex:
         """See `Ledger.is_break`."""
         return line.get("type") == "compacted"
 
+    def is_turn(self, line: Json) -> bool:
+        """See `Ledger.is_turn`: what Codex itself tells the model under a user's name begins none."""
+        item = line.get("payload")
+        if line.get("type") != "response_item" or not isinstance(item, dict) or item.get("type") != "message":
+            return False
+        match item.get("role"):
+            case "user":
+                return not any(text.lstrip().lower().startswith(_CODEX_CONTEXT) for text in _texts(item))
+            case "assistant":  # an order from one agent to another
+                return any(_is_order(text) for text in _texts(item))
+            case _:
+                return False
+
+    def turns_undone(self, line: Json) -> int:
+        """See `Ledger.turns_undone`."""
+        event = line.get("payload")
+        if line.get("type") != "event_msg" or not isinstance(event, dict):
+            return 0
+        turns = event.get("num_turns") if event.get("type") == "thread_rolled_back" else 0
+        return turns if isinstance(turns, int) and turns > 0 else 0
+
     def line_of(self, entry: Entry, messages: list[Json]) -> Json:
         """See `Ledger.line_of`."""
         payload = entry.value.get("payload")
@@ -175,6 +213,8 @@ class Codex:
     def new_line(self, like: Entry, message: Json, number: int) -> Json:
         """See `Ledger.new_line`."""
         del number
+        if message.get("type") == "local_shell_call_output":  # Codex keeps one kind of output for both
+            message = {**message, "type": "function_call_output"}
         if "payload" not in like.value:
             return message
         return {"timestamp": like.value.get("timestamp"), "type": "response_item", "payload": message}
@@ -183,6 +223,40 @@ class Codex:
         """See `Ledger.chained`."""
         del parent
         return line
+
+
+_CODEX_CONTEXT = (
+    "# agents.md instructions",
+    "<codex_internal_context",
+    "<context_update>",
+    "<environment_context>",
+    "<hook_prompt",
+    "<recommended_plugins>",
+    "<skill>",
+    "<subagent_notification>",
+    "<turn_aborted>",
+    "<user_instructions>",
+    "<user_shell_command>",
+)
+"""How a user's message begins that no user wrote."""
+
+
+def _texts(item: Json) -> list[str]:
+    content = item.get("content")
+    chunks = content if isinstance(content, list) else []
+    return [
+        chunk["text"] for chunk in chunks if isinstance(chunk, dict) and isinstance(chunk.get("text"), str)
+    ]
+
+
+def _is_order(text: str) -> bool:
+    if not text.startswith("{") or '"recipient"' not in text:
+        return False
+    try:
+        order = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return False
+    return isinstance(order, dict) and {"author", "recipient", "content"} <= order.keys()
 
 
 class Messages:
@@ -211,6 +285,16 @@ class Messages:
         """See `Ledger.is_break`."""
         del line
         return False
+
+    def is_turn(self, line: Json) -> bool:
+        """See `Ledger.is_turn`."""
+        del line
+        return False
+
+    def turns_undone(self, line: Json) -> int:
+        """See `Ledger.turns_undone`."""
+        del line
+        return 0
 
     def line_of(self, entry: Entry, messages: list[Json]) -> Json:
         """See `Ledger.line_of`."""
@@ -277,7 +361,12 @@ def ledger_for(sample: Sequence[Json], named: str | None) -> Ledger | None:
     spoken = [line for line in sample if is_message(line)]
     if not spoken or 2 * len(spoken) < len(sample):
         return None
-    return Messages(format_of(spoken, named))
+    form = format_of(spoken, named)
+    if form == "tinyagent":
+        raise UnreadableHistoryError(
+            "messages of tinyagent are read from a session file, not a line each", reason="wrong-format"
+        )
+    return Messages(form)
 
 
 def _confirmed(ledger: Ledger, named: str | None) -> Ledger:

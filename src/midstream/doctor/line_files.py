@@ -1,7 +1,7 @@
 """A file of JSON lines, examined in two passes: where ids come up, then one stretch of conversation after another.
 
-What is kept is an index of about a hundred bytes a line, the stretches that are open, and the changes. The lines
-themselves are read again where they are needed.
+What is kept is an index (some thirty bytes a call; where lines form a tree, some sixty more a line), the stretches
+that are open, and the changes. The lines themselves are read again where they are needed.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from pathlib import Path
 from midstream.core.formats.named import format_named
 from midstream.core.profiles import profile_for
 from midstream.core.repair.report import Edit
-from midstream.doctor.findings import Finding, UnreadableHistoryError, finding, finding_of
+from midstream.doctor.findings import Finding, finding, finding_of
+from midstream.doctor.index import Index
 from midstream.doctor.ledgers import Entry, Facts, Ledger, facts_of
 from midstream.doctor.reading import Line, line_at, lines_of, value_in
 from midstream.doctor.rewriting import Gathered, Patch, encoded, gathered, mend
+from midstream.doctor.rollbacks import Rollbacks
 from midstream.doctor.shapes import Json
 from midstream.doctor.threads import Threads
+from midstream.errors import UnreadableHistoryError
 from midstream.history import repair
 
 
@@ -34,9 +37,9 @@ class LineFile:
         self._profile = profile
         self._tick = tick
         self._facts = facts_of(ledger.format)
+        self._rollbacks = Rollbacks(ledger)
         self._folded = 0
         self._copies = 0
-        self._cut_line = 0
         self._seen: set[tuple[str, int, str | None]] = set()
 
     def examine(self) -> None:
@@ -54,7 +57,7 @@ class LineFile:
         for line in lines_of(self._path):
             self._tick(line.offset)
             value = self._object(line)
-            if value is None:
+            if value is None or self._rollbacks.has(line.number):
                 continue
             if self._ledger.is_break(value):
                 self._judge(threads.break_off())
@@ -74,38 +77,41 @@ class LineFile:
     def pieces(self) -> Iterator[bytes]:
         """Iterate over the lines of the repaired copy."""
         chain = self._ledger.chained if self.patch.parents else None
-        return self.patch.applied(lines_of(self._path), chain, without=self._cut_line)
+        return self.patch.applied(lines_of(self._path), chain)
 
     def notes(self) -> Iterator[str]:
         """Say what is no defect and yet worth knowing."""
-        if self._cut_line:
-            yield f"line {self._cut_line} was cut off while it was written; a repaired copy leaves it out"
+        if self.patch.cut:
+            yield cut_note(self.patch.cut)
+        if self._rollbacks.lines:
+            yield f"lines of turns that were taken back, kept and not judged: {self._rollbacks.lines}"
         if self._folded:
             yield f"earlier states of parts, folded into the last one: {self._folded}"
         if self._copies:
             yield f"copies of lines, read once: {self._copies}"
 
-    def _index(self) -> tuple[dict[int, int], bool]:
+    def _index(self) -> tuple[Index, bool]:
         """Find the last line of every id; tell lines that are no JSON; count messages."""
-        last: dict[int, int] = {}
-        nodes: set[int] = set()
+        last = Index()
+        nodes = Index()
         has_system = False
         for line in lines_of(self._path):
             self._tick(line.offset)
             value = self._checked(line)
             if value is None:
                 continue
+            self._rollbacks.note(line.number, value)
             node = self._ledger.node(value)
             if node is not None:
-                if hash(node.id) in nodes:
+                if node.id in nodes:
                     continue
-                nodes.add(hash(node.id))
+                nodes[node.id] = 0
             messages = self._ledger.messages(value)
             facts = self._facts(messages)
             self.messages += len(messages)
             has_system = has_system or facts.has_system
             for each in facts.ids:
-                last[hash(each)] = line.number
+                last[each] = line.number
         return last, has_system
 
     def _checked(self, line: Line) -> Json | None:
@@ -118,12 +124,10 @@ class LineFile:
             if line.is_whole:
                 self._leave_out("broken-line", line.number)
             else:
-                self._cut_line = line.number
+                self.patch.cut = line.number
             return None
         if not isinstance(value, dict):
-            self.findings.append(
-                finding("not-a-message", "left as it is: readers pass it by", line=line.number)
-            )
+            self._leave_out("not-a-message", line.number)
             return None
         if constants:
             lost = ", ".join(constants)
@@ -171,6 +175,11 @@ class LineFile:
         if key not in self._seen:  # branches share lines
             self._seen.add(key)
             self.findings.append(told)
+
+
+def cut_note(line: int) -> str:
+    """Say that a program died while it wrote the last line."""
+    return f"line {line} was cut off while it was written; a repaired copy leaves it out"
 
 
 def _line_of(edit: Edit, found: Gathered) -> int:

@@ -11,7 +11,12 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from midstream.core.repair.words import UNKNOWN
+from midstream.doctor.findings import Finding, finding_of
 from midstream.doctor.shapes import Json
+from midstream.history import repair
+
+ITS_OWN = {"dangling-call"}
+"""What opencode would send as it is; it settles the rest itself when it sends."""
 
 
 class StoredMessage(Struct):
@@ -41,6 +46,21 @@ def messages_of(stored: Sequence[StoredMessage]) -> tuple[list[Json], list[str]]
             messages.append({"role": "user", "content": results})
             files.append(each.name)
     return messages, files
+
+
+def findings_in(stored: Sequence[StoredMessage], profile: str | None) -> list[Finding]:
+    """Judge a session by a provider's rules, or by what opencode itself sends as it is.
+
+    Raises:
+        UsageError: No profile has this name.
+    """
+    messages, files = messages_of(stored)
+    edits = repair(messages, format="anthropic", profile=profile or "neutral").edits
+    return [
+        finding_of(edit, message=edit.at, file=files[edit.at] if 0 <= edit.at < len(files) else "")
+        for edit in edits
+        if profile is not None or edit.code in ITS_OWN
+    ]
 
 
 def _blocks(stored: StoredMessage) -> tuple[list[Json], list[Json]]:
@@ -116,3 +136,70 @@ def ended(part: Json) -> Json:
         "time": {"start": start, "end": start},
     }
     return {**part, "state": closed}
+
+
+def newer_message(kind: str, value: Json) -> tuple[Json, list[Json]] | None:
+    """Return a message of the newer tables as an older one and its parts; None for what no model is told."""
+    match kind:
+        case "user" | "synthetic":
+            return {"role": "user"}, [{"type": "text", "text": value.get("text")}]
+        case "assistant":
+            return {"role": "assistant"}, [_older(block) for block in _content(value)]
+        case _:
+            return None
+
+
+def newer_ended(value: Json) -> Json:
+    """Return a message of the newer tables with its open calls as ones that were interrupted; or the same."""
+    content = _content(value)
+    if not any(map(_is_open_newer, content)):
+        return value
+    return {
+        **value,
+        "content": [_ended_newer(block) if _is_open_newer(block) else block for block in content],
+    }
+
+
+def _content(value: Json) -> list[Json]:
+    content = value.get("content")
+    return [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
+
+
+def _older(block: Json) -> Json:
+    if block.get("type") != "tool":
+        return {**block, "metadata": block.get("providerMetadata")}
+    state = block.get("state")
+    state = state if isinstance(state, dict) else {}
+    content = state.get("content")
+    words = (
+        [each.get("text") for each in content if isinstance(each, dict)] if isinstance(content, list) else []
+    )
+    told = "\n".join(each for each in words if isinstance(each, str))
+    error = state.get("error")
+    older = {"status": state.get("status"), "input": _input(state), "output": told}
+    if isinstance(error, dict):
+        older["error"] = error.get("message")
+    return {"type": "tool", "callID": block.get("id"), "tool": block.get("name"), "state": older}
+
+
+def _input(state: Json) -> Json:
+    found = state.get("input")
+    return found if isinstance(found, dict) else {}
+
+
+def _is_open_newer(block: Json) -> bool:
+    return block.get("type") == "tool" and is_open(_older(block))
+
+
+def _ended_newer(block: Json) -> Json:
+    state = block.get("state")
+    state = state if isinstance(state, dict) else {}
+    closed = {
+        "content": [],
+        "structured": {},
+        **state,
+        "input": _input(state),
+        "status": "error",
+        "error": {"type": "unknown", "message": UNKNOWN},
+    }
+    return {**block, "state": closed}

@@ -37,11 +37,12 @@ def places_in(paths: Iterable[Path]) -> Iterator[Place]:
 
 
 def _below(path: Path) -> Iterator[Place]:
-    if not path.is_dir() or is_storage(path):
+    if not os.path.isdir(path) or is_storage(path):  # noqa: PTH112 - false where we may not even look
         yield Place(path, is_named=True)
         return
     is_empty = True
-    for folder, folders, files in os.walk(path, onerror=None):
+    closed: list[Path] = []
+    for folder, folders, files in os.walk(path, onerror=lambda error: closed.append(Path(error.filename))):
         here = Path(folder)
         if is_storage(here):
             folders.clear()
@@ -53,5 +54,7 @@ def _below(path: Path) -> Iterator[Place]:
             if Path(name).suffix in SUFFIXES and not name.startswith("."):
                 is_empty = False
                 yield Place(here / name, is_named=False)
-    if is_empty:
+    for each in closed:
+        yield Place(each, is_named=True)
+    if is_empty and not closed:
         yield Place(path, is_named=True)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import re
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from midstream.doctor.findings import UnreadableHistoryError
+from midstream.errors import UnreadableHistoryError
 
 LINE_BYTES_MAX = 64 * 2**20
 """A longer line is left out and told: no message of any provider comes near it."""
@@ -70,7 +71,7 @@ def require_file(path: Path) -> None:
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
-            raise UnreadableHistoryError("this is no regular file", reason="not-a-file")
+            raise UnreadableHistoryError("this is no regular file (- reads a pipe)", reason="not-a-file")
         with path.open("rb"):
             pass
     except OSError as error:
@@ -97,7 +98,9 @@ def head_of(path: Path) -> bytes:
     """
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
-    if b"\0" in head and not head.startswith(b"SQLite format 3\0"):
+    # A power cut can leave zeros at the end of a text.
+    is_text = head.removeprefix(BYTE_ORDER_MARK).lstrip().startswith((b"{", b"["))
+    if b"\0" in head and not is_text and not head.startswith(b"SQLite format 3\0"):
         raise UnreadableHistoryError("it is no text", reason="binary")
     return head
 
@@ -174,8 +177,9 @@ def _value_by_python(body: bytes) -> Value:
         raise UnreadableHistoryError(f"no JSON at {place}: {error.msg}", reason="not-json") from error
     except UnicodeDecodeError as error:
         raise UnreadableHistoryError(f"no UTF-8 at byte {error.start}", reason="not-json") from error
-    except ValueError as error:  # an integer of more digits than Python reads
-        raise UnreadableHistoryError(f"no JSON that can be read: {error}", reason="not-json") from error
+    except ValueError as error:
+        digits = sys.get_int_max_str_digits()
+        raise UnreadableHistoryError(f"an integer of more than {digits} digits", reason="not-json") from error
     return Value(value, tuple(constants))
 
 

@@ -27,6 +27,8 @@ class Patch(Struct):
     """New lines after this one; 0 is before the first."""
     parents: dict[str, tuple[int, str | None]] = field(default_factory=dict)
     """A parent that changed: for lines after this one, the parent they get instead."""
+    cut: int = 0
+    """A line that was cut off while it was written; it goes when something else is changed."""
 
     added: set[str] = field(default_factory=set)
     """Ids of new lines of a tree."""
@@ -40,14 +42,11 @@ class Patch(Struct):
         self,
         lines: Iterable[Line],
         chained: Callable[[Json, str | None], Json] | None = None,
-        *,
-        without: int = 0,
     ) -> Iterator[bytes]:
         """Iterate over the lines of the changed file, each with its end.
 
         Args:
             chained: Puts a line under another parent, where lines form a tree.
-            without: A line to leave out.
         """
         yield from map(_ended, self.inserted.get(0, ()))
         for line in lines:
@@ -55,7 +54,7 @@ class Patch(Struct):
                 new = self.replaced[line.number]
                 if new is not None:
                     yield _ended(new)
-            elif line.number != without:
+            elif line.number != self.cut:
                 yield _ended(self._under_its_parent(line, chained) if chained else line.body)
             yield from map(_ended, self.inserted.get(line.number, ()))
 

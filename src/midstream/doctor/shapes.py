@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from midstream.core.formats.named import format_named
 from midstream.core.formats.openai_responses import OUTPUTS
-from midstream.doctor.findings import UnreadableHistoryError
+from midstream.errors import UnreadableHistoryError
 
 Json = dict[str, Any]
 """A JSON object of somebody else's program."""
@@ -46,6 +46,9 @@ _CHAT_KEYS = ("tool_calls", "tool_call_id", "function_call", "refusal", "reasoni
 
 FILE_KINDS = ("claude-code", "codex", "opencode", "tunacode", "midstream")
 """What a file may be besides the messages of one format."""
+
+_TUNACODE = {"session_id", "project_id"}
+"""What stands in a session of tunacode beside its messages."""
 
 # Formats whose messages look the same: any of them may be named for any other.
 _ALIKE = {"openai-chat": "chat", "mistral": "chat"}
@@ -196,6 +199,8 @@ def _confirmed(named: str, votes: Counter[str], plain: int) -> str:
 
 
 def _hinted(hints: Sequence[str]) -> str:
+    if set(hints) >= _TUNACODE:
+        return "tinyagent"
     if "input" in hints:
         return "openai-responses"
     if "system" in hints or "anthropic_version" in hints:
@@ -216,11 +221,21 @@ def speaks_for(message: object) -> str:
         return "langchain"
     if kind in _ITEMS or (kind == "message" and role and "id" not in message):
         return "openai-responses"
+    if role == "tool_result" or (role == "assistant" and _has_tiny_calls(content)):
+        return "tinyagent"
     if isinstance(content, list) and _of_blocks(content) == "mistral":
         return "mistral"
     if role in ("tool", "function") or any(key in message for key in _CHAT_KEYS):
         return "openai-chat"
     return _of_blocks(content) if isinstance(content, list) else ""
+
+
+def _has_tiny_calls(content: object) -> bool:
+    blocks = content if isinstance(content, list) else []
+    return any(
+        isinstance(block, dict) and block.get("type") == "tool_call" and "arguments" in block
+        for block in blocks
+    )
 
 
 def _of_blocks(content: list[object]) -> str:
@@ -269,5 +284,5 @@ def _system(document: Json, path: tuple[str, ...], form: str) -> tuple[str, ...]
 
 
 def _kind(document: Json, form: str) -> str:
-    is_tunacode = form == "pydantic-ai" and "session_id" in document and "project_id" in document
+    is_tunacode = form in ("pydantic-ai", "tinyagent") and document.keys() >= _TUNACODE
     return "tunacode" if is_tunacode else form

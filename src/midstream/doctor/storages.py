@@ -7,23 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from midstream.core.repair.report import Edit
 from midstream.doctor import opencode
-from midstream.doctor.findings import (
-    Finding,
-    Report,
-    UnreadableHistoryError,
-    finding,
-    finding_of,
-    status_of,
-)
+from midstream.doctor.findings import Finding, Report, finding, status_of
 from midstream.doctor.reading import Stamp, stamp_of, value_in
 from midstream.doctor.rewriting import encoded
 from midstream.doctor.writing import Written, write_folder_beside, write_in_place
-from midstream.history import repair
-
-ITS_OWN = {"dangling-call"}
-"""What opencode would send as it is; it settles the rest itself when it sends."""
+from midstream.errors import UnreadableHistoryError
 
 
 class FolderRemedy:
@@ -52,7 +41,7 @@ class FolderRemedy:
 
 def is_storage(path: Path) -> bool:
     """Whether a folder is opencode's storage."""
-    return (path / "message").is_dir() and (path / "part").is_dir()
+    return all(os.path.isdir(path / name) for name in ("message", "part"))  # noqa: PTH112 - false where we may not look
 
 
 def examine_storage(
@@ -65,6 +54,8 @@ def examine_storage(
         UsageError: No profile has this name.
     """
     if not is_storage(path):
+        if not os.access(path, os.R_OK | os.X_OK):
+            raise UnreadableHistoryError("this user may not look into it", reason="no-permission")
         raise UnreadableHistoryError("there is no history in this folder", reason="not-found")
     storage = _Storage(path, profile)
     for number, session in enumerate(_folders(path / "message")):
@@ -104,9 +95,7 @@ class _Storage:
         files: list[Path] = []
         stored = list(self._stored(session, files))
         self.messages += len(stored)
-        messages, names = opencode.messages_of(stored)
-        for edit in repair(messages, format="anthropic", profile=self._profile or "neutral").edits:
-            self._tell(edit, names)
+        self.findings += opencode.findings_in(stored, self._profile)
         for message in stored:
             for name, part in message.parts:
                 if opencode.is_open(part):
@@ -149,12 +138,6 @@ class _Storage:
             self.findings.append(told)
             self.changed[name] = None
             return None
-
-    def _tell(self, edit: Edit, names: list[str]) -> None:
-        if self._profile is None and edit.code not in ITS_OWN:
-            return
-        file = names[edit.at] if 0 <= edit.at < len(names) else ""
-        self.findings.append(finding_of(edit, message=edit.at, file=file))
 
     def _change(self, name: Path, body: bytes) -> None:
         self.changed[name] = body

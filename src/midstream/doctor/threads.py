@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import NamedTuple
 
+from midstream.doctor.index import Index
 from midstream.doctor.ledgers import Entry, Facts
 
 NOBODY = -1
@@ -41,12 +42,14 @@ class Thread:
         """Number of the node that began the turn which is open."""
         self.reach = 0
         """The last line that has to do with what is in here."""
+        self.origin: tuple[Thread, int] | None = None
+        """The conversation this one branched off, and the last node they share."""
 
-    def add(self, entry: Entry, facts: Facts, last: dict[int, int]) -> None:
+    def add(self, entry: Entry, facts: Facts, last: Index) -> None:
         """Put an entry at the end."""
         self.entries.append(entry)
         self.facts.append(facts)
-        self.reach = max([self.reach, *(last.get(hash(each), 0) for each in facts.ids)])
+        self.reach = max([self.reach, *(last.get(each) or 0 for each in facts.ids)])
 
     def is_done_before(self, entry: Entry) -> bool:
         """Whether this prompt begins something that does not depend on what is in here."""
@@ -61,26 +64,26 @@ class Thread:
 class Threads:
     """All conversations of one file, fed line by line.
 
-    Keeps about a hundred bytes for each line of a tree, and the stretches that are open.
+    Keeps some sixty bytes for each line of a tree, and the stretches that are open.
 
     Args:
-        last: For the hash of each id, the last line that mentions it.
+        last: For each id, the last line that mentions it.
         may_cut: Whether stretches may be judged alone under these rules.
         read: Gives the entry and facts at an offset again, or None where no message stands.
     """
 
     def __init__(
-        self, last: dict[int, int], *, may_cut: bool, read: Callable[[int, int], tuple[Entry, Facts] | None]
+        self, last: Index, *, may_cut: bool, read: Callable[[int, int], tuple[Entry, Facts] | None]
     ) -> None:
         self._last = last
         self._may_cut = may_cut
         self._read = read
         self._threads: list[Thread] = []
-        self._nodes: dict[int, int] = {}
-        self._thread_of = array("l")
-        self._turn_of = array("l")
+        self._nodes = Index()
+        self._thread_of = array("i")
+        self._turn_of = array("i")
         self._offset_of = array("q")
-        self._line_of = array("q")
+        self._line_of = array("i")
         self._latest: Thread | None = None
         self._held: list[tuple[int, list[Entry]]] = []
         self.loose: list[Loose] = []
@@ -112,8 +115,8 @@ class Threads:
 
     def pass_by(self, node_id: str, parent: str | None, line: int) -> None:
         """Note a line without a message that others may follow."""
-        above = self._nodes.get(hash(parent)) if parent else None
-        if hash(node_id) in self._nodes:
+        above = self._nodes.get(parent) if parent else None
+        if node_id in self._nodes:
             return
         number = self._note(node_id, line, NOBODY if above is None else self._thread_of[above], -1)
         self._turn_of[number] = NOBODY if above is None else self._turn_of[above]
@@ -147,10 +150,10 @@ class Threads:
         """Return the conversation of a line; None for a copy of one that was there."""
         if entry.node is None:
             return self._threads[-1] if self._threads else self._new()
-        if hash(entry.node.id) in self._nodes:
+        if entry.node.id in self._nodes:
             return None
         parent = entry.node.parent
-        above = self._nodes.get(hash(parent)) if parent else None
+        above = self._nodes.get(parent) if parent else None
         if above is None and parent is not None and self._latest is not None:
             self.loose.append(Loose(entry.number, parent, self._latest.tip))
             return self._answered_by(facts) or self._latest
@@ -186,9 +189,10 @@ class Threads:
     def _branch(self, thread: Thread, above: int) -> Thread:
         """Begin a conversation that shares everything up to `above`; its last turn comes along as context."""
         branch = self._new()
+        branch.origin = (thread, above)
         for entry, facts in self._turn_until(thread, above):
             entry.is_context = True
-            branch.add(entry, facts, {})
+            branch.add(entry, facts, Index())
         branch.turn = self._turn_of[above]
         return branch
 
@@ -197,18 +201,36 @@ class Threads:
         turn = self._turn_of[above]
         later: set[int] = set()
         asked: set[str] = set()
-        for number in range(max(turn, 0), above + 1):
-            if self._thread_of[number] == thread.number and self._turn_of[number] == turn:
-                for found in self._read_again(number):
-                    # A late result of an earlier turn is judged there.
-                    if not _is_result(found[1]) or found[1].ids & asked:
-                        asked |= found[1].ids
-                        yield found
-        later.update(self._last.get(hash(each), 0) for each in asked)
+        own = set(self._nodes_of(thread, above, turn))
+        for number in sorted(own):
+            for found in self._read_again(number):
+                # A late result of an earlier turn is judged there.
+                if not _is_result(found[1]) or found[1].ids & asked:
+                    asked |= found[1].ids
+                    yield found
+        later.update(self._last.get(each) or 0 for each in asked)
+        family = {thread.number}
+        while thread.origin is not None:
+            thread = thread.origin[0]
+            family.add(thread.number)
         for line in sorted(later):
             number = bisect_left(self._line_of, line)
-            if number > above and number < len(self._line_of) and self._line_of[number] == line:
+            is_known = number < len(self._line_of) and self._line_of[number] == line
+            # What stands on another branch answers nobody here.
+            if is_known and number not in own and self._thread_of[number] in family:
                 yield from (found for found in self._read_again(number) if _is_result(found[1]))
+
+    def _nodes_of(self, thread: Thread, above: int, turn: int) -> Iterator[int]:
+        """Iterate over the nodes of a turn, beginning with those it shares with the conversations it came from."""
+        shared = [(thread.number, above)]
+        while thread.origin is not None and self._turn_of[thread.origin[1]] == turn:
+            thread, above = thread.origin
+            shared.append((thread.number, above))
+        begin = max(turn, 0)
+        for owner, end in reversed(shared):
+            for number in range(begin, end + 1):
+                if self._thread_of[number] == owner and self._turn_of[number] == turn:
+                    yield number
 
     def _read_again(self, number: int) -> Iterator[tuple[Entry, Facts]]:
         offset = self._offset_of[number]
@@ -222,7 +244,7 @@ class Threads:
 
     def _note(self, node_id: str, line: int, thread: int, offset: int) -> int:
         number = len(self._thread_of)
-        self._nodes[hash(node_id)] = number
+        self._nodes[node_id] = number
         self._thread_of.append(thread)
         self._turn_of.append(-1)
         self._offset_of.append(offset)

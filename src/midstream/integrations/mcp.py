@@ -429,7 +429,7 @@ async def _listed(client: Client) -> list[wire.Tool]:
 
 
 def _policy_of(hints: wire.ToolAnnotations | None) -> tuple[bool, OnDoubt]:
-    """Return whether a tool has effects, and what to do with a call whose outcome is lost (TURN-54)."""
+    """Return whether a tool has effects, and what to do with a call whose outcome is lost (TURN-44)."""
     if hints is not None and hints.read_only_hint:
         return False, OnDoubt.RERUN
     if hints is not None and hints.idempotent_hint:

@@ -95,7 +95,9 @@ class OpenAICompatible:
         await self.aclose()
 
     def _body(self, request: ModelRequest) -> bytes:
-        sent = render(request.history, request.instructions, self._profile, form="openai-chat")
+        sent = render(
+            request.history, request.instructions, self._profile, form="openai-chat", model=self._model
+        )
         body: dict[str, Any] = {
             "model": self._model,
             "messages": sent.messages,

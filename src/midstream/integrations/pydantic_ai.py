@@ -160,7 +160,7 @@ def rendered(
             message["instructions"] = found.system or None
             continue
         for part in message["parts"]:
-            if part["part_kind"] == "thinking":
+            if part["part_kind"] == "thinking" or "provider_details" in part:
                 part["provider_name"] = model.system
     sent = messages.ModelMessagesTypeAdapter.validate_json(msgspec.json.encode(found.messages))
     return sent, found.advice
@@ -199,7 +199,10 @@ def _ending(streamed: StreamedResponse) -> list[ModelEvent]:
     """Return the calls, which are whole only now, and the end of the reply."""
     reply = streamed.get()
     calls = [part for part in reply.parts if isinstance(part, messages.ToolCallPart)]
-    requested = [CallRequested(call.tool_call_id, call.tool_name, _text_of(call.args)) for call in calls]
+    requested = [
+        CallRequested(call.tool_call_id, call.tool_name, _text_of(call.args), _signature_of(call))
+        for call in calls
+    ]
     if reply.finish_reason == "error":
         raise ModelUnavailableError("the provider ended the reply with an error")
     finish = _FINISHES.get(reply.finish_reason or "stop", Finish.STOP)
@@ -210,6 +213,12 @@ def _ending(streamed: StreamedResponse) -> list[ModelEvent]:
     used = reply.usage
     usage = Usage(used.input_tokens, used.output_tokens, used.cache_read_tokens)
     return [*requested, Finished(finish, streamed.model_name, usage)]
+
+
+def _signature_of(call: messages.ToolCallPart) -> str | None:
+    """Return Google's thought signature over a call, in base64."""
+    signature = (call.provider_details or {}).get("thought_signature")
+    return signature if isinstance(signature, str) else None
 
 
 def _text_of(arguments: object) -> str:

@@ -262,7 +262,7 @@ def _check_turns(session: str, records: Sequence[Record]) -> Iterator[Violation]
     for position, record in enumerate(records, start=1):
         turn = getattr(record, "turn", 0)
         what = f"{type(record).__name__} of turn {turn} at position {position}"
-        is_handing_in = isinstance(record, AttemptStarted) and record.is_last  # its time is over (TURN-63)
+        is_handing_in = isinstance(record, AttemptStarted) and record.is_last  # its time is over (TURN-49)
         if isinstance(record, TurnResumed) or (is_handing_in and turn in cancelled - stopped):
             ended.discard(turn)
             cancelled.discard(turn)

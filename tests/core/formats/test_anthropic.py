@@ -4,7 +4,9 @@ from random import Random
 
 import pytest
 
+from midstream.core.formats.anthropic import Anthropic
 from midstream.core.formats.named import format_named
+from midstream.core.formats.parts import Kind
 from tests.core.repair.histories import valid
 
 
@@ -29,3 +31,15 @@ def test_unknown_blocks_and_cache_markers_are_carried_untouched() -> None:
     turn = form.parse(message, 0)
     assert form.build(turn) == message
     assert all(a is b for a, b in zip(form.build(turn)["content"], blocks, strict=True))
+
+
+def test_a_block_without_a_type_is_what_its_keys_say() -> None:
+    blocks = [
+        {"id": "a", "name": "run", "input": {}},
+        {"tool_use_id": "a", "content": "x"},
+        {"thinking": "hm", "signature": "s"},
+        {"text": "w"},
+        {"source": {"type": "url", "url": "u"}},
+    ]
+    kinds = [part.kind for part in Anthropic().parse({"role": "user", "content": blocks}, 0).parts]
+    assert kinds == [Kind.CALL, Kind.RESULT, Kind.THINKING, Kind.TEXT, Kind.MEDIA]

@@ -4,7 +4,9 @@ from random import Random
 
 import pytest
 
+from midstream.core.formats.gemini import Gemini
 from midstream.core.formats.named import format_named
+from midstream.core.formats.parts import Kind
 from tests.core.repair.histories import valid
 
 
@@ -24,3 +26,22 @@ def test_signatures_and_snake_case_survive() -> None:
     turn = form.parse(message, 0)
     assert turn.parts[0].signature == "c2ln"
     assert form.build(turn) == message
+
+
+def test_a_part_that_holds_several_things_is_several() -> None:
+    both = {"text": "a", "functionCall": {"name": "run", "args": {}}, "thoughtSignature": "s"}
+    turn = Gemini().parse({"role": "model", "parts": [both]}, 0)
+    assert [part.kind for part in turn.parts] == [Kind.TEXT, Kind.CALL]
+    assert all(part.is_new for part in turn.parts)
+
+
+def test_thoughts_and_attachments_without_anything_in_them() -> None:
+    parts = [
+        {"thought": True},
+        {"thought": True, "thoughtSignature": "s"},
+        {"inlineData": {"mimeType": "a/b"}},
+    ]
+    nothing, signed, file = Gemini().parse({"role": "model", "parts": parts}, 0).parts
+    assert (nothing.kind, nothing.name) == (Kind.OPAQUE, "nothing")
+    assert signed.raw == {"thought": True, "thoughtSignature": "s", "text": ""}
+    assert (file.kind, file.body) == (Kind.TEXT, '{"mimeType": "a/b"}')

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
+from midstream.core.formats.langchain import LangChain
 from midstream.core.formats.named import format_named
+from midstream.history import repair
 from tests.core.repair.histories import valid
 
 
@@ -45,3 +48,25 @@ def test_blocks_that_mirror_a_call_take_its_new_id() -> None:
     data = form.build(turn)["data"]
     assert [block.get("id") for block in data["content"]] == [None, "y"]
     assert data["tool_calls"][0]["id"] == "y"
+
+
+def test_data_that_is_no_object_is_the_content() -> None:
+    history = [
+        {"type": "human", "data": "q"},
+        {"type": "ai", "data": {"content": "", "tool_calls": [{"name": "run", "args": {}, "id": "a"}]}},
+        {"type": "tool", "data": True},
+    ]
+    done = repair(history, format="langchain")
+    assert done.messages[0] == {"type": "human", "data": {"content": "q"}}
+    assert done.messages[2] == {"type": "tool", "data": {"content": "true", "tool_call_id": "a"}}
+    assert repair(done.messages, format="langchain").messages is done.messages
+
+
+def test_a_call_that_only_the_content_has_comes_behind_the_one_before_it_there() -> None:
+    def use(call_id: str, name: str) -> dict[str, Any]:
+        return {"type": "tool_use", "id": call_id, "name": name, "input": {}}
+
+    listed: list[Any] = [{"name": name, "args": {}, "id": name, "type": "tool_call"} for name in ("a", "c")]
+    content = [use("old", "a"), use("b", "b"), use("c", "c")]
+    turn = LangChain().parse({"type": "ai", "content": content, "tool_calls": listed}, 0)
+    assert [part.id for part in turn.parts] == ["a", "b", "c"]

@@ -5,6 +5,7 @@ from random import Random
 import pytest
 
 from midstream.core.formats.named import format_named
+from midstream.history import repair
 from tests.core.repair.histories import valid
 
 
@@ -33,3 +34,14 @@ def test_a_message_survives_being_read_and_written(seed: int) -> None:
 def test_items_of_every_kind_survive(item: dict[str, object]) -> None:
     form = format_named("openai-responses")
     assert form.build(form.parse(item, 0)) == item
+
+
+def test_a_reply_of_one_foreign_chunk_without_an_id_becomes_a_plain_text() -> None:
+    chunk = {"type": "input_text", "text": "a"}
+    item: dict[str, object] = {"type": "message", "role": "assistant", "content": [chunk]}
+    history = [{"role": "user", "content": "q"}, item]
+    done = repair(history, format="openai-responses")
+    assert done.messages[1] == {"type": "message", "role": "assistant", "content": "a"}
+    item["id"] = "msg_1"
+    done = repair(history, format="openai-responses")
+    assert done.messages[1]["content"] == [{"type": "output_text", "text": "a", "annotations": []}]

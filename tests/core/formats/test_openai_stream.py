@@ -154,3 +154,12 @@ def test_an_error_in_the_middle_of_a_stream_is_typed() -> None:
         read(chunk(content="Hel"), {"error": {"message": "overloaded", "type": "server_error"}})
     with pytest.raises(ModelRejectedError, match="bad tool"):
         read({"error": {"message": "bad tool", "type": "invalid_request_error", "code": None}})
+
+
+def test_googles_thought_signature_comes_with_its_call() -> None:
+    extra = {"google": {"thought_signature": "c2ln"}}
+    signed = call_piece(0, "{}", name="run", id="a", extra_content=extra)
+    found = read(
+        chunk(tool_calls=[signed]), chunk(tool_calls=[call_piece(1, "{}", name="run", id="b")]), chunk("stop")
+    )
+    assert found[:2] == [CallRequested("a", "run", "{}", "c2ln"), CallRequested("b", "run", "{}")]

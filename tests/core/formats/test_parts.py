@@ -43,3 +43,8 @@ def test_anything_may_stand_where_a_name_is_expected() -> None:
 
 def test_two_texts_stand_on_lines_of_their_own() -> None:
     assert (both_words("a", "b"), both_words("", "b"), both_words("a", "")) == ("a\nb", "b", "a")
+
+
+def test_half_a_character_spelled_as_an_escape_is_replaced_and_a_whole_one_is_joined() -> None:
+    assert object_of('{"path": "a\\ud83d"}') == {"path": "a\ufffd"}
+    assert object_of('{"path": "a\\ud83d\\ude00"}') == {"path": "a\U0001f600"}

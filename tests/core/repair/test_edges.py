@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from typing import Any
+
 from midstream.core.repair.edges import settle_edges
-from midstream.core.repair.words import FIRST, GO_ON, NO_REPLY
+from midstream.core.repair.words import FIRST, GO_ON, INTERRUPTED, NO_REPLY
+from midstream.history import repair
 from tests.core.repair.makers import codes, task_for, turns_for
 from tests.core.repair.reported import reply, result, text, use, user
 
@@ -32,3 +35,40 @@ def test_results_and_words_are_parted_where_they_may_not_share_a_message() -> No
     messages = [user("q"), reply(use("a")), user([result("a"), text("b")])]
     turns = settle_edges(turns_for(task, messages), task)
     assert [task.form.build(turn) for turn in turns[2:]] == [user([result("a")]), user([text("b")])]
+
+
+def test_a_template_gets_results_right_after_their_call_also_where_words_came_with_them() -> None:
+    history = [user("q"), reply(use("a12345678")), user([result("a12345678"), text("b")])]
+    done = repair(history, profile="strict-template")
+    assert done.messages == [
+        *history[:2],
+        user([result("a12345678")]),
+        {"role": "assistant", "content": NO_REPLY},
+        user([text("b")]),
+    ]
+
+
+def test_a_template_gets_each_prompt_of_a_request_in_its_turn() -> None:
+    prompts = [{"part_kind": "user-prompt", "content": words} for words in ("a", "b")]
+    history = [{"kind": "request", "parts": prompts}]
+    done = repair(history, format="pydantic-ai", profile="strict-template")
+    assert [part["content"] for message in done.messages for part in message["parts"]] == ["a", NO_REPLY, "b"]
+    assert repair(history, format="pydantic-ai").messages is history
+
+
+def test_what_a_hosted_tool_did_is_nobodys_turn() -> None:
+    history = [
+        {"role": "user", "content": "q"},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed"},
+        {"type": "message", "role": "assistant", "content": "a"},
+    ]
+    assert repair(history, format="openai-responses", profile="strict-template").messages is history
+
+
+def test_a_reply_of_thoughts_alone_gets_a_word_that_a_template_can_show() -> None:
+    history: list[Any] = [
+        {"role": "user", "parts": [{"text": "q"}]},
+        {"role": "model", "parts": [{"text": "hm", "thought": True}]},
+    ]
+    done = repair(history, format="gemini", profile="strict-template")
+    assert done.messages[1]["parts"] == [*history[1]["parts"], {"text": INTERRUPTED}]

@@ -15,7 +15,7 @@ from midstream.core.profiles import PROFILES
 from midstream.history import repair
 from tests.core.repair.histories import FORMATS, broken, markers, prompt, valid
 from tests.core.repair.oracles import installed, pydantic_ai_wires
-from tests.core.repair.reported import CASES, Case
+from tests.core.repair.reported import CASES, Case, reply, result, text, use, user
 from tests.core.repair.rules import refusals
 from tests.spec import spec
 
@@ -25,17 +25,23 @@ PROFILED = [
     ("anthropic", "vertex"),
     ("anthropic", "minimax"),
     ("anthropic", "portable"),
+    ("anthropic", "strict-template"),
     ("openai-chat", "deepseek"),
     ("openai-chat", "kimi"),
     ("openai-chat", "strict-template"),
     ("openai-chat", "portable"),
     ("openai-responses", "portable"),
+    ("openai-responses", "strict-template"),
     ("mistral", "mistral-v3"),
     ("gemini", "gemini-3"),
     ("gemini", "portable"),
+    ("gemini", "strict-template"),
     ("bedrock", "bedrock-mistral"),
     ("bedrock", "portable"),
+    ("bedrock", "strict-template"),
+    ("pydantic-ai", "mistral"),
     ("pydantic-ai", "portable"),
+    ("pydantic-ai", "strict-template"),
     ("langchain", "strict-template"),
     *((form, None) for form in FORMATS),
 ]
@@ -151,3 +157,10 @@ def test_pydantic_ais_own_mapping_is_accepted_by_every_wire() -> None:
         messages = repair(broken("pydantic-ai", Random(seed)), format="pydantic-ai").messages
         for form, wire in wires.items():
             assert refusals(form, wire([*messages, prompt("pydantic-ai")])) == []
+
+
+def test_words_behind_the_last_results_do_not_end_a_loop_that_lost_its_thinking() -> None:
+    loop = [user("q"), reply(use("a")), user([result("a")])]
+    for more in ([], [user("w")], [user("w"), user("v")]):
+        assert repair([*loop, *more], thinking=True).advice.thinking is False
+    assert repair([*loop, reply(text("a")), user("w")], thinking=True).advice.thinking is None

@@ -26,7 +26,7 @@ def test_a_number_that_is_taken_is_not_given_again() -> None:
 
 
 def test_odd_characters_are_replaced() -> None:
-    assert ids_after(None, "functions.run:0", "") == ["functions_run_0", "call_2"]
+    assert ids_after(None, "functions.run:0", "") == ["functions_run_0", "call_6048aa95"]
 
 
 def test_nine_characters_are_the_same_nine_every_time() -> None:
@@ -41,3 +41,9 @@ def test_an_id_that_will_do_stays() -> None:
     pairing.run()
     settle_ids(pairing.turns, pairing.calls, pairing.stepped, task)
     assert codes(task) == []
+
+
+def test_a_call_without_an_id_is_named_by_what_it_asks_for_wherever_it_stands() -> None:
+    assert ids_after(None, "a", "")[1] == ids_after(None, "a", "b", "")[2]
+    first, second = ids_after(None, "", "")
+    assert second == f"{first}_2"

@@ -51,3 +51,25 @@ def test_an_orphan_keeps_its_words_where_it_stood() -> None:
         "[result of a tool call that is no longer in this history] found it",
         "and?",
     ]
+
+
+def test_late_results_stand_in_the_order_of_their_calls_with_what_stands_in_for_the_others() -> None:
+    calls = chat_reply(chat_call("a"), chat_call("b"), chat_call("c"))
+    at_once = laid_out(task_for("openai-chat"), [calls, user("w"), tool("b", "late")])
+    assert [message.get("tool_call_id") for message in at_once] == [None, "a", "b", "c", None]
+    stored = laid_out(task_for("openai-chat"), [calls])
+    assert laid_out(task_for("openai-chat"), [*stored, user("w"), tool("b", "late")]) == at_once
+
+
+def test_where_results_come_one_by_one_a_stand_in_comes_alone_too() -> None:
+    first = [reply(use("a"), use("b")), user([result("a")]), user([result("b")])]
+    second = [reply(use("c"), use("d")), user([result("c")])]
+    messages = laid_out(task_for(), [user("q"), *first, *second])
+    assert messages[:-1] == [user("q"), *first, *second]
+    assert messages[-1]["content"][0]["tool_use_id"] == "d"
+
+
+def test_an_orphan_behind_a_live_reply_ends_it() -> None:
+    task = task_for("openai-chat", is_live=True)
+    messages = laid_out(task, [user("q"), chat_reply(chat_call("a"), chat_call("b")), tool("x"), tool("y")])
+    assert [message["role"] for message in messages[2:]] == ["tool", "tool", "user", "user"]

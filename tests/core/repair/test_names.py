@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.core.repair.names import nearest_name, takes_name
+from midstream.core.profiles import PROFILES
+from midstream.core.repair.names import names_of, nearest_name, takes_name
 
 
 @pytest.mark.parametrize(
@@ -26,3 +27,10 @@ def test_gemini_takes_dots_and_the_others_do_not() -> None:
     assert takes_name("functions.read", "gemini")
     assert not takes_name("functions.read", "openai-chat")
     assert not takes_name(None, "anthropic")
+
+
+def test_only_those_who_speak_a_format_take_its_dotted_names() -> None:
+    taken = [
+        takes_name("functions.read", names_of("gemini", PROFILES[name])) for name in ("gemini-3", "portable")
+    ]
+    assert taken == [True, False]

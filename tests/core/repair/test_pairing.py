@@ -5,8 +5,9 @@ from typing import Any
 from midstream.core.formats.parts import Kind
 from midstream.core.repair.pairing import Pairing
 from midstream.core.repair.words import UNKNOWN
+from midstream.history import repair
 from tests.core.repair.makers import codes, task_for, turns_for
-from tests.core.repair.reported import chat_call, chat_reply, reply, result, tool, use, user
+from tests.core.repair.reported import chat_call, chat_reply, reply, result, thought, tool, use, user
 
 
 def answers(form: str, messages: list[Any]) -> tuple[list[Any], list[str]]:
@@ -67,3 +68,51 @@ def test_results_know_their_calls() -> None:
     found = turns[1].parts[0]
     assert found.owner is not None
     assert found.owner.kind is Kind.CALL
+
+
+def test_a_late_result_under_a_foreign_id_takes_the_place_of_its_stand_in() -> None:
+    messages = [reply(use("a")), user([result("a", UNKNOWN)]), user([result("b", "late")])]
+    assert answers("anthropic", messages) == ([["late"]], ["foreign-result-id", "late-result"])
+
+
+def test_where_results_have_no_ids_the_latest_stand_in_of_the_name_gives_way() -> None:
+    def told(response: str, key: str = "result") -> dict[str, Any]:
+        return {"functionResponse": {"name": "read", "response": {key: response}}}
+
+    call = {"role": "model", "parts": [{"functionCall": {"name": "read", "args": {}}}]}
+    stand_in = {"role": "user", "parts": [told(UNKNOWN, "error")]}
+    late = {"role": "user", "parts": [{"text": "w"}, told("late")]}
+    found, named = answers("gemini", [call, stand_in, dict(call), dict(stand_in), late])
+    assert found == [[{"error": UNKNOWN}], [{"result": "late"}]]
+    assert named == ["late-result"]
+
+
+def test_a_result_whose_id_a_call_bears_belongs_to_no_call_without_one() -> None:
+    calls = [{"functionCall": {"name": "read", "args": {}}}]
+    other = [{"functionCall": {"id": "x", "name": "read", "args": {"path": "a"}}}]
+    early = {"functionResponse": {"id": "x", "name": "read", "response": {"result": "1"}}}
+    messages = [{"role": "model", "parts": calls}, {"role": "user", "parts": [early]}]
+    found, _ = answers("gemini", [*messages, {"role": "model", "parts": other}])
+    assert found == [[], [{"result": "1"}]]
+
+
+def test_of_two_copies_of_a_reply_the_one_that_is_signed_stays() -> None:
+    bare, signed = reply(thought("hm", None), use("a")), reply(thought(), use("a"))
+    done = repair([user("q"), bare, signed, user([result("a")])])
+    assert done.messages == [user("q"), signed, user([result("a")])]
+    assert "repeated-call" in [edit.code for edit in done.edits]
+
+
+def test_the_result_of_a_function_under_a_tools_id_is_the_tools() -> None:
+    answer = {"role": "function", "tool_call_id": "a", "name": "run", "content": "w"}
+    done = repair([user("q"), chat_reply(chat_call("a")), answer], format="openai-chat")
+    assert done.messages[2] == {"role": "tool", "tool_call_id": "a", "name": "run", "content": "w"}
+
+
+def test_a_result_without_an_id_that_answers_a_call_takes_its_kind() -> None:
+    answer = {"role": "function", "name": "run", "content": "w"}
+    done = repair([user("q"), chat_reply(chat_call("a")), answer], format="openai-chat")
+    assert done.messages[2] == {"role": "tool", "tool_call_id": "a", "name": "run", "content": "w"}
+    old = {"role": "assistant", "content": None, "function_call": {"name": "run", "arguments": "{}"}}
+    done = repair([user("q"), old, tool("a", "w")], format="openai-chat")
+    assert done.messages[2] == {"role": "function", "content": "w", "name": "run"}

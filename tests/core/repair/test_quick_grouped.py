@@ -14,4 +14,4 @@ def test_a_broken_history_is_never_all_fine(case: Case) -> None:
     profile = profile_for(format_named(case.form), case.profile)
     if has_surrogates(case.messages):
         return  # half characters are found before anybody looks
-    assert not Marks(case.messages, case.form, profile).are_all_fine(profile)
+    assert not Marks(case.messages, case.form, profile).are_all_fine()

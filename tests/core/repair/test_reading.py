@@ -40,3 +40,8 @@ def test_ten_thousand_levels_are_refused_with_their_place() -> None:
 def test_an_object_that_is_no_json_is_refused() -> None:
     with pytest.raises(InvalidHistoryError):
         repair([user(object())])
+
+
+def test_a_result_whose_words_stand_under_another_key_keeps_them() -> None:
+    done = repair([{"role": "tool", "text": "by the way"}], format="mistral")
+    assert done.messages[-1]["content"].endswith(" by the way")

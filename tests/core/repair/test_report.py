@@ -13,6 +13,13 @@ def test_a_report_keeps_what_it_is_told_in_order() -> None:
     ]
 
 
+def test_only_a_text_names_a_call() -> None:
+    report = Report()
+    for odd in (7, ["a"], {"id": "a"}, None, "a"):
+        report.tell("dangling-call", 0, "added a result", call_id=odd)
+    assert [edit.call_id for edit in report.edits] == [None, None, None, None, "a"]
+
+
 def test_a_repair_is_lossy_when_an_edit_lost_something() -> None:
     assert Repaired([], edits=(Edit("unsigned-thinking", 0, "dropped", lost="hm"),)).is_lossy
     kept = Repaired([], edits=(Edit("dangling-call", 0, "added a result"),))

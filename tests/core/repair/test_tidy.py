@@ -56,3 +56,46 @@ def test_broken_arguments_keep_their_text() -> None:
     done, told = tidied([user("q"), reply(use("a", '{"path": "x')), user("w")])
     assert done[1]["content"][0]["input"] == {"_raw": '{"path": "x'}
     assert told == ["broken-arguments"]
+
+
+def test_thinking_behind_other_thinking_or_words_is_of_another_response() -> None:
+    first, second, third = thought("1", "s1"), thought("2", "s2"), thought("3", "s3")
+    done, told = tidied([user("q"), reply(first, second, text("a"), third, use("c"))])
+    assert done[1:] == [
+        reply(first, text(INTERRUPTED)),
+        user("Please continue."),
+        reply(second, text("a")),
+        user("Please continue."),
+        reply(third, use("c")),
+    ]
+    assert told == ["spliced-thinking", "thinking-last"]
+
+
+def test_a_response_that_thinks_around_its_hosted_tools_is_one() -> None:
+    messages = [user("q"), reply(thought("1", "s1"), SEARCH, FOUND, text("a"), thought("2", "s2"), text("b"))]
+    assert tidied(messages) == (messages, [])
+
+
+def test_withheld_thinking_stands_next_to_other_thinking() -> None:
+    withheld = {"type": "redacted_thinking", "data": "R"}
+    messages = [user("q"), reply(thought("1", "s1"), withheld, thought("2", "s2"), text("b"))]
+    assert tidied(messages) == (messages, [])
+
+
+def test_the_same_thinking_twice_is_no_second_response() -> None:
+    done, told = tidied([user("q"), reply(thought(), thought(), text("b"))])
+    assert done[1] == reply(thought(), text("b"))
+    assert told == ["repeated-thinking"]
+
+
+def test_a_text_that_is_none_is_made_one() -> None:
+    done, told = tidied([user([{"type": "text", "text": ["w"]}])])
+    assert done == [user([text('["w"]')])]
+    assert told == ["content-shape"]
+
+
+def test_a_copy_of_a_cut_reply_is_not_the_rest_of_it() -> None:
+    first, second = reply(text("a"), thought("1", "s1")), reply(text("a"), thought("2", "s2"))
+    done, told = tidied([user("q"), first, second])
+    assert done[1:] == [reply(*each["content"], text(INTERRUPTED)) for each in (first, second)]
+    assert told == ["thinking-last", "thinking-last"]

@@ -358,7 +358,7 @@ def _lost(plan: CallPlan, *, at: float = AT) -> TurnState:
     return decided(state, Recover(), epoch=2, at=at)[1]
 
 
-@spec("TURN-85")
+@spec("TURN-72")
 @pytest.mark.parametrize(
     ("on_doubt", "site", "content"),
     [
@@ -381,7 +381,7 @@ def test_a_call_whose_outcome_was_lost_is_in_doubt_and_one_that_surely_happened_
     assert second.runs == 2
 
 
-@spec("TURN-85")
+@spec("TURN-72")
 def test_a_lost_outcome_of_an_exchange_that_was_committed_leaves_the_history_whole() -> None:
     began = told(say(), asks(reads("a"), reads("b")))
     lost = after(began, OutcomeDamaged(1, 1, "a"), CallEnded(1, 1, Result("b", "it says"), AT))
@@ -390,14 +390,14 @@ def test_a_lost_outcome_of_an_exchange_that_was_committed_leaves_the_history_who
     assert exchange.results == (Result("a", DAMAGED_CONTENT, Outcome.UNKNOWN), Result("b", "it says"))
 
 
-@spec("TURN-85")
+@spec("TURN-72")
 @pytest.mark.parametrize("place", [(1, 2), (2, 1)])
 def test_a_lost_outcome_of_elsewhere_says_nothing_about_this_batch(place: tuple[int, int]) -> None:
     began = told(say(), asks(reads("a")))
     assert after(began, OutcomeDamaged(*place, "a")) == began
 
 
-@spec("TURN-80")
+@spec("TURN-67")
 def test_a_start_in_a_transaction_need_not_reach_the_disk_first() -> None:
     plan = CallPlan("a", DIGEST, on_doubt=OnDoubt.IN_TRANSACTION)
     records, _ = decided(told(say()), asks(plan))

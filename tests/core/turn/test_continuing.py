@@ -54,7 +54,7 @@ def _recovered(state: TurnState, *, epoch: int = 2) -> tuple[tuple[object, ...],
     return decided(after(state, EpochStarted(epoch, "next", AT), epoch=epoch), Recover(), epoch=epoch)
 
 
-@spec("TURN-72")
+@spec("TURN-61")
 def test_where_a_reply_is_kept_is_in_the_journal_once() -> None:
     records, state = decided(told(say()), kept())
     assert records == (AttemptResumable(1, 1, 1, "resp_1"),)
@@ -62,7 +62,7 @@ def test_where_a_reply_is_kept_is_in_the_journal_once() -> None:
     assert owed(state) == {AskModel(1, 1, 1)}
 
 
-@spec("TURN-72")
+@spec("TURN-61")
 def test_a_cut_reply_that_is_kept_goes_on_as_the_same_attempt() -> None:
     records, state = decided(told(say(), kept(), heard("Half a ")), breaks())
     assert records == (FAILED, AttemptContinued(1, 1, 1, 1, AT, not_before=AT + 1.0))
@@ -75,7 +75,7 @@ def test_a_cut_reply_that_is_kept_goes_on_as_the_same_attempt() -> None:
     assert words_said(state) == {0: ("text", "Half a word")}
 
 
-@spec("TURN-72")
+@spec("TURN-61")
 def test_a_new_owner_takes_up_a_reply_that_is_kept() -> None:
     records, state = _recovered(told(say(), kept(), heard("Half a ")))
     assert records == (AttemptContinued(1, 1, 1, 1, AT),)
@@ -87,7 +87,7 @@ def test_a_new_owner_takes_up_a_reply_that_is_kept() -> None:
     assert partial_reply(state) is not None
 
 
-@spec("TURN-72", "TURN-18")
+@spec("TURN-61", "TURN-18")
 def test_owners_that_die_on_a_kept_reply_are_counted_all_the_same() -> None:
     state = told(say(), kept())
     for epoch in range(2, RESTARTS_MAX + 3):
@@ -95,7 +95,7 @@ def test_owners_that_die_on_a_kept_reply_are_counted_all_the_same() -> None:
     assert isinstance(state, Idle)
 
 
-@spec("TURN-73")
+@spec("TURN-62")
 @pytest.mark.parametrize(
     "state",
     [
@@ -113,7 +113,7 @@ def test_a_reply_that_the_provider_forgot_is_asked_for_anew_at_once(state: TurnS
     assert (state.said, state.token, state.continued) == ((), "", 0)
 
 
-@spec("TURN-73")
+@spec("TURN-62")
 def test_a_continuation_that_brings_nothing_new_is_not_tried_twice() -> None:
     state = told(say(), kept(), heard("Half a "), breaks())
     records, state = decided(state, breaks())
@@ -124,7 +124,7 @@ def test_a_continuation_that_brings_nothing_new_is_not_tried_twice() -> None:
     assert records == (FAILED, AttemptContinued(1, 1, 1, 2, AT, not_before=AT + 2.0))
 
 
-@spec("TURN-73", "TURN-4")
+@spec("TURN-62", "TURN-4")
 def test_cuts_and_forgetting_are_bounded_like_other_failures() -> None:
     state: TurnState = told(say())
     for number in range(ATTEMPTS_MAX):
@@ -134,13 +134,13 @@ def test_cuts_and_forgetting_are_bounded_like_other_failures() -> None:
     assert isinstance(records[-1], TurnEnded)
 
 
-@spec("TURN-73")
+@spec("TURN-62")
 def test_what_the_provider_ended_itself_is_asked_for_anew() -> None:
     records, _ = decided(told(say(), kept(), heard("Half")), fails())
     assert records[-1] == AttemptStarted(1, 1, 2, AT, not_before=AT + 1.0)
 
 
-@spec("TURN-72")
+@spec("TURN-61")
 def test_without_a_token_a_cut_attempt_is_repeated() -> None:
     records, _ = decided(told(say(), heard("Half")), breaks())
     assert records[-1] == AttemptStarted(1, 1, 2, AT, not_before=AT + 1.0)
@@ -149,7 +149,7 @@ def test_without_a_token_a_cut_attempt_is_repeated() -> None:
 # --- silence --------------------------------------------------------------------------------------------------
 
 
-@spec("TURN-76")
+@spec("TURN-65")
 def test_silence_of_a_model_is_told_and_changes_nothing() -> None:
     before = told(say(), heard("Half"))
     records, state = decided(before, Stalled(1, 1, StalledOn.BETWEEN_TOKENS, 15.0))
@@ -160,7 +160,7 @@ def test_silence_of_a_model_is_told_and_changes_nothing() -> None:
     assert state == before
 
 
-@spec("TURN-76")
+@spec("TURN-65")
 def test_silence_of_a_tool_is_told_and_changes_nothing() -> None:
     before = told(say(), asks(reads("a")))
     records, state = decided(before, Stalled(1, 1, StalledOn.TOOL, 60.0, "a"))
@@ -168,7 +168,7 @@ def test_silence_of_a_tool_is_told_and_changes_nothing() -> None:
     assert state == before
 
 
-@spec("TURN-76", "TURN-9")
+@spec("TURN-65", "TURN-9")
 @pytest.mark.parametrize(
     "state",
     [

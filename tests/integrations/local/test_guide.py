@@ -241,6 +241,7 @@ def test_earlier_turns_are_shown_in_words_as_far_as_they_fit() -> None:
         {"role": "user", "content": "one"},
         {"role": "assistant", "content": "two"},
         {"role": "user", "content": "three"},
+        {"role": "assistant", "content": "(no reply was recorded)"},
         {"role": "user", "content": "four"},
     ]
 

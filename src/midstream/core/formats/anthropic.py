@@ -12,12 +12,14 @@ from midstream.core.formats.parts import (
     Value,
     as_words,
     both_words,
+    is_sound,
     is_typed,
     name_of,
     object_of,
     role_in,
+    sound_blocks,
     type_of,
-    typed_blocks,
+    words_of_block,
 )
 
 _ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT, "system": Role.SYSTEM}
@@ -119,8 +121,8 @@ class Anthropic:
         """Drop blank text, wrap what is no content, and let no error be without words."""
         content = part.body
         if isinstance(content, list):
-            kept = [block for block in typed_blocks(content) if not _is_refused(block)]
-            if not all(map(is_typed, content)):
+            kept = [block for block in sound_blocks(content) if not _is_refused(block)]
+            if not all(map(is_sound, content)):
                 part.body, part.raw = kept, {**part.raw, "content": kept or no_output(part)}
                 return "bad-result"
             if len(kept) == len(content) and (content or not part.failed):
@@ -160,8 +162,13 @@ def _blocks(content: Value) -> list[Value]:
 
 def _part(block: Value) -> Part:
     if not is_typed(block):
-        words = as_words(block)
-        return Part(Kind.TEXT, {"type": "text", "text": words}, body=words, is_new=True)
+        kind = _type_by_keys(block)
+        if kind is None:
+            words = words_of_block(block)
+            return Part(Kind.TEXT, {"type": "text", "text": words}, body=words, is_new=True)
+        part = _part({**block, "type": kind})
+        part.is_new = True
+        return part
     kind = type_of(block)
     if kind == "text":
         return Part(Kind.TEXT, block, body=block.get("text"))
@@ -179,6 +186,19 @@ def _part(block: Value) -> Part:
     if kind.endswith("_tool_result"):
         return Part(Kind.HOSTED_RESULT, block, block.get("tool_use_id"), kind, block.get("content"))
     return Part(Kind.MEDIA if kind in _MEDIA else Kind.OPAQUE, block)
+
+
+def _type_by_keys(block: Value) -> str | None:
+    """What a block without a type must be, by the keys that only one type has."""
+    if not isinstance(block, dict):
+        return None
+    if "tool_use_id" in block:
+        return "tool_result"
+    if "name" in block and "input" in block:
+        return "server_tool_use" if str(block.get("id")).startswith("srvtoolu_") else "tool_use"
+    if isinstance(block.get("thinking"), str):
+        return "thinking"
+    return "image" if isinstance(block.get("source"), dict) else None
 
 
 def _block(part: Part) -> Value:

@@ -15,11 +15,16 @@ from midstream.core.formats.parts import (
     both_words,
     name_of,
     object_of,
+    one_each,
     role_in,
 )
 
 _ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT, "system": Role.SYSTEM}
 _RESULT_BLOCKS = frozenset({"text", "json", "image", "document", "video", "searchResult", "cachePoint"})
+_BLOCKS = frozenset(
+    {"text", "image", "document", "video", "audio", "toolUse", "toolResult", "reasoningContent", "cachePoint"}
+    | {"guardContent", "citationsContent", "searchResult"}
+)
 _MEDIA = ("image", "document", "video", "audio")
 
 
@@ -36,9 +41,9 @@ class Bedrock:
         role = role_in(_ROLES, message.get("role"))
         content = message.get("content")
         if isinstance(content, str | dict):
-            return Turn(role, [_part(content)], message, at, is_changed=True)
+            return Turn(role, _parts(content), message, at, is_changed=True)
         blocks = content if isinstance(content, list) else []
-        return Turn(role, [_part(block) for block in blocks], message, at)
+        return Turn(role, [part for block in blocks for part in _parts(block)], message, at)
 
     def build(self, turn: Turn) -> Json:
         """Write one turn."""
@@ -124,6 +129,12 @@ class Bedrock:
         content = part.body
         blocks = _blocks(content)
         kept = [block for block in blocks if not _is_blank(block)]
+        inner = part.raw["toolResult"]
+        if inner.get("status", "success") not in ("success", "error"):
+            inner = {key: value for key, value in inner.items() if key != "status"}
+            part.raw = {**part.raw, "toolResult": inner}
+            if kept == content:
+                return "bad-result"
         if kept == content and (kept or not part.failed):
             return None
         words = "(failed without a message)" if part.failed else "(no output)"
@@ -138,20 +149,42 @@ def _set(part: Part, name: str, value: Value) -> None:
 
 
 def _is_blank(block: Value) -> bool:
-    return not isinstance(block, dict) or ("text" in block and not as_words(block["text"]).strip())
+    return not block or ("text" in block and not as_words(block["text"]).strip())
+
+
+def _is_whole(block: Json) -> bool:
+    """Whether a block of a known kind holds the object it must hold."""
+    return all(isinstance(value, dict) for key, value in block.items() if key in _BLOCKS)
 
 
 def _blocks(content: Value) -> list[Value]:
     if isinstance(content, list):
-        return [_result_block(block) for block in content]
+        return [_result_block(piece) for block in content for piece in one_each(block, _RESULT_BLOCKS)]
     return [{"text": as_words(content)}] if content else []
 
 
 def _result_block(block: Value) -> Json:
     """Return what a result may hold: anything unknown is JSON, or the words of it."""
-    if isinstance(block, dict):
-        return block if not block or block.keys() & _RESULT_BLOCKS else {"json": block}
-    return {"text": as_words(block)}
+    if not isinstance(block, dict):
+        return {"text": as_words(block)}
+    if "text" in block:
+        return block if _is_sound(block) else {"text": as_words(block["text"])}
+    if not block or block.keys() & _RESULT_BLOCKS:
+        return block
+    return {"json": block}
+
+
+def _is_sound(block: Json) -> bool:
+    return len(block) == 1 and isinstance(block["text"], str)
+
+
+def _parts(block: Value) -> list[Part]:
+    """Read a block; one that holds several things is that many."""
+    pieces = one_each(block, _BLOCKS)
+    parts = [_part(piece) for piece in pieces]
+    for part in parts:
+        part.is_new = part.is_new or len(pieces) > 1
+    return parts
 
 
 def _part(block: Value) -> Part:
@@ -159,7 +192,14 @@ def _part(block: Value) -> Part:
         words = as_words(block)
         return Part(Kind.TEXT, {"text": words}, body=words, is_new=True)
     if "text" in block:
+        if "type" in block:  # Anthropic's
+            block = {"text": block["text"]}
+            return Part(Kind.TEXT, block, body=block["text"], is_new=True)
         return Part(Kind.TEXT, block, body=block["text"])
+    if not _is_whole(block):
+        held = [value for value in block.values() if value and not isinstance(value, bool)]
+        words = as_words(held[0]).strip() if held else ""
+        return Part(Kind.TEXT, {"text": words}, body=words, is_new=True)
     if isinstance(call := block.get("toolUse"), dict):
         return Part(Kind.CALL, block, call.get("toolUseId"), name_of(call.get("name")), call.get("input"))
     if isinstance(result := block.get("toolResult"), dict):
@@ -167,8 +207,16 @@ def _part(block: Value) -> Part:
         return Part(Kind.RESULT, block, result.get("toolUseId"), "", result.get("content"), failed=failed)
     if isinstance(thought := block.get("reasoningContent"), dict):
         text = thought.get("reasoningText") or {}
-        if "redactedContent" in thought or not isinstance(text, dict):
+        if "redactedContent" in thought:
             return Part(Kind.THINKING, block, signature="redacted")
+        if not isinstance(text, dict):
+            words = as_words(text)
+            raw = {"reasoningContent": {"reasoningText": {"text": words}}}
+            return Part(Kind.THINKING, raw, body=words, is_new=True)
+        if "signature" in text and text["signature"] is None:  # no signature is fine, null is none
+            unsigned = {key: value for key, value in text.items() if key != "signature"}
+            made = {**block, "reasoningContent": {**thought, "reasoningText": unsigned}}
+            return Part(Kind.THINKING, made, body=text.get("text"), is_new=True)
         return Part(Kind.THINKING, block, body=text.get("text"), signature=text.get("signature"))
     if any(key in block for key in _MEDIA):
         return Part(Kind.MEDIA, block)

@@ -12,14 +12,16 @@ from midstream.core.formats.parts import (
     Value,
     as_json,
     as_words,
+    is_sound,
     is_typed,
     joined,
     name_of,
     object_in_text,
     role_in,
+    sound_blocks,
     taken_apart,
     type_of,
-    typed_blocks,
+    words_of_block,
 )
 
 _ROLES = {
@@ -40,6 +42,8 @@ class OpenAIChat:
     layout = Layout.SEPARATE
     profile = "openai-chat"
     wire = ""
+    is_type_needed = True
+    """A call says that it is one of a function."""
 
     def parse(self, message: Json, at: int) -> Turn:
         """Read one message."""
@@ -60,6 +64,11 @@ class OpenAIChat:
             self._read_reply(message, turn)
         elif content is None or content == []:
             turn.faults = ("null-content",)
+        if role is not Role.ASSISTANT and "tool_calls" in message:
+            turn.faults = (
+                *turn.faults,
+                "empty-calls",
+            )  # with calls in it this would have been read as a reply
         return turn
 
     def _read_reply(self, message: Json, turn: Turn) -> None:
@@ -92,7 +101,10 @@ class OpenAIChat:
         if not isinstance(inner, dict):
             inner = {}
         body = inner.get("arguments") if "custom" not in call else inner.get("input")
-        return Part(Kind.CALL, call, call.get("id"), name_of(inner.get("name")), body)
+        is_new = call.get("type") not in ("function", "custom") and (self.is_type_needed or "type" in call)
+        if is_new:
+            call = {**call, "type": "custom" if "custom" in call else "function"}
+        return Part(Kind.CALL, call, call.get("id"), name_of(inner.get("name")), body, is_new=is_new)
 
     def _result(self, message: Json) -> Part:
         body, name = message.get("content"), name_of(message.get("name"))
@@ -109,6 +121,8 @@ class OpenAIChat:
         message: Json = {**source, "role": role, "content": self._content(turn, source)}
         if turn.role is Role.ASSISTANT:
             self._write_reply(turn, message)
+        else:
+            message.pop("tool_calls", None)
         return message
 
     def _content(self, turn: Turn, source: Json) -> Value:
@@ -159,6 +173,8 @@ class OpenAIChat:
         """Give a call or a result another id."""
         key = "id" if part.kind is Kind.CALL else "tool_call_id"
         part.id, part.raw = new_id, {**part.raw, key: new_id}
+        if part.is_by_name:  # it was a function's, and answers a tool's call
+            part.is_by_name, part.raw["role"] = False, "tool"
 
     def reargue(self, part: Part, arguments: Json) -> None:
         """Give a call other arguments, as JSON text."""
@@ -208,13 +224,20 @@ class OpenAIChat:
         if isinstance(content, str):
             return None
         if isinstance(content, list) and content:
-            if all(map(is_typed, content)):
+            if all(map(is_sound, content)):
                 return None
-            part.body = typed_blocks(content)
+            part.body = sound_blocks(content)
             part.raw = {**part.raw, "content": part.body}
             return "bad-result"
         self.refill(part, as_words(content) if content else "(no output)")
         return "bad-result" if content else "null-content"
+
+
+def named_answer(result: Part, name: str) -> None:
+    """Make a tool's result one of a function, which is found by name."""
+    kept = {key: value for key, value in result.raw.items() if key != "tool_call_id"}
+    result.raw = {**kept, "role": "function", "name": name}
+    result.id, result.name, result.is_by_name = None, name, True
 
 
 def _is_chunk(part: Part) -> bool:
@@ -226,11 +249,14 @@ def _is_chunk(part: Part) -> bool:
 
 def _chunk(chunk: Value) -> Part:
     if not is_typed(chunk):
-        words = as_words(chunk)
+        words = words_of_block(chunk)
         return Part(Kind.TEXT, {"type": "text", "text": words}, body=words, is_new=True)
     kind = type_of(chunk)
     if kind == "text":
         return Part(Kind.TEXT, chunk, body=chunk.get("text"))
+    if kind in ("input_text", "output_text"):  # the Responses API's
+        words = words_of_block(chunk)
+        return Part(Kind.TEXT, {"type": "text", "text": words}, body=words, is_new=True)
     if kind == "thinking":
         return Part(Kind.THINKING, chunk, body=chunk.get("thinking"), signature=chunk.get("signature"))
     return Part(Kind.MEDIA if kind in _MEDIA else Kind.OPAQUE, chunk)

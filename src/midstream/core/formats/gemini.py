@@ -14,6 +14,7 @@ from midstream.core.formats.parts import (
     both_words,
     name_of,
     object_of,
+    one_each,
     role_in,
 )
 
@@ -25,6 +26,8 @@ _ROLES = {
 _MEDIA = ("inlineData", "fileData", "inline_data", "file_data")
 _HOSTED = ("executableCode", "executable_code", "codeExecutionResult", "code_execution_result")
 _DATA = (*_MEDIA, *_HOSTED, "toolCall", "toolResponse", "tool_call", "tool_response")
+_KEYS = (*_DATA, "text", "functionCall", "function_call", "functionResponse", "function_response")
+"""What a part holds: just one of these."""
 
 
 class Gemini:
@@ -45,9 +48,9 @@ class Gemini:
             return turn
         parts = message.get("parts")
         if isinstance(parts, dict | str):
-            return Turn(role, [_part(parts)], message, at, is_changed=True)
+            return Turn(role, _parts(parts), message, at, is_changed=True)
         pieces = parts if isinstance(parts, list) else []
-        return Turn(role, [_part(part) for part in pieces], message, at)
+        return Turn(role, [part for piece in pieces for part in _parts(piece)], message, at)
 
     def build(self, turn: Turn) -> Json:
         """Write one content."""
@@ -152,6 +155,15 @@ def _set(part: Part, name: str, value: Value) -> None:
     part.raw = {**part.raw, key: {**part.raw[key], name: value}}
 
 
+def _parts(raw: Value) -> list[Part]:
+    """Read a part; one that holds several things is that many."""
+    pieces = one_each(raw, _KEYS)
+    parts = [_part(piece) for piece in pieces]
+    for part in parts:
+        part.is_new = part.is_new or len(pieces) > 1
+    return parts
+
+
 def _part(raw: Value) -> Part:
     if not isinstance(raw, dict):
         words = as_words(raw)
@@ -167,10 +179,30 @@ def _part(raw: Value) -> Part:
         by_name = not answer.get("id")
         name = name_of(answer.get("name"))
         return Part(Kind.RESULT, raw, answer.get("id"), name, answer.get("response"), is_by_name=by_name)
-    if raw.get("thought"):
-        return Part(Kind.THINKING, raw, body=raw.get("text"), signature=signature)
+    if raw.get("thought") and not any(key in raw for key in _DATA):
+        return _thought(raw, signature)
     if "text" in raw:
         return Part(Kind.TEXT, raw, body=raw["text"], signature=signature)
     if any(key in raw for key in _MEDIA):
-        return Part(Kind.MEDIA, raw)
+        return _media(raw)
     return Part(Kind.OPAQUE, raw, name="" if any(key in raw for key in _DATA) else "nothing")
+
+
+def _thought(raw: Json, signature: Value) -> Part:
+    """Read a thought; one without words is nothing, unless it is signed."""
+    words = raw.get("text")
+    if isinstance(words, str):
+        return Part(Kind.THINKING, raw, body=words, signature=signature)
+    words = as_words(words)
+    if not words and not signature:
+        return Part(Kind.OPAQUE, raw, name="nothing")
+    return Part(Kind.THINKING, {**raw, "text": words}, body=words, signature=signature, is_new=True)
+
+
+def _media(raw: Json) -> Part:
+    """Read an attachment; what holds none is told in words."""
+    held = next(raw[key] for key in _MEDIA if key in raw)
+    if isinstance(held, dict) and any(held.get(key) for key in ("data", "fileUri", "file_uri")):
+        return Part(Kind.MEDIA, raw)
+    words = as_words(held) if held else ""
+    return Part(Kind.TEXT, {"text": words}, body=words, is_new=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from operator import itemgetter
+
 from midstream.core.formats.parts import (
     Json,
     Kind,
@@ -12,13 +15,15 @@ from midstream.core.formats.parts import (
     Value,
     as_json,
     as_words,
+    is_sound,
     is_typed,
     joined,
     name_of,
+    object_in_text,
     object_of,
+    sound_blocks,
     taken_apart,
     type_of,
-    typed_blocks,
 )
 
 _ROLES = {
@@ -38,6 +43,8 @@ _ROLES = {
     "FunctionMessage": Role.TOOL,
     "SystemMessage": Role.SYSTEM,
 }
+_FIELDS = frozenset({"content", "kwargs", "tool_calls", "role"})
+"""What a message that is not wrapped in `data` has."""
 _TYPES = {Role.USER: "human", Role.ASSISTANT: "ai", Role.TOOL: "tool", Role.SYSTEM: "system"}
 _CLASSES = {
     Role.USER: "HumanMessage",
@@ -50,7 +57,7 @@ _CLASSES = {
 class LangChain:
     """Messages as `messages_to_dict`, `model_dump` or `dumpd` write them.
 
-    New messages are written in the shape of the last one read, so that a list stays of one kind.
+    New messages are written in the shape of the first one read, so that a list stays of one kind.
     """
 
     name = "langchain"
@@ -59,11 +66,18 @@ class LangChain:
     wire = ""
 
     def __init__(self) -> None:
-        self._wrap = "data"
+        self._wrap = ""
 
     def parse(self, message: Json, at: int) -> Turn:
         """Read one message."""
-        inner, self._wrap = _inside(message)
+        if "data" in message and not isinstance(message["data"], dict) and not message.keys() & _FIELDS:
+            content = message["data"]
+            content = content if isinstance(content, list) else as_words(content)
+            turn = self.parse({**message, "data": {"content": content}}, at)
+            turn.is_changed = True
+            return turn
+        inner, wrap = _inside(message)
+        self._wrap = self._wrap or wrap
         role = _role(message, inner)
         if role is Role.TOOL:
             failed = inner.get("status") == "error"
@@ -72,26 +86,43 @@ class LangChain:
             part = Part(Kind.RESULT, message, call_id, name, body, failed=failed)
             return Turn(role, [part], message, at)
         parts = _content(inner.get("content"))
+        if role is not Role.ASSISTANT:
+            parts = [_as_text(part) if _is_mirrored(part) else part for part in parts]
         turn = Turn(role, parts, message, at)
         if not isinstance(inner.get("content"), str | list):
             turn.faults = ("null-content",)
         if role is Role.ASSISTANT:
-            self._read_calls(turn, inner)
+            self._read_calls(turn, inner, is_wrapped=wrap != "role")
         return turn
 
-    def _read_calls(self, turn: Turn, inner: Json) -> None:
+    def _read_calls(self, turn: Turn, inner: Json, *, is_wrapped: bool) -> None:
         """Read the calls; a block in the content only mirrors one of the list, if it is there."""
         listed = [*_listed(inner.get("tool_calls")), *_listed(inner.get("invalid_tool_calls"))]
-        calls = [_call(call) for call in listed if isinstance(call, dict)]
-        ids = {call.id for call in calls if isinstance(call.id, str)}
-        asked = [(call.name, call.body) for call in calls]
+        if not all(isinstance(inner.get(key, []), list) for key in ("tool_calls", "invalid_tool_calls")):
+            turn.faults = (*turn.faults, "empty-calls")
+        calls = [_call(call, is_wrapped=is_wrapped) for call in listed if isinstance(call, dict)]
+        if len(calls) < len(listed):
+            turn.faults = (*turn.faults, "empty-calls")
+        places = {call.id: place for place, call in enumerate(calls) if isinstance(call.id, str)}
+        asked: dict[str, list[tuple[Value, int]]] = {}
+        for place, call in enumerate(calls):
+            asked.setdefault(call.name, []).append((call.body, place))
+        unlisted: list[tuple[int, Part]] = []
+        after = -1  # the place of the listed call that the content mirrored last
         for part in turn.parts:
-            if _is_mirrored(part) and part.raw.get("id") not in ids:
-                name, args = part.raw.get("name") or "", part.raw.get("input", part.raw.get("args"))
-                if (name, args) in asked:  # the same call under an older id
-                    continue
-                calls.append(self.call(part.raw.get("id"), name, args))
-                turn.faults = (*turn.faults, "unlisted-call")
+            if not _is_mirrored(part):
+                continue
+            if (call_id := as_words(part.raw.get("id"))) in places:
+                after = places[call_id]
+                continue
+            name, args = part.raw.get("name") or "", part.raw.get("input", part.raw.get("args"))
+            same = next((place for body, place in asked.get(as_words(name), ()) if body == args), None)
+            if same is not None:  # the same call under an older id
+                after = same
+                continue
+            unlisted.append((after, self.call(part.raw.get("id"), name, args)))
+            turn.faults = (*turn.faults, "unlisted-call")
+        calls = _among(calls, unlisted)
         turn.parts = [*(part for part in turn.parts if not _is_mirrored(part)), *calls]
 
     def build(self, turn: Turn) -> Json:
@@ -163,17 +194,26 @@ class LangChain:
 
     def reargue(self, part: Part, arguments: Json) -> None:
         """Give a call other arguments; an invalid call becomes one that can be sent."""
+        if isinstance(inner := part.raw.get("function"), dict):
+            part.body = as_json(arguments)
+            part.raw = {**part.raw, "function": {**inner, "arguments": part.body}}
+            return
         kept = {key: value for key, value in part.raw.items() if key != "error"}
         part.body, part.raw = arguments, {**kept, "args": arguments, "type": "tool_call"}
 
     def retool(self, part: Part, name: str) -> None:
         """Give a call or a result another tool name."""
         part.name = name
-        part.raw = {**part.raw, "name": name} if part.kind is Kind.CALL else _with(part.raw, "name", name)
+        if part.kind is not Kind.CALL:
+            part.raw = _with(part.raw, "name", name)
+        elif isinstance(inner := part.raw.get("function"), dict):
+            part.raw = {**part.raw, "function": {**inner, "name": name}}
+        else:
+            part.raw = {**part.raw, "name": name}
 
     def bad_arguments(self, part: Part) -> Json | None:
-        """Return the arguments to send where the call's own are no object."""
-        return object_of(part.body)
+        """Return the arguments to send where the call's own are no object (in OpenAI's shape: no text of one)."""
+        return object_in_text(part.body) if "function" in part.raw else object_of(part.body)
 
     def refill(self, part: Part, words: str) -> None:
         """Give a text or a result other words."""
@@ -195,9 +235,9 @@ class LangChain:
     def tidy(self, part: Part) -> str | None:
         """A result's content is a text or blocks."""
         if isinstance(part.body, list):
-            if all(isinstance(block, str) or is_typed(block) for block in part.body):
+            if all(isinstance(block, str) or is_sound(block) for block in part.body):
                 return None
-            part.body = typed_blocks(part.body)
+            part.body = sound_blocks(part.body)
             part.raw = _with(part.raw, "content", part.body)
             return "bad-result"
         if isinstance(part.body, str):
@@ -234,16 +274,40 @@ def _listed(value: Value) -> list[Value]:
     return value if isinstance(value, list) else []
 
 
-def _call(call: Json) -> Part:
-    if "function" in call and isinstance(inner := call["function"], dict):
-        return Part(Kind.CALL, call, call.get("id"), name_of(inner.get("name")), inner.get("arguments"))
+def _call(call: Json, *, is_wrapped: bool) -> Part:
+    """Read an entry of `tool_calls`; only messages with a role may have it in OpenAI's shape."""
+    if isinstance(inner := call.get("function"), dict):
+        name, body = name_of(inner.get("name")), inner.get("arguments")
+        if not is_wrapped:
+            return Part(Kind.CALL, call, call.get("id"), name, body)
+        args = _arguments(body)
+        raw: Json = {"name": name, "args": args, "id": call.get("id"), "type": "tool_call"}
+        return Part(Kind.CALL, raw, call.get("id"), name, args, is_new=True)
     return Part(Kind.CALL, call, call.get("id"), name_of(call.get("name")), call.get("args"))
+
+
+def _arguments(text: Value) -> Value:
+    """The object in a JSON text, as it is where that is what the text holds."""
+    found = object_in_text(text)
+    return json.loads(text) if found is None else found
+
+
+def _among(calls: list[Part], unlisted: list[tuple[int, Part]]) -> list[Part]:
+    """Put calls that only the content has behind the listed ones that stand before them there."""
+    listed = list(enumerate(calls))
+    return [call for _, call in sorted([*listed, *unlisted], key=itemgetter(0))]
 
 
 def _is_mirrored(part: Part) -> bool:
     """Whether a content block only says again what `tool_calls` says."""
     raw = part.raw
     return part.kind is Kind.OPAQUE and isinstance(raw, dict) and raw.get("type") in ("tool_use", "tool_call")
+
+
+def _as_text(part: Part) -> Part:
+    """A call that stands in another's message can only be told."""
+    words = as_json(part.raw)
+    return Part(Kind.TEXT, {"type": "text", "text": words}, body=words, is_new=True)
 
 
 def _mirrored(before: Value, content: list[Value], calls: list[Part]) -> list[Value]:

@@ -11,6 +11,7 @@ class Mistral(OpenAIChat):
 
     name = "mistral"
     profile = "mistral"
+    is_type_needed = False
 
     def bad_arguments(self, part: Part) -> Json | None:
         """Return the arguments to send where the call's own are neither an object nor its text."""

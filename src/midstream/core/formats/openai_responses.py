@@ -12,13 +12,16 @@ from midstream.core.formats.parts import (
     Value,
     as_json,
     as_words,
+    is_sound,
     is_typed,
     joined,
     name_of,
     object_in_text,
     role_in,
+    sound_blocks,
     taken_apart,
     type_of,
+    words_of_block,
 )
 
 _ROLES = {
@@ -79,16 +82,14 @@ class OpenAIResponses:
         source: Json = turn.source or {"type": "message", "role": str(turn.role)}
         if role_in(_ROLES, source.get("role")) is not turn.role:
             source = {**source, "role": str(turn.role)}
-        if len(turn.parts) == 1 and (turn.parts[0].raw is None or turn.source is None):
+        if len(turn.parts) == 1 and (turn.parts[0].raw is None or turn.source is None or _is_plain(turn)):
             return {**source, "content": turn.parts[0].body}
-        kind = "output_text" if turn.role is Role.ASSISTANT else "input_text"
-        content = [{"type": kind, "text": part.body} if part.raw is None else part.raw for part in turn.parts]
+        content = [_text(part.body, turn.role) if part.raw is None else part.raw for part in turn.parts]
         return {**source, "content": content}
 
     def text(self, words: str, role: Role) -> Part:
         """Make a text chunk."""
-        kind = "output_text" if role is Role.ASSISTANT else "input_text"
-        return Part(Kind.TEXT, {"type": kind, "text": words}, body=words, is_new=True)
+        return Part(Kind.TEXT, _text(words, role), body=words, is_new=True)
 
     def call(self, call_id: str, name: str, arguments: Json) -> Part:
         """Make a function call item, without an item id."""
@@ -147,15 +148,12 @@ class OpenAIResponses:
     def tidy(self, part: Part) -> str | None:
         """An output is a text or chunks, and never missing."""
         body = part.body
-        if isinstance(body, str) or (isinstance(body, list) and body and all(map(is_typed, body))):
+        if isinstance(body, str) or (isinstance(body, list) and body and all(map(is_sound, body))):
             return None
         if part.raw.get("type") != "function_call_output" and body:
             return None
         if isinstance(body, list) and body:
-            part.body = [
-                chunk if is_typed(chunk) else {"type": "input_text", "text": as_words(chunk)}
-                for chunk in body
-            ]
+            part.body = sound_blocks(body, "input_text")
             part.raw = {**part.raw, "output": part.body}
             return "bad-result"
         self.refill(part, as_words(body) if body else "(no output)")
@@ -176,9 +174,26 @@ def _chunk(chunk: Value, role: Role = Role.USER) -> Part:
     if kind == wanted:
         return Part(Kind.TEXT, chunk, body=chunk.get("text"))
     if kind in (None, "input_text", "output_text", "text"):
-        words = as_words(chunk.get("text") if kind else chunk)
-        return Part(Kind.TEXT, {"type": wanted, "text": words}, body=words, is_new=True)
+        words = words_of_block(chunk)
+        return Part(Kind.TEXT, _text(words, role), body=words, is_new=True)
     return Part(Kind.MEDIA if kind in _MEDIA else Kind.OPAQUE, chunk, name="chunk")
+
+
+def _text(words: Value, role: Role) -> Json:
+    """A chunk of text; a reply's says what it cites."""
+    if role is Role.ASSISTANT:
+        return {"type": "output_text", "text": words, "annotations": []}
+    return {"type": "input_text", "text": words}
+
+
+def _is_plain(turn: Turn) -> bool:
+    """Whether this is a reply of one text, read from a chunk of another kind, in an item without an id.
+
+    Chunks of output belong into items with an id; without one a reply is a plain text to every reader of the API.
+    """
+    (part,) = turn.parts
+    is_text = turn.role is Role.ASSISTANT and part.kind is Kind.TEXT and part.is_new
+    return is_text and "id" not in (turn.source or {})
 
 
 def _chunks(content: Value, role: Role) -> list[Part]:

@@ -44,6 +44,7 @@ class _CallPiece(Struct):
     index: int | None = None
     id: str | None = None
     function: _Function = field(default_factory=_Function)
+    extra_content: Any = None  # Google's: `{"google": {"thought_signature": ...}}`
 
 
 class _Delta(Struct):
@@ -83,6 +84,7 @@ class _Call(Struct):
     id: str = ""
     name: str = ""
     arguments: list[str] = field(default_factory=list)
+    signature: str | None = None
 
 
 class ReplyReader:
@@ -140,7 +142,7 @@ class ReplyReader:
             raise ModelFilteredError("the server's content filter withheld the whole reply")
         finish = Finish.CALLS if self._calls and self._finish is Finish.STOP else self._finish
         requested = [
-            CallRequested(call.id, call.name, "".join(call.arguments))
+            CallRequested(call.id, call.name, "".join(call.arguments), call.signature)
             for _, call in sorted(self._calls.items())
         ]
         return [*requested, Finished(finish, self._model, self._usage)]
@@ -172,11 +174,19 @@ class ReplyReader:
         call = self._calls.setdefault(index, _Call())
         call.id = call.id or piece.id or ""
         call.name = call.name or piece.function.name or ""
+        call.signature = call.signature or _signature_in(piece.extra_content)
         arguments = piece.function.arguments
         if isinstance(arguments, dict):
             call.arguments.append(msgspec.json.encode(arguments).decode())
         elif arguments:
             call.arguments.append(arguments)
+
+
+def _signature_in(extra: object) -> str | None:
+    """Google's thought signature in the extras of a call."""
+    google = extra.get("google") if isinstance(extra, dict) else None
+    signature = google.get("thought_signature") if isinstance(google, dict) else None
+    return signature if isinstance(signature, str) and signature else None
 
 
 def _usage_of(usage: _Usage) -> Usage:

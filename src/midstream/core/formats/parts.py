@@ -7,7 +7,7 @@ read from, so what was valid stays byte for byte: signatures, cache markers, unk
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from enum import IntEnum, StrEnum
 from typing import Any, Protocol
 
@@ -99,41 +99,36 @@ class Mark(IntEnum):
     CALLS = 3
     ANSWER = 4
     SYSTEM = 5
+    MIXED = 6
+    """Results, and a user's words behind them."""
+    THOUGHT = 7
+    """Reasoning that is an item of its own."""
+    ITEM = 8
+    """What a hosted tool did, as an item of its own."""
 
 
-class Turn:
+class Turn(Struct, eq=False, gc=False):
     """One message (or item) of a history: who speaks, in parts.
 
     `source` is the object it was read from; it is written back untouched unless `is_changed`. `at` is its
     place in the input, or -1 for a turn made by a repair. A marked turn is beyond doubt: its parts are read
-    only when somebody asks for them.
+    only when somebody asks for them. Not watched by the garbage collector: nothing refers back to a turn.
     """
 
-    __slots__ = ("_parse", "_parts", "at", "faults", "ids", "is_changed", "mark", "reply", "role", "source")
-
-    def __init__(
-        self,
-        role: Role,
-        parts: list[Part] | None,
-        source: Value = None,
-        at: int = -1,
-        *,
-        is_changed: bool = False,
-        mark: int = 0,
-        parse: Callable[[Json, int], Turn] | None = None,
-    ) -> None:
-        self.role = role
-        self._parts = parts
-        self.source = source
-        self.at = at
-        self.is_changed = is_changed
-        self.mark = mark
-        self.faults: tuple[str, ...] = ()
-        """What only the format's reader can see, such as an empty `tool_calls` list."""
-        self.ids: list[str] | None = None
-        """Of a marked reply: the ids of all calls of its unit."""
-        self.reply = -1
-        self._parse = parse
+    role: Role
+    _parts: list[Part] | None
+    source: Value = None
+    at: int = -1
+    mark: int = 0
+    _parse: Callable[[Json, int], Turn] | None = None
+    ids: list[str] | None = None
+    """Of a marked reply: the ids of all calls of its unit."""
+    is_changed: bool = False
+    faults: tuple[str, ...] = ()
+    """What only the format's reader can see, such as an empty `tool_calls` list."""
+    reply: int = -1
+    is_tidy: bool = False
+    """Not marked, but found sendable by itself: only what stands around it is in doubt."""
 
     @property
     def parts(self) -> list[Part]:
@@ -266,10 +261,21 @@ def _object_in(text: str, *, depth: int) -> Json:
     except (ValueError, RecursionError):
         return {RAW: text}
     if isinstance(found, dict):
-        return found
+        return _whole(found)
     if isinstance(found, str) and depth:
         return _object_in(found, depth=depth - 1)
     return {} if found is None else {RAW: text}
+
+
+def _whole(found: Json) -> Json:
+    """Return the object without the halves of characters that its text spelled as escapes."""
+    try:
+        msgspec.json.encode(found)
+    except UnicodeEncodeError:
+        text = as_json(found).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        mended: Json = json.loads(text)
+        return mended
+    return found
 
 
 def is_typed(block: Value) -> bool:
@@ -277,9 +283,33 @@ def is_typed(block: Value) -> bool:
     return isinstance(block, dict) and isinstance(block.get("type"), str)
 
 
-def typed_blocks(content: list[Value]) -> list[Value]:
-    """Return a result's blocks with those that do not say what they are written as text."""
-    return [block if is_typed(block) else {"type": "text", "text": as_words(block)} for block in content]
+_TEXTS = frozenset({"text", "input_text", "output_text"})
+
+
+def is_sound(block: Value) -> bool:
+    """Whether this is a block that says what it is, and whose text is one."""
+    return is_typed(block) and (block["type"] not in _TEXTS or isinstance(block.get("text"), str))
+
+
+def sound_blocks(content: list[Value], kind: str = "text") -> list[Value]:
+    """Return a result's blocks with those that are not sound written as text, of the format's own kind."""
+    return [block if is_sound(block) else {"type": kind, "text": words_of_block(block)} for block in content]
+
+
+def words_of_block(block: Value) -> str:
+    """The words of a block that is not sound: its text, if it has one, else all of it."""
+    if isinstance(block, dict) and ("text" in block or type_of(block) in _TEXTS):
+        return as_words(block.get("text"))
+    return as_words(block)
+
+
+def one_each(block: Value, keys: Container[str]) -> list[Value]:
+    """Take apart a block that holds several things where each must hold one; the rest goes with the first."""
+    found = [key for key in block if key in keys] if isinstance(block, dict) else []
+    if found == found[:1]:
+        return [block]
+    first = {key: value for key, value in block.items() if key == found[0] or key not in found}
+    return [first, *({key: block[key]} for key in found[1:])]
 
 
 def as_json(value: Value) -> str:

@@ -94,8 +94,9 @@ class PydanticAI:
         self.refill(first, both_words(as_words(first.body), as_words(second.body)))
 
     def tidy(self, part: Part) -> str | None:
-        """Any JSON value may be returned; a retry needs words."""
-        if isinstance(part.body, str) and not part.body.strip():
+        """Any JSON value may be returned, but something must be; a retry needs words."""
+        is_blank = isinstance(part.body, str) and not part.body.strip()
+        if is_blank or "content" not in part.raw:
             self.refill(part, "(failed without a message)" if part.failed else "(no output)")
             return "empty-result"
         if part.raw.get("part_kind") == _RETRY and not part.body:
@@ -108,9 +109,23 @@ def _is_kind(raw: Value) -> bool:
     return isinstance(raw, dict) and isinstance(raw.get("part_kind"), str)
 
 
+def _kind_by_keys(raw: Value) -> str | None:
+    """What a part without a kind must be, by the keys that only one kind has."""
+    if not isinstance(raw, dict):
+        return None
+    if "tool_name" in raw and "tool_call_id" in raw:
+        return "tool-call" if "args" in raw else "tool-return" if "content" in raw else None
+    return "thinking" if isinstance(raw.get("content"), str) and "signature" in raw else None
+
+
 def _part(raw: Value) -> Part:
     if not _is_kind(raw):
-        words = as_words(raw)
+        kind = _kind_by_keys(raw)
+        if kind is not None:
+            part = _part({**raw, "part_kind": kind})
+            part.is_new = True
+            return part
+        words = as_words(raw.get("content", raw) if isinstance(raw, dict) else raw)
         return Part(Kind.TEXT, {"content": words, "part_kind": "user-prompt"}, body=words, is_new=True)
     kind, content = raw.get("part_kind"), raw.get("content")
     if kind in ("user-prompt", "text"):

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from midstream.core.formats.parts import Kind, Mark, Role, Turn
+from midstream.core.repair.systems import settle_systems
 from midstream.core.repair.task import Task, is_silent, stands_in
 from midstream.core.repair.words import FIRST, GO_ON, NO_REPLY
 
 _SPEAKERS = (Role.USER, Role.ASSISTANT)
+_ITEMS = (Kind.THINKING, Kind.OPAQUE)
+"""What stands for itself in a flat list: reasoning, and what a hosted tool did."""
 
 
 def settle_edges(turns: list[Turn], task: Task) -> list[Turn]:
     """Return the turns with a first one that may be first and no two neighbours that may not be."""
     profile = task.profile
-    turns = _begun(turns, task)
+    turns = settle_systems(_begun(turns, task), task)
     if not profile.mixes_results and task.is_grouped:
         turns = _unmixed(turns, task)
     if profile.alternates != "no" or profile.call_follows_user:
         turns = _joined(turns, task)
     if profile.alternates == "spoken":
+        if task.form.name == "pydantic-ai":
+            turns = [piece for turn in turns for piece in _one_prompt_each(turn)]
         turns = _spoken(turns, task)
     return turns
 
@@ -123,12 +130,35 @@ def _can_join(before: Turn, turn: Turn, task: Task) -> bool:
     return task.profile.mixes_results or is_silent(before) == is_silent(turn)
 
 
+def _one_prompt_each(turn: Turn) -> list[Turn]:
+    """Take a request with several prompts apart: pydantic-ai sends each as a message of its own."""
+    if turn.role is not Role.USER or turn.mark:
+        return [turn]
+    prompts = [place for place, part in enumerate(turn.parts) if part.kind is Kind.TEXT]
+    edges = [0, *prompts[1:], len(turn.parts)]
+    if len(edges) == 2:  # noqa: PLR2004 - nothing but its two ends
+        return [turn]
+    return [
+        Turn(Role.USER, turn.parts[start:end], turn.source, turn.at, is_changed=True)
+        for start, end in pairwise(edges)
+    ]
+
+
+def _is_unheard(turn: Turn, task: Task) -> bool:
+    """Whether a template does not count this: the talk with tools, and items that are no message."""
+    if is_silent(turn) or turn.mark == Mark.ITEM:
+        return True
+    if not task.is_flat or turn.role is not Role.ASSISTANT or turn.mark:
+        return False
+    return all(part.kind in _ITEMS and part.name != "chunk" for part in turn.parts)
+
+
 def _spoken(turns: list[Turn], task: Task) -> list[Turn]:
     """Let user and assistant take turns, not counting calls and results."""
     out: list[Turn] = []
     expected = Role.USER
     for turn in turns:
-        if turn.role not in _SPEAKERS or is_silent(turn):
+        if turn.role not in _SPEAKERS or _is_unheard(turn, task):
             out.append(turn)
             continue
         if turn.role is not expected:

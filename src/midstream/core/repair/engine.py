@@ -13,7 +13,7 @@ from midstream.core.repair.reading import sendable, turns_of
 from midstream.core.repair.reasoning import settle_reasoning
 from midstream.core.repair.report import Advice, Repaired
 from midstream.core.repair.signatures import odd_signatures
-from midstream.core.repair.systems import place_systems
+from midstream.core.repair.systems import place_system_parts, place_systems
 from midstream.core.repair.task import Task
 from midstream.core.repair.tidy import tidy_turns
 
@@ -36,18 +36,35 @@ def repaired(
     """
     task = Task(form=form, profile=profile, is_live=live_tail, model=model, outcomes=outcomes)
     clean = sendable(messages, task)
-    marks = Marks(clean, form.name, profile)
+    marks = Marks(clean, form.name, profile, model=model)
     if profile.signs == "anthropic" and task.is_grouped:
         task.odd_signatures = odd_signatures(clean)
         if task.odd_signatures:
             marks.doubt_signatures(task.odd_signatures)
-    needs_walk = (thinking and profile.is_thinking_signed) or (task.is_flat and model)
-    if clean is messages and not needs_walk and marks.are_all_fine(profile):
+    is_walked = clean is not messages or (task.is_flat and model is not None)
+    if not is_walked and marks.are_all_fine(system=system, thinking=thinking):
+        turns = turns_of(messages, task, marks) if thinking else []
         has_calls = Mark.CALLS in marks.marks
-        return Repaired(messages, system, (), _advice(profile, has_calls=has_calls, thinking=None))
+        return Repaired(
+            messages, system, (), advice_for(turns, profile, has_calls=has_calls, thinking=thinking)
+        )
+    return walked(messages, clean, task, marks, system=system, thinking=thinking)
+
+
+def walked(
+    messages: list[Value],
+    clean: list[Value],
+    task: Task,
+    marks: Marks,
+    *,
+    system: Value = None,
+    thinking: bool | None = None,
+) -> Repaired:
+    """Take every step; `clean` is what can be sent of the messages, and `marks` says what to step over."""
+    form, profile = task.form, task.profile
     turns = turns_of(clean, task, marks)
     turns, system = place_systems(turns, system, task)
-    turns = tidy_turns(turns, task)
+    turns = place_system_parts(tidy_turns(turns, task), task)
     pairing = Pairing(turns, task)
     turns = pairing.run()
     settle_ids(pairing.turns, pairing.calls, pairing.stepped, task)
@@ -55,34 +72,30 @@ def repaired(
     turns = settle_edges(turns, task)
     turns = settle_reasoning(turns, task, thinking=thinking)
     edits = tuple(task.report.edits)
-    advice = advice_for(turns, profile, thinking=thinking)
+    has_calls = any(turn.has_calls for turn in turns)
+    advice = advice_for(turns, profile, has_calls=has_calls, thinking=thinking)
     if not edits:
         return Repaired(messages, system, (), advice)
     written = [turn.source if not turn.is_changed else form.build(turn) for turn in turns]
     return Repaired(written, system, edits, advice)
 
 
-def advice_for(turns: list[Turn], profile: Profile, *, thinking: bool | None) -> Advice:
+def advice_for(turns: list[Turn], profile: Profile, *, has_calls: bool, thinking: bool | None) -> Advice:
     """Say what the coming request should be sent with."""
-    has_calls = any(turn.has_calls for turn in turns)
     is_lost = thinking is True and profile.is_thinking_signed and _lost_thinking(turns)
-    return _advice(profile, has_calls=has_calls, thinking=False if is_lost else None)
-
-
-def _advice(profile: Profile, *, has_calls: bool, thinking: bool | None) -> Advice:
     tools = True if has_calls and profile.name.startswith("bedrock") else None
-    return Advice(thinking=thinking, tools=tools)
+    return Advice(thinking=False if is_lost else None, tools=tools)
 
 
 def _lost_thinking(turns: list[Turn]) -> bool:
     """Whether the tool loop in progress began without a thought: then thinking cannot go on in it."""
     opening: Turn | None = None
-    for number in range(len(turns) - 1, -1, -1):
-        turn = turns[number]
+    is_tail = True  # what the user says behind the last results is read as one turn with them
+    for turn in reversed(turns):
         if turn.role is Role.ASSISTANT:
             if not turn.has_calls:
                 break
-            opening = turn
-        elif number < len(turns) - 1 and any(part.kind is not Kind.RESULT for part in turn.parts):
+            opening, is_tail = turn, False
+        elif not is_tail and any(part.kind is not Kind.RESULT for part in turn.parts):
             break
     return opening is not None and opening.parts[0].kind is not Kind.THINKING

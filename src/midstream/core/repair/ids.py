@@ -1,7 +1,7 @@
 """Call ids: what the profile cannot take gets a new one, call and result together.
 
-New ids follow from the old one and the place of its message, so that the same history always gets the same
-ids and an appended message changes none of them.
+New ids follow from the old one, or from the call where there is none, so that the same history always gets the
+same ids, an appended message changes none of them, and it does not matter how many messages a repair put before.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import hashlib
 import re
 from collections.abc import Iterable
 
-from midstream.core.formats.parts import Part, Turn
+from midstream.core.formats.chat import named_answer
+from midstream.core.formats.parts import Part, Turn, as_words
 from midstream.core.profiles import Profile
 from midstream.core.repair.names import takes_name
 from midstream.core.repair.task import Task
@@ -26,20 +27,26 @@ def settle_ids(turns: list[Turn], calls: list[Part], others: Iterable[str], task
     taken = {call.id for call in calls if isinstance(call.id, str)}
     taken.update(others)
     namer = Namer(task.profile, taken)
+    takes_id = task.profile.id_test()
     reply = -1
     for call in calls:
         if task.profile.ids_are_unique == "reply" and call.reply != reply:
             namer.seen.clear()
         reply = call.reply
-        old, place = call.id, turns[call.turn].at
+        old = call.id
         if not call.is_by_name:
-            if not task.profile.takes_id(old):
-                _rename(turns, call, namer.new(old, place), "bad-id", task)
+            if not takes_id(old):
+                _rename(turns, call, namer.new(old, _nameless(call)), "bad-id", task)
             elif call.is_repeat or old in namer.seen:
-                _rename(turns, call, namer.new(old, place), "repeated-id", task)
+                _rename(turns, call, namer.new(old, _nameless(call)), "repeated-id", task)
             namer.seen.add(str(call.id))
         for result in call.answers or ():
             _follow(turns, call, result, task)
+
+
+def _nameless(call: Part) -> str:
+    """An id for a call that came without one: by what it asks for."""
+    return f"call_{_digest(f'{call.name} {as_words(call.body)}')[:_DIGEST_CHARS]}"
 
 
 def _rename(turns: list[Turn], call: Part, new_id: str, code: str, task: Task) -> None:
@@ -52,14 +59,24 @@ def _rename(turns: list[Turn], call: Part, new_id: str, code: str, task: Task) -
 
 def _follow(turns: list[Turn], call: Part, result: Part, task: Task) -> None:
     """A result bears the id (and, where results have names, the name) of its call."""
-    if not call.is_by_name and not result.is_by_name and result.id != call.id:
+    form = task.form.name
+    if call.is_by_name and not result.is_by_name and form != "gemini":
+        named_answer(result, call.name)
+        turns[result.turn].is_changed = True
+    elif not call.is_by_name and result.id != call.id and (not result.is_by_name or form != "gemini"):
         task.form.rename(result, str(call.id))
         turns[result.turn].is_changed = True
-    form = task.form.name
-    if result.name != call.name and (form == "gemini" or (result.name and not takes_name(result.name, form))):
+    if result.name != call.name and (form == "gemini" or _is_misnamed(result, form)):
         task.form.retool(result, call.name)
         turns[result.turn].is_changed = True
         task.report.tell("foreign-result-name", turns[result.turn].at, "named as its call")
+
+
+def _is_misnamed(result: Part, form: str) -> bool:
+    """Whether a result bears a name that no tool can have; none at all is none."""
+    if result.name:
+        return not takes_name(result.name, form)
+    return isinstance(result.raw, dict) and result.raw.get("name") not in (None, "")
 
 
 class Namer:
@@ -72,9 +89,9 @@ class Namer:
         self.taken = taken
         self.next: dict[str, int] = {}
 
-    def new(self, old: object, place: int) -> str:
-        """Return an id for a call of the message at this place, which had this one."""
-        stem = old if isinstance(old, str) and old.strip() else f"call_{place}"
+    def new(self, old: object, otherwise: str) -> str:
+        """Return an id for a call that had this one, or none: then one like `otherwise`."""
+        stem = old if isinstance(old, str) and old.strip() else otherwise
         if self.profile.id_size_exact:
             return self._exact(stem)
         plain = stem if self.profile.takes_id(stem) else self._plain(stem)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from midstream.core.formats.parts import Kind, Part, Role, Turn
-from midstream.core.repair.task import Task
-from midstream.core.repair.words import NOT_STARTED, ORPHAN, OUTCOMES, SECOND, UNKNOWN
+from midstream.core.formats.parts import Kind, Mark, Part, Role, Turn
+from midstream.core.repair.task import Task, stands_in
+from midstream.core.repair.words import ATTACHED, NOT_STARTED, ORPHAN, OUTCOMES, SECOND, UNKNOWN
 
 
 class Layout:
@@ -18,6 +18,10 @@ class Layout:
         self.out: list[Turn] = []
         self.settled: set[int] = set()
         """Results that stand where they belong."""
+        self.splits = False
+        """Whether an earlier reply has its results in several user messages, as its application writes them."""
+        self.taken: list[Part] = []
+        """Attachments of orphans that stood in a reply."""
 
     def run(self) -> list[Turn]:
         """Return the turns in order."""
@@ -25,6 +29,8 @@ class Layout:
         while here < count:
             turn = self.turns[here]
             if turn.mark:
+                if self.task.is_grouped and here and turn.mark in (Mark.ANSWER, Mark.MIXED):
+                    self.splits = self.splits or self.turns[here - 1].mark == Mark.ANSWER
                 self.out.append(turn)
                 here += 1
             elif turn.role is Role.ASSISTANT and turn.has_calls:
@@ -32,11 +38,15 @@ class Layout:
             else:
                 self._other(turn)
                 here += 1
+            if self.taken:
+                shown = [self.task.form.text(ATTACHED, Role.USER), *self.taken]
+                self.out.append(Turn(Role.USER, shown, is_changed=True))
+                self.taken = []
         return self.out
 
     def _reply(self, here: int) -> int:
         """Write the reply at `here` and its results; return the number of the next turn."""
-        end = self._end_of_reply(here)
+        end, start = self._end_of_reply(here), len(self.out)
         for turn in self.turns[here:end]:
             if turn.role is Role.ASSISTANT and any(part.kind is Kind.RESULT for part in turn.parts):
                 turn.parts, turn.is_changed = self._without_results(turn.parts, turn), True
@@ -47,13 +57,22 @@ class Layout:
             after, last = self._grouped(end, mine)
         else:
             after, last = self._separate(end, mine)
-        moved, made = self._missing(calls, is_tail=after >= len(self.turns))
-        if moved or made:
-            self._add(moved, made, last)
+        added = self._missing(calls, is_tail=self._is_tail(end, after))
+        if any(map(_is_moved, added)):
+            added, last = self._with_stand_ins(calls, added, last, start + end - here)
+        if added:
+            self._add(added, last)
         if not self.task.is_grouped:
             for turn in self.turns[end:after]:
                 self._stray(turn)
         return after
+
+    def _is_tail(self, end: int, after: int) -> bool:
+        """Whether nothing follows the reply and its results; orphans among them will be words of the user."""
+        if after < len(self.turns):
+            return False
+        answers = self.turns[end:after]
+        return self.task.is_grouped or all(turn.parts[0].owner is not None for turn in answers)
 
     def _end_of_reply(self, here: int) -> int:
         """A flat list has no messages: the calls in a row are one reply."""
@@ -92,6 +111,7 @@ class Layout:
             here += 1
             if others:
                 break
+        self.splits = self.splits or here - start > 1
         return here, last
 
     def _tell_moved(self, turn: Turn, answer: Part) -> None:
@@ -115,28 +135,50 @@ class Layout:
         if id(turn.parts[0]) not in self.settled:
             self._other(turn)
 
-    def _missing(self, calls: list[Part], *, is_tail: bool) -> tuple[list[Part], list[Part]]:
-        """Return the results that stand elsewhere, and new ones for the calls that have none."""
-        moved: list[Part] = []
-        made: list[Part] = []
+    def _missing(self, calls: list[Part], *, is_tail: bool) -> list[Part]:
+        """Return the results that stand elsewhere and new ones for the calls that have none, in the calls' order."""
+        added: list[Part] = []
         for call in calls:
             if call.answers:
                 result = call.answers[0]
                 if id(result) not in self.settled:
                     self.settled.add(id(result))
-                    moved.append(result)
+                    added.append(result)
                     place = self.read[result.turn].at
-                    self.task.report.tell(
-                        "misplaced-result", place, "moved to its call", call_id=_text(call.id)
-                    )
+                    self.task.report.tell("misplaced-result", place, "moved to its call", call_id=call.id)
             elif not (is_tail and self.task.is_live):
                 words = self._outcome(call)
-                made.append(self.task.form.answer(call, words, is_failed=True))
+                added.append(self.task.form.answer(call, words, is_failed=True))
                 at = self.read[call.turn].at
-                self.task.report.tell(
-                    "dangling-call", at, "added a result that says so", call_id=_text(call.id)
-                )
-        return moved, made
+                self.task.report.tell("dangling-call", at, "added a result that says so", call_id=call.id)
+        return added
+
+    def _with_stand_ins(
+        self, calls: list[Part], added: list[Part], last: Turn | None, start: int
+    ) -> tuple[list[Part], Turn | None]:
+        """Take out what stands in and put it among the late results, in the calls' order.
+
+        An earlier repair wrote it there: now it stands where it would if the results had never been late.
+        """
+        here = {id(part) for part in added}
+        late = [call.answers[0] for call in calls if call.answers and id(call.answers[0]) not in here]
+        gone = {id(part) for part in late if stands_in(part)}
+        if not gone:
+            return added, last
+        kept = self.out[:start]
+        for turn in self.out[start:]:
+            parts = [part for part in turn.parts if id(part) not in gone]
+            if len(parts) == len(turn.parts):
+                kept.append(turn)
+            elif parts:
+                turn.parts, turn.is_changed = parts, True
+                kept.append(turn)
+        last = kept[-1] if len(kept) > start else None
+        self.out = kept
+        made = iter([part for part in added if not _is_moved(part)])
+        ordered = [call.answers[0] if call.answers else next(made, None) for call in calls]
+        wanted = here | gone
+        return [part for part in ordered if part is not None and id(part) in wanted], last
 
     def _outcome(self, call: Part) -> str:
         """What to tell the model: what the caller knows, else what can be seen from the call."""
@@ -146,31 +188,27 @@ class Layout:
         was_cut = call.failed or (isinstance(call.raw, dict) and call.raw.get("status") == "incomplete")
         return NOT_STARTED if was_cut else UNKNOWN
 
-    def _add(self, moved: list[Part], made: list[Part], last: Turn | None) -> None:
+    def _add(self, added: list[Part], last: Turn | None) -> None:
         """Write results that were missing, after those that were there."""
         if not self.task.is_grouped:
-            for result in moved:
-                turn = self.read[result.turn]
-                is_whole = turn.role is Role.TOOL
-                self.out.append(turn if is_whole else Turn(Role.TOOL, [result], is_changed=True))
-            self.out += [Turn(Role.TOOL, [result], is_changed=True) for result in made]
+            for result in added:
+                turn = self.read[result.turn] if _is_moved(result) else None
+                is_whole = turn is not None and turn.role is Role.TOOL
+                self.out.append(turn if turn and is_whole else Turn(Role.TOOL, [result], is_changed=True))
             return
-        whole = self._whole_turn(moved) if moved and not made else None
+        whole = self._whole_turn(added) if all(map(_is_moved, added)) else None
         if whole is not None and last is not None and self._is_of_results(last):
             self.out.append(whole)
             return
         if last is not None and self._is_split(last):
-            self.out.append(Turn(Role.USER, [*moved, *made], is_changed=True))
+            self.out.append(Turn(Role.USER, added, is_changed=True))
             return
         if last is not None:
             count = sum(1 for part in last.parts if part.kind is Kind.RESULT and id(part) in self.settled)
-            last.parts = [*last.parts[:count], *moved, *made, *last.parts[count:]]
+            last.parts = [*last.parts[:count], *added, *last.parts[count:]]
             last.is_changed = True
             return
-        if whole is not None:
-            self.out.append(whole)
-            return
-        self.out.append(Turn(Role.USER, [*moved, *made], is_changed=True))
+        self.out.append(whole or Turn(Role.USER, added, is_changed=True))
 
     def _is_of_results(self, last: Turn) -> bool:
         """Whether another user message of results may follow this one: both are read as one turn."""
@@ -178,13 +216,12 @@ class Layout:
 
     def _is_split(self, last: Turn) -> bool:
         """Whether this reply's results stand in several user messages: a new one changes none of them."""
+        if not self._is_of_results(last):
+            return False
         before = self.out[-2]
-        return (
-            self.task.profile.joins_users
-            and before.role is Role.USER
-            and not before.mark
-            and all(part.kind is Kind.RESULT for part in (*before.parts, *last.parts))
-        )
+        if before.role is not Role.USER or before.mark:
+            return self.splits
+        return all(part.kind is Kind.RESULT for part in before.parts)
 
     def _whole_turn(self, moved: list[Part]) -> Turn | None:
         """The turn that holds just these results: it moves as it is."""
@@ -219,9 +256,18 @@ class Layout:
                 note = f"{SECOND if part.is_second else ORPHAN} {words}".rstrip()
                 code = "repeated-result" if part.is_second else "orphan-result"
                 role = Role.ASSISTANT if turn.role is Role.ASSISTANT else Role.USER
-                kept += [self.task.form.text(note, role), *others]
-                self.task.report.tell(code, turn.at, "kept as a user's words", call_id=_text(part.id))
+                kept.append(self.task.form.text(note, role))
+                if role is Role.ASSISTANT and not self.task.profile.replies_show_files:
+                    self.taken += others
+                else:
+                    kept += others
+                self.task.report.tell(code, turn.at, "kept as a user's words", call_id=part.id)
         return kept
+
+
+def _is_moved(result: Part) -> bool:
+    """Whether a result was read somewhere, and not made."""
+    return result.turn >= 0
 
 
 def _answers(part: Part, mine: set[int]) -> bool:
@@ -230,9 +276,5 @@ def _answers(part: Part, mine: set[int]) -> bool:
 
 def _is_item_of_reply(turn: Turn) -> bool:
     if turn.role is not Role.ASSISTANT or turn.mark:
-        return False
+        return turn.mark == Mark.THOUGHT
     return all(part.kind in (Kind.CALL, Kind.THINKING) for part in turn.parts)
-
-
-def _text(call_id: object) -> str | None:
-    return call_id if isinstance(call_id, str) else None

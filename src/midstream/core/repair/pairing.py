@@ -8,11 +8,14 @@ call that does.
 from __future__ import annotations
 
 from collections import deque
+from functools import cached_property
 
 from midstream.core.formats.parts import Kind, Mark, Part, Role, Turn, Value
 from midstream.core.repair.task import Task, stands_in
 
 Key = tuple[str, Value]
+Waiting = list[Part] | deque[Part]
+"""The calls of one reply that wait for one id: almost always one, and a deque is a costly thing to hold one."""
 
 _COPY_DISTANCE_MAX = 8
 """In messages. A retry writes its copy next to the first; a bound keeps the walk linear."""
@@ -26,7 +29,7 @@ class Pairing:
         self.task = task
         self.goes_by_name = task.form.name == "gemini"
         self.calls: list[Part] = []
-        self.waiting: dict[Key, list[deque[Part]]] = {}
+        self.waiting: dict[Key, list[Waiting]] = {}
         """Per id, the replies with calls that wait for it, the latest last."""
         self.done: dict[Key, Part] = {}
         """Per id, the call that was answered last."""
@@ -44,6 +47,10 @@ class Pairing:
         """Ids of the calls that were read."""
         self.is_list_unique = task.profile.ids_are_unique == "list"
         self.is_mixed_up = False
+        self.thinking: dict[int, bool] = {}
+        """By a turn's identity, whether it thinks."""
+        self.forgotten: set[int] = set()
+        """Calls that turned out to be the copy of a later one."""
 
     def run(self) -> list[Turn]:
         """Give each result its call (`owner`) and each call its results (`answers`)."""
@@ -58,7 +65,7 @@ class Pairing:
                 is_replying = False
             turn.reply = reply
             if turn.mark and (turn.ids is None or self._step_over(turn, number)):
-                is_near = is_near and turn.mark != Mark.USER
+                is_near = is_near and turn.mark not in (Mark.USER, Mark.MIXED)
                 continue
             for part in turn.parts:
                 part.turn = number
@@ -69,7 +76,11 @@ class Pairing:
                     self._consume(part, reply, is_near=is_near)
                 elif role is Role.USER:
                     is_near = False
+        if self.forgotten:
+            self.calls = [call for call in self.calls if id(call) not in self.forgotten]
         self._find_early()
+        self._read_stand_ins()
+        self._find_replaced()
         self._relink()
         if self.is_mixed_up:
             self.calls.sort(key=lambda call: call.turn)
@@ -77,14 +88,17 @@ class Pairing:
         return self._without_copies()
 
     def _step_over(self, turn: Turn, number: int) -> bool:
-        """Note the ids of a marked reply; false if one of them was used before and it must be read."""
+        """Note the ids of a marked reply; false if one of them is in use and it must be read."""
         ids = turn.ids or []
-        if self.is_list_unique and not (
-            self.armed.isdisjoint(ids) and (not self.stepped or self.stepped.keys().isdisjoint(ids))
-        ):
+        if self.is_list_unique:
+            is_used = not (self.armed.isdisjoint(ids) and self.stepped.keys().isdisjoint(ids))
+        else:  # it may be a copy of a reply that still waits
+            is_used = not self.armed.isdisjoint(ids) and any(self.waiting.get(("id", name)) for name in ids)
+        if is_used:
             for other in self._unit(number):
                 other.mark = Mark.DOUBT
             return False
+        self.named = {}
         for call_id in ids:
             self.stepped[call_id] = number
             self.done.pop(("id", call_id), None)
@@ -92,40 +106,97 @@ class Pairing:
 
     def _unit(self, number: int) -> list[Turn]:
         """The marked turns that make one reply with its results."""
-        count = len(self.turns[number].ids or ())
-        size = 2 if self.task.is_grouped else 2 * count if self.task.is_flat else 1 + count
-        return self.turns[number : number + size]
+        end, count = number + 1, len(self.turns)
+        while end < count and self.turns[end].mark == Mark.CALLS:
+            end += 1
+        while end < count and self.turns[end].mark in (Mark.ANSWER, Mark.MIXED):
+            end += 1
+        return self.turns[number:end]
 
     def _read_again(self, call_id: object) -> None:
         """Read a reply that was stepped over: one of its calls has another result."""
         number = self.stepped.get(call_id) if isinstance(call_id, str) else None
-        if number is None:
-            return
-        calls: dict[object, Part] = {}
+        if number is not None:
+            self._read_unit(number)
+
+    def _read_unit(self, number: int) -> None:
+        calls: dict[Key, deque[Part]] = {}
         for place, turn in enumerate(self._unit(number), start=number):
             turn.mark = Mark.DOUBT
             for part in turn.parts:
                 part.turn = place
                 if part.kind is Kind.CALL:
                     part.reply = turn.reply
-                    calls[part.id] = part
+                    calls.setdefault(_key(part), deque()).append(part)
                     self.calls.append(part)
                     self.stepped.pop(str(part.id), None)
                     self.armed.add(str(part.id))
                 elif part.kind is Kind.RESULT:
-                    self._give(calls[part.id], part)
+                    self._give(calls[_key(part)].popleft(), part)
         self.is_mixed_up = True
+
+    def _read_stand_ins(self) -> None:
+        """Read the marked replies that a stray result may belong to: those answered by what only stands in."""
+        replies = {reply for reply, _, _ in self.strays}
+        is_any = any(self._has_no_id(result) for _, _, result in self.strays)
+        number, count = 0, len(self.turns) if self.strays else 0
+        while number < count:
+            turn = self.turns[number]
+            if turn.mark != Mark.CALLS or not (is_any or turn.reply in replies):
+                number += 1
+                continue
+            unit = self._unit(number)
+            answers = [part for other in unit for part in other.parts if part.kind is Kind.RESULT]
+            if any(map(stands_in, answers)):
+                self._read_unit(number)
+            number += len(unit)
+
+    def _has_no_id(self, result: Part) -> bool:
+        """Whether a result may be found by the tool's name; Gemini's may have an id that its call lacks."""
+        return result.is_by_name or (self.goes_by_name and _key(result)[1] not in self.borne)
+
+    def _find_replaced(self) -> None:
+        """Where results have no ids, a stray one takes the place of the latest stand-in under its name."""
+        if not any(self._has_no_id(result) for _, _, result in self.strays):
+            return
+        stood: dict[str, deque[Part]] = {}
+        for call in sorted(self.calls, key=lambda call: call.turn):
+            if call.is_by_name and call.answers is not None and _is_open(call):
+                stood.setdefault(call.name, deque()).append(call)
+        waiting: dict[str, list[deque[Part]]] = {}
+        left: list[tuple[int, bool, Part]] = []
+        for stray in self.strays:
+            reply, _, result = stray
+            calls = stood.get(result.name, deque())
+            replies = waiting.setdefault(result.name, [])
+            while calls and calls[0].reply <= reply:
+                call = calls.popleft()
+                if replies and replies[-1][0].reply == call.reply:
+                    replies[-1].append(call)
+                else:
+                    replies.append(deque([call]))
+            if not replies or not self._has_no_id(result):
+                left.append(stray)
+                continue
+            self._give(replies[-1].popleft(), result)
+            if not replies[-1]:
+                replies.pop()
+        self.strays = left
 
     def _arm(self, call: Part, turn: Turn) -> None:
         key = _key(call)
         replies = self.waiting.setdefault(key, [])
         if replies and not call.is_by_name and call.id and self._is_copy(call, replies[-1][-1], turn):
-            self.copies.add(id(call))
-            return
+            if not self._thinks_more(turn, replies[-1][-1]):
+                self.copies.add(id(call))
+                return
+            self._forget(replies)
         if replies and replies[-1][0].reply == call.reply:
+            if len(replies[-1]) == 1:
+                replies[-1] = deque(replies[-1])
             replies[-1].append(call)
         else:
-            replies.append(deque([call]))
+            replies.append([call])
         self.calls.append(call)
         if isinstance(call.id, str):
             call.is_repeat = self.is_list_unique and call.id in self.stepped
@@ -149,6 +220,29 @@ class Pairing:
         how = "dropped the copy"
         self.task.report.tell("repeated-call", turn.at, how, call_id=call.id)
         return True
+
+    def _thinks_more(self, turn: Turn, other: Part) -> bool:
+        """Whether this reply has the signed thinking that its copy before it lost: then that one goes."""
+        if not self.task.profile.is_thinking_signed or not self._thinks(turn):
+            return False
+        before = self.turns[other.turn]
+        return before is not turn and not before.mark and not self._thinks(before)
+
+    def _thinks(self, turn: Turn) -> bool:
+        """Whether a turn holds thinking; what was not signed is gone already. Asked once for each of its calls."""
+        known = self.thinking.get(id(turn))
+        if known is None:
+            known = any(part.kind is Kind.THINKING for part in turn.parts)
+            self.thinking[id(turn)] = known
+        return known
+
+    def _forget(self, replies: list[Waiting]) -> None:
+        """Take the call that was armed last for this id for the copy."""
+        other = replies[-1].pop()
+        if not replies[-1]:
+            replies.pop()
+        self.copies.add(id(other))
+        self.forgotten.add(id(other))
 
     def _consume(self, result: Part, reply: int, *, is_near: bool) -> None:
         call = self._waiting_for(_key(result))
@@ -176,7 +270,7 @@ class Pairing:
         replies = self.waiting.get(key)
         if not replies:
             return None
-        call = replies[-1].popleft()
+        call = _first(replies[-1])
         if not replies[-1]:
             replies.pop()
         return call
@@ -184,7 +278,7 @@ class Pairing:
     def _waiting_by_name(self, result: Part) -> Part | None:
         """Find a call of the present reply when only one side has an id."""
         if not result.is_by_name:
-            return self._waiting_for(("name", result.name))
+            return None if _key(result)[1] in self.borne else self._waiting_for(("name", result.name))
         calls = self.named.get(result.name)
         while calls:
             call = calls.popleft()
@@ -192,6 +286,13 @@ class Pairing:
                 self._take(call)
                 return call
         return None
+
+    @cached_property
+    def borne(self) -> set[Value]:
+        """The ids that calls have, anywhere: a result with one of them belongs to no call without an id."""
+        marked = {call_id for turn in self.turns for call_id in turn.ids or ()}
+        read = (part for turn in self.turns if not turn.mark for part in turn.parts)
+        return marked | {part.id for part in read if part.kind is Kind.CALL and isinstance(part.id, str)}
 
     def _take(self, call: Part) -> None:
         """A call is answered by another way than its id: it waits no longer."""
@@ -217,7 +318,7 @@ class Pairing:
         for reply, is_near, result in self.strays:
             replies = self.waiting.get(_key(result)) if not result.is_by_name and result.id else None
             if replies and replies[0][0].turn > result.turn:
-                call = replies[0].popleft()
+                call = _first(replies[0])
                 if not replies[0]:
                     del replies[0]
                 self._give(call, result)
@@ -231,7 +332,7 @@ class Pairing:
             return
         open_calls: dict[int, list[Part]] = {}
         for call in self.calls:
-            if call.answers is None:
+            if _is_open(call):
                 open_calls.setdefault(call.reply, []).append(call)
         near: dict[int, list[Part]] = {}
         far: dict[int, list[Part]] = {}
@@ -264,7 +365,7 @@ class Pairing:
             "foreign-result-id",
             self.turns[result.turn].at,
             "linked to the open call",
-            call_id=_text(result.id),
+            call_id=result.id,
         )
 
     def _settle_repeats(self) -> None:
@@ -296,16 +397,16 @@ class Pairing:
             return first
         self.copies.add(id(other))
         if stands_in(other) or first.body == other.body:
-            report.tell("repeated-result", place.at, "dropped the copy", call_id=_text(call.id))
+            report.tell("repeated-result", place.at, "dropped the copy", call_id=call.id)
             return first
         if stands_in(first):
             self.copies.add(id(first))
             self.copies.discard(id(other))
-            report.tell("late-result", place.at, "put in the place of its stand-in", call_id=_text(call.id))
+            report.tell("late-result", place.at, "put in the place of its stand-in", call_id=call.id)
             return other
         joined.append(other)
         self.turns[first.turn].is_changed = True
-        report.tell("repeated-result", place.at, "joined with the first", call_id=_text(call.id))
+        report.tell("repeated-result", place.at, "joined with the first", call_id=call.id)
         return first
 
     def _without_copies(self) -> list[Turn]:
@@ -327,6 +428,11 @@ class Pairing:
         return kept
 
 
+def _first(calls: Waiting) -> Part:
+    """Take out the call that waits longest."""
+    return calls.pop(0) if isinstance(calls, list) else calls.popleft()
+
+
 def _asks(parts: list[Part]) -> bool:
     """Whether a call is left: one without an id is never taken for a copy, and may have a result."""
     return any(part.kind is Kind.CALL for part in parts)
@@ -343,12 +449,13 @@ def _says(parts: list[Part]) -> bool:
     return any(part.kind is not Kind.THINKING for part in parts)
 
 
+def _is_open(call: Part) -> bool:
+    """Whether a call has no result, or only what stands in for one."""
+    return call.answers is None or all(map(stands_in, call.answers))
+
+
 def _key(part: Part) -> Key:
     if part.is_by_name:
         return ("name", part.name)
     call_id = part.id
     return ("id", call_id if isinstance(call_id, str) else repr(call_id))
-
-
-def _text(call_id: object) -> str | None:
-    return call_id if isinstance(call_id, str) else None

@@ -1,225 +1,274 @@
-"""The quick look at formats whose results are messages, or items, of their own."""
+"""The quick look at formats whose results are messages, or items, of their own.
+
+Each function looks at one message by itself. An exception means doubt: what has not the expected shape is the
+walk's business.
+"""
 
 from __future__ import annotations
 
 import msgspec
 
-from midstream.core.formats.parts import Value
-from midstream.core.profiles import Profile
+from midstream.core.formats.parts import Json, Value
 from midstream.core.repair.names import takes_name
+from midstream.core.repair.quick_rules import (
+    ANSWER,
+    CALLS,
+    DONE_ELSEWHERE,
+    DOUBTED,
+    FOREIGN_TEXTS,
+    REPLIED,
+    SAID,
+    THOUGHT_ALOUD,
+    TOLD,
+    Key,
+    Rules,
+    Sight,
+    says,
+)
 
-_USER, _REPLY, _CALLS, _ANSWER, _SYSTEM = 1, 2, 3, 4, 5
 _ITEM_ID_SIZE_MAX = 64
-_read = msgspec.json.Decoder(dict[str, Value]).decode
-Ids = dict[int, list[str]]
+_read = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_MIRRORS = ("tool_use", "tool_call")
+_THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
+_OTHER_ITEMS = frozenset(
+    {
+        *("custom_tool_call", "custom_tool_call_output", "computer_call", "computer_call_output"),
+        *("local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output"),
+        *("apply_patch_call", "apply_patch_call_output", "mcp_approval_response", "item_reference"),
+    }
+)
+"""Items that are neither messages nor functions and still have rules of their own."""
+_TEXTS = frozenset({"input_text", "output_text", "text"})
+_CALL_BLOCKS = ("tool_use", "tool_result")
+_FILES = frozenset(
+    {
+        *("image_url", "input_audio", "file", "image", "audio", "document_url"),
+        *("video", "document", "input_image", "tool_use", "tool_result"),
+    }
+)
+"""What a reply does not hold."""
 
 
-def _says(words: Value) -> bool:
-    """Whether this is a text with more than white space in it."""
-    return type(words) is str and bool(words) and not words.isspace()
-
-
-def look_at_chat(messages: list[Value], profile: Profile, marks: bytearray, ids: Ids) -> None:
-    """Mark what is beyond doubt in chat messages."""
-    takes_id = profile.id_test()
-    is_signed = profile.is_thinking_signed
-    until = 0
-    for at, message in enumerate(messages):
-        if at < until:
-            continue
-        try:
-            role, content = message["role"], message["content"]
-            if role == "user":
-                if _says(content):
-                    marks[at] = _USER
-            elif role == "assistant" and not profile.wants_reasoning:
-                if is_signed and "reasoning_content" in message:
-                    continue
-                calls = message.get("tool_calls")
-                if calls is None:
-                    if _says(content) and "tool_calls" not in message and "function_call" not in message:
-                        marks[at] = _REPLY
-                elif content is None or type(content) is str:
-                    asked = _chat_calls(calls, takes_id)
-                    if asked and "function_call" not in message and _chat_answers(messages, at, asked):
-                        until = at + 1 + len(asked)
-                        marks[at:until] = bytes((_CALLS, *(_ANSWER,) * len(asked)))
-                        ids[at] = asked
-            elif role in ("system", "developer") and _says(content):
-                marks[at] = _SYSTEM
-        except (LookupError, TypeError, AttributeError, ValueError):
-            continue
-
-
-def _chat_calls(calls: list[Value], takes_id: Value) -> list[str] | None:
-    asked: list[str] = []
-    for call in calls:
-        inner = call["function"]
-        _read(inner["arguments"])
-        if not takes_name(inner["name"], "openai-chat") or not takes_id(call["id"]):
-            return None
-        asked.append(call["id"])
-    return asked if len(set(asked)) == len(asked) else None
-
-
-def _chat_answers(messages: list[Value], at: int, asked: list[str]) -> bool:
-    answers = messages[at + 1 : at + 1 + len(asked)]
-    if len(answers) != len(asked):
-        return False
-    waiting = set(asked)
-    for answer in answers:
-        if answer["role"] != "tool" or type(answer["content"]) is not str or answer["content"].isspace():
-            return False
-        waiting.remove(answer["tool_call_id"])
-    return True
-
-
-def look_at_langchain(messages: list[Value], profile: Profile, marks: bytearray, ids: Ids) -> None:
-    """Mark what is beyond doubt in LangChain messages of the `{"type", "data"}` kind."""
-    takes_id = profile.id_test()
-    until = 0
-    for at, message in enumerate(messages):
-        if at < until:
-            continue
-        try:
-            kind, inner = message["type"], message["data"]
-            content = inner["content"]
-            if kind == "human":
-                if _says(content):
-                    marks[at] = _USER
-            elif kind == "ai":
-                calls = inner["tool_calls"]
-                if inner["invalid_tool_calls"] or type(content) is not str or content.isspace():
-                    continue
-                if not calls:
-                    if _says(content):
-                        marks[at] = _REPLY
-                    continue
-                asked = _langchain_calls(calls, takes_id)
-                if asked and _langchain_answers(messages, at, asked):
-                    until = at + 1 + len(asked)
-                    marks[at:until] = bytes((_CALLS, *(_ANSWER,) * len(asked)))
-                    ids[at] = asked
-            elif kind == "system" and _says(content):
-                marks[at] = _SYSTEM
-        except (LookupError, TypeError, AttributeError, ValueError):
-            continue
-
-
-def _langchain_calls(calls: list[Value], takes_id: Value) -> list[str] | None:
-    asked: list[str] = []
-    for call in calls:
-        if (
-            type(call["args"]) is not dict
-            or not takes_name(call["name"], "langchain")
-            or not takes_id(call["id"])
-        ):
-            return None
-        asked.append(call["id"])
-    return asked if len(set(asked)) == len(asked) else None
-
-
-def _langchain_answers(messages: list[Value], at: int, asked: list[str]) -> bool:
-    answers = messages[at + 1 : at + 1 + len(asked)]
-    if len(answers) != len(asked):
-        return False
-    waiting = set(asked)
-    for answer in answers:
-        inner = answer["data"]
-        if answer["type"] != "tool" or type(inner["content"]) is not str or inner["content"].isspace():
-            return False
-        waiting.remove(inner["tool_call_id"])
-    return True
-
-
-def look_at_responses(messages: list[Value], profile: Profile, marks: bytearray, ids: Ids) -> None:
-    """Mark what is beyond doubt in Responses items: messages, and one run of calls with its outputs.
-
-    Reasoning, item ids and hosted calls are looked at closely: their rules are about neighbours.
-    """
-    takes_id = profile.id_test()
-    until = 0
-    for at, message in enumerate(messages):
-        if at < until:
-            continue
-        try:
-            kind = message.get("type", "message")
-            if kind == "message":
-                marks[at] = _response_message(message)
-            elif (
-                kind == "reasoning"
-                and at
-                and profile.alternates == "no"
-                and message["id"].startswith("rs_")
-                and len(message["id"]) <= _ITEM_ID_SIZE_MAX
-            ):
-                after = messages[at + 1]
-                if after["type"] == "function_call" or (after["type"], after["role"]) == (
-                    "message",
-                    "assistant",
-                ):
-                    marks[at] = _REPLY
-            elif kind == "function_call":
-                until = _end_of_run(messages, at)  # looked at once, whatever is in doubt in it
-                asked = _response_calls(messages, at, until, takes_id)
-                if asked and _response_answers(messages, until, asked):
-                    until += len(asked)
-                    marks[at:until] = bytes((*(_CALLS,) * len(asked), *(_ANSWER,) * len(asked)))
-                    ids[at] = asked
-        except (LookupError, TypeError, AttributeError, ValueError):
-            continue
-
-
-def _response_message(message: Value) -> int:
+def look_at_chat(message: Value, rules: Rules) -> Sight:
+    """Look at a chat message."""
     role, content = message["role"], message["content"]
-    if type(content) is list and len(content) == 1:
-        wanted = "output_text" if role == "assistant" else "input_text"
-        content = content[0]["text"] if content[0]["type"] == wanted else None
-    if not _says(content):
-        return 0
+    if role == "user":
+        return SAID if says(content) or _are_chunks(content, rules, is_reply=False) else DOUBTED
     if role == "assistant":
-        item = message.get("id")
-        return _REPLY if item is None or (item.startswith("msg_") and len(item) <= _ITEM_ID_SIZE_MAX) else 0
-    return _USER if role == "user" else _SYSTEM if role in ("system", "developer") else 0
+        return _chat_reply(message, content, rules)
+    if role == "tool":
+        return _separate_answer(message, content, rules)
+    if role in ("system", "developer"):
+        return TOLD if says(content) or _are_texts(content, "text") else DOUBTED
+    return DOUBTED
 
 
-def _end_of_run(messages: list[Value], at: int) -> int:
-    """Return the number of the first item that is no call."""
-    end = at + 1
-    while (
-        end < len(messages) and type(messages[end]) is dict and messages[end].get("type") == "function_call"
-    ):
-        end += 1
-    return end
+def _are_texts(content: Value, kind: str) -> bool:
+    """Whether these are chunks of text and nothing else."""
+    if type(content) is not list or not content:
+        return False
+    return all(chunk["type"] == kind and says(chunk["text"]) for chunk in content)
 
 
-def _response_calls(messages: list[Value], at: int, end: int, takes_id: Value) -> list[str]:
-    """Return the ids of a run of calls, or nothing where one of them is in doubt."""
-    asked: list[str] = []
-    before = messages[at - 1].get("type") if at else None
-    is_fine = before in (None, "message", "function_call_output", "reasoning")
-    if not is_fine or (end < len(messages) and messages[end].get("type") == "reasoning"):
-        return []
-    for message in messages[at:end]:
+def _are_chunks(content: Value, rules: Rules, *, is_reply: bool) -> bool:
+    """Whether these are chunks that say what they are, with no blank text and something beside thoughts."""
+    if type(content) is not list:
+        return False
+    is_thought = True
+    for chunk in content:
+        kind = chunk["type"]
+        if kind == "text":
+            if not says(chunk["text"]):
+                return False
+        elif kind == "thinking":
+            if rules.is_signed or not is_reply:
+                return False
+            continue
+        elif (
+            kind in _CALL_BLOCKS
+            or type(kind) is not str
+            or kind in FOREIGN_TEXTS
+            or (is_reply and kind in _FILES)
+        ):
+            return False
+        is_thought = False
+    return not is_thought
+
+
+def _chat_reply(message: Json, content: Value, rules: Rules) -> Sight:
+    if (rules.is_signed and message.get("reasoning_content")) or "function_call" in message:
+        return DOUBTED
+    if "tool_calls" not in message:
+        return REPLIED if says(content) or _are_chunks(content, rules, is_reply=True) else DOUBTED
+    is_silent = content is None or content == ""
+    if not (is_silent or says(content) or _are_chunks(content, rules, is_reply=True)):
+        return DOUBTED
+    asked: list[Key] = []
+    for call in message["tool_calls"]:
+        inner = call["function"]
+        arguments = inner["arguments"]
+        if not (type(arguments) is dict and rules.form == "mistral"):
+            _read(arguments)
+        if not takes_name(inner["name"], rules.form) or not rules.takes_id(call["id"]):
+            return DOUBTED
+        if call.get("type") != "function" and (rules.form != "mistral" or "type" in call):
+            return DOUBTED
+        asked.append(call["id"])
+    return (CALLS, asked) if asked else DOUBTED
+
+
+def _separate_answer(fields: Json, content: Value, rules: Rules) -> Sight:
+    """A result names its call, and perhaps its tool, and has any content but white space."""
+    name, call_id = fields.get("name"), fields["tool_call_id"]
+    if type(call_id) is not str or (name not in (None, "") and not takes_name(name, "")):
+        return DOUBTED
+    if type(content) is str:
+        return DOUBTED if content.isspace() else (ANSWER, [call_id])
+    is_failed = fields.get("status") == "error"
+    return (ANSWER, [call_id]) if _are_pieces(content, rules, is_failed=is_failed) else DOUBTED
+
+
+def _are_pieces(content: Value, rules: Rules, *, is_failed: bool) -> bool:
+    """Whether a result may hold these pieces."""
+    if type(content) is not list or not content:
+        return False
+    for piece in content:
+        kind = piece["type"]
+        if kind in _TEXTS:
+            if type(piece["text"]) is not str:
+                return False
+        elif type(kind) is not str or not rules.takes_files(is_failed=is_failed):
+            return False
+    return True
+
+
+def thinks(message: Value) -> bool:
+    """Whether a chat reply brings its reasoning along."""
+    reasoning, content = message.get("reasoning_content"), message.get("content")
+    if type(reasoning) is str and reasoning:
+        return True
+    return type(content) is list and any(chunk["type"] == "thinking" for chunk in content)
+
+
+def look_at_langchain(message: Value, rules: Rules) -> Sight:
+    """Look at a LangChain message: of the `{"type", "data"}` kind, or flat."""
+    kind, fields = message["type"], message.get("data")
+    if type(fields) is not dict:
+        if "kwargs" in message:
+            return DOUBTED
+        fields = message
+    content = fields["content"]
+    if kind == "human":
+        return SAID if says(content) or _are_blocks(content, [], rules, is_reply=False) else DOUBTED
+    if kind == "ai":
+        return _langchain_reply(fields, content, rules)
+    if kind == "tool":
+        is_named_twice = fields is not message and "name" in message
+        return DOUBTED if is_named_twice else _separate_answer(fields, content, rules)
+    return TOLD if kind == "system" and says(content) else DOUBTED
+
+
+def _langchain_reply(fields: Json, content: Value, rules: Rules) -> Sight:
+    asked: list[Key] = []
+    if type(fields.get("tool_calls", [])) is not list or fields.get("invalid_tool_calls", []) != []:
+        return DOUBTED
+    for call in fields.get("tool_calls", []):
+        if (
+            "function" in call
+            or type(call["args"]) is not dict
+            or not takes_name(call["name"], "langchain")
+            or not rules.takes_id(call["id"])
+        ):
+            return DOUBTED
+        asked.append(call["id"])
+    if says(content) or (asked and content in ("", [])) or _are_blocks(content, asked, rules, is_reply=True):
+        return (CALLS, asked) if asked else REPLIED
+    return DOUBTED
+
+
+def _are_blocks(content: Value, asked: list[Key], rules: Rules, *, is_reply: bool) -> bool:
+    """Whether these are blocks without a blank text; those of calls say again what the list says."""
+    if type(content) is not list:
+        return False
+    is_thought = not asked
+    for block in content:
+        if type(block) is str:
+            kind, words = "text", block
+        else:
+            kind, words = block["type"], block.get("text")
+        if kind == "text":
+            if not says(words):
+                return False
+        elif kind in _MIRRORS:
+            if block["id"] not in asked:
+                return False
+        elif kind in _THOUGHTS:
+            if rules.is_signed:
+                return False
+            continue
+        elif type(kind) is not str or kind in FOREIGN_TEXTS or (is_reply and kind in _FILES):
+            return False
+        is_thought = False
+    return not is_thought
+
+
+def look_at_responses(message: Value, rules: Rules) -> Sight:
+    """Look at a Responses item."""
+    kind = message.get("type", "message")
+    if kind == "message":
+        return _response_message(message)
+    if kind == "function_call":
         _read(message["arguments"])
-        item = message.get("id")
         if not (
             takes_name(message["name"], "openai-responses")
-            and takes_id(message["call_id"])
-            and (item is None or (item.startswith("fc_") and len(item) <= _ITEM_ID_SIZE_MAX))
+            and rules.takes_id(message["call_id"])
+            and _takes_item(message, "fc_")
         ):
-            return []
-        asked.append(message["call_id"])
-    return asked if len(set(asked)) == len(asked) else []
+            return DOUBTED
+        return CALLS, [message["call_id"]]
+    if kind == "function_call_output":
+        return _response_answer(message, rules)
+    if kind == "reasoning":
+        is_fine = "id" in message and _takes_item(message, "rs_") and not rules.is_signed
+        return THOUGHT_ALOUD if is_fine else DOUBTED
+    if type(kind) is not str or kind in _OTHER_ITEMS or not _takes_item(message, ""):
+        return DOUBTED
+    return DONE_ELSEWHERE
 
 
-def _response_answers(messages: list[Value], start: int, asked: list[str]) -> bool:
-    answers = messages[start : start + len(asked)]
-    if len(answers) != len(asked):
-        return False
-    waiting = set(asked)
-    for answer in answers:
-        if answer["type"] != "function_call_output" or not _says(answer["output"]):
-            return False
-        waiting.remove(answer["call_id"])
-    return True
+def _takes_item(message: Json, prefix: str) -> bool:
+    """Whether an item has no id, or one of its kind."""
+    if "id" not in message:
+        return True
+    item = message["id"]
+    return type(item) is str and 0 < len(item) <= _ITEM_ID_SIZE_MAX and item.startswith(prefix)
+
+
+def _response_message(message: Json) -> Sight:
+    role, content = message["role"], message["content"]
+    is_reply = role == "assistant"
+    if type(content) is list and content:
+        wanted = "output_text" if is_reply else "input_text"
+        for chunk in content:
+            kind = chunk["type"]
+            if kind == wanted:
+                if not says(chunk["text"]):
+                    return DOUBTED
+            elif type(kind) is not str or kind in _TEXTS or kind in _CALL_BLOCKS or role != "user":
+                return DOUBTED
+    elif not says(content):
+        return DOUBTED
+    if not _takes_item(message, "msg_" if is_reply else ""):
+        return DOUBTED
+    if is_reply:
+        return REPLIED
+    return SAID if role == "user" else TOLD if role in ("system", "developer") else DOUBTED
+
+
+def _response_answer(message: Json, rules: Rules) -> Sight:
+    output, call_id = message["output"], message["call_id"]
+    if type(call_id) is not str or not _takes_item(message, "") or "name" in message:
+        return DOUBTED
+    if type(output) is list:
+        return (ANSWER, [call_id]) if _are_pieces(output, rules, is_failed=False) else DOUBTED
+    return (ANSWER, [call_id]) if says(output) else DOUBTED

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from midstream.core.formats.parts import Role, Turn, Value, as_json
+from midstream.core.formats.parts import Json, Role, Turn, Value, as_json
+from midstream.core.repair.foreign import read_as_foreign, unread_words
 from midstream.core.repair.quick import Marks
 from midstream.core.repair.roles import with_known_role
 from midstream.core.repair.task import Task
@@ -40,22 +41,18 @@ def turns_of(messages: list[Value], task: Task, marks: Marks) -> list[Turn]:
     """Read every message that is in doubt; what is no message at all becomes a user's words."""
     turns: list[Turn] = []
     parse, ids = task.form.parse, marks.ids
+    if messages and isinstance(messages[-1], dict) and messages[-1]:
+        parse(messages[-1], len(messages) - 1)  # LangChain writes new ones in the shape of the first it read
     roles = _roles_of(task)
     for at, (message, mark) in enumerate(zip(messages, marks.marks, strict=True)):
         if mark:
-            turn = Turn(roles[mark], None, message, at, mark=mark, parse=parse)
-            turn.ids = ids.get(at)
+            turns.append(Turn(roles[mark], None, message, at, mark, parse, ids.get(at)))
+        elif marks.sound[at]:
+            turn = parse(message, at)
+            turn.is_tidy = True
             turns.append(turn)
         elif isinstance(message, dict) and message:
-            named = with_known_role(message, task.form.name)
-            turn = parse(named, at)
-            if turn.is_changed or any(part.is_new for part in turn.parts):
-                turn.is_changed = True
-                task.report.tell("content-shape", at, "wrapped the content in a list")
-            if named is not message:
-                turn.is_changed = True
-                task.report.tell("unknown-role", at, "read as the one it resembles")
-            turns.append(turn)
+            turns += _read(message, at, task)
         elif message in (None, "", [], {}):
             task.report.tell("not-a-message", at, "dropped: it is empty")
         else:
@@ -67,10 +64,39 @@ def turns_of(messages: list[Value], task: Task, marks: Marks) -> list[Turn]:
     return turns
 
 
+def _read(message: Json, at: int, task: Task) -> list[Turn]:
+    """Read one message of this format, of another one, or of none."""
+    foreign = read_as_foreign(message, at, task.form)
+    if foreign:
+        task.report.tell("foreign-message", at, "written anew in this format")
+        return foreign
+    named = with_known_role(message, task.form.name)
+    turn = task.form.parse(named, at)
+    if turn.is_changed or any(part.is_new for part in turn.parts):
+        turn.is_changed = True
+        task.report.tell("content-shape", at, "wrapped the content in a list")
+    if named is not message:
+        turn.is_changed = True
+        task.report.tell("unknown-role", at, "read as the one it resembles")
+    if turn.role is Role.TOOL:
+        result = turn.parts[0]
+        if result.body is None and not task.is_flat and (words := unread_words(message, task.form)):
+            task.form.refill(result, words)
+            turn.is_changed = True
+            task.report.tell("content-shape", at, "kept what it holds as words")
+    elif not turn.parts and (words := unread_words(message, task.form)):
+        turn.parts, turn.source, turn.is_changed = [task.form.text(words, turn.role)], None, True
+        task.report.tell("content-shape", at, "kept what it holds as words")
+    return [turn]
+
+
 def _roles_of(task: Task) -> tuple[Role, ...]:
     """Who speaks in a turn of each mark."""
     answers = Role.USER if task.is_grouped else Role.TOOL
-    return (Role.OTHER, Role.USER, Role.ASSISTANT, Role.ASSISTANT, answers, Role.SYSTEM)
+    return (
+        *(Role.OTHER, Role.USER, Role.ASSISTANT, Role.ASSISTANT),
+        *(answers, Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.ASSISTANT),
+    )
 
 
 def _is_json(value: Value) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midstream.core.formats.parts import Json, Kind, Part, Role, Turn, Value, as_words, both_words
+from midstream.core.formats.parts import Json, Kind, Mark, Part, Role, Turn, Value, as_words, both_words
 from midstream.core.repair.task import Task, is_text
 from midstream.core.repair.words import NO_REASONING, SENTINEL
 
@@ -78,8 +78,10 @@ def _is_reasoning(turn: Turn) -> bool:
 
 
 def _item_fault(turn: Turn, item_id: Value, seen: set[str]) -> str | None:
-    if turn.role is Role.USER or turn.role is Role.SYSTEM or turn.source.get("type") == "item_reference":
-        return "repeated-item" if item_id in seen and "type" not in turn.source else None
+    if turn.source.get("type") == "item_reference":
+        return None
+    if turn.role is Role.USER or turn.role is Role.SYSTEM:
+        return "repeated-item" if isinstance(item_id, str) and item_id in seen else None
     if not isinstance(item_id, str) or not item_id or len(item_id) > _ITEM_ID_SIZE_MAX:
         return "bad-item-id"
     kind = turn.source.get("type")
@@ -147,10 +149,9 @@ def _sign_calls(turns: list[Turn], task: Task) -> None:
     """Give the first call of each step of the turn in progress the documented stand-in for its signature."""
     if not turns or turns[-1].role is not Role.USER:
         return  # the answer is complete: the next prompt begins a new turn
-    start = 0
-    for number, turn in enumerate(turns):
-        if turn.role is Role.USER and any(part.kind is not Kind.RESULT for part in turn.parts):
-            start = number
+    start = len(turns) - 1
+    while start and not _asks(turns[start]):
+        start -= 1
     for turn in turns[start:]:
         call = next((part for part in turn.parts if part.kind is Kind.CALL), None)
         if call is None or is_text(call.signature):
@@ -160,15 +161,28 @@ def _sign_calls(turns: list[Turn], task: Task) -> None:
         task.report.tell("call-without-signature", max(turn.at, 0), "gave it the documented stand-in")
 
 
+def _asks(turn: Turn) -> bool:
+    """Whether a user says more here than what tools returned."""
+    if turn.mark or turn.role is not Role.USER:
+        return turn.mark in (Mark.USER, Mark.MIXED)
+    return any(part.kind is not Kind.RESULT for part in turn.parts)
+
+
 def _fill_reasoning(turns: list[Turn], task: Task, *, thinking: bool | None) -> None:
     """Give replies with calls the reasoning that was lost, as a placeholder that is accepted."""
     is_thinking = thinking
     if thinking is None:
-        is_thinking = any(part.kind is Kind.THINKING for turn in turns for part in turn.parts)
+        is_thinking = any(map(_thinks, turns))
     if not is_thinking:
         return
     for turn in turns:
-        if turn.has_calls and not any(part.kind is Kind.THINKING for part in turn.parts):
+        if turn.has_calls and not _thinks(turn):
             turn.parts = [Part(Kind.THINKING, None, body=NO_REASONING), *turn.parts]
             turn.is_changed = True
             task.report.tell("missing-reasoning", max(turn.at, 0), "added a placeholder")
+
+
+def _thinks(turn: Turn) -> bool:
+    if turn.mark in (Mark.USER, Mark.ANSWER, Mark.SYSTEM):
+        return False
+    return any(part.kind is Kind.THINKING for part in turn.parts)

@@ -181,6 +181,14 @@ REFUSALS: dict[str, Refusal] = {
             "function call turn comes immediately after a user turn or after a function response turn",
         ),
     ),
+    "misplaced-file": Refusal(
+        "Attachments stand where the provider takes them.",
+        (
+            "all content must be type 'text' if 'is_error' is true",
+            "Image URLs are only allowed for messages with role 'user'",
+        ),
+    ),
+    "foreign-message": Refusal("All messages have the shape of one provider."),
     "mixed-turn": Refusal("Results and words stand in messages of their own."),
     "repeated-item": Refusal("An item id stands once.", ("Duplicate item found with id",)),
     "bad-item-id": Refusal("An item id has its kind's prefix and at most 64 characters."),

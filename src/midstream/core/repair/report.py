@@ -7,7 +7,7 @@ from msgspec import Struct
 from midstream.core.formats.parts import Value
 
 
-class Edit(Struct, frozen=True, omit_defaults=True):
+class Edit(Struct, frozen=True, omit_defaults=True, gc=False):
     """One finding and the change that made it right.
 
     `at` is the place in the input: message number from 0, and the part in it where that says more (-1: the
@@ -23,7 +23,7 @@ class Edit(Struct, frozen=True, omit_defaults=True):
     lost: str = ""
 
 
-class Finding(Struct, frozen=True, omit_defaults=True):
+class Finding(Struct, frozen=True, omit_defaults=True, gc=False):
     """One thing a provider would refuse: its place and the rule it breaks."""
 
     code: str
@@ -71,7 +71,8 @@ class Report:
         self.edits: list[Edit] = []
 
     def tell(
-        self, code: str, at: int, did: str, *, part: int = -1, call_id: str | None = None, lost: str = ""
+        self, code: str, at: int, did: str, *, part: int = -1, call_id: Value = None, lost: str = ""
     ) -> None:
-        """Note one edit."""
-        self.edits.append(Edit(code, at, did, part, call_id, lost))
+        """Note one edit. `call_id` may be whatever stood there: only a text names a call."""
+        known = call_id if isinstance(call_id, str) else None
+        self.edits.append(Edit(code, at, did, part, known, lost))

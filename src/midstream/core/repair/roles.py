@@ -42,15 +42,18 @@ def with_known_role(message: Json, form: str) -> Json:
             return message
     key = "kind" if form == "pydantic-ai" else "role"
     role = message.get(key)
-    if isinstance(role, str) and role in known and not (role != "assistant" and _calls(message)):
+    if isinstance(role, str) and role in known and not _is_misnamed(message, role):
         return message
-    return {**message, key: _guess(message, str(role).lower(), form)}
+    guess = _guess(message, str(role).lower(), form)
+    return message if role == guess else {**message, key: guess}
 
 
 def _item(message: Json) -> Json:
     """Return the item with a type, by the keys that only one type has."""
-    if isinstance(message.get("type"), str) or "role" in message:
+    if isinstance(message.get("type"), str):
         return message
+    if "role" in message:
+        return message if "type" not in message else {**message, "type": "message"}
     if "output" in message:
         return {**message, "type": "function_call_output"}
     if "arguments" in message:
@@ -65,12 +68,14 @@ def _item(message: Json) -> Json:
 _LANGCHAIN_KEYS = ("role", "lc", "kwargs")
 _LANGCHAIN_TYPES = frozenset(
     {"human", "ai", "tool", "system", "function", "chat", "remove", "developer", "user", "assistant"}
+    | {"HumanMessageChunk", "AIMessageChunk", "ToolMessageChunk", "SystemMessageChunk", "constructor"}
 )
 
 
 def _with_type(message: Json) -> Json:
     """Return a LangChain message with a type, by its own data or by what only one type has."""
-    if any(key in message for key in _LANGCHAIN_KEYS) or isinstance(message.get("type"), str):
+    kind = message.get("type")
+    if any(key in message for key in _LANGCHAIN_KEYS) or (isinstance(kind, str) and kind in _LANGCHAIN_TYPES):
         return message
     data = message.get("data")
     inner: Json = data if isinstance(data, dict) else message
@@ -80,9 +85,13 @@ def _with_type(message: Json) -> Json:
     return {**message, "type": named}
 
 
-def _calls(message: Json) -> bool:
-    """Whether this asks for tools, as only replies do."""
-    return bool(message.get("tool_calls")) and "tool_call_id" not in message
+def _is_misnamed(message: Json, role: str) -> bool:
+    """Whether this asks for tools or thinks, as only replies do, or answers a call by its id, as only tools do."""
+    if message.get("tool_calls") and "tool_call_id" not in message:
+        return role != "assistant"
+    if role in _SYSTEMS:
+        return _has_reply_part(message)
+    return role == "function" and "tool_call_id" in message
 
 
 def _guess(message: Json, role: str, form: str) -> str:
@@ -90,13 +99,13 @@ def _guess(message: Json, role: str, form: str) -> str:
     is_flat_chat = "tool" in _KNOWN[form]
     if is_flat_chat and "tool_call_id" in message:
         return "tool"
-    if role in _SYSTEMS and form != "pydantic-ai":
+    is_reply = is_flat_chat and any(message.get(field) for field in _REPLY_FIELDS)
+    is_reply = is_reply or _has_reply_part(message)
+    if role in _SYSTEMS and form != "pydantic-ai" and not is_reply:
         return "system"
     if _has_request_part(message):
         is_reply = False
-    elif (is_flat_chat and any(message.get(field) for field in _REPLY_FIELDS)) or _has_reply_part(message):
-        is_reply = True
-    else:
+    elif not is_reply:
         is_reply = role in _ASSISTANTS
     if form == "pydantic-ai":
         return "response" if is_reply else "request"

@@ -1,8 +1,8 @@
 """Signatures that cannot be this provider's, judged by how they look beside the others of the same history.
 
 Nobody but the provider can verify a signature. But Claude's are the base64 of a message that begins with a field
-and its length, and what was cut at capture or came from another provider does not look so. A history that has no
-such signature at all (a test, a proxy) is left alone.
+and its length (since Opus 5 after a version number), and what was cut at capture or came from another provider does
+not look so. A history that has no such signature at all (a test, a proxy) is left alone.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import re
 
 from midstream.core.formats.parts import Value
 
-_LIKE_CLAUDE = re.compile(r"E[A-Za-z0-9+/]{15,}={0,2}").fullmatch
+_LIKE_CLAUDE = re.compile(r"(?:E|CAIS)[A-Za-z0-9+/]{15,}={0,2}").fullmatch
+_VERSION = b"\x08\x02"
+"""What newer signatures begin with: field 1, the number two."""
 _FIELD_2 = 0x12
-"""The first byte: field 2, a length and that many bytes."""
+"""The byte after it, or the first: field 2, a length and that many bytes."""
 _MORE = 0x80
 _HEADER_MAX = 6
 """Bytes: the field and a length of up to five."""
@@ -25,9 +27,7 @@ def odd_signatures(messages: list[Value]) -> frozenset[str]:
     """Return the signatures of thinking that do not look like the rest."""
     every: set[str] = set()
     for message in messages:
-        if type(message) is not dict or message.get("role") != "assistant":
-            continue
-        content = message.get("content")
+        content = message.get("content") if type(message) is dict else None
         if type(content) is list:
             for block in content:
                 if type(block) is dict and ("signature" in block or "reasoningContent" in block):
@@ -65,6 +65,7 @@ def _is_whole(signature: str) -> bool:
         data = base64.b64decode(signature, validate=True)
     except (binascii.Error, ValueError):
         return False
+    data = data.removeprefix(_VERSION)
     if len(data) < _HEADER_MAX or data[0] != _FIELD_2:
         return False
     length = shift = 0

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from midstream.core.formats.parts import Json, Kind, Part, Role, Turn, Value, as_words, both_words
+import re
+
+from midstream.core.formats.parts import Json, Kind, Mark, Part, Role, Turn, Value, as_words, both_words
 from midstream.core.repair.task import Task
+from midstream.core.repair.tidy import is_refused_empty
 from midstream.core.repair.words import SYSTEM_NOTE
 
 
@@ -14,18 +17,23 @@ def place_systems(turns: list[Turn], system: Value, task: Task) -> tuple[list[Tu
     were said, as marked words of the user: their place matters, and the prefix before them stays cached.
     """
     profile = task.profile
+    if not profile.repeats_system:
+        _drop_copies(turns, task)
     if profile.system == "any" or not any(turn.role is Role.SYSTEM for turn in turns):
         return turns, system
     said = {words_of_system(system)} if system is not None else set()
     kept: list[Turn] = []
     added: list[str] = []
-    is_top = True
+    is_top, has_first, heard = True, False, 0
     for turn in turns:
         if turn.role is not Role.SYSTEM:
-            is_top = False
+            is_top = is_top and not turn.mark and not turn.parts and is_refused_empty(turn, task)
             kept.append(turn)
             continue
         words = _words(turn.parts)
+        if words not in said:
+            said.update(note for before in kept[heard:] for note in _notes(before))
+            heard = len(kept)
         if not words.strip() or (words in said and profile.system != "after-user"):
             task.report.tell(
                 "repeated-system" if words.strip() else "empty-message", turn.at, "dropped the copy"
@@ -33,14 +41,122 @@ def place_systems(turns: list[Turn], system: Value, task: Task) -> tuple[list[Tu
         elif is_top and profile.system == "apart":
             added.append(words)
             task.report.tell("system-in-list", turn.at, "moved into the system parameter")
-        elif (is_top and not kept) or (profile.system == "after-user" and _may_stand(kept)):
+        elif is_top and not has_first:
+            kept.insert(0, turn)
+            has_first = True
+        elif profile.system == "after-user" and _may_stand(kept):
             kept.append(turn)
+        elif not is_top and _takes_later(task):
+            kept.append(turn)  # if it stands well in the end: `settle_systems`
         else:
             kept.append(_noted(turn, words, task))
         said.add(words)
     if added:
         system = with_words(system, "\n\n".join(added), task.form.name)
     return kept, system
+
+
+def place_system_parts(turns: list[Turn], task: Task) -> list[Turn]:
+    """The same for pydantic-ai, whose system prompts are parts of requests.
+
+    It writes them into the parameter itself where there is one, so that only the other profiles concern us.
+    A request of nothing but system prompts at the top of the list is no user's turn. Wants tidied turns: what
+    stands before a system prompt decides, and some of it goes.
+    """
+    if task.form.name != "pydantic-ai":
+        return turns
+    if task.profile.system in ("after-user", "first"):
+        before: Role | None = None
+        said: set[str] = set()
+        for turn in turns:
+            if turn.role is Role.USER and turn.mark != Mark.ANSWER:
+                before = _noted_parts(turn, before, said, task)
+            else:
+                before = Role.ASSISTANT
+        turns = [turn for turn in turns if turn.mark or turn.parts]
+    for turn in turns:
+        is_request = turn.role is Role.USER and not turn.mark and bool(turn.parts)
+        if not is_request or any(part.kind is not Kind.SYSTEM for part in turn.parts):
+            break
+        turn.role = Role.SYSTEM
+    return turns
+
+
+def _noted_parts(turn: Turn, before: Role | None, said: set[str], task: Task) -> Role | None:
+    """Mark the system prompts of a request that may not stand where they do; return who spoke last."""
+    if turn.mark:
+        return Role.USER
+    is_first = task.profile.system == "first"
+    parts: list[Part] = []
+    for place, part in enumerate(turn.parts):
+        if part.kind is not Kind.SYSTEM:
+            before = Role.TOOL if part.kind is Kind.RESULT else Role.USER
+            parts.append(part)
+            continue
+        words = as_words(part.body)
+        may_stand = before is None or (before in (Role.USER, Role.SYSTEM) and not is_first)
+        if may_stand:
+            parts.append(part)
+            before = Role.SYSTEM
+        elif not words.strip() or (words in said and is_first):
+            code = "repeated-system" if words.strip() else "blank-text"
+            task.report.tell(code, turn.at, "dropped the copy" if words.strip() else "dropped", part=place)
+        else:
+            parts.append(task.form.text(f"{SYSTEM_NOTE} {words}", Role.USER))
+            task.report.tell("system-in-list", turn.at, "kept in its place as a user's words", part=place)
+            before = Role.USER
+        said.add(words)
+    if list(map(id, parts)) != list(map(id, turn.parts)):
+        turn.parts, turn.is_changed = parts, True
+    if not parts:
+        task.report.tell("empty-message", turn.at, "dropped: it says nothing")
+    return before
+
+
+def _notes(turn: Turn) -> list[str]:
+    """The system prompts that an earlier repair kept as marked words."""
+    if turn.role is not Role.USER:
+        return []
+    bodies = [part.body for part in turn.parts if part.kind is Kind.TEXT and isinstance(part.body, str)]
+    return [body[len(SYSTEM_NOTE) + 1 :] for body in bodies if body.startswith(SYSTEM_NOTE)]
+
+
+def _drop_copies(turns: list[Turn], task: Task) -> None:
+    """Leave out system prompts inside a user's message that were said before: agents put them in again."""
+    said: set[str] = set()
+    for turn in turns:
+        is_read = turn.mark in (Mark.DOUBT, Mark.USER, Mark.MIXED)
+        systems = [part for part in turn.parts if part.kind is Kind.SYSTEM] if is_read else []
+        for part in systems:
+            words = as_words(part.body)
+            if words in said:
+                task.drop(turn, {id(part)})
+                task.report.tell("repeated-system", turn.at, "dropped the copy")
+            said.add(words)
+
+
+def settle_systems(turns: list[Turn], task: Task) -> list[Turn]:
+    """Mark the system prompts that a model takes in mid-list, but not where they stand."""
+    if task.profile.system != "apart" or task.form.name == "pydantic-ai":
+        return turns
+    if not any(turn.role is Role.SYSTEM for turn in turns):
+        return turns
+    settled: list[Turn] = []
+    for number, turn in enumerate(turns):
+        if turn.role is not Role.SYSTEM:
+            settled.append(turn)
+            continue
+        is_after_user = bool(settled) and settled[-1].role is Role.USER and turns[number - 1] is settled[-1]
+        is_before_reply = number + 1 < len(turns) and turns[number + 1].role is Role.ASSISTANT
+        is_fine = is_after_user and is_before_reply
+        settled.append(turn if is_fine else _noted(turn, _words(turn.parts), task))
+    return settled
+
+
+def _takes_later(task: Task) -> bool:
+    """Whether the model that will be asked takes system prompts in mid-list."""
+    pattern = task.profile.system_models
+    return bool(pattern and task.model and re.fullmatch(pattern, task.model))
 
 
 def _may_stand(before: list[Turn]) -> bool:

@@ -43,16 +43,12 @@ class Task:
 def is_silent(turn: Turn) -> bool:
     """Whether a turn is part of the talk with tools and not of that between user and assistant."""
     if turn.mark:
-        return turn.mark in (Mark.CALLS, Mark.ANSWER)
+        return turn.mark in (Mark.CALLS, Mark.ANSWER, Mark.THOUGHT)
     if turn.role is Role.TOOL:
         return True
     if turn.role is Role.ASSISTANT:
-        return turn.has_calls or _is_all(Kind.THINKING, turn)
-    return _is_all(Kind.RESULT, turn)
-
-
-def _is_all(kind: Kind, turn: Turn) -> bool:
-    return bool(turn.parts) and all(part.kind is kind for part in turn.parts)
+        return turn.has_calls
+    return bool(turn.parts) and all(part.kind is Kind.RESULT for part in turn.parts)
 
 
 def words_in(part: Part) -> str:

@@ -6,22 +6,24 @@ from itertools import pairwise
 
 from midstream.core.formats.anthropic import hosted_answer
 from midstream.core.formats.parts import Kind, Mark, Part, Role, Turn, as_words
-from midstream.core.repair.names import nearest_name, takes_name
+from midstream.core.repair.attachments import taken_out
+from midstream.core.repair.names import names_of, nearest_name, takes_name
+from midstream.core.repair.quick_rules import FOREIGN_STARTS
 from midstream.core.repair.task import Task, is_text, words_in
 from midstream.core.repair.words import (
+    GO_ON,
     HOSTED_CUT,
     HOSTED_ORPHAN,
     INTERRUPTED,
     NO_NAME,
     NO_OUTPUT,
-    SENTINEL,
     UNKNOWN,
 )
 
-_REPLY_KINDS = frozenset({Kind.CALL, Kind.THINKING, Kind.HOSTED_CALL, Kind.HOSTED_RESULT})
+_HOSTED_KINDS = frozenset({Kind.HOSTED_CALL, Kind.HOSTED_RESULT})
+_REPLY_KINDS = _HOSTED_KINDS | {Kind.CALL, Kind.THINKING}
+_SHOWN_AS_CHAT = ("openai-chat", "mistral", "pydantic-ai", "langchain")
 _REQUEST_PARTS = ("user-prompt", "system-prompt", "tool-return", "retry-prompt")
-# How other providers' signatures begin: OpenAI's encrypted reasoning, Google's stand-in.
-_FOREIGN_STARTS = ("gAAAA", SENTINEL)
 
 
 _DID = {"unlisted-call": "put into the list of calls", "null-content": "made a text"}
@@ -31,13 +33,16 @@ def tidy_turns(turns: list[Turn], task: Task) -> list[Turn]:
     """Return the turns with every part sendable by itself, and none of them empty."""
     tidied: list[Turn] = []
     has_lost_reply = False
+    taken: list[Part] = []
     for turn in turns:
+        if taken and not _answers(turn):
+            taken = _shown(taken, tidied)
         if turn.mark:
-            if turn.mark == Mark.ANSWER and has_lost_reply:
+            if turn.mark in (Mark.ANSWER, Mark.MIXED) and has_lost_reply:
                 turn.mark = Mark.DOUBT  # its reply became part of the one before: match them anew
                 tidied.append(turn)
                 continue
-            is_rest = bool(tidied) and _continues(tidied[-1], turn, task)
+            is_rest = turn.role is Role.ASSISTANT and bool(tidied) and _continues(tidied[-1], turn, task)
             has_lost_reply = is_rest and turn.mark == Mark.CALLS
             if is_rest:
                 tidied[-1] = _merged(tidied[-1], turn, task)
@@ -45,21 +50,53 @@ def tidy_turns(turns: list[Turn], task: Task) -> list[Turn]:
                 tidied.append(turn)
             continue
         has_lost_reply = False
+        if turn.is_tidy:
+            if tidied and _continues(tidied[-1], turn, task):
+                tidied[-1] = _merged(tidied[-1], turn, task)
+            else:
+                tidied.append(turn)
+            continue
         _tidy_role(turn, task)
         for piece in _split(turn, task):
             _tidy_parts(piece, task)
+            taken += _taken(piece, task)
             if task.profile.is_thinking_signed and piece.role is Role.ASSISTANT:
                 _tidy_thinking(piece, task)
             if tidied and _continues(tidied[-1], piece, task):
                 tidied[-1] = _merged(tidied[-1], piece, task)
             elif _is_kept(piece, task):
                 tidied.append(piece)
+    if taken:
+        _shown(taken, tidied)
     last = len(tidied) - 1
     for number, turn in enumerate(tidied):
         if turn.role is Role.ASSISTANT and not turn.mark and not (task.is_live and number == last):
             _close_hosted(turn, task)
             _close_thinking(turn, task)
     return tidied
+
+
+def _taken(turn: Turn, task: Task) -> list[Part]:
+    """Take out what may not stand in this turn; where results are parts, put it behind them."""
+    taken = taken_out(turn, task)
+    if not taken or not task.is_grouped or turn.role is Role.ASSISTANT:
+        return taken
+    end = max(place for place, part in enumerate(turn.parts) if part.kind is Kind.RESULT) + 1
+    turn.parts = [*turn.parts[:end], *taken, *turn.parts[end:]]
+    return []
+
+
+def _answers(turn: Turn) -> bool:
+    """Whether a turn only answers calls: what was taken out of their reply waits until it has."""
+    if turn.mark or turn.role is Role.TOOL:
+        return turn.mark == Mark.ANSWER or turn.role is Role.TOOL
+    return turn.role is Role.USER and all(part.kind is Kind.RESULT for part in turn.parts)
+
+
+def _shown(taken: list[Part], tidied: list[Turn]) -> list[Part]:
+    """Let a user show what was taken out."""
+    tidied.append(Turn(Role.USER, taken, is_changed=True))
+    return []
 
 
 def _tidy_role(turn: Turn, task: Task) -> None:
@@ -86,10 +123,12 @@ def _split(turn: Turn, task: Task) -> list[Turn]:
         return [turn]
     task.report.tell(code, turn.at, "taken apart")
     edges = [0, *cuts, len(turn.parts)]
-    pieces = []
+    pieces: list[Turn] = []
     for start, end in pairwise(edges):
         parts = turn.parts[start:end]
         role = turn.role
+        if pieces and code == "spliced-thinking" and not pieces[-1].has_calls:
+            pieces.append(task.turn_of(Role.USER, GO_ON))  # providers join replies that stand in a row
         if role is Role.USER and _is_replys(parts[0]):
             role = Role.ASSISTANT
         elif role is Role.ASSISTANT and _is_users(parts[0]):
@@ -120,15 +159,29 @@ def _side_cuts(sides: list[bool]) -> list[int]:
 
 
 def _splice_cuts(turn: Turn) -> list[int]:
-    """Where thinking follows a call: there a second response begins."""
-    cuts, has_call = [], False
+    """Where a second response begins: where thinking follows a call, or other thinking and words.
+
+    Beside hosted tools a response thinks several times, and withheld thinking stands next to other thinking.
+    """
+    cuts, has_call, signature = [], False, ""
+    is_hosted = any(part.kind in _HOSTED_KINDS for part in turn.parts)
     for place, part in enumerate(turn.parts):
         if part.kind is Kind.CALL:
             has_call = True
-        elif part.kind is Kind.THINKING and has_call:
+        if part.kind is not Kind.THINKING:
+            continue
+        is_other = bool(signature) and part.signature != signature and not is_hosted
+        if has_call or (is_other and _is_signed(part) and not _is_redacted(turn.parts[place - 1])):
             cuts.append(place)
-            has_call = False
+            has_call, signature = False, ""
+        if _is_signed(part):
+            signature = str(part.signature)
     return cuts
+
+
+def _is_signed(part: Part) -> bool:
+    """Whether this is thinking in words, signed."""
+    return part.kind is Kind.THINKING and isinstance(part.body, str) and is_text(part.signature)
 
 
 def _tidy_parts(turn: Turn, task: Task) -> None:
@@ -148,13 +201,17 @@ def _tidy_parts(turn: Turn, task: Task) -> None:
                     found, turn.at, "gave the result sendable content", part=place, call_id=part.id
                 )
         elif kind is Kind.TEXT:
-            if part.body is not None and not isinstance(part.body, str | list):
+            if part.body is not None and not _is_words(part, task):
                 task.form.refill(part, as_words(part.body))
                 turn.is_changed = True
                 task.report.tell("content-shape", turn.at, "made a text", part=place)
             if _is_refused_text(part, task):
                 gone.add(id(part))
                 task.report.tell("blank-text", turn.at, "dropped", part=place)
+        elif kind is Kind.SYSTEM and not isinstance(part.body, str):
+            task.form.refill(part, as_words(part.body))
+            turn.is_changed = True
+            task.report.tell("content-shape", turn.at, "made a text", part=place)
         elif kind is Kind.THINKING and task.profile.blank == "empty":
             if part.body == "" and not part.signature:
                 gone.add(id(part))
@@ -168,6 +225,14 @@ def _tidy_parts(turn: Turn, task: Task) -> None:
             task.report.tell("broken-arguments", turn.at, "made an object", part=place, call_id=part.id)
     if gone:
         task.drop(turn, gone)
+
+
+def _is_words(part: Part, task: Task) -> bool:
+    """Whether a text is one; pydantic-ai's prompts may have several pieces."""
+    if isinstance(part.body, str):
+        return True
+    is_prompt = task.form.name == "pydantic-ai" and part.raw.get("part_kind") == "user-prompt"
+    return is_prompt and isinstance(part.body, list)
 
 
 def _is_white(part: Part, task: Task) -> bool:
@@ -196,19 +261,15 @@ def _tidy_call(turn: Turn, part: Part, task: Task) -> None:
         turn.is_changed = True
         part.failed = was_cut
         did = "kept the text as `_raw`" if was_cut else "made an object"
-        task.report.tell("broken-arguments", turn.at, did, call_id=_known(part.id))
+        task.report.tell("broken-arguments", turn.at, did, call_id=part.id)
     if not is_text(part.name):
         task.form.retool(part, NO_NAME)
         turn.is_changed = True
-        task.report.tell("call-without-name", turn.at, f"named {NO_NAME!r}", call_id=_known(part.id))
-    elif not takes_name(part.name, task.form.name):
+        task.report.tell("call-without-name", turn.at, f"named {NO_NAME!r}", call_id=part.id)
+    elif not takes_name(part.name, names_of(task.form.name, task.profile)):
         task.form.retool(part, nearest_name(part.name))
         turn.is_changed = True
-        task.report.tell("bad-name", turn.at, f"named {part.name!r}", call_id=_known(part.id))
-
-
-def _known(call_id: object) -> str | None:
-    return call_id if isinstance(call_id, str) else None
+        task.report.tell("bad-name", turn.at, f"named {part.name!r}", call_id=part.id)
 
 
 def _tidy_thinking(turn: Turn, task: Task) -> None:
@@ -241,7 +302,7 @@ def _is_redacted(part: Part) -> bool:
 
 
 def _is_foreign(signature: str, turn: Turn, task: Task) -> bool:
-    if signature.startswith(_FOREIGN_STARTS) or signature in task.odd_signatures:
+    if signature.startswith(FOREIGN_STARTS) or signature in task.odd_signatures:
         return True
     model = turn.source.get("model") if isinstance(turn.source, dict) else None
     if not isinstance(model, str) or task.profile.signs != "anthropic":
@@ -254,10 +315,10 @@ def _continues(before: Turn, turn: Turn, task: Task) -> bool:
     profile = task.profile
     if before.role is not Role.ASSISTANT or turn.role is not Role.ASSISTANT or not task.is_grouped:
         return False
-    if before.mark or not before.parts or not turn.parts:
+    if (before.mark and turn.mark) or not before.parts or not turn.parts:
         return False
     if profile.is_thinking_signed and before.parts[-1].kind is Kind.THINKING:
-        return turn.parts[0].kind is not Kind.THINKING
+        return all(part.kind is not Kind.THINKING for part in turn.parts)
     if profile.pairs_hosted and turn.parts[0].kind is Kind.HOSTED_RESULT:
         return any(part.kind is Kind.HOSTED_CALL for part in before.parts)
     return False
@@ -271,7 +332,6 @@ def _merged(before: Turn, turn: Turn, task: Task) -> Turn:
 
 def _is_kept(turn: Turn, task: Task) -> bool:
     """Whether a turn says anything; an empty one is told and dropped."""
-    profile = task.profile
     if turn.faults:
         turn.is_changed = True
         for fault in turn.faults:
@@ -279,17 +339,22 @@ def _is_kept(turn: Turn, task: Task) -> bool:
                 task.report.tell(fault, turn.at, _DID.get(fault, "left out"))
     if turn.parts:
         return _is_hollow_kept(turn, task)
-    if turn.role is Role.ASSISTANT:
-        is_refused = profile.is_hollow_refused or task.is_grouped
-    else:
-        is_refused = task.is_grouped or bool(turn.faults) or profile.is_empty_user_refused
-        is_refused = is_refused or (turn.source is not None and turn.source.get("content") != "")
-    if task.is_flat and turn.role is not Role.ASSISTANT:
-        content = turn.source.get("content") if turn.source else None
-        is_refused = not isinstance(content, str) or profile.blank != "ok"
+    is_refused = is_refused_empty(turn, task)
     if is_refused:
         task.report.tell("empty-message", turn.at, "dropped: it says nothing")
     return not is_refused
+
+
+def is_refused_empty(turn: Turn, task: Task) -> bool:
+    """Whether a turn without parts cannot be sent."""
+    if task.is_flat and turn.role is not Role.ASSISTANT:
+        content = turn.source.get("content") if turn.source else None
+        return not isinstance(content, str) or task.profile.blank != "ok"
+    if turn.role is Role.ASSISTANT:
+        return task.profile.is_hollow_refused or task.is_grouped
+    if task.is_grouped or turn.faults or task.profile.is_empty_user_refused:
+        return True
+    return turn.source is not None and turn.source.get("content") != ""
 
 
 def _is_hollow_kept(turn: Turn, task: Task) -> bool:
@@ -298,7 +363,7 @@ def _is_hollow_kept(turn: Turn, task: Task) -> bool:
         turn.role is Role.ASSISTANT
         and not task.is_flat
         and task.profile.is_hollow_refused
-        and task.form.name in ("openai-chat", "mistral", "pydantic-ai", "langchain")
+        and (task.form.name in _SHOWN_AS_CHAT or task.profile.alternates == "spoken")
         and all(part.kind is Kind.THINKING for part in turn.parts)
     )
     if is_hollow:

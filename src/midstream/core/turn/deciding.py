@@ -313,7 +313,7 @@ def _take_failure(state: AwaitingModel, command: ModelFailed, *, at: float) -> t
     if command.code == ContextOverflowError.code:
         return (failed, *_after_overflow(state, command, at=at))
     if command.code == ModelForgotError.code and state.continued:
-        return (anew,)  # TURN-72: taking it up was worth a try, and what cut it was counted
+        return (anew,)  # TURN-61: taking it up was worth a try, and what cut it was counted
     failures = state.failures + 1
     if not command.is_retriable or failures >= ATTEMPTS_MAX:
         ended = _end_without_reply(

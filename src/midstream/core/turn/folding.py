@@ -231,7 +231,7 @@ def _evolve_calls(state: TurnState, record: _CallRecord, *, epoch: int) -> TurnS
 
 
 def _evolve_damaged(state: TurnState, record: OutcomeDamaged) -> TurnState:
-    """Leave a call open whose outcome cannot be read; a commit that follows closes it as unknown (TURN-85)."""
+    """Leave a call open whose outcome cannot be read; a commit that follows closes it as unknown (TURN-72)."""
     if not isinstance(state, RunningCalls | Cancelling) or (record.turn, record.reply) != (
         state.turn,
         state.reply_no,

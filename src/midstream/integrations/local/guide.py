@@ -32,7 +32,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from midstream.core.messages import Exchange, History, Text, ToolSpec, UserMessage
+from midstream.core.messages import Entry, Exchange, History, Reply, Text, ToolSpec, UserMessage
+from midstream.core.rendering import render
 from midstream.core.replies import ModelRequest
 
 CALLS_MAX = 8
@@ -104,9 +105,15 @@ class Due(Struct, frozen=True):
 class Prompt(Struct, frozen=True):
     """What the model is asked. With a schema, its answer is one JSON value of it."""
 
-    messages: Messages
+    instructions: str
+    said: tuple[Entry, ...]
     sampling: dict[str, float] = {}
     schema: Schema | None = None
+
+    @property
+    def messages(self) -> Messages:
+        """What is sent: like any history, rendered for what any chat template takes."""
+        return render(History(self.said), self.instructions, "strict-template").messages
 
 
 # --- when a call is due ---------------------------------------------------------------------------------------
@@ -195,12 +202,13 @@ def _stem(word: str) -> str:
 
 def choice_prompt(due: Due) -> Prompt:
     """Ask which of the tools shown the instruction calls for."""
-    messages: Messages = [{"role": "system", "content": "Choose the tool for the instruction."}]
+    said: list[Entry] = []
     for tool in due.instruction.tools:
-        messages += _shown(_example(tool)[0], {"tool": tool.name})
-    messages.append({"role": "user", "content": due.instruction.text})
+        said += _shown(_example(tool)[0], {"tool": tool.name})
+    said.append(UserMessage.of(due.instruction.text))
     names = [tool.name for tool in due.instruction.tools]
-    return Prompt(messages, schema=_object({"tool": {"enum": names}}, ["tool"]))
+    instructions = "Choose the tool for the instruction."
+    return Prompt(instructions, tuple(said), schema=_object({"tool": {"enum": names}}, ["tool"]))
 
 
 def arguments_prompt(due: Due, tool: ToolSpec) -> Prompt:
@@ -210,12 +218,9 @@ def arguments_prompt(due: Due, tool: ToolSpec) -> Prompt:
     instruction = due.instruction.text
     if due.results and _composed(properties) and _REFERENCE.search(instruction):
         instruction = f"{due.results[-1][:RESULT_CHARS_MAX]}\n\n{instruction}"
-    messages: Messages = [
-        {"role": "system", "content": f"Reply with the JSON arguments of the tool {signature}"},
-        *_shown(*_example(tool)),
-        {"role": "user", "content": instruction},
-    ]
-    return Prompt(messages, _FILLING_IN, _limited_parameters(tool, due))
+    said = (*_shown(*_example(tool)), UserMessage.of(instruction))
+    instructions = f"Reply with the JSON arguments of the tool {signature}"
+    return Prompt(instructions, said, _FILLING_IN, _limited_parameters(tool, due))
 
 
 def answer_prompt(request: ModelRequest) -> Prompt:
@@ -225,20 +230,17 @@ def answer_prompt(request: ModelRequest) -> Prompt:
     go on copying otherwise.
     """
     text, exchanges = _turn_of(request.history)
-    messages: Messages = [
-        {"role": "system", "content": request.instructions or "You are a helpful assistant."}
-    ]
-    messages += _earlier(request.history)
+    instructions = request.instructions or "You are a helpful assistant."
+    said = _earlier(request.history)
     results = [result.content for exchange in exchanges for result in exchange.results]
     returned = "".join(f"\n{result[:RESULT_CHARS_MAX]}" for result in results)
-    messages.append({"role": "user", "content": f"{text}\n\nResults:{returned}" if returned else text})
+    said.append(UserMessage.of(f"{text}\n\nResults:{returned}" if returned else text))
     left = ", then ".join(each.text for each in instructions_of(text, request.tools) if not each.tools)
     if returned and (not left or _REFERENCE.search(left)):
-        return Prompt(messages, _RETELLING)
+        return Prompt(instructions, tuple(said), _RETELLING)
     if returned:
-        messages.append({"role": "assistant", "content": "Done."})
-        messages.append({"role": "user", "content": f"{left[0].upper()}{left[1:]}."})
-    return Prompt(messages, _TELLING)
+        said += [_reply("Done."), UserMessage.of(f"{left[0].upper()}{left[1:]}.")]
+    return Prompt(instructions, tuple(said), _TELLING)
 
 
 def is_circling(answer: str) -> bool:
@@ -246,9 +248,12 @@ def is_circling(answer: str) -> bool:
     return len(answer) > CIRCLE_CHARS and answer.count(answer[-CIRCLE_CHARS:]) >= CIRCLES_MAX
 
 
-def _shown(said: str, answered: object) -> Messages:
-    answer = msgspec.json.encode(answered).decode()
-    return [{"role": "user", "content": said}, {"role": "assistant", "content": answer}]
+def _shown(said: str, answered: object) -> tuple[Entry, Entry]:
+    return UserMessage.of(said), _reply(msgspec.json.encode(answered).decode())
+
+
+def _reply(words: str) -> Exchange:
+    return Exchange(Reply((Text(words),)))
 
 
 def _example(tool: ToolSpec) -> tuple[str, dict[str, object]]:
@@ -374,9 +379,9 @@ def _turn_of(history: History) -> tuple[str, list[Exchange]]:
     return "", exchanges[::-1]
 
 
-def _earlier(history: History) -> Messages:
+def _earlier(history: History) -> list[Entry]:
     """Return the words of earlier turns, oldest first: what was said, not what tools returned."""
-    said: Messages = []
+    said: list[Entry] = []
     left = EARLIER_CHARS_MAX
     is_current = True
     for entry in reversed(history.entries):
@@ -389,7 +394,7 @@ def _earlier(history: History) -> Messages:
         if left < 0:
             break
         if text:
-            said.append({"role": "user" if is_user else "assistant", "content": text})
+            said.append(UserMessage.of(text) if is_user else _reply(text))
     return said[::-1]
 
 

@@ -1,0 +1,113 @@
+"""Histories of thousands of messages: what agents store, simple and rich, whole and broken, and the hard shapes."""
+
+from __future__ import annotations
+
+import copy
+from random import Random
+from typing import Any
+
+from midstream.history import repair
+from tests.core.repair.histories import Script
+from tests.oracles.accidents import results_in
+from tests.oracles.scripts import WRITERS, Plan
+
+Json = dict[str, Any]
+
+
+class _LongPlan(Plan):
+    """A conversation of at least so many messages."""
+
+    def __init__(self, chance: Random, count: int) -> None:
+        super().__init__(chance, turns=1)
+        self.turns += [self._turn() for _ in range(count // 2)]
+
+
+class _LongScript(Script):
+    """Questions, calls, results and answers, and nothing else."""
+
+    def __init__(self, form: str, chance: Random, count: int) -> None:
+        super().__init__(form, chance, turns=1)
+        self.messages.clear()
+        while len(self.messages) < count:
+            call = self._call()
+            self.user(self.word())
+            self.reply(thought=False, text="I look.", calls=[call])
+            self.results([(call, self.word())])
+            self.reply(thought=False, text=self.word(), calls=[])
+
+
+def valid(form: str, profile: str | None, *, shape: str, count: int) -> list[Json]:
+    """Return a history that this profile has nothing against: `simple` or `rich`.
+
+    Rich ones have images, documents, cache markers, citations, signed thinking, hosted tools, several calls in
+    a reply and results that are lists.
+    """
+    chance = Random(2)  # noqa: S311 - the same history every time
+    if shape == "simple":
+        messages = _LongScript(form, chance, count).messages[:count]
+    else:
+        messages = WRITERS[form](_LongPlan(chance, count)).out[:count]
+    return repair(messages, format=form, profile=profile).messages
+
+
+def quarter_broken(form: str, messages: list[Json]) -> list[Json]:
+    """Return a copy in which every fourth result was lost."""
+    chance = Random(3)  # noqa: S311 - the same history every time
+    broken = copy.deepcopy(messages)
+    spots = results_in(form, broken)
+    lost = {id(result) for _, result in spots if chance.random() < 1 / 4}
+    for holder in {id(holder): holder for holder, _ in spots}.values():
+        holder[:] = [item for item in holder if id(item) not in lost]
+    return [message for message in broken if not any(message.get(key) == [] for key in ("content", "parts"))]
+
+
+_FUNCTION = {"name": "read", "arguments": "{}"}
+
+
+def parallel(count: int) -> list[Json]:
+    """One reply with thousands of calls, all answered."""
+    calls = [{"id": f"c{n}", "type": "function", "function": _FUNCTION} for n in range(count)]
+    results = [{"role": "tool", "tool_call_id": f"c{n}", "content": "x"} for n in range(count)]
+    return [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        *results,
+    ]
+
+
+def half_answered(count: int) -> list[Json]:
+    """One reply with thousands of calls; half of them were answered."""
+    question, reply, *results = parallel(count)
+    return [question, reply, *results[::2]]
+
+
+def requests(count: int) -> list[Json]:
+    """Thousands of requests in a row."""
+    return [{"role": "user", "content": f"question {number}"} for number in range(count)]
+
+
+def orphans(count: int) -> list[Json]:
+    """Thousands of results of nothing."""
+    return [{"role": "tool", "tool_call_id": f"c{number}", "content": "x"} for number in range(count)]
+
+
+def one_id(count: int) -> list[Json]:
+    """Thousands of calls under one id, none answered."""
+    call = {"id": "same", "type": "function", "function": _FUNCTION}
+    made: list[Json] = []
+    for number in range(count // 2):
+        made += [
+            {"role": "user", "content": f"question {number}"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+        ]
+    return made
+
+
+HARD = {
+    "parallel calls": parallel,
+    "parallel calls, half answered": half_answered,
+    "requests in a row": requests,
+    "orphans": orphans,
+    "one id": one_id,
+}
+"""The shapes on which repairs go quadratic, as chat messages."""

@@ -1,0 +1,120 @@
+"""Foreign messages: one list, several providers' shapes, as a switch of providers in mid-session leaves it.
+
+A message that its own format cannot read is read by the format it has the shape of and written anew; one that has
+nobody's shape is kept as words. So nothing that was said is passed over because of the key it was said under.
+"""
+
+from __future__ import annotations
+
+from midstream.core.convert import converted
+from midstream.core.formats.named import format_named
+from midstream.core.formats.parts import Format, Json, Layout, Turn, Value, as_words, type_of
+
+_BLOCKS = frozenset({"tool_use", "tool_result"})
+_CONVERSE = frozenset({"toolUse", "toolResult", "reasoningContent"})
+_ITEMS = frozenset({"function_call", "function_call_output"})
+_CHAT_LIKE = frozenset({"openai-chat", "mistral", "langchain"})
+_OWN_BLOCKS = frozenset({"anthropic", "langchain"})
+_ABOUT = frozenset(
+    {
+        "role",
+        "kind",
+        "type",
+        "id",
+        "uuid",
+        "name",
+        "tool_call_id",
+        "artifact",
+        "timestamp",
+        "created",
+        "created_at",
+        "model",
+        "model_name",
+    }
+    | {
+        "usage",
+        "status",
+        "stop_reason",
+        "finish_reason",
+        "run_id",
+        "conversation_id",
+        "session_id",
+        "metadata",
+    }
+    | {"additional_kwargs", "response_metadata", "usage_metadata", "invalid_tool_calls", "example", "lc"}
+    | {
+        "provider_name",
+        "provider_details",
+        "provider_response_id",
+        "provider_url",
+        "instructions",
+        "vendor_id",
+    }
+    | {"stop_sequence", "parent_id", "state", "index", "refusal", "annotations", "audio", "function_call"}
+)
+"""Keys that say something about a message and nothing in it."""
+
+
+def read_as_foreign(message: Json, at: int, form: Format) -> list[Turn]:
+    """Read a message of another provider's shape; nothing where it is this format's own."""
+    other = shape_of(message, form.name)
+    if other is None:
+        return []
+    source = format_named(other)
+    found = converted([message], source, form)
+    turns = [form.parse(each, at) for each in found.messages]
+    if found.system is not None:
+        turns.append(form.parse({"role": "system", "content": found.system}, at))
+    for turn in turns:
+        turn.is_changed = True
+    return turns
+
+
+def shape_of(message: Json, form: str) -> str | None:
+    """Name the format whose shape a message has, if it is not the one of its list."""
+    content = message.get("content")
+    if form not in ("gemini", "pydantic-ai") and isinstance(message.get("parts"), list) and content is None:
+        return "pydantic-ai" if message.get("kind") in ("request", "response") else "gemini"
+    if form not in _CHAT_LIKE:
+        asks = isinstance(message.get("tool_calls"), list) and message["tool_calls"]
+        if asks or (message.get("role") == "tool" and "tool_call_id" in message):
+            return "openai-chat"
+    if form != "openai-responses" and type_of(message) in _ITEMS:
+        return "openai-responses"
+    if form in ("gemini", "pydantic-ai") and "parts" not in message and _has_role(message):
+        return _shape_of_content(content) or ("openai-chat" if content else None)
+    shape = _shape_of_content(content)
+    is_own = shape == form or (shape == "anthropic" and form in _OWN_BLOCKS)
+    return None if is_own or not _has_role(message) else shape
+
+
+def _has_role(message: Json) -> bool:
+    return message.get("role") in ("user", "assistant", "system", "model")
+
+
+def _shape_of_content(content: Value) -> str | None:
+    for block in content if isinstance(content, list) else ():
+        if isinstance(block, dict):
+            if type_of(block) in _BLOCKS:
+                return "anthropic"
+            if block.keys() & _CONVERSE:
+                return "bedrock"
+    return None
+
+
+def unread_words(message: Json, form: Format) -> str:
+    """The words of a message that hold none where its format looks for them."""
+    if form.layout is Layout.FLAT and "role" not in message:
+        return ""
+    inner = message.get("data") if isinstance(message.get("data"), dict) else message
+    assert isinstance(inner, dict)
+    key = "parts" if form.name in ("gemini", "pydantic-ai") else "content"
+    if inner.get(key) not in (None, "", []):
+        return ""
+    held = {
+        name: value
+        for name, value in inner.items()
+        if name not in _ABOUT and name != key and value and isinstance(value, str | list | dict)
+    }
+    only = next(iter(held.values())) if len(held) == 1 else held
+    return as_words(only) if held else ""

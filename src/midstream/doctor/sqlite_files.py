@@ -1,0 +1,103 @@
+"""Databases as files: read without a trace, copied with what stands in their logs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import apsw
+
+from midstream.doctor.reading import stamp_of
+from midstream.errors import UnavailableError, UnreadableHistoryError
+
+BUSY_TIMEOUT_MS = 5_000
+"""How long another program may keep the file locked before we give up: as long as opencode waits for itself."""
+PAGES_AT_ONCE = 1_000
+Database = apsw.Connection
+"""An open database."""
+
+_NEW = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[Database]:
+    """Open a database to read it, and leave no files behind.
+
+    A reader of a database in log mode makes an index beside it and leaves it there. Without a log nobody writes,
+    and the file is read as if nobody could.
+    """
+    real = path.resolve()
+    log = real.with_name(f"{real.name}-wal")
+    if not _is_in_log_mode(real) or (log.exists() and log.stat().st_size):
+        with _opened(real, apsw.SQLITE_OPEN_READONLY) as db:
+            yield db
+        return
+    before = stamp_of(real)
+    with _opened(f"{real.as_uri()}?immutable=1", apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI) as db:
+        yield db
+    if stamp_of(real) != before:
+        raise UnreadableHistoryError("it was changed while it was read: try again", reason="busy")
+
+
+def _is_in_log_mode(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(20)[18:] == b"\2\2"
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[Database]:
+    """Open a database to change rows of it, also while its program works on it."""
+    with _opened(path, apsw.SQLITE_OPEN_READWRITE) as db:
+        yield db
+
+
+@contextlib.contextmanager
+def _opened(name: Path | str, flags: int) -> Iterator[Database]:
+    db = apsw.Connection(os.fspath(name), flags=flags)
+    try:
+        db.set_busy_timeout(BUSY_TIMEOUT_MS)
+        yield db
+    finally:
+        db.close()
+
+
+@contextlib.contextmanager
+def named_errors() -> Iterator[None]:
+    """Say what SQLite has against reading a file."""
+    try:
+        yield
+    except (apsw.BusyError, apsw.LockedError) as error:
+        raise UnreadableHistoryError("another program keeps it locked", reason="busy") from error
+    except apsw.Error as error:
+        raise UnreadableHistoryError(f"no intact database: {error}", reason="damaged") from error
+
+
+@contextlib.contextmanager
+def named_refusals(target: Path) -> Iterator[None]:
+    """Say what SQLite has against writing a file."""
+    try:
+        yield
+    except apsw.Error as error:
+        raise UnavailableError(f"{str(target)!r} cannot be written: {error}") from error
+
+
+def copy(path: Path, target: Path, *, change: Callable[[Database], None] = lambda _: None) -> None:
+    """Copy a database with what stands in its log, and change the copy. The copy has no log."""
+    with reading(path) as source, _opened(target, _NEW) as made:
+        with made.backup("main", source, "main") as backup:
+            while not backup.done:
+                backup.step(PAGES_AT_ONCE)
+        made.execute("pragma journal_mode = delete")  # one file, complete in itself
+        change(made)
+
+
+def is_whole(path: Path) -> bool:
+    """Whether every page of a database is where it belongs.
+
+    Raises:
+        UnreadableHistoryError: It is no database, or somebody keeps it locked.
+    """
+    with named_errors(), reading(path) as db:
+        return [told for (told,) in db.execute("pragma quick_check(1)")] == ["ok"]

@@ -1,0 +1,177 @@
+"""Messages of tinyagent, which tunacode saves since it left pydantic-ai.
+
+A reply's calls are blocks `{"type": "tool_call", "id", "name", "arguments"}`, a result is a message of its own
+(`role: tool_result`). They are judged and repaired as the Chat Completions messages they will be sent as, and put
+back: what the repair did not touch is the same object.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from msgspec.structs import replace
+
+from midstream.core.formats.parts import as_json, as_words
+from midstream.core.repair.report import Edit, Repaired
+from midstream.doctor.shapes import Json
+from midstream.history import repair
+
+NAME = "tinyagent"
+CHAT = "openai-chat"
+RULES = "neutral"
+"""tunacode asks whatever model its user likes."""
+
+_FROM = "_from"
+"""Number of the message, chunk or call this one comes from; a repair keeps keys it does not know."""
+
+
+def repaired(messages: list[Any], profile: str | None) -> Repaired:
+    """Repair the messages of a session; see `midstream.history.repair`."""
+    crossing = _Crossing()
+    chat = [crossing.there(message) for message in messages]
+    done = repair(chat, format=CHAT, profile=profile or RULES)
+    if not done.is_changed:
+        return replace(done, messages=messages)
+    same = {id(made): message for made, message in zip(chat, messages, strict=True)}
+    back = [same[id(each)] if id(each) in same else crossing.back(each) for each in done.messages]
+    return replace(done, messages=_named(back), edits=(*done.edits, *_lost_thoughts(messages, back)))
+
+
+class _Crossing:
+    """The way to Chat Completions and back."""
+
+    def __init__(self) -> None:
+        self._origins: list[Any] = []
+
+    def there(self, message: Any) -> Any:  # noqa: ANN401 - whatever the file holds
+        """Return a message as it will be sent. Thoughts stay behind: they are not sent."""
+        if not isinstance(message, dict):
+            return message
+        role, content = message.get("role"), message.get("content")
+        blocks = [each for each in content if each is not None] if isinstance(content, list) else []
+        said: Any = [self._chunk(block) for block in blocks if _type(block) not in ("tool_call", "thinking")]
+        if isinstance(content, str):
+            said = content
+        if role == "tool_result":
+            result = {"role": "tool", "tool_call_id": message.get("tool_call_id"), "content": said}
+            return self._marked(result, message)
+        if role != "assistant":
+            return self._marked({"role": role, "content": said}, message)
+        calls = [self._call(block) for block in blocks if _type(block) == "tool_call"]
+        reply = {"role": role, "content": said or None, **({"tool_calls": calls} if calls else {})}
+        return self._marked(reply, message)
+
+    def _chunk(self, block: Any) -> Any:  # noqa: ANN401 - whatever the file holds
+        return self._marked(_chunk(block), block) if isinstance(block, dict) else block
+
+    def _call(self, block: Json) -> Json:
+        return self._marked(_call(block), block)
+
+    def _marked(self, made: Json, origin: Json) -> Json:
+        self._origins.append(origin)
+        return {**made, _FROM: len(self._origins) - 1}
+
+    def _origin(self, made: Json) -> tuple[Json, Json]:
+        """Return what this comes from (nothing, if it is new), and it without the mark."""
+        number = made.get(_FROM)
+        origin = self._origins[number] if isinstance(number, int) else {}
+        return origin, {key: value for key, value in made.items() if key != _FROM}
+
+    def back(self, message: Any) -> Any:  # noqa: ANN401 - whatever the file holds
+        """Return a message that was repaired as tinyagent keeps it."""
+        if not isinstance(message, dict):
+            return message
+        source, plain = self._origin(message)
+        content = plain.get("content")
+        said = [{"type": "text", "text": content}] if isinstance(content, str) and content else []
+        if isinstance(content, list):
+            said = [self._block(chunk) for chunk in content]
+        match plain.get("role"):
+            case "tool":
+                new: Json = (
+                    {} if source else {"tool_name": plain.get("name"), "details": {}, "is_error": True}
+                )
+                id_ = plain.get("tool_call_id")
+                return {**source, **new, "role": "tool_result", "tool_call_id": id_, "content": said}
+            case "assistant":
+                calls = [self._call_back(call) for call in plain.get("tool_calls") or []]
+                return {**source, "role": "assistant", "content": [*_thoughts(source), *said, *calls]}
+            case role:
+                return {**source, "role": role, "content": said}
+
+    def _block(self, chunk: Any) -> Any:  # noqa: ANN401 - whatever the file holds
+        if not isinstance(chunk, dict):
+            return chunk
+        source, plain = self._origin(chunk)
+        if source and _chunk(source) == plain:
+            return source
+        return {**source, "text": plain["text"]} if _type(source) == "text" and "text" in plain else plain
+
+    def _call_back(self, call: Json) -> Json:
+        source, plain = self._origin(call)
+        if source and _call(source) == plain:
+            return source
+        function = plain.get("function") or {}
+        named = {"id": plain.get("id"), "name": function.get("name")}
+        return {**source, "type": "tool_call", **named, "arguments": _object(function.get("arguments"))}
+
+
+def _type(block: object) -> str:
+    kind = block.get("type") if isinstance(block, dict) else None
+    return kind if isinstance(kind, str) else ""
+
+
+def _chunk(block: Json) -> Json:
+    match _type(block):
+        case "text":
+            return {"type": "text", "text": "" if block.get("text") is None else block["text"]}
+        case "image":
+            return {"type": "image_url", "image_url": {"url": block.get("url")}}
+        case _:
+            return block
+
+
+def _call(block: Json) -> Json:
+    arguments = block.get("arguments", {})
+    text = arguments if isinstance(arguments, str) else as_json(arguments)
+    function = {"name": block.get("name"), "arguments": text}
+    return {"id": block.get("id"), "type": "function", "function": function}
+
+
+def _object(text: object) -> Json:
+    """Read arguments that the repair has seen to."""
+    found = json.loads(text) if isinstance(text, str) else text
+    return found if isinstance(found, dict) else {}
+
+
+def _thoughts(message: Any) -> list[Json]:  # noqa: ANN401 - whatever the file holds
+    content = message.get("content") if isinstance(message, dict) else None
+    return [block for block in content if _type(block) == "thinking"] if isinstance(content, list) else []
+
+
+def _named(messages: list[Any]) -> list[Any]:
+    """Give new results the names of their tools."""
+    names: dict[str, Any] = {}
+    done = []
+    for message in messages:
+        if isinstance(message, dict):
+            content = message.get("content")
+            for block in content if isinstance(content, list) else ():
+                if _type(block) == "tool_call":
+                    names[str(block.get("id"))] = block.get("name")
+            if message.get("role") == "tool_result" and message.get("tool_name", 0) in (None, ""):
+                name = names.get(str(message.get("tool_call_id")))
+                message = {**message, "tool_name": name}
+        done.append(message)
+    return done
+
+
+def _lost_thoughts(before: list[Any], after: list[Any]) -> Iterator[Edit]:
+    """Tell thoughts of replies that are gone: replies of nothing else are not sent."""
+    kept = {id(thought) for message in after for thought in _thoughts(message)}
+    for at, message in enumerate(before):
+        for thought in _thoughts(message):
+            if id(thought) not in kept:
+                yield Edit("thinking-last", at, "dropped", lost=as_words(thought.get("thinking")))

@@ -1,0 +1,62 @@
+"""The work of a repair grows with the history and no faster (HISTORY-9): counted in lines of code, never timed.
+
+What C does inside one line (copying a list, looking through one) is not seen here; `bench/growth.py` times it.
+"""
+
+# ruff: noqa: ANN401 - a history may hold anything, and so may what traces it
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from bench.growth import BAR, FORMATS, SHAPES, history
+from midstream.history import repair
+from tests.spec import spec
+
+MESSAGES = 300
+
+
+def lines_run(messages: list[Any], form: str, profile: str | None = None) -> int:
+    """How many lines of the package one repair runs."""
+    count = 0
+
+    def line(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal count
+        count += 1
+        return line
+
+    def call(frame: FrameType, event: str, argument: object) -> Any:
+        name = frame.f_globals.get("__name__", "")
+        return line if name.startswith("midstream.") else None
+
+    before = sys.gettrace()
+    sys.settrace(call)
+    try:
+        repair(messages, format=form, profile=profile)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@spec("HISTORY-9")
+@pytest.mark.parametrize("profile", [None, "portable"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("form", FORMATS)
+def test_twice_the_messages_are_twice_the_work(form: str, shape: str, profile: str | None) -> None:
+    half = lines_run(history(form, shape, MESSAGES), form, profile)
+    whole = lines_run(history(form, shape, 2 * MESSAGES), form, profile)
+    assert half > MESSAGES
+    assert whole / half < BAR
+
+
+@spec("HISTORY-9", "HISTORY-27")
+@pytest.mark.parametrize("form", FORMATS)
+def test_results_that_come_after_their_stand_ins_are_no_more_work(form: str) -> None:
+    def late(count: int) -> list[Any]:
+        stored = repair(history(form, "parallel calls", count), format=form).messages
+        return [*stored, *history(form, "orphans", count)]
+
+    assert lines_run(late(2 * MESSAGES), form) / lines_run(late(MESSAGES), form) < BAR

@@ -1,0 +1,170 @@
+"""Sessions of tunacode as it saves them today: judged as they will be sent, and kept as they are."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from midstream.core.repair.words import UNKNOWN
+from midstream.doctor.examination import examine
+from midstream.doctor.findings import Status
+from midstream.doctor.shapes import Json
+from midstream.doctor.tinyagent import repaired
+
+
+def _text(words: str) -> Json:
+    return {"type": "text", "text": words}
+
+
+def _user(*words: str) -> Json:
+    return {"role": "user", "content": [_text(each) for each in words], "timestamp": 1}
+
+
+def _call(id_: str, **more: object) -> Json:
+    return {
+        "type": "tool_call",
+        "id": id_,
+        "name": "bash",
+        "arguments": {"c": id_},
+        "partial_json": "",
+        **more,
+    }
+
+
+def _reply(*blocks: Json) -> Json:
+    return {"role": "assistant", "content": list(blocks), "stop_reason": "stop", "usage": {"input": 1}}
+
+
+def _result(name: str, words: str = "done") -> Json:
+    return {
+        "role": "tool_result",
+        "tool_call_id": name,
+        "tool_name": "bash",
+        "content": [_text(words)],
+        "details": {"kept": True},
+        "is_error": False,
+    }
+
+
+THOUGHT: Json = {"type": "thinking", "thinking": "hm", "thinking_signature": "s"}
+
+
+def test_a_valid_session_comes_back_as_the_same_list() -> None:
+    image = {"type": "image", "url": "data:image/png;base64,AA=="}
+    messages = [
+        {"role": "user", "content": [_text("Look."), image]},
+        _reply(THOUGHT, _text("I look."), _call("a"), _call("b")),
+        _result("a"),
+        _result("b"),
+        _reply(_text("Done.")),
+    ]
+    done = repaired(messages, None)
+    assert (done.is_changed, done.messages is messages) == (False, True)
+
+
+def test_an_open_call_gets_a_result_and_the_rest_is_the_same_objects() -> None:
+    messages = [_user("x"), _reply(THOUGHT, _call("a"), _call("b")), _result("a"), _user("and?")]
+    done = repaired(messages, None)
+    assert [edit.code for edit in done.edits] == ["dangling-call"]
+    assert [each is old for each, old in zip(done.messages[:3], messages[:3], strict=True)] == [True] * 3
+    assert done.messages[3] == {
+        "role": "tool_result",
+        "tool_call_id": "b",
+        "tool_name": "bash",
+        "content": [_text(UNKNOWN)],
+        "details": {},
+        "is_error": True,
+    }
+    assert repaired(done.messages, None).edits == ()
+
+
+def test_what_is_changed_keeps_what_stands_around_it() -> None:
+    messages = [
+        _user("x"),
+        _reply(THOUGHT, _text("y"), _call("a", name="ba sh")),
+        _result("a"),
+        _reply(_text("z")),
+    ]
+    done = repaired(messages, None)
+    reply = done.messages[1]
+    assert (reply["usage"], reply["content"][:2]) == ({"input": 1}, [THOUGHT, _text("y")])
+    assert reply["content"][2] == _call("a", name="ba_sh")
+
+
+def test_arguments_that_are_no_object_become_one() -> None:
+    done = repaired([_user("x"), _reply(_call("a", arguments='{"cut')), _result("a")], None)
+    assert done.messages[1]["content"][0]["arguments"] == {"_raw": '{"cut'}
+
+
+def test_thoughts_of_a_reply_that_is_not_sent_are_told_as_lost() -> None:
+    done = repaired([_user("x"), _reply(THOUGHT), _user("y")], None)
+    assert [edit.lost for edit in done.edits if edit.lost] == ["hm"]
+
+
+def _session(*messages: Any) -> Json:  # noqa: ANN401 - any JSON
+    return {
+        "version": 1,
+        "session_id": "0d1e",
+        "project_id": "77aa",
+        "thoughts": [],
+        "messages": list(messages),
+    }
+
+
+def test_a_session_without_calls_is_known_by_what_stands_around_it(tmp_path: Path) -> None:
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps(_session(_user("x"), _reply(_text("y")))))
+    told = examine(path).report
+    assert (told.format, told.profile, told.status) == ("tunacode", "neutral", Status.CLEAN)
+
+
+def test_the_rules_can_be_those_of_a_provider(tmp_path: Path) -> None:
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps(_session(_user("x"), _reply(_call("a" * 50)), _result("a" * 50))))
+    assert examine(path, profile="anthropic").report.status is Status.CLEAN
+    assert examine(path, profile="mistral-v3").report.profile == "mistral-v3"
+    assert {each.code for each in examine(path, profile="mistral-v3").report.findings} == {"bad-id"}
+
+
+def test_lines_of_it_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    path.write_text(json.dumps(_reply(_call("a"))) + "\n" + json.dumps(_result("a")) + "\n")
+    assert examine(path).report.reason == "wrong-format"
+
+
+_ODD: st.SearchStrategy[Any] = st.sampled_from(
+    [None, 7, "", "x", [], {}, [None], [{"type": "text"}], ["odd"], [{"type": "tool_call"}]]
+)
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_whatever_stands_there_is_repaired_and_then_at_rest(data: st.DataObject) -> None:
+    messages: list[Any] = [
+        _user("x"),
+        _reply(THOUGHT, _text("y"), _call("a")),
+        _result("a"),
+        _reply(_call("b")),
+    ]
+    for _ in range(data.draw(st.integers(1, 3))):
+        message = data.draw(
+            st.sampled_from([each for each in messages if isinstance(each, dict)] or [_user("z")])
+        )
+        message[data.draw(st.sampled_from(sorted(message)))] = copy.deepcopy(data.draw(_ODD))
+    before = copy.deepcopy(messages)
+    done = repaired(messages, None)
+    assert messages == before
+    assert json.loads(json.dumps(done.messages)) == done.messages
+    assert [edit.code for edit in repaired(done.messages, None).edits] == []
+
+
+@pytest.mark.parametrize("mark", ["valid", "broken"])
+def test_the_hand_made_sessions_are_those_of_tunacode(mark: str) -> None:
+    path = Path(__file__).parent / "histories" / f"tunacode-tinyagent.{mark}.json"
+    assert examine(path).report.format == "tunacode"

@@ -1,0 +1,80 @@
+"""Repairs before the chat templates of real models, which raise where they cannot render."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from random import Random
+from typing import Any
+
+import pytest
+
+import midstream.history
+from tests.oracles.accidents import ODD
+from tests.oracles.chat_templates import (
+    LENIENT,
+    NOT_ASKED,
+    STRICT,
+    can_say,
+    lacking,
+    raising,
+    refusal,
+    with_due_prompt,
+)
+from tests.oracles.measures import broken, lost_words
+from tests.oracles.projection import as_chat
+from tests.oracles.scripts import WRITERS
+
+QUESTIONS = 30
+"""Histories a format and profile; every template that fits the profile is asked about each."""
+UNREPAIRED = 100
+"""Broken histories that each template is shown until it raises."""
+
+pytestmark = pytest.mark.skipif(bool(lacking()), reason=lacking() or "they are all here")
+
+TEMPLATES = {
+    "strict-template": (*STRICT, *LENIENT),
+    "portable": (*STRICT, *LENIENT),
+    None: LENIENT,
+}
+"""Which templates must take what is repaired for a profile; None is the format's own."""
+
+
+@pytest.mark.parametrize("form", WRITERS)
+@pytest.mark.parametrize("profile", TEMPLATES, ids=str)
+def test_templates_render_what_is_repaired_and_no_word_is_lost(form: str, profile: str | None) -> None:
+    refused: list[Any] = []
+    asked = dict.fromkeys(TEMPLATES[profile], 0)
+    for number in range(QUESTIONS):
+        _, messages, how = broken(form, Random(f"{form}/templates/{profile}/{number}"))
+        done = midstream.history.repair(messages, format=form, profile=profile)
+        chat = with_due_prompt(as_chat(form, done.messages))
+        names = [name for name in TEMPLATES[profile] if can_say(name, chat)]
+        asked.update({name: asked[name] + 1 for name in names})
+        refused += [(number, how, said) for name in names if (said := refusal(name, chat))]
+        refused += [(number, how, word) for word in lost_words(messages, [done.messages, done.system])]
+    assert refused == []
+    assert sum(asked.values()) >= QUESTIONS * len(asked) / 2
+
+
+def test_every_template_that_raises_is_asked_or_left_out_for_a_reason() -> None:
+    assert raising() == {*STRICT, *LENIENT, *NOT_ASKED}
+
+
+@pytest.mark.parametrize("name", [*STRICT, *LENIENT])
+def test_each_template_raises_over_something_that_was_not_repaired(name: str) -> None:
+    assert any("TemplateRaisedError" in refusal(name, chat) for chat in unrepaired() if can_say(name, chat))
+
+
+@functools.cache
+def unrepaired() -> list[list[dict[str, Any]]]:
+    """The same accidents, and a role that no template knows, as a server without repair would be sent them."""
+    shown = [[{"role": "user", "content": "k1z"}, {"role": "human", "content": "k2z"}]]
+    for number in range(UNREPAIRED):
+        _, messages, _ = broken("openai-chat", Random(f"templates/unrepaired/{number}"), accidents=ODD)
+        if all(isinstance(message, dict) and message.get("role") for message in messages):
+            with contextlib.suppress(
+                AttributeError, TypeError, KeyError
+            ):  # junk that no server could send on
+                shown.append(with_due_prompt(as_chat("openai-chat", messages)))
+    return shown
