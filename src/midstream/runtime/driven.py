@@ -48,8 +48,9 @@ from midstream.core.session import Session
 from midstream.core.turn import Refused
 from midstream.errors import MidstreamError, SessionBusyError, UnavailableError, UsageError
 from midstream.runtime.journal import Journal, require_session_id
-from midstream.runtime.runner import APPEND_BACKOFF, APPEND_TRIES_MAX, TITLE_CHARS_MAX
-from midstream.store.contract import RUNNING, Appendix, Mark, Store, Stored
+from midstream.runtime.marks import mark_of
+from midstream.runtime.runner import APPEND_BACKOFF, APPEND_TRIES_MAX
+from midstream.store.contract import RUNNING, Appendix, Store, Stored
 from midstream.tools import CallContext
 from midstream.world import Fault, World
 
@@ -235,7 +236,7 @@ class DrivenJournal:
         return started, self._folded(self.state, started)
 
     async def _append(self, records: Sequence[Record], state: Session, *, is_patient: bool) -> None:
-        appendix = Appendix([encode(record) for record in records], _mark_of(records, state))
+        appendix = Appendix([encode(record) for record in records], mark_of(records, self.state, state))
         tries = APPEND_TRIES_MAX if is_patient else 1
         for failures in range(1, tries + 1):
             try:
@@ -603,19 +604,6 @@ def _merged(questions: Sequence[_Question]) -> list[_Question]:
             question = _Question(_decision(Said(deltas)), None, deltas)
         merged.append(question)
     return merged
-
-
-def _mark_of(records: Sequence[Record], state: Session) -> Mark | None:
-    mark = None
-    for record in records:
-        if isinstance(record, MessageAccepted):
-            text = " ".join(part.text for part in record.message.parts if isinstance(part, Text))
-            title = " ".join(text.split())[:TITLE_CHARS_MAX] if record.turn == 1 else ""
-            # Not `is_live`: no owner of ours must look at it.
-            mark = Mark(is_live=False, at=record.at, title=title, turns=state.turns, status=RUNNING)
-        elif isinstance(record, TurnEnded):
-            mark = Mark(is_live=False, at=record.at, turns=state.turns, status=record.status.value)
-    return mark
 
 
 def _opening_of(records: Sequence[tuple[int, Record]]) -> MessageAccepted:

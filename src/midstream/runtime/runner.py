@@ -22,18 +22,11 @@ from msgspec.structs import replace
 from midstream.core import session as sessions
 from midstream.core.blobs import Blob, lifted
 from midstream.core.frames import EventId
-from midstream.core.messages import Text
 from midstream.core.records import (
-    CallEnded,
     CallStarted,
     EpochStarted,
-    MessageAccepted,
     Parent,
-    QuestionAnswered,
-    QuestionAsked,
     Record,
-    TurnEnded,
-    TurnResumed,
     encode,
     sync_of,
 )
@@ -75,8 +68,9 @@ from midstream.runtime.agent import Agent
 from midstream.runtime.children import Nursery
 from midstream.runtime.handing import GIVE_UP, encode_command, position_of
 from midstream.runtime.journal import Journal
+from midstream.runtime.marks import mark_of
 from midstream.runtime.performers import Performer
-from midstream.store.contract import RUNNING, WAITING, Appendix, Attempt, Mark, Stored
+from midstream.store.contract import Appendix, Attempt, Stored
 from midstream.world import World
 
 MAILBOX_MAX = 64
@@ -90,7 +84,6 @@ HELD_FOR_S = 5.0
 """Seconds after an append in which nobody can have taken the session for a frozen owner's: a quarter of a lease."""
 CONFIRM_TRIES_MAX = 3
 APPEND_BACKOFF = Backoff(first_s=0.05, most_s=10.0, jitter=0.5)
-TITLE_CHARS_MAX = 80
 
 _log = logging.getLogger(__name__)
 
@@ -726,7 +719,7 @@ class Runner:
 
 
 def _appendix(records: Sequence[Record], blobs: Sequence[Blob], before: Session, state: Session) -> Appendix:
-    return Appendix([encode(record) for record in records], _mark_of(records, before, state), blobs)
+    return Appendix([encode(record) for record in records], mark_of(records, before, state), blobs)
 
 
 def _merged(batch: list[_Envelope]) -> list[_Envelope]:
@@ -779,30 +772,3 @@ def _answer(envelope: _Envelope, answer: int | MidstreamError) -> None:
 def _is_internal(envelope: _Envelope) -> bool:
     """Whether it says what a model or a tool did, which nobody would say again."""
     return not isinstance(envelope.command, Received | SendMessage | Withdraw | Answer | Cancel | Resume)
-
-
-def _mark_of(records: Sequence[Record], before: Session, state: Session) -> Mark | None:
-    """Return the session's new line in listings where these records change it."""
-    mark = None
-    for record in records:
-        if isinstance(record, MessageAccepted):
-            text = " ".join(part.text for part in record.message.parts if isinstance(part, Text))
-            first = mark.title if mark else ""
-            title = " ".join(text.split())[:TITLE_CHARS_MAX] if record.turn == 1 else first
-            mark = Mark(is_live=True, at=record.at, title=title, turns=state.turns, status=RUNNING)
-        elif isinstance(record, TurnResumed):
-            mark = Mark(is_live=True, at=record.at, turns=state.turns, status=RUNNING)
-        elif isinstance(record, TurnEnded):
-            title = mark.title if mark else ""
-            status = record.status.value
-            mark = Mark(is_live=False, at=record.at, title=title, turns=state.turns, status=status)
-    if state.is_live and state.rests_on_people != before.rests_on_people:
-        asked_at = max(record.at for record in records if isinstance(record, _ABOUT_PEOPLE))
-        title = mark.title if mark else ""
-        status = WAITING if state.rests_on_people else RUNNING
-        return Mark(state.needs_owner, asked_at, title=title, turns=state.turns, status=status)
-    return mark
-
-
-_ABOUT_PEOPLE = (QuestionAsked, QuestionAnswered, CallEnded, EpochStarted)
-"""What can make a turn wait for nothing but people, or end that."""

@@ -1,0 +1,46 @@
+"""The line of a session in listings, as its records change it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from midstream.core.messages import Text, UserMessage
+from midstream.core.records import MessageAccepted, Record, TurnEnded, TurnResumed
+from midstream.core.session import Session
+from midstream.store.contract import RUNNING, WAITING, Mark
+
+TITLE_CHARS_MAX = 80
+
+
+def mark_of(records: Sequence[Record], before: Session, after: Session) -> Mark | None:
+    """Return the session's new line where these records change it, else None.
+
+    It is live while our own loop must look at it: not for a turn that another loop drives, and not while the turn waits
+    for people only.
+    """
+    mark = None
+    for record in records:
+        title = mark.title if mark else ""
+        match record:
+            case MessageAccepted():
+                title = _title_of(record.message) if record.turn == 1 else title
+                is_ours = not record.driver
+                mark = Mark(is_ours, record.at, title=title, turns=after.turns, status=RUNNING)
+            case TurnResumed():
+                mark = Mark(is_live=True, at=record.at, title=title, turns=after.turns, status=RUNNING)
+            case TurnEnded():
+                status = record.status.value
+                mark = Mark(is_live=False, at=record.at, title=title, turns=after.turns, status=status)
+            case _:
+                pass
+    if after.is_live and after.rests_on_people != before.rests_on_people:
+        at = max(getattr(record, "at", 0.0) for record in records)
+        status = WAITING if after.rests_on_people else RUNNING
+        title = mark.title if mark else ""
+        return Mark(after.needs_owner, at, title=title, turns=after.turns, status=status)
+    return mark
+
+
+def _title_of(message: UserMessage) -> str:
+    text = " ".join(part.text for part in message.parts if isinstance(part, Text))
+    return " ".join(text.split())[:TITLE_CHARS_MAX]
