@@ -58,16 +58,21 @@ class Journal:
     async def load(self) -> list[tuple[int, Record]]:
         """Read what follows the newest record known here, at first everything; return it with its epochs.
 
-        Nothing is claimed.
+        Nothing is claimed. All of it is known here, or after an error or a cancellation nothing of it.
 
         Raises:
             RecordUndecodableError: A record of a newer version, or damage; names session and position.
         """
+        found: list[Stored] = []
         records: list[tuple[int, Record]] = []
-        while page := await self._store.read(self.session_id, after=self.newest.position, limit=PAGE_RECORDS):
+        end = self.newest.position
+        while page := await self._store.read(self.session_id, after=end, limit=PAGE_RECORDS):
             records.extend(self._decoded(page))
-            self._remember(page)
-        self._wake()
+            found.extend(page)
+            end = page[-1].position
+        if found:  # a reader that left while the store was asked must not take with it what nobody has folded
+            self._remember(found)
+            self._wake()
         return records
 
     async def catch_up(self) -> list[tuple[int, Record]]:

@@ -441,15 +441,11 @@ class Runner:
         try:
             while True:
                 await self._arrived.wait()
-                self._arrived.clear()
-                batch = [*self._mailbox]
-                self._mailbox.clear()
-                self._room.set()
                 if self._has_begun:
-                    await self._step(batch)
+                    await self._step(self._next_batch())
                 else:
-                    async with self._unclaimed:
-                        await self._step(batch)
+                    async with self._unclaimed:  # who stops it here must find the commands in the mailbox
+                        await self._step(self._next_batch())
                 if not self._mailbox:
                     self._rested.set()
         except asyncio.CancelledError:
@@ -462,6 +458,13 @@ class Runner:
         except Exception as error:  # noqa: BLE001 - the top of a session: it ends, the others go on
             _log.exception("a session ended on a bug", extra={"session": self.session_id})
             self._fail(_stopped_on(error, self.session_id))
+
+    def _next_batch(self) -> list[_Envelope]:
+        self._arrived.clear()
+        batch = [*self._mailbox]
+        self._mailbox.clear()
+        self._room.set()
+        return batch
 
     async def _step(self, batch: list[_Envelope]) -> None:
         """Decide a batch of commands, append all they cause at once, then tell and act."""
