@@ -156,6 +156,8 @@ class Runner:
         self._is_quiescing = False
         self._is_patient = False
         """While quiescing: whether a model call that runs may go on to its end."""
+        self._asking: set[asyncio.Timeout] = set()
+        """The limits of the commands that another process is being asked to decide."""
         self._unclaimed = asyncio.Lock()
         """Held by whoever folds what others append, while this process has not claimed the session."""
         self._has_begun = False
@@ -425,12 +427,18 @@ class Runner:
         return end
 
     async def _ask_owner(self, body: bytes) -> int:
+        limit = asyncio.timeout(HAND_OVER_S)
+        self._asking.add(limit)
         try:
-            async with asyncio.timeout(HAND_OVER_S):
+            async with limit:
                 return position_of(await self._journal.hand_over(body))
         except TimeoutError as error:
+            if self._failed is not None and limit not in self._asking:
+                raise self._failed from error
             message = f"the owner of session {self.session_id!r} does not answer: ask again later"
             raise UnavailableError(message, retry_after_s=1.0) from error
+        finally:
+            self._asking.discard(limit)
 
     def _put(self, envelope: _Envelope) -> None:
         self._mailbox.append(envelope)
@@ -654,6 +662,10 @@ class Runner:
         waiting, self._mailbox = self._mailbox, deque()
         for envelope in waiting:
             _answer(envelope, error)
+        asking, self._asking = self._asking, set()
+        for limit in asking:
+            if not limit.expired():
+                limit.reschedule(0.0)
 
 
 def _merged(batch: list[_Envelope]) -> list[_Envelope]:
