@@ -49,6 +49,12 @@ class ChildRunner(Protocol):
     async def wait(self, after: int) -> None:
         """Wait for a record after a position."""
 
+    def attach(self) -> None:
+        """Keep it awake, and up to date where another process is at work on it."""
+
+    def detach(self) -> None:
+        """End what `attach` began."""
+
 
 class Nursery(Protocol):
     """Where children live: the host."""
@@ -153,6 +159,14 @@ def result_of(call_id: str, child: Session) -> Result:
 
 async def _follow(child: ChildRunner, shows: Shows, owed: RunChild, name: str, after: int) -> int:
     """Show what a child does until its turn has ended; return up to where it was shown."""
+    child.attach()
+    try:
+        return await _show_all(child, shows, owed, name, after)
+    finally:
+        child.detach()
+
+
+async def _show_all(child: ChildRunner, shows: Shows, owed: RunChild, name: str, after: int) -> int:
     while True:
         is_live = child.state.turns == 0 or child.state.is_live
         page = await child.read(after=after, limit=RECORDS_PER_LOOK)

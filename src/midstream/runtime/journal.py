@@ -66,17 +66,22 @@ class Journal:
     async def load(self) -> list[tuple[int, Record]]:
         """Read what follows the newest record known here, at first everything; return it with its epochs.
 
-        Nothing is claimed.
+        Nothing is claimed. All of it is known here, or after an error or a cancellation nothing of it.
 
         Raises:
             RecordUndecodableError: A record of a newer version, or damage; names session and position. An outcome of a
                 call that is damaged costs only itself: a warning, and `OutcomeDamaged` in its place.
         """
+        found: list[Stored] = []
         records: list[tuple[int, Record]] = []
-        while page := await self._store.read(self.session_id, after=self.newest.position, limit=PAGE_RECORDS):
+        end = self.newest.position
+        while page := await self._store.read(self.session_id, after=end, limit=PAGE_RECORDS):
             records.extend(self._decoded(page))
-            self._remember(self._readable(page))
-        self._wake()
+            found.extend(page)
+            end = page[-1].position
+        if found:  # a reader that left while the store was asked must not take with it what nobody has folded
+            self._remember(self._readable(found))
+            self._wake()
         return records
 
     async def catch_up(self) -> list[tuple[int, Record]]:

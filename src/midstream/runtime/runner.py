@@ -161,6 +161,8 @@ class Runner:
         self._is_quiescing = False
         self._is_patient = False
         """While quiescing: whether a model call that runs may go on to its end."""
+        self._asking: set[asyncio.Timeout] = set()
+        """The limits of the commands that another process is being asked to decide."""
         self._unclaimed = asyncio.Lock()
         """Held by whoever folds what others append, while this process has not claimed the session."""
         self._has_begun = False
@@ -446,12 +448,18 @@ class Runner:
         return end
 
     async def _ask_owner(self, body: bytes) -> int:
+        limit = asyncio.timeout(HAND_OVER_S)
+        self._asking.add(limit)
         try:
-            async with asyncio.timeout(HAND_OVER_S):
+            async with limit:
                 return position_of(await self._journal.hand_over(body))
         except TimeoutError as error:
+            if self._failed is not None and limit not in self._asking:
+                raise self._failed from error
             message = f"the owner of session {self.session_id!r} does not answer: ask again later"
             raise UnavailableError(message, retry_after_s=1.0) from error
+        finally:
+            self._asking.discard(limit)
 
     def _put(self, envelope: _Envelope) -> None:
         self._mailbox.append(envelope)
@@ -463,12 +471,11 @@ class Runner:
             while True:
                 await self._arrived.wait()
                 self._arrived.clear()
-                if batch := self._next_batch():
-                    if self._has_begun:
-                        await self._step(batch)
-                    else:
-                        async with self._unclaimed:
-                            await self._step(batch)
+                if self._has_begun:
+                    await self._step_next()
+                else:
+                    async with self._unclaimed:  # who stops it here must find the commands in the mailbox
+                        await self._step_next()
                 if self._mailbox:
                     self._arrived.set()
                 else:
@@ -483,6 +490,10 @@ class Runner:
         except Exception as error:  # noqa: BLE001 - the top of a session: it ends, the others go on
             _log.exception("a session ended on a bug", extra={"session": self.session_id})
             self._fail(_stopped_on(error, self.session_id))
+
+    async def _step_next(self) -> None:
+        if batch := self._next_batch():
+            await self._step(batch)
 
     def _next_batch(self) -> list[_Envelope]:
         """Take what waits, up to an effect; an effect alone, as it is decided in the store's own transaction."""
@@ -716,6 +727,10 @@ class Runner:
         waiting, self._mailbox = self._mailbox, deque()
         for envelope in waiting:
             _answer(envelope, error)
+        asking, self._asking = self._asking, set()
+        for limit in asking:
+            if not limit.expired():
+                limit.reschedule(0.0)
 
 
 def _appendix(records: Sequence[Record], blobs: Sequence[Blob], before: Session, state: Session) -> Appendix:
