@@ -35,9 +35,9 @@ POLICIES: dict[str, OnDoubt] = {
     "approval_probe": OnDoubt.PROBE,
 }
 """The stories about one call, and the policy of its tool."""
-NOT_YET = {OnDoubt.IN_TRANSACTION}
-"""Policies whose own story is still to come: `in_transaction` needs the store's transaction (its effect and its
-outcome in one), and the ledger inside the database. Its place is `POLICIES`, with exactly one effect as for `probe`."""
+ELSEWHERE = {OnDoubt.IN_TRANSACTION}
+"""Policies with a matrix of their own: the ledger of this one is inside the session's database, see
+`test_in_transaction.py`."""
 STORIES = (*POLICIES, "question", "family", "queue", "resume", "program", "program_dies")
 MESSAGES = {"queue": ("one", "two", "three")}
 """What is said in stories of more than one message."""

@@ -127,7 +127,6 @@ _POLICIES: dict[str, dict[str, object]] = {
     "write": {},
     "again": {"on_doubt": OnDoubt.RERUN},
     "keyed": {"on_doubt": OnDoubt.RERUN_WITH_KEY},
-    "inside": {"on_doubt": OnDoubt.IN_TRANSACTION},
     "held": {"on_doubt": OnDoubt.HOLD, "answer_s": 600.0},
     "asked": {"needs_approval": True, "answer_s": 600.0},
     "asked_again": {"needs_approval": True, "on_doubt": OnDoubt.RERUN},
