@@ -306,6 +306,27 @@ async def test_a_parent_is_shown_the_child_that_another_process_works_on(places:
     assert ended.result.content == "half whole"
 
 
+@spec("TURN-62")
+async def test_a_child_that_was_taken_from_a_frozen_process_is_not_given_up_by_its_parent(
+    places: Places,
+) -> None:
+    here, there = await places.host(), await places.host()
+    go = asyncio.Event()
+    here.agent = _boss([TextDelta("half "), Gate(go), Finished()])
+    there.agent = _boss(text("whole"))
+    parent = await _say(here, "where is it?")
+    await _until(lambda: "s::1.1.0" in places.memory.sessions)
+    assert isinstance(here.store, MemoryStore)
+    places.memory.living.discard(here.store.owner)  # its heartbeat was missed for a moment
+    await there.session("s::1.1.0")
+    places.memory.living.add(here.store.owner)
+    go.set()
+    records = await records_until_end(parent, after=0)
+    assert [each.epoch for each in records if isinstance(each, EpochStarted)] == [1], "it keeps the parent"
+    ended = next(each for each in records if isinstance(each, CallEnded))
+    assert ended.result.content == "whole"
+
+
 def _boss(reply: list[Step]) -> Agent:
     finder = Agent(ScriptedModel([reply]), name="finder")
     helper = sub_agent(finder, name="research", description="Finds things.")
