@@ -10,9 +10,12 @@ import pytest
 from midstream.core.messages import UserMessage
 from midstream.core.records import (
     AttemptStarted,
+    CallEnded,
     CancelRequested,
+    ChildSaid,
     EpochStarted,
     MessageAccepted,
+    Parent,
     Record,
     ReplyCompleted,
     TurnStatus,
@@ -28,12 +31,12 @@ from midstream.errors import (
     SessionBusyError,
     StoreBusyError,
 )
-from midstream.runtime.agent import Agent
+from midstream.runtime.agent import Agent, sub_agent
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
 from midstream.store.memory import Memory, MemoryStore
-from midstream.testing import FailingStore, ScriptedModel, Stall, records_until_end, run_turn, text
-from midstream.testing.models import Gate, Script
+from midstream.testing import FailingStore, ScriptedModel, Stall, calls, records_until_end, run_turn, text
+from midstream.testing.models import Gate, Script, Step
 from tests.spec import spec
 
 WAIT_S = 10.0
@@ -253,3 +256,78 @@ async def test_a_session_is_deleted_from_anywhere_but_not_while_a_turn_runs(plac
     await there.delete("s")
     assert await there.store.find("s") is None
     assert here.awake("s") is None
+
+
+async def test_a_command_whose_owner_is_silent_ends_with_the_host_that_hands_it_over(places: Places) -> None:
+    here = await places.host()
+    there = await places.host()
+    await run_turn(here, "s", "first")
+    theirs = await there.session("s")
+    await here._caretaker.stop()  # it hears nothing any more
+    asking = asyncio.ensure_future(theirs.submit(_chunk("second")))
+    await _until(lambda: bool(places.memory.letters))
+    await there.stop(grace_s=0)
+    assert asking.done()
+    with pytest.raises(DrainingError):
+        await asking
+
+
+async def test_a_command_that_waits_for_a_refresh_ends_with_its_session(places: Places) -> None:
+    here = await places.host()
+    there = await places.host()
+    await run_turn(here, "s", "first")
+    theirs = await there.session("s")
+    async with theirs._unclaimed:  # somebody folds what others appended
+        asking = asyncio.ensure_future(theirs.submit(_chunk("second")))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        await theirs.close(DrainingError("bye"))
+        with pytest.raises(DrainingError):
+            await asking
+
+
+@spec("TURN-55")
+async def test_a_parent_is_shown_the_child_that_another_process_works_on(places: Places) -> None:
+    go = asyncio.Event()
+    here, there = await places.host(), await places.host()
+    here.agent = _boss([])
+    there.agent = _boss([TextDelta("half "), Gate(go), TextDelta("whole"), Finished()])
+    child = await there.child("s::1.1.0", ("research",))
+    place = Parent("s", 1, 1, "call_1", ("research",))
+    await child.submit(SendMessage(UserMessage.of("find it"), parent=place))
+    parent = await _say(here, "where is it?")
+    async with asyncio.timeout(WAIT_S):
+        while not any(isinstance(each, ChildSaid) for each in places.records()):
+            await parent.wait(parent.newest.position)
+    await _until(lambda: "s::1.1.0" in here.followed())
+    go.set()
+    records = await records_until_end(parent, after=0)
+    ended = next(each for each in records if isinstance(each, CallEnded))
+    assert ended.result.content == "half whole"
+
+
+@spec("TURN-48")
+async def test_a_child_that_was_taken_from_a_frozen_process_is_not_given_up_by_its_parent(
+    places: Places,
+) -> None:
+    here, there = await places.host(), await places.host()
+    go = asyncio.Event()
+    here.agent = _boss([TextDelta("half "), Gate(go), Finished()])
+    there.agent = _boss(text("whole"))
+    parent = await _say(here, "where is it?")
+    await _until(lambda: "s::1.1.0" in places.memory.sessions)
+    assert isinstance(here.store, MemoryStore)
+    places.memory.living.discard(here.store.owner)  # its heartbeat was missed for a moment
+    await there.session("s::1.1.0")
+    places.memory.living.add(here.store.owner)
+    go.set()
+    records = await records_until_end(parent, after=0)
+    assert [each.epoch for each in records if isinstance(each, EpochStarted)] == [1], "it keeps the parent"
+    ended = next(each for each in records if isinstance(each, CallEnded))
+    assert ended.result.content == "whole"
+
+
+def _boss(reply: list[Step]) -> Agent:
+    finder = Agent(ScriptedModel([reply]), name="finder")
+    helper = sub_agent(finder, name="research", description="Finds things.")
+    return Agent(ScriptedModel([calls(("research", '{"task": "find it"}')), text("thanks")]), tools=[helper])

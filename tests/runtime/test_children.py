@@ -281,6 +281,8 @@ async def test_nobody_speaks_to_a_child_but_its_parent() -> None:
     child = await host.session(CHILD)
     with pytest.raises(UsageError, match="does the work of a call"):
         await child.submit(SendMessage(UserMessage.of("and you?")))
+    end = child.newest.position
+    assert await child.submit(SendMessage(UserMessage.of("find it"), parent=child.state.parent)) == end
     with pytest.raises(SessionNotFoundError):
         await host.session("s::9.9.9", create=True)
     await host.stop()

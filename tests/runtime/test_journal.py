@@ -18,8 +18,8 @@ from midstream.core.records import (
 from midstream.errors import DrainingError, RecordUndecodableError
 from midstream.runtime import journal as journal_module
 from midstream.runtime.journal import Journal
-from midstream.store.contract import Appendix
-from midstream.store.memory import MemoryStore
+from midstream.store.contract import Appendix, Stored
+from midstream.store.memory import Memory, MemoryStore
 from midstream.world import Fault, World
 from tests.spec import spec
 
@@ -125,3 +125,30 @@ async def test_an_outcome_of_a_newer_version_is_not_damaged_but_refused() -> Non
     await journal.append(Appendix([newer, strange]), sync=Sync.FULL)
     with pytest.raises(RecordUndecodableError, match="record 2 of session 's'"):
         await Journal(store, "s", World()).load()
+
+
+class _Slow(MemoryStore):
+    """Lets the others go first before it says what follows a record."""
+
+    async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
+        await asyncio.sleep(0)
+        return await super().read(session, after=after, limit=limit)
+
+
+async def test_who_leaves_while_the_store_is_asked_takes_no_records_along() -> None:
+    memory = Memory()
+    theirs = await _open(MemoryStore(memory))
+    store = _Slow(memory)
+    await store.open()
+    for steps in range(10):
+        ours = Journal(store, "s", World())
+        before = len(await ours.load())
+        await theirs.append(Appendix(_bodies(1, 2)), sync=Sync.FULL)
+        loading = asyncio.ensure_future(ours.catch_up())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        loading.cancel()
+        await asyncio.wait([loading])
+        found = [] if loading.cancelled() else loading.result()
+        assert ours.newest.position == before + len(found), f"cancelled after {steps} steps"
+        assert len(found) + len(await ours.catch_up()) == 2

@@ -211,6 +211,8 @@ def _decide_message(session: Session, said: SendMessage, *, at: float) -> tuple[
     if session.parent is not None and said.parent is None:
         message = f"this session does the work of a call: speak to {session.parent.session!r} instead"
         raise Refused(UsageError(message))
+    if session.parent is not None:
+        return ()  # TURN-50: told again, by an owner that did not know, it is the same task
     if isinstance(session.turn, Idle):
         return turns.opening(session.turns + 1, said, at=at)
     if said.when_busy is WhenBusy.REFUSE or session.driver:

@@ -17,7 +17,7 @@ from midstream.core.messages import Exchange, Outcome, Result, UserMessage
 from midstream.core.records import ChunkAccepted, EpochStarted, Parent, StreamOpened, TurnStatus, decode
 from midstream.core.session import Session
 from midstream.core.turn import Cancel, ChildSpoke, RunChild, SendMessage
-from midstream.errors import LeaseHeldError, MidstreamError, UnavailableError
+from midstream.errors import LeaseHeldError, LeaseLostError, MidstreamError, UnavailableError
 from midstream.runtime.agent import SubAgent
 from midstream.store.contract import Stored
 from midstream.world import World
@@ -33,6 +33,8 @@ STOP_TRIES_MAX = 14
 RECORDS_PER_LOOK = 200
 _OF_OWNERS = (EpochStarted, StreamOpened, ChunkAccepted)
 """Records that say nothing to a reader of the parent."""
+_AWAY = (UnavailableError, LeaseHeldError, LeaseLostError)
+"""Another process has the child, or took it from this one, or the store is away: it is not lost."""
 
 
 class ChildRunner(Protocol):
@@ -103,8 +105,8 @@ async def run_child(
                 await child.submit(said)
             shown = await _follow(child, shows, owed, _child_id(place, state, parent), shown)
             return result_of(owed.call_id, child.state)
-        except (UnavailableError, LeaseHeldError):
-            await world.sleep(POLL_S)  # another process holds it, or the store is away: it is not lost
+        except _AWAY:
+            await world.sleep(POLL_S)
         except MidstreamError as error:
             return Result(owed.call_id, f"The sub-agent could not go on: {error.message}", Outcome.ERROR)
 
@@ -131,11 +133,11 @@ async def stop_child(
             child = await nursery.child(name, place.path)
             await child.submit(Cancel())
             break
-        except (UnavailableError, LeaseHeldError):
+        except _AWAY:
             if tries == STOP_TRIES_MAX:
                 raise
             await world.sleep(POLL_S)
-    with contextlib.suppress(UnavailableError):
+    with contextlib.suppress(*_AWAY):
         await _follow(child, shows, owed, name, state.child_position)
     return result_of(owed.call_id, child.state)
 

@@ -199,7 +199,7 @@ class Host:
         return {
             session_id: runner.newest.position
             for session_id, runner in self._awake.items()
-            if runner.readers and runner.is_stale and not runner.has_failed
+            if runner.readers and runner.is_of_others
         }
 
     def awake(self, session_id: str) -> Runner | None:

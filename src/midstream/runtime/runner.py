@@ -224,6 +224,11 @@ class Runner:
         return not self._has_begun and not self._is_busy
 
     @property
+    def is_of_others(self) -> bool:
+        """Whether others may append: nothing was written here, though a claim may be on its way."""
+        return not self._has_begun and self._failed is None
+
+    @property
     def has_failed(self) -> bool:
         """Whether it ended on an error; a new runner may take over."""
         return self._failed is not None

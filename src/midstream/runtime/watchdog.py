@@ -113,7 +113,7 @@ class Watch:
         if not self._call_id:  # a tool is not cut by us
             self._cut = asyncio.timeout(None)
             await self._cut.__aenter__()
-        self._task = self._world.spawn(self._run(), name="watch")
+        self._task = self._world.spawn(self._run(), name="watchdog")
         return self
 
     async def __aexit__(
