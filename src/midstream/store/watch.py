@@ -187,9 +187,9 @@ class Watcher:
 
     def _look_for(self, followed: Mapping[str, int], sight: Sight, changes: int, *, is_all: bool) -> _Told:
         """Return what is not yet told, and what of it to remember as told."""
-        letters = [
-            each for each in sight.undecided() if self._is_ours(each.owner) and self._waits(each.sender)
-        ]
+        letters = [each for each in sight.undecided() if self._is_ours(each.owner)]
+        senders = {sender for sender in {each.sender for each in letters} if self._waits(sender)}
+        letters = [each for each in letters if each.sender in senders]
         fresh = [each for each in letters if (each.number, each.epoch) not in self._told.letters][
             :LETTERS_MAX
         ]
