@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from midstream.core import session as sessions
 from midstream.core.calls import RERUNS_MAX, CallPlan, CallState, Choice, OnDoubt
 from midstream.core.messages import Outcome, Result
-from midstream.core.records import EpochStarted, Record, TurnEnded
+from midstream.core.records import EpochStarted, Record, StalledOn, TurnEnded
 from midstream.core.session import Session
 from midstream.core.turn import (
     LOOK_BACK_S,
@@ -35,12 +35,15 @@ from midstream.core.turn import (
     ChildSpoke,
     Command,
     Idle,
+    ModelHeld,
     QuestionExpired,
     Recover,
     Refused,
     Resume,
     RunningCalls,
     SendMessage,
+    Stalled,
+    StallOver,
     TurnExpired,
     WhenBusy,
     Withdraw,
@@ -225,6 +228,10 @@ def _from_model(session: Session) -> Iterator[Command]:
     )
     place = {"turn": state.turn, "reply": state.reply_no, "attempt": state.attempt}
     yield heard("some", **place)
+    yield ModelHeld(state.turn, state.reply_no, state.attempt, "token")
+    yield from (
+        kind(state.turn, state.reply_no, StalledOn.FIRST_TOKEN, 30.0) for kind in (Stalled, StallOver)
+    )
     yield answers(turn=state.turn, reply=state.reply_no, attempt=state.attempt)
     yield from (asks(*batch, **place) for batch in (_BATCHES if is_plain else _FEW))
     yield from (fails(retriable=True, **place), fails(retriable=False, **place))
@@ -238,6 +245,7 @@ def _about(state: RunningCalls | Cancelling, call: CallState) -> Iterator[Comman
     yield from (CallFinished(*place, Result(call_id, "said", each)) for each in (Outcome.OK, Outcome.UNKNOWN))
     yield CallExpired(*place, call_id)
     yield CallProgress(*place, call_id, call.runs, "half")
+    yield from (kind(*place, StalledOn.TOOL, 30.0, call_id) for kind in (Stalled, StallOver))
     yield ChildSpoke(*place, call_id, "s::1.1.0", ((call.child_position + 1, b"{}"),))
     yield ChildSpoke(*place, call_id, "s::1.1.0", ((call.child_position, b"{}"),))
     yield CallProbed(*place, call_id, Result(call_id, "it did"))
@@ -258,6 +266,8 @@ def strays(session: Session) -> Iterator[Command]:
     yield CallFinished(turn, 1, Result("a", "stray"))
     yield CallExpired(turn, 1, "a")
     yield CallProgress(turn, 1, "a", 1, "stray")
+    yield ModelHeld(turn, 1, 1, "token")
+    yield from (kind(turn, 1, StalledOn.TOOL, 30.0, "a") for kind in (Stalled, StallOver))
     yield ChildSpoke(turn, 1, "a", "s::1.1.0", ((1, b"{}"),))
     yield CallProbed(turn, 1, "a", may_run=True)
     yield Answer(turn, 1, "a", "digest", Choice.ALLOW)

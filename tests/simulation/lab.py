@@ -97,9 +97,7 @@ class Server:
             return
         await pass_time(1.0)  # what was cancelled at the last moment ends now
         left = [task.get_name() for task in self.process.tasks if not task.done()]
-        if any(
-            name.startswith("RunCall") for name in left
-        ):  # a tool that minds no cancellation, and is watched
+        if any(name.startswith("RunCall") for name in left):  # it minds no cancellation, and is watched
             left = [name for name in left if not name.startswith(("RunCall", "watchdog"))]
         if left:
             self._lab.problems.append(f"tasks outlive their host: {left}")

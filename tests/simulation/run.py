@@ -15,6 +15,7 @@ from midstream.core import session as sessions
 from midstream.core.records import decode
 from midstream.core.session import Session
 from midstream.runtime.children import CHILD_MARK
+from midstream.store.contract import WAITING
 from midstream.testing.history_checker import ClientLog, Evidence, check_ended
 from tests.core.edges import Step, steps_of
 from tests.simulation.actors import Meddler, Person, Reader, Speaker, answer_everything
@@ -297,17 +298,22 @@ async def _come_to_rest(lab: Lab, logs: list[ClientLog]) -> None:
     while lab.loop.time() < until:
         await pass_time(LOOK_S)
         await answer_everything(lab, chance)
-        if any(found.mark.is_live for found in lab.memory.sessions.values()):
+        if _open_turns(lab):
             continue
         lab.is_over = lab.is_over or len(lab.clients) == lab.following
         if not lab.clients:
             break
-    live = [name for name, found in lab.memory.sessions.items() if found.mark.is_live]
-    lab.problems += [f"turn of {name!r} did not end: {lab.folded(name).turn}" for name in live]
+    lab.problems += [f"turn of {name!r} did not end: {lab.folded(name).turn}" for name in _open_turns(lab)]
     lab.problems += [f"a client still waits: {each.get_coro()}" for each in lab.clients][:3]
     for server in lab.servers:
         if not (server.process.is_dead or server.is_leaving):
             await server.leave(grace_s=10.0)
+
+
+def _open_turns(lab: Lab) -> list[str]:
+    """Return the sessions with an open turn, also one that waits for nothing but people."""
+    marks = {name: found.mark for name, found in lab.memory.sessions.items()}
+    return [name for name, mark in marks.items() if mark.is_live or mark.status == WAITING]
 
 
 def _judged(lab: Lab, logs: list[ClientLog]) -> list[str]:

@@ -52,12 +52,12 @@ def test_a_letter_is_undecided_until_it_is_answered(db: apsw.Connection) -> None
     second = inbox.put(db, "new", "them", b"2")
     sight = _sight(db)
     assert sight.undecided() == [
-        Undecided(first, "s", b"1", "us", 7),
-        Undecided(second, "new", b"2", None, 0),
+        Undecided(first, "s", b"1", "them", "us", 7),
+        Undecided(second, "new", b"2", "them", None, 0),
     ]
     inbox.answer(db, first, b"yes", us="us", may_hold=_everybody)
     inbox.answer(db, first, b"no", us="us", may_hold=_everybody)
-    assert sight.undecided() == [Undecided(second, "new", b"2", None, 0)]
+    assert sight.undecided() == [Undecided(second, "new", b"2", "them", None, 0)]
     assert sight.answers("them") == [(first, b"yes")]
     inbox.remove(db, first)
     assert sight.answers("them") == []
@@ -76,14 +76,15 @@ def test_an_answer_to_a_dead_sender_is_not_kept(db: apsw.Connection) -> None:
     assert (_sight(db).undecided(), _sight(db).answers("dead")) == ([], [])
 
 
-def test_what_a_dead_sender_was_answered_is_cleared_and_what_it_asked_is_kept(db: apsw.Connection) -> None:
+def test_what_a_dead_sender_asked_and_was_answered_is_cleared(db: apsw.Connection) -> None:
     answered, asked = inbox.put(db, "s", "dead", b"1"), inbox.put(db, "s", "dead", b"2")
     inbox.answer(db, answered, b"yes", us="us", may_hold=_everybody)
     inbox.clear(db, is_alive=_everybody)
     assert _sight(db).answers("dead") == [(answered, b"yes")]
+    assert [each.number for each in _sight(db).undecided()] == [asked]
     inbox.clear(db, is_alive=_nobody)
     assert _sight(db).answers("dead") == []
-    assert [each.number for each in _sight(db).undecided()] == [asked]
+    assert _sight(db).undecided() == []
 
 
 def test_open_turns_without_a_living_owner_are_found(db: apsw.Connection) -> None:

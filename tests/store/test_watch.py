@@ -77,11 +77,21 @@ async def test_nothing_is_asked_of_the_database_while_nobody_waits(tmp_path: Pat
 
 async def test_more_letters_than_one_look_tells_are_told_by_the_next(tmp_path: Path) -> None:
     tables = Tables()
-    tables.undecided = [(number, "s", b"x", "us", 1) for number in range(LETTERS_MAX + 1)]
+    tables.undecided = [(number, "s", b"x", "us", "us", 1) for number in range(LETTERS_MAX + 1)]
     async with _watching(tmp_path, tables) as watcher:
         first, second = await watcher.watch({}), await watcher.watch({})
     assert len(first.letters) == LETTERS_MAX
     assert second.letters == (Letter(LETTERS_MAX, "s", b"x"),)
+
+
+async def test_a_letter_whose_sender_is_dead_is_told_to_nobody(tmp_path: Path) -> None:
+    tables = Tables()
+    tables.undecided = [(1, "s", b"x", "dead", "us", 1), (2, "s", b"y", "them", "us", 1)]
+    them = OwnerLock(tmp_path, "them")
+    async with _watching(tmp_path, tables) as watcher:
+        news = await watcher.watch({})
+    them.give_up()
+    assert news.letters == (Letter(2, "s", b"y"),)
 
 
 async def test_a_busy_store_is_looked_at_again(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ records or none, only at the expected position, only under the newest epoch. A r
   after a time the store names; what it does when it goes on is refused by the epoch.
 * **Neighbours.** Several owners may share a place. `watch` tells each what the others left for it; `hand_over` brings a
   command to whoever owns a session, for as long as it takes: an owner that dies with a command undecided leaves it to
-  the next one. A command may be told, and decided, more than once; deciding it twice must be harmless.
+  the next one. A command may be told, and decided, more than once; deciding it twice must be harmless. One whose sender
+  is dead is told to nobody any more: whoever asked there asks again elsewhere, and may have been refused there.
 * **Cancellation.** A cancelled `append` may have happened or not; the caller reads the journal to know.
 * **Blobs** are large results that records name by their digest. They are appended with the record that names them,
   kept once for each session, never changed, and removed with it.

@@ -18,12 +18,12 @@ select inbox.session, sender, owner from inbox left join session on session.name
 ANSWER = "update inbox set answer = ? where number = ? and answer is null"
 REMOVE = "delete from inbox where number = ?"
 REMOVE_OF_SESSION = "delete from inbox where session = ?"
-FIND_SENDERS = "select distinct sender from inbox where answer is not null"
-REMOVE_ANSWERED = "delete from inbox where sender = ? and answer is not null"
+FIND_SENDERS = "select distinct sender from inbox"
+REMOVE_OF_SENDER = "delete from inbox where sender = ?"
 
 FIND_VERSION = "pragma data_version"
 FIND_UNDECIDED = """
-select number, inbox.session, body, owner, ifnull(epoch, 0) from inbox
+select number, inbox.session, body, sender, owner, ifnull(epoch, 0) from inbox
 left join session on session.name = inbox.session where answer is null order by number
 """
 FIND_ANSWERS = "select number, answer from inbox where sender = ? and answer is not null"
@@ -46,11 +46,12 @@ class Connection(Protocol):
 
 
 class Undecided(Struct, frozen=True):
-    """A letter without an answer, and who holds its session."""
+    """A letter without an answer, who sent it, and who holds its session."""
 
     number: int
     session: str
     body: bytes
+    sender: str
     owner: str | None
     epoch: int
 
@@ -89,10 +90,10 @@ def remove(db: Connection, number: int) -> None:
 
 
 def clear(db: Connection, *, is_alive: Callable[[str], bool]) -> None:
-    """Forget the answers that nobody collects any more, because who waited for them is dead."""
+    """Forget the letters whose sender is dead: nobody collects the answer, and who asked there asks again elsewhere."""
     for (sender,) in db.execute(FIND_SENDERS).fetchall():
         if not is_alive(sender):
-            db.execute(REMOVE_ANSWERED, (sender,))
+            db.execute(REMOVE_OF_SENDER, (sender,))
 
 
 # --- looking ----------------------------------------------------------------------------------------------------

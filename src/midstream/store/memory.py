@@ -26,6 +26,7 @@ class _Session(Struct):
 
 
 class _Handed(Struct):
+    sender: str
     letter: Letter
     answer: asyncio.Future[bytes]
 
@@ -189,7 +190,9 @@ class MemoryStore:
             free = {name: each.epoch for name, each in sessions.items() if self._is_free(each)}
             orphans = {(name, epoch) for name, epoch in free.items() if sessions[name].mark.is_live}
             letters = {
-                (number, self._epoch_for(each.letter)) for number, each in self._memory.letters.items()
+                (number, self._epoch_for(each.letter))
+                for number, each in self._memory.letters.items()
+                if each.sender in self._memory.living
             }
             letters = {each for each in letters if each[1] >= 0}
             new_letters = sorted(letters - self._told)
@@ -211,7 +214,7 @@ class MemoryStore:
         self._memory.numbers += 1
         number = self._memory.numbers
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._memory.letters[number] = _Handed(Letter(number, session, body), answer)
+        self._memory.letters[number] = _Handed(self.owner, Letter(number, session, body), answer)
         self._memory.tell()
         try:
             return await answer

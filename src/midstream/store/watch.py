@@ -188,6 +188,8 @@ class Watcher:
     def _look_for(self, followed: Mapping[str, int], sight: Sight, changes: int, *, is_all: bool) -> _Told:
         """Return what is not yet told, and what of it to remember as told."""
         letters = [each for each in sight.undecided() if self._is_ours(each.owner)]
+        senders = {sender for sender in {each.sender for each in letters} if self._waits(sender)}
+        letters = [each for each in letters if each.sender in senders]
         fresh = [each for each in letters if (each.number, each.epoch) not in self._told.letters][
             :LETTERS_MAX
         ]
@@ -213,6 +215,10 @@ class Watcher:
     def _is_ours(self, owner: str | None) -> bool:
         """Whether a session is this owner's, or nobody's who lives."""
         return owner is None or owner == self._owner or not self._peers.may_hold(owner)
+
+    def _waits(self, sender: str) -> bool:
+        """Whether the sender of a letter may still wait for its answer."""
+        return sender == self._owner or self._peers.may_hold(sender)
 
     def _settle_answers(self, answers: Mapping[int, bytes]) -> None:
         for number, future in [*self._awaited.items()]:

@@ -367,6 +367,21 @@ class StoreContract:
             async with asyncio.timeout(NEWS_S):
                 assert await handed == b"ok"
 
+    async def test_what_a_dead_sender_had_handed_over_is_told_to_nobody(self, place: Place) -> None:
+        async with _opened(place) as owner, _opened(place) as sender:
+            await owner.claim("s", at=1.0)
+            dead = place.store()
+            await dead.open()
+            left = WORLD.spawn(dead.hand_over("s", b"x"), name="hand over")
+            assert [letter.body for letter in await _letters(owner, 1)] == [b"x"]
+            place.kill(dead)
+            assert await owner.claim("s", at=2.0) == 2
+            handed = WORLD.spawn(sender.hand_over("s", b"y"), name="hand over")
+            assert [letter.body for letter in await _letters(owner, 1)] == [b"y"]
+            for each in (left, handed):
+                each.cancel()
+            await asyncio.gather(left, handed, return_exceptions=True)
+
     async def test_a_command_for_nobodys_session_is_told_to_everybody(self, place: Place) -> None:
         async with _opened(place) as one, _opened(place) as other:
             handed = WORLD.spawn(one.hand_over("new", b"x"), name="hand over")
