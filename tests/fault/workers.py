@@ -77,7 +77,7 @@ class Worker:
             "x-idempotency-key": stream or f"{session}-{os.urandom(4).hex()}",
             "x-idempotent-encryption-key": "s" * 43,
         }
-        payload = {"type": "say", "parts": [{"type": "text", "text": words}]}
+        payload = {"type": "say", "parts": [{"type": "text", "text": words}], "when_busy": "refuse"}
         body = {"type": "chunk", "seqno": 0, "payload": payload}
         return await self._ask("POST", f"/v1/sessions/{session}/chunks", json=body, headers=keys)
 

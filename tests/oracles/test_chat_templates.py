@@ -68,8 +68,10 @@ def test_each_template_raises_over_something_that_was_not_repaired(name: str) ->
 
 @functools.cache
 def unrepaired() -> list[list[dict[str, Any]]]:
-    """The same accidents, and a role that no template knows, as a server without repair would be sent them."""
-    shown = [[{"role": "user", "content": "k1z"}, {"role": "human", "content": "k2z"}]]
+    """The same accidents, and what no strict template takes, as a server without repair would be sent them."""
+    first = {"role": "user", "content": "k1z"}
+    shown = [[first, {"role": role, "content": "k2z"}] for role in ("human", "user", "system")]
+    shown.append([{"role": "system", "content": "k0z"}, first])
     for number in range(UNREPAIRED):
         _, messages, _ = broken("openai-chat", Random(f"templates/unrepaired/{number}"), accidents=ODD)
         if all(isinstance(message, dict) and message.get("role") for message in messages):

@@ -494,7 +494,8 @@ class Page {
       link.href = `#${encodeURIComponent(session.id)}`;
       const isAsking = asking.has(session.id);
       const when = isAsking ? "waits for you" : session.status;
-      link.append(element("span", "when", session.status === "running" ? when : ago(session.updated_at)));
+      const isOpen = session.status === "running" || session.status === "waiting";
+      link.append(element("span", "when", isOpen ? when : ago(session.updated_at)));
       if (session.id === this.#session) link.setAttribute("aria-current", "page");
       return element("li", isAsking ? `${session.status} asking` : session.status, link);
     });
