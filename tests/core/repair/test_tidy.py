@@ -52,6 +52,13 @@ def test_a_hosted_pair_is_left_alone() -> None:
     assert tidied(history) == (history, [])
 
 
+def test_a_hosted_id_may_be_anything() -> None:
+    """An id that is a list or an object used to raise TypeError; found by the property tests."""
+    done, told = tidied([user("q"), reply(SEARCH, FOUND | {"tool_use_id": []}, text("a"))])
+    assert [block["type"] for block in done[1]["content"]] == [SEARCH["type"], FOUND["type"], "text", "text"]
+    assert told == ["hosted-result-without-call", "hosted-call-without-result"]
+
+
 def test_broken_arguments_keep_their_text() -> None:
     done, told = tidied([user("q"), reply(use("a", '{"path": "x')), user("w")])
     assert done[1]["content"][0]["input"] == {"_raw": '{"path": "x'}

@@ -97,6 +97,11 @@ class OpenAIChat:
     def _call(self, call: Value) -> Part:
         if not isinstance(call, dict):
             return Part(Kind.TEXT, None, body=as_words(call), is_new=True)
+        function = call.get("function")
+        if type(function) is dict and function and call.get("type") == "function" and "custom" not in call:
+            return Part(
+                Kind.CALL, call, call.get("id"), name_of(function.get("name")), function.get("arguments")
+            )
         inner = call.get("function") or call.get("custom") or {}
         if not isinstance(inner, dict):
             inner = {}

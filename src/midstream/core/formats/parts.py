@@ -58,11 +58,12 @@ class Layout(StrEnum):
     """No messages: calls and results are items of one list (Responses)."""
 
 
-class Part(Struct, eq=False):
+class Part(Struct, eq=False, gc=False):
     """One piece of a turn.
 
     `body` is the text, the arguments of a call (text or object, as the format has them) or the content of a
-    result. `raw` is the provider's object, or None for a part that is not written yet.
+    result. `raw` is the provider's object, or None for a part that is not written yet. Not watched by the garbage
+    collector: a call refers to its results, and they know it by its identity only.
     """
 
     kind: Kind
@@ -72,8 +73,8 @@ class Part(Struct, eq=False):
     body: Value = None
     signature: str | None = None
     failed: bool = False
-    owner: Part | None = None
-    """Of a result: the call it answers."""
+    owner: int = 0
+    """Of a result: the identity of the call it answers, 0 for none."""
     answers: list[Part] | None = None
     """Of a call: its results, in the order they were found."""
     reply: int = -1

@@ -28,18 +28,19 @@ def settle_ids(turns: list[Turn], calls: list[Part], others: Iterable[str], task
     taken.update(others)
     namer = Namer(task.profile, taken)
     takes_id = task.profile.id_test()
-    reply = -1
+    seen, is_per_reply, reply = namer.seen, task.profile.ids_are_unique == "reply", -1
     for call in calls:
-        if task.profile.ids_are_unique == "reply" and call.reply != reply:
-            namer.seen.clear()
-        reply = call.reply
-        old = call.id
+        if call.reply != reply:
+            reply = call.reply
+            if is_per_reply:
+                seen.clear()
         if not call.is_by_name:
-            if not takes_id(old):
+            old = call.id
+            if not (turns[call.turn].is_tidy or takes_id(old)):
                 _rename(turns, call, namer.new(old, _nameless(call)), "bad-id", task)
-            elif call.is_repeat or old in namer.seen:
+            elif call.is_repeat or old in seen:
                 _rename(turns, call, namer.new(old, _nameless(call)), "repeated-id", task)
-            namer.seen.add(str(call.id))
+            seen.add(str(call.id))
         for result in call.answers or ():
             _follow(turns, call, result, task)
 

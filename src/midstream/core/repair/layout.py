@@ -64,7 +64,8 @@ class Layout:
             self._add(added, last)
         if not self.task.is_grouped:
             for turn in self.turns[end:after]:
-                self._stray(turn)
+                if id(turn.parts[0]) not in self.settled:
+                    self._other(turn)
         return after
 
     def _is_tail(self, end: int, after: int) -> bool:
@@ -72,7 +73,7 @@ class Layout:
         if after < len(self.turns):
             return False
         answers = self.turns[end:after]
-        return self.task.is_grouped or all(turn.parts[0].owner is not None for turn in answers)
+        return self.task.is_grouped or all(turn.parts[0].owner for turn in answers)
 
     def _end_of_reply(self, here: int) -> int:
         """A flat list has no messages: the calls in a row are one reply."""
@@ -121,36 +122,32 @@ class Layout:
 
     def _separate(self, start: int, mine: set[int]) -> tuple[int, Turn | None]:
         """Write the results that follow; what stands between them waits until they are all written."""
-        here, last = start, None
-        while here < len(self.turns) and self.turns[here].role is Role.TOOL and not self.turns[here].mark:
-            turn = self.turns[here]
-            if _answers(turn.parts[0], mine):
-                self.settled.add(id(turn.parts[0]))
+        here, last, turns = start, None, self.turns
+        count = len(turns)
+        while here < count and (turn := turns[here]).role is Role.TOOL and not turn.mark:
+            result = turn.parts[0]
+            if _answers(result, mine):
+                self.settled.add(id(result))
                 self.out.append(turn)
                 last = turn
             here += 1
         return here, last
 
-    def _stray(self, turn: Turn) -> None:
-        if id(turn.parts[0]) not in self.settled:
-            self._other(turn)
-
     def _missing(self, calls: list[Part], *, is_tail: bool) -> list[Part]:
         """Return the results that stand elsewhere and new ones for the calls that have none, in the calls' order."""
         added: list[Part] = []
+        settled, read, tell = self.settled, self.read, self.task.report.tell
+        answer, is_open = self.task.form.answer, is_tail and self.task.is_live
         for call in calls:
             if call.answers:
                 result = call.answers[0]
-                if id(result) not in self.settled:
-                    self.settled.add(id(result))
+                if id(result) not in settled:
+                    settled.add(id(result))
                     added.append(result)
-                    place = self.read[result.turn].at
-                    self.task.report.tell("misplaced-result", place, "moved to its call", call_id=call.id)
-            elif not (is_tail and self.task.is_live):
-                words = self._outcome(call)
-                added.append(self.task.form.answer(call, words, is_failed=True))
-                at = self.read[call.turn].at
-                self.task.report.tell("dangling-call", at, "added a result that says so", call_id=call.id)
+                    tell("misplaced-result", read[result.turn].at, "moved to its call", call_id=call.id)
+            elif not is_open:
+                added.append(answer(call, self._outcome(call), is_failed=True))
+                tell("dangling-call", read[call.turn].at, "added a result that says so", call_id=call.id)
         return added
 
     def _with_stand_ins(
@@ -251,7 +248,7 @@ class Layout:
         for part in parts:
             if part.kind is not Kind.RESULT:
                 kept.append(part)
-            elif part.owner is None:
+            elif not part.owner:
                 words, others = self.task.form.pieces(part)
                 note = f"{SECOND if part.is_second else ORPHAN} {words}".rstrip()
                 code = "repeated-result" if part.is_second else "orphan-result"
@@ -271,7 +268,7 @@ def _is_moved(result: Part) -> bool:
 
 
 def _answers(part: Part, mine: set[int]) -> bool:
-    return part.kind is Kind.RESULT and part.owner is not None and id(part.owner) in mine
+    return part.kind is Kind.RESULT and part.owner in mine
 
 
 def _is_item_of_reply(turn: Turn) -> bool:

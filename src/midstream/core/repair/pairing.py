@@ -13,7 +13,8 @@ from functools import cached_property
 from midstream.core.formats.parts import Kind, Mark, Part, Role, Turn, Value
 from midstream.core.repair.task import Task, stands_in
 
-Key = tuple[str, Value]
+Key = str | tuple[str, str]
+"""The id of a call and its result, or that there is none and the tool's name."""
 Waiting = list[Part] | deque[Part]
 """The calls of one reply that wait for one id: almost always one, and a deque is a costly thing to hold one."""
 
@@ -93,7 +94,7 @@ class Pairing:
         if self.is_list_unique:
             is_used = not (self.armed.isdisjoint(ids) and self.stepped.keys().isdisjoint(ids))
         else:  # it may be a copy of a reply that still waits
-            is_used = not self.armed.isdisjoint(ids) and any(self.waiting.get(("id", name)) for name in ids)
+            is_used = not self.armed.isdisjoint(ids) and any(map(self.waiting.get, ids))
         if is_used:
             for other in self._unit(number):
                 other.mark = Mark.DOUBT
@@ -101,7 +102,7 @@ class Pairing:
         self.named = {}
         for call_id in ids:
             self.stepped[call_id] = number
-            self.done.pop(("id", call_id), None)
+            self.done.pop(call_id, None)
         return True
 
     def _unit(self, number: int) -> list[Turn]:
@@ -153,7 +154,7 @@ class Pairing:
 
     def _has_no_id(self, result: Part) -> bool:
         """Whether a result may be found by the tool's name; Gemini's may have an id that its call lacks."""
-        return result.is_by_name or (self.goes_by_name and _key(result)[1] not in self.borne)
+        return result.is_by_name or (self.goes_by_name and _key(result) not in self.borne)
 
     def _find_replaced(self) -> None:
         """Where results have no ids, a stray one takes the place of the latest stand-in under its name."""
@@ -185,18 +186,11 @@ class Pairing:
 
     def _arm(self, call: Part, turn: Turn) -> None:
         key = _key(call)
-        replies = self.waiting.setdefault(key, [])
-        if replies and not call.is_by_name and call.id and self._is_copy(call, replies[-1][-1], turn):
-            if not self._thinks_more(turn, replies[-1][-1]):
-                self.copies.add(id(call))
-                return
-            self._forget(replies)
-        if replies and replies[-1][0].reply == call.reply:
-            if len(replies[-1]) == 1:
-                replies[-1] = deque(replies[-1])
-            replies[-1].append(call)
-        else:
-            replies.append([call])
+        replies = self.waiting.get(key)
+        if replies is None:
+            self.waiting[key] = [[call]]
+        elif not self._arm_again(call, turn, replies):
+            return
         self.calls.append(call)
         if isinstance(call.id, str):
             call.is_repeat = self.is_list_unique and call.id in self.stepped
@@ -207,6 +201,21 @@ class Pairing:
             self.named.setdefault(call.name, deque()).append(call)
         if isinstance(call.raw, dict) and isinstance(item := call.raw.get("id"), str) and item != call.id:
             self.by_item[item] = call
+
+    def _arm_again(self, call: Part, turn: Turn, replies: list[Waiting]) -> bool:
+        """Arm an id that had calls before; false if the last of them waits and this is its copy."""
+        if replies and not call.is_by_name and call.id and self._is_copy(call, replies[-1][-1], turn):
+            if not self._thinks_more(turn, replies[-1][-1]):
+                self.copies.add(id(call))
+                return False
+            self._forget(replies)
+        if replies and replies[-1][0].reply == call.reply:
+            if len(replies[-1]) == 1:
+                replies[-1] = deque(replies[-1])
+            replies[-1].append(call)
+        else:
+            replies.append([call])
+        return True
 
     def _is_copy(self, call: Part, other: Part, turn: Turn) -> bool:
         """Whether a call was written twice: the same in all, with only replies between."""
@@ -245,8 +254,12 @@ class Pairing:
         self.forgotten.add(id(other))
 
     def _consume(self, result: Part, reply: int, *, is_near: bool) -> None:
-        call = self._waiting_for(_key(result))
-        if call is None and self.goes_by_name:
+        key = _key(result)
+        call = self._waiting_for(key)
+        if call is not None:
+            self._give(call, result)
+            return
+        if self.goes_by_name:
             call = self._waiting_by_name(result)
         if call is None and isinstance(result.id, str) and not result.is_by_name:
             call = self.by_item.get(result.id)
@@ -257,9 +270,9 @@ class Pairing:
                     "foreign-result-id", place, "linked by the item's id", call_id=result.id
                 )
         if call is None:
-            if self.stepped and _key(result) not in self.done:
+            if self.stepped and key not in self.done:
                 self._read_again(result.id)
-            earlier = self.done.get(_key(result))
+            earlier = self.done.get(key)
             if earlier is None or result.is_by_name:
                 self.strays.append((reply, is_near, result))
                 return
@@ -270,15 +283,16 @@ class Pairing:
         replies = self.waiting.get(key)
         if not replies:
             return None
-        call = _first(replies[-1])
-        if not replies[-1]:
+        calls = replies[-1]
+        call = _first(calls)
+        if not calls:
             replies.pop()
         return call
 
     def _waiting_by_name(self, result: Part) -> Part | None:
         """Find a call of the present reply when only one side has an id."""
         if not result.is_by_name:
-            return None if _key(result)[1] in self.borne else self._waiting_for(("name", result.name))
+            return None if _key(result) in self.borne else self._waiting_for(("name", result.name))
         calls = self.named.get(result.name)
         while calls:
             call = calls.popleft()
@@ -305,7 +319,7 @@ class Pairing:
                 return
 
     def _give(self, call: Part, result: Part) -> None:
-        result.owner, result.reply = call, call.reply
+        result.owner, result.reply = id(call), call.reply
         if call.answers is None:
             call.answers = [result]
         else:
@@ -393,7 +407,7 @@ class Pairing:
         if other.turn != first.turn and not (
             stands_in(first) or stands_in(other) or first.body == other.body
         ):
-            other.owner, other.is_second = None, True  # joining would change what came before it
+            other.owner, other.is_second = 0, True  # joining would change what came before it
             return first
         self.copies.add(id(other))
         if stands_in(other) or first.body == other.body:
@@ -458,4 +472,4 @@ def _key(part: Part) -> Key:
     if part.is_by_name:
         return ("name", part.name)
     call_id = part.id
-    return ("id", call_id if isinstance(call_id, str) else repr(call_id))
+    return call_id if isinstance(call_id, str) else repr(call_id)

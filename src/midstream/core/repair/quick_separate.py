@@ -104,16 +104,17 @@ def _chat_reply(message: Json, content: Value, rules: Rules) -> Sight:
     if not (is_silent or says(content) or _are_chunks(content, rules, is_reply=True)):
         return DOUBTED
     asked: list[Key] = []
+    form, takes_id = rules.form, rules.takes_id
     for call in message["tool_calls"]:
-        inner = call["function"]
+        inner, call_id = call["function"], call["id"]
         arguments = inner["arguments"]
-        if not (type(arguments) is dict and rules.form == "mistral"):
+        if not (type(arguments) is dict and form == "mistral"):
             _read(arguments)
-        if not takes_name(inner["name"], rules.form) or not rules.takes_id(call["id"]):
+        if not takes_name(inner["name"], form) or not takes_id(call_id):
             return DOUBTED
-        if call.get("type") != "function" and (rules.form != "mistral" or "type" in call):
+        if call.get("type") != "function" and (form != "mistral" or "type" in call):
             return DOUBTED
-        asked.append(call["id"])
+        asked.append(call_id)
     return (CALLS, asked) if asked else DOUBTED
 
 

@@ -386,29 +386,32 @@ def _close_hosted(turn: Turn, task: Task) -> None:
     """A hosted call and its result stand in one reply, in this order, once each."""
     if not task.profile.pairs_hosted:
         return
-    asked = {part.id for part in turn.parts if part.kind is Kind.HOSTED_CALL}
+    asked = {
+        repr(part.id) for part in turn.parts if part.kind is Kind.HOSTED_CALL
+    }  # anything may stand there
     called = set(asked)
     has_results = any(part.kind is Kind.HOSTED_RESULT for part in turn.parts)
     if not asked and not has_results:
         return
-    answered: set[str | None] = set()
-    early: dict[str | None, Part] = {}
+    answered: set[str] = set()
+    early: dict[str, Part] = {}
     parts: list[Part] = []
     for place, part in enumerate(turn.parts):
+        name = repr(part.id)
         if part.kind is not Kind.HOSTED_RESULT:
             parts.append(part)
             if part.kind is Kind.HOSTED_CALL:
-                asked.discard(part.id)
-                if part.id in early:
-                    parts.append(early.pop(part.id))
-        elif part.id in asked and part.id not in answered:
-            answered.add(part.id)
-            early[part.id] = part
+                asked.discard(name)
+                if name in early:
+                    parts.append(early.pop(name))
+        elif name in asked and name not in answered:
+            answered.add(name)
+            early[name] = part
             task.report.tell(
                 "hosted-result-first", turn.at, "put behind its call", part=place, call_id=part.id
             )
-        elif part.id in called and part.id not in answered:
-            answered.add(part.id)
+        elif name in called and name not in answered:
+            answered.add(name)
             parts.append(part)
         else:
             words = f"{HOSTED_ORPHAN} {as_words(part.body)}"
@@ -418,7 +421,7 @@ def _close_hosted(turn: Turn, task: Task) -> None:
             )
     closed: list[Part] = []
     for part in parts:
-        if part.kind is not Kind.HOSTED_CALL or part.id in answered:
+        if part.kind is not Kind.HOSTED_CALL or repr(part.id) in answered:
             closed.append(part)
             continue
         result = hosted_answer(part, UNKNOWN) if task.form.name == "anthropic" else None
