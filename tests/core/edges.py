@@ -55,6 +55,7 @@ from tests.core.stories import (
     at_child,
     at_client,
     at_person,
+    breaks,
     fails,
     heard,
     impossible,
@@ -236,6 +237,7 @@ def _from_model(session: Session) -> Iterator[Command]:
     yield from (asks(*batch, **place) for batch in (_BATCHES if is_plain else _FEW))
     yield from (fails(retriable=True, **place), fails(retriable=False, **place))
     yield from (overflows(1, **place), overflows(None, **place))
+    yield breaks(**place)
 
 
 def _about(state: RunningCalls | Cancelling, call: CallState) -> Iterator[Command]:
@@ -304,8 +306,9 @@ def _key(session: Session) -> tuple[object, ...]:
         case AwaitingModel():
             count = min(state.reply_no, 2) if state.reply_no < MODEL_CALLS_MAX else MODEL_CALLS_MAX
             flags = (state.is_compacted, state.is_last, bool(state.said), state.epoch == session.epoch)
+            kept = (bool(state.token), state.is_mute)
             limits = (state.terms.timeout_s, state.terms.replies_max)
-            return (*about, count, state.failures, min(state.restarts, 4), *flags, *limits)
+            return (*about, count, state.failures, min(state.restarts, 4), *flags, *kept, *limits)
         case RunningCalls() | Cancelling():
             count = min(state.reply_no, 2) if state.reply_no < MODEL_CALLS_MAX else MODEL_CALLS_MAX
             calls = tuple(_call_key(call, session.epoch) for call in state.calls)
