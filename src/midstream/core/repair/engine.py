@@ -12,7 +12,6 @@ from midstream.core.repair.quick import Marks
 from midstream.core.repair.reading import sendable, turns_of
 from midstream.core.repair.reasoning import settle_reasoning
 from midstream.core.repair.report import Advice, Repaired
-from midstream.core.repair.signatures import odd_signatures
 from midstream.core.repair.systems import place_system_parts, place_systems
 from midstream.core.repair.task import Task
 from midstream.core.repair.tidy import tidy_turns
@@ -38,7 +37,7 @@ def repaired(
     clean = sendable(messages, task)
     marks = Marks(clean, form.name, profile, model=model)
     if profile.signs == "anthropic" and task.is_grouped:
-        task.odd_signatures = odd_signatures(clean)
+        task.odd_signatures = marks.odd_signatures()
         if task.odd_signatures:
             marks.doubt_signatures(task.odd_signatures)
     is_walked = clean is not messages or (task.is_flat and model is not None)

@@ -8,6 +8,7 @@ about a microsecond a message, the walk ten.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 
 from midstream.core.formats.parts import Value
 from midstream.core.profiles import Profile
@@ -33,7 +34,7 @@ from midstream.core.repair.quick_rules import (
     says,
 )
 from midstream.core.repair.quick_separate import look_at_chat, look_at_langchain, look_at_responses, thinks
-from midstream.core.repair.signatures import has_any
+from midstream.core.repair.signatures import has_any, odd_signatures
 
 _LOOKS: dict[str, Callable[[Value, Rules], Sight]] = {
     "anthropic": look_at_anthropic,
@@ -71,7 +72,10 @@ class Marks:
         """By the place of a reply: the ids of the calls of its unit."""
         self.ends: dict[int, int] = {}
         """By the place of a reply: where its unit ends, the results included."""
-        keys = self._look(Rules(form, profile, model))
+        rules = Rules(form, profile, model)
+        keys = self._look(rules)
+        self.signatures = rules.signatures
+        """Of the thinking in all sound messages, and perhaps in others."""
         self.sound = bytearray(self.marks)
         """Which messages are sendable by themselves, whether or not calls and results match."""
         self._match(keys)
@@ -98,10 +102,18 @@ class Marks:
 
     def _match(self, keys: dict[int, list[Key]]) -> None:
         """Take the marks off calls without their results right behind them, and off other results."""
-        until = 0
-        for at in keys:
+        until, marks = 0, self.marks
+        is_flat = self.form == "openai-responses"
+        for at, mine in keys.items():
             if at < until:
                 continue
+            if len(mine) == 1 and not is_flat and marks[at] == CALLS and keys.get(at + 1) == mine:
+                if marks[at + 1] in (ANSWER, MIXED):  # nearly always: one call, and its result behind it
+                    self.ends[at] = until = at + 2
+                    call_id = mine[0] if type(mine[0]) is str else mine[0][1]
+                    if type(call_id) is str:
+                        self.ids[at] = [call_id]
+                    continue
             until, asked = self._asked(at, keys)
             end = self._end_of_answers(until, asked, keys) if asked else 0
             if end:
@@ -154,6 +166,11 @@ class Marks:
                 waiting.remove(key)
             here += 1
         return here
+
+    def odd_signatures(self) -> frozenset[str]:
+        """Return the signatures of thinking that do not look like the rest."""
+        sights = zip(self.messages, self.sound, strict=True)
+        return odd_signatures((message for message, is_sound in sights if not is_sound), self.signatures)
 
     def doubt_signatures(self, odd: frozenset[str]) -> None:
         """Take the marks off the messages with one of these signatures, and off their results."""
@@ -229,7 +246,7 @@ class Marks:
 
 
 def _are_distinct(ids: dict[int, list[str]]) -> bool:
-    every = [call_id for some in ids.values() for call_id in some]
+    every = list(chain.from_iterable(ids.values()))
     return len(set(every)) == len(every)
 
 

@@ -83,6 +83,8 @@ def _anthropic_request(content: list[Value], rules: Rules) -> Sight:
 
 def _is_anthropic_answer(block: Json, rules: Rules) -> bool:
     content = block.get("content", "")
+    if type(content) is str and content:
+        return not content.isspace()
     if not content and type(content) in (str, list):
         return not block.get("is_error")
     if type(content) is list:
@@ -121,12 +123,14 @@ def _anthropic_reply(content: list[Value], message: Json, rules: Rules) -> Sight
         elif kind == "text":
             if not says(block["text"]):
                 return DOUBTED
-        elif kind in ("thinking", "redacted_thinking"):
-            is_open = kind == "thinking"
-            thoughts += is_open
-            if asked or (is_open and type(block["thinking"]) is not str):
+        elif kind == "thinking":
+            thoughts += 1
+            signature = block["signature"]
+            if asked or type(block["thinking"]) is not str or not is_signature(signature, signatures):
                 return DOUBTED
-            if not is_signature(block["signature" if is_open else "data"], signatures):
+            rules.signatures.append(signature)
+        elif kind == "redacted_thinking":
+            if asked or not is_signature(block["data"], signatures):
                 return DOUBTED
         elif not _is_other_block(block, kind, hosted) or kind in _ANTHROPIC_FILES:
             return DOUBTED
@@ -197,9 +201,8 @@ def _is_bedrock_answer(result: Json, rules: Rules) -> bool:
         return False
     for piece in content:
         (key,) = piece
-        value = piece[key]
         if key == "text":
-            if not says(value):
+            if not says(piece[key]):
                 return False
         elif key not in _CONVERSE_RESULTS or (
             key != "json" and not rules.takes_files(is_failed=result.get("status") == "error")
@@ -240,6 +243,7 @@ def _bedrock_reply(content: list[Value], message: Json, rules: Rules) -> Sight:
         or (signatures and rules.is_foreign(message.get("model")))
     ):
         return DOUBTED
+    rules.signatures += signatures
     return (CALLS, asked) if asked else REPLIED
 
 
@@ -268,17 +272,11 @@ def look_at_gemini(message: Value, rules: Rules) -> Sight:
     return _gemini_reply(parts, rules) if role == "model" else DOUBTED
 
 
-def _held(part: Json) -> str:
-    """Return what a part holds: just one thing, and marks beside it."""
-    (key,) = part if len(part) == 1 else _GEMINI_KEYS.intersection(part)
-    return key
-
-
 def _gemini_request(parts: list[Value], rules: Rules) -> Sight:
     answered: list[Key] = []
     has_words = False
     for part in parts:
-        key = _held(part)
+        (key,) = part if len(part) == 1 else _GEMINI_KEYS.intersection(part)  # one thing, and marks beside it
         held = part[key]
         if key in _GEMINI_ANSWERS:
             call_id = held.get("id") or None
@@ -301,7 +299,7 @@ def _gemini_reply(parts: list[Value], rules: Rules) -> Sight:
     asked: list[Key] = []
     is_thought = True
     for part in parts:
-        key = _held(part)
+        (key,) = part if len(part) == 1 else _GEMINI_KEYS.intersection(part)  # one thing, and marks beside it
         held = part[key]
         if key in _GEMINI_CALLS:
             call_id = held.get("id") or None
@@ -339,7 +337,7 @@ def _is_gemini_text_or_file(part: Json, key: str, rules: Rules) -> bool:
 
 def _numbered(keys: list[Key]) -> list[Key]:
     """Number the calls of one name that have no id: they are as many as their responses, in any order."""
-    if len(keys) == 1 or all(call_id for _, call_id in keys):
+    if len(keys) < 2 or all(call_id for _, call_id in keys):  # noqa: PLR2004 - one needs no number
         return keys
     counts: dict[str, int] = {}
     numbered: list[Key] = []

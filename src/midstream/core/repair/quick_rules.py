@@ -37,6 +37,8 @@ class Rules:
         self.names = names_of(form, profile)
         self.takes_id = profile.id_test()
         self.is_signed = profile.is_thinking_signed
+        self.signatures: list[str] = []
+        """Of the thinking in the messages looked at so far, of those formats that keep it in the content."""
         self.signs = profile.signs
         self.model = model
         self.mixes_results = profile.mixes_results
