@@ -16,6 +16,7 @@ MidstreamError
 │   └── EventGoneError         the event id is not on the journal's line: take a snapshot
 ├── ConflictError         somebody else was first: look again, then decide again
 │   ├── JournalMovedError
+│   ├── ShelfMovedError
 │   ├── LeaseHeldError
 │   ├── LeaseLostError
 │   ├── SessionBusyError
@@ -45,7 +46,11 @@ MidstreamError
 │   └── RecordUndecodableError
 └── ModelError            the model did not answer (see each class for whether to ask again)
     ├── ModelUnavailableError  network, 429, 5xx, timeout: asked again
-    │   └── ModelCutError          the provider goes on with the reply: taken up where it was cut
+    │   ├── ModelCutError          the provider goes on with the reply: taken up where it was cut
+    │   ├── UpstreamBusyError      the agent is in another run
+    │   └── UpstreamFailedError    its run failed and nobody said why
+    ├── UpstreamGoneError      the agent is not remembered any more: a fresh one is told everything
+    │   └── UpstreamMismatchError  another conversation was opened than the one that was named
     ├── ModelStalledError      silence past the budget: asked again
     ├── ModelEmptyError        nothing but whitespace came: asked again
     ├── ModelForgotError       a cut reply cannot be taken up: asked anew
@@ -183,6 +188,13 @@ class JournalMovedError(ConflictError):
     """Somebody appended first: fold the rest and decide again. Nothing was written."""
 
     code = "journal_moved"
+    retry = "now"
+
+
+class ShelfMovedError(ConflictError):
+    """Somebody wrote this entry first: read it and decide again. Nothing was written."""
+
+    code = "shelf_moved"
     retry = "now"
 
 
@@ -356,6 +368,31 @@ class ModelCutError(ModelUnavailableError):
     """The connection broke and the provider goes on with the reply: it is taken up where it was cut."""
 
     code = "model_cut"
+
+
+class UpstreamBusyError(ModelUnavailableError):
+    """The agent is in another run, perhaps one that a crash left behind. It can be asked once more, by force."""
+
+    code = "upstream_busy"
+
+
+class UpstreamFailedError(ModelUnavailableError):
+    """The agent's run failed, and nothing says why: the agent may be dead. A fresh one may do better."""
+
+    code = "upstream_failed"
+
+
+class UpstreamGoneError(ModelError):
+    """The upstream does not remember this agent any more (expired, deleted, another folder): begin a fresh one."""
+
+    code = "upstream_gone"
+    retry = "now"
+
+
+class UpstreamMismatchError(UpstreamGoneError):
+    """The upstream opened another conversation than the one that was named. Nothing was said in it."""
+
+    code = "upstream_mismatch"
 
 
 class ModelStalledError(ModelError):

@@ -12,6 +12,7 @@ from midstream.core.messages import (
     Call,
     Finish,
     History,
+    Outcome,
     Reply,
     ReplyPart,
     Text,
@@ -38,6 +39,8 @@ class ModelRequest(Struct, frozen=True):
         attempt: 1 for the first try of this reply.
         key: Stable over the attempts of one reply; for a provider's idempotency header.
         resume: What a `Resumable` of this attempt named, to take that same reply up; "" asks for a new one.
+        session: Whose conversation it is: what an upstream's memory of it is found by. "" has none.
+        is_ephemeral: A side call, such as one that makes a title: it must leave no trace in anybody's memory.
     """
 
     instructions: str
@@ -46,6 +49,8 @@ class ModelRequest(Struct, frozen=True):
     attempt: int = 1
     key: str = ""
     resume: str = ""
+    session: str = ""
+    is_ephemeral: bool = False
 
 
 class TextDelta(Struct, frozen=True):
@@ -71,6 +76,22 @@ class CallRequested(Struct, frozen=True):
     name: str
     arguments: str
     signature: str | None = None
+
+
+class UpstreamCallStarted(Struct, frozen=True):
+    """The upstream runs a tool of its own. It is shown; nobody here may run it. `id` is unique within the reply."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class UpstreamCallEnded(Struct, frozen=True):
+    """How a tool ended that the upstream ran itself. `content` is what it read, as text."""
+
+    id: str
+    content: str
+    outcome: Outcome = Outcome.OK
 
 
 class Working(Struct, frozen=True):
@@ -100,7 +121,17 @@ class Finished(Struct, frozen=True):
     usage: Usage | None = None
 
 
-ModelEvent = TextDelta | ThinkingDelta | CallRequested | Working | Heartbeat | Resumable | Finished
+ModelEvent = (
+    TextDelta
+    | ThinkingDelta
+    | CallRequested
+    | UpstreamCallStarted
+    | UpstreamCallEnded
+    | Working
+    | Heartbeat
+    | Resumable
+    | Finished
+)
 
 Words = tuple[Literal["text", "thinking"], str]
 """What a part of a reply is, and what was said of it."""
@@ -113,7 +144,7 @@ def is_progress(event: ModelEvent) -> bool:
             return bool(event.text)
         case ThinkingDelta():
             return bool(event.text or event.signature)
-        case Working() | CallRequested() | Finished():
+        case Working() | CallRequested() | UpstreamCallStarted() | UpstreamCallEnded() | Finished():
             return True
         case Heartbeat() | Resumable():
             return False
@@ -161,7 +192,7 @@ class ReplyBuilder:
                 if self._shown:
                     raise _forgot()
                 self._finished = event
-            case Working() | Heartbeat() | Resumable():
+            case Working() | Heartbeat() | Resumable() | UpstreamCallStarted() | UpstreamCallEnded():
                 pass
         return ()
 

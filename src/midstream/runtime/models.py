@@ -18,6 +18,8 @@ from midstream.core.replies import (
     Resumable,
     TextDelta,
     ThinkingDelta,
+    UpstreamCallEnded,
+    UpstreamCallStarted,
     Working,
 )
 
@@ -32,6 +34,8 @@ __all__ = [
     "ResumableModel",
     "TextDelta",
     "ThinkingDelta",
+    "UpstreamCallEnded",
+    "UpstreamCallStarted",
     "Working",
 ]
 

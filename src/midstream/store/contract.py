@@ -21,6 +21,8 @@ records or none, only at the expected position, only under the newest epoch. A r
   kept once for each session, never changed, and removed with it.
 * **Effects.** A store that keeps its journals in a database of the tools' may let a tool write there in the append of
   its outcome: `Transactional`. It is no part of `Store`.
+* **Shelves** keep small values beside the journals, such as what a pool knows of its agents: `Shelf`. An entry is
+  replaced whole, and only by whoever has read what it replaces. It is no part of `Store`.
 * **Errors** are those of `midstream.errors`; whatever is raised, nothing was half-written.
 
 `midstream.testing.store_contract` is this page as a test suite; every store runs it.
@@ -244,3 +246,39 @@ class Transactional(Protocol):
         Raises:
             MidstreamError: As `Store.append` does. Nothing was written, by `work` neither.
         """
+
+
+class Kept(Struct, frozen=True):
+    """An entry of a shelf. `version` counts its writes from 1; `at` is the time of the last, in seconds since 1970."""
+
+    key: str
+    version: int
+    body: bytes
+    at: float
+
+
+@runtime_checkable
+class Shelf(Protocol):
+    """A store that also keeps small values by name, for several processes at once. Each method is one transaction."""
+
+    async def kept(self, shelf: str, key: str) -> Kept | None:
+        """Return an entry, or None where there is none."""
+
+    async def keep(self, shelf: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+        """Write an entry and return its new version. Survives the death of the process when it returns.
+
+        Args:
+            expected: The version this replaces, 0 where there is no entry. A dropped key starts again above all its
+                versions, so that nobody who read the old entry replaces the new one.
+            at: When it is written.
+
+        Raises:
+            ShelfMovedError: The entry has another version. Nothing was written.
+            StoreFullError, StoreBusyError, StoreDamagedError: Nothing was written.
+        """
+
+    async def drop(self, shelf: str, key: str, *, expected: int) -> bool:
+        """Remove an entry if it has this version; return whether it was removed."""
+
+    async def shelf(self, shelf: str) -> list[Kept]:
+        """Return all entries of a shelf, last written first."""

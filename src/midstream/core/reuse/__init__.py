@@ -1,0 +1,1 @@
+"""Reuse: whether an upstream's memory fits what a host sent, and what to send it then. Pure."""

@@ -1,0 +1,164 @@
+"""The upstream protocol: a stateful agent that remembers its conversation, so that it is sent only what is new.
+
+An `Upstream` opens agents; an `UpstreamAgent` is one conversation in it and outlives every process: whoever knows its
+id opens it again, for as long as the upstream remembers. `midstream.runtime.pool.Pooled` makes a model of it, which
+never continues the wrong conversation; an upstream itself decides nothing and repeats nothing.
+
+Order of the events of one `send`: `Opened` first, as soon as the upstream has named the conversation; then what it
+says; `Marked` wherever it names a point that a later conversation can start from; `Finished` last. Closing the iterator
+stops the run upstream.
+
+Errors are those of `midstream.errors`, by what helps, from any method:
+    UpstreamGoneError: This agent is not remembered. Only this may be answered by a fresh one without a doubt.
+    UpstreamBusyError: The agent is in another run.
+    UpstreamFailedError: The run failed, nothing says why.
+    ModelUnavailableError: Network, rate limit, overload; `retry_after_s` where it was said.
+    ModelStalledError: Silence past the upstream's own limit.
+    ModelAccessError: The key, the account, the model's name.
+    ModelRejectedError, ContextOverflowError, ModelFilteredError: What was sent will never be accepted.
+    ModelMissingError: The upstream's software is not installed, or does not start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Protocol, runtime_checkable
+
+from msgspec import Struct
+
+from midstream.core.messages import History, Result, ToolSpec, UserMessage
+from midstream.core.replies import ModelEvent
+from midstream.core.reuse.servers import McpServer
+
+
+class Setup(Struct, frozen=True):
+    """What a conversation is opened with.
+
+    Args:
+        instructions: The host's system prompt, or "".
+        tools: What the host will run for the agent; only for upstreams that take tools.
+        servers: The MCP servers the agent is to have, in the order of their names.
+    """
+
+    instructions: str = ""
+    tools: tuple[ToolSpec, ...] = ()
+    servers: tuple[McpServer, ...] = ()
+
+
+class Abilities(Struct, frozen=True):
+    """What an upstream can do beyond opening, resuming and answering.
+
+    Args:
+        takes_tools: It asks the host to run tools (`CallRequested`) and takes the results with the next `send`.
+        takes_history: A fresh conversation is told what came before as messages (`Said.before`), not as a transcript.
+        takes_files: It reads attachments; otherwise they are named in words.
+        takes_servers: It can be given MCP servers.
+        can_reinstruct: A resumed conversation goes by the instructions of its new `Setup`.
+        can_retool: A resumed conversation has the tools and servers of its new `Setup`.
+        can_fork: `fork` works.
+    """
+
+    takes_tools: bool = False
+    takes_history: bool = False
+    takes_files: bool = False
+    takes_servers: bool = False
+    can_reinstruct: bool = False
+    can_retool: bool = False
+    can_fork: bool = False
+
+
+class Said(Struct, frozen=True):
+    """What an agent is sent.
+
+    Args:
+        message: The user's words.
+        results: Answers to the calls its last reply asked for, in the calls' order; then `message` may have no parts.
+        before: Told to a fresh conversation of an upstream that takes history: all that came before `message`.
+    """
+
+    message: UserMessage
+    results: tuple[Result, ...] = ()
+    before: History | None = None
+
+
+class Opened(Struct, frozen=True):
+    """The upstream has taken what was sent.
+
+    Args:
+        agent: What to resume the conversation by from now on. Some upstreams give a new id with each answer.
+        resumed: The id it says that it went on from; "" where it began anew.
+    """
+
+    agent: str
+    resumed: str = ""
+
+
+class Marked(Struct, frozen=True):
+    """A point to fork from: the conversation up to and with all that was said so far."""
+
+    mark: str
+
+
+UpstreamEvent = Opened | Marked | ModelEvent
+
+
+class UpstreamAgent(Protocol):
+    """One conversation, open in this process. One `send` at a time."""
+
+    def send(self, said: Said, *, key: str, is_forced: bool = False) -> AsyncIterator[UpstreamEvent]:
+        """Say something and give the answer's events; see the module's text for their order and the errors.
+
+        It is an async generator: closing it stops the run.
+
+        Args:
+            key: Idempotency key: the same for every try to say the same thing to the same agent.
+            is_forced: End another run of this agent first, such as one that a crash left behind.
+        """
+
+    async def aclose(self) -> None:
+        """Let go of processes and connections. The upstream goes on remembering. Calling it twice is harmless."""
+
+
+class Upstream(Protocol):
+    """A kind of stateful agent, with the account, the model and the folder it works in."""
+
+    @property
+    def name(self) -> str:
+        """What to show people, such as `claude:opus`."""
+
+    @property
+    def identity(self) -> Mapping[str, str]:
+        """What makes a conversation another one though its words are the same: model, folder, permissions, account.
+
+        Never a key or a secret itself. Compared whole; part of the fingerprint.
+        """
+
+    @property
+    def abilities(self) -> Abilities:
+        """What it can do. Constant."""
+
+    async def open(self, setup: Setup, *, resume: str = "") -> UpstreamAgent:
+        """Open a fresh conversation, or the one that `resume` names. Nothing is said yet.
+
+        An upstream may find out only in `send` that it remembers nothing.
+        """
+
+    async def verify(self) -> bool:
+        """Ask whether the credential is accepted, apart from any conversation."""
+
+    async def forget(self, agent: str) -> None:
+        """Delete a conversation upstream, where that can be done. Whatever goes wrong is nobody's concern."""
+
+    async def aclose(self) -> None:
+        """Close everything that is open. Calling it twice is harmless."""
+
+
+@runtime_checkable
+class ForkingUpstream(Upstream, Protocol):
+    """An upstream that can begin a conversation from a point of another one, which stays as it is."""
+
+    async def fork(self, setup: Setup, *, agent: str, mark: str) -> UpstreamAgent:
+        """Open a fresh conversation that remembers another one up to `mark`.
+
+        Its first `Opened` names the fork, and in `resumed` the agent it came from.
+        """
