@@ -1,0 +1,192 @@
+"""OpenAI's chat completions, from the side that answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from midstream.core.dialects.asked import Asked, Named
+from midstream.core.dialects.fields import Fields, bad_field, field, texts_of
+from midstream.core.dialects.refusals import Dialect, Refusal, error_in
+from midstream.core.dialects.tool_specs import tools_of
+from midstream.core.messages import Finish, Usage
+from midstream.core.replies import CallRequested, Finished, ModelEvent, TextDelta, ThinkingDelta
+
+_IGNORED = frozenset(
+    {
+        "audio",
+        "frequency_penalty",
+        "function_call",
+        "logit_bias",
+        "logprobs",
+        "max_completion_tokens",
+        "max_tokens",
+        "modalities",
+        "parallel_tool_calls",
+        "prediction",
+        "presence_penalty",
+        "reasoning_effort",
+        "response_format",
+        "seed",
+        "stop",
+        "temperature",
+        "top_logprobs",
+        "top_p",
+        "verbosity",
+        "web_search_options",
+    }
+)
+FINISHES = {
+    Finish.STOP: "stop",
+    Finish.CALLS: "tool_calls",
+    Finish.LENGTH: "length",
+    Finish.FILTER: "content_filter",
+    Finish.INTERRUPTED: "stop",
+}
+DONE = b"data: [DONE]\n\n"
+
+_json = msgspec.json.encode
+
+
+def read_chat(fields: Fields) -> Asked:
+    """Read a request.
+
+    Raises:
+        BadFieldError: A field that matters has another form, or `n` asks for several answers.
+    """
+    messages = field(fields, "messages", list[Any])
+    if not messages:
+        raise bad_field("messages", "`messages` is a list with at least one message")
+    if (field(fields, "n", int) or 1) != 1:
+        raise bad_field("n", "one answer a request: `n` is 1")
+    ignored = [name for name in fields if name in _IGNORED and fields[name] != b"null"]
+    options = field(fields, "stream_options", dict[str, Any]) or {}
+    return Asked(
+        dialect=Dialect.CHAT,
+        model=field(fields, "model", str) or "",
+        messages=messages,
+        tools=tools_of(fields, ignored),
+        is_stream=bool(field(fields, "stream", bool)),
+        includes_usage=options.get("include_usage") is True,
+        metadata=texts_of(fields, "metadata"),
+        user=field(fields, "user", str) or field(fields, "safety_identifier", str) or "",
+        cache_key=field(fields, "prompt_cache_key", str) or "",
+        ignored=tuple(ignored),
+    )
+
+
+class ChatWriter:
+    """Writes `chat.completion.chunk`s, or one `chat.completion`."""
+
+    def __init__(self, asked: Asked, named: Named) -> None:
+        self._named = named
+        self._includes_usage = asked.includes_usage
+        self._shows_thinking = asked.shows_thinking
+        head = {
+            "id": named.id,
+            "object": "chat.completion.chunk",
+            "created": named.created_at,
+            "model": named.model,
+        }
+        if self._includes_usage:
+            head["usage"] = None
+        # What is the same in every chunk is written once.
+        self._head = b"data: " + _json(head)[:-1] + b',"choices":[{"index":0,"delta":'
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[dict[str, Any]] = []
+        self._finished: Finished | None = None
+
+    def begin(self) -> list[bytes]:
+        """See `Writer.begin`."""
+        return [self._chunk(b'{"role":"assistant","content":""}')]
+
+    def write(self, event: ModelEvent) -> list[bytes]:
+        """See `Writer.write`."""
+        match event:
+            case TextDelta():
+                self._texts.append(event.text)
+                return [self._chunk(b'{"content":' + _json(event.text) + b"}")]
+            case ThinkingDelta() if event.text and self._shows_thinking:
+                self._thoughts.append(event.text)
+                return [self._chunk(b'{"reasoning_content":' + _json(event.text) + b"}")]
+            case CallRequested():
+                return self._call(event)
+            case Finished():
+                return self._end(event)
+            case _:
+                return []
+
+    def fail(self, refusal: Refusal) -> list[bytes]:
+        """See `Writer.fail`. No `[DONE]` follows: nothing was done."""
+        return [b"data: " + _json(error_in(Dialect.CHAT, refusal)) + b"\n\n"]
+
+    def whole(self) -> bytes:
+        """See `Writer.whole`."""
+        finished = self._finished or Finished()
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(self._texts) or None}
+        if self._thoughts:
+            message["reasoning_content"] = "".join(self._thoughts)
+        if self._calls:
+            message["tool_calls"] = self._calls
+        elif message["content"] is None:
+            message["content"] = ""
+        message["refusal"] = None
+        choice = {
+            "index": 0,
+            "message": message,
+            "logprobs": None,
+            "finish_reason": FINISHES[finished.finish],
+        }
+        return _json(
+            {
+                "id": self._named.id,
+                "object": "chat.completion",
+                "created": self._named.created_at,
+                "model": self._named.model,
+                "choices": [choice],
+                "usage": usage_in_chat(finished.usage),
+            }
+        )
+
+    def _call(self, event: CallRequested) -> list[bytes]:
+        at = len(self._calls)
+        function = {"name": event.name, "arguments": event.arguments}
+        call: dict[str, Any] = {"id": event.id, "type": "function", "function": function}
+        if event.signature is not None:
+            call["extra_content"] = {"google": {"thought_signature": event.signature}}
+        self._calls.append(call)
+        opening = {**call, "index": at, "function": {"name": event.name, "arguments": ""}}
+        rest = {"index": at, "function": {"arguments": event.arguments}}
+        return [self._chunk(_json({"tool_calls": [piece]})) for piece in (opening, rest)]
+
+    def _end(self, event: Finished) -> list[bytes]:
+        self._finished = event
+        pieces = [self._chunk(b"{}", _json(FINISHES[event.finish]))]
+        if self._includes_usage:
+            counted = {
+                "id": self._named.id,
+                "object": "chat.completion.chunk",
+                "created": self._named.created_at,
+                "model": self._named.model,
+                "choices": [],
+                "usage": usage_in_chat(event.usage),
+            }
+            pieces.append(b"data: " + _json(counted) + b"\n\n")
+        return [*pieces, DONE]
+
+    def _chunk(self, delta: bytes, finish: bytes = b"null") -> bytes:
+        return b'%b%b,"logprobs":null,"finish_reason":%b}]}\n\n' % (self._head, delta, finish)
+
+
+def usage_in_chat(usage: Usage | None) -> dict[str, Any]:
+    """Return tokens as this API counts them; zeros where the upstream did not."""
+    counted = usage or Usage()
+    return {
+        "prompt_tokens": counted.input_tokens,
+        "completion_tokens": counted.output_tokens,
+        "total_tokens": counted.input_tokens + counted.output_tokens,
+        "prompt_tokens_details": {"cached_tokens": counted.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }

@@ -1,0 +1,164 @@
+"""Whose conversation a request belongs to, and whether it belongs to one at all.
+
+In this order: a header that names it; a note of the host's that does; else what the host sent so far, word for word.
+The last is no guess: a conversation is known again only by everything that was said in it up to its newest reply, so
+two that begin alike are kept apart, and a transcript that fits none is a conversation of its own. What an account or a
+whole program may share (`user`, `prompt_cache_key`) only narrows where it is looked for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+from hashlib import blake2b
+
+import msgspec
+
+from midstream.core.dialects.asked import Asked
+from midstream.core.messages import Entry, Exchange, File, History, Text, UserMessage
+
+SESSION_HEADERS = (
+    "x-midstream-session",
+    "x-opencode-session",
+    "x-session-affinity",  # opencode, pi and others with a provider of one's own
+    "x-claude-code-session-id",
+    "session-id",  # Codex
+    "session_id",
+    "x-session-id",
+    "x-conversation-id",  # what LibreChat's documentation calls its own
+)
+"""Headers that name a conversation; the first that is there counts."""
+SESSION_NOTES = ("session_id", "conversation_id", "thread_id", "chat_id")
+"""Keys of `metadata` that name a conversation."""
+EPHEMERAL_HEADER = "x-midstream-ephemeral"
+EPHEMERAL_NOTE = "ephemeral"
+KEY_CHARS_MAX = 200
+"""Characters of a name that is kept as it is; a longer one is kept as its digest."""
+OPENINGS_MAX = 10_000
+"""Conversations known by what was said in them; the one that was longest silent is forgotten first."""
+
+_CLAUDE_CODE = re.compile(r"_session_([0-9a-fA-F-]{36})$")
+_SPACE = re.compile(r"\s+")
+_FALSE = frozenset({"", "0", "false", "no"})
+
+SIDE_CALLS: tuple[str, ...] = (
+    "you are a title generator",  # opencode
+    "generate a title for this conversation",  # opencode
+    "generate a short title based on the first message",  # crush
+    "please reply with a title for the chat",  # Continue
+    "provide a concise, 5-word-or-less title for the conversation",  # LibreChat
+    "create a concise title for this conversation",  # LibreChat
+    "generate a concise, 3-5 word title",  # Open WebUI
+    "### task:\ngenerate 1-3 broad tags",  # Open WebUI
+    "### task:\nsuggest 3-5 relevant follow-up questions",  # Open WebUI
+    "please write a 5-10 word title",  # Claude Code
+    "summarize this coding conversation in under 50 characters",  # Claude Code
+    "analyze if this message indicates a new conversation topic",  # Claude Code
+    "generates concise, one-line git commit messages",  # aider
+    "*briefly* summarize this partial conversation about programming",  # aider
+)
+"""How the requests begin or go on that hosts make beside a conversation, in lower case; in a request without tools."""
+SIDE_CALL_CHARS = 4000
+"""Characters of the system prompt and of the newest message that are looked through for these words."""
+
+
+def named_session(headers: Mapping[str, str], asked: Asked) -> str:
+    """Return the conversation's name where the host gives one, else ""."""
+    for header in SESSION_HEADERS:
+        if value := headers.get(header, "").strip():
+            return _kept(f"h:{value}")
+    for note in SESSION_NOTES:
+        if value := asked.metadata.get(note, "").strip():
+            return _kept(f"m:{value}")
+    found = _CLAUDE_CODE.search(asked.metadata.get("user_id", ""))
+    return f"m:{found[1]}" if found else ""
+
+
+def scope_of(asked: Asked) -> str:
+    """Return where a conversation without a name is looked for."""
+    return "\0".join((asked.model, asked.user, asked.cache_key))
+
+
+def is_ephemeral(headers: Mapping[str, str], asked: Asked, instructions: str, history: History) -> bool:
+    """Whether a request is made beside the conversation, such as one for its title: it must leave no trace."""
+    marked = headers.get(EPHEMERAL_HEADER, asked.metadata.get(EPHEMERAL_NOTE))
+    if marked is not None:
+        return marked.strip().lower() not in _FALSE
+    if asked.tools:
+        return False
+    newest = next((entry for entry in reversed(history.entries) if isinstance(entry, UserMessage)), None)
+    said = "" if newest is None else "".join(part.text for part in newest.parts if isinstance(part, Text))
+    texts = (instructions[:SIDE_CALL_CHARS].lower(), said[:SIDE_CALL_CHARS].lower())
+    return any(words in text for text in texts for words in SIDE_CALLS)
+
+
+class Openings:
+    """Knows conversations by everything that was said in them.
+
+    `look_up` before a reply, `said` once it is whole. Nothing is forgotten by a look-up that fails.
+    """
+
+    def __init__(self, limit: int = OPENINGS_MAX) -> None:
+        self._limit = limit
+        self._sessions: OrderedDict[bytes, str] = OrderedDict()
+        """Name of each conversation by the digest of all that was said in it up to its newest reply."""
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def look_up(self, scope: str, history: History) -> str:
+        """Return the name of the conversation that a history goes on with, or "" where it goes on with none."""
+        so_far = digest_before_newest(scope, history)
+        return "" if so_far is None else self._sessions.get(so_far, "")
+
+    def said(self, scope: str, session: str, history: History, reply: Exchange) -> None:
+        """Learn a reply. What the conversation was known by before is forgotten: nobody goes on from there."""
+        before = digest_before_newest(scope, history)
+        if before is not None and self._sessions.get(before) == session:
+            del self._sessions[before]
+        digest = _chained(scope, (*history.entries, reply))
+        self._sessions[digest] = session
+        self._sessions.move_to_end(digest)
+        while len(self._sessions) > self._limit:
+            self._sessions.popitem(last=False)
+
+
+def digest_before_newest(scope: str, history: History) -> bytes | None:
+    """Return the digest of what was said up to the newest reply, without its results; None before the first one."""
+    entries = history.entries
+    end = len(entries)
+    while end and not isinstance(entries[end - 1], Exchange):
+        end -= 1
+    return _chained(scope, entries[:end]) if end else None
+
+
+def _chained(scope: str, entries: tuple[Entry, ...]) -> bytes:
+    chain = blake2b(scope.encode("utf-8", "replace"), digest_size=16)
+    for entry in entries:
+        said = _heard(entry) if isinstance(entry, UserMessage) else _answered(entry)
+        chain.update(blake2b(said, digest_size=16).digest())
+    return chain.digest()
+
+
+def _heard(message: UserMessage) -> bytes:
+    parts = [
+        part.text if isinstance(part, Text) else [part.media_type, _content(part)] for part in message.parts
+    ]
+    return b"u" + msgspec.json.encode(parts)
+
+
+def _content(file: File) -> str:
+    return blake2b((file.data or file.url or "").encode(), digest_size=16).hexdigest()
+
+
+def _answered(exchange: Exchange) -> bytes:
+    """Return what a host keeps of a reply: its words, whatever it does to the white space; else which calls it made."""
+    words = _SPACE.sub("", exchange.reply.text)
+    return b"a" + (words.encode() or msgspec.json.encode([call.id for call in exchange.reply.calls]))
+
+
+def _kept(name: str) -> str:
+    if len(name) <= KEY_CHARS_MAX:
+        return name
+    return f"{name[:2]}{blake2b(name.encode('utf-8', 'replace'), digest_size=32).hexdigest()}"

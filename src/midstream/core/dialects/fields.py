@@ -1,0 +1,65 @@
+"""The fields of a request's body, read one by one: what a host leaves out, sends as null or in excess is its own affair."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from midstream.errors import MalformedFrameError
+
+T = TypeVar("T")
+Fields = Mapping[str, msgspec.Raw]
+
+_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+class BadFieldError(MalformedFrameError):
+    """A field of a request has another form than its API says. `param` names it. Nothing was done."""
+
+    param = ""
+
+
+def bad_field(param: str, message: str) -> BadFieldError:
+    """Return the error for a field."""
+    error = BadFieldError(message)
+    error.param = param
+    return error
+
+
+def fields_of(body: bytes) -> Fields:
+    """Return the top-level fields of a JSON object, each still as its bytes.
+
+    Raises:
+        MalformedFrameError: It is none.
+    """
+    try:
+        return _object(body)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise MalformedFrameError("the body of this request is no JSON object") from error
+
+
+def field(fields: Fields, name: str, kind: type[T]) -> T | None:
+    """Return a field as a value of this type, or None where it is missing or null.
+
+    Raises:
+        BadFieldError: It is something else.
+    """
+    raw = fields.get(name)
+    if raw is None or raw == b"null":
+        return None
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise bad_field(name, f"`{name}` has another form than this API says") from error
+
+
+def texts_of(fields: Fields, name: str) -> dict[str, str]:
+    """Return the texts of a field that is an object; empty where it is anything else."""
+    found = field(fields, name, object)
+    return {key: value for key, value in _items(found) if isinstance(value, str)}
+
+
+def _items(found: object) -> list[tuple[str, Any]]:
+    return list(found.items()) if isinstance(found, dict) else []

@@ -1,0 +1,314 @@
+"""OpenAI's Responses, from the side that answers."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from midstream.core.dialects.asked import Asked, Named
+from midstream.core.dialects.fields import Fields, bad_field, field, texts_of
+from midstream.core.dialects.refusals import RATE_LIMITED, Dialect, Refusal
+from midstream.core.dialects.tool_specs import tools_of
+from midstream.core.formats.parts import Json, Value
+from midstream.core.messages import Finish, Usage
+from midstream.core.replies import CallRequested, Finished, ModelEvent, TextDelta, ThinkingDelta
+
+_IGNORED = frozenset(
+    {
+        "context_management",
+        "include",
+        "max_output_tokens",
+        "max_tool_calls",
+        "parallel_tool_calls",
+        "prompt",
+        "reasoning",
+        "temperature",
+        "text",
+        "top_logprobs",
+        "top_p",
+        "truncation",
+    }
+)
+_ECHOED = (
+    "instructions",
+    "max_output_tokens",
+    "metadata",
+    "parallel_tool_calls",
+    "previous_response_id",
+    "prompt_cache_key",
+    "reasoning",
+    "temperature",
+    "text",
+    "tool_choice",
+    "tools",
+    "top_p",
+    "truncation",
+    "user",
+)
+_UNSAID: Json = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "reasoning": {"effort": None, "summary": None},
+    "temperature": None,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": None,
+    "truncation": "disabled",
+}
+_CUT = {Finish.LENGTH: "max_output_tokens", Finish.FILTER: "content_filter"}
+
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+_json = msgspec.json.encode
+
+
+def read_responses(fields: Fields) -> Asked:
+    """Read a request.
+
+    Raises:
+        BadFieldError: A field that matters has another form, or asks for what no gateway can give.
+    """
+    sent = field(fields, "input", object)
+    if isinstance(sent, str):
+        sent = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": sent}]}]
+    previous = field(fields, "previous_response_id", str) or ""
+    if not isinstance(sent, list) or not (sent or previous):
+        raise bad_field("input", "`input` is a text or a list of items")
+    if field(fields, "conversation", object) is not None:
+        raise bad_field("conversation", "conversations are not kept here: use `previous_response_id`")
+    is_stored = field(fields, "store", bool) is not False
+    is_background = bool(field(fields, "background", bool))
+    if is_background and not is_stored:
+        raise bad_field("background", "`background` needs `store`: the answer is asked for later")
+    ignored = [name for name in fields if name in _IGNORED and fields[name] != b"null"]
+    return Asked(
+        dialect=Dialect.RESPONSES,
+        model=field(fields, "model", str) or "",
+        messages=sent,
+        instructions=field(fields, "instructions", str) or "",
+        tools=tools_of(fields, ignored),
+        is_stream=bool(field(fields, "stream", bool)),
+        is_background=is_background,
+        is_stored=is_stored,
+        previous=previous,
+        metadata=texts_of(fields, "metadata"),
+        user=field(fields, "user", str) or field(fields, "safety_identifier", str) or "",
+        cache_key=field(fields, "prompt_cache_key", str) or "",
+        echo={name: field(fields, name, object) for name in _ECHOED if name in fields},
+        ignored=tuple(ignored),
+    )
+
+
+def listed_items(messages: list[Value], response_id: str) -> list[Value]:
+    """Return the items of a request as they are listed again: each with its type and an id."""
+    listed = []
+    for at, item in enumerate(messages):
+        whole: Json = dict(item) if isinstance(item, dict) else {"role": "user", "content": str(item)}
+        whole.setdefault("type", "message")
+        if not whole.get("id"):
+            whole["id"] = f"in_{response_id.removeprefix('resp_')}_{at}"
+        if isinstance(whole.get("content"), str):
+            kind = "output_text" if whole.get("role") == "assistant" else "input_text"
+            whole["content"] = [{"type": kind, "text": whole["content"]}]
+        listed.append(whole)
+    return listed
+
+
+class ResponsesWriter:
+    """Writes the numbered events of a response, or one `response`."""
+
+    def __init__(self, asked: Asked, named: Named) -> None:
+        self._named = named
+        self._suffix = named.id.removeprefix("resp_")
+        self._fixed: Json = {
+            "id": named.id,
+            "object": "response",
+            "created_at": named.created_at,
+            "model": named.model,
+            "background": asked.is_background,
+            "store": asked.is_stored,
+            **_UNSAID,
+            **{name: value for name, value in asked.echo.items() if value is not None},
+        }
+        self._sequence = 0
+        self._output: list[Json] = []
+        """Items that are whole."""
+        self._open: Literal["", "message", "reasoning"] = ""
+        self._words: list[str] = []
+        """Of the open item."""
+        self.response: Json = self._in_state("in_progress")
+        """As it stands."""
+
+    def begin(self) -> list[bytes]:
+        """See `Writer.begin`."""
+        return [
+            self._event("response.created", {"response": self.response}),
+            self._event("response.in_progress", {"response": self.response}),
+        ]
+
+    def write(self, event: ModelEvent) -> list[bytes]:
+        """See `Writer.write`."""
+        match event:
+            case TextDelta():
+                opened = self._opened("message")
+                place = {"item_id": self._item_id(), "output_index": len(self._output), "content_index": 0}
+                self._words.append(event.text)
+                said = {**place, "delta": event.text, "logprobs": []}
+                return [*opened, self._event("response.output_text.delta", said)]
+            case ThinkingDelta() if event.text:
+                opened = self._opened("reasoning")
+                place = {"item_id": self._item_id(), "output_index": len(self._output), "summary_index": 0}
+                self._words.append(event.text)
+                thought = {**place, "delta": event.text}
+                return [*opened, self._event("response.reasoning_summary_text.delta", thought)]
+            case CallRequested():
+                return [*self._close(), *self._call(event)]
+            case Finished():
+                return self._end(event)
+            case _:
+                return []
+
+    def fail(self, refusal: Refusal) -> list[bytes]:
+        """See `Writer.fail`."""
+        code = "rate_limit_exceeded" if refusal.status == RATE_LIMITED else refusal.code
+        error = {"code": code, "message": refusal.message}
+        return self._stopped("failed", error=error)
+
+    def cancel(self) -> list[bytes]:
+        """Return how a stream ends that was stopped on request."""
+        return self._stopped("cancelled")
+
+    def whole(self) -> bytes:
+        """See `Writer.whole`."""
+        return _json(self.response)
+
+    def _stopped(self, status: Status, *, error: Json | None = None) -> list[bytes]:
+        pieces = self._close("incomplete")
+        self.response = self._in_state(status, error=error)
+        return [*pieces, self._event(f"response.{status}", {"response": self.response})]
+
+    def _end(self, event: Finished) -> list[bytes]:
+        reason = _CUT.get(event.finish)
+        pieces = self._close("incomplete" if reason else "completed")
+        status: Status = "incomplete" if reason else "completed"
+        details = {"reason": reason} if reason else None
+        self.response = self._in_state(status, details=details, usage=usage_in_responses(event.usage))
+        return [*pieces, self._event(f"response.{status}", {"response": self.response})]
+
+    def _in_state(
+        self,
+        status: Status,
+        *,
+        error: Json | None = None,
+        details: Json | None = None,
+        usage: Json | None = None,
+    ) -> Json:
+        changing = {"error": error, "incomplete_details": details, "output": [*self._output], "usage": usage}
+        return {**self._fixed, "status": status, **changing}
+
+    # --- items ------------------------------------------------------------------------------------------------
+
+    def _item_id(self, kind: str = "") -> str:
+        prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[kind or self._open]
+        return f"{prefix}_{self._suffix}_{len(self._output)}"
+
+    def _item(self, status: str, words: str | None) -> Json:
+        """Return the open item; one of `words` None is only begun."""
+        item: Json = {"id": self._item_id(), "type": self._open, "status": status}
+        if self._open == "reasoning":
+            return {**item, "summary": [] if words is None else [{"type": "summary_text", "text": words}]}
+        return {**item, "role": "assistant", "content": [] if words is None else [_said(words)]}
+
+    def _opened(self, kind: Literal["message", "reasoning"]) -> list[bytes]:
+        if self._open == kind:
+            return []
+        pieces = self._close()
+        self._open = kind
+        place: Json = {"item_id": self._item_id(), "output_index": len(self._output)}
+        added = {"output_index": len(self._output), "item": self._item("in_progress", None)}
+        pieces.append(self._event("response.output_item.added", added))
+        if kind == "reasoning":
+            part = {"type": "summary_text", "text": ""}
+            pieces.append(
+                self._event(
+                    "response.reasoning_summary_part.added", {**place, "summary_index": 0, "part": part}
+                )
+            )
+        else:
+            begun = {**place, "content_index": 0, "part": _said("")}
+            pieces.append(self._event("response.content_part.added", begun))
+        return pieces
+
+    def _close(self, status: str = "completed") -> list[bytes]:
+        """End the open item, if one is."""
+        if not self._open:
+            return []
+        words, self._words = "".join(self._words), []
+        place: Json = {"item_id": self._item_id(), "output_index": len(self._output)}
+        if self._open == "reasoning":
+            place["summary_index"] = 0
+            done = ("response.reasoning_summary_text.done", {**place, "text": words})
+            part = {"type": "summary_text", "text": words}
+            ended = ("response.reasoning_summary_part.done", {**place, "part": part})
+        else:
+            place["content_index"] = 0
+            done = ("response.output_text.done", {**place, "text": words, "logprobs": []})
+            ended = ("response.content_part.done", {**place, "part": _said(words)})
+        item = self._item(status, words)
+        pieces = [self._event(*done), self._event(*ended), self._item_done(item)]
+        self._output.append(item)
+        self._open = ""
+        return pieces
+
+    def _call(self, event: CallRequested) -> list[bytes]:
+        item: Json = {
+            "id": self._item_id("function_call"),
+            "type": "function_call",
+            "status": "in_progress",
+            "call_id": event.id,
+            "name": event.name,
+            "arguments": "",
+        }
+        at = len(self._output)
+        place = {"item_id": item["id"], "output_index": at}
+        whole = {**item, "status": "completed", "arguments": event.arguments}
+        pieces = [
+            self._event("response.output_item.added", {"output_index": at, "item": item}),
+            self._event("response.function_call_arguments.delta", {**place, "delta": event.arguments}),
+            self._event(
+                "response.function_call_arguments.done",
+                {**place, "name": event.name, "arguments": event.arguments},
+            ),
+            self._item_done(whole),
+        ]
+        self._output.append(whole)
+        return pieces
+
+    def _item_done(self, item: Json) -> bytes:
+        return self._event("response.output_item.done", {"output_index": len(self._output), "item": item})
+
+    def _event(self, kind: str, fields: Json) -> bytes:
+        number, self._sequence = self._sequence, self._sequence + 1
+        body = _json({"type": kind, "sequence_number": number, **fields})
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), body)
+
+
+def usage_in_responses(usage: Usage | None) -> Json:
+    """Return tokens as this API counts them; zeros where the upstream did not."""
+    counted = usage or Usage()
+    return {
+        "input_tokens": counted.input_tokens,
+        "input_tokens_details": {"cached_tokens": counted.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": counted.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": counted.input_tokens + counted.output_tokens,
+    }
+
+
+def _said(words: str) -> Json:
+    return {"type": "output_text", "text": words, "annotations": [], "logprobs": []}

@@ -1,0 +1,199 @@
+"""A host's transcript as a history: whatever it is, repaired, and never refused for what is in it.
+
+The rules it is repaired by are the loosest there are: a history is made of it, not a provider's request. So nothing is
+renamed, merged or filled up that a history can hold, and what a host resends a turn later reads the same again.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from midstream.core.dialects.attachments import attachment_of
+from midstream.core.formats.named import format_named
+from midstream.core.formats.parts import (
+    Format,
+    Kind,
+    Layout,
+    Part,
+    Role,
+    Turn,
+    Value,
+    as_words,
+)
+from midstream.core.messages import (
+    Call,
+    Entry,
+    Exchange,
+    History,
+    Outcome,
+    Reply,
+    ReplyPart,
+    Result,
+    Text,
+    Thinking,
+    UserMessage,
+    UserPart,
+    storable,
+    with_distinct_ids,
+)
+from midstream.core.profiles import Profile
+from midstream.core.repair.engine import repaired
+
+HOSTED_CHARS_MAX = 2000
+"""Characters kept of what a provider's own tool did in an earlier reply."""
+
+_READING = Profile(name="reading", first="any", is_empty_user_refused=False, files="any")
+_LOST = "(the host sent no result for this call)"
+
+
+class Transcript(Struct, frozen=True):
+    """What a host sent of its conversation: the system prompt, and everything else."""
+
+    instructions: str
+    history: History
+
+
+def transcript_of(messages: list[Value], form: str, instructions: str = "") -> Transcript:
+    """Read a host's messages.
+
+    Args:
+        messages: As they came; anything may stand in them.
+        form: The name of their format (`midstream.core.formats`).
+        instructions: The system prompt that came beside them; system messages among them follow it.
+    """
+    named = format_named(form)
+    sent = [message if isinstance(message, dict) else _in_words(message) for message in messages]
+    done = repaired(sent, named, _READING)
+    reader = _Reader(named, instructions)
+    for at, message in enumerate(done.messages):
+        reader.read(named.parse(message, at))
+    return reader.transcript()
+
+
+def _in_words(message: Value) -> dict[str, Value]:
+    return {"role": "user", "content": as_words(message)}
+
+
+class _Reader:
+    """Reads turns in order; a reply is whole once somebody else speaks."""
+
+    def __init__(self, form: Format, instructions: str) -> None:
+        self._form = form
+        self._instructions = [instructions] if instructions.strip() else []
+        self._entries: list[Entry] = []
+        self._parts: list[ReplyPart] = []
+        self._results: dict[str, Result] = {}
+
+    def read(self, turn: Turn) -> None:
+        """Take one turn."""
+        if turn.role is Role.SYSTEM:
+            self._instruct(turn.parts)
+        elif turn.role is Role.ASSISTANT:
+            if self._results or self._form.layout is not Layout.FLAT:
+                self._close()
+            for part in turn.parts:
+                self._reply(part)
+        else:
+            self._user(turn)
+
+    def transcript(self) -> Transcript:
+        """Return all that was read."""
+        self._close()
+        return Transcript("\n\n".join(self._instructions), History(tuple(self._entries)))
+
+    def _instruct(self, parts: list[Part]) -> None:
+        words = "\n".join(as_words(part.body) for part in parts if part.kind in (Kind.TEXT, Kind.SYSTEM))
+        if words.strip():
+            self._instructions.append(storable(words))
+
+    def _reply(self, part: Part) -> None:
+        match part.kind:
+            case Kind.TEXT:
+                self._say(as_words(part.body))
+            case Kind.THINKING:
+                words = _thought(part)
+                if words or part.signature:
+                    signature = part.signature if isinstance(part.signature, str) else None
+                    self._parts.append(Thinking(storable(words), signature))
+            case Kind.CALL:
+                self._parts.append(_call(part))
+            case Kind.HOSTED_CALL | Kind.HOSTED_RESULT:
+                self._say(f"[{part.name or 'tool'}] {as_words(part.body)[:HOSTED_CHARS_MAX]}")
+            case Kind.OPAQUE if isinstance(part.raw, dict) and isinstance(part.raw.get("refusal"), str):
+                self._say(part.raw["refusal"])
+            case _:
+                pass  # an item of some provider's that says nothing to anybody else
+
+    def _say(self, words: str) -> None:
+        if words:
+            self._parts.append(Text(storable(words)))
+
+    def _user(self, turn: Turn) -> None:
+        said: list[UserPart] = []
+        for part in turn.parts:
+            match part.kind:
+                case Kind.RESULT:
+                    self._result(part)
+                case Kind.SYSTEM:
+                    self._instruct([part])
+                case Kind.TEXT:
+                    said.append(Text(storable(as_words(part.body))))
+                case Kind.MEDIA:
+                    said.append(attachment_of(self._form.name, part))
+                case _:
+                    said.append(Text(storable(as_words(part.raw))))
+        if said or turn.role is Role.USER and not turn.parts:
+            self._close()
+            self._entries.append(UserMessage(tuple(said)))
+
+    def _result(self, part: Part) -> None:
+        words, media = self._form.pieces(part)
+        noted = [attachment_of(self._form.name, piece) for piece in media]
+        for each in noted:
+            words += f"\n[{each.text if isinstance(each, Text) else each.media_type + ' left out'}]"
+        call_id = part.id if isinstance(part.id, str) else ""
+        if part.is_by_name:
+            call_id = self._call_named(part.name) or call_id
+        outcome = Outcome.ERROR if part.failed else Outcome.OK
+        self._results.setdefault(call_id, Result(call_id, storable(words), outcome))
+
+    def _call_named(self, name: str) -> str:
+        """Return the id of the first open call of a tool, for results that name no call."""
+        calls = (part for part in self._parts if isinstance(part, Call))
+        return next((call.id for call in calls if call.name == name and call.id not in self._results), "")
+
+    def _close(self) -> None:
+        """End the reply that was being read, if one was."""
+        parts = with_distinct_ids(tuple(self._parts), reply_no=len(self._entries))
+        results, self._parts, self._results = self._results, [], {}
+        if not parts:
+            return
+        answered = tuple(
+            results.get(call.id) or Result(call.id, _LOST, Outcome.UNKNOWN)
+            for call in parts
+            if isinstance(call, Call)
+        )
+        self._entries.append(Exchange(Reply(parts), answered))
+
+
+def _call(part: Part) -> Call:
+    body = part.body
+    arguments = body if isinstance(body, str) else as_words({} if body is None else body)
+    call_id = part.id if isinstance(part.id, str) else ""
+    if part.is_by_name and not call_id:
+        call_id = f"call-{part.name}"
+    return Call(storable(call_id), storable(part.name), storable(arguments) or "{}")
+
+
+def _thought(part: Part) -> str:
+    """Return the words of a thought, also of an item of the Responses API."""
+    if isinstance(part.body, str):
+        return part.body
+    raw = part.raw if isinstance(part.raw, dict) else {}
+    pieces = [*_listed(raw.get("summary")), *_listed(raw.get("content"))]
+    texts = (piece.get("text") for piece in pieces if isinstance(piece, dict))
+    return "\n\n".join(text for text in texts if isinstance(text, str))
+
+
+def _listed(value: Value) -> list[Value]:
+    return value if isinstance(value, list) else []
