@@ -90,6 +90,16 @@ class App:
                 expose_headers=["retry-after", "x-midstream-replayed"],
             )
 
+    @property
+    def world(self) -> World:
+        """Clock, chance and tasks."""
+        return self.host.world
+
+    @property
+    def open_streams(self) -> int:
+        """Streams that are open now."""
+        return len(self.connections)
+
     async def start(self) -> None:
         """Open the store and begin recovery. Calling it again is harmless.
 

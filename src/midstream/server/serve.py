@@ -13,14 +13,16 @@ import logging
 import socket
 from collections.abc import Callable, Collection
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
+from starlette.types import Receive, Scope, Send
 
 from midstream.core.frames import FRAME_BYTES_MAX
 from midstream.errors import PortTakenError, UsageError
-from midstream.server.app import App
 from midstream.server.guards import LOOPBACK_NAMES, HostGuard
 from midstream.server.logs import PeerNoise
+from midstream.world import World
 
 STOP_WITHIN_S = 10.0
 """Seconds from the signal to the end of the process; supervisors kill after 10 (containers) to 90 (systemd)."""
@@ -36,8 +38,32 @@ PING_S = 20.0
 """Seconds between WebSocket pings, and for the answer to one: finds peers that went without a word."""
 
 
+class Servable(Protocol):
+    """An app that can be told to end: `App` around an agent, `Gateway` around a model."""
+
+    @property
+    def world(self) -> World:
+        """Its clock."""
+
+    @property
+    def open_streams(self) -> int:
+        """How many answers have not come to their end."""
+
+    async def start(self) -> None:
+        """Make ready. Calling it again is harmless."""
+
+    def drain(self) -> None:
+        """Tell open streams to end, and refuse new ones."""
+
+    async def stop(self, *, grace_s: float) -> None:
+        """Give what runs `grace_s` seconds, then close everything. Calling it again is harmless."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+
+
 async def serve(
-    app: App,
+    app: Servable,
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
@@ -52,7 +78,7 @@ async def serve(
     A second signal cuts all that is still open.
 
     Args:
-        app: From `asgi`.
+        app: From `asgi`, or from `gateway`.
         host: Address to listen on; loopback by default.
         port: 0 takes a free one.
         shares_port: Whether other servers of this user may listen there too; the system then deals connections out.
@@ -76,7 +102,7 @@ async def serve(
     names = {*allowed_hosts, *LOOPBACK_NAMES} if is_local else {*allowed_hosts}
     listener = listen(host, port, shares_port=shares_port)
     server = _Server(app, names, listener, on_listening, stop)
-    noise = PeerNoise(app.host.world)
+    noise = PeerNoise(app.world)
     logging.getLogger("uvicorn.error").addFilter(noise)
     try:
         await app.start()
@@ -119,7 +145,7 @@ class _Server(uvicorn.Server):
 
     def __init__(
         self,
-        app: App,
+        app: Servable,
         names: Collection[str],
         listener: socket.socket,
         on_listening: Callable[[str], None] | None,
@@ -168,8 +194,8 @@ class _Server(uvicorn.Server):
         self._app.drain()
         try:
             async with asyncio.timeout(GOODBYE_S):
-                while len(self._app.connections) and not self.force_exit:
-                    await self._app.host.world.sleep(0.01)
+                while self._app.open_streams and not self.force_exit:
+                    await self._app.world.sleep(0.01)
         except TimeoutError:
             pass
         await super().shutdown(sockets=sockets)

@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from hashlib import blake2b
 
 import msgspec
+from msgspec import Struct
 
 from midstream.core.dialects.asked import Asked
-from midstream.core.messages import Entry, Exchange, File, History, Text, UserMessage
+from midstream.core.messages import File, History, Reply, Text, UserMessage
 
 SESSION_HEADERS = (
     "x-midstream-session",
@@ -38,6 +39,7 @@ KEY_CHARS_MAX = 200
 OPENINGS_MAX = 10_000
 """Conversations known by what was said in them; the one that was longest silent is forgotten first."""
 
+DIGEST_BYTES = 16
 _CLAUDE_CODE = re.compile(r"_session_([0-9a-fA-F-]{36})$")
 _SPACE = re.compile(r"\s+")
 _FALSE = frozenset({"", "0", "false", "no"})
@@ -77,7 +79,7 @@ def named_session(headers: Mapping[str, str], asked: Asked) -> str:
 
 def scope_of(asked: Asked) -> str:
     """Return where a conversation without a name is looked for."""
-    return "\0".join((asked.model, asked.user, asked.cache_key))
+    return f"{asked.model}\0{asked.user}\0{asked.cache_key}"
 
 
 def is_ephemeral(headers: Mapping[str, str], asked: Asked, instructions: str, history: History) -> bool:
@@ -91,6 +93,29 @@ def is_ephemeral(headers: Mapping[str, str], asked: Asked, instructions: str, hi
     said = "" if newest is None else "".join(part.text for part in newest.parts if isinstance(part, Text))
     texts = (instructions[:SIDE_CALL_CHARS].lower(), said[:SIDE_CALL_CHARS].lower())
     return any(words in text for text in texts for words in SIDE_CALLS)
+
+
+class Place(Struct, frozen=True):
+    """Where a request stands in its conversation.
+
+    Args:
+        before: The digest of what was said up to the newest reply, without its results; empty before the first one.
+        after: That of all that was said.
+    """
+
+    before: bytes
+    after: bytes
+
+
+def place_of(scope: str, history: History) -> Place:
+    """Return where a history stands; what is not of the same scope stands nowhere near."""
+    before, after = b"", blake2b(scope.encode("utf-8", "replace"), digest_size=DIGEST_BYTES).digest()
+    for entry in history.entries:
+        if isinstance(entry, UserMessage):
+            after = _linked(after, _heard(entry))
+        else:
+            before = after = _linked(after, _answered(entry.reply))
+    return Place(before, after)
 
 
 class Openings:
@@ -107,38 +132,23 @@ class Openings:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def look_up(self, scope: str, history: History) -> str:
-        """Return the name of the conversation that a history goes on with, or "" where it goes on with none."""
-        so_far = digest_before_newest(scope, history)
-        return "" if so_far is None else self._sessions.get(so_far, "")
+    def look_up(self, place: Place) -> str:
+        """Return the name of the conversation that goes on here, or "" where none does."""
+        return self._sessions.get(place.before, "")
 
-    def said(self, scope: str, session: str, history: History, reply: Exchange) -> None:
-        """Learn a reply. What the conversation was known by before is forgotten: nobody goes on from there."""
-        before = digest_before_newest(scope, history)
-        if before is not None and self._sessions.get(before) == session:
-            del self._sessions[before]
-        digest = _chained(scope, (*history.entries, reply))
-        self._sessions[digest] = session
-        self._sessions.move_to_end(digest)
+    def said(self, session: str, place: Place, reply: Reply) -> None:
+        """Learn a reply. What the conversation was known by before is forgotten: it does not go on from there."""
+        if self._sessions.get(place.before) == session:
+            del self._sessions[place.before]
+        self._sessions[_linked(place.after, _answered(reply))] = session
         while len(self._sessions) > self._limit:
             self._sessions.popitem(last=False)
 
 
-def digest_before_newest(scope: str, history: History) -> bytes | None:
-    """Return the digest of what was said up to the newest reply, without its results; None before the first one."""
-    entries = history.entries
-    end = len(entries)
-    while end and not isinstance(entries[end - 1], Exchange):
-        end -= 1
-    return _chained(scope, entries[:end]) if end else None
-
-
-def _chained(scope: str, entries: tuple[Entry, ...]) -> bytes:
-    chain = blake2b(scope.encode("utf-8", "replace"), digest_size=16)
-    for entry in entries:
-        said = _heard(entry) if isinstance(entry, UserMessage) else _answered(entry)
-        chain.update(blake2b(said, digest_size=16).digest())
-    return chain.digest()
+def _linked(before: bytes, said: bytes) -> bytes:
+    return blake2b(
+        before + blake2b(said, digest_size=DIGEST_BYTES).digest(), digest_size=DIGEST_BYTES
+    ).digest()
 
 
 def _heard(message: UserMessage) -> bytes:
@@ -152,10 +162,10 @@ def _content(file: File) -> str:
     return blake2b((file.data or file.url or "").encode(), digest_size=16).hexdigest()
 
 
-def _answered(exchange: Exchange) -> bytes:
+def _answered(reply: Reply) -> bytes:
     """Return what a host keeps of a reply: its words, whatever it does to the white space; else which calls it made."""
-    words = _SPACE.sub("", exchange.reply.text)
-    return b"a" + (words.encode() or msgspec.json.encode([call.id for call in exchange.reply.calls]))
+    words = _SPACE.sub("", reply.text)
+    return b"a" + (words.encode() or msgspec.json.encode([call.id for call in reply.calls]))
 
 
 def _kept(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The fields of a request's body, read one by one: what a host leaves out, sends as null or in excess is its own affair."""
+"""The fields of a request's body, read one by one: only those that matter, and each with its own error."""
 
 from __future__ import annotations
 

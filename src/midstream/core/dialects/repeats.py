@@ -19,6 +19,8 @@ from hashlib import blake2b
 
 from msgspec import Struct
 
+from midstream.core.dialects.conversations import SESSION_HEADERS
+
 IDEMPOTENCY_HEADERS = ("idempotency-key", "x-idempotency-key")
 RETRY_HEADER = "x-stainless-retry-count"
 
@@ -63,7 +65,8 @@ def request_of(path: str, headers: Mapping[str, str], body: bytes, *, is_named: 
     """Return what says whether a POST repeats another one."""
     whole = blake2b(path.encode(), digest_size=16)
     # Lengths first: no two requests run together into the same bytes.
-    for piece in (headers.get("x-midstream-session", "").encode("utf-8", "replace"), body):
+    names = (headers.get(header, "").encode("utf-8", "replace") for header in SESSION_HEADERS)
+    for piece in (*names, body):
         whole.update(b"%d:" % len(piece))
         whole.update(piece)
     key = next((headers[name] for name in IDEMPOTENCY_HEADERS if headers.get(name)), "")

@@ -142,7 +142,7 @@ class _Reader:
                     said.append(attachment_of(self._form.name, part))
                 case _:
                     said.append(Text(storable(as_words(part.raw))))
-        if said or turn.role is Role.USER and not turn.parts:
+        if said or (turn.role is Role.USER and not turn.parts):
             self._close()
             self._entries.append(UserMessage(tuple(said)))
 

@@ -1,0 +1,165 @@
+"""From a POST to the run that answers it: its own, or one that is under way already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from midstream.core.dialects.asked import Asked, Named, Writer
+from midstream.core.dialects.chat import ChatWriter, read_chat
+from midstream.core.dialects.conversations import (
+    Openings,
+    Place,
+    is_ephemeral,
+    named_session,
+    place_of,
+    scope_of,
+)
+from midstream.core.dialects.fields import Fields, bad_field, fields_of
+from midstream.core.dialects.messages import MessagesWriter, read_messages
+from midstream.core.dialects.refusals import Dialect, Refusal
+from midstream.core.dialects.repeats import KeyReused, request_of
+from midstream.core.dialects.responses import ResponsesWriter, read_responses
+from midstream.core.dialects.transcripts import Transcript
+from midstream.core.formats.parts import Value
+from midstream.core.replies import ModelRequest
+from midstream.errors import StoreBusyError, StoreDamagedError, StoreFullError
+from midstream.runtime.models import Model
+from midstream.server.gateway.bodies import Arrived, RefusedError
+from midstream.server.gateway.runs import Run, Runs
+from midstream.server.gateway.stored import Entry, StoredResponses
+from midstream.world import World
+
+_READERS: Mapping[Dialect, Callable[[Fields], Asked]] = {
+    Dialect.CHAT: read_chat,
+    Dialect.RESPONSES: read_responses,
+    Dialect.MESSAGES: read_messages,
+}
+_WRITERS: Mapping[Dialect, Callable[[Asked, Named], Writer]] = {
+    Dialect.CHAT: ChatWriter,
+    Dialect.RESPONSES: ResponsesWriter,
+    Dialect.MESSAGES: MessagesWriter,
+}
+_PREFIXES = {Dialect.CHAT: "chatcmpl-", Dialect.RESPONSES: "resp_", Dialect.MESSAGES: "msg_"}
+
+
+class Asking:
+    """Begins runs, and finds those that a POST repeats.
+
+    Args:
+        model: What answers.
+        runs: All that are under way.
+        responses: What was answered before.
+        names: The models' names that hosts may ask for; any where it is empty.
+    """
+
+    def __init__(
+        self, model: Model, runs: Runs, responses: StoredResponses, names: Collection[str], world: World
+    ) -> None:
+        self._model = model
+        self._runs = runs
+        self._responses = responses
+        self._names = names
+        self._world = world
+        self._openings = Openings()
+
+    async def run_of(self, dialect: Dialect, arrived: Arrived) -> tuple[Run, bool]:
+        """Return the run that answers a POST, and whether it was there before.
+
+        Raises:
+            RefusedError: The key belongs to another request, or there is no such model.
+            MidstreamError: The request has another form, or nothing can be begun now. Nothing was.
+        """
+        asked = _READERS[dialect](fields_of(arrived.body))
+        self.check_model(asked.model)
+        session = named_session(arrived.headers, asked)
+        before, session = await self._before(asked, session)
+        request = request_of(arrived.path, arrived.headers, arrived.body, is_named=bool(session))
+        found = self._runs.find(request)
+        if isinstance(found, KeyReused):
+            message = "this idempotency key was used for another request"
+            raise RefusedError(Refusal(422, "idempotency_key_reused", message))
+        if found is not None:
+            return found, True
+        # Nothing is awaited from here on: two POSTs at once cannot both find nothing.
+        transcript = asked.transcript(before)
+        is_side_call = is_ephemeral(arrived.headers, asked, transcript.instructions, transcript.history)
+        place = None
+        if not (session or is_side_call):
+            place = place_of(scope_of(asked), transcript.history)
+            session = self._openings.look_up(place) or self._world.new_id("conversation")
+        number = self._world.new_id("").removeprefix("-")
+        named = Named(_PREFIXES[dialect] + number, asked.model or self._model.name, int(self._world.now()))
+        run = Run(asked, named, _WRITERS[dialect](asked, named), request, session, self._world.monotonic())
+        care = _Care(self._openings, self._responses, place, before)
+        self._runs.start(run, _model_request(run, transcript, is_side_call=is_side_call), care)
+        return run, False
+
+    def check_model(self, name: str) -> None:
+        """Let a name pass that hosts may ask for.
+
+        Raises:
+            RefusedError: It is another one.
+        """
+        if self._names and name not in self._names:
+            message = f"there is no such model here; there are {', '.join(sorted(self._names))}"
+            raise RefusedError(Refusal(404, "model_not_found", message, param="model"))
+
+    async def _before(self, asked: Asked, session: str) -> tuple[list[Value], str]:
+        """Return what came before, where a stored answer is gone on from, and whose conversation it is."""
+        if not asked.previous:
+            return [], session
+        entry = await self._responses.find(asked.previous)
+        if entry is None:
+            message = "there is no such response: none was stored, or it is too old"
+            raise RefusedError(Refusal(400, "previous_response_not_found", message, "previous_response_id"))
+        if entry.is_open:
+            raise bad_field("previous_response_id", "this response is still being made")
+        return [*entry.items, *entry.response.get("output", ())], session or entry.session
+
+
+class _Care:
+    """What is kept of a run: its place in the conversation, and the response where it is stored."""
+
+    def __init__(
+        self, openings: Openings, responses: StoredResponses, place: Place | None, before: list[Value]
+    ) -> None:
+        self._openings = openings
+        self._responses = responses
+        self._place = place
+        self._before = before
+
+    async def prepare(self, run: Run) -> None:
+        """Write the intent of a background answer."""
+        if run.asked.is_background:
+            await self._responses.begin(run.named.id, self._entry(run))
+
+    async def settle(self, run: Run) -> None:
+        """Store a response, and learn how the conversation goes on."""
+        reply = run.reply
+        if run.refusal is None and self._place is not None and reply is not None:
+            self._openings.said(run.session, self._place, reply)
+        if not run.asked.is_stored or (run.refusal is not None and not run.is_begun):
+            return
+        try:
+            events = b"".join([*run.pieces, *run.ending])
+            await self._responses.end(run.named.id, self._entry(run), events)
+        except (StoreBusyError, StoreDamagedError, StoreFullError):
+            if run.asked.is_background:
+                raise  # who asks later would be told something else
+
+    def _entry(self, run: Run) -> Entry:
+        writer = run.writer
+        assert isinstance(writer, ResponsesWriter)  # no other API stores
+        items = [*self._before, *run.asked.messages]
+        return Entry(writer.response, items, run.session, own=len(run.asked.messages))
+
+
+def _model_request(run: Run, transcript: Transcript, *, is_side_call: bool) -> ModelRequest:
+    return ModelRequest(
+        transcript.instructions,
+        transcript.history,
+        run.asked.tools,
+        key=run.named.id,
+        session=run.session,
+        is_ephemeral=is_side_call,
+    )
