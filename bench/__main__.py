@@ -16,6 +16,7 @@ import apsw
 import msgspec
 
 from bench import (
+    gateway,
     growth,
     histories,
     loop,
@@ -51,6 +52,7 @@ BENCHES: dict[str, Callable[[Path], Any]] = {
     "histories": histories.run,
     "growth": growth.run,
     "rendering": rendering.run,
+    "gateway": gateway.run,
     "peers": peers.run,
 }
 """What it is called, and what measures it in a scratch folder."""

@@ -37,6 +37,8 @@ ERROR_BYTES_MAX = 64 * 1024
 RETRY_AFTER_MAX_S = 3600.0
 """A server that asks for a longer pause is taken at an hour."""
 
+KEPT_CONNECTIONS_MAX = 100
+"""Idle connections that are kept for later replies."""
 _TIMEOUT = httpx2.Timeout(connect=CONNECT_S, read=READ_S, write=WRITE_S, pool=POOL_S)
 
 _NO_STREAM = {"application/json", "text/html"}
@@ -49,19 +51,41 @@ def _tls() -> ssl.SSLContext:
     return httpx2.create_ssl_context()
 
 
-class _Client:
-    """The connections of one loop, and how many replies are on their way over them."""
+class _Connections:
+    """The connections of one loop: a client for each reply that is on its way, and those that wait for the next one.
 
-    def __init__(self, http: httpx2.AsyncClient) -> None:
-        self.http = http
-        self.replies = 0
-        self.is_retired = False
+    A client has one connection at a time. One client for all would look at every connection it has for each request,
+    and would let the hundred-and-first reply wait.
+    """
 
-    async def aclose(self) -> None:
-        """Close them, within `CLOSE_S`: a peer that is gone must not hold up a cancel."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_S):
-                await self.http.aclose()
+    def __init__(self) -> None:
+        self._idle: list[httpx2.AsyncClient] = []
+        self._is_retired = False
+
+    def take(self) -> httpx2.AsyncClient:
+        """Return a client for one reply: the one that was used last, or a new one."""
+        return self._idle.pop() if self._idle else httpx2.AsyncClient(timeout=_TIMEOUT, verify=_tls())
+
+    async def give_back(self, client: httpx2.AsyncClient) -> None:
+        """Take a client back whose reply is over."""
+        if self._is_retired or len(self._idle) >= KEPT_CONNECTIONS_MAX:
+            await _close(client)
+        else:
+            self._idle.append(client)
+
+    async def retire(self) -> None:
+        """Let no later request use any of them: those of other replies are closed when these are over."""
+        self._is_retired = True
+        idle, self._idle = self._idle, []
+        if idle:
+            await asyncio.gather(*map(_close, idle))
+
+
+async def _close(client: httpx2.AsyncClient) -> None:
+    """Close a client within `CLOSE_S`: a peer that is gone must not hold up a cancel."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CLOSE_S):
+            await client.aclose()
 
 
 class Provider:
@@ -106,7 +130,7 @@ class Provider:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._world = world
         # A connection belongs to the loop it was made in.
-        self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Client] = (
+        self._connections: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Connections] = (
             weakref.WeakKeyDictionary()
         )
 
@@ -132,10 +156,10 @@ class Provider:
             ModelForgotError: One of the statuses `gone`.
             ModelError: Another refusal: see `midstream.core.provider_errors`.
         """
-        client = self._client()
-        client.replies += 1
+        connections = self._connections_here()
+        client = connections.take()
         try:
-            async with client.http.stream(
+            async with client.stream(
                 method, self._base_url + path, content=body, headers={**self._headers, **(headers or {})}
             ) as response:
                 media_type = response.headers.get("content-type", "").partition(";")[0].strip()
@@ -147,23 +171,23 @@ class Provider:
                 async for piece in response.aiter_bytes():
                     yield decoder.feed(piece)
         except FrameTooLargeError as error:
-            self._retire(client)
+            self._retire(connections)
             raise ModelUnavailableError(f"{self.name} sent an event above the limit") from error
         except (asyncio.CancelledError, GeneratorExit):
-            self._retire(client)
+            self._retire(connections)
             raise
         except httpx2.ReadTimeout as error:
-            self._retire(client)
+            self._retire(connections)
             raise ModelStalledError(f"{self.name} said nothing for {READ_S:g} s") from error
         except httpx2.HTTPError as error:
-            self._retire(client)
+            self._retire(connections)
             # Only the kind: the text of such an error may hold the address and what is in it.
             message = f"the connection to {self.name} failed: {type(error).__name__}"
             raise ModelUnavailableError(message) from error
         finally:
-            client.replies -= 1
-            if client.is_retired and not client.replies:
-                await client.aclose()
+            if self._is_retired(connections):
+                await connections.retire()
+            await connections.give_back(client)
 
     async def post(self, path: str) -> int:
         """Send a request without a body and return the status of the answer.
@@ -171,30 +195,33 @@ class Provider:
         Raises:
             ModelUnavailableError: There was no answer.
         """
+        connections = self._connections_here()
+        client = connections.take()
         try:
-            answer = await self._client().http.post(self._base_url + path, headers=self._headers)
+            answer = await client.post(self._base_url + path, headers=self._headers)
         except httpx2.HTTPError as error:
             raise ModelUnavailableError(f"the connection to {self.name} failed") from error
+        finally:
+            await connections.give_back(client)
         return answer.status_code
 
     async def aclose(self) -> None:
         """Close the connections of the running loop. A later request opens new ones."""
-        client = self._clients.pop(asyncio.get_running_loop(), None)
-        if client is not None:
-            await client.aclose()
+        connections = self._connections.pop(asyncio.get_running_loop(), None)
+        if connections is not None:
+            await connections.retire()
 
-    def _client(self) -> _Client:
-        loop = asyncio.get_running_loop()
-        if loop not in self._clients:
-            self._clients[loop] = _Client(httpx2.AsyncClient(timeout=_TIMEOUT, verify=_tls()))
-        return self._clients[loop]
+    def _connections_here(self) -> _Connections:
+        return self._connections.setdefault(asyncio.get_running_loop(), _Connections())
 
-    def _retire(self, client: _Client) -> None:
-        """Let no later request use these connections; other replies on them go on, the last one closes them."""
-        client.is_retired = True
+    def _retire(self, connections: _Connections) -> None:
+        """Let no later request use these connections; other replies on them go on."""
         loop = asyncio.get_running_loop()
-        if self._clients.get(loop) is client:
-            del self._clients[loop]
+        if self._connections.get(loop) is connections:
+            del self._connections[loop]
+
+    def _is_retired(self, connections: _Connections) -> bool:
+        return self._connections.get(asyncio.get_running_loop()) is not connections
 
     async def _refusal(self, response: httpx2.Response, media_type: str) -> ModelError:
         body = bytearray()

@@ -1,0 +1,137 @@
+"""What the gateway adds to the time to the first word, at 100 streams at once.
+
+A scripted peer speaks OpenAI's chat completions. The same load goes to it directly and through the gateway, in turns, in
+one run: each of 100 connections asks, notes when the first word came, reads to the end, pauses, and asks again. What
+the gateway adds is the difference of the two distributions at their medians and at their 99th percentiles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from bench.gateway_server import TOKEN
+
+STREAMS = 100
+TOKENS = 40
+TOKEN_S = 0.05
+"""Seconds between tokens: each stream says 20 a second, all of them 2,000."""
+ROUND_S = 12.0
+ROUNDS = 3
+PATIENCE_S = 300.0
+P50_BAR_MS, P99_BAR_MS = 3.0, 10.0
+
+
+class Figure(msgspec.Struct):
+    """The time to the first word, in milliseconds; medians over rounds."""
+
+    who: str
+    streams: int
+    asked: int
+    p50_ms: float
+    p99_ms: float
+
+
+def run(folder: Path) -> list[Figure]:
+    """Measure and compare with the bars."""
+    del folder
+    figures = asyncio.run(_measure())
+    direct, through = figures
+    for figure in figures:
+        print(
+            f"{figure.who:8} {figure.asked:6} requests  p50 {figure.p50_ms:7.2f} ms  p99 {figure.p99_ms:7.2f} ms"
+        )
+    for name, added, bar in (
+        ("p50", through.p50_ms - direct.p50_ms, P50_BAR_MS),
+        ("p99", through.p99_ms - direct.p99_ms, P99_BAR_MS),
+    ):
+        print(f"added at {name}: {added:.2f} ms (bar: {bar:.0f} ms) {'ok' if added < bar else 'MISSED'}")
+    return figures
+
+
+class _Program:
+    """A server in a process of its own; it prints its port."""
+
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, "-m", "bench.gateway_server", *arguments]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.port = int(self._process.stdout.readline())
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+async def _measure() -> list[Figure]:
+    model = f"{TOKENS}@{TOKEN_S}"
+    peer = _Program("peer")
+    through = _Program("gateway", str(peer.port), model)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            ports = {"direct": peer.port, "gateway": through.port}
+            rounds: dict[str, list[list[float]]] = {who: [] for who in ports}
+            await _load(through.port, model, 2.0)  # both are warm
+            for _ in range(ROUNDS):
+                for who, port in ports.items():
+                    rounds[who].append(await _load(port, model, ROUND_S))
+    finally:
+        through.stop()
+        peer.stop()
+    return [_figure(who, measured) for who, measured in rounds.items()]
+
+
+def _figure(who: str, rounds: list[list[float]]) -> Figure:
+    cuts = [statistics.quantiles(times, n=100) for times in rounds]
+    p50 = statistics.median(cut[49] for cut in cuts) * 1000
+    p99 = statistics.median(cut[98] for cut in cuts) * 1000
+    return Figure(who, STREAMS, sum(map(len, rounds)), p50, p99)
+
+
+async def _load(port: int, model: str, seconds: float) -> list[float]:
+    """Keep `STREAMS` streams open; return the seconds to the first word of all that began in time."""
+    times: list[float] = []
+    until = time.monotonic() + seconds
+    await asyncio.gather(*(_ask_on(number, port, model, until, times) for number in range(STREAMS)))
+    return times
+
+
+async def _ask_on(number: int, port: int, model: str, until: float, times: list[float]) -> None:
+    chance = random.Random(number)  # noqa: S311 - a load
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    await asyncio.sleep(chance.random() * TOKENS * TOKEN_S)  # nobody begins together
+    turn = 0
+    while time.monotonic() < until:
+        turn += 1
+        messages = [{"role": "system", "content": "You are a coding agent. " * 50}]
+        messages += [{"role": "user", "content": f"question {number} {turn} {'word ' * 100}"}]
+        body = msgspec.json.encode({"model": model, "stream": True, "messages": messages})
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nauthorization: Bearer {TOKEN}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
+        began = time.perf_counter()
+        writer.write(head.encode() + body)
+        heard = b""
+        while b"token" not in heard:
+            heard += await _some(reader)
+        times.append(time.perf_counter() - began)
+        while not heard.endswith(b"0\r\n\r\n"):
+            heard = heard[-8:] + await _some(reader)
+        await asyncio.sleep(chance.random() * 0.2)
+    writer.close()
+
+
+async def _some(reader: asyncio.StreamReader) -> bytes:
+    piece = await reader.read(65536)
+    assert piece, "the server closed the connection"
+    return piece

@@ -1,0 +1,78 @@
+"""What `bench/gateway.py` starts: `peer` says tokens by a script, `gateway URL` stands before it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import sys
+
+import msgspec
+
+from midstream.integrations.openai_compatible import OpenAICompatible
+from midstream.server.gateway.app import gateway
+from midstream.server.serve import serve
+
+TOKEN = "bench"  # noqa: S105 - of no value to anybody
+_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncache-control: no-store\r\n"
+    b"transfer-encoding: chunked\r\n\r\n"
+)
+
+
+def _chunk(**delta: str) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": None}
+    body = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def _framed(piece: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(piece), piece)
+
+
+_ROLE = _framed(_chunk(role="assistant", content=""))
+_TOKEN = _framed(_chunk(content="token "))
+_END = _framed(
+    b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m",'
+    b'"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+)
+
+
+async def _talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer requests of one connection: `tokens` and the seconds between them stand in the model's name."""
+    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = next(
+                int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line[:15] == b"content-length:"
+            )
+            asked = msgspec.json.decode(await reader.readexactly(length))
+            tokens, pause_s = asked["model"].split("@")
+            writer.write(_HEAD + _ROLE + _TOKEN)
+            for _ in range(int(tokens) - 1):
+                await asyncio.sleep(float(pause_s))
+                writer.write(_TOKEN)
+            writer.write(_END + b"0\r\n\r\n")
+            await writer.drain()
+    writer.close()
+
+
+async def _peer() -> None:
+    server = await asyncio.start_server(_talk, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+
+async def _gateway(peer: str, model: str) -> None:
+    upstream = OpenAICompatible(f"http://127.0.0.1:{peer}/v1", model)
+    app = gateway(upstream, token=TOKEN)
+    gc.freeze()
+    await serve(app, port=0, on_listening=lambda url: print(url.rpartition(":")[2], flush=True))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "peer":
+        asyncio.run(_peer())
+    else:
+        import uvloop
+        uvloop.run(_gateway(sys.argv[2], sys.argv[3]))
