@@ -84,6 +84,8 @@ def test_what_is_written_is_read_and_what_is_damaged_was_not_seen() -> None:
 
 
 @spec("REUSE-26")
-@pytest.mark.parametrize("body", [b"", b"{}", msgspec.msgpack.encode({"seen": [[1, 2]]})])
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b"\x81\xa4\xff\xff\xff\xff\x90", msgspec.msgpack.encode({"seen": [[1, 2]]})]
+)
 def test_anything_else_is_nothing(body: bytes) -> None:
     assert decode_retention(body) == Retention()

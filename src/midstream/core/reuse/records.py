@@ -136,7 +136,7 @@ def decode(body: bytes) -> PoolRecord | None:
         return None
     try:
         record = _DECODER.decode(rest)
-    except msgspec.DecodeError:  # its subclass ValidationError too
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     return record if _is_sound(record) else None
 
