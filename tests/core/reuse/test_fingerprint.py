@@ -209,13 +209,13 @@ def test_it_is_found_by_halving() -> None:
 @spec("REUSE-1")
 def test_the_tail_is_what_has_nothing_behind_it_but_users() -> None:
     told = sent(said("a"), replied(calls=["c1"]), replied(calls=["c2", "c3"]), said("b"), said("c"))
-    assert (told.tail_users, told.tail_results, told.answered) == (2, ("c2", "c3"), 3)
+    assert (told.tail_users, told.tail_results, told.answered) == (2, ("c2", "c3"), ("c1", "c2", "c3"))
     told = sent(said("a"), replied(calls=["c1"]), replied(), said("b"))
-    assert (told.tail_users, told.tail_results, told.answered) == (1, (), 1)
+    assert (told.tail_users, told.tail_results, told.answered) == (1, (), ("c1",))
     told = sent(said("a"), replied(calls=["c1"]))
-    assert (told.tail_users, told.tail_results, told.answered) == (0, ("c1",), 1)
+    assert (told.tail_users, told.tail_results, told.answered) == (0, ("c1",), ("c1",))
     told = sent(replied())
-    assert (told.tail_users, told.tail_results, told.answered, told.fingerprint.count) == (0, (), 0, 0)
+    assert (told.tail_users, told.tail_results, told.answered, told.fingerprint.count) == (0, (), (), 0)
 
 
 _entries = st.lists(

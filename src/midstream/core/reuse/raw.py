@@ -99,8 +99,6 @@ def _longest(raw: bytes, start: int, known: Sequence[Known]) -> tuple[Known, has
         end = start + beginning.length
         if end > len(raw):
             break
-        if raw[end - 1] != _END_OF_MESSAGE:
-            continue
         hasher.update(view[start + done : end])
         done = beginning.length
         if hasher.digest() == beginning.digest:
