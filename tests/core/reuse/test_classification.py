@@ -226,6 +226,7 @@ def test_a_side_call_that_is_only_repeated_takes_nothing() -> None:
     record = noted(known(sent(said("a"))), sent(said("t"), system=TITLE))
     assert kind_of(record, sent(said("t"), system=TITLE)) == Kind.SIDE_CALL
     assert kind_of(record, sent(*talk("t", "u"), system="A third one.")) == Kind.SIDE_CALL
+    assert kind_of(record, sent(*talk("another", "u"), system=TITLE)) == Kind.SIDE_CALL
     assert kind_of(record, sent(*talk("a", "b"))) == Kind.CONTINUATION
 
 
@@ -360,6 +361,14 @@ def test_results_under_a_new_system_prompt_are_a_rebase() -> None:
     outline = sent(said("a"), replied(calls=["c1"]), system="New.")
     assert kind_of(record, outline) == Kind.REBASE
     assert done(record, outline, FOLLOWS) == Resume(Delivery(0, ("c1",)))
+
+
+@spec("REUSE-11")
+def test_results_before_messages_that_are_known_are_no_news() -> None:
+    seen = (said("a"), replied(calls=["c1"]), said("b"))
+    after = sent(*seen, said("c"))
+    assert done(known(sent(*seen)), after) == Resume(Delivery(1))
+    assert kind_of(known(sent(*seen), calls=["c1"]), after) == Kind.DIVERGENCE
 
 
 # --- forks and age ----------------------------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ class Host:
                 del entries[results[-1] + chance.randrange(2) :]
                 return
             case "compact" if users:
-                entries[: chance.choice(users)] = [said(f"summary {chance.randrange(2)}")]
+                entries[: chance.choice(users)] = [self._said()]
             case "system":
                 self.system = f"s{chance.randrange(3)}"
             case "model":
@@ -123,11 +123,11 @@ class Host:
     def _foreign(self, calls: int) -> Exchange:
         """What another model did. Its bare words in the place of ours are not seen: they may be ours, written anew."""
         self.words += 1
-        return replied(f"foreign {self.words}", calls=["foreign"][:calls])
+        return replied(f"foreign {self.words}", calls=[f"foreign-{self.words}"][:calls])
 
     def _said(self) -> UserMessage:
         self.words += 1
-        return said(f"word {self.chance.randrange(4)}")
+        return said(f"word {self.words}")
 
     def _ask(self, entries: list[Entry], system: str) -> Exchange | None:
         """Do what a pool does, with a process that may die anywhere; return the reply of the agent, or None."""
