@@ -86,7 +86,7 @@ class UpstreamCall(Struct, frozen=True, tag="upstream_call", omit_defaults=True)
         name: The upstream's name of the tool; "" where it never said.
         arguments: As the upstream gave them, usually JSON text; cut at `UPSTREAM_CHARS_MAX`, with a mark.
         content: What the upstream read, cut likewise.
-        outcome: How it ended; None only while it runs, which is never so in a `Reply`.
+        outcome: How it ended; None only while it runs, which is never so in an `Exchange`.
     """
 
     id: str
@@ -161,8 +161,6 @@ class Reply(Struct, frozen=True, omit_defaults=True):
         ids = [part.id for part in self.parts if isinstance(part, Call)]
         if len(set(ids)) != len(ids) or "" in ids:
             raise InvalidHistoryError(f"the calls of one reply need distinct, non-empty ids, got {ids!r}")
-        if any(isinstance(part, UpstreamCall) and part.outcome is None for part in self.parts):
-            raise InvalidHistoryError("a call that ran upstream needs an outcome before its reply is whole")
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -179,7 +177,7 @@ class Exchange(Struct, frozen=True, tag="exchange", omit_defaults=True):
     """A reply with the results of all its calls, in the calls' order: the unit of history.
 
     Raises:
-        InvalidHistoryError: A result is missing, surplus or out of order.
+        InvalidHistoryError: A result is missing, surplus or out of order, or a call that ran upstream has not ended.
     """
 
     reply: Reply
@@ -190,6 +188,8 @@ class Exchange(Struct, frozen=True, tag="exchange", omit_defaults=True):
         answered = [result.call_id for result in self.results]
         if asked != answered:
             raise InvalidHistoryError(f"calls {asked!r} do not match results {answered!r}")
+        if any(isinstance(part, UpstreamCall) and part.outcome is None for part in self.reply.parts):
+            raise InvalidHistoryError("a call that ran upstream needs an outcome before its reply is history")
 
 
 Entry = UserMessage | Exchange

@@ -217,6 +217,11 @@ class ReplyBuilder:
         return Reply(parts, self._finished.finish, self._finished.model, self._finished.usage)
 
     @property
+    def is_running_upstream(self) -> bool:
+        """Whether the upstream runs a tool of its own now; its silence is that of a tool."""
+        return bool(self._open)
+
+    @property
     def is_finished(self) -> bool:
         """Whether the model has said that its reply is whole."""
         return self._finished is not None

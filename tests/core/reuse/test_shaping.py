@@ -37,7 +37,7 @@ def passed(shape: Paired | Folded, *events: ModelEvent) -> list[ModelEvent]:
 
 
 def test_what_is_in_order_passes_as_it_is() -> None:
-    events = [TextDelta("I look"), START, END, TextDelta("done"), Finished()]
+    events: list[ModelEvent] = [TextDelta("I look"), START, END, TextDelta("done"), Finished()]
     shape = Paired()
 
     assert passed(shape, *events) == events

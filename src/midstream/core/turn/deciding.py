@@ -382,15 +382,23 @@ def words_said(state: AwaitingModel) -> dict[int, Words]:
     return {part: calls.get(part) or (kinds[part], "".join(texts[part])) for part in sorted(texts)}
 
 
-def partial_reply(state: AwaitingModel) -> Reply | None:
-    """Return what the running attempt has said so far as an interrupted reply, or None if it said nothing."""
+def reply_so_far(state: AwaitingModel) -> Reply | None:
+    """Return what the running attempt has said so far, or None if it said nothing. Calls upstream may still run."""
     parts = [_part(words) for words in words_said(state).values()]
     return Reply(tuple(parts), Finish.INTERRUPTED) if parts else None
 
 
+def partial_reply(state: AwaitingModel) -> Reply | None:
+    """Return the interrupted reply that the running attempt leaves, or None if it said nothing."""
+    said = reply_so_far(state)
+    if said is None:
+        return None
+    return replace(said, parts=tuple(closed(p) if isinstance(p, UpstreamCall) else p for p in said.parts))
+
+
 def _part(words: Words) -> ReplyPart:
     if isinstance(words, UpstreamCall):
-        return closed(words)
+        return words
     kind, text = words
     return Thinking(text) if kind == "thinking" else Text(text)
 
