@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
+from typing import Any
 
 from msgspec import Struct
 
@@ -114,11 +115,8 @@ class LiveAgents:
         self._closing[name] = self._run(self._closed(resting.agent, ""))
         self._closing[name].add_done_callback(lambda _: self._closing.pop(name, None))
 
-    def _run(self, errand: Awaitable[None]) -> asyncio.Task[None]:
-        async def run() -> None:
-            await errand
-
-        task = self._world.spawn(run(), name="let go of an agent")
+    def _run(self, errand: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._world.spawn(errand, name="let go of an agent")
         self._errands.add(task)
         task.add_done_callback(self._errands.discard)
         return task

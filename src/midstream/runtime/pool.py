@@ -31,7 +31,7 @@ from midstream.core.replies import (
     Working,
 )
 from midstream.core.reuse import records, retrying
-from midstream.core.reuse.classification import Fork, Fresh, Kind, Resume, action, classify
+from midstream.core.reuse.classification import Fork, Fresh, Kind, Resume, action, aside_of, classify
 from midstream.core.reuse.fingerprint import Chain, Outline
 from midstream.core.reuse.records import PoolRecord
 from midstream.core.reuse.servers import McpServer
@@ -254,9 +254,8 @@ class Pooled:
                 await self._entries.note_aside(request.session, found, outline)
                 return Turn(request, outline, judged, doing, setup, None)
             try:
-                claim = await self._entries.claim(
-                    request.session, found, self._asked(doing, found, outline, now)
-                )
+                asked = replace(self._asked(doing, found, outline, now), aside=aside_of(judged, found.record))
+                claim = await self._entries.claim(request.session, found, asked)
             except ShelfMovedError:
                 continue
             turn = Turn(request, outline, judged, doing, setup, claim)
@@ -476,7 +475,8 @@ class Pooled:
         turn.begin_anew(error)
         if turn.claim is not None:
             fresh = records.asked_fresh(turn.outline, upstream=self.name, now=self._world.now())
-            await turn.claim.hold(fresh)
+            aside = turn.claim.record.aside if turn.claim.record is not None else None
+            await turn.claim.hold(replace(fresh, aside=aside))
         turn.begin(self._world.new_id("agent"), self._upstream.abilities, self._limits.budget)
 
     async def _is_verified(self) -> bool:

@@ -93,6 +93,8 @@ class Talk(Struct):
     replies: list[str] = field(default_factory=list)
     run: int = 0
     """Number of the run under way, 0 while there is none."""
+    unacked: set[str] = field(default_factory=set)
+    """Keys of messages that were taken without a word; said again, they are not taken twice."""
     is_wedged: bool = False
     """Whether a run that nobody waits for holds it."""
 
@@ -110,6 +112,14 @@ class Memory:
         self.forgotten: list[str] = []
         """Agents that were deleted on request."""
         self.numbers = itertools.count(1)
+        self.wrongs: list[str] = []
+        """What no caller may do: speak to an agent that is speaking, or use a key for two things."""
+        self._keys: dict[str, tuple[str, str]] = {}
+
+    def check_key(self, key: str, agent: str, words: str) -> None:
+        """Note it where a key is used for another message, or for another agent."""
+        if self._keys.setdefault(key, (agent, words)) != (agent, words):
+            self.wrongs.append(f"key {key!r} stands for two things")
 
     def begin(self) -> Talk:
         """Begin an empty conversation."""
@@ -222,6 +232,7 @@ class ScriptedAgent:
         self._name = resumed
         self._came_from = came_from or resumed
         self._is_open = True
+        self._number = next(upstream.memory.numbers)
         upstream.live += 1
         upstream.live_max = max(upstream.live_max, upstream.live)
 
@@ -232,6 +243,7 @@ class ScriptedAgent:
         heard = Heard(said, self._setup, key)
         self._upstream.sends.append(heard)
         memory, trouble = self._upstream.memory, self._upstream.next_trouble()
+        memory.check_key(key, self._came_from or f"fresh-{self._number}", words_of(said))
         await asyncio.sleep(0)
         resumed = self._came_from
         if self._name and self._name not in memory.talks:
@@ -239,10 +251,14 @@ class ScriptedAgent:
         if trouble is Trouble.NEW_CHAT and resumed:
             self._name, resumed = "", ""
         talk = memory.talks[self._name] if self._name else memory.begin()
+        if talk.run:
+            memory.wrongs.append(f"{talk.name} was spoken to while it spoke")
         await _refuse(trouble, talk, is_forced=is_forced)
-        if not any(known.key == key for known in talk.heard):
+        if key not in talk.unacked:
             talk.heard.append(heard)
+        talk.unacked.discard(key)
         if trouble is Trouble.ACK_LOST:
+            talk.unacked.add(key)
             self._name = self._came_from and talk.name
             raise ModelUnavailableError("the connection broke")
         talk.run = run = next(memory.numbers)

@@ -160,6 +160,19 @@ def action(
     return Fresh(is_pooled=True)
 
 
+def aside_of(classification: Classification, record: PoolRecord | None) -> Fingerprint | None:
+    """Return what stands aside of the record that replaces `record`: should a host go on from there, it was no side call.
+
+    A rebase may have been a side call that began like the conversation itself; then that one goes on. A request that
+    has nothing in common with the record tells nothing of what stands aside of it.
+    """
+    if record is None:
+        return None
+    if classification.kind is Kind.REBASE:
+        return record.fingerprint
+    return None if classification.common else record.aside
+
+
 _BASE: tuple[Field, ...] = ("identity", "system", "tools", "servers")
 """What stands before the first message, in the order in which a difference is told."""
 
