@@ -6,6 +6,7 @@ request is one that gets a fresh agent and the whole transcript: that costs toke
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import StrEnum
 from typing import Literal
 
@@ -185,23 +186,21 @@ def _delivery(record: PoolRecord, outline: Outline, common: int) -> Delivery | N
     """Return what a confirmed agent would lack, judged by users and results alone, or None where that is unknown.
 
     Whatever the agent asked for must have been answered by the host, and nothing else: results of calls that it never
-    made would be lost on it. Ids alone do not tell, for some upstreams use the same ones each time: so the number of
-    results since the last user message counts too.
+    made would be lost on it. That the last ids are those of its calls does not tell, for some upstreams use the same
+    ones each time: so all the results since the last user message are counted, each id as often as it stands there.
     """
     known, count = record.fingerprint.count, outline.fingerprint.count
     new = count - known
     if common < known or known == 0 or outline.tail_users < new or (new == 0 and outline.tail_users):
         return None
     # What stands before the tail answers another message, where the tail begins with messages that are known.
-    is_next = outline.tail_users == new
-    results = outline.tail_results if is_next else ()
-    answered = outline.answered if is_next else 0
+    answered = Counter(outline.answered if outline.tail_users == new else ())
     if record.open_calls:
-        is_asked = sorted(results) == sorted(record.open_calls)
-        is_all = answered == record.answered + len(record.open_calls)
-        return Delivery(new, results) if is_asked and is_all else None
+        is_asked = sorted(outline.tail_results) == sorted(record.open_calls)
+        is_all = answered == Counter((*record.answered, *record.open_calls))
+        return Delivery(new, outline.tail_results) if is_asked and is_all else None
     # Fewer is well: many hosts leave out what tools said in earlier turns.
-    return Delivery(new) if new and answered <= record.answered else None
+    return Delivery(new) if new and answered <= Counter(record.answered) else None
 
 
 def _judged(
@@ -246,7 +245,7 @@ def _unfit(record: PoolRecord, outline: Outline, common: int) -> tuple[Kind, Rea
     if count == known:
         if outline.tail_users:
             return Kind.REPEAT, Reason("users", count - 1, "the agent has been asked this")
-        if outline.answered <= record.answered:
+        if Counter(outline.answered) <= Counter(record.answered):
             return Kind.REPEAT, Reason("results", None, "the agent has been given these results")
     if outline.tail_users < count - known:
         return divergence, Reason("users", known, "replies of others stand between the new messages")

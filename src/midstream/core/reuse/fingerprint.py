@@ -59,13 +59,13 @@ class Outline(Struct, frozen=True):
     Args:
         tail_users: How many user messages the tail has; 0 where a reply or a result is the end.
         tail_results: The call ids of the results that are the end, or stand directly before the tail.
-        answered: How many results stand between the last user message before the tail and the tail: all of that turn.
+        answered: The call ids of all results between the last user message before the tail and the tail, in order.
     """
 
     fingerprint: Fingerprint
     tail_users: int = 0
     tail_results: tuple[str, ...] = ()
-    answered: int = 0
+    answered: tuple[str, ...] = ()
 
 
 class Chain:
@@ -242,15 +242,14 @@ def _outline(fingerprint: Fingerprint, entries: Sequence[Entry]) -> Outline:
     while at and isinstance(entries[at - 1], UserMessage):
         at -= 1
     tail_users = len(entries) - at
-    tail_results: tuple[str, ...] = ()
-    answered = 0
+    exchanges: list[tuple[str, ...]] = []  # last first
     for before in range(at - 1, -1, -1):
         entry = entries[before]
         if not isinstance(entry, Exchange):
             break
-        if before == at - 1:
-            tail_results = tuple(result.call_id for result in entry.results)
-        answered += len(entry.results)
+        exchanges.append(tuple(result.call_id for result in entry.results))
+    tail_results = exchanges[0] if exchanges else ()
+    answered = tuple(call for calls in reversed(exchanges) for call in calls)
     return Outline(fingerprint, tail_users, tail_results, answered)
 
 

@@ -46,7 +46,7 @@ class PoolRecord(Struct, frozen=True):
         phase: `pending`: it was being told, nobody knows whether it heard. `confirmed`: it answered with an event.
         marks: By ascending `users`, `MARKS_MAX` at most.
         open_calls: The ids of the calls that its last reply asked the host to run.
-        answered: How many results it was given since the last user message.
+        answered: The ids of the calls whose results it was given since the last user message.
         aside: What the last side call was that nobody had called one: should a host go on from there, it was none.
         run: The run that has the agent now, "" where none: until it lets go nobody else resumes it. One that died
             never does: what its agent heard, and whether it still answers, nobody knows.
@@ -61,7 +61,7 @@ class PoolRecord(Struct, frozen=True):
     used_at: float
     marks: tuple[Mark, ...] = ()
     open_calls: tuple[str, ...] = ()
-    answered: int = 0
+    answered: tuple[str, ...] = ()
     aside: Fingerprint | None = None
     run: str = ""
 
@@ -139,7 +139,7 @@ def decode(body: bytes) -> PoolRecord | None:
         return None
     try:
         record = _DECODER.decode(rest)
-    except msgspec.DecodeError:  # its subclass ValidationError too
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     return record if _is_sound(record) else None
 
@@ -170,15 +170,14 @@ def _is_sound(record: PoolRecord) -> bool:
         all(len(found.users) % LINK_BYTES == 0 for found in prints)
         and math.isfinite(record.created_at)
         and math.isfinite(record.used_at)
-        and record.answered >= 0
         and users == sorted(set(users))
         and all(0 < number <= record.fingerprint.count for number in users)
     )
 
 
-def _answered(outline: Outline) -> int:
-    """Return how many results have been given since the last user message: none, where it is the end."""
-    return 0 if outline.tail_users else outline.answered
+def _answered(outline: Outline) -> tuple[str, ...]:
+    """Return the results that have been given since the last user message: none, where it is the end."""
+    return () if outline.tail_users else outline.answered
 
 
 def _marks_up_to(marks: Sequence[Mark], users: int) -> tuple[Mark, ...]:
