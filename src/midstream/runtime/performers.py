@@ -25,7 +25,7 @@ from midstream.core.calls import (
 )
 from midstream.core.compaction import next_cut
 from midstream.core.messages import Call, Finish, History, Outcome, Reply, Result, UserMessage, storable
-from midstream.core.records import ClientTool
+from midstream.core.records import ClientTool, StalledOn
 from midstream.core.replies import (
     Heartbeat,
     ModelEvent,
@@ -268,7 +268,7 @@ class Performer:
                     if deltas := builder.add(event):
                         watch.hold()  # a slow journal is no silence of the model
                         await self._reports.say(ModelSaid(*place, tuple(deltas)))
-                    watch.heard(type(event).__name__)
+                    watch.heard(type(event).__name__, StalledOn.TOOL if builder.is_running_upstream else None)
         except ModelError:
             raise
         except TimeoutError as error:
