@@ -8,6 +8,10 @@ Order of the events of one `send`: `Opened` first, as soon as the upstream has n
 says; `Marked` wherever it names a point that a later conversation can start from; `Finished` last. Closing the iterator
 stops the run upstream.
 
+An error before `Opened` that is a `ModelUnavailableError` (but no `UpstreamFailedError`) says that nothing was taken,
+or that the same key takes it only once: the same is then said again. Where an upstream cannot tell, as when a process
+died with what it was sent, it raises `UpstreamFailedError`.
+
 Errors are those of `midstream.errors`, by what helps, from any method:
     UpstreamGoneError: This agent is not remembered. Only this may be answered by a fresh one without a doubt.
     UpstreamBusyError: The agent is in another run.

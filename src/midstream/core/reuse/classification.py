@@ -161,6 +161,19 @@ def action(
     return Fresh(is_pooled=True)
 
 
+def aside_of(classification: Classification, record: PoolRecord | None) -> Fingerprint | None:
+    """Return what stands aside of the record that replaces `record`: should a host go on from there, it was no side call.
+
+    A rebase may have been a side call that began like the conversation itself; then that one goes on. A request that
+    has nothing in common with the record tells nothing of what stands aside of it.
+    """
+    if record is None:
+        return None
+    if classification.kind is Kind.REBASE:
+        return record.fingerprint
+    return None if classification.common else record.aside
+
+
 _BASE: tuple[Field, ...] = ("identity", "system", "tools", "servers")
 """What stands before the first message, in the order in which a difference is told."""
 
@@ -201,7 +214,7 @@ def _judged(
             changed[0], None, f"the {changed[0]} changed, and the conversation goes on"
         )
     if is_foreign or (changed and not common):
-        if record.aside is not None and _goes_on(record.aside, outline.fingerprint):
+        if record.aside is not None and _goes_on(record.aside, outline):
             words = "what looked like a side call goes on"
             return Kind.REBASE, Reason(changed[0], None, words)
         words = f"the {changed[0]} changed, and the conversation does not go on"
@@ -241,12 +254,12 @@ def _unfit(record: PoolRecord, outline: Outline, common: int) -> tuple[Kind, Rea
     return divergence, Reason("results", None, "the results are not those of the calls that the agent made")
 
 
-def _goes_on(aside: Fingerprint, theirs: Fingerprint) -> bool:
-    """Whether a request continues what was taken for a side call."""
+def _goes_on(aside: Fingerprint, outline: Outline) -> bool:
+    """Whether a request continues what was taken for a side call: by more user messages, or by results."""
+    theirs = outline.fingerprint
     is_same = aside.system == theirs.system and aside.identity == theirs.identity
-    return (
-        is_same and 0 < aside.count < theirs.count and common_users(aside.users, theirs.users) == aside.count
-    )
+    is_longer = aside.count < theirs.count or bool(outline.tail_results and not outline.tail_users)
+    return is_same and is_longer and 0 < aside.count == common_users(aside.users, theirs.users)
 
 
 def _can_follow(changed: tuple[Field, ...], abilities: Abilities) -> bool:

@@ -48,6 +48,8 @@ class PoolRecord(Struct, frozen=True):
         open_calls: The ids of the calls that its last reply asked the host to run.
         answered: The ids of the calls whose results it was given since the last user message.
         aside: What the last side call was that nobody had called one: should a host go on from there, it was none.
+        run: The run that has the agent now, "" where none: until it lets go nobody else resumes it. One that died
+            never does: what its agent heard, and whether it still answers, nobody knows.
         created_at, used_at: Seconds since 1970: when the agent was opened, and when it last gave a sign of life.
     """
 
@@ -61,11 +63,12 @@ class PoolRecord(Struct, frozen=True):
     open_calls: tuple[str, ...] = ()
     answered: tuple[str, ...] = ()
     aside: Fingerprint | None = None
+    run: str = ""
 
     @property
     def is_resumable(self) -> bool:
-        """Whether somebody knows what the agent knows, and its name."""
-        return self.phase == "confirmed" and bool(self.agent)
+        """Whether somebody knows what the agent knows, and its name, and nobody else is talking to it."""
+        return self.phase == "confirmed" and bool(self.agent) and not self.run
 
 
 def asked_fresh(outline: Outline, *, upstream: str, now: float) -> PoolRecord:

@@ -1,0 +1,211 @@
+"""The records of a pool on its shelf: read, claimed by one run at a time, given back.
+
+A run claims an entry by writing its own name into it before it says anything to an agent, and lets go with its last
+word. Nobody else resumes an agent that a run has, dead or alive: whoever needs the conversation meanwhile takes the
+entry over with a fresh agent, and the run finds out at its next word. So no clock decides who may speak to an agent,
+and two processes never speak to the same one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from midstream.core.reuse.fingerprint import Outline
+from midstream.core.reuse.records import PoolRecord, decode, encode, expired, noted
+from midstream.core.reuse.retention import Retention, decode_retention, encode_retention
+from midstream.errors import ShelfMovedError, StoreDamagedError, UnavailableError
+from midstream.store.contract import Shelf
+from midstream.world import World
+
+T = TypeVar("T")
+
+POOL_SHELF = "pool"
+"""Where the records are, one for each session and upstream."""
+RETENTION_SHELF = "pool-retention"
+"""What was learned of each upstream's memory, by its name."""
+WRITES_MAX = 5
+"""Tries to write an entry that side calls write at the same time."""
+
+OUT_OF_ORDER = (UnavailableError, StoreDamagedError)
+"""What a store raises that cannot be used now. A pool goes on without its memory then."""
+
+_log = logging.getLogger(__name__)
+
+
+class Found(Struct, frozen=True):
+    """What was read of a session. `version` 0: there is no entry. An entry that cannot be read has no record."""
+
+    version: int
+    record: PoolRecord | None
+
+
+def key_of(upstream: str, session: str) -> str:
+    """Return under what name a session's record is kept: pools of different upstreams may share a shelf."""
+    return f"{upstream}/{session}"
+
+
+def session_of(key: str, record: PoolRecord) -> str:
+    """Return whose record it is."""
+    return key.removeprefix(key_of(record.upstream, ""))
+
+
+class PoolEntries:
+    """The entries of one upstream.
+
+    Args:
+        upstream: Its name.
+    """
+
+    def __init__(self, shelf: Shelf, upstream: str, world: World) -> None:
+        self._shelf = shelf
+        self._upstream = upstream
+        self._world = world
+
+    async def find(self, session: str) -> Found:
+        """Return what is known of a session; one that is too old is not known."""
+        key = key_of(self._upstream, session)
+        kept = await self._shelf.kept(POOL_SHELF, key)
+        if kept is None:
+            return Found(0, None)
+        record = decode(kept.body)
+        if record is not None and expired([(key, record.used_at)], now=self._world.now()):
+            record = None
+        return Found(kept.version, record)
+
+    async def claim(self, session: str, found: Found, record: PoolRecord) -> Claim:
+        """Write `record` for a run of its own in place of what was found.
+
+        Raises:
+            ShelfMovedError: Somebody was first: look again. Nothing was written.
+        """
+        claim = Claim(
+            self._shelf, key_of(self._upstream, session), self._world, self._world.new_id("run"), found
+        )
+        await claim.begin(record)
+        return claim
+
+    async def note_aside(self, session: str, found: Found, outline: Outline) -> None:
+        """Keep beside a record what was taken for a side call. Where somebody writes first, it is not kept."""
+        if found.record is None:
+            return
+        key, body = key_of(self._upstream, session), encode(noted(found.record, outline))
+        with contextlib.suppress(ShelfMovedError):
+            await self._shelf.keep(POOL_SHELF, key, body, expected=found.version, at=found.record.used_at)
+
+    async def drop_where(self, is_unwanted: Callable[[PoolRecord], bool]) -> None:
+        """Remove this upstream's records of which `is_unwanted`, whoever has them."""
+        for kept in await self._shelf.shelf(POOL_SHELF):
+            record = decode(kept.body)
+            if record is not None and record.upstream == self._upstream and is_unwanted(record):
+                await self._shelf.drop(POOL_SHELF, kept.key, expected=kept.version)
+
+    async def prune(self) -> tuple[str, ...]:
+        """Remove what is too old or too much, of whatever upstream; return which of our agents nobody knows now."""
+        entries = {kept.key: kept for kept in await self._shelf.shelf(POOL_SHELF)}
+        gone: list[str] = []
+        for key in expired([(key, kept.at) for key, kept in entries.items()], now=self._world.now()):
+            record = decode(entries[key].body)
+            is_gone = await self._shelf.drop(POOL_SHELF, key, expected=entries[key].version)
+            if is_gone and record is not None and record.upstream == self._upstream and not record.run:
+                gone.append(record.agent)
+        return tuple(agent for agent in gone if agent)
+
+    async def retention(self) -> Retention:
+        """Return what was learned of this upstream's memory."""
+        kept = await self._shelf.kept(RETENTION_SHELF, self._upstream)
+        return Retention() if kept is None else decode_retention(kept.body)
+
+    async def learn(self, *, age_s: float, is_alive: bool) -> None:
+        """Keep what became of an agent that was resumed. Where somebody writes first, it is not kept."""
+        kept = await self._shelf.kept(RETENTION_SHELF, self._upstream)
+        known = Retention() if kept is None else decode_retention(kept.body)
+        now = self._world.now()
+        learned = known.learned("alive" if is_alive else "dead", age_s, now=now)
+        body, version = encode_retention(learned), kept.version if kept else 0
+        with contextlib.suppress(ShelfMovedError):
+            await self._shelf.keep(RETENTION_SHELF, self._upstream, body, expected=version, at=now)
+
+
+class Claim:
+    """One run's hold on an entry. Made by `PoolEntries.claim`.
+
+    Each write after the first may find the entry taken over (`is_lost`), or the store out of order; then nothing is
+    written and nothing raised: the entry names the run that has it, so nobody resumes what it says.
+    """
+
+    def __init__(self, shelf: Shelf, key: str, world: World, run: str, found: Found) -> None:
+        self.is_lost = False
+        """Whether somebody else has the entry by now, or has removed it."""
+        self.found = found
+        self._shelf = shelf
+        self._key = key
+        self._world = world
+        self._run = run
+        self._version = found.version
+        self.record: PoolRecord | None = None
+        """What was written last."""
+
+    async def begin(self, record: PoolRecord) -> None:
+        """Write the first word; see `PoolEntries.claim`."""
+        self._version = await self._keep(replace(record, run=self._run))
+
+    async def hold(self, record: PoolRecord) -> None:
+        """Write what is known by now; nobody else may resume it yet."""
+        await self._write(replace(record, run=self._run))
+
+    async def release(self, record: PoolRecord) -> None:
+        """Write what others may go by."""
+        await self._write(replace(record, run=""))
+
+    async def drop(self) -> None:
+        """Remove the entry: there is nothing that anybody could go by."""
+        if self.is_lost:
+            return
+        try:
+            if not await self._shelf.drop(POOL_SHELF, self._key, expected=self._version):
+                await self._look_again()
+                if not self.is_lost:
+                    await self._shelf.drop(POOL_SHELF, self._key, expected=self._version)
+        except OUT_OF_ORDER as error:
+            _log.warning("a record could not be removed: %s", error.code, extra={"entry": self._key})
+
+    async def _write(self, record: PoolRecord) -> None:
+        for _ in range(WRITES_MAX):
+            if self.is_lost:
+                return
+            try:
+                self._version = await self._keep(record)
+            except ShelfMovedError:
+                aside = await self._look_again()
+                record = replace(record, aside=aside.aside if aside else None)
+            except OUT_OF_ORDER as error:
+                _log.warning("a record could not be written: %s", error.code, extra={"entry": self._key})
+                return
+            else:
+                return
+
+    async def _keep(self, record: PoolRecord) -> int:
+        version = await self._shelf.keep(
+            POOL_SHELF, self._key, encode(record), expected=self._version, at=record.used_at
+        )
+        self.record = record
+        return version
+
+    async def _look_again(self) -> PoolRecord | None:
+        """Find out whether the entry is still this run's: a side call may have written something beside it."""
+        try:
+            kept = await self._shelf.kept(POOL_SHELF, self._key)
+        except OUT_OF_ORDER:
+            return None
+        record = decode(kept.body) if kept else None
+        if kept is None or record is None or record.run != self._run:
+            self.is_lost = True
+            return None
+        self._version = kept.version
+        return record

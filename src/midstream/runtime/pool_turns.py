@@ -1,0 +1,295 @@
+"""One turn of a pool: what is to be said to which agent, and how far that has come."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from midstream.core.messages import Entry, Exchange, History, Result, Thinking, Usage, UserMessage
+from midstream.core.replies import ModelRequest
+from midstream.core.reuse.classification import Action, Classification, Fork, Fresh, Kind, Resume
+from midstream.core.reuse.fingerprint import LINK_BYTES, Outline
+from midstream.core.reuse.retrying import Situation
+from midstream.core.reuse.transcript import TranscriptBudget, replayed
+from midstream.errors import ModelError
+from midstream.runtime.pool_entries import Claim
+from midstream.runtime.upstreams import Abilities, Said, Setup, UpstreamAgent
+
+REBUILT_NOTE = "[The agent no longer had this conversation; a new one was told all of it.]\n\n"
+"""What readers are shown, as the beginning of the model's thinking, when continuity was rebuilt."""
+
+
+class Way(StrEnum):
+    """How a turn got its agent."""
+
+    RESUMED = "resumed"
+    FORKED = "forked"
+    FRESH = "fresh"
+    ASIDE = "aside"
+    """A fresh agent that leaves no trace in the pool."""
+
+
+class End(StrEnum):
+    """How a turn ended."""
+
+    WHOLE = "whole"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    """Nobody listened any more."""
+
+
+class TurnReport(Struct, frozen=True):
+    """What became of one turn: for logs, counters and tests. It holds no words of the conversation.
+
+    Args:
+        kind, why: The classification, and what was decisive.
+        way: How the agent was got that answered, or was to answer.
+        agent: Its name, "" where it never got one.
+        common, new: User messages the record knew of this conversation, and those it did not.
+        sends: Messages said, all tries counted.
+        replays: How often a fresh agent was told everything.
+        rebuilt: Why a fresh agent had to take the place of one that should have known: an error's code, "phase" (a run
+            died), "stale" (older than this upstream remembers), or "".
+        error: The code of what the turn failed with, or "".
+        usage: Tokens of all that was said in this turn.
+    """
+
+    session: str
+    kind: Kind
+    why: str
+    way: Way
+    end: End
+    agent: str = ""
+    common: int = 0
+    new: int = 0
+    sends: int = 0
+    replays: int = 0
+    rebuilt: str = ""
+    error: str = ""
+    usage: Usage = Usage()
+
+
+class Turn:
+    """The state of one turn. `runtime.pool` moves it on.
+
+    Args:
+        claim: The hold on the session's record; None for a turn that leaves no trace.
+    """
+
+    def __init__(
+        self,
+        request: ModelRequest,
+        outline: Outline,
+        judged: Classification,
+        action: Action,
+        setup: Setup,
+        claim: Claim | None,
+    ) -> None:
+        self.request = request
+        self.outline = outline
+        self.judged = judged
+        self.action = action
+        self.setup = setup
+        self.claim = claim
+        self.sends: list[Said] = []
+        """What is to be said, in order; only the answer to the last is shown."""
+        self.nonce = ""
+        """What makes the keys of this agent's messages its own."""
+        self.idle_s = 0.0
+        """How long the resumed agent had been silent."""
+        self.agent: UpstreamAgent | None = None
+        self.name = ""
+        """What the agent is resumed by: what was asked for, then what the upstream said last."""
+        self.heard = 0
+        """Messages that this open agent has taken."""
+        self.delivered = 0
+        """Of `sends`, those with a whole answer."""
+        self.is_taken = False
+        self.has_spoken = False
+        self.repeats = 0
+        self.is_forced = False
+        self._was_untold = self.is_untold = True
+        """Whether the agent knows for sure no more than its record said before this turn."""
+        self.is_confirmed = False
+        self.is_answered = False
+        self.is_spoiled = False
+        """Whether the open agent must not be spoken to again in this process."""
+        self.mark = ""
+        self.calls: list[str] = []
+        self.rebuilt = ""
+        self.is_anew = False
+        self.first_error: ModelError | None = None
+        self.unneeded: set[str] = set()
+        """Agents that nobody will resume any more."""
+        self.usage = Usage()
+        self.sent = 0
+        self.replays = 0
+        self.end = End.STOPPED
+        self.error = ""
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether the session's record is this turn's to write."""
+        return self.claim is not None and not self.claim.is_lost
+
+    @property
+    def is_remembering(self) -> bool:
+        """Whether the agent has a memory from before this turn."""
+        return not isinstance(self.action, Fresh)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the answer to what is being said is the one to show."""
+        return self.delivered == len(self.sends) - 1
+
+    @property
+    def situation(self) -> Situation:
+        """Where the turn stands, for whoever decides what a failure means."""
+        return Situation(
+            is_remembering=self.is_remembering,
+            is_taken=self.is_taken,
+            has_spoken=self.has_spoken,
+            repeats=self.repeats,
+            is_forced=self.is_forced,
+            is_anew=self.is_anew,
+            idle_s=self.idle_s,
+        )
+
+    @property
+    def way(self) -> Way:
+        """How the agent was got."""
+        match self.action:
+            case Resume():
+                return Way.RESUMED
+            case Fork():
+                return Way.FORKED
+            case Fresh():
+                return Way.FRESH if self.claim is not None else Way.ASIDE
+
+    def begin(self, nonce: str, abilities: Abilities, budget: TranscriptBudget) -> None:
+        """Decide what to say, by the action; for a fresh agent once more after another one failed.
+
+        Args:
+            nonce: What no other agent's messages are keyed by, for one that has no name yet.
+        """
+        self.name = ""
+        self.heard = self.delivered = self.repeats = 0
+        self.is_taken = self.is_forced = self.is_confirmed = self.is_spoiled = False
+        history = self.request.history
+        match self.action:
+            case Resume():
+                assert self.claim is not None
+                assert self.claim.found.record is not None
+                self.name = self.claim.found.record.agent
+                nonce = self.name
+                delivery = self.action.delivery
+                self.sends = _told(history, delivery.users, delivery.results)
+            case Fork():
+                self.name = self.action.mark.agent
+                self.sends = _told(history, self.action.users, ())
+            case Fresh():
+                self.sends = [_told_all(history, abilities, budget)]
+                self.replays += len(history.entries) > 1
+        self.nonce = nonce
+
+    def begin_send(self) -> None:
+        """From now on nobody knows what the agent knows."""
+        self._was_untold, self.is_untold = self.is_untold, False
+
+    def take_back_send(self) -> None:
+        """The agent refused what it was told."""
+        self.is_untold = self._was_untold
+
+    def begin_anew(self, error: ModelError) -> None:
+        """Let a fresh agent take the place of one that failed with `error`."""
+        self.action = Fresh(is_pooled=True)
+        self.is_anew = True
+        self.is_untold = False
+        self.first_error = error
+        self.rebuilt = error.code
+
+    def key(self) -> str:
+        """Return the idempotency key of what is being said: the same for each try to say it to this agent."""
+        users = self.outline.fingerprint.users
+        to_come = len(self.sends) - 1 - self.delivered
+        told = users[: len(users) - to_come * LINK_BYTES]
+        results = "\0".join(result.call_id for result in self.sends[self.delivered].results)
+        body = f"{self.request.session}\0{self.nonce}\0{results}".encode("utf-8", "surrogatepass")
+        return hashlib.blake2b(told[-LINK_BYTES:] + body, digest_size=LINK_BYTES).hexdigest()
+
+    def count(self, usage: Usage | None) -> Usage:
+        """Add the tokens of one answer and return those of all."""
+        if usage is not None:
+            self.usage = Usage(
+                self.usage.input_tokens + usage.input_tokens,
+                self.usage.output_tokens + usage.output_tokens,
+                self.usage.cached_tokens + usage.cached_tokens,
+            )
+        return self.usage
+
+    def report(self) -> TurnReport:
+        """Return what became of it."""
+        return TurnReport(
+            self.request.session,
+            self.judged.kind,
+            self.judged.reason.words,
+            self.way,
+            self.end,
+            self.name,
+            self.judged.common,
+            self.judged.new,
+            self.sent,
+            self.replays,
+            self.rebuilt,
+            self.error,
+            self.usage,
+        )
+
+
+def _told(history: History, users: int, results: Sequence[str]) -> list[Said]:
+    """Return the last user messages one by one; the results of these calls go with the first."""
+    entries = history.entries
+    messages = [entry for entry in entries[len(entries) - users :] if isinstance(entry, UserMessage)]
+    answers = _results(entries[: len(entries) - users], results)
+    first, *others = messages or [UserMessage(())]
+    return [Said(first, answers), *map(Said, others)]
+
+
+def _results(entries: Sequence[Entry], wanted: Sequence[str]) -> tuple[Result, ...]:
+    last = entries[-1] if entries else None
+    if not wanted or not isinstance(last, Exchange):
+        return ()
+    return tuple(result for result in last.results if result.call_id in wanted)
+
+
+def _told_all(history: History, abilities: Abilities, budget: TranscriptBudget) -> Said:
+    """Return what a fresh agent is told: everything, and what to answer."""
+    before = without_notes(history)
+    last = before.entries[-1] if before.entries else None
+    message = last if isinstance(last, UserMessage) else UserMessage(())
+    if isinstance(last, UserMessage):
+        before = History(before.entries[:-1])
+    if abilities.takes_history:
+        return Said(message, before=before)
+    return Said(replayed(before, message, takes_files=abilities.takes_files, budget=budget))
+
+
+def without_notes(history: History) -> History:
+    """Return a history without what this pool has shown of itself in it: it is no part of the conversation."""
+    return History(tuple(_without_note(entry) for entry in history.entries))
+
+
+def _without_note(entry: Entry) -> Entry:
+    if isinstance(entry, UserMessage) or not entry.reply.parts:
+        return entry
+    first = entry.reply.parts[0]
+    if not isinstance(first, Thinking) or not first.text.startswith(REBUILT_NOTE.rstrip()):
+        return entry
+    text = first.text.removeprefix(REBUILT_NOTE.rstrip()).lstrip("\n")
+    rest = entry.reply.parts[1:]
+    kept = (replace(first, text=text), *rest) if text or first.signature else rest
+    return replace(entry, reply=replace(entry.reply, parts=kept))

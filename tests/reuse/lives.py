@@ -1,0 +1,541 @@
+"""Hosts that do whatever hosts do, generated from a seed, against an upstream that really remembers.
+
+One life is a conversation under one session key: a host that says, edits, reverts, compacts, queues, regenerates, asks
+aside and races itself, over one or two processes that restart and are killed between any two of their steps, while the
+upstream expires, hangs, lies and dies. Whenever an answer is whole, what its agent has been told is compared with what
+the host has sent: each message once, in order, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from midstream.core.messages import Call, Exchange, Finish, History, Reply, Result, Text, Usage, UserMessage
+from midstream.core.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
+from midstream.core.reuse.abilities import Abilities
+from midstream.errors import ModelError
+from midstream.runtime.pool import Pooled, PoolLimits, TurnReport
+from midstream.runtime.pool_entries import POOL_SHELF
+from midstream.runtime.pool_turns import Way
+from midstream.runtime.upstreams import UpstreamEvent
+from midstream.store import memory as stores
+from midstream.store.contract import Kept
+from midstream.testing.upstreams import Memory, ScriptedUpstream, Talk, Trouble, words_of
+from midstream.world import World
+from tests.simulation.loop import Process, SimulatedLoop, Stuck
+
+SESSION = "s"
+ACTIONS_MAX = 9
+TOKEN = re.compile(r"\b[ut]\d+\b")
+"""What stands for a user's message, or for a tool's result: never used twice in a life."""
+DAY_S = 24 * 3600.0
+KILL_STEPS_MAX = 120
+TOOLS_ABILITIES = Abilities(takes_tools=True, takes_history=True)
+
+
+class SeededWorld(World):
+    """The clock of the simulated loop, and ids that are the same in every run."""
+
+    def __init__(self, loop: SimulatedLoop, chance: random.Random) -> None:
+        self._loop = loop
+        self._chance = chance
+        self.shift_s = 0.0
+        """Time that passed while nobody did anything."""
+
+    def now(self) -> float:
+        return 1_000_000.0 + self._loop.time() + self.shift_s
+
+    def monotonic(self) -> float:
+        return self._loop.time() + self.shift_s
+
+    def new_id(self, kind: str) -> str:
+        return f"{kind}-{self._chance.getrandbits(64):x}"
+
+
+class SlowShelf:
+    """A shelf that others can get between: every operation takes a while before it happens, and after."""
+
+    def __init__(self, store: stores.MemoryStore) -> None:
+        self._store = store
+
+    async def kept(self, shelf: str, key: str) -> Kept | None:
+        await asyncio.sleep(0)
+        kept = await self._store.kept(shelf, key)
+        await asyncio.sleep(0)
+        return kept
+
+    async def keep(self, shelf: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+        await asyncio.sleep(0)
+        version = await self._store.keep(shelf, key, body, expected=expected, at=at)
+        await asyncio.sleep(0)
+        return version
+
+    async def drop(self, shelf: str, key: str, *, expected: int) -> bool:
+        await asyncio.sleep(0)
+        is_dropped = await self._store.drop(shelf, key, expected=expected)
+        await asyncio.sleep(0)
+        return is_dropped
+
+    async def shelf(self, shelf: str) -> Sequence[Kept]:
+        await asyncio.sleep(0)
+        return await self._store.shelf(shelf)
+
+
+@dataclass
+class Server:
+    """One process with a pool."""
+
+    process: Process
+    pool: Pooled
+    upstream: ScriptedUpstream
+
+
+@dataclass
+class Turn:
+    """What a host remembers of one turn: its messages, and the exchanges that answered them."""
+
+    users: list[str]
+    exchanges: list[Exchange] = field(default_factory=list)
+
+
+@dataclass
+class Asked:
+    """What came of one request."""
+
+    expected: tuple[str, ...]
+    text: str = ""
+    calls: tuple[str, ...] = ()
+    error: str = ""
+    is_whole: bool = False
+    is_dead: bool = False
+    report: TurnReport | None = None
+
+
+class Life:
+    """One life. `problems` is empty where every promise was kept."""
+
+    def __init__(self, seed: int, *, steps_max: int = 60_000) -> None:
+        self.chance = random.Random(seed)
+        self.loop = SimulatedLoop(self.chance, steps_max=steps_max)
+        self.world = SeededWorld(self.loop, random.Random(seed + 1))
+        self.memory = Memory()
+        self.place = stores.Memory()
+        self.problems: list[str] = []
+        self.figures: Counter[str] = Counter()
+        self.trace: list[str] = []
+        self.servers: list[Server] = []
+        self.dead: list[Process] = []
+        self.turns: list[Turn] = []
+        self.system = "you help"
+        self._asides = 0
+        self.is_excused = True
+        self._tokens = 0
+        self._told: dict[str, tuple[str, ...]] = {}
+        self.abilities = self.chance.choice(
+            [
+                Abilities(),
+                Abilities(takes_history=True),
+                Abilities(takes_history=True, can_fork=True),
+                Abilities(can_fork=True, can_reinstruct=True),
+                TOOLS_ABILITIES,
+            ]
+        )
+
+    @property
+    def is_excused(self) -> bool:
+        """Whether the next turn may need a full replay: something happened since the last whole one."""
+        return self._is_excused
+
+    @is_excused.setter
+    def is_excused(self, value: bool) -> None:
+        self._is_excused = value
+        self._asides = 0
+
+    def run(self) -> None:
+        """Live it."""
+        try:
+            self.loop.run_until_complete(self._live())
+        except Stuck as stuck:
+            self.problems.append(f"stuck: {stuck}")
+        self.problems += self.memory.wrongs
+        self.problems += [f"nobody heard: {complaint}" for complaint in self.loop.complaints]
+        for process in [*self.dead, *(server.process for server in self.servers)]:
+            self.loop.kill(process)
+            self.loop.bury(process)
+
+    async def _live(self) -> None:
+        self.store = stores.MemoryStore(self.place)
+        await self.store.open()
+        self.servers = [self._server() for _ in range(self.chance.choice([1, 1, 2]))]
+        names, weights = zip(*ACTIONS, strict=True)
+        for _ in range(self.chance.randint(3, ACTIONS_MAX)):
+            act = self.chance.choices(names, weights)[0]
+            self.figures[act.__name__.strip("_")] += 1
+            self.trace.append(act.__name__)
+            await act(self)
+            if self.problems:
+                return
+        for _ in range(2):  # whatever happened, a conversation that goes on is cheap again soon
+            await Life._say(self)
+
+    # --- the host's means -------------------------------------------------------------------------------------
+
+    def _server(self) -> Server:
+        upstream = ScriptedUpstream(
+            self.memory, answer=self._answer, abilities=self.abilities, identity={"model": "m"}
+        )
+        pool = Pooled(
+            upstream, SlowShelf(self.store), world=self.world, limits=PoolLimits(live_max=2, wait_s=5.0)
+        )
+        return Server(Process("server"), pool, upstream)
+
+    def _token(self, kind: str = "u") -> str:
+        self._tokens += 1
+        return f"{kind}{self._tokens}"
+
+    def _answer(self, talk: Talk) -> Sequence[UpstreamEvent]:
+        """Answer with a name under which it is kept what the agent had been told by then."""
+        told = tuple(token for heard in talk.heard for token in TOKEN.findall(words_of(heard.said)))
+        self._tokens += 1
+        name = f"answer{self._tokens}"
+        self._told[name] = told
+        usage = Usage(len(words_of(talk.heard[-1].said)), 1)
+        wants_tools = self.abilities.takes_tools and self.chance.random() < 0.4
+        if wants_tools and talk.heard[-1].setup.instructions != "title":
+            ids = [f"c{self._tokens}-{number}" for number in range(self.chance.randint(1, 2))]
+            requests = [CallRequested(call_id, "look", "{}") for call_id in ids]
+            return [TextDelta(name), *requests, Finished(Finish.CALLS, usage=usage)]
+        return [TextDelta(name[:3]), TextDelta(name[3:]), Finished(usage=usage)]
+
+    def _history(self, turns: Sequence[Turn] | None = None) -> History:
+        entries: list[UserMessage | Exchange] = []
+        for turn in self.turns if turns is None else turns:
+            entries += [UserMessage.of(f"say {user}") for user in turn.users]
+            entries += turn.exchanges
+        return History(tuple(entries))
+
+    def _pick(self) -> Server:
+        return self.chance.choice(self.servers)
+
+    async def ask(
+        self,
+        server: Server,
+        history: History,
+        *,
+        system: str | None = None,
+        is_ephemeral: bool = False,
+        stops_after: int | None = None,
+        dies_in: int | None = None,
+    ) -> Asked:
+        """Ask in a process, and check what its answer was based on."""
+        request = ModelRequest(
+            self.system if system is None else system,
+            history,
+            session=SESSION,
+            is_ephemeral=is_ephemeral,
+        )
+        asked = Asked(expected_of(history))
+        died: asyncio.Future[None] = self.loop.create_future()
+        server.process.on_death.append(lambda: died.done() or died.set_result(None))
+        server.process.dies_in = dies_in
+        consuming = self.loop.start(server.process, self._consume(server, request, asked, stops_after))
+        await asyncio.wait({consuming, died}, return_when=asyncio.FIRST_COMPLETED)
+        server.process.dies_in = None
+        asked.is_dead = server.process.is_dead
+        if asked.is_dead:
+            asked.is_whole = False
+            self._replace(server)
+        self._check(asked)
+        self.figures["asks"] += 1
+        self.trace.append(f"  {asked}")
+        return asked
+
+    async def _consume(
+        self, server: Server, request: ModelRequest, asked: Asked, stops_after: int | None
+    ) -> None:
+        stream = cast("AsyncGenerator[ModelEvent, None]", server.pool.stream(request))
+        count = 0
+        calls: list[str] = []
+        try:
+            async for event in stream:
+                count += 1
+                if isinstance(event, TextDelta):
+                    asked.text += event.text
+                if isinstance(event, CallRequested):
+                    calls.append(event.id)
+                if isinstance(event, Finished):
+                    asked.calls = tuple(calls)
+                    asked.is_whole = True
+                if stops_after is not None and count > stops_after:
+                    break
+        except ModelError as error:
+            asked.error = error.code
+        finally:
+            await stream.aclose()
+        asked.report = server.pool.last(SESSION)
+
+    def _replace(self, server: Server) -> None:
+        self.dead.append(server.process)
+        self.servers[self.servers.index(server)] = self._server()
+
+    def _check(self, asked: Asked) -> None:
+        if not asked.is_whole:
+            return
+        told = self._told.get(asked.text, (f"no answer at all: {asked.text}",))
+        if told != asked.expected:
+            self.problems.append(f"told {told}, the host sent {asked.expected}")
+        self.figures["whole"] += 1
+
+    def _accept(self, asked: Asked) -> bool:
+        """Take an answer into the history, and run the tools it asks for; return whether it was whole."""
+        if asked.is_whole:
+            calls = tuple(Call(call_id, "look", "{}") for call_id in asked.calls)
+            results = tuple(Result(call_id, f"found {self._token('t')}") for call_id in asked.calls)
+            finish = Finish.CALLS if calls else Finish.STOP
+            reply = Reply((Text(asked.text), *calls), finish)
+            self.turns[-1].exchanges.append(Exchange(reply, results))
+        return asked.is_whole
+
+    async def _go_on(self, server: Server, **how: int | None) -> Asked:
+        """Ask for the answer to what the history ends with, until it needs no more tools."""
+        for _ in range(4):
+            is_excused = self.is_excused or any(one.upstream.troubles for one in self.servers)
+            asked = await self.ask(server, self._history(), **how)  # type: ignore[arg-type]
+            self._judge(asked, is_excused=is_excused or any(each is not None for each in how.values()))
+            if not self._accept(asked) or not asked.calls:
+                return asked
+            server = self._pick() if server not in self.servers else server
+        return asked
+
+    def _judge(self, asked: Asked, *, is_excused: bool) -> None:
+        report = asked.report
+        if not asked.is_whole or report is None:
+            self.is_excused = True
+            return
+        self.figures[report.way.value] += 1
+        self.figures["replays"] += report.replays
+        is_learned = report.rebuilt == "stale"
+        if not is_excused and not is_learned and (report.replays or report.way is Way.ASIDE):
+            self.problems.append(f"a needless replay: {report}")
+        if report.way is Way.ASIDE:
+            self._asides += 1
+            self._is_excused = True
+            if self._asides > 1:
+                self.problems.append(f"the conversation itself stays aside: {report}")
+        else:
+            self.is_excused = any(one.upstream.troubles for one in self.servers)
+
+    # --- what hosts do ----------------------------------------------------------------------------------------
+
+    async def _say(self) -> None:
+        self.turns.append(Turn([self._token()]))
+        await self._go_on(self._pick())
+
+    async def _queue(self) -> None:
+        self.turns.append(Turn([self._token() for _ in range(self.chance.randint(2, 3))]))
+        if self.abilities.takes_tools:  # a call in an earlier answer leaves nothing but a replay
+            self.is_excused = True
+        await self._go_on(self._pick())
+
+    async def _edit(self) -> None:
+        if self.turns:
+            at = self.chance.randrange(len(self.turns))
+            del self.turns[at:]
+        self.is_excused = True
+        await Life._say(self)
+
+    async def _revert(self) -> None:
+        if self.turns:
+            del self.turns[-self.chance.randint(1, len(self.turns)) :]
+        self.is_excused = True
+
+    async def _compact(self) -> None:
+        if len(self.turns) > 1:
+            count = self.chance.randint(1, len(self.turns) - 1)
+            self.turns[:count] = [Turn([self._token()])]
+        self.is_excused = True
+        await Life._say(self)
+
+    async def _regenerate(self) -> None:
+        if self.turns:
+            self.turns[-1].exchanges.clear()
+            self.is_excused = True
+            await self._go_on(self._pick())
+
+    async def _change_system(self) -> None:
+        self.system = f"you help, rule {self._tokens}"
+        self.is_excused = True
+        await Life._say(self)
+
+    async def _ask_aside(self) -> None:
+        await self._aside(is_ephemeral=True, is_first=False)
+
+    async def _make_title(self) -> None:
+        is_first = not self.turns
+        if is_first:
+            self.is_excused = True
+        await self._aside(is_ephemeral=False, is_first=is_first)
+
+    async def _aside(self, *, is_ephemeral: bool, is_first: bool) -> None:
+        turn = Turn([self._token()])
+        await self.ask(self._pick(), self._history([turn]), system="title", is_ephemeral=is_ephemeral)
+        if is_first and not is_ephemeral:
+            self.is_excused = True
+
+    async def _race_with_title(self) -> None:
+        """The title is made while the answer comes; nobody says that it is a side call."""
+        self.turns.append(Turn([self._token()]))
+        about = (
+            [*self.turns[:1], Turn([self._token()])]
+            if self.chance.random() < 0.3
+            else [Turn([self._token()])]
+        )
+        self.is_excused = True
+        title = self.ask(self._pick(), self._history(about), system="title")
+        answer = self.ask(self._pick(), self._history())
+        both = [title, answer] if self.chance.random() < 0.5 else [answer, title]
+        results = await asyncio.gather(*both)
+        self._accept_raced(results[both.index(answer)])
+
+    async def _race_itself(self) -> None:
+        """The same request twice at once: a client that lost patience, or two processes behind one address."""
+        self.turns.append(Turn([self._token()]))
+        self.is_excused = True
+        history = self._history()
+        first, second = await asyncio.gather(self.ask(self._pick(), history), self.ask(self._pick(), history))
+        self._accept_raced(first if first.is_whole else second)
+
+    async def _race_two_tabs(self) -> None:
+        """Two people go on from the same point."""
+        mine, theirs = Turn([self._token()]), Turn([self._token()])
+        self.is_excused = True
+        histories = [self._history([*self.turns, turn]) for turn in (mine, theirs)]
+        answers = await asyncio.gather(*(self.ask(self._pick(), history) for history in histories))
+        self.turns.append(mine)
+        self._accept_raced(answers[0])
+
+    def _accept_raced(self, asked: Asked) -> None:
+        self._accept(asked)
+        self.is_excused = True
+
+    async def _stop(self) -> None:
+        """Somebody presses stop; what they said stays in the history, or not, with or without what came."""
+        self.turns.append(Turn([self._token()]))
+        asked = await self.ask(self._pick(), self._history(), stops_after=self.chance.randint(0, 3))
+        self._part_ways(asked)
+
+    async def _kill(self) -> None:
+        """The process dies between any two of its steps; the host asks again, or goes on."""
+        self.turns.append(Turn([self._token()]))
+        asked = await self.ask(self._pick(), self._history(), dies_in=self.chance.randint(0, KILL_STEPS_MAX))
+        self._part_ways(asked)
+        if not self.turns or self.turns[-1].exchanges or self.chance.random() < 0.5:
+            return
+        await self._go_on(self._pick())
+
+    def _part_ways(self, asked: Asked) -> None:
+        self.is_excused = True
+        way = self.chance.choice(["keep", "interrupted", "drop"])
+        if asked.is_whole:
+            self._accept(asked)
+        elif way == "interrupted":
+            reply = Reply((Text(asked.text or "..."),), Finish.INTERRUPTED)
+            self.turns[-1].exchanges.append(Exchange(reply))
+        elif way == "drop":
+            self.turns.pop()
+
+    async def _restart(self) -> None:
+        server = self._pick()
+        await self.loop.start(server.process, server.pool.aclose())
+        self._replace(server)
+
+    async def _trouble(self) -> None:
+        """Something goes wrong upstream with the next messages."""
+        server = self._pick()
+        troubles = self.chance.choices([*Trouble, None], k=self.chance.randint(1, 3))
+        server.upstream.troubles.extend(troubles)
+        self.trace.append(f"  {troubles}")
+        self.is_excused = True
+        await Life._say(self)
+
+    async def _refuse_key(self) -> None:
+        server = self._pick()
+        server.upstream.is_key_good = False
+        server.upstream.troubles.append(Trouble.UNAUTHENTICATED)
+        self.is_excused = True
+        await Life._say(self)
+        server.upstream.is_key_good = True
+
+    async def _expire(self) -> None:
+        for name in [*self.memory.talks]:
+            if self.chance.random() < 0.8:
+                self.memory.expire(name)
+        self.is_excused = True
+
+    async def _wait(self) -> None:
+        seconds = self.chance.choice([10.0, 400.0, DAY_S, 8 * DAY_S])
+        self.world.shift_s += seconds
+        self.is_excused = self.is_excused or seconds > 7 * DAY_S
+
+    async def _damage(self) -> None:
+        for kept in await self.store.shelf(POOL_SHELF):
+            body = kept.body[: self.chance.randrange(len(kept.body))] + b"\xff"
+            await self.store.keep(POOL_SHELF, kept.key, body, expected=kept.version, at=kept.at)
+        self.is_excused = True
+
+    async def _clear(self) -> None:
+        for kept in await self.store.shelf(POOL_SHELF):
+            await self.store.drop(POOL_SHELF, kept.key, expected=kept.version)
+        self.is_excused = True
+
+
+Action = Callable[[Life], Awaitable[None]]
+
+ACTIONS: list[tuple[Action, int]] = [
+    (Life._say, 12),
+    (Life._queue, 4),
+    (Life._edit, 3),
+    (Life._revert, 2),
+    (Life._compact, 2),
+    (Life._regenerate, 3),
+    (Life._change_system, 1),
+    (Life._ask_aside, 1),
+    (Life._make_title, 2),
+    (Life._race_with_title, 2),
+    (Life._race_itself, 3),
+    (Life._race_two_tabs, 2),
+    (Life._stop, 4),
+    (Life._kill, 6),
+    (Life._restart, 2),
+    (Life._trouble, 6),
+    (Life._refuse_key, 1),
+    (Life._expire, 2),
+    (Life._wait, 3),
+    (Life._damage, 1),
+    (Life._clear, 1),
+]
+"""What a host may do, and how often."""
+
+
+def expected_of(history: History) -> tuple[str, ...]:
+    """Return what an agent must have been told to answer a history: each message and result once, in order."""
+    tokens: list[str] = []
+    for entry in history.entries:
+        if isinstance(entry, UserMessage):
+            tokens += TOKEN.findall(" ".join(part.text for part in entry.parts if isinstance(part, Text)))
+        else:
+            tokens += TOKEN.findall(" ".join(result.content for result in entry.results))
+    return tuple(tokens)
+
+
+def lived(seed: int) -> Life:
+    """Live one life."""
+    life = Life(seed)
+    life.run()
+    return life
