@@ -254,8 +254,11 @@ class UpstreamContract:
         async with _connected(peer) as upstream, _fresh(upstream) as agent:
             events = await _said(agent, "one")
             assert not [event for event in events if isinstance(event, CallRequested)]
-            (started,) = [event for event in events if isinstance(event, UpstreamCallStarted)]
-            (ended,) = [event for event in events if isinstance(event, UpstreamCallEnded)]
+            told = [event for event in events if isinstance(event, UpstreamCallStarted | UpstreamCallEnded)]
+            assert [type(event) for event in told] == [UpstreamCallStarted, UpstreamCallEnded]
+            started, ended = told
+            assert isinstance(started, UpstreamCallStarted)
+            assert isinstance(ended, UpstreamCallEnded)
             assert events.index(started) < events.index(ended) < len(events) - 1
             assert started.id == ended.id != ""
             assert started.name == "read"
