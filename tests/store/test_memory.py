@@ -4,7 +4,7 @@ import pytest
 
 from midstream.store.contract import Store
 from midstream.store.memory import Memory, MemoryStore
-from midstream.testing.store_contract import Place, StoreContract
+from midstream.testing.store_contract import Place, ShelfContract, StoreContract
 
 
 class MemoryPlace:
@@ -20,6 +20,12 @@ class MemoryPlace:
 
 
 class TestMemoryStore(StoreContract):
+    @pytest.fixture
+    def place(self) -> Place:
+        return MemoryPlace()
+
+
+class TestMemoryShelf(ShelfContract):
     @pytest.fixture
     def place(self) -> Place:
         return MemoryPlace()

@@ -2,19 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import closing
-from importlib.resources import files
 from pathlib import Path
 
 import apsw
 import pytest
 
-from midstream.core.blobs import Blob
 from midstream.core.records import Sync
 from midstream.errors import (
-    MidstreamError,
     NotFoundError,
     StoreBusyError,
     StoreDamagedError,
@@ -22,16 +17,14 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.store.contract import Store, Stored
+from midstream.store.database import PAGE_BYTES, SCHEMA_VERSION
 from midstream.store.sqlite import (
-    APPLICATION_ID,
     IDLE_CHECKPOINT_PAGES,
-    PAGE_BYTES,
-    SCHEMA_VERSION,
     Durability,
     SQLiteStore,
     reading,
 )
-from midstream.testing.store_contract import Place, StoreContract
+from midstream.testing.store_contract import Place, ShelfContract, StoreContract
 from midstream.world import World
 from tests.store.disk import Disk
 
@@ -50,6 +43,12 @@ class FilePlace:
 
 
 class TestSQLiteStore(StoreContract):
+    @pytest.fixture
+    def place(self, folder: Path) -> Place:
+        return FilePlace(folder)
+
+
+class TestSQLiteShelf(ShelfContract):
     @pytest.fixture
     def place(self, folder: Path) -> Place:
         return FilePlace(folder)
@@ -122,77 +121,6 @@ async def test_the_tables_can_be_read_with_any_tool(store: SQLiteStore, folder: 
     assert tool.pragma("page_size") == PAGE_BYTES
     assert tool.pragma("user_version") == SCHEMA_VERSION
     tool.close()
-
-
-async def test_a_missing_folder_is_said_and_not_made(folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"x\.db' cannot be made: No such file"):
-        await SQLiteStore(folder / "no" / "x.db").open()
-    assert _names(folder) == []
-
-
-async def test_a_folder_is_no_database(folder: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be opened"):
-        await SQLiteStore(folder).open()
-
-
-@pytest.mark.parametrize(
-    ("content", "error"),
-    [
-        (b"This is a shopping list.\n" * 100, StoreDamagedError),
-        (b"SQLite format 3\0" + b"\xff" * 5000, StoreDamagedError),
-    ],
-)
-async def test_what_is_no_database_is_refused_and_left_alone(
-    folder: Path, content: bytes, error: type[MidstreamError]
-) -> None:
-    path = folder / "x.db"
-    path.write_bytes(content)
-    with pytest.raises(error, match=r"x\.db"):
-        await SQLiteStore(path).open()
-    assert path.read_bytes() == content
-    assert _names(folder) == ["x.db"]
-
-
-@pytest.mark.parametrize(
-    ("sql", "message"),
-    [
-        ("create table theirs (a)", "another program"),
-        ("pragma user_version = 3", "another program"),
-        ("pragma application_id = 7", "another program"),
-    ],
-)
-async def test_another_programs_database_is_refused_and_left_alone(
-    folder: Path, sql: str, message: str
-) -> None:
-    path = folder / "x.db"
-    _execute(path, sql)
-    before = path.read_bytes()
-    with pytest.raises(UsageError, match=message):
-        await SQLiteStore(path).open()
-    assert path.read_bytes() == before
-    assert _names(folder) == ["x.db"]
-
-
-async def test_a_newer_schema_is_refused_with_what_to_do(folder: Path) -> None:
-    await _make(folder / "x.db")
-    _execute(folder / "x.db", f"pragma user_version = {SCHEMA_VERSION + 1}")
-    with pytest.raises(UsageError, match="install the newer midstream"):
-        await SQLiteStore(folder / "x.db").open()
-
-
-async def test_an_older_schema_is_brought_up_to_date_with_all_it_holds(folder: Path) -> None:
-    path = folder / "x.db"
-    first = files("midstream.store").joinpath("schema/sqlite.sql").read_text()
-    session = "insert into session (name, epoch, created_at, changed_at, is_live) values ('s', 4, 1, 1, 1)"
-    record = "insert into record values (1, 1, 4, x'7b7d')"
-    identity = f"pragma application_id = {APPLICATION_ID}; pragma user_version = 1"
-    _execute(path, f"{first}; {session}; {record}; {identity}")
-    store = SQLiteStore(path)
-    await store.open()
-    assert await store.read("s", after=0, limit=10) == [Stored(1, 4, b"{}")]
-    assert (await store.watch({})).orphans == ("s",)
-    assert await store.claim("s", at=2.0) == 5
-    await store.close()
 
 
 def test_an_unknown_durability_is_refused() -> None:
@@ -482,27 +410,3 @@ def _copy_as_it_lies(folder: Path, copy: Path) -> None:
     copy.mkdir()
     files = [str(folder / name) for name in ("x.db", "x.db-wal")]
     assert os.spawnlp(os.P_WAIT, "cp", "cp", *files, str(copy)) == 0
-
-
-async def test_a_database_of_the_first_version_is_brought_up_to_date_and_keeps_what_it_holds(
-    folder: Path,
-) -> None:
-    path = folder / "old.db"
-    schema = files("midstream.store").joinpath("schema/sqlite.sql").read_text()
-    with closing(sqlite3.connect(path)) as db:
-        db.executescript(schema)
-        db.execute(f"pragma application_id = {APPLICATION_ID}")
-        db.execute("pragma user_version = 1")
-        db.execute("insert into session (name, epoch, created_at, changed_at) values ('s', 3, 1.0, 1.0)")
-        db.execute("insert into record values (1, 1, 3, x'6131')")
-        db.commit()
-    store = SQLiteStore(path)
-    await store.open()
-    assert await store.read("s", after=0, limit=9) == [Stored(1, 3, b"a1")]
-    epoch = await store.claim("s", at=2.0)
-    blob = Blob("d" * 64, b"whole")
-    await store.append("s", [b"a2"], expected=1, epoch=epoch, sync=Sync.FULL, blobs=[blob])
-    assert await store.blob("s", blob.digest) == b"whole"
-    await store.close()
-    with closing(sqlite3.connect(path)) as db:
-        assert db.execute("pragma user_version").fetchone() == (SCHEMA_VERSION,)

@@ -280,5 +280,5 @@ class Shelf(Protocol):
     async def drop(self, shelf: str, key: str, *, expected: int) -> bool:
         """Remove an entry if it has this version; return whether it was removed."""
 
-    async def shelf(self, shelf: str) -> list[Kept]:
+    async def shelf(self, shelf: str) -> Sequence[Kept]:
         """Return all entries of a shelf, last written first."""

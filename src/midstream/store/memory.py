@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from midstream.core.blobs import Blob
 from midstream.core.records import Sync
 from midstream.errors import JournalMovedError, LeaseHeldError, LeaseLostError, UsageError
-from midstream.store.contract import Letter, Mark, News, SessionInfo, Stored
+from midstream.store.contract import Kept, Letter, Mark, News, SessionInfo, Stored
+from midstream.store.shelves import require_version
 from midstream.world import World
 
 
@@ -41,6 +42,9 @@ class Memory:
         """The highest epoch of any deleted session: a new one starts above it."""
         self.numbers = 0
         self.letters: dict[int, _Handed] = {}
+        self.shelves: dict[str, dict[str, Kept]] = {}
+        self.versions_spent = 0
+        """The highest version of any dropped entry: a new one starts above it."""
         self._watching: set[asyncio.Future[None]] = set()
 
     def kill(self, owner: str) -> None:
@@ -231,6 +235,37 @@ class MemoryStore:
         if found is None or found.owner == self.owner or self._is_free(found):
             del self._memory.letters[letter]
             handed.answer.set_result(body)
+
+    async def kept(self, shelf: str, key: str) -> Kept | None:
+        """See `Shelf.kept`."""
+        return self._shelf(shelf).get(key)
+
+    async def keep(self, shelf: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+        """See `Shelf.keep`."""
+        entries = self._shelf(shelf)
+        found = entries.get(key)
+        require_version(key, found.version if found else 0, expected)
+        version = 1 + (found.version if found else self._memory.versions_spent)
+        entries[key] = Kept(key, version, body, at)
+        return version
+
+    async def drop(self, shelf: str, key: str, *, expected: int) -> bool:
+        """See `Shelf.drop`."""
+        entries = self._shelf(shelf)
+        found = entries.get(key)
+        if found is None or found.version != expected:
+            return False
+        self._memory.versions_spent = max(self._memory.versions_spent, expected)
+        del entries[key]
+        return True
+
+    async def shelf(self, shelf: str) -> Sequence[Kept]:
+        """See `Shelf.shelf`."""
+        return sorted(self._shelf(shelf).values(), key=lambda kept: (-kept.at, kept.key))
+
+    def _shelf(self, shelf: str) -> dict[str, Kept]:
+        self._sessions()
+        return self._memory.shelves.setdefault(shelf, {})
 
     def _is_free(self, found: _Session) -> bool:
         return found.owner not in self._memory.living

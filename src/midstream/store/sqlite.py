@@ -12,11 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
@@ -33,11 +30,11 @@ from midstream.errors import (
     NotFoundError,
     UsageError,
 )
-from midstream.store import inbox
+from midstream.store import inbox, shelves
 from midstream.store import owner as owners
-from midstream.store.contract import Appendix, Attempt, Mark, News, SessionInfo, Stored
+from midstream.store.contract import Appendix, Attempt, Kept, Mark, News, SessionInfo, Stored
+from midstream.store.database import BEGIN, DatabaseFile, number_of
 from midstream.store.effects import Effects
-from midstream.store.refusals import refusal_of
 from midstream.store.thread import WorkThread
 from midstream.store.watch import Watcher
 from midstream.world import World
@@ -47,31 +44,16 @@ T = TypeVar("T")
 Durability = Literal["default", "power", "process"]
 """What `Sync` means: as the records say; every append survives a power cut; none does."""
 
-SCHEMA = ("sqlite.sql", "sqlite-2.sql", "sqlite-blobs.sql")
-"""What makes each version out of the one before it; the number is kept in `pragma user_version`."""
-SCHEMA_VERSION = len(SCHEMA)
-APPLICATION_ID = 0x6D_69_64_73
-"""Kept in `pragma application_id`, so that no other program's database is taken for ours: "mids"."""
-
 LEASE_S = 20.0
 """Seconds without a sign of life after which a process that holds its lock counts as frozen. A garbage collection, a
 burst of swapping or a tool that keeps the interpreter for itself must not look like it."""
 
 BATCH_MAX = 1000
 """Operations in one commit; bounds how long the first of them waits for the last."""
-BUSY_TRIES_MAX = 1000
-"""Tries to get the lock from another process, 0.2 to 4 ms apart at random: about two seconds. SQLite's own
-waiting lets one process starve the others."""
-BUSY_PAUSE_MIN_S = 0.0002
-BUSY_PAUSE_MAX_S = 0.004
-PAGE_BYTES = 2048
-"""An append rewrites about two pages, however small it is; half of SQLite's usual size is nearly half the bytes."""
 IDLE_CHECKPOINT_PAGES = 2000
 """Pages in the write-ahead log from which it is copied back when nobody waits (4 MB)."""
 BUSY_CHECKPOINT_PAGES = 16_000
 """Pages from which it is copied back even if somebody waits (32 MB)."""
-LOG_BYTES_MAX = 64 * 2**20
-"""Size to which a log is cut that a slow reader of another process had made grow."""
 LIST_PAGE = 200
 """Sessions a listing reads at once."""
 
@@ -103,7 +85,7 @@ class SQLiteStore:
         if durability not in get_args(Durability):
             raise UsageError(f"durability is one of {get_args(Durability)}, not {durability!r}")
         self.owner = ""
-        self._file = _File(Path(path), world, vfs)
+        self._file = DatabaseFile(Path(path), world, vfs)
         self._durability = durability
         self._lease_s = lease_s
         self._world = world
@@ -233,13 +215,34 @@ class SQLiteStore:
         opened = self._require_open("")
         await opened.queue.ask(partial(opened.writer.answer, letter, body), Sync.NORMAL)
 
-    def _require_open(self, session: str) -> _Opened:
+    async def kept(self, shelf: str, key: str) -> Kept | None:
+        """See `Shelf.kept`."""
+        opened = self._require_open(shelf + key)
+        return await opened.read(partial(shelves.kept, opened.reader.rows, shelf, key))
+
+    async def keep(self, shelf: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+        """See `Shelf.keep`."""
+        opened = self._require_open(shelf + key)
+        write = partial(opened.writer.keep, shelf, key, body, expected, at)
+        return await opened.queue.ask(write, Sync.NORMAL)
+
+    async def drop(self, shelf: str, key: str, *, expected: int) -> bool:
+        """See `Shelf.drop`."""
+        opened = self._require_open(shelf + key)
+        return await opened.queue.ask(partial(opened.writer.drop, shelf, key, expected), Sync.NORMAL)
+
+    async def shelf(self, shelf: str) -> Sequence[Kept]:
+        """See `Shelf.shelf`."""
+        opened = self._require_open(shelf)
+        return await opened.read(partial(opened.reader.shelf, shelf))
+
+    def _require_open(self, name: str) -> _Opened:
         if self._opened is None:
             raise UsageError("the store is not open: call `await store.open()` first")
         try:
-            session.encode()
+            name.encode()
         except UnicodeEncodeError as error:
-            raise UsageError("a session's name is not valid Unicode") from error
+            raise UsageError("a name is not valid Unicode") from error
         return self._opened
 
 
@@ -257,7 +260,7 @@ class _Opened:
         self._threads = threads
 
     @classmethod
-    async def make(cls, file: _File, owner: str, durability: Durability, lease_s: float) -> _Opened:
+    async def make(cls, file: DatabaseFile, owner: str, durability: Durability, lease_s: float) -> _Opened:
         threads = _Threads(
             WorkThread("midstream-sqlite-writer"),
             WorkThread("midstream-sqlite-reader"),
@@ -292,7 +295,7 @@ class _Threads(NamedTuple):
         self.reading.shut()
 
 
-def _open(file: _File, owner: str, durability: Durability, lease_s: float) -> tuple[_Writer, Reader]:
+def _open(file: DatabaseFile, owner: str, durability: Durability, lease_s: float) -> tuple[_Writer, Reader]:
     with contextlib.ExitStack() as undo, file.named_errors():
         db = file.connect()
         undo.callback(db.close)
@@ -380,7 +383,6 @@ class _Queue:
             self._idle.set()
 
 
-BEGIN = "begin immediate"
 FIND_OWNED = "select id, epoch, owner from session where name = ?"
 FIND_EPOCH = "select id, epoch from session where name = ?"
 # A new session starts above the epochs of all deleted ones, so that no old owner and no old event id fits it.
@@ -410,7 +412,7 @@ class _Writer:
 
     def __init__(
         self,
-        file: _File,
+        file: DatabaseFile,
         db: apsw.Connection,
         lock: owners.OwnerLock,
         peers: owners.Peers,
@@ -488,10 +490,10 @@ class _Writer:
     def claim(self, session: str, at: float) -> int:
         row = self._db.execute(FIND_OWNED, (session,)).fetchone()
         if row is None:
-            return _number(self._db.execute(CREATE, (session, self.lock.owner, at, at)))
+            return number_of(self._db.execute(CREATE, (session, self.lock.owner, at, at)))
         number, _, owner = row
         self._refuse_if_held(session, owner)
-        return _number(self._db.execute(CLAIM, (self.lock.owner, number)))
+        return number_of(self._db.execute(CLAIM, (self.lock.owner, number)))
 
     def release(self, session: str, epoch: int) -> None:
         self._ends.pop(session, None)
@@ -529,7 +531,7 @@ class _Writer:
         end, seen_under = self._ends.get(session, (0, None))
         # Nobody else appends under our epoch, and none is given twice: what was once seen under it still holds.
         if seen_under != epoch:
-            end = _number(self._db.execute(FIND_END, (number,)))
+            end = number_of(self._db.execute(FIND_END, (number,)))
         if end != expected:
             raise JournalMovedError(f"session {session!r} ends at {end}, not at {expected}")
         return int(number)
@@ -562,6 +564,12 @@ class _Writer:
 
     def remove(self, letter: int) -> None:
         inbox.remove(self._db, letter)
+
+    def keep(self, shelf: str, key: str, body: bytes, expected: int, at: float) -> int:
+        return shelves.keep(self._db, shelf, key, body, expected=expected, at=at)
+
+    def drop(self, shelf: str, key: str, expected: int) -> bool:
+        return shelves.drop(self._db, shelf, key, expected=expected)
 
     # --- the log
 
@@ -602,7 +610,7 @@ LIST_LINES = f"{LINE}, json_each(?) as wanted where session.id = wanted.value or
 class Reader:
     """A connection that only reads. It belongs to the thread that uses it (the store's: to its reader's thread)."""
 
-    def __init__(self, file: _File, db: apsw.Connection) -> None:
+    def __init__(self, file: DatabaseFile, db: apsw.Connection) -> None:
         self._file = file
         self._db = db
 
@@ -633,116 +641,14 @@ class Reader:
         wanted = ",".join(map(str, numbers))
         return [_line(row) for row in self.rows(LIST_LINES, (f"[{wanted}]",))]
 
+    def shelf(self, shelf: str) -> list[Kept]:
+        """See `Shelf.shelf`. A file of an older version has none."""
+        return shelves.entries(self.rows, shelf)
+
     def rows(self, query: str, values: tuple[Any, ...]) -> list[Any]:  # as SQLite has them
         """Run a query and return its rows."""
         with self._file.named_errors(self._db):
             return self._file.patiently(lambda: self._db.execute(query, values).fetchall())
-
-
-class _File:
-    """The database as a file: how it is made, found and refused."""
-
-    def __init__(self, path: Path, world: World, vfs: str | None) -> None:
-        # Resolved, so that all processes look for owners in the same place.
-        self.path = path.resolve()
-        self.owners = self.path.with_name(f"{self.path.name}.owners")
-        self.world = world
-        self._vfs = vfs
-
-    @contextlib.contextmanager
-    def looking(self) -> Iterator[inbox.Sight]:
-        """Open a connection for whoever watches, in its thread."""
-        with self.named_errors():
-            db = self.connect(flags=apsw.SQLITE_OPEN_READONLY)
-
-        def rows(query: str, values: tuple[Any, ...]) -> list[Any]:  # as SQLite has them
-            with self.named_errors(
-                db
-            ):  # without patience: who watches looks again soon, and has to beat meanwhile
-                return db.execute(query, values).fetchall()
-
-        try:
-            yield inbox.Sight(rows)
-        finally:
-            db.close()
-
-    def connect(self, *, flags: int = apsw.SQLITE_OPEN_READWRITE) -> apsw.Connection:
-        if flags & apsw.SQLITE_OPEN_READWRITE:
-            self._create()
-        return apsw.Connection(str(self.path), flags=flags, vfs=self._vfs)
-
-    def prepare(self, db: apsw.Connection) -> None:
-        """Make the tables, or check that they are ours.
-
-        Raises:
-            UsageError: They are not, or a newer version made them. Nothing was changed.
-        """
-        db.execute(f"pragma page_size = {PAGE_BYTES}")  # of a new file
-        self.patiently(partial(self.require_ours, db))
-        self.patiently(partial(db.execute, "pragma journal_mode = wal"))
-        db.execute(f"pragma journal_size_limit = {LOG_BYTES_MAX}")
-        db.execute("pragma secure_delete = on")  # what is deleted is overwritten
-        # macOS: a plain sync stops at the drive's own memory. Without effect elsewhere.
-        db.execute("pragma fullfsync = on; pragma checkpoint_fullfsync = on")
-        self.patiently(partial(db.execute, BEGIN))
-        try:
-            self.require_ours(db)
-            if missing := SCHEMA[_number(db.execute("pragma user_version")) :]:
-                for name in missing:
-                    db.execute(files("midstream.store").joinpath(f"schema/{name}").read_text())
-                db.execute(f"pragma application_id = {APPLICATION_ID}")
-                db.execute(f"pragma user_version = {SCHEMA_VERSION}")
-            db.execute("commit")
-        finally:
-            if db.in_transaction:
-                db.execute("rollback")
-
-    def patiently(self, step: Callable[[], T]) -> T:
-        """Do one step of SQLite's, again and again while another process has the lock."""
-        pause = threading.Event()
-        for _ in range(BUSY_TRIES_MAX):
-            try:
-                return step()
-            except apsw.BusyError:
-                spread = BUSY_PAUSE_MAX_S - BUSY_PAUSE_MIN_S
-                pause.wait(BUSY_PAUSE_MIN_S + spread * self.world.chance())
-        return step()
-
-    @contextlib.contextmanager
-    def named_errors(self, db: apsw.Connection | None = None) -> Iterator[None]:
-        """Raise ours for SQLite's."""
-        try:
-            yield
-        except apsw.Error as error:
-            raise self.refusal(error, db) from error
-
-    def refusal(self, error: apsw.Error, db: apsw.Connection | None) -> MidstreamError:
-        return refusal_of(error, f"database {str(self.path)!r}", db)
-
-    def _create(self) -> None:
-        # Only if it is not there: closing a second descriptor of a database would free SQLite's locks on it.
-        try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            return
-        except OSError as error:
-            raise UsageError(f"database {str(self.path)!r} cannot be made: {error.strerror}") from error
-        os.close(descriptor)
-
-    def require_ours(self, db: apsw.Connection) -> bool:
-        """Return whether the tables are there; raise `UsageError` where others are."""
-        application = _number(db.execute("pragma application_id"))
-        version = _number(db.execute("pragma user_version"))
-        if application == APPLICATION_ID:
-            if version > SCHEMA_VERSION:
-                raise UsageError(
-                    f"database {str(self.path)!r} has schema {version}, this midstream knows "
-                    f"{SCHEMA_VERSION}: install the newer midstream that made it"
-                )
-            return True
-        if application or version or _number(db.execute("select count(*) from sqlite_schema")):
-            raise UsageError(f"database {str(self.path)!r} belongs to another program")
-        return False
 
 
 @contextlib.contextmanager
@@ -754,7 +660,7 @@ def reading(path: str | Path, *, world: World = World()) -> Iterator[Reader]:
         UsageError: The file is not ours, or may not be read.
         StoreDamagedError: It is no intact database.
     """
-    file = _File(Path(path), world, None)
+    file = DatabaseFile(Path(path), world, None)
     if not file.path.is_file():
         raise NotFoundError(
             f"there is no database {str(file.path)!r}: name one with --store, or start a server"
@@ -780,11 +686,6 @@ def _answer(write: Callable[[], T]) -> T | MidstreamError:
         return write()
     except MidstreamError as refused:
         return refused
-
-
-def _number(cursor: apsw.Cursor) -> int:
-    number: int = cursor.get
-    return number
 
 
 def _line(row: tuple[Any, ...]) -> SessionInfo:  # as SQLite has them
