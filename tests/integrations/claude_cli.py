@@ -1,7 +1,7 @@
 """A scripted Claude Code: the CLI's side of its stream-json protocol over stdio, as the SDK speaks it.
 
-Transcripts lie where the CLI keeps them, `$CLAUDE_CONFIG_DIR/projects/FOLDER/ID.jsonl`. What it is to do and what it was
-told goes through the folder `$SCRIPTED_CLAUDE`. Started by the SDK; imports nothing of ours but `scripted_peer`.
+Transcripts lie where the CLI keeps them, `$CLAUDE_CONFIG_DIR/projects/FOLDER/ID.jsonl`. What it is to do and what it
+was told goes through the folder `$SCRIPTED_CLAUDE`. Started by the SDK; imports nothing of ours but `scripted_peer`.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class Program:
 
     def signed_out(self) -> None:
         words = "Invalid API key · Please run /login"
-        message = {"id": new_id(), "role": "assistant", "model": "<synthetic>"}
+        message: Json = {"id": new_id(), "role": "assistant", "model": "<synthetic>"}
         message["content"] = [{"type": "text", "text": words}]
         say(
             "assistant",

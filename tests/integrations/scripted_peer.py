@@ -21,7 +21,7 @@ class Orders:
         for name in ("next", "always", "runs"):
             (folder / name).mkdir(parents=True, exist_ok=True)
 
-    def order(self, what: str, value: object = True) -> None:
+    def order(self, what: str, value: object = 1) -> None:
         """Something for whoever comes first."""
         (self.folder / "next" / what).write_text(json.dumps(value))
 
@@ -37,7 +37,7 @@ class Orders:
         mine.unlink()
         return value
 
-    def declare(self, what: str, value: object = True) -> None:
+    def declare(self, what: str, value: object = 1) -> None:
         """Something that holds from now on."""
         (self.folder / "always" / what).write_text(json.dumps(value))
 

@@ -205,10 +205,13 @@ class Claude:
             if left.name not in self._told:
                 self._told.add(left.name)
                 _log.warning("%s: %s", self.name, left.words)
-        given = cast("Mapping[str, Any]", self._options.mcp_servers)
+        servers: dict[str, Any] = {
+            **cast("Mapping[str, Any]", self._options.mcp_servers),
+            **{server.name: _server(server) for server in kept},
+        }
         options = dataclasses.replace(
             self._options,
-            mcp_servers={**given, **{server.name: _server(server) for server in kept}},
+            mcp_servers=servers,
             system_prompt=_instructed(self._options.system_prompt, setup.instructions),
         )
         agent = _ClaudeAgent(self.name, options, source, mark, self._world, self._agents)
