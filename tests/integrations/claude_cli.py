@@ -172,9 +172,9 @@ class Program:
             self.init()
             if self.orders.holds("refused"):
                 return self.signed_out()
+            self.session.add(type="user", uuid=line["uuid"], text=text)
             if failure := self.orders.take("failure"):
                 return self.result(**failure)
-            self.session.add(type="user", uuid=line["uuid"], text=text)
             if is_hanging:
                 self.hanging = stack.pop_all()
                 return None

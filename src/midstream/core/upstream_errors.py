@@ -169,6 +169,8 @@ SIGNS: tuple[tuple[type[ModelError], tuple[str, ...]], ...] = (
         _MISSING,
         (
             "command not found",
+            "working directory does not exist",
+            "failed to start claude code",
             "no such file or directory: &",
             "is not installed",
             "cannot find module",

@@ -202,7 +202,7 @@ class ClaudeReader:
         return upstream_error(
             self._name,
             "\n".join(dict.fromkeys(filter(None, said))),
-            names=[kind or None, result.terminal_reason],
+            names=[kind or None, result.terminal_reason, result.subtype],
             status=result.api_error_status,
             retry_after_s=wait_s,
         )
