@@ -16,6 +16,8 @@ class Abilities(Struct, frozen=True):
         can_reinstruct: A resumed conversation goes by the instructions of its new `Setup`.
         can_retool: A resumed conversation has the tools and servers of its new `Setup`.
         can_fork: `fork` works.
+        can_oauth: Its MCP servers can be signed in to in a flow of its own, by the host's client id and scope.
+        can_secret: That flow takes a client secret, too.
     """
 
     takes_tools: bool = False
@@ -25,3 +27,5 @@ class Abilities(Struct, frozen=True):
     can_reinstruct: bool = False
     can_retool: bool = False
     can_fork: bool = False
+    can_oauth: bool = False
+    can_secret: bool = False

@@ -1,0 +1,88 @@
+"""How a test tells a program what to do, and what that program did: files in a folder. Imports nothing of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+SEPARATOR = " | "
+"""That of `midstream.testing.upstream_contract`."""
+
+
+class Orders:
+    """Both sides of the folder: the test gives orders, the programs (there may be several) take them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("next", "always", "runs"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+
+    def order(self, what: str, value: object = 1) -> None:
+        """Something for whoever comes first."""
+        (self.folder / "next" / what).write_text(json.dumps(value))
+
+    def take(self, what: str) -> Any:  # noqa: ANN401 - any JSON
+        """Return what was ordered, once; None where nothing was."""
+        order = self.folder / "next" / what
+        mine = order.with_suffix(f".{os.getpid()}")
+        try:
+            order.rename(mine)
+        except FileNotFoundError:
+            return None
+        value = json.loads(mine.read_text())
+        mine.unlink()
+        return value
+
+    def declare(self, what: str, value: object = 1) -> None:
+        """Something that holds from now on."""
+        (self.folder / "always" / what).write_text(json.dumps(value))
+
+    def holds(self, what: str) -> Any:  # noqa: ANN401 - any JSON
+        """Return what holds, or None."""
+        with contextlib.suppress(FileNotFoundError):
+            return json.loads((self.folder / "always" / what).read_text())
+        return None
+
+    def lift(self, what: str) -> None:
+        """Let something hold no longer."""
+        (self.folder / "always" / what).unlink(missing_ok=True)
+
+    def record(self, what: str, **fields: object) -> None:
+        """Write down what happened."""
+        with (self.folder / f"{what}.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(fields) + "\n")
+
+    def recorded(self, what: str) -> list[dict[str, Any]]:
+        """Return what happened, in its order."""
+        with contextlib.suppress(FileNotFoundError):
+            lines = (self.folder / f"{what}.jsonl").read_text(encoding="utf-8").split("\n")
+            return [json.loads(line) for line in lines if line]
+        return []
+
+    @contextlib.contextmanager
+    def run(self) -> Iterator[None]:
+        """While an answer of this process is under way."""
+        mine = self.folder / "runs" / str(os.getpid())
+        mine.touch()
+        try:
+            yield
+        finally:
+            mine.unlink(missing_ok=True)
+
+    def runs(self) -> int:
+        """Return how many answers are under way in processes that live."""
+        return sum(_lives(int(run.name)) for run in (self.folder / "runs").iterdir())
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    with contextlib.suppress(OSError):
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:1]
+    return True
