@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import json
 import struct
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from cursor_sdk.asyncio import AsyncClient
 from starlette.types import Receive, Scope, Send
 
 from midstream.integrations.cursor import Cursor
@@ -19,6 +19,12 @@ from tests.integrations.chat_server import Json, served
 
 TOKEN = "bridge-token"  # noqa: S105 - of a server of this test
 _END = 0x02
+_BRIDGE = """import sys
+print("cursor-sdk-bridge ready", sys.argv[1], file=sys.stderr, flush=True)
+import threading
+threading.Event().wait()
+"""
+"""The program the package starts: it says where the bridge is, and lives until it is told to end."""
 
 
 class CursorBridge:
@@ -41,12 +47,11 @@ class CursorBridge:
         self._stopped: dict[str, asyncio.Event] = {}
         self._tools: list[tuple[str, str, str]] = []
         self._hangs = self._errs = self._dies = self._refuses = False
-        self._clients: list[AsyncClient] = []
 
     def upstream(self) -> Cursor:
-        client = AsyncClient(base_url=self.url, auth_token=TOKEN, allow_api_key_env_fallback=True)
-        self._clients.append(client)
-        return Cursor("composer-2", cwd=self.folder, api_key="key-1", client=client)
+        ready = {"schemaVersion": 1, "transport": "tcp", "protocol": "connect", "url": self.url, "authToken": TOKEN}
+        command = [sys.executable, "-c", _BRIDGE, json.dumps(ready)]
+        return Cursor("composer-2", cwd=self.folder, api_key="key-1", bridge=command)
 
     def told(self) -> list[Told]:
         return list(self._told)
@@ -74,10 +79,6 @@ class CursorBridge:
 
     def run_tool(self, name: str, arguments: str, content: str) -> None:
         self._tools.append((name, arguments, content))
-
-    async def aclose(self) -> None:
-        for client in self._clients:
-            await client.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http"
@@ -230,4 +231,3 @@ async def cursor_bridge(folder: Path) -> AsyncIterator[CursorBridge]:
     bridge = CursorBridge(folder)
     async with served(bridge) as bridge.url:
         yield bridge
-        await bridge.aclose()

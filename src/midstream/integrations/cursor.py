@@ -214,6 +214,8 @@ class CursorAgent:
         is_opened = is_over = False
         try:
             async with self._bridge.errors():
+                if not self._bridge.is_open(self._agent.client):
+                    raise ModelUnavailableError("the agent's bridge was stopped")
                 run = await self._agent.send(_words(said.message), options, idempotency_key=key)
                 async for each in run.events():
                     events = reading.read(each)
@@ -225,7 +227,7 @@ class CursorAgent:
                 result = await run.wait()
             is_over = True
         finally:
-            if run is not None and not is_over:
+            if run is not None and not is_over and self._bridge.is_open(self._agent.client):
                 await _bounded(run.cancel())
         last = reading.end(result)
         if not is_opened:
@@ -235,9 +237,9 @@ class CursorAgent:
 
     async def aclose(self) -> None:
         """Let the bridge let go of the agent; it is kept."""
-        if not self._is_closed:
-            self._is_closed = True
+        if not self._is_closed and self._bridge.is_open(self._agent.client):
             await _bounded(self._agent.close())
+        self._is_closed = True
 
     def _opened(self, run: AsyncRun) -> Opened:
         return Opened(run.agent_id, run.agent_id if self._resumed else "")
@@ -336,18 +338,31 @@ class _Bridge:
         try:
             yield
         except sdk.CursorAgentError as error:
-            if isinstance(error, sdk.NetworkError) and not isinstance(error, sdk.APITimeoutError):
-                await self.aclose()  # perhaps it died: the next conversation starts another one
+            if isinstance(error, sdk.NetworkError):
+                await self._restart_if_dead()
             kind = next((ours for theirs, ours in _ERRORS if isinstance(error, theirs)), UpstreamFailedError)
             raise kind(
                 f"the agent's bridge answered: {error.message}", retry_after_s=_wait_s(error)
             ) from error
+
+    def is_open(self, client: AsyncClient) -> bool:
+        """Return whether this client can still be asked."""
+        return client in (self._yours, self._ours)
 
     async def aclose(self) -> None:
         """Stop our bridge, if there is one."""
         client, self._ours = self._ours, None
         if client is not None:
             await _bounded(client.aclose())
+
+    async def _restart_if_dead(self) -> None:
+        """Let the next conversation start another bridge, if ours does not answer; others may be using it."""
+        if self._ours is not None:
+            try:
+                async with asyncio.timeout(STOP_S):
+                    await self._ours.ping()
+            except (TimeoutError, sdk.CursorAgentError):
+                await self.aclose()
 
     async def _started(self) -> AsyncClient:
         async with self._starting:

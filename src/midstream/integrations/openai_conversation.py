@@ -279,8 +279,8 @@ class OpenAIConversationAgent:
             agent = str(echoed or "")
         else:
             agent, echoed = str(response.get("id") or ""), response.get("previous_response_id")
-        is_same = bool(self._came_from) and echoed == self._came_from
-        return Opened(agent, self._names if is_same else "")
+        went_on_from = str(echoed or "")
+        return Opened(agent, self._names if went_on_from == self._came_from else went_on_from)
 
     async def _stop(self, response: str) -> None:
         with contextlib.suppress(openai.OpenAIError):
