@@ -9,7 +9,6 @@ import struct
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
@@ -17,7 +16,7 @@ from midstream.integrations.cursor import Cursor
 from midstream.testing.upstream_contract import SEPARATOR, USAGE, Told, Trait
 from tests.integrations.chat_server import Json, served
 
-TOKEN = "bridge-token"  # noqa: S105 - of a server of this test
+TOKEN = "bridge-token"
 _END = 0x02
 _BRIDGE = """import sys
 print("cursor-sdk-bridge ready", sys.argv[1], file=sys.stderr, flush=True)
@@ -49,7 +48,13 @@ class CursorBridge:
         self._hangs = self._errs = self._dies = self._refuses = False
 
     def upstream(self) -> Cursor:
-        ready = {"schemaVersion": 1, "transport": "tcp", "protocol": "connect", "url": self.url, "authToken": TOKEN}
+        ready = {
+            "schemaVersion": 1,
+            "transport": "tcp",
+            "protocol": "connect",
+            "url": self.url,
+            "authToken": TOKEN,
+        }
         command = [sys.executable, "-c", _BRIDGE, json.dumps(ready)]
         return Cursor("composer-2", cwd=self.folder, api_key="key-1", bridge=command)
 
@@ -212,7 +217,9 @@ async def _envelope(send: Send, payload: Json, *, flags: int = 0) -> None:
 
 
 async def _delta(send: Send, text: str) -> None:
-    await _envelope(send, {"interactionUpdate": {"type": "text-delta", "update": {"type": "text-delta", "text": text}}})
+    await _envelope(
+        send, {"interactionUpdate": {"type": "text-delta", "update": {"type": "text-delta", "text": text}}}
+    )
 
 
 async def _answer(send: Send, status: int, answer: Json) -> None:

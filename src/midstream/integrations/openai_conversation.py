@@ -15,7 +15,7 @@ import contextlib
 import hashlib
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import openai
@@ -59,16 +59,24 @@ class _Way:
     is_background: bool
     extra: Mapping[str, object]
     world: World
+    running: set[str]
+    """Background replies that somebody here reads."""
+
+    async def stop(self, response: str) -> None:
+        """Let the server stop a background reply that nobody reads any more."""
+        if response in self.running and not self.client.is_closed():
+            self.running.discard(response)
+            with contextlib.suppress(openai.OpenAIError):
+                await self.client.responses.cancel(response)
 
 
-class OpenAIConversation:
+class _ResponsesUpstream:
     """An upstream behind the Responses API.
 
     Args:
         model: The name the server knows the model by.
         client: An `openai.AsyncOpenAI` of yours, which you close; without one it is made from `api_key` and
             `base_url`, or from the environment as that package does.
-        memory: "responses" chains responses and can fork; "conversation" keeps a conversation object.
         is_background: Whether replies outlive their connection.
         extra: More fields for the body of each request (such as `reasoning`), over those made here; a field whose value
             is None is left out.
@@ -77,6 +85,8 @@ class OpenAIConversation:
         openai.OpenAIError: There is no key anywhere.
     """
 
+    _memory: ClassVar[Memory]
+
     def __init__(
         self,
         model: str,
@@ -84,7 +94,6 @@ class OpenAIConversation:
         client: openai.AsyncOpenAI | None = None,
         api_key: str | None = None,
         base_url: str | None = None,
-        memory: Memory = "responses",
         is_background: bool = False,
         extra: Mapping[str, object] | None = None,
         world: World = World(),
@@ -96,7 +105,7 @@ class OpenAIConversation:
             takes_files=True,
             can_reinstruct=True,
             can_retool=True,
-            can_fork=memory == "responses",
+            can_fork=self._memory == "responses",
         )
         self._is_ours = client is None
         self._way = _Way(
@@ -106,32 +115,28 @@ class OpenAIConversation:
             client=(client or openai.AsyncOpenAI(api_key=api_key, base_url=base_url)).with_options(
                 max_retries=0, timeout=TIMEOUT
             ),
-            memory=memory,
+            memory=self._memory,
             is_background=is_background,
             extra=dict(extra or {}),
             world=world,
+            running=set(),
         )
 
     @property
     def identity(self) -> Mapping[str, str]:
         """The model, the address, whose account, and the way to remember."""
-        key = hashlib.blake2b(self._way.client.api_key.encode(), digest_size=8).hexdigest()
         return {
             "model": self._way.model,
             "base_url": str(self._way.client.base_url),
-            "account": key,
+            "account": _digest(self._way.client.api_key),
             "organization": self._way.client.organization or "",
             "project": self._way.client.project or "",
             "memory": self._way.memory,
         }
 
-    async def open(self, setup: Setup, *, resume: str = "") -> OpenAIConversationAgent:
+    async def open(self, setup: Setup, *, resume: str = "") -> OpenAIAgent:
         """Open a fresh conversation, or the one that `resume` names; the server is asked with the first `send`."""
-        return OpenAIConversationAgent(self._way, setup, came_from=resume, names=resume)
-
-    async def fork(self, setup: Setup, *, agent: str, mark: str) -> OpenAIConversationAgent:
-        """Go on from an earlier response (`mark`); later ones are left as they are."""
-        return OpenAIConversationAgent(self._way, setup, came_from=mark, names=agent)
+        return OpenAIAgent(self._way, setup, came_from=resume, names=resume)
 
     async def verify(self) -> bool:
         """Ask for the model by name: a key that is not accepted is refused whatever the name."""
@@ -155,13 +160,34 @@ class OpenAIConversation:
                 await self._way.client.responses.delete(agent)
 
     async def aclose(self) -> None:
-        """Close the connections, unless the client is yours."""
+        """Stop what is read in the background, and close the connections, unless the client is yours."""
+        for response in [*self._way.running]:
+            await self._way.stop(response)
         if self._is_ours:
             await self._way.client.close()
 
 
-class OpenAIConversationAgent:
-    """One conversation. Made by `OpenAIConversation.open`."""
+class OpenAIChain(_ResponsesUpstream):
+    """Each response names the one before it (`previous_response_id`); a conversation can be forked from any of them.
+
+    A response is known by its own id, so each answer brings a new one to go on from.
+    """
+
+    _memory = "responses"
+
+    async def fork(self, setup: Setup, *, agent: str, mark: str) -> OpenAIAgent:
+        """Go on from an earlier response (`mark`); later ones are left as they are."""
+        return OpenAIAgent(self._way, setup, came_from=mark, names=agent)
+
+
+class OpenAIConversation(_ResponsesUpstream):
+    """A conversation object holds everything that was said; it cannot be forked."""
+
+    _memory = "conversation"
+
+
+class OpenAIAgent:
+    """One conversation. Made by the `open` of its upstream."""
 
     def __init__(self, way: _Way, setup: Setup, *, came_from: str, names: str) -> None:
         self._way = way
@@ -186,12 +212,16 @@ class OpenAIConversationAgent:
         try:
             async with contextlib.aclosing(self._read(reader, said, key)) as events:
                 async for event in events:
-                    if isinstance(event, Finished) and self._way.memory == "responses":
-                        yield Marked(reader.response_id)
+                    if isinstance(event, Finished):
+                        if self._way.memory == "responses":
+                            self._came_from = reader.response_id
+                            yield Marked(reader.response_id)
+                        self._names = self._came_from
                     yield event
         finally:
-            if self._way.is_background and reader.response_id and not reader.is_ended:
-                await self._stop(reader.response_id)
+            if reader.is_ended:
+                self._way.running.discard(reader.response_id)
+            await self._way.stop(reader.response_id)
         if reader.failure is not None:
             raise reader.failure
 
@@ -212,6 +242,8 @@ class OpenAIConversationAgent:
                         events = reader.read_json(piece)
                         if reader.response_id and not is_opened:
                             is_opened = True
+                            if self._way.is_background:
+                                self._way.running.add(reader.response_id)
                             yield self._opened(piece)
                         for event in events:
                             yield event
@@ -229,6 +261,8 @@ class OpenAIConversationAgent:
     async def _connection(self, reader: ResponsesReader, said: Said, key: str) -> AsyncGenerator[bytes, None]:
         """Give the events of one connection as JSON: of a new reply, or of one whose name is known."""
         client = self._way.client
+        if client.is_closed():
+            raise ModelUnavailableError(f"{self._way.name} was closed")
         try:
             if reader.response_id:
                 asked: Any = await client.responses.retrieve(
@@ -236,7 +270,7 @@ class OpenAIConversationAgent:
                 )
             else:
                 body = await self._body(said)
-                asked = await client.responses.create(**body, extra_headers={"Idempotency-Key": key})
+                asked = await client.responses.create(**body, extra_headers={"Idempotency-Key": _digest(key)})
             async with asked as events:
                 async for event in events:
                     # Without validation: what this version of the package does not know is kept.
@@ -282,9 +316,9 @@ class OpenAIConversationAgent:
         went_on_from = str(echoed or "")
         return Opened(agent, self._names if went_on_from == self._came_from else went_on_from)
 
-    async def _stop(self, response: str) -> None:
-        with contextlib.suppress(openai.OpenAIError):
-            await self._way.client.responses.cancel(response)
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _output(result: Result) -> dict[str, str]:
