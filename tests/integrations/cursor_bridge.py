@@ -48,6 +48,10 @@ class CursorBridge:
         self._hangs = self._errs = self._dies = self._refuses = False
 
     def upstream(self) -> Cursor:
+        return Cursor("composer-2", cwd=self.folder, api_key="key-1", bridge=self.command())
+
+    def command(self) -> list[str]:
+        """Return what starts a bridge that leads here."""
         ready = {
             "schemaVersion": 1,
             "transport": "tcp",
@@ -55,8 +59,7 @@ class CursorBridge:
             "url": self.url,
             "authToken": TOKEN,
         }
-        command = [sys.executable, "-c", _BRIDGE, json.dumps(ready)]
-        return Cursor("composer-2", cwd=self.folder, api_key="key-1", bridge=command)
+        return [sys.executable, "-c", _BRIDGE, json.dumps(ready)]
 
     def told(self) -> list[Told]:
         return list(self._told)

@@ -136,11 +136,11 @@ class Codex:
             codex = await self._started()
             options = self._options(setup)
             if not resume:
-                return CodexThread(self, await codex.thread_start(**options), "")
+                return CodexThread(self, codex, await codex.thread_start(**options), "")
             thread = await codex.thread_resume(resume, include_turns=False, **options)
         if thread.id != resume:
             raise UpstreamMismatchError(f"{self.name} took up {thread.id!r} instead of {resume!r}")
-        return CodexThread(self, thread, resume)
+        return CodexThread(self, codex, thread, resume)
 
     async def fork(self, setup: Setup, *, agent: str, mark: str) -> CodexThread:
         """Go on from the end of an earlier turn (`mark`) in a thread of its own."""
@@ -160,7 +160,7 @@ class Codex:
             )
             # The public method has no `last_turn_id`.
             forked = await codex._client.thread_fork(agent, params)  # noqa: SLF001
-        return CodexThread(self, sdk.AsyncThread(codex, forked.thread.id), agent)
+        return CodexThread(self, codex, sdk.AsyncThread(codex, forked.thread.id), agent)
 
     async def verify(self) -> bool:
         """Ask whether somebody is logged in."""
@@ -173,6 +173,10 @@ class Codex:
         with contextlib.suppress(ModelError):
             async with self.errors():
                 await (await self._started()).thread_archive(agent)
+
+    def is_open(self, codex: sdk.AsyncCodex) -> bool:
+        """Return whether this app server can still be asked."""
+        return codex is self._codex
 
     async def aclose(self) -> None:
         """Stop the app server."""
@@ -228,8 +232,9 @@ _WIRE_SANDBOX = {
 class CodexThread:
     """One thread. Made by `Codex.open`."""
 
-    def __init__(self, upstream: Codex, thread: sdk.AsyncThread, resumed: str) -> None:
+    def __init__(self, upstream: Codex, codex: sdk.AsyncCodex, thread: sdk.AsyncThread, resumed: str) -> None:
         self._upstream = upstream
+        self._codex = codex
         self._thread = thread
         self._resumed = resumed
 
@@ -245,10 +250,12 @@ class CodexThread:
         A turn that is under way in the thread would be joined by what is said: by force it is interrupted first.
         """
         handle: sdk.AsyncTurnHandle | None = None
-        reading = _Reading()
+        reading = Reading()
         is_opened = False
         try:
             async with self._upstream.errors():
+                if not self._upstream.is_open(self._codex):
+                    raise ModelUnavailableError("the app server of codex was stopped")
                 if is_forced:
                     await self._interrupt_all()
                 handle = await self._thread.turn(_input(said.message))
@@ -261,7 +268,8 @@ class CodexThread:
                     for event in events:
                         yield event
         finally:
-            if handle is not None and not reading.is_over:
+            # Whatever is asked of an app server that was stopped starts another one.
+            if handle is not None and not reading.is_over and self._upstream.is_open(self._codex):
                 await _bounded(handle.interrupt())
         if reading.failure is not None:
             raise reading.failure
@@ -275,11 +283,10 @@ class CodexThread:
         read = await self._thread.read(include_turns=True)
         for turn in read.thread.turns or ():
             if turn.status is types.TurnStatus.in_progress:
-                handle = sdk.AsyncTurnHandle(self._thread._codex, self._thread.id, turn.id)  # noqa: SLF001 - no public way
-                await handle.interrupt()
+                await sdk.AsyncTurnHandle(self._codex, self._thread.id, turn.id).interrupt()
 
 
-class _Reading:
+class Reading:
     """One turn, as the app server tells it."""
 
     def __init__(self) -> None:
@@ -353,7 +360,7 @@ def _call_of(item: object) -> tuple[str, str, str] | None:
         case wire.FileChangeThreadItem():
             return item.id, "apply_patch", _json({"paths": [change.path for change in item.changes]})
         case wire.McpToolCallThreadItem():
-            return item.id, f"{item.server}.{item.tool}", _json(item.arguments)
+            return item.id, item.tool, _json(item.arguments)
         case wire.WebSearchThreadItem():
             return item.id, "web_search", _json({"query": item.query})
     return None
