@@ -125,7 +125,8 @@ def test_what_codex_runs_itself_is_told_with_its_end() -> None:
 def test_a_message_that_came_whole_is_said_once() -> None:
     item = {"type": "agentMessage", "id": "m", "text": "hello"}
     whole = ("item/completed", {"completedAtMs": 2, "item": item})
-    delta = ("item/agentMessage/delta", {"itemId": "m", "delta": "hello"})
+    said: dict[str, object] = {"itemId": "m", "delta": "hello"}
+    delta = ("item/agentMessage/delta", said)
     assert _read(whole, _ended("completed"))[0] == [TextDelta("hello")]
     assert _read(delta, whole, _ended("completed"))[0] == [TextDelta("hello")]
 
