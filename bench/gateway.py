@@ -1,8 +1,8 @@
 """What the gateway adds to the time to the first word, at 100 streams at once.
 
-A scripted peer speaks OpenAI's chat completions. The same load goes to it directly and through the gateway, in turns, in
-one run: each of 100 connections asks, notes when the first word came, reads to the end, pauses, and asks again. What
-the gateway adds is the difference of the two distributions at their medians and at their 99th percentiles.
+A scripted peer speaks OpenAI's chat completions. The same load goes to it directly and through the gateway, in turns,
+in one run: each of 100 connections asks, notes when the first word came, reads to the end, pauses, and asks again.
+What the gateway adds is the difference of the two distributions at their medians and at their 99th percentiles.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import gc
 import sys
 
 import msgspec
+import uvloop
 
 from midstream.integrations.openai_compatible import OpenAICompatible
 from midstream.server.gateway.app import gateway
@@ -44,7 +45,9 @@ async def _talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         while True:
             head = await reader.readuntil(b"\r\n\r\n")
             length = next(
-                int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line[:15] == b"content-length:"
+                int(line.split(b":")[1])
+                for line in head.lower().split(b"\r\n")
+                if line[:15] == b"content-length:"
             )
             asked = msgspec.json.decode(await reader.readexactly(length))
             tokens, pause_s = asked["model"].split("@")
@@ -74,5 +77,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "peer":
         asyncio.run(_peer())
     else:
-        import uvloop
         uvloop.run(_gateway(sys.argv[2], sys.argv[3]))

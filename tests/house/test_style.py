@@ -37,6 +37,7 @@ MAY_TOUCH_THE_WORLD: dict[str, str] = {
 
 # File below src/midstream: why nothing narrower can be caught there.
 MAY_CATCH_EVERYTHING: dict[str, str] = {
+    "server/gateway/runs.py": "an upstream is somebody else's code: its host is told, the log has it",
     "cli/__init__.py": "the top of the process: it logs the traceback and sets the exit code",
     "integrations/mcp.py": "an SDK over a network: whatever ends a connection or an answer, it is said to who waits",
     "integrations/outgoing.py": "a request is worth more than its repair; what failed is logged, it goes as it was",

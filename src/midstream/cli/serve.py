@@ -77,7 +77,7 @@ def serve(
     Interrupted turns of an earlier process are carried on. Ctrl-C ends within 10 s; what is cut then is carried on
     by the next start.
     """
-    _log_to_stderr(log_level)
+    log_to_stderr(log_level)
     agent = find_agent(agent_name)
     if servers:
         agent = agent.with_tools(*map(find_server, servers))
@@ -120,7 +120,8 @@ class _WithSession(logging.Formatter):
         return clean(f"{line} [session {session}]" if session else line)
 
 
-def _log_to_stderr(level: str) -> None:
+def log_to_stderr(level: str) -> None:
+    """Let log lines of this level and above go to stderr, each with the session it is about."""
     log = logging.StreamHandler()
     log.setFormatter(_WithSession("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[log])

@@ -60,7 +60,7 @@ def check_token(headers: Mapping[str, str], token: str) -> None:
         shown.append(authorization[len(BEARER) :])
     wanted = token.encode()
     if not any(hmac.compare_digest(each.strip().encode("utf-8", "replace"), wanted) for each in shown):
-        message = "this gateway wants its own key, as `Authorization: Bearer …` or `x-api-key: …`; it was printed at its start"
+        message = "this gateway has a key of its own: show it as `Authorization: Bearer …` or `x-api-key: …`"
         raise RefusedError(Refusal(401, "invalid_api_key", message))
 
 

@@ -1,0 +1,174 @@
+"""`midstream gateway`: put an upstream behind the APIs of OpenAI and Anthropic."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from midstream.cli import Surroundings
+from midstream.cli.places import made
+from midstream.cli.serve import LOCAL_HOSTS, LOG_LEVELS, log_to_stderr
+from midstream.cli.terminal import clean
+from midstream.cli.upstreams import find_upstream
+from midstream.errors import UsageError
+from midstream.server.gateway.app import gateway as gateway_app
+from midstream.server.gateway.runs import GRACE_S
+from midstream.server.serve import serve
+from midstream.store.sqlite import SQLiteStore
+from midstream.world import World
+
+TOKEN_FILE = "gateway-token"  # noqa: S105 - the name of a file
+STORE_FILE = "gateway.db"
+
+
+@click.command(short_help="Put an agent behind the APIs of OpenAI and Anthropic.")
+@click.option(
+    "--upstream",
+    required=True,
+    metavar="KIND[:DETAIL]",
+    help="claude, cursor:MODEL, codex, acp:COMMAND, openai:MODEL, openai-compatible:URL, or scripted.",
+)
+@click.option("--model", default="", help="The upstream's model, where DETAIL is something else.")
+@click.option(
+    "--cwd",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=Path(),
+    help="The folder an agent works in (default: this one).",
+)
+@click.option(
+    "--key-from",
+    "key_variable",
+    default="",
+    metavar="VARIABLE",
+    help="The environment variable that has the upstream's key, where it does not find its own.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8100,
+    show_default=True,
+    help="Port to listen on; 0 takes a free one.",
+)
+@click.option(
+    "--store",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The database of conversations and responses (default: in midstream's data folder).",
+)
+@click.option(
+    "--token", default="", help="The key that clients show (default: one that is made once and kept)."
+)
+@click.option("--no-token", "is_open", is_flag=True, help="Let everybody on this machine in.")
+@click.option(
+    "--serve-as",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Answer only to this name of a model; may be repeated (default: to any).",
+)
+@click.option(
+    "--allow-host",
+    "allowed_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="Host name under which clients may ask, where --host is not this machine alone; * for any.",
+)
+@click.option(
+    "--grace",
+    "grace_s",
+    type=click.FloatRange(0, 3600),
+    default=GRACE_S,
+    show_default=True,
+    help="Seconds that an answer goes on when nobody reads it any more.",
+)
+@click.option("--hide-tools", "hides_tools", is_flag=True, help="Do not show the tools an agent runs itself.")
+@click.option("--log-level", type=click.Choice(LOG_LEVELS), default="warning", show_default=True)
+@click.option("--json", "is_json", is_flag=True, help="Print one JSON object when it listens.")
+@click.pass_obj
+def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN401 - click passes options so
+    """Put an agent or a model behind the APIs of OpenAI and Anthropic.
+
+    Hosts are pointed at it by their base URL: agents that remember are sent only what is new, and an answer survives
+    the connection it was asked over. Ctrl-C ends within 10 s.
+    """
+    log_to_stderr(options["log_level"])
+    token = _token_of(surroundings, options)
+    path = options["store"] or made(surroundings.places.data) / STORE_FILE
+    store = SQLiteStore(path)
+    model = find_upstream(
+        options["upstream"],
+        store,
+        model=options["model"],
+        cwd=options["cwd"],
+        key_variable=options["key_variable"],
+    )
+    app = gateway_app(
+        model,
+        token=token,
+        store=store,
+        names=options["names"],
+        grace_s=options["grace_s"],
+        shows_upstream_calls=not options["hides_tools"],
+    )
+
+    def tell(url: str) -> None:
+        if options["is_json"]:
+            ready = {
+                "url": url,
+                "pid": os.getpid(),
+                "store": str(path),
+                "upstream": model.name,
+                "token": token,
+            }
+            click.echo(msgspec.json.encode(ready))
+            return
+        click.echo(f"{clean(model.name)} on {url}. Ctrl-C ends it. Point a host at it with:", err=True)
+        click.echo(f"  OPENAI_BASE_URL={url}/v1\n  ANTHROPIC_BASE_URL={url}", err=True)
+        shown = "anything: there is no key" if token is None else token
+        click.echo(f"  API key: {shown}", err=True)
+
+    work = serve(
+        app,
+        host=options["host"],
+        port=options["port"],
+        allowed_hosts=options["allowed_hosts"],
+        on_listening=tell,
+    )
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(work)
+
+
+def _token_of(surroundings: Surroundings, options: dict[str, Any]) -> str | None:
+    """Return what clients must show: what was said, or what an earlier start has made, or a new one."""
+    if options["is_open"]:
+        if options["token"] or options["host"] not in LOCAL_HOSTS:
+            raise UsageError("--no-token is for this machine alone: leave out --token and --host")
+        return None
+    if options["token"]:
+        return str(options["token"])
+    path = made(surroundings.places.data) / TOKEN_FILE
+    try:
+        if kept := path.read_text(encoding="ascii").strip():
+            return kept
+    except FileNotFoundError:
+        pass
+    token = World().new_secret()
+    # Nobody else may read it, not even for the instant between making and writing.
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(token + "\n")
+    return token
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return the faster loop, where `midstream[fast]` is installed."""
+    try:
+        import uvloop  # noqa: PLC0415 - an extra
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
