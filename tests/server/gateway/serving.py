@@ -96,3 +96,15 @@ def words_of(stream: Sequence[Json]) -> str:
     return "".join(
         choice["delta"].get("content") or "" for chunk in stream for choice in chunk.get("choices", ())
     )
+
+
+@contextlib.asynccontextmanager
+async def called(app: Gateway) -> AsyncIterator[httpx2.AsyncClient]:
+    """Call a gateway through its ASGI interface."""
+    transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    async with httpx2.AsyncClient(
+        transport=transport, base_url="http://testserver", headers=headers
+    ) as client:
+        yield client
+    await app.stop()

@@ -60,7 +60,7 @@ def read_chat(fields: Fields) -> Asked:
         raise bad_field("messages", "`messages` is a list with at least one message")
     if (field(fields, "n", int) or 1) != 1:
         raise bad_field("n", "one answer a request: `n` is 1")
-    ignored = [name for name in fields if name in _IGNORED and fields[name] != b"null"]
+    ignored = [name for name in fields if name in _IGNORED]
     options = field(fields, "stream_options", dict[str, Any]) or {}
     return Asked(
         dialect=Dialect.CHAT,

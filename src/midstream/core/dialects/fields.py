@@ -12,6 +12,8 @@ from midstream.errors import MalformedFrameError
 T = TypeVar("T")
 Fields = Mapping[str, msgspec.Raw]
 
+_NULL = b"null"
+
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -29,25 +31,25 @@ def bad_field(param: str, message: str) -> BadFieldError:
 
 
 def fields_of(body: bytes) -> Fields:
-    """Return the top-level fields of a JSON object, each still as its bytes.
+    """Return the top-level fields of a JSON object, each still as its bytes, without those that are null.
 
     Raises:
         MalformedFrameError: It is none.
     """
     try:
-        return _object(body)
+        return {name: raw for name, raw in _object(body).items() if not _is_null(raw)}
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise MalformedFrameError("the body of this request is no JSON object") from error
 
 
 def field(fields: Fields, name: str, kind: type[T]) -> T | None:
-    """Return a field as a value of this type, or None where it is missing or null.
+    """Return a field as a value of this type, or None where it is missing.
 
     Raises:
         BadFieldError: It is something else.
     """
     raw = fields.get(name)
-    if raw is None or raw == b"null":
+    if raw is None:
         return None
     try:
         return msgspec.json.decode(raw, type=kind)
@@ -59,6 +61,11 @@ def texts_of(fields: Fields, name: str) -> dict[str, str]:
     """Return the texts of a field that is an object; empty where it is anything else."""
     found = field(fields, name, object)
     return {key: value for key, value in _items(found) if isinstance(value, str)}
+
+
+def _is_null(raw: msgspec.Raw) -> bool:
+    view = memoryview(raw)
+    return view.nbytes == len(_NULL) and view == _NULL
 
 
 def _items(found: object) -> list[tuple[str, Any]]:

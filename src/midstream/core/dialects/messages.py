@@ -43,7 +43,7 @@ def read_messages(fields: Fields) -> Asked:
     messages = field(fields, "messages", list[Any])
     if not messages:
         raise bad_field("messages", "`messages` is a list with at least one message")
-    ignored = [name for name in fields if name in _IGNORED and fields[name] != b"null"]
+    ignored = [name for name in fields if name in _IGNORED]
     thinking = field(fields, "thinking", object)
     is_thinking = isinstance(thinking, dict) and thinking.get("type") in ("enabled", "adaptive")
     metadata = texts_of(fields, "metadata")

@@ -85,7 +85,7 @@ def read_responses(fields: Fields) -> Asked:
     is_background = bool(field(fields, "background", bool))
     if is_background and not is_stored:
         raise bad_field("background", "`background` needs `store`: the answer is asked for later")
-    ignored = [name for name in fields if name in _IGNORED and fields[name] != b"null"]
+    ignored = [name for name in fields if name in _IGNORED]
     return Asked(
         dialect=Dialect.RESPONSES,
         model=field(fields, "model", str) or "",
