@@ -224,6 +224,10 @@ class Runs:
         """Return the run whose answer has this id."""
         return self._by_id.get(run_id)
 
+    def all(self) -> list[Run]:
+        """Return those under way and those that are still kept, in the order in which they were begun."""
+        return list(self._by_id.values())
+
     def start(self, run: Run, request: ModelRequest, care: Care) -> None:
         """Begin a run. What others of the same conversation are at that nobody reads is stopped.
 
