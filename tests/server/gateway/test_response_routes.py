@@ -1,0 +1,187 @@
+"""Responses by their id, as OpenAI's client asks for them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from midstream.core.replies import Finished, TextDelta
+from midstream.errors import ModelRejectedError
+from midstream.server.gateway import runs, stored
+from midstream.store.memory import Memory, MemoryStore
+from midstream.testing.models import Gate, text
+from tests.server.gateway.serving import called, make_gateway, served
+from tests.server.gateway.test_runs import WORDS, gated, until
+from tests.spec import spec
+
+
+async def ended(client: openai.AsyncOpenAI, response_id: str) -> Any:
+    """Ask for a response until it has come to an end."""
+    async with asyncio.timeout(10):
+        while True:
+            response = await client.responses.retrieve(response_id)
+            if response.status not in ("queued", "in_progress"):
+                return response
+
+
+@spec("REUSE-99")
+async def test_a_background_answer_is_made_whoever_listens() -> None:
+    go_on = asyncio.Event()
+    async with served([gated(go_on)], grace_s=0.0) as gateway, gateway.openai() as client:
+        response = await client.responses.create(model="m", input="hi", background=True)
+        assert (response.status, response.background) == ("in_progress", True)
+        go_on.set()
+        whole = await ended(client, response.id)
+        assert (whole.status, whole.output_text) == ("completed", WORDS)
+
+
+@spec("REUSE-99")
+async def test_a_stream_goes_on_behind_the_event_that_was_seen_last() -> None:
+    go_on = asyncio.Event()
+    async with served([gated(go_on)]) as gateway, gateway.openai() as client:
+        seen: list[Any] = []
+        stream = await client.responses.create(model="m", input="hi", background=True, stream=True)
+        async for event in stream:
+            seen.append(event)
+            if event.type == "response.output_text.delta":
+                break
+        await stream.close()
+        go_on.set()
+        rest = await client.responses.retrieve(
+            seen[0].response.id, stream=True, starting_after=seen[-1].sequence_number
+        )
+        seen += [event async for event in rest]
+        assert [event.sequence_number for event in seen] == list(range(len(seen)))
+        assert "".join(e.delta for e in seen if e.type == "response.output_text.delta") == WORDS
+        assert seen[-1].type == "response.completed"
+
+
+@spec("REUSE-99")
+async def test_a_stream_can_be_played_again_once_its_run_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served([text(WORDS)]) as gateway, gateway.openai() as client:
+        first = await client.responses.create(model="m", input="hi", stream=True)
+        live = [event async for event in first]
+        response_id: str = live[0].response.id  # type: ignore[union-attr]  # the first one is `created`
+        monkeypatch.setattr(runs, "KEPT_S", -1.0)
+        await client.responses.create(model="m", input="another")
+        assert gateway.gateway.runs.named(response_id) is None
+        again = [event async for event in await client.responses.retrieve(response_id, stream=True)]
+        assert again == live
+        rest = await client.responses.retrieve(response_id, stream=True, starting_after=3)
+        assert [event async for event in rest] == live[4:]
+        assert (await client.responses.retrieve(response_id)).output_text == WORDS
+
+
+@spec("REUSE-99")
+async def test_a_background_answer_is_stopped_on_request() -> None:
+    async with served([gated(asyncio.Event())]) as gateway, gateway.openai() as client:
+        stream = await client.responses.create(model="m", input="hi", background=True, stream=True)
+        first = await anext(aiter(stream))
+        response_id: str = first.response.id  # type: ignore[union-attr]  # the first one is `created`
+        await until(lambda: len(gateway.model.requests) == 1)
+        assert (await client.responses.cancel(response_id)).status == "cancelled"
+        assert (await client.responses.retrieve(response_id)).status == "cancelled"
+        assert (await client.responses.cancel(response_id)).status == "cancelled"
+        entry = await gateway.gateway._responses.find(response_id)
+        assert entry is not None
+        assert entry.response["status"] == "cancelled"
+
+
+async def test_only_a_background_answer_can_be_cancelled() -> None:
+    async with served([text(WORDS)]) as gateway, gateway.openai() as client:
+        response = await client.responses.create(model="m", input="hi")
+        with pytest.raises(openai.BadRequestError):
+            await client.responses.cancel(response.id)
+
+
+async def test_a_response_that_failed_in_the_background_says_so() -> None:
+    async with served([[ModelRejectedError("never")]]) as gateway, gateway.openai() as client:
+        response = await client.responses.create(model="m", input="hi", background=True)
+        failed = await ended(client, response.id)
+        assert (failed.status, failed.error.code) == ("failed", "model_rejected")
+
+
+@spec("REUSE-99")
+async def test_a_deleted_response_is_gone() -> None:
+    async with served([gated(asyncio.Event())]) as gateway, gateway.openai() as client:
+        response = await client.responses.create(model="m", input="hi", background=True)
+        await client.responses.delete(response.id)
+        for ask in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
+            with pytest.raises(openai.NotFoundError):
+                await ask(response.id)  # type: ignore[operator]  # overloads
+
+
+async def test_what_is_not_stored_has_no_name() -> None:
+    async with served([text(WORDS)]) as gateway, gateway.openai() as client:
+        response = await client.responses.create(model="m", input="hi", store=False)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(response.id)
+        chat = await gateway.http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]})
+        assert (await gateway.http.get(f"/v1/responses/{chat.json()['id']}")).status_code == 404
+
+
+async def test_items_are_listed_in_pages() -> None:
+    async with served([text(WORDS)]) as gateway, gateway.openai() as client:
+        sent: Any = [{"role": "user", "content": f"{number}"} for number in range(5)]
+        response = await client.responses.create(model="m", input=sent)
+        pages = client.responses.input_items.list(response.id, limit=2, order="asc")
+        words = [json.loads(item.model_dump_json())["content"][0]["text"] async for item in pages]
+        assert words == ["0", "1", "2", "3", "4"]
+        newest = await client.responses.input_items.list(response.id, limit=1)
+        assert (newest.data[0].id, newest.has_more) == ((await client.responses.input_items.list(response.id)).data[0].id, True)
+        answer = await gateway.http.get(f"/v1/responses/{response.id}/input_items?limit=many")
+        assert answer.status_code == 400
+        assert (await gateway.http.get(f"/v1/responses/{response.id}/elsewhere")).status_code == 404
+
+
+@spec("REUSE-99")
+async def test_a_response_survives_its_gateway() -> None:
+    memory = Memory()
+    replies = {"hi": text(WORDS)}
+    async with called(make_gateway(_Told(replies), store=MemoryStore(memory))) as client:
+        made = (await client.post("/v1/responses", json={"input": "hi", "model": "m"})).json()
+    async with called(make_gateway(_Told(replies), store=MemoryStore(memory))) as client:
+        assert (await client.get(f"/v1/responses/{made['id']}")).json() == made
+        following = {"input": "more", "model": "m", "previous_response_id": made["id"]}
+        assert (await client.post("/v1/responses", json=following)).status_code == 200
+
+
+async def test_an_answer_that_another_process_makes_is_said_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Memory()
+    go_on = asyncio.Event()
+    first = make_gateway(_Told({"hi": [Gate(go_on), TextDelta("x"), Finished()]}), store=MemoryStore(memory))
+    second = make_gateway(_Told({}), store=MemoryStore(memory))
+    async with called(first) as ours, called(second) as theirs:
+        made = (await ours.post("/v1/responses", json={"input": "hi", "background": True})).json()
+        path = f"/v1/responses/{made['id']}"
+        assert (await theirs.get(path)).json()["status"] == "in_progress"
+        assert (await theirs.get(f"{path}?stream=true")).status_code == 409
+        assert (await theirs.post(f"{path}/cancel")).status_code == 409
+        following = {"input": "more", "previous_response_id": made["id"]}
+        assert (await theirs.post("/v1/responses", json=following)).status_code == 400
+        monkeypatch.setattr(stored, "LOST_AFTER_S", -1.0)
+        lost = (await theirs.get(path)).json()
+        assert (lost["status"], lost["error"]["message"]) == ("failed", stored.LOST)
+        assert "response.failed" in (await theirs.get(f"{path}?stream=true")).text
+        go_on.set()
+
+
+class _Told:
+    """Answers by the first words of a user."""
+
+    name = "told"
+
+    def __init__(self, replies: dict[str, Any]) -> None:
+        self._replies = replies
+
+    async def stream(self, request: Any) -> Any:
+        words = request.history.entries[-1].parts[0].text
+        for step in self._replies.get(words, text("done")):
+            if isinstance(step, Gate):
+                await step.event.wait()
+            else:
+                yield step
