@@ -35,24 +35,28 @@ class Served(Struct):
     http: httpx2.AsyncClient
     cutter: Cutter
 
-    def openai(self, *, url: str | None = None, **options: Any) -> openai.AsyncOpenAI:
+    def openai(self, *, url: str | None = None, **options: Any) -> openai.AsyncOpenAI:  # noqa: ANN401 - what the SDK or the gateway takes
         """Return OpenAI's own client, pointed here."""
         return openai.AsyncOpenAI(base_url=f"{url or self.url}/v1", api_key=TOKEN, timeout=WAIT_S, **options)
 
-    def anthropic(self, *, url: str | None = None, **options: Any) -> anthropic.AsyncAnthropic:
+    def anthropic(self, *, url: str | None = None, **options: Any) -> anthropic.AsyncAnthropic:  # noqa: ANN401 - what the SDK or the gateway takes
         """Return Anthropic's own client, pointed here."""
         return anthropic.AsyncAnthropic(base_url=url or self.url, api_key=TOKEN, timeout=WAIT_S, **options)
 
 
 def make_gateway(
-    model: Model, *, store: Store | None = None, token: str | None = TOKEN, **options: Any
+    model: Model,
+    *,
+    store: Store | None = None,
+    token: str | None = TOKEN,
+    **options: Any,  # noqa: ANN401 - what the SDK or the gateway takes
 ) -> Gateway:
     """Make a gateway for a test."""
     return gateway(model, token=token, store=store, **options)
 
 
 @contextlib.asynccontextmanager
-async def served(script: Script = (), **options: Any) -> AsyncIterator[Served]:
+async def served(script: Script = (), **options: Any) -> AsyncIterator[Served]:  # noqa: ANN401 - what the SDK or the gateway takes
     """Serve a gateway to a scripted model until the end of the block."""
     model = ScriptedModel(script)
     async with serving(make_gateway(model, **options), model) as found:
@@ -67,8 +71,7 @@ async def serving(app: Gateway, model: ScriptedModel) -> AsyncIterator[Served]:
     work = serve(app, port=0, stop_within_s=5.0, on_listening=listening.set_result, stop=stop)
     task = asyncio.create_task(work)
     try:
-        await asyncio.wait([task, listening], return_when=asyncio.FIRST_COMPLETED, timeout=WAIT_S)
-        url = listening.result()
+        url = await asyncio.wait_for(listening, WAIT_S)
         headers = {"authorization": f"Bearer {TOKEN}"}
         port = urlsplit(url).port or 0
         async with (

@@ -13,9 +13,7 @@ from midstream.testing.models import Gate
 from tests.server.gateway.serving import say, served
 
 
-@pytest.mark.parametrize(
-    ("path", "sign"), [("chat/completions", ": waiting"), ("messages", "event: ping")]
-)
+@pytest.mark.parametrize(("path", "sign"), [("chat/completions", ": waiting"), ("messages", "event: ping")])
 async def test_a_stream_without_a_word_gets_a_sign_of_life(
     path: str, sign: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, MutableMapping
 from typing import Any
 
 import anthropic
@@ -15,6 +15,7 @@ from midstream.core.messages import Exchange, Finish, Text, Thinking, Usage, Use
 from midstream.core.replies import (
     CallRequested,
     Finished,
+    Heartbeat,
     ModelEvent,
     ModelRequest,
     TextDelta,
@@ -24,8 +25,8 @@ from midstream.core.replies import (
 )
 from midstream.errors import (
     ContextOverflowError,
-    MidstreamError,
     ModelAccessError,
+    ModelError,
     ModelFilteredError,
     ModelRejectedError,
     ModelStalledError,
@@ -210,7 +211,7 @@ async def test_a_host_without_tools_gets_no_calls() -> None:
         )
 
 
-REFUSALS: list[tuple[MidstreamError, int, str]] = [
+REFUSALS: list[tuple[ModelError, int, str]] = [
     (ModelUnavailableError("slow down", retry_after_s=7.0), 429, "rate_limit_error"),
     (ModelUnavailableError("overloaded"), 529, "overloaded_error"),
     (UpstreamBusyError("in another run"), 409, "conflict_error"),
@@ -225,7 +226,7 @@ REFUSALS: list[tuple[MidstreamError, int, str]] = [
 @pytest.mark.parametrize(("error", "status", "kind"), REFUSALS)
 @spec("REUSE-92")
 async def test_an_error_before_the_first_word_has_its_status_in_every_api(
-    error: Any, status: int, kind: str
+    error: ModelError, status: int, kind: str
 ) -> None:
     async with served([[error]]) as gateway:
         async with gateway.anthropic(max_retries=0) as client:
@@ -283,8 +284,9 @@ async def test_a_bug_of_an_upstream_is_told_without_a_word_about_it(caplog: pyte
         name = "broken"
 
         async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+            del request
+            yield Heartbeat()
             raise ZeroDivisionError("secret")
-            yield
 
     app = make_gateway(Broken())
     async with called(app) as client:
@@ -378,7 +380,7 @@ async def test_it_lives_as_long_as_the_server_it_is_mounted_in() -> None:
     async def receive() -> dict[str, Any]:
         return {"type": next(said)}
 
-    async def send(message: Any) -> None:
+    async def send(message: MutableMapping[str, Any]) -> None:
         heard.append(message["type"])
 
     await app({"type": "lifespan"}, receive, send)
@@ -386,13 +388,35 @@ async def test_it_lives_as_long_as_the_server_it_is_mounted_in() -> None:
 
 
 JUNK = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=9) | st.sampled_from(["user", "text", "tool"]),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(max_size=9)
+    | st.sampled_from(["user", "text", "tool"]),
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.dictionaries(
             st.sampled_from(
-                "role content type text tool_calls tool_call_id id call_id name arguments output function "
-                "input tool_use_id summary source image_url refusal".split()
+                [
+                    "role",
+                    "content",
+                    "type",
+                    "text",
+                    "tool_calls",
+                    "tool_call_id",
+                    "id",
+                    "call_id",
+                    "name",
+                    "arguments",
+                    "output",
+                    "function",
+                    "input",
+                    "tool_use_id",
+                    "summary",
+                    "source",
+                    "image_url",
+                    "refusal",
+                ]
             ),
             inner,
             max_size=5,

@@ -33,7 +33,9 @@ async def sessions_of(gateway: Served, *bodies: dict[str, Any], **headers: str) 
 
 FIRST = chat(("user", "hi"))
 SECOND = chat(("user", "hi"), ("assistant", "re:  hi\n"), ("user", "more"))
-THIRD = chat(*[(m["role"], m["content"]) for m in SECOND["messages"]], ("assistant", "re: more"), ("user", "end"))
+THIRD = chat(
+    *[(m["role"], m["content"]) for m in SECOND["messages"]], ("assistant", "re: more"), ("user", "end")
+)
 
 
 @spec("REUSE-97")
@@ -68,7 +70,9 @@ async def test_two_chats_that_begin_alike_are_kept_apart() -> None:
     async with served(lambda request: text(f"answer {len(gateway.model.requests)}")) as gateway:
         ours, theirs = await sessions_of(gateway, FIRST, FIRST)
         assert ours != theirs
-        goes_on = [chat(("user", "hi"), ("assistant", f"answer {number}"), ("user", "more")) for number in (1, 2)]
+        goes_on = [
+            chat(("user", "hi"), ("assistant", f"answer {number}"), ("user", "more")) for number in (1, 2)
+        ]
         assert await sessions_of(gateway, *goes_on) == [ours, theirs]
 
 
@@ -127,8 +131,12 @@ async def test_a_pooled_upstream_hears_each_message_once_and_side_calls_apart() 
             messages.append({"role": "user", "content": words})
             answer = await client.post("/v1/chat/completions", json={"model": "m", "messages": messages})
             assert answer.status_code == 200, answer.text
-            messages.append({"role": "assistant", "content": answer.json()["choices"][0]["message"]["content"]})
-            title = chat(("system", "You are a title generator. You output ONLY a thread title."), ("user", words))
+            messages.append(
+                {"role": "assistant", "content": answer.json()["choices"][0]["message"]["content"]}
+            )
+            title = chat(
+                ("system", "You are a title generator. You output ONLY a thread title."), ("user", words)
+            )
             assert (await client.post("/v1/chat/completions", json=title)).status_code == 200
     # One agent has heard the conversation, each message once; each title had an agent that is forgotten.
     talks = upstream.memory.talks.values()
@@ -143,9 +151,7 @@ async def test_the_time_between_finding_nothing_and_beginning_is_nobodys() -> No
         body = chat(("user", "hi"))
         await asyncio.gather(
             *(
-                gateway.http.post(
-                    "/v1/chat/completions", json=body, headers={"x-stainless-retry-count": "1"}
-                )
+                gateway.http.post("/v1/chat/completions", json=body, headers={"x-stainless-retry-count": "1"})
                 for _ in range(3)
             )
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from midstream.server.gateway.bodies import GoneError, RefusedError, body_of, ch
 JSON = {"content-type": "application/json"}
 
 
-def coming(*messages: dict[str, Any]) -> Any:
+def coming(*messages: dict[str, Any]) -> Callable[[], Awaitable[dict[str, Any]]]:
     """A client that sends these messages, and then nothing."""
     waiting = list(messages)
 

@@ -19,7 +19,7 @@ from tests.server.gateway.test_runs import WORDS, gated, until
 from tests.spec import spec
 
 
-async def ended(client: openai.AsyncOpenAI, response_id: str) -> Any:
+async def ended(client: openai.AsyncOpenAI, response_id: str) -> Any:  # noqa: ANN401 - the SDK's own
     """Ask for a response until it has come to an end."""
     async with asyncio.timeout(10):
         while True:
@@ -61,7 +61,9 @@ async def test_a_stream_goes_on_behind_the_event_that_was_seen_last() -> None:
 
 
 @spec("REUSE-99")
-async def test_a_stream_can_be_played_again_once_its_run_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_can_be_played_again_once_its_run_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with served([text(WORDS)]) as gateway, gateway.openai() as client:
         first = await client.responses.create(model="m", input="hi", stream=True)
         live = [event async for event in first]
@@ -112,7 +114,7 @@ async def test_a_deleted_response_is_gone() -> None:
         await client.responses.delete(response.id)
         for ask in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
             with pytest.raises(openai.NotFoundError):
-                await ask(response.id)  # type: ignore[operator]  # overloads
+                await ask(response.id)
 
 
 async def test_what_is_not_stored_has_no_name() -> None:
@@ -120,7 +122,9 @@ async def test_what_is_not_stored_has_no_name() -> None:
         response = await client.responses.create(model="m", input="hi", store=False)
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve(response.id)
-        chat = await gateway.http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]})
+        chat = await gateway.http.post(
+            "/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]}
+        )
         assert (await gateway.http.get(f"/v1/responses/{chat.json()['id']}")).status_code == 404
 
 
@@ -132,7 +136,10 @@ async def test_items_are_listed_in_pages() -> None:
         words = [json.loads(item.model_dump_json())["content"][0]["text"] async for item in pages]
         assert words == ["0", "1", "2", "3", "4"]
         newest = await client.responses.input_items.list(response.id, limit=1)
-        assert (newest.data[0].id, newest.has_more) == ((await client.responses.input_items.list(response.id)).data[0].id, True)
+        assert (newest.data[0].id, newest.has_more) == (
+            (await client.responses.input_items.list(response.id)).data[0].id,
+            True,
+        )
         answer = await gateway.http.get(f"/v1/responses/{response.id}/input_items?limit=many")
         assert answer.status_code == 400
         assert (await gateway.http.get(f"/v1/responses/{response.id}/elsewhere")).status_code == 404
@@ -150,7 +157,9 @@ async def test_a_response_survives_its_gateway() -> None:
         assert (await client.post("/v1/responses", json=following)).status_code == 200
 
 
-async def test_an_answer_that_another_process_makes_is_said_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_that_another_process_makes_is_said_to_be_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     memory = Memory()
     go_on = asyncio.Event()
     first = make_gateway(_Told({"hi": [Gate(go_on), TextDelta("x"), Finished()]}), store=MemoryStore(memory))
@@ -178,7 +187,7 @@ class _Told:
     def __init__(self, replies: dict[str, Any]) -> None:
         self._replies = replies
 
-    async def stream(self, request: Any) -> Any:
+    async def stream(self, request: Any) -> Any:  # noqa: ANN401 - a fake
         words = request.history.entries[-1].parts[0].text
         for step in self._replies.get(words, text("done")):
             if isinstance(step, Gate):

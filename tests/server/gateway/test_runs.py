@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import openai
@@ -28,38 +29,34 @@ def gated(event: asyncio.Event) -> list[Step]:
     return [*steps[:2], Gate(event), *steps[2:]]
 
 
-async def until(condition: Any) -> None:
+async def until(condition: Callable[[], object]) -> None:
     """Let others run until something holds."""
     async with asyncio.timeout(WAIT_S):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - what it asks for has no event
             await asyncio.sleep(0)
 
 
 async def read(gateway: Served, body: Json, **headers: str) -> list[Json]:
     """Ask and read a stream to its end."""
-    chunks: list[Json] = []
     async with gateway.http.stream(
         "POST", "/v1/chat/completions", json={**body, "stream": True}, headers=headers
     ) as answer:
         assert answer.status_code == 200
-        async for line in answer.aiter_lines():
-            if line.startswith("data: {"):
-                chunks.append(json.loads(line[6:]))
-    return chunks
+        lines = [line async for line in answer.aiter_lines()]
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
 
 
 async def cut_after_two_words(gateway: Served, body: Json, **headers: str) -> None:
     """Ask through the relay, read two words, and lose the connection."""
-    with pytest.raises(openai.APIConnectionError):
-        async with gateway.openai(
-            url=gateway.cutter.url, max_retries=0, default_headers=headers
-        ) as client:
-            stream = await client.chat.completions.create(**{**body, "stream": True})
-            heard = 0
+    heard = 0
+    async with gateway.openai(url=gateway.cutter.url, max_retries=0, default_headers=headers) as client:
+        stream = await client.chat.completions.create(**{**body, "stream": True})
+        with contextlib.suppress(openai.APIConnectionError):
             async for chunk in stream:
                 heard += bool(chunk.choices and chunk.choices[0].delta.content)
                 if heard == 2:
                     gateway.cutter.cut()
+    assert heard >= 2
     await until(lambda: not any(run.readers for run in gateway.gateway.runs.all()))
 
 
@@ -247,7 +244,7 @@ async def test_a_reply_that_breaks_off_is_an_error() -> None:
 async def test_a_run_can_be_stopped_before_it_began() -> None:
     async with served([[Finished()]]) as gateway:
         asking = asyncio.create_task(gateway.http.post("/v1/chat/completions", json=say("hi")))
-        await until(lambda: gateway.gateway.runs.all())
+        await until(gateway.gateway.runs.all)
         for run in gateway.gateway.runs.all():
             gateway.gateway.runs.cancel(run)
         assert (await asking).status_code in (200, 499)

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from midstream import errors
+from midstream.core.dialects.refusals import Dialect, Refusal, body_in, error_in, refusal_of, status_in
+from midstream.errors import MidstreamError, ModelUnavailableError, OverloadedError, SeqnoGapError
+from tests.spec import spec
+
+EVERY = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, MidstreamError) and kind is not SeqnoGapError
+]
+RETRIED_BY_SDKS = {408, 409, 429}
+
+
+@spec("REUSE-92")
+@pytest.mark.parametrize("kind", EVERY)
+def test_every_error_has_a_status_and_says_whether_repeating_helps(kind: type[MidstreamError]) -> None:
+    refusal = refusal_of(kind("what happened"))
+    assert 400 <= refusal.status < 600
+    is_final = kind.retry in ("never", "ask")
+    assert refusal.is_final is is_final
+    assert refusal.headers()["x-should-retry"] == ("false" if is_final else "true")
+    for dialect in Dialect:
+        assert msgspec.json.decode(body_in(dialect, refusal)) == error_in(dialect, refusal)
+
+
+def test_a_wait_is_whole_seconds_and_never_none() -> None:
+    assert refusal_of(ModelUnavailableError("x", retry_after_s=0.2)).headers()["retry-after"] == "1"
+    assert refusal_of(ModelUnavailableError("x", retry_after_s=2.6)).headers()["retry-after"] == "3"
+    assert refusal_of(OverloadedError("x")).headers()["retry-after"] == "1"
+
+
+def test_each_api_has_its_own_words_and_overload_its_own_status_at_anthropics() -> None:
+    refusal = Refusal(503, "overloaded", "come back")
+    assert [status_in(dialect, refusal) for dialect in Dialect] == [503, 503, 529]
+    assert error_in(Dialect.CHAT, refusal)["error"]["type"] == "server_error"
+    assert error_in(Dialect.MESSAGES, refusal)["error"]["type"] == "overloaded_error"
+    bad = Refusal(422, "reused", "no", param="n")
+    assert error_in(Dialect.CHAT, bad)["error"] == {
+        "message": "no",
+        "type": "invalid_request_error",
+        "param": "n",
+        "code": "reused",
+    }
+    assert error_in(Dialect.MESSAGES, bad)["error"]["type"] == "invalid_request_error"
