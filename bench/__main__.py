@@ -23,6 +23,7 @@ from bench import (
     peers,
     recovery,
     rendering,
+    reuse,
     startup,
     steps,
     streaming,
@@ -53,6 +54,7 @@ BENCHES: dict[str, Callable[[Path], Any]] = {
     "growth": growth.run,
     "rendering": rendering.run,
     "gateway": gateway.run,
+    "reuse": reuse.run,
     "peers": peers.run,
 }
 """What it is called, and what measures it in a scratch folder."""
