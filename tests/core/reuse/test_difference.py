@@ -152,6 +152,17 @@ def test_a_system_prompt_that_appeared_is_told_before_the_messages() -> None:
     assert found(request(system=None), request()) == ("system", Cause.WORDS, "nothing", "text")
 
 
+@spec("REUSE-82")
+@pytest.mark.parametrize(
+    "after", [request(system="the Password is tulip"), request(messages=[user("Password tulip")])]
+)
+def test_nothing_of_what_was_said_is_in_the_answer(after: dict[str, Any]) -> None:
+    difference = parted(request(system="the Password is rose"), after)
+    assert difference is not None
+    told = msgspec.json.encode(difference).decode() + difference.words
+    assert [word for word in ("Password", "tulip", "rose") if word in told] == []
+
+
 def test_the_place_is_counted_in_bytes_of_what_the_provider_reads() -> None:
     before = {"model": "m", "messages": [user("abc"), said("déf"), user("ghi")]}
     after = {"model": "m", "messages": [user("abc"), said("dég"), user("ghi")]}
