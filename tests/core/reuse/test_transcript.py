@@ -147,7 +147,7 @@ def test_a_reply_that_was_cut_says_so_and_thoughts_are_left_out() -> None:
     assert "hm" not in text
 
 
-@spec("REUSE-79")
+@spec("REUSE-71")
 def test_results_and_arguments_are_cut_with_a_mark_of_what_is_missing() -> None:
     text = told(ran("r" * 2001, arguments="a" * 777))
 
@@ -155,7 +155,7 @@ def test_results_and_arguments_are_cut_with_a_mark_of_what_is_missing() -> None:
     assert f"\n{'a' * 500}\n[+277 characters]\n" in text
 
 
-@spec("REUSE-79")
+@spec("REUSE-71")
 def test_the_oldest_shrinks_first_and_the_newest_stays_whole() -> None:
     turns = [ran(str(number) * 1500) for number in range(1, 6)]
     text = told(UserMessage.of("the task"), *turns, budget=TranscriptBudget(total_chars=5000))
@@ -179,14 +179,14 @@ def test_what_has_no_room_at_all_is_counted() -> None:
     assert text.index("the task") < text.index("left out") < text.index("answer 199")
 
 
-@spec("REUSE-79")
+@spec("REUSE-71")
 @settings(max_examples=200, deadline=None)
 @given(histories(20), st.integers(800, 20_000))
 def test_a_transcript_keeps_its_budget(history: History, chars: int) -> None:
     assert len(transcript(history, TranscriptBudget(total_chars=chars))) <= chars
 
 
-@spec("REUSE-79")
+@spec("REUSE-71")
 def test_attachments_are_named_and_never_inlined() -> None:
     linked = File("image/png", url="data:image/png;base64," + PNG)
     web = File("image/png", url="https://example.org/a.png")
@@ -208,7 +208,7 @@ def test_an_agent_that_reads_files_gets_those_of_the_newest_message_only() -> No
     assert "not repeated here" in str(said.parts[0])
 
 
-@spec("REUSE-79")
+@spec("REUSE-71")
 @pytest.mark.parametrize(
     "text",
     [
