@@ -14,7 +14,9 @@ CLAUSE = re.compile(r"^\*\*([A-Z]+-\d+)\*\*", re.MULTILINE)
 PAGES = {"TURN": "turn.md", "STREAM": "stream.md", "DRIVEN": "driven.md", "REUSE": "reuse.md"}
 
 
-STILL_WRITTEN = {"REUSE": "several write it at once, each from a number of their own; joined when they are done"}
+STILL_WRITTEN = {
+    "REUSE": "several write it at once, each from a number of their own; joined when they are done"
+}
 
 
 @pytest.mark.parametrize("kind", PAGES)

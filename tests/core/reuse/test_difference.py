@@ -125,7 +125,7 @@ def test_what_invalidated_the_prefix_is_named(
             "uuid",
         ),
         ("key sess_01HZX3QK9V8T7R6P5N4M", "key sess_01HZX3QK9V8T7R6P5N4Z", Cause.ID, "uuid"),
-        ("in /home/ann/work/a", "in /home/ann/work/b", Cause.PATH, "path"),
+        ("in /srv/ann/work/a", "in /srv/ann/work/b", Cause.PATH, "path"),
         ("you have 12 files", "you have 13 files", Cause.WORDS, "number"),
     ],
 )
