@@ -190,7 +190,7 @@ CLAUDES = [
 ]
 
 
-@spec("REUSE-78")
+@spec("REUSE-79")
 async def test_what_anthropic_is_sent_is_marked_for_its_cache() -> None:
     seen = Seen()
     model = PydanticAIModel(claude(seen))
@@ -216,7 +216,7 @@ def unmarked(value: Any) -> Any:  # noqa: ANN401 - any JSON
     return value
 
 
-@spec("REUSE-78")
+@spec("REUSE-79")
 @pytest.mark.parametrize(
     ("options", "request_of"),
     [
