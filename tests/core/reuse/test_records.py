@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from midstream.core.reuse.fingerprint import LINK_BYTES
 from midstream.core.reuse.records import (
     MARKS_MAX,
     RECORD_AGE_MAX_S,
