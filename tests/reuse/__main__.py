@@ -39,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _again(seed: int) -> int:
     life = lived(seed)
+    _tell("\n".join([*life.trace, f"\nseed {seed}: {life.problems or 'every promise was kept'}"]))
     return bool(life.problems)
 
 
@@ -56,7 +57,7 @@ def _block(first: int, count: int) -> tuple[Counter[str], list[tuple[int, list[s
 
 def _searched(first: int, lives: int, jobs: int) -> int:
     """Live so many lives; return 1 where a promise was broken."""
-    said_at = time.monotonic()
+    began_at = said_at = time.monotonic()
     total: Counter[str] = Counter()
     failures = 0
     blocks = iter(range(first, first + lives, BLOCK))
@@ -70,11 +71,12 @@ def _searched(first: int, lives: int, jobs: int) -> int:
             total += figures
             failures += len(failed)
             for seed, problems in failed:
-                "\n    ".join([f"seed {seed}; again: make pool-search ARGS={seed}", *problems])
+                _tell("\n    ".join([f"seed {seed}; again: make pool-search ARGS={seed}", *problems]))
             if failures < FAILURES_MAX and (at := next(blocks, None)) is not None:
                 waiting.add(pool.submit(_block, at, min(BLOCK, end - at)))
             if time.monotonic() - said_at > PROGRESS_S or not waiting:
                 said_at = time.monotonic()
+                _tell(_said(total, failures, said_at - began_at))
     return bool(failures)
 
 
@@ -86,6 +88,11 @@ def _said(total: Counter[str], failures: int, seconds: float) -> str:
         f"{total['replays']:,} full replays; {failures} broken promises; "
         f"{total['lives'] / seconds * 60:,.0f} lives a minute"
     )
+
+
+def _tell(words: str) -> None:
+    sys.stdout.write(f"{words}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
