@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from midstream.runtime.agent import Agent, sub_agent
     from midstream.runtime.host import Host
     from midstream.runtime.models import Model
+    from midstream.runtime.pool import Pooled
     from midstream.server.app import asgi
     from midstream.tools import (
         DidNotHappen,
@@ -37,6 +38,7 @@ _HOMES = {
     "Host": "midstream.runtime.host",
     "MidstreamError": "midstream.errors",
     "Model": "midstream.runtime.models",
+    "Pooled": "midstream.runtime.pool",
     "Repaired": "midstream.history",
     "Tool": "midstream.tools",
     "asgi": "midstream.server.app",
@@ -59,6 +61,7 @@ __all__ = [
     "Host",
     "MidstreamError",
     "Model",
+    "Pooled",
     "Repaired",
     "Tool",
     "asgi",

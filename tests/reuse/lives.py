@@ -20,9 +20,9 @@ from midstream.core.messages import Call, Exchange, Finish, History, Reply, Resu
 from midstream.core.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
 from midstream.core.reuse.abilities import Abilities
 from midstream.errors import ModelError
-from midstream.runtime.pool import Pooled, PoolLimits, TurnReport
+from midstream.runtime.pool import Pooled, PoolLimits
 from midstream.runtime.pool_entries import POOL_SHELF
-from midstream.runtime.pool_turns import Way
+from midstream.runtime.pool_turns import TurnReport, Way
 from midstream.runtime.upstreams import UpstreamEvent
 from midstream.store import memory as stores
 from midstream.store.contract import Kept
@@ -242,7 +242,7 @@ class Life:
         )
         asked = Asked(expected_of(history))
         died: asyncio.Future[None] = self.loop.create_future()
-        server.process.on_death.append(lambda: died.done() or died.set_result(None))
+        server.process.on_death.append(lambda: _settle(died))
         server.process.dies_in = dies_in
         consuming = self.loop.start(server.process, self._consume(server, request, asked, stops_after))
         await asyncio.wait({consuming, died}, return_when=asyncio.FIRST_COMPLETED)
@@ -521,6 +521,11 @@ ACTIONS: list[tuple[Action, int]] = [
     (Life._clear, 1),
 ]
 """What a host may do, and how often."""
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def expected_of(history: History) -> tuple[str, ...]:

@@ -209,6 +209,7 @@ class Performer:
             owed.attempt,
             f"{self._reports.session_id}/{owed.turn}/{owed.reply_no}",
             kept.token,
+            session=self._reports.session_id,
         )
         shown = words_said(turn) if kept.token else {}
         builder = ReplyBuilder(owed.turn, owed.reply_no, owed.attempt, shown)

@@ -31,7 +31,7 @@ from midstream.core.replies import (
     Working,
 )
 from midstream.core.reuse import records, retrying
-from midstream.core.reuse.classification import Fork, Fresh, Kind, Resume, action, aside_of, classify
+from midstream.core.reuse.classification import Fork, Fresh, Kind, Resume, action, asides_of, classify
 from midstream.core.reuse.fingerprint import Chain, Outline
 from midstream.core.reuse.records import PoolRecord
 from midstream.core.reuse.servers import McpServer
@@ -44,6 +44,7 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.runtime.agent_runs import AgentRun, SilenceLimits
+from midstream.runtime.debugging import show_where_asked
 from midstream.runtime.key_locks import KeyLocks
 from midstream.runtime.live_agents import LiveAgents
 from midstream.runtime.pool_entries import OUT_OF_ORDER, Found, PoolEntries
@@ -146,6 +147,7 @@ class Pooled:
         self._locks = KeyLocks(world, wait_s=limits.wait_s)
         self._chains: OrderedDict[str, Chain] = OrderedDict()
         self._reports: OrderedDict[str, TurnReport] = OrderedDict()
+        show_where_asked()
 
     @property
     def name(self) -> str:
@@ -254,7 +256,9 @@ class Pooled:
                 await self._entries.note_aside(request.session, found, outline)
                 return Turn(request, outline, judged, doing, setup, None)
             try:
-                asked = replace(self._asked(doing, found, outline, now), aside=aside_of(judged, found.record))
+                asked = replace(
+                    self._asked(doing, found, outline, now), asides=asides_of(judged, found.record)
+                )
                 claim = await self._entries.claim(request.session, found, asked)
             except ShelfMovedError:
                 continue
@@ -475,8 +479,8 @@ class Pooled:
         turn.begin_anew(error)
         if turn.claim is not None:
             fresh = records.asked_fresh(turn.outline, upstream=self.name, now=self._world.now())
-            aside = turn.claim.record.aside if turn.claim.record is not None else None
-            await turn.claim.hold(replace(fresh, aside=aside))
+            asides = turn.claim.record.asides if turn.claim.record is not None else ()
+            await turn.claim.hold(replace(fresh, asides=asides))
         turn.begin(self._world.new_id("agent"), self._upstream.abilities, self._limits.budget)
 
     async def _is_verified(self) -> bool:
@@ -552,7 +556,7 @@ class Pooled:
             self._reports[report.session] = report
             while len(self._reports) > REPORTS_MAX:
                 self._reports.popitem(last=False)
-        self._log_turn(turn, "%s", report)
+        self._log_turn(turn, "%s", report.line)
         if self._on_turn is not None:
             try:
                 self._on_turn(report)

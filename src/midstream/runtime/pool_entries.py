@@ -182,8 +182,8 @@ class Claim:
             try:
                 self._version = await self._keep(record)
             except ShelfMovedError:
-                aside = await self._look_again()
-                record = replace(record, aside=aside.aside if aside else None)
+                theirs = await self._look_again()
+                record = replace(record, asides=theirs.asides if theirs else ())
             except OUT_OF_ORDER as error:
                 _log.warning("a record could not be written: %s", error.code, extra={"entry": self._key})
                 return

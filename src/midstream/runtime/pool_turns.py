@@ -72,6 +72,24 @@ class TurnReport(Struct, frozen=True):
     error: str = ""
     usage: Usage = Usage()
 
+    @property
+    def line(self) -> str:
+        """The same as one line for a log."""
+        usage = self.usage
+        cells = [
+            f"session={self.session or '-'}",
+            f"kind={self.kind.value} ({self.why})",
+            f"way={self.way.value}",
+            f"end={self.end.value}",
+            f"agent={self.agent or '-'}",
+            f"users={self.common}+{self.new}",
+            f"sends={self.sends} replays={self.replays}",
+            f"rebuilt={self.rebuilt}" if self.rebuilt else "",
+            f"error={self.error}" if self.error else "",
+            f"tokens={usage.input_tokens} in ({usage.cached_tokens} cached), {usage.output_tokens} out",
+        ]
+        return " ".join(filter(None, cells))
+
 
 class Turn:
     """The state of one turn. `runtime.pool` moves it on.

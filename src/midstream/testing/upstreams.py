@@ -111,7 +111,10 @@ class Memory:
         self.talks: dict[str, Talk] = {}
         self.forgotten: list[str] = []
         """Agents that were deleted on request."""
+        self.arrived: list[tuple[str, Said]] = []
+        """Every message that was taken, with the agent that took it, in order; also of those forgotten since."""
         self.numbers = itertools.count(1)
+        self._talk_numbers = itertools.count(1)
         self.wrongs: list[str] = []
         """What no caller may do: speak to an agent that is speaking, or use a key for two things."""
         self._keys: dict[str, tuple[str, str]] = {}
@@ -123,7 +126,7 @@ class Memory:
 
     def begin(self) -> Talk:
         """Begin an empty conversation."""
-        talk = Talk(f"agent-{next(self.numbers)}")
+        talk = Talk(f"agent-{next(self._talk_numbers)}")
         self.talks[talk.name] = talk
         return talk
 
@@ -256,6 +259,7 @@ class ScriptedAgent:
         await _refuse(trouble, talk, is_forced=is_forced)
         if key not in talk.unacked:
             talk.heard.append(heard)
+            memory.arrived.append((talk.name, said))
         talk.unacked.discard(key)
         if trouble is Trouble.ACK_LOST:
             talk.unacked.add(key)

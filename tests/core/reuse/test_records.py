@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from midstream.core.reuse.fingerprint import LINK_BYTES
 from midstream.core.reuse.records import (
     MARKS_MAX,
     RECORD_AGE_MAX_S,
@@ -85,8 +86,19 @@ def test_only_the_newest_marks_are_kept() -> None:
 def test_a_noted_side_call_changes_nothing_else_and_goes_with_the_next_turn() -> None:
     before = known(sent(said("a")))
     after = noted(before, sent(said("title"), system="Titles."))
-    assert replace(after, aside=None) == before
-    assert asked_again(after, sent(*talk("a", "b")), now=1.0).aside is None
+    assert replace(after, asides=()) == before
+    assert asked_again(after, sent(*talk("a", "b")), now=1.0).asides == ()
+
+
+def test_of_side_calls_with_one_system_prompt_the_newest_is_kept_and_four_of_all() -> None:
+    record = known(sent(said("a")))
+    for number in range(6):
+        for name in ("first", "second"):
+            record = noted(record, sent(said(f"{name} {number}"), system=f"Titles {number}."))
+    newest = [
+        sent(said(f"second {number}"), system=f"Titles {number}.").fingerprint for number in range(2, 6)
+    ]
+    assert [aside.link for aside in record.asides] == [each.users[-LINK_BYTES:] for each in newest]
 
 
 @spec("REUSE-24")
@@ -120,7 +132,6 @@ def test_anything_at_all_is_read_without_an_error(body: bytes) -> None:
         replace(RECORD, used_at=math.nan),
         replace(RECORD, created_at=math.inf),
         replace(RECORD, fingerprint=replace(RECORD.fingerprint, users=b"1234")),
-        replace(RECORD, aside=replace(RECORD.fingerprint, users=b"1234")),
         replace(RECORD, marks=(Mark(3, "a", "m"),)),
         replace(RECORD, marks=(Mark(0, "a", "m"),)),
         replace(RECORD, marks=(Mark(2, "a", "m"), Mark(1, "a", "m"))),

@@ -13,8 +13,8 @@ from typing import Literal
 from msgspec import Struct
 
 from midstream.core.reuse.abilities import Abilities
-from midstream.core.reuse.fingerprint import Fingerprint, Outline, common_users
-from midstream.core.reuse.records import Mark, PoolRecord
+from midstream.core.reuse.fingerprint import LINK_BYTES, Fingerprint, Outline, common_users
+from midstream.core.reuse.records import Aside, Mark, PoolRecord, with_aside
 
 
 class Kind(StrEnum):
@@ -161,17 +161,17 @@ def action(
     return Fresh(is_pooled=True)
 
 
-def aside_of(classification: Classification, record: PoolRecord | None) -> Fingerprint | None:
-    """Return what stands aside of the record that replaces `record`: should a host go on from there, it was no side call.
+def asides_of(classification: Classification, record: PoolRecord | None) -> tuple[Aside, ...]:
+    """Return what stands aside of the record that replaces `record`.
 
     A rebase may have been a side call that began like the conversation itself; then that one goes on. A request that
     has nothing in common with the record tells nothing of what stands aside of it.
     """
     if record is None:
-        return None
+        return ()
     if classification.kind is Kind.REBASE:
-        return record.fingerprint
-    return None if classification.common else record.aside
+        return with_aside(record.asides, record.fingerprint)
+    return () if classification.common else record.asides
 
 
 _BASE: tuple[Field, ...] = ("identity", "system", "tools", "servers")
@@ -214,7 +214,7 @@ def _judged(
             changed[0], None, f"the {changed[0]} changed, and the conversation goes on"
         )
     if is_foreign or (changed and not common):
-        if record.aside is not None and _goes_on(record.aside, outline):
+        if any(_goes_on(aside, outline) for aside in record.asides):
             words = "what looked like a side call goes on"
             return Kind.REBASE, Reason(changed[0], None, words)
         words = f"the {changed[0]} changed, and the conversation does not go on"
@@ -254,12 +254,13 @@ def _unfit(record: PoolRecord, outline: Outline, common: int) -> tuple[Kind, Rea
     return divergence, Reason("results", None, "the results are not those of the calls that the agent made")
 
 
-def _goes_on(aside: Fingerprint, outline: Outline) -> bool:
+def _goes_on(aside: Aside, outline: Outline) -> bool:
     """Whether a request continues what was taken for a side call: by more user messages, or by results."""
     theirs = outline.fingerprint
     is_same = aside.system == theirs.system and aside.identity == theirs.identity
-    is_longer = aside.count < theirs.count or bool(outline.tail_results and not outline.tail_users)
-    return is_same and is_longer and 0 < aside.count == common_users(aside.users, theirs.users)
+    is_longer = aside.users < theirs.count or bool(outline.tail_results and not outline.tail_users)
+    end = aside.users * LINK_BYTES
+    return is_same and is_longer and end > 0 and theirs.users[end - LINK_BYTES : end] == aside.link
 
 
 def _can_follow(changed: tuple[Field, ...], abilities: Abilities) -> bool:

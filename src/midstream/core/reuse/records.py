@@ -23,6 +23,8 @@ RECORDS_MAX = 200
 """Records kept, the most recently used first."""
 MARKS_MAX = 64
 """Marks kept of a conversation, the newest first: people edit what they said lately."""
+ASIDES_MAX = 4
+"""Side calls kept beside a record: hosts have a few kinds of them, such as titles and summaries."""
 
 _VERSION = b"\x01"
 _CHECK_BYTES = 8
@@ -36,6 +38,15 @@ class Mark(Struct, frozen=True, array_like=True):
     mark: str
 
 
+class Aside(Struct, frozen=True, array_like=True):
+    """What a side call was: its system prompt and identity, how many user messages it had, and the last one's link."""
+
+    system: bytes
+    identity: bytes
+    users: int
+    link: bytes
+
+
 class PoolRecord(Struct, frozen=True):
     """A conversation in an upstream.
 
@@ -47,7 +58,7 @@ class PoolRecord(Struct, frozen=True):
         marks: By ascending `users`, `MARKS_MAX` at most.
         open_calls: The ids of the calls that its last reply asked the host to run.
         answered: The ids of the calls whose results it was given since the last user message.
-        aside: What the last side call was that nobody had called one: should a host go on from there, it was none.
+        asides: The last side calls that nobody had called so: should a host go on from one, it was none.
         run: The run that has the agent now, "" where none: until it lets go nobody else resumes it. One that died
             never does: what its agent heard, and whether it still answers, nobody knows.
         created_at, used_at: Seconds since 1970: when the agent was opened, and when it last gave a sign of life.
@@ -62,7 +73,7 @@ class PoolRecord(Struct, frozen=True):
     marks: tuple[Mark, ...] = ()
     open_calls: tuple[str, ...] = ()
     answered: tuple[str, ...] = ()
-    aside: Fingerprint | None = None
+    asides: tuple[Aside, ...] = ()
     run: str = ""
 
     @property
@@ -86,7 +97,7 @@ def asked_again(record: PoolRecord, outline: Outline, *, now: float) -> PoolReco
         marks=_marks_up_to(record.marks, common),
         open_calls=(),
         answered=_answered(outline),
-        aside=None,
+        asides=(),
         used_at=now,
     )
 
@@ -123,7 +134,16 @@ def answered(
 
 def noted(record: PoolRecord, outline: Outline) -> PoolRecord:
     """Return the record with a side call that nobody had called one beside it. Nothing else of it changes."""
-    return replace(record, aside=outline.fingerprint)
+    return replace(record, asides=with_aside(record.asides, outline.fingerprint))
+
+
+def with_aside(asides: Sequence[Aside], fingerprint: Fingerprint) -> tuple[Aside, ...]:
+    """Return these with one more; of those with one system prompt only the newest is kept, and `ASIDES_MAX` of all."""
+    aside = Aside(
+        fingerprint.system, fingerprint.identity, fingerprint.count, fingerprint.users[-LINK_BYTES:]
+    )
+    others = [each for each in asides if (each.system, each.identity) != (aside.system, aside.identity)]
+    return (*others, aside)[-ASIDES_MAX:]
 
 
 def encode(record: PoolRecord) -> bytes:
@@ -164,10 +184,9 @@ def _check(body: bytes) -> bytes:
 
 
 def _is_sound(record: PoolRecord) -> bool:
-    prints = [record.fingerprint] if record.aside is None else [record.fingerprint, record.aside]
     users = [mark.users for mark in record.marks]
     return (
-        all(len(found.users) % LINK_BYTES == 0 for found in prints)
+        len(record.fingerprint.users) % LINK_BYTES == 0
         and math.isfinite(record.created_at)
         and math.isfinite(record.used_at)
         and users == sorted(set(users))

@@ -1,0 +1,249 @@
+"""`midstream pool`: which conversations a pool knows the upstream's agents of, and how to let go of them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from msgspec import Struct
+
+from midstream.cli import Surroundings
+from midstream.cli.session_options import json_of
+from midstream.cli.terminal import Ink, clean, columns, padded, shortened
+from midstream.cli.transcript import time_of
+from midstream.core.reuse.records import PoolRecord, decode
+from midstream.errors import NotFoundError, UsageError
+from midstream.runtime.pool_entries import POOL_SHELF, session_of
+from midstream.store.contract import Kept
+from midstream.store.sqlite import SQLiteStore, reading
+
+SESSION_COLUMNS = 24
+STATE_COLUMNS = 9
+LOOK_BYTES = 4
+"""Bytes of a digest that are shown: enough to see whether two are the same."""
+
+
+class PoolLine(Struct, frozen=True):
+    """One record, as it is shown.
+
+    Args:
+        state: `ready` (the next turn may resume the agent), `running` (a turn has it, or died with it), `pending`
+            (nobody knows what it heard), `damaged` (the next turn begins anew).
+        users: User messages that the agent knows.
+        system, tools, servers, identity: The beginnings of their digests.
+    """
+
+    key: str
+    session: str
+    upstream: str
+    agent: str
+    state: str
+    users: int
+    marks: int
+    open_calls: tuple[str, ...]
+    created_at: float
+    used_at: float
+    bytes: int
+    system: str = ""
+    tools: str = ""
+    servers: str = ""
+    identity: str = ""
+
+
+@click.group()
+def pool() -> None:
+    """Look at the agents a pool would resume, or forget them.
+
+    A session's next turn begins with a fresh agent where its record is gone; nothing of the conversation is lost.
+    """
+
+
+_store_option = click.option(
+    "--store",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Look into this database (default: the one `midstream serve` uses).",
+)
+_json_option = click.option("--json", "is_json", is_flag=True, help="Answer in JSON.")
+
+
+@pool.command("ls")
+@_store_option
+@_json_option
+@click.pass_obj
+def list_records(
+    surroundings: Surroundings,
+    store: Path | None,
+    is_json: bool,  # noqa: FBT001 - click passes options so
+) -> None:
+    """List the records, last used first: a table, or tab-separated lines where stdout is no terminal."""
+    found = _found(store or surroundings.places.store)
+    ink = surroundings.out
+    if is_json:
+        for line in found:
+            click.echo(json_of(line))
+    elif ink.is_terminal:
+        for row in _table(found, ink, columns()):
+            click.echo(row, color=True)
+    else:
+        for line in found:
+            cells = (
+                line.session,
+                line.upstream,
+                line.state,
+                str(line.users),
+                time_of(line.used_at),
+                line.agent,
+            )
+            click.echo("\t".join(clean(cell, is_one_line=True) for cell in cells))
+    if not found:
+        click.echo("No agents yet.", err=True)
+
+
+@pool.command()
+@click.argument("session")
+@_store_option
+@_json_option
+@click.pass_obj
+def show(
+    surroundings: Surroundings,
+    session: str,
+    store: Path | None,
+    is_json: bool,  # noqa: FBT001 - click passes options so
+) -> None:
+    """Show what is known of a session's agents; the session is named by its id or the beginning of it."""
+    for line in _of_session(_found(store or surroundings.places.store), session):
+        if is_json:
+            click.echo(json_of(line))
+            continue
+        for name in line.__struct_fields__:
+            value = getattr(line, name)
+            words = time_of(value) if name.endswith("_at") else str(value)
+            if value not in ("", ()):
+                row = f"{padded(name, 12)}{clean(words, is_one_line=True)}"
+                click.echo(shortened(row, columns()) if surroundings.out.is_terminal else row)
+
+
+@pool.command()
+@click.argument("sessions", metavar="[SESSION]...", nargs=-1)
+@click.option("--all", "is_all", is_flag=True, help="All records.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@_store_option
+@_json_option
+@click.pass_obj
+def clear(
+    surroundings: Surroundings,
+    sessions: tuple[str, ...],
+    is_all: bool,  # noqa: FBT001 - click passes options so
+    yes: bool,  # noqa: FBT001 - see above
+    store: Path | None,
+    is_json: bool,  # noqa: FBT001 - see above
+) -> None:
+    """Remove records: the next turn of these sessions begins with a fresh agent. Upstream nothing is deleted."""
+    if bool(sessions) == is_all:
+        raise UsageError("name the sessions to clear, or say --all")
+    path = store or surroundings.places.store
+    found = _found(path)
+    wanted = found if is_all else [line for name in sessions for line in _of_session(found, name)]
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError("say --yes where nobody can be asked")
+        click.confirm(f"Remove {_counted(len(wanted))}?", abort=True, err=True)
+    removed = asyncio.run(_removed(path, [line.key for line in wanted])) if wanted else []
+    if is_json:
+        for key in removed:
+            click.echo(json_of({"key": key, "is_removed": True}))
+    click.echo(f"{_counted(len(removed))} removed.", err=True)
+
+
+async def _removed(path: Path, keys: Sequence[str]) -> list[str]:
+    """Remove entries as they are now, and return which were there."""
+    store = SQLiteStore(path)
+    await store.open()
+    try:
+        removed = []
+        for key in keys:
+            kept = await store.kept(POOL_SHELF, key)
+            if kept is not None and await store.drop(POOL_SHELF, key, expected=kept.version):
+                removed.append(key)
+        return removed
+    finally:
+        await store.close()
+
+
+def _found(path: Path) -> list[PoolLine]:
+    with reading(path) as reader:
+        return [_line_of(kept) for kept in reader.shelf(POOL_SHELF)]
+
+
+def _of_session(found: Sequence[PoolLine], name: str) -> list[PoolLine]:
+    """Return the lines of one session, of whatever upstream.
+
+    Raises:
+        NotFoundError: There is none.
+        UsageError: Several sessions begin so.
+    """
+    exact = [line for line in found if line.session == name]
+    fitting = exact or [line for line in found if line.session.startswith(name)]
+    if not fitting:
+        raise NotFoundError(
+            f"no agent is known for session {name!r}: `midstream pool ls` shows what there is"
+        )
+    if len({line.session for line in fitting}) > 1:
+        raise UsageError(f"several sessions begin with {name!r}: name one of them")
+    return fitting
+
+
+def _line_of(kept: Kept) -> PoolLine:
+    record = decode(kept.body)
+    if record is None:
+        return PoolLine(kept.key, kept.key, "", "", "damaged", 0, 0, (), kept.at, kept.at, len(kept.body))
+    fingerprint = record.fingerprint
+    digests = (fingerprint.system, fingerprint.tools, fingerprint.servers, fingerprint.identity)
+    return PoolLine(
+        kept.key,
+        session_of(kept.key, record),
+        record.upstream,
+        record.agent,
+        _state_of(record),
+        fingerprint.count,
+        len(record.marks),
+        record.open_calls,
+        record.created_at,
+        record.used_at,
+        len(kept.body),
+        *(digest[:LOOK_BYTES].hex() for digest in digests),
+    )
+
+
+def _state_of(record: PoolRecord) -> str:
+    if record.run:
+        return "running" if record.phase == "confirmed" else "pending"
+    return "ready" if record.is_resumable else "pending"
+
+
+def _table(found: Sequence[PoolLine], ink: Ink, width: int) -> list[str]:
+    if not found:
+        return []
+    names = [clean(line.session, is_one_line=True) for line in found]
+    first = min(SESSION_COLUMNS, max(len("SESSION"), *map(len, names)))
+    head = f"{padded('SESSION', first)}  USERS  {padded('STATE', STATE_COLUMNS)}  USED                 AGENT"
+    rows = [ink.bold(head)]
+    rest = max(10, width - len(head) + len("AGENT"))
+    for line, name in zip(found, names, strict=True):
+        agent = clean(f"{line.upstream} {line.agent}", is_one_line=True)
+        cells = (
+            padded(shortened(name, first), first),
+            f"{line.users:>5}",
+            padded(line.state, STATE_COLUMNS),
+            time_of(line.used_at),
+            shortened(agent, rest),
+        )
+        rows.append("  ".join(cells))
+    return rows
+
+
+def _counted(count: int) -> str:
+    return f"{count} record{'s' if count != 1 else ''}"

@@ -1,0 +1,311 @@
+"""What may go wrong with a pooled upstream, in which situation, and what must come of it: data, and a suite for any.
+
+`MATRIX` is the whole of it, one `Case` for each situation and fault. An upstream's own tests run it against its real
+software, with the scripted other end that `midstream.testing.upstream_contract` asks for:
+
+    class TestMyUpstreamPooled(PoolContract):
+        @pytest.fixture
+        def peer(self, tmp_path: Path) -> Peer:
+            return MyPeer(tmp_path)
+
+Whatever happens, at the end each message of the host stands exactly once, in order, in what the last agent was told.
+"""
+# ruff: noqa: D102 - these are tests: a name is a promise
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Protocol
+
+import pytest
+from msgspec import Struct
+
+from midstream.core.messages import Exchange, History, Reply, Text, UserMessage
+from midstream.core.replies import Finished, ModelRequest, TextDelta
+from midstream.errors import ModelError
+from midstream.runtime.agent_runs import SilenceLimits
+from midstream.runtime.pool import Pooled, PoolLimits
+from midstream.runtime.upstreams import Upstream
+from midstream.store.contract import Shelf
+from midstream.store.memory import Memory, MemoryStore
+
+LIMIT_S = 60.0
+"""Seconds after which an answer that should be there is missing."""
+IDLE_S = 1.5
+"""Seconds of silence that the suite lets an agent have; more than a real one of it takes to start."""
+TOKEN = re.compile(r"\bword-\d+\b")
+
+
+class Situation(StrEnum):
+    """Where a host stands when it asks."""
+
+    FIRST = "first"
+    """Nothing was said before."""
+    CONTINUED = "continued"
+    """One message more, in the same process."""
+    RESTARTED = "restarted"
+    """One message more, in another process."""
+    QUEUED = "queued"
+    """Two messages more, with nothing between them."""
+    EDITED = "edited"
+    """The last message was replaced."""
+    REPEATED = "repeated"
+    """The last answer is wanted once more."""
+    REBASED = "rebased"
+    """One message more, and another system prompt."""
+
+
+class Fault(StrEnum):
+    """What goes wrong with the upstream at that moment."""
+
+    NONE = "none"
+    EXPIRED = "expired"
+    """It has forgotten all its conversations."""
+    BUSY = "busy"
+    """The conversation is in another run."""
+    WRONG_ID = "wrong-id"
+    """It opens an empty conversation as if nothing were wrong."""
+    SILENT = "silent"
+    """It takes the message and says nothing."""
+    DIES = "dies"
+    """Its answer breaks off after the first words."""
+    KEY_REFUSED = "key-refused"
+    """The credential is not accepted any more."""
+
+
+class Case(Struct, frozen=True):
+    """One cell of the matrix.
+
+    Args:
+        is_answered: Whether the host gets its answer; otherwise a `ModelError`, and it asks again.
+        is_replayed: Whether a fresh agent is told everything before the host has its answer.
+    """
+
+    situation: Situation
+    fault: Fault
+    is_answered: bool
+    is_replayed: bool
+
+
+_REPLAYED = {Situation.EDITED, Situation.REPEATED, Situation.REBASED}
+"""Situations in which a fresh agent is told everything, unless the upstream can fork or take other instructions."""
+_TOUCHES_RESUMED = {Fault.EXPIRED, Fault.BUSY, Fault.WRONG_ID}
+"""Faults that only an agent with a past can have."""
+
+
+def _case(situation: Situation, fault: Fault) -> Case:
+    is_fresh = situation is Situation.FIRST or situation in _REPLAYED
+    if is_fresh and fault in _TOUCHES_RESUMED:
+        return Case(situation, fault, is_answered=True, is_replayed=situation in _REPLAYED)
+    # Nobody sees the answer to the first of two messages: it may break off unnoticed.
+    is_seen = situation is not Situation.QUEUED
+    is_answered = fault is not Fault.KEY_REFUSED and not (fault is Fault.DIES and is_seen)
+    is_begun_anew = fault in (Fault.EXPIRED, Fault.WRONG_ID, Fault.SILENT, Fault.DIES)
+    is_replayed = situation in _REPLAYED or (is_begun_anew and situation is not Situation.FIRST)
+    return Case(situation, fault, is_answered, is_replayed)
+
+
+MATRIX: tuple[Case, ...] = tuple(_case(situation, fault) for situation in Situation for fault in Fault)
+"""Every situation with every fault."""
+
+
+class Told(Protocol):
+    """A user's message that reached the peer."""
+
+    @property
+    def agent(self) -> str:
+        """The conversation it was said in."""
+
+    @property
+    def text(self) -> str:
+        """Its words, all of them."""
+
+
+class Peer(Protocol):
+    """As much of `midstream.testing.upstream_contract.Peer` as is needed here."""
+
+    @property
+    def lacks(self) -> frozenset[str]:
+        """What this kind of upstream cannot have: "busy", "echo", "verify" matter here."""
+
+    def upstream(self) -> Upstream:
+        """Return another upstream that talks to this peer: what another process would make."""
+
+    def told(self) -> Sequence[Told]:
+        """Return all messages that arrived, in their order."""
+
+    def expire(self, agent: str) -> None:
+        """Forget a conversation."""
+
+    def be_busy(self, agent: str) -> None:
+        """Refuse messages to a conversation until somebody ends its run by force."""
+
+    def hang(self) -> None:
+        """Take the next message, name the conversation, and then say nothing more."""
+
+    def echo_wrong_id(self) -> None:
+        """Open another, empty conversation at the next resumption."""
+
+    def die_mid_stream(self) -> None:
+        """Break off the next answer after its first words."""
+
+    def refuse_key(self) -> None:
+        """Refuse the credential from now on."""
+
+
+class _Host:
+    """A host of one conversation in front of a pool, and a second process of it."""
+
+    def __init__(self, peer: Peer, shelf: Shelf) -> None:
+        self.peer = peer
+        self.shelf = shelf
+        self.history = History()
+        self.system = ""
+        self.pools: list[Pooled] = []
+        self.pool = self.started()
+        self._words = 0
+
+    def started(self) -> Pooled:
+        limits = PoolLimits(silence=SilenceLimits(idle_s=IDLE_S, tool_s=IDLE_S))
+        self.pools.append(Pooled(self.peer.upstream(), self.shelf, limits=limits))
+        return self.pools[-1]
+
+    def word(self) -> UserMessage:
+        self._words += 1
+        return UserMessage.of(f"say word-{self._words}")
+
+    def then(self, *messages: UserMessage) -> None:
+        for message in messages:
+            self.history = self.history.then(message)
+
+    async def ask(self) -> None:
+        """Have the history answered, and take the answer into it."""
+        request = ModelRequest(self.system, self.history, session="s")
+        words, is_whole = "", False
+        async with asyncio.timeout(LIMIT_S):
+            async for event in self.pool.stream(request):
+                if isinstance(event, TextDelta):
+                    words += event.text
+                is_whole = is_whole or isinstance(event, Finished)
+        assert is_whole
+        self.history = self.history.then(Exchange(Reply((Text(words),))))
+
+    async def close(self) -> None:
+        for pool in self.pools:
+            await pool.aclose()
+
+
+class PoolContract:
+    """The tests. Each one gets a fresh `peer`."""
+
+    pytestmark = pytest.mark.asyncio
+
+    @pytest.mark.parametrize("case", MATRIX, ids=lambda case: f"{case.situation}-{case.fault}")
+    async def test_whatever_goes_wrong_each_message_is_told_once(self, peer: Peer, case: Case) -> None:
+        _needs(peer, case.fault)
+        store = MemoryStore(Memory())
+        await store.open()
+        host = _Host(peer, store)
+        try:
+            await _arrive(host, case.situation)
+            _break(host, case)
+            before = len(peer.told())
+            try:
+                await host.ask()
+                is_answered = True
+            except ModelError:
+                is_answered = False
+            assert is_answered == case.is_answered
+            if not is_answered and case.fault is Fault.KEY_REFUSED:
+                return
+            if not is_answered:
+                await host.ask()
+            _check(host, before, case)
+            host.then(host.word())
+            again = len(peer.told())
+            await host.ask()
+            assert len(peer.told()) == again + 1, "the next turn is cheap again"
+            _check_told(host)
+        finally:
+            await host.close()
+
+
+async def _arrive(host: _Host, situation: Situation) -> None:
+    host.then(host.word())
+    if situation is Situation.FIRST:
+        return
+    await host.ask()
+    host.then(host.word())
+    await host.ask()
+    match situation:
+        case Situation.CONTINUED:
+            host.then(host.word())
+        case Situation.RESTARTED:
+            await host.pool.aclose()
+            host.pool = host.started()
+            host.then(host.word())
+        case Situation.QUEUED:
+            host.then(host.word(), host.word())
+        case Situation.EDITED:
+            host.history = History(host.history.entries[:-2])
+            host.then(host.word())
+        case Situation.REPEATED:
+            host.history = History(host.history.entries[:-1])
+        case Situation.REBASED:
+            host.system = "Be brief."
+            host.then(host.word())
+
+
+def _break(host: _Host, case: Case) -> None:
+    agents = {told.agent for told in host.peer.told()}
+    match case.fault:
+        case Fault.NONE:
+            pass
+        case Fault.EXPIRED:
+            for agent in agents:
+                host.peer.expire(agent)
+        case Fault.BUSY:
+            for agent in agents:
+                host.peer.be_busy(agent)
+        case Fault.WRONG_ID:
+            if not case.is_replayed or case.situation not in _REPLAYED:
+                host.peer.echo_wrong_id()
+        case Fault.SILENT:
+            host.peer.hang()
+        case Fault.DIES:
+            host.peer.die_mid_stream()
+        case Fault.KEY_REFUSED:
+            host.peer.refuse_key()
+
+
+def _needs(peer: Peer, fault: Fault) -> None:
+    lacking = {Fault.BUSY: "busy", Fault.WRONG_ID: "echo", Fault.KEY_REFUSED: "verify"}.get(fault)
+    if lacking in peer.lacks:
+        pytest.skip(f"this kind of upstream has no {lacking}")
+
+
+def _check(host: _Host, before: int, case: Case) -> None:
+    """Look at what was told since the fault."""
+    news = host.peer.told()[before:]
+    is_replayed = any(len(TOKEN.findall(told.text)) > 1 for told in news)
+    if host.peer.upstream().abilities.can_fork or host.peer.upstream().abilities.can_reinstruct:
+        return
+    assert is_replayed == case.is_replayed
+    _check_told(host)
+
+
+def _check_told(host: _Host) -> None:
+    """The agent that answered last has been told each message once, in order."""
+    wanted = [
+        token
+        for entry in host.history.entries
+        if isinstance(entry, UserMessage)
+        for token in TOKEN.findall(str(entry.parts))
+    ]
+    told = host.peer.told()
+    last = told[-1].agent
+    heard = [token for each in told if each.agent == last for token in TOKEN.findall(each.text)]
+    assert heard == wanted

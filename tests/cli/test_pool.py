@@ -1,0 +1,124 @@
+"""What `midstream pool` shows of a store, and what it removes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from midstream.cli.terminal import width_of
+from midstream.core.messages import History, UserMessage
+from midstream.core.reuse.fingerprint import outline
+from midstream.core.reuse.records import answered, asked_fresh, confirmed, encode
+from midstream.runtime.pool_entries import POOL_SHELF, key_of
+from midstream.store.sqlite import SQLiteStore
+from tests.cli.conftest import Run
+from tests.cli.on_terminal import OnTerminal
+
+HISTORY = History((UserMessage.of("one"),))
+
+
+@pytest.fixture
+async def pooled(tmp_path: Path) -> Path:
+    path = tmp_path / "sessions.db"
+    store = SQLiteStore(path)
+    await store.open()
+    asked = asked_fresh(outline("be brief", (), (), {}, HISTORY), upstream="claude:opus", now=1_700_000_000.0)
+    ready = answered(
+        confirmed(asked, "agent-1", now=1_700_000_001.0),
+        agent="agent-1",
+        mark="",
+        open_calls=(),
+        now=1_700_000_002.0,
+    )
+    records = {"harbour": ready, "harvest": replace(asked, run="run-1")}
+    for session, record in records.items():
+        key = key_of("claude:opus", session)
+        await store.keep(POOL_SHELF, key, encode(record), expected=0, at=record.used_at)
+    await store.keep(POOL_SHELF, "claude:opus/torn\x1b[31m", b"\x01nothing", expected=0, at=1.0)
+    await store.close()
+    return path
+
+
+def test_a_listing_through_a_pipe_is_one_line_of_cells_a_record(run: Run, pooled: Path) -> None:
+    done = run("pool", "ls", "--store", pooled)
+    rows = [line.split("\t") for line in done.stdout.splitlines()]
+    assert [(row[0], row[1], row[2], row[3]) for row in rows] == [
+        ("harbour", "claude:opus", "ready", "1"),
+        ("harvest", "claude:opus", "pending", "1"),
+        ("claude:opus/torn", "", "damaged", "0"),
+    ]
+    assert done.exit_code == 0
+
+
+def test_json_has_one_object_a_line_with_every_field(run: Run, pooled: Path) -> None:
+    first = json.loads(run("pool", "ls", "--json", "--store", pooled).stdout.splitlines()[0])
+    assert first["agent"] == "agent-1"
+    assert sorted(first) == sorted(
+        [
+            "key",
+            "session",
+            "upstream",
+            "agent",
+            "state",
+            "users",
+            "marks",
+            "open_calls",
+            "created_at",
+            "used_at",
+            "bytes",
+            "system",
+            "tools",
+            "servers",
+            "identity",
+        ]
+    )
+
+
+def test_on_a_terminal_of_80_columns_a_listing_is_a_table(on_terminal: OnTerminal, pooled: Path) -> None:
+    lines = on_terminal("pool", "ls", "--store", pooled).text.splitlines()
+    assert lines[0].split() == ["SESSION", "USERS", "STATE", "USED", "AGENT"]
+    assert max(map(width_of, lines)) <= 80
+
+
+def test_one_session_is_shown_by_the_beginning_of_its_name(run: Run, pooled: Path) -> None:
+    done = run("pool", "show", "harb", "--store", pooled)
+    assert "agent       agent-1" in done.stdout.splitlines()
+    assert json.loads(run("pool", "show", "harb", "--json", "--store", pooled).stdout)["users"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["show", "nobody"], 3, "no agent is known for session 'nobody'"),
+        (["show", "har"], 2, "several sessions begin with 'har'"),
+        (["clear"], 2, "name the sessions to clear, or say --all"),
+        (["clear", "harbour"], 2, "say --yes where nobody can be asked"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_an_exit_code(
+    run: Run, pooled: Path, arguments: list[str], code: int, words: str
+) -> None:
+    done = run("pool", *arguments, "--store", pooled)
+    assert (done.exit_code, done.stdout) == (code, "")
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_cleared_session_is_gone_and_the_others_stay(run: Run, pooled: Path) -> None:
+    done = run("pool", "clear", "harbour", "--yes", "--json", "--store", pooled)
+    assert json.loads(done.stdout) == {"key": "claude:opus/harbour", "is_removed": True}
+    assert "1 record removed." in done.stderr
+    assert len(run("pool", "ls", "--store", pooled).stdout.splitlines()) == 2
+
+
+def test_all_records_can_be_cleared_damaged_ones_too(run: Run, pooled: Path) -> None:
+    assert "3 records removed." in run("pool", "clear", "--all", "--yes", "--store", pooled).stderr
+    done = run("pool", "ls", "--store", pooled)
+    assert (done.stdout, done.stderr) == ("", "No agents yet.\n")
+
+
+def test_without_a_store_it_says_so(run: Run) -> None:
+    assert run("pool", "ls").exit_code == 3

@@ -1,0 +1,71 @@
+"""The suite for pooled upstreams, on the scripted one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from msgspec import Struct
+
+from midstream.testing.pool_contract import MATRIX, Fault, Peer, PoolContract, Situation
+from midstream.testing.upstreams import Memory, ScriptedUpstream, Trouble, words_of
+
+
+class Told(Struct, frozen=True):
+    agent: str
+    text: str
+
+
+class ScriptedPeer:
+    """What several scripted upstreams share."""
+
+    lacks: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        self.memory = Memory()
+        self.upstreams: list[ScriptedUpstream] = []
+        self.is_key_good = True
+
+    def upstream(self) -> ScriptedUpstream:
+        made = ScriptedUpstream(self.memory)
+        made.is_key_good = self.is_key_good
+        self.upstreams.append(made)
+        return made
+
+    def told(self) -> Sequence[Told]:
+        return [Told(agent, words_of(said)) for agent, said in self.memory.arrived]
+
+    def expire(self, agent: str) -> None:
+        self.memory.expire(agent)
+
+    def be_busy(self, agent: str) -> None:
+        if agent in self.memory.talks:
+            self.memory.talks[agent].is_wedged = True
+
+    def hang(self) -> None:
+        self._next(Trouble.HANGS_OPENED)
+
+    def echo_wrong_id(self) -> None:
+        self._next(Trouble.NEW_CHAT)
+
+    def die_mid_stream(self) -> None:
+        self._next(Trouble.DIES_SPEAKING)
+
+    def refuse_key(self) -> None:
+        self._next(Trouble.UNAUTHENTICATED)
+
+    def _next(self, trouble: Trouble) -> None:
+        self.upstreams[-1].troubles.append(trouble)
+
+
+class TestScriptedPooled(PoolContract):
+    @pytest.fixture
+    def peer(self) -> Peer:
+        return ScriptedPeer()
+
+
+def test_the_matrix_is_whole() -> None:
+    assert {(case.situation, case.fault) for case in MATRIX} == {
+        (situation, fault) for situation in Situation for fault in Fault
+    }
+    assert len(MATRIX) == len(Situation) * len(Fault)
