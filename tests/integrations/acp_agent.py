@@ -1,7 +1,7 @@
 """A scripted agent on the agent side of the `agent-client-protocol` package, over stdio.
 
 What it remembers, what it is to do and what it was told lies in the folder that is its first argument; the others are
-what it can do: `load`, `resume`, `http`, `image`. Started by a test's command.
+what it can do: `load`, `resume`, `http`, `image`. Started by a test's command, or by `--serve` as often as it is needed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,11 @@ import asyncio
 import contextlib
 import json
 import os
+import select
+import signal
+import socket
 import sys
+import threading
 import uuid
 from pathlib import Path
 from typing import Any
@@ -214,5 +218,49 @@ async def main(folder: str, *can: str) -> None:
         await run_agent(agent, use_unstable_protocol=True)
 
 
+def serve(address: str) -> None:
+    """Be an agent in a copy of this process for each `acp_launcher` that comes, for as long as stdin is open."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(address)
+        listening.listen(64)
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        while True:
+            ready, _, _ = select.select([listening, sys.stdin], [], [])
+            if sys.stdin in ready:
+                return
+            link, _ = listening.accept()
+            if os.fork() == 0:
+                listening.close()
+                stand_in(link)
+            link.close()
+
+
+def stand_in(link: socket.socket) -> None:
+    """Live as the process at the other end of `link`, and no longer than it."""
+    size, files, _, _ = socket.recv_fds(link, 4, 3)
+    about = json.loads(link.makefile("rb").read(int.from_bytes(size, "big")))
+    for standard, file in enumerate(files):
+        os.dup2(file, standard)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(about["env"])
+    os.chdir(about["cwd"])
+
+    def follow() -> None:
+        link.recv(1)
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: PTH123, SIM115 - as at a start
+    asyncio.run(main(*about["arguments"]))
+    link.sendall(b"\0")
+    os._exit(0)
+
+
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    if sys.argv[1] == "--serve":
+        serve(sys.argv[2])
+    else:
+        asyncio.run(main(*sys.argv[1:]))

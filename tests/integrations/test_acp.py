@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,20 +21,39 @@ pytest.importorskip("acp", reason="the Agent Client Protocol's package is not in
 from midstream.integrations.acp import AcpAgent
 
 
+LAUNCHER = ROOT / "tests" / "integrations" / "acp_launcher.py"
+ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """Where scripted agents can be had quickly."""
+    with tempfile.TemporaryDirectory() as folder:
+        address = f"{folder}/agents"
+        command = [sys.executable, "-m", "tests.integrations.acp_agent", "--serve", address]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENV, text=True
+        ) as server:
+            assert server.stdin is not None
+            assert server.stdout is not None
+            assert server.stdout.readline() == "ready\n"
+            yield address
+            server.stdin.close()
+
+
 class Program:
     """The scripted agent as a peer of the contract, in a folder of its own."""
 
     lacks: frozenset[Trait] = frozenset()
 
-    def __init__(self, folder: Path, *can: str) -> None:
+    def __init__(self, folder: Path, address: str, *can: str) -> None:
         self.orders = Orders(folder / "orders")
         self.cwd = folder / "project"
         self.cwd.mkdir()
-        self.command = [sys.executable, "-m", "tests.integrations.acp_agent", str(self.orders.folder), *can]
+        self.command = [sys.executable, "-E", "-S", str(LAUNCHER), address, str(self.orders.folder), *can]
 
     def agent(self, **more: object) -> AcpAgent:
-        given: dict[str, object] = {"cwd": self.cwd, "env": {"PYTHONPATH": str(ROOT)}, **more}
-        return AcpAgent(self.command, **given)  # type: ignore[arg-type] # options of each test
+        return AcpAgent(self.command, **{"cwd": self.cwd, **more})  # type: ignore[arg-type] # options of each test
 
     def upstream(self) -> Upstream:
         return self.agent()
@@ -65,11 +88,11 @@ class Program:
 
 class TestAcpThatResumes(UpstreamContract):
     @pytest.fixture
-    def peer(self, tmp_path: Path) -> Program:
-        return Program(tmp_path, "resume", "load")
+    def peer(self, tmp_path: Path, address: str) -> Program:
+        return Program(tmp_path, address, "resume", "load")
 
 
 class TestAcpThatLoads(UpstreamContract):
     @pytest.fixture
-    def peer(self, tmp_path: Path) -> Program:
-        return Program(tmp_path, "load")
+    def peer(self, tmp_path: Path, address: str) -> Program:
+        return Program(tmp_path, address, "load")
