@@ -1,7 +1,7 @@
 """A scripted agent on the agent side of the `agent-client-protocol` package, over stdio.
 
 What it remembers, what it is to do and what it was told lies in the folder that is its first argument; the others are
-what it can do: `load`, `resume`, `http`, `image`. Started by a test's command, or by `--serve` as often as it is needed.
+what it can do: `load`, `resume`, `http`, `image`. Started by a test's command, or by `--serve` as often as needed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from acp.schema import (
 
 from tests.integrations.scripted_peer import SEPARATOR, Orders
 
-Anything = Any  # noqa: ANN401 - what the protocol hands over
+Anything = Any
+"""What the protocol hands over."""
 
 
 class ScriptedAgent:
@@ -78,6 +79,7 @@ class ScriptedAgent:
         self.orders.record("initialized", version=protocol_version, env=dict(os.environ), **shown)
         if words := self.orders.holds("silent"):
             sys.stderr.write(f"{words}\n")
+            sys.stderr.flush()
             os._exit(1)
         resume = SessionResumeCapabilities() if "resume" in self.can else None
         return InitializeResponse(
@@ -97,7 +99,9 @@ class ScriptedAgent:
         self.orders.lift("refused")
         return AuthenticateResponse()
 
-    async def new_session(self, cwd: str, mcp_servers: Anything = None, **meta: Anything) -> NewSessionResponse:
+    async def new_session(
+        self, cwd: str, mcp_servers: Anything = None, **meta: Anything
+    ) -> NewSessionResponse:
         if self.orders.holds("refused"):
             raise RequestError.auth_required()
         self.opened("new", cwd, mcp_servers, meta)
@@ -181,7 +185,12 @@ class ScriptedAgent:
         await self.client.session_update(session, chunk)
 
     async def tool(
-        self, session: str, name: str, arguments: str, content: str, is_asked: bool = False  # noqa: FBT001, FBT002
+        self,
+        session: str,
+        name: str,
+        arguments: str,
+        content: str,
+        is_asked: bool = False,  # noqa: FBT001, FBT002
     ) -> None:
         kind: Anything = name if name in {"read", "edit", "execute"} else "other"
         start = helpers.start_tool_call("call-1", f"{name} it", kind=kind, status="pending")
@@ -208,7 +217,10 @@ class ScriptedAgent:
         return await self.client.session_update(session, done)
 
     def opened(self, how: str, cwd: str, servers: Anything, meta: Anything) -> None:
+        if failure := self.orders.take("opening"):
+            raise RequestError(*failure)
         shown = [server.model_dump(exclude_none=True) for server in servers or []]
+        meta.pop("additional_directories", None)
         self.orders.record("opened", how=how, cwd=cwd, servers=shown, meta=meta)
 
 
@@ -253,7 +265,7 @@ def stand_in(link: socket.socket) -> None:
         os._exit(1)
 
     threading.Thread(target=follow, daemon=True).start()
-    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: PTH123, SIM115 - as at a start
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115 - as at a start
     asyncio.run(main(*about["arguments"]))
     link.sendall(b"\0")
     os._exit(0)

@@ -1,4 +1,4 @@
-"""Stands in for a scripted agent's process: hands its stdio to a copy of one that has its imports done, and ends with it.
+"""Stands in for a scripted agent's process: hands its stdio to a copy of one that has its imports done.
 
 Importing the protocol's package takes most of a second, and the contract starts some fifty agents.
 """
@@ -10,12 +10,13 @@ import json
 import os
 import socket
 import sys
+from pathlib import Path
 
 
 def main(address: str, *arguments: str) -> int:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         link.connect(address)
-        about = json.dumps({"arguments": arguments, "cwd": os.getcwd(), "env": dict(os.environ)}).encode()
+        about = json.dumps({"arguments": arguments, "cwd": str(Path.cwd()), "env": dict(os.environ)}).encode()
         files = array.array("i", [0, 1, 2])
         link.sendmsg([len(about).to_bytes(4, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)])
         link.sendall(about)
