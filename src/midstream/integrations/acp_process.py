@@ -113,6 +113,10 @@ class AcpProcess:
             )
         except OSError as error:
             raise ModelMissingError(f"{self._name} does not start: {error}") from error
+        if self._ending is not None:  # `aclose` was called before there was anything to end
+            self._ending = self._world.spawn(self._end(), name="acp: end of a process")
+            await asyncio.shield(self._ending)
+            raise UpstreamFailedError(f"{self._name} was closed while it started")
         assert program.stdin is not None
         assert program.stdout is not None
         assert program.stderr is not None
@@ -213,7 +217,8 @@ class AcpProcess:
         if program is None:
             return
         if self._connection is not None:
-            await self._connection.close()
+            with contextlib.suppress(OSError, RuntimeError):  # what it still had to send reaches nobody
+                await self._connection.close()
         assert program.stdin is not None
         program.stdin.close()
         for means in (None, signal.SIGTERM, signal.SIGKILL):

@@ -390,6 +390,21 @@ class UpstreamContract:
         assert isinstance(ended, ModelError)
         await _until(lambda: peer.runs() == 0)
 
+    @pytest.mark.parametrize("looks", [0, 1, 5, 20])
+    async def test_closing_while_it_starts_leaves_nothing_behind(self, peer: Peer, looks: int) -> None:
+        await _begun(peer, "one")  # what is made once and kept
+        before = _held()
+        upstream = peer.upstream()
+        agent = await upstream.open(Setup())
+        peer.hang()
+        reader = WORLD.spawn(_said(agent, "two"), name="reader")
+        await WORLD.sleep(looks * LOOK_S / 4)
+        async with asyncio.timeout(CLOSE_S):
+            await upstream.aclose()
+            (ended,) = await asyncio.gather(reader, return_exceptions=True)
+        assert isinstance(ended, ModelError)
+        await _until(lambda: not _held().exceeds(before))
+
     async def test_closing_twice_is_harmless(self, peer: Peer) -> None:
         upstream = peer.upstream()
         agent = await upstream.open(Setup())
