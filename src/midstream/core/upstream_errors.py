@@ -63,8 +63,6 @@ NAMES: Mapping[str, type[ModelError]] = MappingProxyType(
         "agent_busy": _BUSY,
         "agentbusy": _BUSY,
         "agentbusyerror": _BUSY,
-        # JSON-RPC, as the Agent Client Protocol uses it: "authentication required"
-        "-32000": _ASK,
     }
 )
 """Names and codes by which an upstream says exactly what is wrong; compared in lower case."""

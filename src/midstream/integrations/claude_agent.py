@@ -231,13 +231,19 @@ class _Program:
         self.greeting: Mapping[str, Any] = {}
         self.is_branch = options.fork_session
         """Its conversation has yet to be made, as a copy."""
+        self._starting: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start it and wait until it is ready. What was started is ended by `aclose`, whatever this raises."""
+        self._starting = self._world.spawn(self.client.connect(), name="claude: start of a process")
         try:
-            await self.client.connect()
+            await self._starting
             self.greeting = await self.client.get_server_info() or {}
+        except asyncio.CancelledError:
+            if self._ending is None:
+                raise
+            raise UpstreamFailedError(f"{self._name} was closed while it started") from None
         except Exception as error:
             raise await self.typed(error) from error
 
@@ -258,11 +264,21 @@ class _Program:
         typed.add_note(said)
         return typed
 
+    def forget_stderr(self) -> None:
+        """What was said before does not explain what fails from now on."""
+        self._stderr.clear()
+
     async def aclose(self) -> None:
         """End it. It is ended even where who waits for that is cancelled."""
         if self._ending is None:
-            self._ending = self._world.spawn(self.client.disconnect(), name="claude: end of a process")
+            self._ending = self._world.spawn(self._end(), name="claude: end of a process")
         await asyncio.shield(self._ending)
+
+    async def _end(self) -> None:
+        if self._starting is not None and not self._starting.done():
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
+        await self.client.disconnect()
 
 
 class _ClaudeAgent:
@@ -346,6 +362,7 @@ class _ClaudeAgent:
         self, program: _Program, reader: ClaudeReader, message: UserMessage
     ) -> AsyncGenerator[UpstreamEvent, None]:
         try:
+            program.forget_stderr()
             await program.client.query(_once(_message(message, reader.message_id)))
             async with contextlib.aclosing(_messages(program.client)) as messages:
                 async for read in messages:

@@ -189,10 +189,11 @@ class ClaudeReader:
             yield Marked(self._mark)
         finish = _FINISHES.get(result.stop_reason or "", Finish.STOP)
         self.is_ended = True
+        whole = usage_of(result.usage) if result.usage else None
         yield Finished(
             Finish.LENGTH if result.subtype in _LIMITS else finish,
             self._model,
-            _sum(self._spent) if self._spent else usage_of(result.usage),
+            _sum(self._spent) if self._spent else whole,
         )
 
     def _error(self, result: ResultMessage, *, now: float) -> ModelError:

@@ -41,7 +41,6 @@ from midstream.errors import (
     ModelError,
     UpstreamBusyError,
     UpstreamGoneError,
-    UpstreamMismatchError,
 )
 from midstream.runtime.upstreams import (
     ForkingUpstream,
@@ -301,7 +300,8 @@ class UpstreamContract:
         async with _connected(peer) as upstream:
             try:
                 events = await _answered_by(upstream, name, "two")
-            except UpstreamMismatchError:
+            except UpstreamGoneError:  # noticed before anything was said
+                assert [told.text for told in peer.told()] == ["one"]
                 return
             assert _opened(events).resumed not in {name, ""}
             assert Told(name, "two") not in [Told(told.agent, told.text) for told in peer.told()]
@@ -389,6 +389,21 @@ class UpstreamContract:
             (ended,) = await asyncio.gather(reader, return_exceptions=True)
         assert isinstance(ended, ModelError)
         await _until(lambda: peer.runs() == 0)
+
+    @pytest.mark.parametrize("looks", [0, 1, 5, 20])
+    async def test_closing_while_it_starts_leaves_nothing_behind(self, peer: Peer, looks: int) -> None:
+        await _begun(peer, "one")  # what is made once and kept
+        before = _held()
+        upstream = peer.upstream()
+        agent = await upstream.open(Setup())
+        peer.hang()
+        reader = WORLD.spawn(_said(agent, "two"), name="reader")
+        await WORLD.sleep(looks * LOOK_S / 4)
+        async with asyncio.timeout(CLOSE_S):
+            await upstream.aclose()
+            (ended,) = await asyncio.gather(reader, return_exceptions=True)
+        assert isinstance(ended, ModelError)
+        await _until(lambda: not _held().exceeds(before))
 
     async def test_closing_twice_is_harmless(self, peer: Peer) -> None:
         upstream = peer.upstream()
