@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format-check lint types arrows fmt fault sim contract contract-newest bench bench-durable bench-peers docs lock clean
+.PHONY: help demo test check format-check lint types arrows fmt fault sim contract contract-newest clients bench bench-durable bench-peers docs lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -136,6 +136,9 @@ contract: $(PEERS)/.made  ## Our hooks against the frameworks they hook into, as
 
 contract-newest: $(NEWEST)/.made  ## The same against what these frameworks released last
 	PYTHONPATH=src:. $(NEWEST)/bin/python -m pytest -q $(ARGS) $(CONTRACTS)
+
+clients: $(VENV)/.dev $(VENV)/.node $(HISTORY_PEERS)/.peers  ## Clients of others before the gateway: the SDKs, the AI SDK, LiteLLM
+	$(BIN)/python -m pytest -q $(ARGS) tests/server/gateway
 
 bench-durable: $(VENV)/.dev $(PEERS)/.made $(PEERS_APART)/.made  ## Kill and time durable agents beside one another
 	$(BIN)/python -m bench.durable --peers $(PEERS)/bin/python --apart $(PEERS_APART)/bin/python $(ARGS)
