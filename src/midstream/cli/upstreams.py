@@ -70,6 +70,8 @@ def _openai(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     model = wanted.detail or wanted.model
     if not model:
         raise UsageError("name the model that OpenAI is to use, such as --upstream openai:gpt-5")
+    if not (wanted.api_key or os.environ.get("OPENAI_API_KEY")):
+        raise UsageError("OpenAI wants a key: set OPENAI_API_KEY, or name another variable with --key-from")
     return (model,), {"api_key": wanted.api_key}
 
 

@@ -1,0 +1,100 @@
+"""`midstream gateway` as a process: it says how to reach it, and what is wrong in one line."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.cli.conftest import Run
+
+WAIT_S = 30.0
+
+
+def started(home: Path, *options: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+    """Start it; return the process and what it says when it listens."""
+    command = [sys.executable, "-m", "midstream", "--home", str(home), "gateway"]
+    process = subprocess.Popen(
+        [*command, "--upstream", "scripted", "--port", "0", "--json", *options],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    return process, json.loads(process.stdout.readline())
+
+
+def ended(process: subprocess.Popen[str]) -> int:
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=WAIT_S)
+    return process.returncode
+
+
+def asked(url: str, token: str | None) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=WAIT_S)
+    headers = {"content-type": "application/json", "authorization": f"Bearer {token}"}
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+    connection.request("POST", "/v1/chat/completions", body, headers)
+    answer = connection.getresponse()
+    whole = answer.read().decode()
+    connection.close()
+    return answer.status, whole
+
+
+def test_its_key_is_made_once_and_for_this_user_only(tmp_path: Path) -> None:
+    tokens = []
+    for _ in range(2):
+        process, told = started(tmp_path)
+        tokens.append(told["token"])
+        status, body = asked(told["url"], told["token"])
+        assert (status, "You said: hi" in body) == (200, True)
+        assert asked(told["url"], "another")[0] == 401
+        assert ended(process) == 0
+    assert tokens[0] == tokens[1]
+    assert stat.S_IMODE((tmp_path / "gateway-token").stat().st_mode) == 0o600
+
+
+def test_without_a_key_everybody_on_this_machine_is_answered(tmp_path: Path) -> None:
+    process, told = started(tmp_path, "--no-token")
+    try:
+        assert told["token"] is None
+        assert asked(told["url"], None)[0] == 200
+    finally:
+        assert ended(process) == 0
+    assert not (tmp_path / "gateway-token").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--upstream", "nobody"), "there is no upstream 'nobody'"),
+        (("--upstream", "scripted", "--no-token", "--token", "x"), "--no-token"),
+        (("--upstream", "scripted", "--no-token", "--host", "0.0.0.0"), "--no-token"),
+        (("--upstream", "scripted", "--host", "0.0.0.0", "--token", "x"), "lets the network in"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(run: Run, options: tuple[str, ...], words: str) -> None:
+    done = run("gateway", *options)
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert words in done.stderr
+
+
+def test_how_to_reach_it_is_said_to_people(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "midstream", "--home", str(tmp_path), "gateway", "--token", "our-key"]
+    process = subprocess.Popen(
+        [*command, "--upstream", "scripted", "--port", "0"], stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    lines = [process.stderr.readline() for _ in range(4)]
+    assert lines[0].startswith("scripted on http://127.0.0.1:")
+    assert lines[1].strip().startswith("OPENAI_BASE_URL=http://127.0.0.1:")
+    assert lines[2].strip().startswith("ANTHROPIC_BASE_URL=http://127.0.0.1:")
+    assert lines[3].strip() == "API key: our-key"
+    assert ended(process) == 0

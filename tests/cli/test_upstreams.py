@@ -1,0 +1,71 @@
+"""Upstreams by the names they have on the command line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from midstream.cli.upstreams import KINDS, find_upstream
+from midstream.core.messages import History, UserMessage
+from midstream.core.replies import ModelRequest, TextDelta
+from midstream.errors import UsageError
+from midstream.integrations.openai_compatible import OpenAICompatible
+from midstream.runtime.pool import Pooled
+from midstream.store.memory import MemoryStore
+
+SHELF = MemoryStore()
+
+
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [
+        ("nobody", "there are acp, claude"),
+        ("acp", "command"),
+        ("cursor", "name the model"),
+        ("openai", "name the model"),
+        ("openai-compatible:http://127.0.0.1/v1", "--model"),
+    ],
+)
+def test_what_is_missing_is_said(named: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        find_upstream(named, SHELF)
+
+
+@pytest.mark.parametrize(
+    ("kind", "extra"), [(name, kind.extra) for name, kind in KINDS.items() if kind.extra]
+)
+def test_an_extra_that_is_not_installed_is_named(
+    kind: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, KINDS[kind].module, None)
+    with pytest.raises(UsageError, match=rf"pip install 'midstream\[{extra}\]'"):
+        find_upstream(f"{kind}:detail", SHELF)
+
+
+def test_a_key_is_taken_from_the_variable_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = "openai-compatible:http://127.0.0.1/v1"
+    monkeypatch.delenv("SOME_KEY", raising=False)
+    with pytest.raises(UsageError, match="SOME_KEY is not set"):
+        find_upstream(named, SHELF, model="m", key_variable="SOME_KEY")
+    monkeypatch.setenv("SOME_KEY", "secret")
+    assert isinstance(find_upstream(named, SHELF, model="m", key_variable="SOME_KEY"), OpenAICompatible)
+
+
+def test_what_remembers_is_pooled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("openai")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(UsageError, match="wants a key"):
+        find_upstream("openai:gpt-5", SHELF)
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    found = find_upstream("openai:gpt-5", SHELF, cwd=tmp_path)
+    assert isinstance(found, Pooled)
+    assert found.name == "openai:gpt-5"
+
+
+async def test_the_scripted_one_says_again_what_it_hears() -> None:
+    model = find_upstream("scripted", SHELF)
+    request = ModelRequest("", History((UserMessage.of("hi there"),)))
+    said = [event.text async for event in model.stream(request) if isinstance(event, TextDelta)]
+    assert "".join(said) == "You said: hi there"
