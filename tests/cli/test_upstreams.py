@@ -40,6 +40,7 @@ def test_an_extra_that_is_not_installed_is_named(
     kind: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, KINDS[kind].module, None)
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
     with pytest.raises(UsageError, match=rf"pip install 'midstream\[{extra}\]'"):
         find_upstream(f"{kind}:detail", SHELF)
 

@@ -24,6 +24,7 @@ from midstream.errors import (
     ModelUnavailableError,
     UsageError,
 )
+from midstream.integrations.plain_http import PlainTransport, is_plain
 from midstream.world import World
 
 CONNECT_S = 10.0
@@ -58,13 +59,18 @@ class _Connections:
     and would let the hundred-and-first reply wait.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, url: httpx2.URL) -> None:
+        self._is_plain = is_plain(url)
         self._idle: list[httpx2.AsyncClient] = []
         self._is_retired = False
 
     def take(self) -> httpx2.AsyncClient:
         """Return a client for one reply: the one that was used last, or a new one."""
-        return self._idle.pop() if self._idle else httpx2.AsyncClient(timeout=_TIMEOUT, verify=_tls())
+        if self._idle:
+            return self._idle.pop()
+        if self._is_plain:
+            return httpx2.AsyncClient(timeout=_TIMEOUT, transport=PlainTransport())
+        return httpx2.AsyncClient(timeout=_TIMEOUT, verify=_tls())
 
     async def give_back(self, client: httpx2.AsyncClient) -> None:
         """Take a client back whose reply is over."""
@@ -122,6 +128,7 @@ class Provider:
         self.name = name
         self.host = url.host
         """The server's name."""
+        self._url = url
         self._base_url = base_url.rstrip("/")
         self._headers = {
             "Accept": "text/event-stream",
@@ -214,7 +221,7 @@ class Provider:
             await connections.retire()
 
     def _connections_here(self) -> _Connections:
-        return self._connections.setdefault(asyncio.get_running_loop(), _Connections())
+        return self._connections.setdefault(asyncio.get_running_loop(), _Connections(self._url))
 
     def _retire(self, connections: _Connections) -> None:
         """Let no later request use these connections; other replies on them go on."""
