@@ -10,7 +10,12 @@ import litellm
 
 litellm.telemetry = False
 url, key, story = sys.argv[1:]
-ASK: Any = {"model": "openai/m", "api_base": f"{url}/v1", "api_key": key, "messages": [{"role": "user", "content": "hi"}]}
+ASK: Any = {
+    "model": "openai/m",
+    "api_base": f"{url}/v1",
+    "api_key": key,
+    "messages": [{"role": "user", "content": "hi"}],
+}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 
 

@@ -37,7 +37,8 @@ HELLO: list[ModelEvent] = [
 CALL: list[ModelEvent] = [CallRequested("call_7", "look", '{"at": "it"}'), Finished(Finish.CALLS)]
 
 needs_node = pytest.mark.skipif(
-    bool(node_lacking()) or not PROVIDER.exists(), reason=node_lacking() or "npm did not install the provider here"
+    bool(node_lacking()) or not PROVIDER.exists(),
+    reason=node_lacking() or "npm did not install the provider here",
 )
 needs_litellm = pytest.mark.skipif(not PEERS.exists(), reason="LiteLLM is not installed here (make clients)")
 
@@ -108,7 +109,9 @@ async def test_litellm_is_answered_in_both_of_its_ways() -> None:
     "client", [pytest.param(ai_sdk, marks=needs_node), pytest.param(litellm, marks=needs_litellm)]
 )
 @spec("REUSE-94")
-async def test_a_client_whose_connection_is_cut_is_answered_by_one_run(client: Callable[[str, str], Any]) -> None:
+async def test_a_client_whose_connection_is_cut_is_answered_by_one_run(
+    client: Callable[[str, str], Any],
+) -> None:
     go_on = asyncio.Event()
     script: list[Step] = [Gate(go_on), *text("one two")]
     async with served([script], grace_s=60.0) as gateway:
@@ -124,6 +127,6 @@ async def test_a_client_whose_connection_is_cut_is_answered_by_one_run(client: C
 
 
 async def _read_through_the_relay(gateway: Served, asking: asyncio.Task[Any]) -> None:
-    while not any(run.readers for run in gateway.gateway.runs.all()):  # noqa: ASYNC110 - it has no event
+    while not any(run.readers for run in gateway.gateway.runs.all()):
         assert not asking.done(), asking.result()
         await asyncio.sleep(0)

@@ -128,6 +128,19 @@ async def test_what_is_not_stored_has_no_name() -> None:
         assert (await gateway.http.get(f"/v1/responses/{chat.json()['id']}")).status_code == 404
 
 
+async def test_the_items_of_a_response_are_its_own_and_not_those_before() -> None:
+    go_on = asyncio.Event()
+    async with served([gated(go_on)]) as gateway, gateway.openai() as client:
+        first = await client.responses.create(model="m", input="one", background=True)
+        assert len((await client.responses.input_items.list(first.id)).data) == 1
+        go_on.set()
+        await ended(client, first.id)
+        second = await client.responses.create(model="m", input="two", previous_response_id=first.id)
+        listed = (await client.responses.input_items.list(second.id)).data
+        assert [item.model_dump()["content"][0]["text"] for item in listed] == ["two"]
+        assert all(run.asked.messages == [] for run in gateway.gateway.runs.all())
+
+
 async def test_items_are_listed_in_pages() -> None:
     async with served([text(WORDS)]) as gateway, gateway.openai() as client:
         sent: Any = [{"role": "user", "content": f"{number}"} for number in range(5)]

@@ -102,7 +102,11 @@ class ResponseRoutes:
 
     async def _items(self, response_id: str, arrived: Arrived, send: Send) -> None:
         run = self._run(response_id)
-        asked = (await self._entry(response_id)).items if run is None else run.asked.messages
+        if run is None or run.is_ended:
+            entry = await self._entry(response_id)
+            asked = entry.items[len(entry.items) - entry.own :]
+        else:
+            asked = run.asked.messages
         items = listed_items(asked, response_id)
         if arrived.query.get("order", "desc") != "asc":
             items.reverse()

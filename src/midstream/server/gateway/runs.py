@@ -14,6 +14,8 @@ import logging
 from collections.abc import AsyncGenerator
 from typing import Protocol, cast
 
+from msgspec.structs import replace
+
 from midstream.core.dialects.asked import Asked, Named, Writer
 from midstream.core.dialects.refusals import Refusal, refusal_of
 from midstream.core.dialects.repeats import KeyReused, Known, Request, repeated
@@ -325,6 +327,8 @@ class Runs:
         if not run.is_finished and run.refusal is None:
             run.fail(_CANCELLED)
         run.end()
+        # A transcript weighs more than an answer, and nobody asks a finished run what it was asked.
+        run.asked = replace(run.asked, messages=[])
         del self._open[run.named.id]
         self._ended[run.named.id] = self._world.monotonic()
         self._kept_bytes += run.bytes
