@@ -21,7 +21,7 @@ def storable(text: str) -> str:
 
     They come from providers that cut an emoji in two, and from file names in error messages.
     """
-    return text.encode("utf-8", "replace").decode()
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 class Text(Struct, frozen=True, tag="text"):

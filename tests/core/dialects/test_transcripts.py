@@ -145,3 +145,12 @@ def test_a_longer_transcript_begins_with_the_shorter_one(roles: list[str], data:
 
 def _users(history: History) -> list[UserMessage]:
     return [entry for entry in history.entries if isinstance(entry, UserMessage)]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["user", "assistant"]), st.text(max_size=5)), max_size=6))
+def test_a_message_of_one_text_reads_like_one_of_one_piece(said: list[tuple[str, str]]) -> None:
+    plain = [{"role": role, "content": words} for role, words in said]
+    # A name is nothing to us, and makes the message one of those that are read in full.
+    full = [{**message, "name": "ann"} for message in plain]
+    for form in ("openai-chat", "anthropic"):
+        assert transcript_of(list(plain), form) == transcript_of(list(full), form)

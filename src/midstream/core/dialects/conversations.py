@@ -146,12 +146,13 @@ class Openings:
 
 
 def _linked(before: bytes, said: bytes) -> bytes:
-    return blake2b(
-        before + blake2b(said, digest_size=DIGEST_BYTES).digest(), digest_size=DIGEST_BYTES
-    ).digest()
+    return blake2b(before + said, digest_size=DIGEST_BYTES).digest()
 
 
 def _heard(message: UserMessage) -> bytes:
+    first = message.parts[0] if len(message.parts) == 1 else None
+    if isinstance(first, Text):
+        return b"t" + first.text.encode()
     parts = [
         part.text if isinstance(part, Text) else [part.media_type, _content(part)] for part in message.parts
     ]

@@ -43,6 +43,7 @@ HOSTED_CHARS_MAX = 2000
 """Characters kept of what a provider's own tool did in an earlier reply."""
 
 _READING = Profile(name="reading", first="any", is_empty_user_refused=False, files="any")
+_PLAIN = {"role", "content"}
 _LOST = "(the host sent no result for this call)"
 
 
@@ -65,9 +66,19 @@ def transcript_of(messages: list[Value], form: str, instructions: str = "") -> T
     sent = [message if isinstance(message, dict) else _in_words(message) for message in messages]
     done = repaired(sent, named, _READING)
     reader = _Reader(named, instructions)
+    has_plain = named.layout is not Layout.FLAT
     for at, message in enumerate(done.messages):
-        reader.read(named.parse(message, at))
+        if has_plain and message.keys() == _PLAIN and _is_text(message):
+            reader.plain(message["role"], message["content"])
+        else:
+            reader.read(named.parse(message, at))
     return reader.transcript()
+
+
+def _is_text(message: dict[str, Value]) -> bool:
+    """Whether a message of a role and a content is one text of one of those who talk: most messages are."""
+    words = message["content"]
+    return type(words) is str and words != "" and message["role"] in ("user", "assistant")
 
 
 def _in_words(message: Value) -> dict[str, Value]:
@@ -83,6 +94,12 @@ class _Reader:
         self._entries: list[Entry] = []
         self._parts: list[ReplyPart] = []
         self._results: dict[str, Result] = {}
+
+    def plain(self, role: str, words: str) -> None:
+        """Take a message of one text, as `read` would."""
+        self._close()
+        said = (Text(storable(words)),)
+        self._entries.append(UserMessage(said) if role == "user" else Exchange(Reply(said)))
 
     def read(self, turn: Turn) -> None:
         """Take one turn."""
