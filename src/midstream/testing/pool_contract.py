@@ -212,25 +212,34 @@ class PoolContract:
         try:
             await _arrive(host, case.situation)
             _break(host, case)
-            before = len(peer.told())
-            try:
-                await host.ask()
-                is_answered = True
-            except ModelError:
-                is_answered = False
-            assert is_answered == case.is_answered
-            if not is_answered and case.fault is Fault.KEY_REFUSED:
-                return
-            if not is_answered:
-                await host.ask()
-            _check(host, before, case)
-            host.then(host.word())
-            again = len(peer.told())
-            await host.ask()
-            assert len(peer.told()) == again + 1, "the next turn is cheap again"
-            _check_told(host)
+            await _answered_after(host, case)
         finally:
             await host.close()
+
+
+async def _answered_after(host: _Host, case: Case) -> None:
+    """Ask until there is an answer, and look at what was told; the next turn must be cheap again."""
+    before = len(host.peer.told())
+    is_answered = await _is_answered(host)
+    assert is_answered == case.is_answered
+    if not is_answered and case.fault is Fault.KEY_REFUSED:
+        return
+    if not is_answered:
+        await host.ask()
+    _check(host, before, case)
+    host.then(host.word())
+    again = len(host.peer.told())
+    await host.ask()
+    assert len(host.peer.told()) == again + 1
+    _check_told(host)
+
+
+async def _is_answered(host: _Host) -> bool:
+    try:
+        await host.ask()
+    except ModelError:
+        return False
+    return True
 
 
 async def _arrive(host: _Host, situation: Situation) -> None:
