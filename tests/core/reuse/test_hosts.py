@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from midstream.core.messages import Entry, Exchange, Text, ToolSpec, UserMessage
 from midstream.core.reuse.abilities import Abilities
-from midstream.core.reuse.classification import Action, Fork, Fresh, Kind, Resume, action, classify
+from midstream.core.reuse.classification import Action, Delivery, Fork, Fresh, Kind, Resume, action, classify
 from midstream.core.reuse.fingerprint import Outline
 from midstream.core.reuse.records import (
     PoolRecord,
@@ -231,3 +231,20 @@ def test_the_agent_that_answers_knows_every_message_once_and_in_order(abilities:
                 host.entries.clear()
         kinds.update(host.kinds)
     assert kinds == set(Kind)
+
+
+@spec("REUSE-29")
+def test_a_clean_conversation_sends_each_user_message_once() -> None:
+    host = Host(random.Random(0), Abilities(), "own")
+    for turn in range(50):
+        host.entries.append(said(f"question {turn}"))
+        outline = sent(*host.entries, identity={"model": "m0"})
+        chosen = action(classify(host.record, outline), outline, host.record, host.abilities)
+        assert chosen == (Resume(Delivery(1)) if turn else Fresh(is_pooled=True))
+        asked = (
+            asked_fresh(outline, upstream="scripted", now=1.0)
+            if host.record is None
+            else asked_again(host.record, outline, now=1.0)
+        )
+        host.record = confirmed(asked, "agent-1", now=2.0)
+        host.entries.append(replied())

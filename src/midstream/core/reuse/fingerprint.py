@@ -188,7 +188,7 @@ def _link(links: bytearray, entries: Iterable[Entry]) -> None:
             continue
         parts = entry.parts
         if len(parts) == 1 and isinstance(parts[0], Text):  # nearly all
-            body = b"t" + _bytes(parts[0].text)
+            body = b"t" + parts[0].text.encode("utf-8", "surrogatepass")
         else:
             body = _body(entry)
         last = blake2b(last + body, digest_size=LINK_BYTES).digest()

@@ -135,9 +135,11 @@ def _with_rest(
 
 def _whole(raw: bytes, field: str) -> Parsed:
     try:
-        body = msgspec.json.decode(raw, type=dict[str, Any])
+        body = msgspec.json.decode(raw)
     except (UnicodeDecodeError, RecursionError) as error:
         raise msgspec.DecodeError(f"not readable as JSON: {type(error).__name__}") from error
+    if not isinstance(body, dict):
+        raise msgspec.DecodeError(f"an object was expected, not a {type(body).__name__}")
     messages = body.get(field)
     now = None
     if isinstance(messages, list) and messages:
@@ -150,10 +152,10 @@ def _whole(raw: bytes, field: str) -> Parsed:
 
 def _object(raw: bytes) -> dict[str, Any] | None:
     try:
-        said: dict[str, Any] = msgspec.json.decode(raw, type=dict[str, Any])
+        said = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return said
+    return said if isinstance(said, dict) else None
 
 
 def _array(raw: bytes, field: str) -> memoryview:
