@@ -146,7 +146,7 @@ RUNS = UpstreamCall("u", "grep", '{"for":"x"}')
 RAN = UpstreamCall("u", "grep", '{"for":"x"}', "line 1", Outcome.OK)
 
 
-@spec("REUSE-71")
+@spec("REUSE-72")
 def test_a_tool_that_the_upstream_runs_is_told_when_it_starts_and_when_it_ends() -> None:
     deltas, reply = _built(TextDelta("I look"), START, TextDelta("found"), END, Finished())
 
@@ -160,7 +160,7 @@ def test_a_tool_that_the_upstream_runs_is_told_when_it_starts_and_when_it_ends()
     assert reply.calls == ()
 
 
-@spec("REUSE-72")
+@spec("REUSE-73")
 def test_one_that_never_ended_has_an_unknown_outcome() -> None:
     deltas, reply = _built(START, Finished())
 

@@ -31,6 +31,7 @@ from midstream.core.replies import (
     UpstreamCallStarted,
     Working,
 )
+from midstream.core.reuse.prefix import head_of
 from midstream.core.session import Session, ToolsFound
 from midstream.core.timing import StallBudgets
 from midstream.core.turn import (
@@ -270,7 +271,7 @@ async def test_a_tool_that_the_upstream_runs_may_be_silent_for_longer() -> None:
     assert noted.reports == [
         Stalled(3, 1, StalledOn.TOOL, 60.0),
         StallOver(3, 1, StalledOn.TOOL, 599.0),
-        ModelReplied(3, 1, 1, Reply((ran, Text("Done.")))),
+        ModelReplied(3, 1, 1, Reply((ran, Text("Done."))), prompt=head_of("", ())),
     ]
 
 

@@ -269,6 +269,13 @@ class ToolsChanged(Struct, frozen=True, tag="tools_changed", tag_field="type", o
     unreachable: tuple[str, ...] = ()
 
 
+class PromptHead(Struct, frozen=True):
+    """Digests of what a provider reads before the first message; equal ones mean equal bytes."""
+
+    system: str
+    tools: str
+
+
 class ReplyCompleted(Struct, frozen=True, tag="reply_completed", tag_field="type", omit_defaults=True):
     """The reply is whole; none of its calls had started before this record."""
 
@@ -280,6 +287,8 @@ class ReplyCompleted(Struct, frozen=True, tag="reply_completed", tag_field="type
     plans: tuple[CallPlan, ...] = ()
     native: str = ""
     """The reply in the JSON of the turn's driver, where `body` cannot hold all of it."""
+    prompt: PromptHead | None = None
+    """What stood before the messages it answers; None where the request was made by somebody else."""
 
 
 class CallStarted(Struct, frozen=True, tag="call_started", tag_field="type", omit_defaults=True):

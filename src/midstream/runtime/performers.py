@@ -34,6 +34,7 @@ from midstream.core.replies import (
     Resumable,
     is_progress,
 )
+from midstream.core.reuse.prefix import head_of
 from midstream.core.session import Session, ToolsFound
 from midstream.core.turn import (
     AskModel,
@@ -220,7 +221,8 @@ class Performer:
             plans = tuple(self._plan(call, own, client_tools) for call in reply.calls)
             if reply.finish is Finish.LENGTH:
                 plans = _without_cut(reply, plans)
-            replied = ModelReplied(owed.turn, owed.reply_no, owed.attempt, reply, plans)
+            prompt = head_of(request.instructions, request.tools)
+            replied = ModelReplied(owed.turn, owed.reply_no, owed.attempt, reply, plans, prompt)
             await self._reports.report(replied)
 
     async def _stop(self, token: str) -> None:

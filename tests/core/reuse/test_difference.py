@@ -125,7 +125,7 @@ def test_what_invalidated_the_prefix_is_named(
             "uuid",
         ),
         ("key sess_01HZX3QK9V8T7R6P5N4M", "key sess_01HZX3QK9V8T7R6P5N4Z", Cause.ID, "uuid"),
-        ("in /home/ann/work/a", "in /home/ann/work/b", Cause.PATH, "path"),
+        ("in /srv/ann/work/a", "in /srv/ann/work/b", Cause.PATH, "path"),
         ("you have 12 files", "you have 13 files", Cause.WORDS, "number"),
     ],
 )
@@ -150,6 +150,17 @@ def test_a_reminder_that_follows_the_newest_message_has_moved() -> None:
 @spec("REUSE-81")
 def test_a_system_prompt_that_appeared_is_told_before_the_messages() -> None:
     assert found(request(system=None), request()) == ("system", Cause.WORDS, "nothing", "text")
+
+
+@spec("REUSE-82")
+@pytest.mark.parametrize(
+    "after", [request(system="the Password is tulip"), request(messages=[user("Password tulip")])]
+)
+def test_nothing_of_what_was_said_is_in_the_answer(after: dict[str, Any]) -> None:
+    difference = parted(request(system="the Password is rose"), after)
+    assert difference is not None
+    told = msgspec.json.encode(difference).decode() + difference.words
+    assert [word for word in ("Password", "tulip", "rose") if word in told] == []
 
 
 def test_the_place_is_counted_in_bytes_of_what_the_provider_reads() -> None:

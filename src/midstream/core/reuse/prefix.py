@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
 from midstream.core.formats.parts import Json, Value
 from midstream.core.messages import ToolSpec
+from midstream.core.records import PromptHead
 
 ANCHORS_MAX = 4
 """Marks that Anthropic takes in one request."""
@@ -37,13 +37,6 @@ def canonical_tools(tools: Iterable[ToolSpec]) -> tuple[ToolSpec, ...]:
     """
     ordered = sorted(tools, key=lambda tool: tool.name)
     return tuple(replace(tool, parameters=_canonical(tool.parameters)) for tool in ordered)
-
-
-class PromptHead(Struct, frozen=True):
-    """Digests of what a provider reads before the first message; equal ones mean equal bytes."""
-
-    system: str
-    tools: str
 
 
 def head_of(instructions: str, tools: Iterable[ToolSpec]) -> PromptHead:

@@ -270,7 +270,8 @@ def _is_about_model(state: AwaitingModel, seen: Stalled | StallOver) -> bool:
 
 
 def _take_reply(state: AwaitingModel, command: ModelReplied, *, epoch: int, at: float) -> tuple[Record, ...]:
-    completed = ReplyCompleted(state.turn, state.reply_no, state.attempt, command.reply, at, command.plans)
+    place = (state.turn, state.reply_no, state.attempt)
+    completed = ReplyCompleted(*place, command.reply, at, command.plans, prompt=command.prompt)
     if state.is_last or not command.reply.calls:
         not_run = (Result(call.id, HANDED_IN_CONTENT, Outcome.CANCELLED) for call in command.reply.calls)
         return (
