@@ -18,7 +18,7 @@ from tests.reuse.lives import ACTIONS, Life, lived
 from tests.spec import spec
 
 BLOCKS = 4
-LIVES = 100
+LIVES = 150
 """Seeds of one block."""
 
 
