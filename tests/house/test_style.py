@@ -40,7 +40,7 @@ MAY_CATCH_EVERYTHING: dict[str, str] = {
     "cli/__init__.py": "the top of the process: it logs the traceback and sets the exit code",
     "integrations/mcp.py": "an SDK over a network: whatever ends a connection or an answer, it is said to who waits",
     "integrations/outgoing.py": "a request is worth more than its repair; what failed is logged, it goes as it was",
-    "runtime/agent_runs.py": "an upstream is somebody else's code; whatever it raises, who waits for the answer gets it",
+    "runtime/agent_runs.py": "an upstream is somebody else's code; what it raises goes to who waits for the answer",
     "runtime/live_agents.py": "closing and forgetting is an upstream's code, on the way out: nothing depends on it",
     "runtime/performers.py": "stopping a reply is a model's code, on the way out: nothing depends on how it ends",
     "runtime/pool.py": "a host's counter of turns is no part of the turn",

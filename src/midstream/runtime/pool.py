@@ -64,8 +64,8 @@ from midstream.world import World
 
 CLAIMS_MAX = 8
 """Tries to claim a record that others write at the same time; then the turn goes without one."""
-CHAINS_MAX = 256
-"""Conversations whose links are kept, so that a longer one costs only what is new."""
+CHAINS_MAX = 32
+"""Conversations that are kept with their links, so that a longer one costs only what is new."""
 REPORTS_MAX = 1000
 """Sessions whose last turn can be asked for."""
 
@@ -448,7 +448,7 @@ class Pooled:
         """Close an agent whose run did not stop: nobody knows what it still hears."""
         if turn.is_spoiled:
             self._let_go(turn)
-            if not turn.name:  # the next one is another conversation
+            if not (turn.heard or isinstance(turn.action, Resume)):  # the next one is another conversation
                 turn.nonce = self._world.new_id("agent")
 
     def _let_go(self, turn: Turn, *, forget: str = "") -> None:

@@ -166,7 +166,7 @@ class ScriptedUpstream:
         abilities: Abilities = Abilities(),  # noqa: B008 - frozen
         name: str = "scripted",
         troubles: Iterable[Trouble | None] = (),
-        world: World = World(),  # noqa: B008 - the real one has no state
+        world: World = World(),
     ) -> None:
         self.memory = Memory() if memory is None else memory
         self.name = name
