@@ -239,6 +239,7 @@ class ScriptedAgent:
         self._name = resumed
         self._came_from = came_from or resumed
         self._is_open = True
+        self._has_spoken = False
         self._number = next(upstream.memory.numbers)
         upstream.live += 1
         upstream.live_max = max(upstream.live_max, upstream.live)
@@ -272,7 +273,9 @@ class ScriptedAgent:
         talk.run = run = next(memory.numbers)
         try:
             self._name = self._came_from = talk.name
-            yield Opened(talk.name, resumed)
+            # Some software says what it goes on from only when it is told so, not from one message to the next.
+            yield Opened(talk.name, "" if self._has_spoken else resumed)
+            self._has_spoken = True
             async for event in self._answered(talk, trouble):
                 if talk.run != run:
                     raise UpstreamFailedError("another run took its place")
