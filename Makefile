@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format-check lint types arrows fmt fault sim contract contract-newest clients bench bench-durable bench-peers docs lock clean
+.PHONY: help demo test check format-check lint types arrows fmt fault sim pool-search contract contract-newest clients bench bench-durable bench-peers docs lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -128,6 +128,9 @@ fault: $(VENV)/.dev  ## The full kill matrix: every fault point, every way to di
 
 sim: $(VENV)/.dev  ## Live through simulated worlds for minutes; ARGS=SEED replays one with its trace
 	$(BIN)/python -m tests.simulation $(ARGS)
+
+pool-search: $(VENV)/.dev  ## Let a hundred thousand generated hosts loose on the pool; ARGS=SEED lives one again with its trace
+	$(BIN)/python -m tests.reuse $(ARGS)
 
 CONTRACTS := tests/integrations/test_pydantic_ai_durable.py tests/integrations/test_langgraph.py \
   tests/integrations/test_openai_agents.py tests/fault/test_driven.py

@@ -49,7 +49,11 @@ class Host:
                 self.events.append(event)
 
         await self.world.live_through(listen())
-        calls = [Call(each.id, each.name, each.arguments) for each in self.events if _is_call(each)]
+        calls = [
+            Call(each.id, each.name, each.arguments)
+            for each in self.events
+            if isinstance(each, CallRequested)
+        ]
         finish = Finish.CALLS if calls else Finish.STOP
         results = tuple(Result(call.id, f"result of {call.id}") for call in calls)
         reply = Reply((Text(self.text), *calls), finish)
@@ -77,10 +81,6 @@ class Host:
         return report
 
 
-def _is_call(event: ModelEvent) -> bool:
-    return isinstance(event, CallRequested)
-
-
 class Bench:
     """A world, a shelf, an upstream, and pools of it."""
 
@@ -94,7 +94,7 @@ class Bench:
     async def pool(
         self,
         *,
-        limits: PoolLimits = PoolLimits(),
+        limits: PoolLimits = PoolLimits(),  # noqa: B008 - frozen
         servers: Servers | None = None,
     ) -> Pooled:
         """Return another pool, as another process would have it."""

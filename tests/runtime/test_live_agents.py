@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 
 from midstream.runtime.live_agents import LiveAgents
-from midstream.runtime.upstreams import Setup
+from midstream.runtime.upstreams import Setup, UpstreamAgent
 from midstream.testing import FakeWorld
 from midstream.testing.upstreams import Memory, ScriptedAgent, ScriptedUpstream
 
@@ -13,14 +13,14 @@ SETUP = Setup("be brief")
 async def test_an_agent_at_rest_is_used_again_for_the_same_setup() -> None:
     upstream, _, live = _made()
     await _spoken(live, "agent-1")
-    await live.open(SETUP, resume="agent-1")
+    await _taken(live, "agent-1")
     assert upstream.opened == ["agent-1"]
 
 
 async def test_for_another_setup_it_is_closed_and_resumed() -> None:
     upstream, _, live = _made()
     await _spoken(live, "agent-1")
-    await live.open(Setup("be long"), resume="agent-1")
+    await _taken(live, "agent-1", Setup("be long"))
     assert upstream.opened == ["agent-1", "agent-1"]
     assert upstream.live_max == 1
 
@@ -29,7 +29,7 @@ async def test_one_that_rested_too_long_is_closed_and_resumed() -> None:
     upstream, world, live = _made()
     await _spoken(live, "agent-1")
     await world.advance(300.0)
-    await live.open(SETUP, resume="agent-1")
+    await _taken(live, "agent-1")
     assert upstream.opened == ["agent-1", "agent-1"]
     assert upstream.live == 1
 
@@ -41,7 +41,7 @@ async def test_there_are_never_more_than_the_cap_but_for_those_in_a_turn() -> No
         await world.settle()
     assert (upstream.live, live.resting) == (3, 3)
     for number in range(3, 7):
-        await live.open(SETUP, resume=f"agent-{number}")
+        await _taken(live, f"agent-{number}")
     await world.settle()
     assert (upstream.live, live.resting) == (4, 0)
 
@@ -92,7 +92,7 @@ async def test_two_of_one_conversation_are_never_open_at_once() -> None:
     await _spoken(live, "agent-1")
     await _spoken(live, "agent-2")  # agent-1 has to go
     before = upstream.live
-    await live.open(SETUP, resume="agent-1")
+    await _taken(live, "agent-1")
     assert upstream.live <= before
 
 
@@ -109,4 +109,8 @@ def _made(*, agents: int = 1, live_max: int = 8) -> tuple[ScriptedUpstream, Fake
 
 
 async def _spoken(live: LiveAgents, name: str) -> None:
-    live.rest(name, await live.open(SETUP, resume=name), SETUP)
+    live.rest(name, await _taken(live, name), SETUP)
+
+
+async def _taken(live: LiveAgents, name: str, setup: Setup = SETUP) -> UpstreamAgent:
+    return await live.take(setup, name) or await live.open(setup, resume=name)

@@ -123,8 +123,9 @@ async def test_stopped_between_two_of_several_nothing_more_is_sent_and_no_record
 @spec("REUSE-42")
 async def test_an_agent_that_wants_tools_in_between_is_replaced() -> None:
     def answer(talk: Talk) -> list[UpstreamEvent]:
-        call = [CallRequested("c", "look", "{}"), Finished(Finish.CALLS)]
-        return call if words_of(talk.heard[-1].said) == "two" else [TextDelta("ok"), Finished()]
+        if words_of(talk.heard[-1].said) == "two":
+            return [CallRequested("c", "look", "{}"), Finished(Finish.CALLS)]
+        return [TextDelta("ok"), Finished()]
 
     bench = Bench(ScriptedUpstream(answer=answer))
     host = await bench.host()
@@ -218,7 +219,7 @@ async def test_the_record_is_pending_before_anything_is_said_and_confirmed_by_th
     bench = Bench()
 
     class Looking(ScriptedAgent):
-        async def send(self, *given: object, **named: object) -> AsyncGenerator[UpstreamEvent, None]:  # type: ignore[override]
+        async def send(self, *given: object, **named: object) -> AsyncGenerator[UpstreamEvent, None]:
             await self._note("asked")
             async for event in super().send(*given, **named):  # type: ignore[arg-type]
                 yield event
@@ -529,7 +530,7 @@ async def test_a_rebuilt_conversation_is_noted_once_and_the_note_is_told_to_no_a
     thought = replace(noted, reply=replace(noted.reply, parts=(Thinking(REBUILT_NOTE), *noted.reply.parts)))
     host.history = History((*host.history.entries[:-1], thought))
     await host.say("three")
-    assert host.events[0] == TextDelta("answer ")
+    assert [event for event in host.events if isinstance(event, ThinkingDelta)] == []
     bench.trouble(Trouble.GONE)
     await host.say("four")
     assert not any(REBUILT_NOTE.strip() in told for told in bench.told())
@@ -538,7 +539,8 @@ async def test_a_rebuilt_conversation_is_noted_once_and_the_note_is_told_to_no_a
 @spec("REUSE-53")
 @pytest.mark.parametrize(("is_good", "way"), [(True, Way.FRESH), (False, Way.RESUMED)])
 async def test_an_old_agent_that_calls_the_key_wrong_is_replaced_if_the_key_is_good(
-    is_good: bool, way: Way
+    is_good: bool,  # noqa: FBT001 - a parameter of the test
+    way: Way,
 ) -> None:
     bench = Bench()
     host = await bench.host()
@@ -637,7 +639,7 @@ async def test_an_upstream_that_takes_none_is_given_none_and_a_change_costs_noth
 
 async def test_an_answer_in_a_conversation_that_was_never_named_is_a_failure() -> None:
     class Nameless(ScriptedAgent):
-        async def send(self, *given: object, **named: object) -> AsyncGenerator[UpstreamEvent, None]:  # type: ignore[override]
+        async def send(self, *given: object, **named: object) -> AsyncGenerator[UpstreamEvent, None]:
             async for event in super().send(*given, **named):  # type: ignore[arg-type]
                 if not isinstance(event, Opened):
                     yield event
@@ -692,7 +694,8 @@ async def test_an_error_keeps_nobody_out() -> None:
     host = await bench.host()
     bench.trouble(Trouble.FAILED)
     await host.fail("one")
-    assert is_whole((await host.ask()) and host.events)
+    await host.ask()
+    assert is_whole(host.events)
 
 
 # --- what is told ---------------------------------------------------------------------------------------------
@@ -726,7 +729,7 @@ async def test_a_counter_that_fails_is_no_part_of_the_turn(caplog: pytest.LogCap
 def test_limits_are_positive() -> None:
     for wrong in ({"live_max": 0}, {"rest_s": 0.0}, {"wait_s": -1.0}):
         with pytest.raises(UsageError):
-            PoolLimits(**wrong)  # type: ignore[arg-type]
+            PoolLimits(**wrong)
 
 
 # --- with the runtime, and with a real store ------------------------------------------------------------------

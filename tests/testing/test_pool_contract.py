@@ -7,13 +7,20 @@ from collections.abc import Sequence
 import pytest
 from msgspec import Struct
 
+from midstream.core.replies import Finished, TextDelta
+from midstream.runtime.upstreams import UpstreamEvent
 from midstream.testing.pool_contract import MATRIX, Fault, Peer, PoolContract, Situation
-from midstream.testing.upstreams import Memory, ScriptedUpstream, Trouble, words_of
+from midstream.testing.upstreams import Memory, ScriptedUpstream, Talk, Trouble, words_of
 
 
 class Told(Struct, frozen=True):
     agent: str
     text: str
+
+
+def all_that_was_told(talk: Talk) -> list[UpstreamEvent]:
+    """Answer as every peer does."""
+    return [TextDelta("told: "), TextDelta(talk.words), Finished()]
 
 
 class ScriptedPeer:
@@ -27,7 +34,7 @@ class ScriptedPeer:
         self.is_key_good = True
 
     def upstream(self) -> ScriptedUpstream:
-        made = ScriptedUpstream(self.memory)
+        made = ScriptedUpstream(self.memory, answer=all_that_was_told)
         made.is_key_good = self.is_key_good
         self.upstreams.append(made)
         return made

@@ -50,24 +50,30 @@ class LiveAgents:
         """How many are open that nobody speaks to."""
         return len(self._resting)
 
-    async def open(self, setup: Setup, *, resume: str = "") -> UpstreamAgent:
-        """Open a fresh agent, or resume one: the open one, if it was opened for the same.
+    async def take(self, setup: Setup, name: str) -> UpstreamAgent | None:
+        """Return the agent of this name that rests, if it was opened for the same and has not rested too long.
 
-        Give it back with `rest` or `close`, once.
+        Otherwise it is closed, so that two of the same conversation are never open at once. Give it back with `rest` or
+        `close`, once.
+        """
+        if (closing := self._closing.get(name)) is not None:
+            await asyncio.shield(closing)
+        resting = self._resting.pop(name, None)
+        self._close_rested()
+        if resting is None:
+            return None
+        if resting.setup == setup and self._world.monotonic() - resting.since < self._rest_s:
+            self._busy += 1
+            return resting.agent
+        await self._within(resting.agent.aclose(), "closed")
+        return None
+
+    async def open(self, setup: Setup, *, resume: str = "") -> UpstreamAgent:
+        """Open a fresh agent, or resume one that does not rest here. Give it back with `rest` or `close`, once.
 
         Raises:
             ModelError: As `Upstream.open` does. Then there is nothing to give back.
         """
-        if (closing := self._closing.get(resume)) is not None:
-            await asyncio.shield(closing)  # two of the same conversation must not be open at once
-        resting = self._resting.pop(resume, None) if resume else None
-        is_too_old = resting is not None and self._world.monotonic() - resting.since >= self._rest_s
-        self._close_rested()
-        if resting is not None:
-            if resting.setup == setup and not is_too_old:
-                self._busy += 1
-                return resting.agent
-            await self._within(resting.agent.aclose(), "closed")
         agent = await self._upstream.open(setup, resume=resume)
         self.has_opened()
         return agent

@@ -64,8 +64,8 @@ from midstream.world import World
 
 CLAIMS_MAX = 8
 """Tries to claim a record that others write at the same time; then the turn goes without one."""
-CHAINS_MAX = 256
-"""Conversations whose links are kept, so that a longer one costs only what is new."""
+CHAINS_MAX = 32
+"""Conversations that are kept with their links, so that a longer one costs only what is new."""
 REPORTS_MAX = 1000
 """Sessions whose last turn can be asked for."""
 
@@ -398,13 +398,16 @@ class Pooled:
             turn.name = opened.agent or turn.name
             return
         turn.is_taken = True
-        asked, is_known = turn.name, turn.heard > 0
-        is_same = opened.resumed == asked or (is_known and opened.agent == asked and not opened.resumed)
+        asked = turn.name
+        # One that was opened in this process and spoken to before need not say again what it goes on from.
+        is_itself = turn.has_agent_spoken and opened.agent == asked and not opened.resumed
+        is_same = opened.resumed == asked or is_itself
         if not is_same or not opened.agent:
             await self._note_mismatch(turn, opened)
             raise UpstreamMismatchError(f"{self.name} opened {opened.resumed!r} instead of {asked!r}")
         turn.name = opened.agent
         turn.heard += 1
+        turn.has_agent_spoken = True
         if isinstance(turn.action, Resume) and turn.heard == 1:
             await self._learn(turn, is_alive=True)
         if turn.claim is None or not turn.is_last:
@@ -437,7 +440,9 @@ class Pooled:
                 turn.agent = await forking.fork(turn.setup, agent=mark.agent, mark=mark.mark)
                 self._live.has_opened()
             else:
-                turn.agent = await self._live.open(turn.setup, resume=resume)
+                resting = await self._live.take(turn.setup, resume) if resume else None
+                turn.has_agent_spoken = resting is not None
+                turn.agent = resting or await self._live.open(turn.setup, resume=resume)
         except ModelError:
             raise
         except Exception as error:
@@ -448,7 +453,7 @@ class Pooled:
         """Close an agent whose run did not stop: nobody knows what it still hears."""
         if turn.is_spoiled:
             self._let_go(turn)
-            if not turn.name:  # the next one is another conversation
+            if not (turn.heard or isinstance(turn.action, Resume)):  # the next one is another conversation
                 turn.nonce = self._world.new_id("agent")
 
     def _let_go(self, turn: Turn, *, forget: str = "") -> None:

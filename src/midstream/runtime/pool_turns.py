@@ -123,7 +123,9 @@ class Turn:
         self.name = ""
         """What the agent is resumed by: what was asked for, then what the upstream said last."""
         self.heard = 0
-        """Messages that this open agent has taken."""
+        """Messages that the agent has taken in this turn."""
+        self.has_agent_spoken = False
+        """Whether the agent, as it is open now, was spoken to before."""
         self.delivered = 0
         """Of `sends`, those with a whole answer."""
         self.is_taken = False
@@ -197,6 +199,7 @@ class Turn:
         self.name = ""
         self.heard = self.delivered = self.repeats = 0
         self.is_taken = self.is_forced = self.is_confirmed = self.is_spoiled = False
+        self.has_agent_spoken = False
         history = self.request.history
         match self.action:
             case Resume():

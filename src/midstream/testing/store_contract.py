@@ -665,14 +665,15 @@ class ShelfContract:
             for name in ODD_NAMES:
                 assert await shelf.shelf(name) == [Kept(name, 1, name.encode(), 1.0)]
 
-    @pytest.mark.parametrize("expected", [0, 1, 3, 2**40])
-    async def test_only_who_has_read_an_entry_replaces_it(self, place: Place, expected: int) -> None:
+    @pytest.mark.parametrize("version", [0, 1, 3, 2**40])
+    async def test_only_who_has_read_an_entry_replaces_it(self, place: Place, version: int) -> None:
         async with _shelf(place) as shelf:
             await shelf.keep("pool", "k", b"1", expected=0, at=1.0)
             await shelf.keep("pool", "k", b"2", expected=1, at=2.0)
             with pytest.raises(ShelfMovedError):
-                await shelf.keep("pool", "k", b"3", expected=expected, at=3.0)
-            assert not await shelf.drop("pool", "k", expected=expected)
+                await shelf.keep("pool", "k", b"3", expected=version, at=3.0)
+            is_dropped = await shelf.drop("pool", "k", expected=version)
+            assert not is_dropped
             assert await shelf.shelf("pool") == [Kept("k", 2, b"2", 2.0)]
 
     async def test_what_is_not_there_is_neither_replaced_nor_dropped(self, place: Place) -> None:

@@ -29,6 +29,7 @@ from midstream.errors import (
     UpstreamGoneError,
 )
 from midstream.runtime.upstreams import Marked, Opened, Said, Setup, UpstreamEvent
+from midstream.world import World
 
 RETRY_AFTER_S = 2.0
 """What a rate limit of this upstream asks for."""
@@ -153,6 +154,7 @@ class ScriptedUpstream:
         answer: What its agents say to a message; `Opened` is said before it.
         identity, abilities, name: As `Upstream` has them.
         troubles: What goes wrong with the next messages, in order; None for one with which nothing does.
+        world: Where others get a turn between two of its events.
     """
 
     def __init__(
@@ -164,6 +166,7 @@ class ScriptedUpstream:
         abilities: Abilities = Abilities(),  # noqa: B008 - frozen
         name: str = "scripted",
         troubles: Iterable[Trouble | None] = (),
+        world: World = World(),
     ) -> None:
         self.memory = Memory() if memory is None else memory
         self.name = name
@@ -171,6 +174,7 @@ class ScriptedUpstream:
         self.abilities = abilities
         self.answer = answer
         self.troubles: deque[Trouble | None] = deque(troubles)
+        self.world = world
         self.is_key_good = True
         self.opened: list[str] = []
         """What was opened so far: the agent that was resumed, or "" for a fresh one."""
@@ -235,6 +239,7 @@ class ScriptedAgent:
         self._name = resumed
         self._came_from = came_from or resumed
         self._is_open = True
+        self._has_spoken = False
         self._number = next(upstream.memory.numbers)
         upstream.live += 1
         upstream.live_max = max(upstream.live_max, upstream.live)
@@ -247,7 +252,7 @@ class ScriptedAgent:
         self._upstream.sends.append(heard)
         memory, trouble = self._upstream.memory, self._upstream.next_trouble()
         memory.check_key(key, self._came_from or f"fresh-{self._number}", words_of(said))
-        await asyncio.sleep(0)
+        await self._upstream.world.sleep(0)
         resumed = self._came_from
         if self._name and self._name not in memory.talks:
             raise UpstreamGoneError(f"there is no agent {self._name!r}")
@@ -268,7 +273,9 @@ class ScriptedAgent:
         talk.run = run = next(memory.numbers)
         try:
             self._name = self._came_from = talk.name
-            yield Opened(talk.name, resumed)
+            # Some software says what it goes on from only when it is told so, not from one message to the next.
+            yield Opened(talk.name, "" if self._has_spoken else resumed)
+            self._has_spoken = True
             async for event in self._answered(talk, trouble):
                 if talk.run != run:
                     raise UpstreamFailedError("another run took its place")
@@ -286,7 +293,7 @@ class ScriptedAgent:
             await asyncio.Event().wait()
         words: list[str] = []
         for event in self._upstream.answer(talk):
-            await asyncio.sleep(0)
+            await self._upstream.world.sleep(0)
             if isinstance(event, Finished):
                 if trouble is Trouble.CUT:
                     return

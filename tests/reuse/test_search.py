@@ -1,0 +1,85 @@
+"""Whatever a host does and whatever befalls it: no message lost, none doubled, none in the wrong conversation.
+
+`make pool-search` lives a hundred thousand lives; here a few hundred known ones run. A seed that fails is lived again,
+with its trace, by `make pool-search ARGS=SEED`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from midstream.core.reuse import retrying
+from midstream.errors import ModelError
+from midstream.runtime import pool_turns
+from midstream.runtime.pool_entries import Claim
+from tests.reuse.lives import ACTIONS, Life, lived
+from tests.spec import spec
+
+BLOCKS = 4
+LIVES = 150
+"""Seeds of one block."""
+
+
+@spec("REUSE-60", "REUSE-61")
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_every_promise_is_kept_whatever_a_host_does(block: int) -> None:
+    failed: dict[int, list[str]] = {}
+    figures: Counter[str] = Counter()
+    for seed in range(block * LIVES, (block + 1) * LIVES):
+        life = lived(seed)
+        figures += life.figures
+        if life.problems:
+            failed[seed] = life.problems
+    assert failed == {}
+    never = [act.__name__ for act, _ in ACTIONS if not figures[act.__name__.strip("_")]]
+    assert never == [], "nothing was tried"
+    assert figures["resumed"] > figures["replays"] > 0
+
+
+@pytest.mark.slow
+def test_a_seed_is_the_same_life_every_time() -> None:
+    for seed in (7, 11):
+        assert lived(seed).trace == lived(seed).trace
+
+
+def _last_only(*given: object) -> object:
+    return _told(*given)[-1:]  # type: ignore[arg-type]
+
+
+_told = pool_turns._told
+_remedy = retrying.remedy
+
+
+def _blind(error: ModelError, situation: retrying.Situation) -> retrying.Remedy:
+    """Decide as if nothing had been taken yet."""
+    seen = {name: getattr(situation, name) for name in situation.__struct_fields__}
+    return _remedy(error, retrying.Situation(**{**seen, "is_taken": False}))
+
+
+async def _forgetful(claim: Claim, record: object) -> None:
+    """Never let go."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("home", "name", "broken", "lives"),
+    [
+        (pool_turns, "_told", _last_only, 60),
+        (retrying, "remedy", _blind, 400),
+        (Claim, "release", _forgetful, 60),
+    ],
+    ids=["a queued message is left out", "what was taken is said again", "a record is never let go"],
+)
+def test_a_broken_promise_is_found(
+    monkeypatch: pytest.MonkeyPatch, home: object, name: str, broken: object, lives: int
+) -> None:
+    monkeypatch.setattr(home, name, broken)
+    assert any(_fails(Life(seed)) for seed in range(lives))
+
+
+def _fails(life: Life) -> bool:
+    life.run()
+    return bool(life.problems)

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import pytest
+
+from midstream.core.messages import (
+    Call,
+    Exchange,
+    Finish,
+    History,
+    Reply,
+    Result,
+    Text,
+    Thinking,
+    Usage,
+    UserMessage,
+)
+from midstream.core.replies import ModelRequest
+from midstream.core.reuse.abilities import Abilities
+from midstream.core.reuse.classification import Fresh, classify
+from midstream.core.reuse.fingerprint import outline
+from midstream.core.reuse.transcript import TranscriptBudget
+from midstream.runtime.pool_turns import REBUILT_NOTE, Turn, without_notes
+from midstream.runtime.upstreams import Said, Setup
+
+ONE, TWO = UserMessage.of("one"), UserMessage.of("two")
+ANSWER = Exchange(Reply((Text("yes"),)))
+CALLED = Exchange(Reply((Call("c", "look"),), Finish.CALLS), (Result("c", "seen"),))
+TAKES_HISTORY = Abilities(takes_history=True)
+
+
+def test_a_fresh_agent_that_takes_a_history_is_told_what_came_before() -> None:
+    turn = _turn(History((ONE, ANSWER, TWO)), TAKES_HISTORY)
+    assert turn.sends == [Said(TWO, before=History((ONE, ANSWER)))]
+    assert turn.replays == 1
+
+
+def test_the_first_message_is_no_replay() -> None:
+    turn = _turn(History((ONE,)), TAKES_HISTORY)
+    assert (turn.sends, turn.replays) == ([Said(ONE, before=History())], 0)
+
+
+def test_where_results_are_the_end_nothing_more_is_said() -> None:
+    turn = _turn(History((ONE, CALLED)), TAKES_HISTORY)
+    assert turn.sends == [Said(UserMessage(()), before=History((ONE, CALLED)))]
+
+
+def test_another_agent_is_told_a_transcript_and_the_message_itself() -> None:
+    (said,) = _turn(History((ONE, ANSWER, TWO)), Abilities()).sends
+    text = "".join(part.text for part in said.message.parts if isinstance(part, Text))
+    assert said.before is None
+    assert text.endswith("two")
+    assert text.index("one") < text.index("yes")
+
+
+@pytest.mark.parametrize(
+    ("parts", "kept"),
+    [
+        ((Thinking(REBUILT_NOTE), Text("yes")), (Text("yes"),)),
+        ((Thinking(REBUILT_NOTE + "hm"), Text("yes")), (Thinking("hm"), Text("yes"))),
+        ((Thinking("hm"), Text("yes")), (Thinking("hm"), Text("yes"))),
+        ((Text(REBUILT_NOTE),), (Text(REBUILT_NOTE),)),
+        ((), ()),
+    ],
+)
+def test_the_pools_own_note_is_no_part_of_a_conversation(
+    parts: tuple[Text | Thinking, ...], kept: tuple[Text | Thinking, ...]
+) -> None:
+    history = History((ONE, Exchange(Reply(parts))))
+    assert without_notes(history) == History((ONE, Exchange(Reply(kept))))
+
+
+def test_keys_differ_by_agent_session_and_what_is_said() -> None:
+    histories = [History((ONE,)), History((ONE, ANSWER, TWO))]
+    keys = {
+        _turn(history, Abilities(), nonce=nonce, session=session).key()
+        for history in histories
+        for nonce in ("a", "b")
+        for session in ("s", "t")
+    }
+    assert len(keys) == 8
+    assert _turn(histories[0], Abilities()).key() == _turn(histories[0], Abilities()).key()
+
+
+def test_tokens_are_summed() -> None:
+    turn = _turn(History((ONE,)), Abilities())
+    turn.count(Usage(1, 2, 3))
+    turn.count(None)
+    assert turn.count(Usage(10, 20, 30)) == Usage(11, 22, 33)
+
+
+def _turn(history: History, abilities: Abilities, *, nonce: str = "a", session: str = "s") -> Turn:
+    found = outline("", (), (), {}, history)
+    request = ModelRequest("", history, session=session)
+    turn = Turn(request, found, classify(None, found), Fresh(is_pooled=True), Setup(), None)
+    turn.begin(nonce, abilities, TranscriptBudget())
+    return turn
