@@ -1,0 +1,561 @@
+"""`midstream.runtime.upstreams` as a test suite: an upstream that passes it may be pooled.
+
+Write a scripted other end for it (a program, an HTTP server: whatever the real software talks to), give it the controls
+of `Peer`, subclass `UpstreamContract` in a test file and give it a fixture `peer`:
+
+    class TestMyUpstream(UpstreamContract):
+        @pytest.fixture
+        def peer(self, tmp_path: Path) -> Peer:
+            return MyPeer(tmp_path)
+
+It needs pytest and pytest-asyncio. What a kind of upstream cannot have at all is named in `Peer.lacks`; its tests are
+skipped. What the suite cannot see from outside, an upstream's own tests must show: how each of the real software's
+errors is understood, how servers and attachments are handed on, what becomes of instructions.
+"""
+# ruff: noqa: D102, PLR2004 - these are tests: a name is a promise, numbers speak for themselves
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from msgspec import Struct
+
+from midstream.core.messages import Outcome, Usage, UserMessage
+from midstream.core.replies import (
+    CallRequested,
+    Finished,
+    TextDelta,
+    UpstreamCallEnded,
+    UpstreamCallStarted,
+)
+from midstream.errors import (
+    ModelAccessError,
+    ModelError,
+    UpstreamBusyError,
+    UpstreamGoneError,
+    UpstreamMismatchError,
+)
+from midstream.runtime.upstreams import (
+    ForkingUpstream,
+    Marked,
+    Opened,
+    Said,
+    Setup,
+    Upstream,
+    UpstreamAgent,
+    UpstreamEvent,
+)
+from midstream.world import World
+
+WORLD = World()
+LIMIT_S = 30.0
+"""Seconds after which an answer that should be there is missing."""
+CLOSE_S = 15.0
+"""Seconds that closing may take, whatever the other end does."""
+LOOK_S = 0.02
+"""Seconds between two looks at what the other end does by itself."""
+
+SEPARATOR = " | "
+"""Between the messages in an answer of a peer."""
+USAGE = Usage(input_tokens=100, output_tokens=7, cached_tokens=60)
+"""What each answer of a peer costs; the cached ones are part of the input."""
+
+
+class Trait(StrEnum):
+    """What some kinds of upstream cannot have."""
+
+    BUSY = "busy"
+    """A conversation can be in another run."""
+    ECHO = "echo"
+    """It says which conversation it went on from."""
+    CALLS = "calls"
+    """It runs tools of its own."""
+    USAGE = "usage"
+    """It counts tokens."""
+    KEYS = "keys"
+    """It is told the idempotency key."""
+    VERIFY = "verify"
+    """Its credential can be refused."""
+
+
+class Told(Struct, frozen=True):
+    """A user's message that reached the peer.
+
+    Args:
+        agent: The conversation it was said in, as `Opened.agent` names it.
+        text: Its words, all of them.
+        key: The idempotency key it came with, in whatever form.
+    """
+
+    agent: str
+    text: str
+    key: str = ""
+
+
+class Peer(Protocol):
+    """The scripted other end, and its controls.
+
+    It remembers conversations for as long as the test lasts, whoever connects. Unless it was told otherwise, it answers
+    each message with all the messages that the conversation holds by then, joined by `SEPARATOR`, in more than one
+    piece, and counts `USAGE`. A control that speaks of the next message, or the next resumption, holds for that one
+    only.
+    """
+
+    @property
+    def lacks(self) -> frozenset[Trait]:
+        """What this kind of upstream cannot have."""
+
+    def upstream(self) -> Upstream:
+        """Return another upstream that talks to this peer: what another process would make."""
+
+    def told(self) -> list[Told]:
+        """Return all messages that arrived, in their order."""
+
+    def runs(self) -> int:
+        """Return how many answers are under way, as far as the peer knows."""
+
+    def expire(self, agent: str) -> None:
+        """Forget a conversation."""
+
+    def be_busy(self, agent: str) -> None:
+        """Refuse messages to a conversation, because of another run, until somebody ends that run by force."""
+
+    def hang(self) -> None:
+        """Take the next message, name the conversation, so that `Opened` comes, and then say nothing more.
+
+        It still notices when it is stopped, or when nobody is connected any more.
+        """
+
+    def echo_wrong_id(self) -> None:
+        """Open another, empty conversation at the next resumption, as if nothing were wrong."""
+
+    def die_mid_stream(self) -> None:
+        """Break off the next answer after its first words: the process dies, the connection drops."""
+
+    def refuse_key(self) -> None:
+        """Refuse the credential from now on."""
+
+    def run_tool(self, name: str, arguments: str, content: str) -> None:
+        """Before the next answer, run a tool with these arguments (JSON), whose result is `content`."""
+
+
+class UpstreamContract:
+    """The tests. Each one gets a fresh `peer`."""
+
+    pytestmark = pytest.mark.asyncio
+
+    # --- what it says of itself
+
+    async def test_it_has_a_name_and_an_identity_of_plain_words(self, peer: Peer) -> None:
+        async with _connected(peer) as upstream:
+            assert upstream.name
+            assert upstream.abilities == peer.upstream().abilities
+            assert {type(word) for pair in upstream.identity.items() for word in pair} <= {str}
+            assert dict(upstream.identity) == dict(peer.upstream().identity)
+
+    async def test_it_forks_if_it_says_so(self, peer: Peer) -> None:
+        async with _connected(peer) as upstream:
+            assert upstream.abilities.can_fork == isinstance(upstream, ForkingUpstream)
+
+    # --- a conversation
+
+    async def test_an_answer_is_opened_first_and_finished_last(self, peer: Peer) -> None:
+        async with _connected(peer) as upstream, _fresh(upstream) as agent:
+            events = await _said(agent, "one")
+            opened = _opened(events)
+            assert opened.agent
+            assert opened.resumed == ""
+            assert [event for event in events if isinstance(event, Opened)] == [opened]
+            assert [event for event in events if isinstance(event, Finished)] == [events[-1]]
+            assert _text(events) == "one"
+
+    async def test_an_answer_comes_in_pieces(self, peer: Peer) -> None:
+        async with _connected(peer) as upstream, _fresh(upstream) as agent:
+            await _said(agent, "a first message of many words")
+            events = await _said(agent, "a second one")
+            assert sum(isinstance(event, TextDelta) and bool(event.text) for event in events) > 1
+
+    async def test_a_conversation_goes_on_in_the_same_agent(self, peer: Peer) -> None:
+        async with _connected(peer) as upstream, _fresh(upstream) as agent:
+            await _said(agent, "one")
+            assert _text(await _said(agent, "two")) == _joined("one", "two")
+            assert _text(await _said(agent, "three")) == _joined("one", "two", "three")
+            assert [told.text for told in peer.told()] == ["one", "two", "three"]
+
+    async def test_a_conversation_goes_on_in_another_process(self, peer: Peer) -> None:
+        name = await _begun(peer, "one", "two")
+        async with _connected(peer) as upstream, _resumed(upstream, name) as agent:
+            events = await _said(agent, "three")
+            assert _text(events) == _joined("one", "two", "three")
+            assert isinstance(events[0], Opened)
+            if Trait.ECHO not in peer.lacks:
+                assert events[0].resumed == name
+        assert [told.text for told in peer.told()] == ["one", "two", "three"]
+
+    async def test_each_answer_says_what_to_resume_by(self, peer: Peer) -> None:
+        name = await _begun(peer, "one")
+        for number, text in enumerate(("two", "three", "four"), start=2):
+            async with _connected(peer) as upstream, _resumed(upstream, name) as agent:
+                events = await _said(agent, text)
+                assert len(_text(events).split(SEPARATOR)) == number
+                name = _opened(events).agent
+
+    async def test_conversations_are_apart(self, peer: Peer) -> None:
+        async with _connected(peer) as upstream, _fresh(upstream) as first, _fresh(upstream) as second:
+            await _said(first, "one")
+            await _said(second, "other")
+            both = await asyncio.gather(_said(first, "two"), _said(second, "another"))
+            assert [_text(events) for events in both] == [_joined("one", "two"), _joined("other", "another")]
+            names = [_opened(events).agent for events in both]
+            assert len({*names}) == 2
+
+    async def test_words_arrive_as_they_are(self, peer: Peer) -> None:
+        text = '  "quoted" \\ naïve ☃ 😀\nline\ttab /slash @file $HOME {x} <b> '
+        async with _connected(peer) as upstream, _fresh(upstream) as agent:
+            await _said(agent, text)
+            assert [told.text for told in peer.told()] == [text]
+
+    async def test_a_long_message_arrives_whole(self, peer: Peer) -> None:
+        text = "a line of a long paste\n" * 20_000
+        async with _connected(peer) as upstream, _fresh(upstream) as agent:
+            assert _text(await _said(agent, text)) == text
+            assert [told.text for told in peer.told()] == [text]
+
+    async def test_tokens_are_counted_once_an_answer(self, peer: Peer) -> None:
+        _needs(peer, Trait.USAGE)
+        async with _connected(peer) as upstream, _fresh(upstream) as agent:
+            for text in ("one", "two"):
+                events = await _said(agent, text)
+                assert isinstance(events[-1], Finished)
+                assert events[-1].usage == USAGE
+
+    async def test_what_is_repeated_has_the_same_key(self, peer: Peer) -> None:
+        _needs(peer, Trait.KEYS)
+        async with _connected(peer) as upstream:
+            for key in ("first", "first", "second"):
+                async with _fresh(upstream) as agent:
+                    await _said(agent, "one", key=key)
+        first, again, second = (told.key for told in peer.told())
+        assert first == again != second
+        assert "" not in {first, second}
+
+    async def test_tools_of_its_own_are_told_in_pairs(self, peer: Peer) -> None:
+        _needs(peer, Trait.CALLS)
+        arguments, content = {"path": "a.txt"}, "what stands in a.txt"
+        peer.run_tool("read", json.dumps(arguments), content)
+        async with _connected(peer) as upstream, _fresh(upstream) as agent:
+            events = await _said(agent, "one")
+            assert not [event for event in events if isinstance(event, CallRequested)]
+            (started,) = [event for event in events if isinstance(event, UpstreamCallStarted)]
+            (ended,) = [event for event in events if isinstance(event, UpstreamCallEnded)]
+            assert events.index(started) < events.index(ended) < len(events) - 1
+            assert started.id == ended.id != ""
+            assert started.name == "read"
+            assert json.loads(started.arguments) == arguments
+            assert (ended.content, ended.outcome) == (content, Outcome.OK)
+            assert _text(events) == "one"
+
+    async def test_a_fork_goes_on_from_its_mark_and_leaves_the_first_as_it_is(self, peer: Peer) -> None:
+        async with _connected(peer) as upstream:
+            if not isinstance(upstream, ForkingUpstream):
+                pytest.skip("it cannot fork")
+            async with _fresh(upstream) as agent:
+                first = await _said(agent, "one")
+                name = _opened(await _said(agent, "two")).agent
+            mark = [event.mark for event in first if isinstance(event, Marked)][-1]
+            async with _closing(await upstream.fork(Setup(), agent=name, mark=mark)) as fork:
+                events = await _said(fork, "other")
+                assert _text(events) == _joined("one", "other")
+                assert _opened(events).agent != name
+                assert _opened(events).resumed == name
+                assert _text(await _said(fork, "more")) == _joined("one", "other", "more")
+            async with _resumed(upstream, name) as agent:
+                assert _text(await _said(agent, "three")) == _joined("one", "two", "three")
+
+    # --- what goes wrong
+
+    async def test_a_forgotten_agent_is_gone_and_nothing_is_said_anywhere(self, peer: Peer) -> None:
+        name = await _begun(peer, "one")
+        peer.expire(name)
+        async with _connected(peer) as upstream:
+            with pytest.raises(UpstreamGoneError):
+                await _answered_by(upstream, name, "two")
+            async with _fresh(upstream) as agent:
+                assert _text(await _said(agent, "again")) == "again"
+
+    async def test_another_conversation_than_the_one_named_is_noticed(self, peer: Peer) -> None:
+        _needs(peer, Trait.ECHO)
+        name = await _begun(peer, "one")
+        peer.echo_wrong_id()
+        async with _connected(peer) as upstream:
+            try:
+                events = await _answered_by(upstream, name, "two")
+            except UpstreamMismatchError:
+                return
+            assert _opened(events).resumed not in {name, ""}
+            assert Told(name, "two") not in [Told(told.agent, told.text) for told in peer.told()]
+
+    async def test_a_busy_agent_is_told_apart_and_takes_a_message_by_force(self, peer: Peer) -> None:
+        _needs(peer, Trait.BUSY)
+        name = await _begun(peer, "one")
+        peer.be_busy(name)
+        async with _connected(peer) as upstream:
+            with pytest.raises(UpstreamBusyError):
+                await _answered_by(upstream, name, "two")
+            async with _resumed(upstream, name) as agent:
+                events = await _said(agent, "two", is_forced=True)
+                assert _text(events) == _joined("one", "two")
+
+    async def test_a_refused_credential_is_told_apart(self, peer: Peer) -> None:
+        _needs(peer, Trait.VERIFY)
+        peer.refuse_key()
+        async with _connected(peer) as upstream:
+            with pytest.raises(ModelAccessError):
+                await _answered_by(upstream, "", "one")
+
+    async def test_a_credential_is_verified_apart_from_any_conversation(self, peer: Peer) -> None:
+        async with _connected(peer) as upstream, asyncio.timeout(LIMIT_S):
+            assert await upstream.verify() is True
+            if Trait.VERIFY not in peer.lacks:
+                peer.refuse_key()
+                assert await upstream.verify() is False
+            assert peer.told() == []
+
+    async def test_an_answer_that_breaks_off_is_an_error_and_the_agent_is_not_gone(self, peer: Peer) -> None:
+        name = await _begun(peer, "one")
+        peer.die_mid_stream()
+        async with _connected(peer) as upstream:
+            events: list[UpstreamEvent] = []
+            with pytest.raises(ModelError) as raised:
+                await _answered_by(upstream, name, "two", events)
+            assert not isinstance(raised.value, UpstreamGoneError)
+            assert raised.value.retry == "later"
+            assert isinstance(events[0], Opened)
+            assert _text(events)
+            assert not [event for event in events if isinstance(event, Finished)]
+        async with _connected(peer) as upstream:
+            answer = _text(await _answered_by(upstream, events[0].agent, "three"))
+            assert answer.split(SEPARATOR)[0] == "one"
+            assert answer.split(SEPARATOR)[-1] == "three"
+
+    # --- being stopped
+
+    async def test_closing_an_answer_stops_it_at_the_other_end(self, peer: Peer) -> None:
+        async with _connected(peer) as upstream, _fresh(upstream) as agent:
+            name = _opened(await _said(agent, "one")).agent
+            peer.hang()
+            answer = agent.send(Said(UserMessage.of("two")), key="two")
+            async with asyncio.timeout(LIMIT_S):
+                assert isinstance(await anext(answer), Opened)
+            async with asyncio.timeout(CLOSE_S):
+                await _aclose(answer)
+            await _until(lambda: peer.runs() == 0)
+            events = await _said(agent, "three")
+            assert _text(events).split(SEPARATOR)[0] == "one"
+            assert _text(events).split(SEPARATOR)[-1] == "three"
+            assert _opened(events).resumed in {name, ""}
+
+    async def test_cancelling_the_reader_stops_the_answer_at_the_other_end(self, peer: Peer) -> None:
+        async with _connected(peer) as upstream, _fresh(upstream) as agent:
+            peer.hang()
+            reader = WORLD.spawn(_said(agent, "one"), name="reader")
+            await _until(lambda: peer.runs() == 1)
+            reader.cancel()
+            async with asyncio.timeout(CLOSE_S):
+                with pytest.raises(asyncio.CancelledError):
+                    await reader
+            await _until(lambda: peer.runs() == 0)
+
+    async def test_closing_the_upstream_ends_what_hangs(self, peer: Peer) -> None:
+        upstream = peer.upstream()
+        agent = await upstream.open(Setup())
+        peer.hang()
+        reader = WORLD.spawn(_said(agent, "one"), name="reader")
+        await _until(lambda: peer.runs() == 1)
+        async with asyncio.timeout(CLOSE_S):
+            await upstream.aclose()
+        async with asyncio.timeout(CLOSE_S):
+            (ended,) = await asyncio.gather(reader, return_exceptions=True)
+        assert isinstance(ended, ModelError)
+        await _until(lambda: peer.runs() == 0)
+
+    async def test_closing_twice_is_harmless(self, peer: Peer) -> None:
+        upstream = peer.upstream()
+        agent = await upstream.open(Setup())
+        name = _opened(await _said(agent, "one")).agent
+        async with asyncio.timeout(CLOSE_S):
+            await agent.aclose()
+            await agent.aclose()
+            await upstream.aclose()
+            await upstream.aclose()
+        async with _connected(peer) as again, _resumed(again, name) as agent:
+            assert _text(await _said(agent, "two")) == _joined("one", "two")
+
+    async def test_an_agent_that_was_never_spoken_to_closes(self, peer: Peer) -> None:
+        async with _connected(peer) as upstream, asyncio.timeout(CLOSE_S):
+            agent = await upstream.open(Setup())
+            await agent.aclose()
+        assert peer.told() == []
+
+    async def test_forgetting_never_fails(self, peer: Peer) -> None:
+        name = await _begun(peer, "one")
+        async with _connected(peer) as upstream, asyncio.timeout(LIMIT_S):
+            await upstream.forget(name)
+            await upstream.forget(name)
+            await upstream.forget("never-was")
+
+    async def test_nothing_is_left_behind(self, peer: Peer) -> None:
+        await _lived(peer)  # what is made once and kept
+        before = _held()
+        for _ in range(3):
+            await _lived(peer)
+        await _until(lambda: not _held().exceeds(before))
+
+
+class _Holdings(Struct, frozen=True):
+    tasks: int
+    descriptors: int
+    children: int
+
+    def exceeds(self, other: _Holdings) -> bool:
+        return (
+            self.tasks > other.tasks or self.descriptors > other.descriptors or self.children > other.children
+        )
+
+
+def _held() -> _Holdings:
+    """Count what this process holds; what the system does not show counts as nothing."""
+    own = Path("/proc/self")
+    descriptors = [*(own / "fd").iterdir()] if own.exists() else []
+    lists = [*own.glob("task/*/children")]
+    children = [child for listed in lists for child in listed.read_text().split()]
+    return _Holdings(len(asyncio.all_tasks()), len(descriptors), len(children))
+
+
+async def _lived(peer: Peer) -> None:
+    """Go through what may leave something behind: answers, one cut short, one that broke off, a forgotten agent."""
+    name = await _begun(peer, "one")
+    async with _connected(peer) as upstream:
+        async with _resumed(upstream, name) as agent:
+            peer.hang()
+            reader = WORLD.spawn(_said(agent, "two"), name="reader")
+            await _until(lambda: peer.runs() == 1)
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+        peer.die_mid_stream()
+        with contextlib.suppress(ModelError):
+            await _answered_by(upstream, name, "three")
+        peer.expire(name)
+        with contextlib.suppress(ModelError):
+            await _answered_by(upstream, name, "four")
+
+
+def _needs(peer: Peer, trait: Trait) -> None:
+    if trait in peer.lacks:
+        pytest.skip(f"this kind of upstream lacks {trait.value!r}")
+
+
+@asynccontextmanager
+async def _connected(peer: Peer) -> AsyncIterator[Upstream]:
+    upstream = peer.upstream()
+    try:
+        yield upstream
+    finally:
+        async with asyncio.timeout(CLOSE_S):
+            await upstream.aclose()
+
+
+@asynccontextmanager
+async def _closing(agent: UpstreamAgent) -> AsyncIterator[UpstreamAgent]:
+    try:
+        yield agent
+    finally:
+        async with asyncio.timeout(CLOSE_S):
+            await agent.aclose()
+
+
+@asynccontextmanager
+async def _fresh(upstream: Upstream) -> AsyncIterator[UpstreamAgent]:
+    async with asyncio.timeout(LIMIT_S):
+        agent = await upstream.open(Setup())
+    async with _closing(agent):
+        yield agent
+
+
+@asynccontextmanager
+async def _resumed(upstream: Upstream, name: str) -> AsyncIterator[UpstreamAgent]:
+    async with asyncio.timeout(LIMIT_S):
+        agent = await upstream.open(Setup(), resume=name)
+    async with _closing(agent):
+        yield agent
+
+
+async def _begun(peer: Peer, *texts: str) -> str:
+    """Have a conversation in a process of its own, and return what to resume it by."""
+    name = ""
+    async with _connected(peer) as upstream, _fresh(upstream) as agent:
+        for text in texts:
+            name = _opened(await _said(agent, text)).agent
+    return name
+
+
+async def _answered_by(
+    upstream: Upstream, name: str, text: str, events: list[UpstreamEvent] | None = None
+) -> list[UpstreamEvent]:
+    """Open an agent ("" for a fresh one), say something and return the events; `events` has them also on an error."""
+    async with _resumed(upstream, name) if name else _fresh(upstream) as agent:
+        return await _said(agent, text, events=events)
+
+
+async def _said(
+    agent: UpstreamAgent,
+    text: str,
+    *,
+    key: str = "",
+    is_forced: bool = False,
+    events: list[UpstreamEvent] | None = None,
+) -> list[UpstreamEvent]:
+    events = [] if events is None else events
+    answer = agent.send(Said(UserMessage.of(text)), key=key or text[:40], is_forced=is_forced)
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            async for event in answer:
+                events.append(event)
+    finally:
+        await _aclose(answer)
+    return events
+
+
+async def _aclose(answer: AsyncIterator[UpstreamEvent]) -> None:
+    closing = getattr(answer, "aclose", None)
+    assert closing is not None, "an answer is an async generator"
+    await closing()
+
+
+async def _until(is_so: Callable[[], bool]) -> None:
+    """Wait for what happens outside this process."""
+    async with asyncio.timeout(LIMIT_S):
+        while not is_so():
+            await WORLD.sleep(LOOK_S)
+
+
+def _opened(events: list[UpstreamEvent]) -> Opened:
+    first = events[0]
+    assert isinstance(first, Opened)
+    return first
+
+
+def _text(events: list[UpstreamEvent]) -> str:
+    return "".join(event.text for event in events if isinstance(event, TextDelta))
+
+
+def _joined(*texts: str) -> str:
+    return SEPARATOR.join(texts)
