@@ -22,6 +22,7 @@ from bench import (
     peers,
     recovery,
     rendering,
+    reuse,
     startup,
     steps,
     streaming,
@@ -51,6 +52,7 @@ BENCHES: dict[str, Callable[[Path], Any]] = {
     "histories": histories.run,
     "growth": growth.run,
     "rendering": rendering.run,
+    "reuse": reuse.run,
     "peers": peers.run,
 }
 """What it is called, and what measures it in a scratch folder."""

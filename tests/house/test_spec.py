@@ -11,7 +11,7 @@ import pytest
 from tests.house.source import ROOT, parsed, python_files
 
 CLAUSE = re.compile(r"^\*\*([A-Z]+-\d+)\*\*", re.MULTILINE)
-PAGES = {"TURN": "turn.md", "STREAM": "stream.md", "DRIVEN": "driven.md"}
+PAGES = {"TURN": "turn.md", "STREAM": "stream.md", "DRIVEN": "driven.md", "REUSE": "reuse.md"}
 
 
 @pytest.mark.parametrize("kind", PAGES)

@@ -38,6 +38,7 @@ MAY_TOUCH_THE_WORLD: dict[str, str] = {
 # File below src/midstream: why nothing narrower can be caught there.
 MAY_CATCH_EVERYTHING: dict[str, str] = {
     "cli/__init__.py": "the top of the process: it logs the traceback and sets the exit code",
+    "integrations/claude_agent.py": "the SDK raises bare `Exception`s; each is typed, or is the end of a process",
     "integrations/mcp.py": "an SDK over a network: whatever ends a connection or an answer, it is said to who waits",
     "integrations/outgoing.py": "a request is worth more than its repair; what failed is logged, it goes as it was",
     "runtime/performers.py": "stopping a reply is a model's code, on the way out: nothing depends on how it ends",

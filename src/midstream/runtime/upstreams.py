@@ -28,7 +28,20 @@ from msgspec import Struct
 
 from midstream.core.messages import History, Result, ToolSpec, UserMessage
 from midstream.core.replies import ModelEvent
+from midstream.core.reuse.abilities import Abilities
 from midstream.core.reuse.servers import McpServer
+
+__all__ = [
+    "Abilities",
+    "ForkingUpstream",
+    "Marked",
+    "Opened",
+    "Said",
+    "Setup",
+    "Upstream",
+    "UpstreamAgent",
+    "UpstreamEvent",
+]
 
 
 class Setup(Struct, frozen=True):
@@ -43,32 +56,6 @@ class Setup(Struct, frozen=True):
     instructions: str = ""
     tools: tuple[ToolSpec, ...] = ()
     servers: tuple[McpServer, ...] = ()
-
-
-class Abilities(Struct, frozen=True):
-    """What an upstream can do beyond opening, resuming and answering.
-
-    Args:
-        takes_tools: It asks the host to run tools (`CallRequested`) and takes the results with the next `send`.
-        takes_history: A fresh conversation is told what came before as messages (`Said.before`), not as a transcript.
-        takes_files: It reads attachments; otherwise they are named in words.
-        takes_servers: It can be given MCP servers.
-        can_reinstruct: A resumed conversation goes by the instructions of its new `Setup`.
-        can_retool: A resumed conversation has the tools and servers of its new `Setup`.
-        can_fork: `fork` works.
-        can_oauth: Its MCP servers can be signed in to in a flow of its own, by the host's client id and scope.
-        can_secret: That flow takes a client secret, too.
-    """
-
-    takes_tools: bool = False
-    takes_history: bool = False
-    takes_files: bool = False
-    takes_servers: bool = False
-    can_reinstruct: bool = False
-    can_retool: bool = False
-    can_fork: bool = False
-    can_oauth: bool = False
-    can_secret: bool = False
 
 
 class Said(Struct, frozen=True):

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from midstream.core.messages import Finish, ToolSpec, Usage
+from midstream.core.messages import Finish, Outcome, ToolSpec, Usage
 from midstream.core.provider_errors import error_of
 from midstream.core.replies import (
     CallRequested,
@@ -22,6 +22,8 @@ from midstream.core.replies import (
     ModelEvent,
     TextDelta,
     ThinkingDelta,
+    UpstreamCallEnded,
+    UpstreamCallStarted,
     Working,
 )
 from midstream.errors import ModelError, ModelFilteredError, ModelUnavailableError
@@ -36,6 +38,13 @@ _THOUGHTS = {"response.reasoning_summary_text.delta", "response.reasoning_text.d
 _NO_NEWS = {"response.created", "response.queued", "response.in_progress"}
 _ENDS = {"response.completed", "response.incomplete", "response.failed", "response.cancelled"}
 _CALL = "function_call"
+_UPSTREAM_CALLS = {
+    "mcp_call": ("arguments", "output"),
+    "web_search_call": ("action", "status"),
+    "file_search_call": ("queries", "results"),
+    "code_interpreter_call": ("code", "outputs"),
+}
+"""Items that tell of a tool the provider runs itself, with where its arguments and its result stand in them."""
 
 
 class Event(Struct):
@@ -46,6 +55,8 @@ class Event(Struct):
     delta: Any = None
     summary_index: Any = None
     item: Any = None
+    item_id: Any = None
+    arguments: Any = None
     response: Any = None
     error: Any = None
     code: Any = None
@@ -64,6 +75,8 @@ class ResponsesReader:
         self.failure: ModelError | None = None
         """Why the provider gave up, once it has."""
         self._calls: list[CallRequested] = []
+        self._upstream_calls: dict[str, str] = {}
+        """Names of the calls the provider runs itself, by their ids, until their arguments are known."""
         self._has_said = False
 
     def read_json(self, data: bytes) -> list[ModelEvent]:
@@ -107,7 +120,25 @@ class ResponsesReader:
             return self._fail(error_of(fields))
         if kind == "response.output_item.done":
             self._calls += _calls_in([event.item])
-        return [Working(_name_of(event.item))]
+        return self._upstream_call(event) or [Working(_name_of(event.item))]
+
+    def _upstream_call(self, event: Event) -> list[ModelEvent]:
+        """Tell of a tool that the provider runs itself, as soon as its arguments are known."""
+        if event.type == "response.mcp_call_arguments.done":
+            name = self._upstream_calls.pop(str(event.item_id), None)
+            return [UpstreamCallStarted(str(event.item_id), name, str(event.arguments))] if name else []
+        item = event.item
+        if not isinstance(item, dict) or item.get("type") not in _UPSTREAM_CALLS:
+            return []
+        call, name = str(item.get("id") or ""), _upstream_name(item)
+        if event.type == "response.output_item.added":
+            self._upstream_calls[call] = name
+            return []
+        if event.type != "response.output_item.done":
+            return []
+        is_new = self._upstream_calls.pop(call, None) is not None
+        started = [UpstreamCallStarted(call, name, _upstream_arguments(item))] if is_new else []
+        return [*started, _upstream_end(call, item)]
 
     def _end(self, kind: str, response: dict[str, Any]) -> list[ModelEvent]:
         if kind == "response.failed":
@@ -184,3 +215,26 @@ def _usage_of(usage: object) -> Usage | None:
     cached = details.get("cached_tokens") if isinstance(details, dict) else 0
     counts = (usage.get("input_tokens"), usage.get("output_tokens"), cached)
     return Usage(*(count if isinstance(count, int) else 0 for count in counts))
+
+
+def _upstream_name(item: dict[str, Any]) -> str:
+    return _name_of(item) or str(item["type"]).removesuffix("_call")
+
+
+def _upstream_arguments(item: dict[str, Any]) -> str:
+    value = item.get(_UPSTREAM_CALLS[item["type"]][0])
+    return value if isinstance(value, str) and item["type"] == "mcp_call" else _json(value)
+
+
+def _upstream_end(call: str, item: dict[str, Any]) -> UpstreamCallEnded:
+    if item.get("error") or item.get("status") == "failed":
+        return UpstreamCallEnded(call, _text(item.get("error")), Outcome.ERROR)
+    return UpstreamCallEnded(call, _text(item.get(_UPSTREAM_CALLS[item["type"]][1])))
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else _json(value)
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()

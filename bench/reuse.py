@@ -1,0 +1,236 @@
+"""Session reuse: what it costs to know a conversation again, and what it saves upstream.
+
+Times are the processor's, so that a machine that is busy elsewhere makes none of them longer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from bench.reuse_rules import AlwaysFresh, Contestant, Original, Ours, Request, said_bytes
+from midstream.core.messages import Entry, Exchange, File, History, Reply, Text, UserMessage
+from midstream.core.reuse.abilities import Abilities
+from midstream.core.reuse.classification import Kind, classify
+from midstream.core.reuse.fingerprint import Chain, outline
+from midstream.core.reuse.raw import parsed
+from midstream.core.reuse.records import answered, asked_fresh, confirmed
+
+MESSAGES = 10_000
+CHARS = 300
+"""Of one message: 10,000 of them are 3 MB."""
+ROUNDS = 40
+COLD_BAR_MS = 15.0
+TURNS = 50
+HALFWAY = 25
+SAID, REPLIED = 200, 1200
+"""Characters of a question and of its answer in the conversations that are counted."""
+
+IDENTITY = {"model": "opus", "folder": "/work"}
+CONTESTANTS: dict[str, Callable[[], Contestant]] = {
+    "always fresh": AlwaysFresh,
+    "the original": Original,
+    "ours": lambda: Ours(Abilities()),
+    "ours, forking": lambda: Ours(Abilities(can_fork=True, can_reinstruct=True)),
+}
+
+
+class Time(msgspec.Struct):
+    """How long one thing takes: the best and the middle of some rounds."""
+
+    what: str
+    best_ms: float
+    median_ms: float
+
+
+class Conversation(msgspec.Struct):
+    """What a conversation of `TURNS` turns sent upstream. `wrong`: turns answered by who did not know them."""
+
+    what: str
+    contestant: str
+    sent_bytes: int
+    said_bytes: int
+    """What the user said, each word once."""
+    last_turn_bytes: int
+    wrong: int
+
+
+class Report(msgspec.Struct):
+    """All of it."""
+
+    messages: int
+    times: list[Time]
+    cold_bar_ms: float
+    is_met: bool
+    conversations: list[Conversation]
+
+
+def run(folder: Path) -> Report:
+    """Measure, print, return."""
+    del folder
+    times = [*_classifying(), *_reading()]
+    is_met = times[0].best_ms < COLD_BAR_MS
+    print(f"{MESSAGES} messages, {MESSAGES * CHARS / 1e6:.0f} MB{'best ms':>35}{'median':>10}")
+    for row in times:
+        print(f"  {row.what:<46}{row.best_ms:>9.3f}{row.median_ms:>10.3f}")
+    conversations = [
+        conversation(what, requests(), contestant)
+        for what, requests in SCENARIOS.items()
+        for contestant in CONTESTANTS
+    ]
+    print(f"\n{TURNS} turns: bytes sent upstream (the last turn's; turns answered by who did not know them)")
+    for shown in conversations:
+        wrong = f"; {shown.wrong} wrong" if shown.wrong else ""
+        print(
+            f"  {shown.what:<26}{shown.contestant:<15}{shown.sent_bytes:>10} ({shown.last_turn_bytes}{wrong})"
+        )
+    return Report(MESSAGES, times, COLD_BAR_MS, is_met, conversations)
+
+
+def _timed(what: str, act: Callable[[], object]) -> Time:
+    rounds = []
+    for _ in range(ROUNDS):
+        start = time.process_time()
+        act()
+        rounds.append((time.process_time() - start) * 1e3)
+    return Time(what, min(rounds), statistics.median(rounds))
+
+
+def _classifying() -> list[Time]:
+    entries: list[Entry] = []
+    for number in range(MESSAGES // 2):
+        entries.append(UserMessage.of(f"question {number} ".ljust(CHARS, "x")))
+        entries.append(Exchange(Reply((Text(f"answer {number} ".ljust(CHARS, "y")),))))
+    before = History(tuple(entries[:-2]))
+    entries.pop()
+    now = History(tuple(entries))
+    asked = outline("Be brief.", (), (), IDENTITY, before)
+    record = confirmed(asked_fresh(asked, upstream="bench", now=0.0), "agent", now=0.0)
+    record = answered(record, agent="agent", mark="", open_calls=(), now=0.0)
+
+    def cold() -> None:
+        assert classify(record, outline("Be brief.", (), (), IDENTITY, now)).kind is Kind.CONTINUATION
+
+    def appended() -> Time:
+        rounds = []
+        for _ in range(ROUNDS):
+            chain = Chain()
+            chain.extend(before)
+            start = time.process_time()
+            found = classify(record, chain.outline("Be brief.", (), (), IDENTITY, now))
+            rounds.append((time.process_time() - start) * 1e3)
+            assert found.kind is Kind.CONTINUATION
+        return Time("classify, one message appended", min(rounds), statistics.median(rounds))
+
+    return [_timed("classify, cold", cold), appended()]
+
+
+def _reading() -> list[Time]:
+    messages = [
+        {"role": ("user", "assistant")[n % 2], "content": f"{n} ".ljust(CHARS, "x")} for n in range(MESSAGES)
+    ]
+    body = {"model": "m", "messages": messages[:-2], "stream": True}
+    known = parsed(msgspec.json.encode(body)).now
+    assert known is not None
+    raw = msgspec.json.encode(body | {"messages": messages[:-1]})
+
+    def resent() -> None:
+        assert parsed(raw, known=[known]).known is known
+
+    return [
+        _timed("body, known messages: one hash", resent),
+        _timed("  SHA-256 of these bytes alone", lambda: hashlib.sha256(raw).digest()),
+        _timed("body, nothing known", lambda: parsed(raw)),
+        _timed("  msgspec.json.decode alone", lambda: msgspec.json.decode(raw)),
+    ]
+
+
+def _question(number: int) -> UserMessage:
+    return UserMessage.of(f"question {number} ".ljust(SAID, "x"))
+
+
+def _answer(number: int) -> Exchange:
+    return Exchange(Reply((Text(f"answer {number} ".ljust(REPLIED, "y")),)))
+
+
+def _talk(turns: int = TURNS) -> list[Request]:
+    entries: list[Entry] = []
+    requests = []
+    for number in range(turns):
+        entries.append(_question(number))
+        requests.append(Request("Be brief.", tuple(entries)))
+        entries.append(_answer(number))
+    return requests
+
+
+def _new_day() -> list[Request]:
+    return [
+        msgspec.structs.replace(request, system=f"Be brief. Day {number // HALFWAY}")
+        for number, request in enumerate(_talk())
+    ]
+
+
+def _title_first() -> list[Request]:
+    return [Request("Make a title.", (UserMessage.of("Of: question 0"),)), *_talk()]
+
+
+def _asked_twice() -> list[Request]:
+    requests = _talk()
+    return [*requests[:HALFWAY], requests[HALFWAY - 1], *requests[HALFWAY:]]
+
+
+def _failing() -> list[Request]:
+    requests = _talk()
+    requests[HALFWAY] = msgspec.structs.replace(requests[HALFWAY], is_failing=True)
+    return requests
+
+
+def _rewritten(message: UserMessage) -> list[Request]:
+    """The last message before halfway is another one from there on: what was an edit of it."""
+    requests = _talk()
+    place = 2 * (HALFWAY - 1)
+    for number in range(HALFWAY - 1, TURNS):
+        entries = list(requests[number].entries)
+        entries[place] = message
+        requests[number] = msgspec.structs.replace(requests[number], entries=tuple(entries))
+    return [*_talk(HALFWAY), *requests[HALFWAY - 1 :]]
+
+
+def _swapped_image() -> list[Request]:
+    def with_image(request: Request, data: str) -> Request:
+        first = UserMessage((Text("Look."), File("image/png", data)))
+        return msgspec.structs.replace(request, entries=(first, *request.entries[1:]))
+
+    images = ("AAAA" * 100, "BBBB" * 100)
+    return [with_image(request, images[number >= HALFWAY]) for number, request in enumerate(_talk())]
+
+
+SCENARIOS: dict[str, Callable[[], list[Request]]] = {
+    "clean": _talk,
+    "a new day in the prompt": _new_day,
+    "a title call comes first": _title_first,
+    "one answer asked for again": _asked_twice,
+    "one message edited": lambda: _rewritten(UserMessage.of("edited".ljust(SAID, "x"))),
+    "one image swapped": _swapped_image,
+    "one send fails for good": _failing,
+}
+
+
+def conversation(what: str, requests: list[Request], contestant: str) -> Conversation:
+    """Play one conversation with one way to ask."""
+    asking = CONTESTANTS[contestant]()
+    told = [asking.ask(request) for request in requests]
+    said = sum(said_bytes(entry) for entry in requests[-1].entries if isinstance(entry, UserMessage))
+    return Conversation(
+        what,
+        contestant,
+        sum(one.sent for one in told),
+        said,
+        told[-1].sent,
+        sum(not one.is_right for one in told),
+    )

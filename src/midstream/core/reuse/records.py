@@ -1,0 +1,181 @@
+"""Pool records: what is kept of a conversation in an upstream, so that a later process goes on with it.
+
+A record is written twice a turn (two phases). `asked` makes it pending, before anything is sent: from then on nobody
+knows what the agent knows. `confirmed` follows the upstream's first event, `answered` its last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from midstream.core.reuse.fingerprint import LINK_BYTES, Fingerprint, Outline
+
+RECORD_AGE_MAX_S = 7 * 24 * 3600.0
+"""Seconds a record is kept after its last use."""
+RECORDS_MAX = 200
+"""Records kept, the most recently used first."""
+MARKS_MAX = 64
+"""Marks kept of a conversation, the newest first: people edit what they said lately."""
+
+_VERSION = b"\x01"
+_CHECK_BYTES = 8
+
+
+class Mark(Struct, frozen=True, array_like=True):
+    """A point to fork from: `agent`'s conversation with the first `users` user messages and the answers to them."""
+
+    users: int
+    agent: str
+    mark: str
+
+
+class PoolRecord(Struct, frozen=True):
+    """A conversation in an upstream.
+
+    Args:
+        agent: What to resume it by; "" while a fresh one has no name yet.
+        upstream: The name of the upstream.
+        fingerprint: What the agent knows, once the record is confirmed.
+        phase: `pending`: it was being told, nobody knows whether it heard. `confirmed`: it answered with an event.
+        marks: By ascending `users`, `MARKS_MAX` at most.
+        open_calls: The ids of the calls that its last reply asked the host to run.
+        answered: The ids of the calls whose results it was given since the last user message.
+        aside: What the last side call was that nobody had called one: should a host go on from there, it was none.
+        created_at, used_at: Seconds since 1970: when the agent was opened, and when it last gave a sign of life.
+    """
+
+    agent: str
+    upstream: str
+    fingerprint: Fingerprint
+    phase: Literal["pending", "confirmed"]
+    created_at: float
+    used_at: float
+    marks: tuple[Mark, ...] = ()
+    open_calls: tuple[str, ...] = ()
+    answered: tuple[str, ...] = ()
+    aside: Fingerprint | None = None
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether somebody knows what the agent knows, and its name."""
+        return self.phase == "confirmed" and bool(self.agent)
+
+
+def asked_fresh(outline: Outline, *, upstream: str, now: float) -> PoolRecord:
+    """Return the record of a conversation that is about to be opened and told everything."""
+    return PoolRecord("", upstream, outline.fingerprint, "pending", now, now, answered=_answered(outline))
+
+
+def asked_again(record: PoolRecord, outline: Outline, *, now: float) -> PoolRecord:
+    """Return the record of an agent that is about to be resumed and told what is new."""
+    common = record.fingerprint.count
+    return replace(
+        record,
+        fingerprint=outline.fingerprint,
+        phase="pending",
+        marks=_marks_up_to(record.marks, common),
+        open_calls=(),
+        answered=_answered(outline),
+        aside=None,
+        used_at=now,
+    )
+
+
+def asked_fork(record: PoolRecord, outline: Outline, users: int, *, now: float) -> PoolRecord:
+    """Return the record of a fork that is about to be opened from the mark after `users` user messages."""
+    fresh = asked_fresh(outline, upstream=record.upstream, now=now)
+    return replace(fresh, marks=_marks_up_to(record.marks, users))
+
+
+def confirmed(record: PoolRecord, agent: str, *, now: float) -> PoolRecord:
+    """Return the record after the upstream's first event, which named the agent."""
+    return replace(record, agent=agent, phase="confirmed", used_at=now)
+
+
+def answered(
+    record: PoolRecord, *, agent: str, mark: str, open_calls: Sequence[str], now: float
+) -> PoolRecord:
+    """Return the record after a whole reply.
+
+    Args:
+        agent: What to resume by from now on.
+        mark: The last one that came, or "". It is no place to fork from while calls are open.
+        open_calls: What the reply asked the host to run.
+    """
+    count = record.fingerprint.count
+    marks = record.marks
+    if mark and not open_calls and count:
+        marks = (*_marks_up_to(marks, count - 1), Mark(count, agent, mark))[-MARKS_MAX:]
+    return replace(
+        record, agent=agent, phase="confirmed", marks=marks, open_calls=tuple(open_calls), used_at=now
+    )
+
+
+def noted(record: PoolRecord, outline: Outline) -> PoolRecord:
+    """Return the record with a side call that nobody had called one beside it. Nothing else of it changes."""
+    return replace(record, aside=outline.fingerprint)
+
+
+def encode(record: PoolRecord) -> bytes:
+    """Write a record. Two equal records give the same bytes."""
+    body = msgspec.msgpack.encode(record)
+    return _VERSION + _check(body) + body
+
+
+def decode(body: bytes) -> PoolRecord | None:
+    """Read a record, or return None: it is damaged, or of another version. Nothing is raised for a bad one."""
+    check, rest = body[1 : 1 + _CHECK_BYTES], body[1 + _CHECK_BYTES :]
+    if body[:1] != _VERSION or check != _check(rest):
+        return None
+    try:
+        record = _DECODER.decode(rest)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return record if _is_sound(record) else None
+
+
+def expired(used: Iterable[tuple[str, float]], *, now: float) -> tuple[str, ...]:
+    """Return the keys of the records that go: not used for `RECORD_AGE_MAX_S`, or beyond the `RECORDS_MAX` last used.
+
+    Args:
+        used: Keys, and when each was last used. A time in the future counts as now: a clock was put back.
+    """
+    by_use = sorted(((min(at, now), key) for key, at in used), key=lambda pair: (-pair[0], pair[1]))
+    return tuple(
+        key for place, (at, key) in enumerate(by_use) if place >= RECORDS_MAX or now - at > RECORD_AGE_MAX_S
+    )
+
+
+_DECODER = msgspec.msgpack.Decoder(PoolRecord)
+
+
+def _check(body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=_CHECK_BYTES, person=b"midstream-record").digest()
+
+
+def _is_sound(record: PoolRecord) -> bool:
+    prints = [record.fingerprint] if record.aside is None else [record.fingerprint, record.aside]
+    users = [mark.users for mark in record.marks]
+    return (
+        all(len(found.users) % LINK_BYTES == 0 for found in prints)
+        and math.isfinite(record.created_at)
+        and math.isfinite(record.used_at)
+        and users == sorted(set(users))
+        and all(0 < number <= record.fingerprint.count for number in users)
+    )
+
+
+def _answered(outline: Outline) -> tuple[str, ...]:
+    """Return the results that have been given since the last user message: none, where it is the end."""
+    return () if outline.tail_users else outline.answered
+
+
+def _marks_up_to(marks: Sequence[Mark], users: int) -> tuple[Mark, ...]:
+    return tuple(mark for mark in marks if mark.users <= users)

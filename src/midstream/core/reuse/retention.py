@@ -1,0 +1,68 @@
+"""Learned retention: how long an upstream remembers, by what became of the agents that were resumed.
+
+No upstream publishes it. Of every resumed agent its age is kept (seconds since its last sign of life) and whether it
+turned out alive. A resume is not tried at an age at which fewer than one in ten would be alive, by `DEATHS_MIN` deaths
+at least: deaths at that age or younger against lives at that age or older. What is not tried teaches nothing, so what
+was seen is forgotten after `SEEN_AGE_MAX_S`, and one agent is tried again.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+SEEN_MAX = 64
+"""Resumes remembered of an upstream, the newest."""
+SEEN_AGE_MAX_S = 7 * 24 * 3600.0
+"""Seconds after which what was seen counts no more: upstreams change."""
+DEATHS_MIN = 3
+"""Deaths it takes to believe in a limit: one may be an accident, two may be the same one."""
+DEATHS_A_LIFE = 9
+"""Deaths that outweigh one life: below one in ten alive, trying costs more than replaying."""
+
+
+class Seen(Struct, frozen=True, array_like=True):
+    """What became of one resumed agent. `age_s` is how long it had been silent, `at` when it was resumed."""
+
+    age_s: float
+    is_alive: bool
+    at: float
+
+
+class Retention(Struct, frozen=True):
+    """What was seen of one upstream, oldest first."""
+
+    seen: tuple[Seen, ...] = ()
+
+    def learned(self, outcome: Literal["alive", "dead"], age_s: float, *, now: float) -> Retention:
+        """Return this with one more outcome of a resume, and without what is too old to count."""
+        fresh = [one for one in self.seen if abs(now - one.at) <= SEEN_AGE_MAX_S]
+        return Retention((*fresh, Seen(max(0.0, age_s), outcome == "alive", now))[-SEEN_MAX:])
+
+    def limit_s(self, *, now: float) -> float | None:
+        """Return the youngest age at which a resume is not worth a try, in seconds, or None while none is known."""
+        fresh = [one for one in self.seen if abs(now - one.at) <= SEEN_AGE_MAX_S]
+        dead = sorted(one.age_s for one in fresh if not one.is_alive)
+        for deaths, age_s in enumerate(dead, start=1):
+            lives = sum(one.is_alive and one.age_s >= age_s for one in fresh)
+            if deaths >= DEATHS_MIN and deaths > DEATHS_A_LIFE * lives:
+                return age_s
+        return None
+
+
+def encode_retention(retention: Retention) -> bytes:
+    """Write what was seen."""
+    return msgspec.msgpack.encode(retention)
+
+
+def decode_retention(body: bytes) -> Retention:
+    """Read what was seen; nothing was, where the body is damaged."""
+    try:
+        retention = msgspec.msgpack.decode(body, type=Retention)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return Retention()
+    is_sound = all(math.isfinite(one.age_s) and math.isfinite(one.at) for one in retention.seen)
+    return retention if is_sound else Retention()

@@ -1,0 +1,431 @@
+"""Cursor's agents as an upstream that remembers, through the `cursor-sdk` package and the bridge it brings along.
+
+Sources: the package's own protocol files (`sdk_agent_service.proto`, `sdk_messages.proto` of 1.1.0), and what a plugin
+that pools these agents learned from its users: a resumed agent that the server has dropped fails only in the run, with
+status "error" and no words; images fail without a reason; a system prompt inside a message is taken for an injection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import cursor_sdk as sdk
+import msgspec
+from cursor_sdk.asyncio import AsyncAgent, AsyncClient, AsyncRun
+
+from midstream.core.formats.files import file_words
+from midstream.core.messages import Finish, Outcome, Text, Usage, UserMessage
+from midstream.core.replies import (
+    Finished,
+    ModelEvent,
+    TextDelta,
+    ThinkingDelta,
+    UpstreamCallEnded,
+    UpstreamCallStarted,
+    Working,
+)
+from midstream.core.reuse.servers import McpServer
+from midstream.errors import (
+    ModelAccessError,
+    ModelError,
+    ModelMissingError,
+    ModelRejectedError,
+    ModelStalledError,
+    ModelUnavailableError,
+    UpstreamBusyError,
+    UpstreamFailedError,
+    UpstreamGoneError,
+    UpstreamMismatchError,
+    UsageError,
+)
+from midstream.runtime.upstreams import Abilities, Opened, Said, Setup, UpstreamEvent
+
+LAUNCH_S = 30.0
+"""Seconds the bridge has to start."""
+STOP_S = 5.0
+"""Seconds a run has to be stopped, or an agent to be let go of, when nobody waits for it any more."""
+RULES_FILE = Path(".cursor/rules/midstream.mdc")
+"""Where a host's instructions are left for the agent, in the folder it works in."""
+RULES_SENTINEL = "<!-- written by midstream: it is replaced and removed without asking -->"
+
+_ERRORS: tuple[tuple[type[Exception], type[ModelError]], ...] = (
+    (sdk.AgentNotFoundError, UpstreamGoneError),
+    (sdk.AgentBusyError, UpstreamBusyError),
+    (sdk.AuthenticationError, ModelAccessError),
+    (sdk.PermissionDeniedError, ModelAccessError),
+    (sdk.RateLimitError, ModelUnavailableError),
+    (sdk.APITimeoutError, ModelStalledError),
+    (sdk.NetworkError, ModelUnavailableError),
+    (sdk.InternalServerError, ModelUnavailableError),
+    (sdk.ConfigurationError, ModelAccessError),
+    (sdk.BadRequestError, ModelRejectedError),
+)
+"""The package's errors, the most exact first; any other one is a failure that nobody explains."""
+_STATUSES: Mapping[str, type[ModelError]] = {
+    "expired": UpstreamGoneError,
+    "cancelled": UpstreamFailedError,
+    "error": UpstreamFailedError,
+}
+_CODES: Mapping[str, type[ModelError]] = {
+    "agent_not_found": UpstreamGoneError,
+    "agent_busy": UpstreamBusyError,
+    "unauthenticated": ModelAccessError,
+    "unauthorized": ModelAccessError,
+    "api_key_not_found": ModelAccessError,
+    "permission_denied": ModelAccessError,
+    "invalid_model": ModelAccessError,
+    "rate_limit_exceeded": ModelUnavailableError,
+    "usage_limit_exceeded": ModelUnavailableError,
+    "timeout": ModelStalledError,
+}
+"""What a run that failed says by its `error_code`; the words are for people."""
+_UNSAID = {"system", "status", "request", "user", "task"}
+"""Messages of a run that has not begun to answer: one that fails after nothing else has said nothing."""
+
+
+class Cursor:
+    """An upstream of Cursor agents that work in a folder of this machine.
+
+    Args:
+        model: Such as `composer-2`.
+        cwd: The folder they work in; agents of another folder are other agents.
+        api_key: None takes it from `CURSOR_API_KEY`.
+        client: A `cursor_sdk.asyncio.AsyncClient` of yours, which you close; without one the package's bridge is
+            started with the first conversation. The package lets only a client made with
+            `allow_api_key_env_fallback=True` stop a run.
+        bridge: The command that starts the bridge; the one in the package by default.
+        options: More `AgentOptions`, such as `mode`, `tools` or `disallowed_tools`.
+        is_instructing: Whether a host's instructions are written to `.cursor/rules/midstream.mdc` in `cwd` for the
+            agent to read. A file of that name which is not ours is left alone. Without it they are not sent: inside a
+            message they would be refused as an injection.
+
+    Raises:
+        UsageError: There is no folder `cwd`.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        cwd: str | Path = ".",
+        api_key: str | None = None,
+        client: AsyncClient | None = None,
+        bridge: Sequence[str] | None = None,
+        options: Mapping[str, Any] | None = None,
+        is_instructing: bool = False,
+    ) -> None:
+        folder = Path(cwd).resolve()
+        if not folder.is_dir():
+            raise UsageError(f"there is no folder {str(folder)!r} for the agents to work in")
+        self.name = f"cursor:{model}"
+        self.abilities = Abilities(takes_servers=True, can_reinstruct=is_instructing)
+        self._key = api_key or os.environ.get("CURSOR_API_KEY", "")
+        self._model = model
+        self._folder = folder
+        self._options = dict(options or {})
+        self._bridge = _Bridge(client, bridge, folder)
+        self._is_instructing = is_instructing
+
+    @property
+    def identity(self) -> Mapping[str, str]:
+        """The model, the folder, whose account, and the options that say what an agent may do."""
+        options = msgspec.json.encode(self._options, enc_hook=str, order="deterministic")
+        return {
+            "model": self._model,
+            "cwd": str(self._folder),
+            "account": hashlib.blake2b(self._key.encode(), digest_size=8).hexdigest(),
+            "options": hashlib.blake2b(options, digest_size=8).hexdigest(),
+        }
+
+    async def open(self, setup: Setup, *, resume: str = "") -> CursorAgent:
+        """Make an agent, or take up the one that `resume` names; see `midstream.runtime.upstreams`.
+
+        Raises:
+            UpstreamMismatchError: The bridge took up another agent. Nothing was said to it.
+        """
+        if self._is_instructing:
+            _write_rules(self._folder / RULES_FILE, setup.instructions)
+        options = sdk.AgentOptions(
+            model=self._model,
+            api_key=self._key or None,
+            local={"cwd": str(self._folder), "settingSources": ["project"] if self._is_instructing else []},
+            mcp_servers={server.name: _server(server) for server in setup.servers} or None,
+            **self._options,
+        )
+        async with self._bridge.client() as client:
+            if not resume:
+                return CursorAgent(await client.create_agent(options), self._bridge, "")
+            agent = await client.resume_agent(resume, options)
+        if agent.agent_id != resume:
+            await _bounded(agent.close())
+            raise UpstreamMismatchError(f"{self.name} took up {agent.agent_id!r} instead of {resume!r}")
+        return CursorAgent(agent, self._bridge, resume)
+
+    async def verify(self) -> bool:
+        """Ask whose key it is."""
+        try:
+            async with self._bridge.client() as client:
+                await client.me(api_key=self._key)
+        except ModelAccessError:
+            return False
+        return True
+
+    async def forget(self, agent: str) -> None:
+        """Delete an agent with all that is kept of it."""
+        options = {"cwd": str(self._folder), "apiKey": self._key}
+        with contextlib.suppress(ModelError, TimeoutError):
+            async with asyncio.timeout(STOP_S), self._bridge.client() as client:
+                await client.agents.delete(agent, options)
+
+    async def aclose(self) -> None:
+        """Stop the bridge, unless it is yours."""
+        await self._bridge.aclose()
+
+
+class CursorAgent:
+    """One agent. Made by `Cursor.open`."""
+
+    def __init__(self, agent: AsyncAgent, bridge: _Bridge, resumed: str) -> None:
+        self._agent = agent
+        self._bridge = bridge
+        self._resumed = resumed
+        self._is_closed = False
+
+    async def send(
+        self, said: Said, *, key: str, is_forced: bool = False
+    ) -> AsyncGenerator[UpstreamEvent, None]:
+        """Say something; see `midstream.runtime.upstreams` for the order of the events and the errors.
+
+        `Opened` comes with the first word, thought or tool: a run of an agent that the server has dropped names the
+        agent, fails, and says nothing else.
+        """
+        options = sdk.SendOptions(
+            local=sdk.LocalSendOptions(force=True) if is_forced else None,
+            on_delta=_unread,  # asks for the words as they come; they are read from the run
+        )
+        run: AsyncRun | None = None
+        reading = _Reading()
+        is_opened = is_over = False
+        try:
+            async with self._bridge.errors():
+                if not self._bridge.is_open(self._agent.client):
+                    raise ModelUnavailableError("the agent's bridge was stopped")
+                run = await self._agent.send(_words(said.message), options, idempotency_key=key)
+                async for each in run.events():
+                    events = reading.read(each)
+                    if events and not is_opened:
+                        is_opened = True
+                        yield self._opened(run)
+                    for event in events:
+                        yield event
+                result = await run.wait()
+            is_over = True
+        finally:
+            if run is not None and not is_over and self._bridge.is_open(self._agent.client):
+                await _bounded(run.cancel())
+        last = reading.end(result)
+        if not is_opened:
+            yield self._opened(run)
+        for event in last:
+            yield event
+
+    async def aclose(self) -> None:
+        """Let the bridge let go of the agent; it is kept."""
+        if not self._is_closed and self._bridge.is_open(self._agent.client):
+            await _bounded(self._agent.close())
+        self._is_closed = True
+
+    def _opened(self, run: AsyncRun) -> Opened:
+        return Opened(run.agent_id, run.agent_id if self._resumed else "")
+
+
+class _Reading:
+    """One run, as its events come.
+
+    Words and thoughts come twice: as they are said, and whole when a step is over. The second is for bridges that
+    leave out the first.
+    """
+
+    def __init__(self) -> None:
+        self._is_live = False
+        self._has_said = False
+        self._open: set[str] = set()
+
+    def read(self, event: sdk.RunStreamEvent) -> list[ModelEvent]:
+        """Return what one event of the run says: nothing, while the agent has not begun to answer."""
+        if event.interaction_update is not None:
+            return self._live(event.interaction_update)
+        if event.sdk_message is not None:
+            return self._whole(event.sdk_message)
+        return []
+
+    def end(self, result: sdk.RunResult) -> list[ModelEvent]:
+        """Return the end of a run that finished.
+
+        Raises:
+            ModelError: It did not: see `midstream.runtime.upstreams`.
+        """
+        if result.status != "finished":
+            code = (result.error_code or "").removeprefix("SDK_ERROR_CODE_").lower()
+            kind = _CODES.get(code) or _STATUSES.get(result.status, UpstreamFailedError)
+            reason = f": {result.error_message}" if result.error_message else ""
+            raise kind(f"the run ended with status {result.status!r}{reason}")
+        words = [TextDelta(result.result)] if result.result and not self._has_said else []
+        model = result.model.id if result.model else ""
+        return [*words, Finished(Finish.STOP, model, _usage_of(result.usage))]
+
+    def _live(self, update: object) -> list[ModelEvent]:
+        match update:
+            case sdk.TextDeltaUpdate():
+                self._is_live = self._has_said = True
+                return [TextDelta(update.text)]
+            case sdk.ThinkingDeltaUpdate():
+                self._is_live = True
+                return [ThinkingDelta(update.text)]
+            case sdk.UserMessageAppendedUpdate():
+                return []
+        return [Working()]
+
+    def _whole(self, message: object) -> list[ModelEvent]:
+        match message:
+            case sdk.SDKToolUseMessage():
+                return self._tool(message)
+            case sdk.SDKAssistantMessage() if not self._is_live:
+                texts = [block.text for block in message.message.content if isinstance(block, sdk.TextBlock)]
+                self._has_said = self._has_said or any(texts)
+                return [TextDelta(text) for text in texts if text]
+            case sdk.SDKThinkingMessage() if not self._is_live:
+                return [ThinkingDelta(message.text)]
+        kind = message.get("type") if isinstance(message, Mapping) else getattr(message, "type", "")
+        return [] if kind in _UNSAID else [Working()]
+
+    def _tool(self, message: sdk.SDKToolUseMessage) -> list[ModelEvent]:
+        events: list[ModelEvent] = []
+        if message.call_id not in self._open:
+            self._open.add(message.call_id)
+            events.append(UpstreamCallStarted(message.call_id, message.name, _text_of(message.args or {})))
+        if message.status != "running":
+            outcome = Outcome.ERROR if message.status == "error" else Outcome.OK
+            events.append(UpstreamCallEnded(message.call_id, _text_of(message.result), outcome))
+        return events or [Working(message.name)]
+
+
+class _Bridge:
+    """The client of the bridge: yours, or one with a bridge of our own, which is started anew when it died."""
+
+    def __init__(self, client: AsyncClient | None, command: Sequence[str] | None, folder: Path) -> None:
+        self._yours = client
+        self._ours: AsyncClient | None = None
+        self._command = list(command) if command is not None else None
+        self._folder = folder
+        self._starting = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def client(self) -> AsyncIterator[AsyncClient]:
+        """Give the client; what goes wrong with it becomes one of our errors."""
+        async with self.errors():
+            yield self._yours or await self._started()
+
+    @contextlib.asynccontextmanager
+    async def errors(self) -> AsyncIterator[None]:
+        """Make the package's errors ours."""
+        try:
+            yield
+        except sdk.CursorAgentError as error:
+            if isinstance(error, sdk.NetworkError):
+                await self._restart_if_dead()
+            kind = next((ours for theirs, ours in _ERRORS if isinstance(error, theirs)), UpstreamFailedError)
+            raise kind(
+                f"the agent's bridge answered: {error.message}", retry_after_s=_wait_s(error)
+            ) from error
+
+    def is_open(self, client: AsyncClient) -> bool:
+        """Return whether this client can still be asked."""
+        return client in (self._yours, self._ours)
+
+    async def aclose(self) -> None:
+        """Stop our bridge, if there is one."""
+        client, self._ours = self._ours, None
+        if client is not None:
+            await _bounded(client.aclose())
+
+    async def _restart_if_dead(self) -> None:
+        """Let the next conversation start another bridge, if ours does not answer; others may be using it."""
+        if self._ours is not None:
+            try:
+                async with asyncio.timeout(STOP_S):
+                    await self._ours.ping()
+            except (TimeoutError, sdk.CursorAgentError):
+                await self.aclose()
+
+    async def _started(self) -> AsyncClient:
+        async with self._starting:
+            if self._ours is None:
+                try:
+                    self._ours = await AsyncClient.launch_bridge(
+                        self._command, workspace=self._folder, timeout=LAUNCH_S
+                    )
+                except (OSError, sdk.CursorSDKError) as error:
+                    raise ModelMissingError(f"the bridge of cursor-sdk does not start: {error}") from error
+            return self._ours
+
+
+def _unread(update: object) -> None:
+    """Take an update that is read elsewhere."""
+
+
+def _words(message: UserMessage) -> str:
+    parts = (part.text if isinstance(part, Text) else file_words(part) for part in message.parts)
+    return "\n\n".join(parts)
+
+
+def _usage_of(usage: sdk.TokenUsage | None) -> Usage | None:
+    if usage is None:
+        return None
+    cached = usage.cache_read_tokens
+    return Usage(usage.input_tokens + cached + usage.cache_write_tokens, usage.output_tokens, cached)
+
+
+def _text_of(value: object) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()
+
+
+def _wait_s(error: sdk.CursorAgentError) -> float | None:
+    said = error.retry_after or ""
+    return float(said) if said.replace(".", "", 1).isdecimal() else None
+
+
+def _server(server: McpServer) -> sdk.HttpMcpServerConfig | sdk.StdioMcpServerConfig:
+    if server.transport == "stdio":
+        return sdk.StdioMcpServerConfig(server.command, list(server.args), dict(server.env))
+    auth = None
+    if server.client_id:
+        auth = sdk.McpAuth(server.client_id, server.client_secret or None, server.scope.split())
+    return sdk.HttpMcpServerConfig(server.url, server.transport, dict(server.headers), auth)
+
+
+def _write_rules(path: Path, instructions: str) -> None:
+    """Leave the instructions for agents to read; never over a file that is not ours."""
+    is_there = path.exists()
+    if is_there and RULES_SENTINEL not in path.read_text("utf-8", "replace"):
+        return
+    if not instructions:
+        path.unlink(missing_ok=True)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(".tmp")
+    fresh.write_text(f"---\nalwaysApply: true\n---\n{RULES_SENTINEL}\n\n{instructions}\n", "utf-8")
+    fresh.replace(path)
+
+
+async def _bounded(work: Awaitable[object]) -> None:
+    """Wait for a last word that nobody needs, as long as it may take."""
+    with contextlib.suppress(TimeoutError, sdk.CursorAgentError):
+        async with asyncio.timeout(STOP_S):
+            await work

@@ -1,0 +1,351 @@
+"""OpenAI's Responses API as an upstream that remembers, through the `openai` package.
+
+Two ways to remember: each response names the one before it (`previous_response_id`), so that every response is a point
+to go on or to fork from; or a conversation object holds them all. In background mode a reply outlives its connection:
+a broken one is made again and goes on after the last event.
+
+Sources: platform documentation of `previous_response_id` (instructions and tools are not taken over from the response
+before, and stored responses are kept about 30 days), of the Conversations API (`conversation_locked` while another
+response is being made) and of background mode (`starting_after`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import msgspec
+import openai
+
+from midstream.core.formats.openai_responses_stream import ResponsesReader, render_tools
+from midstream.core.messages import History, Result
+from midstream.core.provider_errors import error_of
+from midstream.core.rendering import render
+from midstream.core.replies import Finished
+from midstream.core.timing import Backoff
+from midstream.errors import (
+    ModelError,
+    ModelStalledError,
+    ModelUnavailableError,
+    UpstreamBusyError,
+    UpstreamGoneError,
+)
+from midstream.runtime.upstreams import Abilities, Marked, Opened, Said, Setup, UpstreamEvent
+from midstream.world import World
+
+Memory = Literal["responses", "conversation"]
+
+TIMEOUT = openai.Timeout(60.0, connect=10.0, write=30.0, pool=5.0)
+"""Seconds of silence in a reply and before its first byte; then those to connect, to send, to get a free connection."""
+RECONNECTS_MAX = 3
+"""Connections in a row that may bring nothing new before a background reply is given up."""
+RECONNECT_BACKOFF = Backoff(first_s=0.25, most_s=4.0, jitter=0.5)
+_GONE = {"previous_response_not_found", "conversation_not_found"}
+_NAMED_BY = {"previous_response_id", "conversation"}
+_NOT_FOUND = 404
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How the server is asked; what an upstream and its agents share."""
+
+    name: str
+    model: str
+    client: openai.AsyncOpenAI
+    memory: Memory
+    is_background: bool
+    extra: Mapping[str, object]
+    world: World
+    running: set[str]
+    """Background replies that somebody here reads."""
+
+    async def stop(self, response: str) -> None:
+        """Let the server stop a background reply that nobody reads any more."""
+        if response in self.running and not self.client.is_closed():
+            self.running.discard(response)
+            with contextlib.suppress(openai.OpenAIError):
+                await self.client.responses.cancel(response)
+
+
+class _ResponsesUpstream:
+    """An upstream behind the Responses API.
+
+    Args:
+        model: The name the server knows the model by.
+        client: An `openai.AsyncOpenAI` of yours, which you close; without one it is made from `api_key` and
+            `base_url`, or from the environment as that package does.
+        is_background: Whether replies outlive their connection.
+        extra: More fields for the body of each request (such as `reasoning`), over those made here; a field whose value
+            is None is left out.
+
+    Raises:
+        openai.OpenAIError: There is no key anywhere.
+    """
+
+    _memory: ClassVar[Memory]
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        client: openai.AsyncOpenAI | None = None,
+        api_key: str | None = None,
+        base_url: str | None = None,
+        is_background: bool = False,
+        extra: Mapping[str, object] | None = None,
+        world: World = World(),
+    ) -> None:
+        self.name = f"openai:{model}"
+        self.abilities = Abilities(
+            takes_tools=True,
+            takes_history=True,
+            takes_files=True,
+            can_reinstruct=True,
+            can_retool=True,
+            can_fork=self._memory == "responses",
+        )
+        self._is_ours = client is None
+        self._way = _Way(
+            name=self.name,
+            model=model,
+            # The pool decides what is repeated: a repeat by the package would say it twice.
+            client=(client or openai.AsyncOpenAI(api_key=api_key, base_url=base_url)).with_options(
+                max_retries=0, timeout=TIMEOUT
+            ),
+            memory=self._memory,
+            is_background=is_background,
+            extra=dict(extra or {}),
+            world=world,
+            running=set(),
+        )
+
+    @property
+    def identity(self) -> Mapping[str, str]:
+        """The model, the address, whose account, and the way to remember."""
+        return {
+            "model": self._way.model,
+            "base_url": str(self._way.client.base_url),
+            "account": _digest(self._way.client.api_key),
+            "organization": self._way.client.organization or "",
+            "project": self._way.client.project or "",
+            "memory": self._way.memory,
+        }
+
+    async def open(self, setup: Setup, *, resume: str = "") -> OpenAIAgent:
+        """Open a fresh conversation, or the one that `resume` names; the server is asked with the first `send`."""
+        return OpenAIAgent(self._way, setup, came_from=resume, names=resume)
+
+    async def verify(self) -> bool:
+        """Ask for the model by name: a key that is not accepted is refused whatever the name."""
+        try:
+            await self._way.client.models.retrieve(self._way.model)
+        except (openai.AuthenticationError, openai.PermissionDeniedError):
+            return False
+        except openai.APIStatusError as error:
+            if error.status_code != _NOT_FOUND:
+                raise _refusal(error) from error
+        except openai.APIConnectionError as error:
+            raise _no_connection(self.name, error) from error
+        return True
+
+    async def forget(self, agent: str) -> None:
+        """Delete what the server keeps of it: the conversation, or its newest response."""
+        with contextlib.suppress(openai.OpenAIError):
+            if self._way.memory == "conversation":
+                await self._way.client.conversations.delete(agent)
+            else:
+                await self._way.client.responses.delete(agent)
+
+    async def aclose(self) -> None:
+        """Stop what is read in the background, and close the connections, unless the client is yours."""
+        for response in [*self._way.running]:
+            await self._way.stop(response)
+        if self._is_ours:
+            await self._way.client.close()
+
+
+class OpenAIChain(_ResponsesUpstream):
+    """Each response names the one before it (`previous_response_id`); a conversation can be forked from any of them.
+
+    A response is known by its own id, so each answer brings a new one to go on from.
+    """
+
+    _memory = "responses"
+
+    async def fork(self, setup: Setup, *, agent: str, mark: str) -> OpenAIAgent:
+        """Go on from an earlier response (`mark`); later ones are left as they are."""
+        return OpenAIAgent(self._way, setup, came_from=mark, names=agent)
+
+
+class OpenAIConversation(_ResponsesUpstream):
+    """A conversation object holds everything that was said; it cannot be forked."""
+
+    _memory = "conversation"
+
+
+class OpenAIAgent:
+    """One conversation. Made by the `open` of its upstream."""
+
+    def __init__(self, way: _Way, setup: Setup, *, came_from: str, names: str) -> None:
+        self._way = way
+        self._setup = setup
+        self._came_from = came_from
+        """What the server is told to go on from; "" begins anew."""
+        self._names = names
+        """What a reader of `Opened.resumed` knows that by."""
+
+    async def send(
+        self,
+        said: Said,
+        *,
+        key: str,
+        is_forced: bool = False,  # noqa: ARG002 - the server names no run that could be ended
+    ) -> AsyncGenerator[UpstreamEvent, None]:
+        """Say something; see `midstream.runtime.upstreams` for the order of the events and the errors.
+
+        Closing the iterator closes the connection, on which the server stops, or lets it stop a background reply.
+        """
+        reader = ResponsesReader()
+        try:
+            async with contextlib.aclosing(self._read(reader, said, key)) as events:
+                async for event in events:
+                    if isinstance(event, Finished):
+                        if self._way.memory == "responses":
+                            self._came_from = reader.response_id
+                            yield Marked(reader.response_id)
+                        self._names = self._came_from
+                    yield event
+        finally:
+            if reader.is_ended:
+                self._way.running.discard(reader.response_id)
+            await self._way.stop(reader.response_id)
+        if reader.failure is not None:
+            raise reader.failure
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
+    async def _read(
+        self, reader: ResponsesReader, said: Said, key: str
+    ) -> AsyncGenerator[UpstreamEvent, None]:
+        """Read one reply over as many connections as it takes."""
+        failures, is_opened = 0, False
+        while True:
+            known = reader.sequence
+            trouble: ModelUnavailableError | ModelStalledError
+            try:
+                async with contextlib.aclosing(self._connection(reader, said, key)) as pieces:
+                    async for piece in pieces:
+                        events = reader.read_json(piece)
+                        if reader.response_id and not is_opened:
+                            is_opened = True
+                            if self._way.is_background:
+                                self._way.running.add(reader.response_id)
+                            yield self._opened(piece)
+                        for event in events:
+                            yield event
+                trouble = ModelUnavailableError(f"the stream of {self._way.name} broke off")
+            except (ModelUnavailableError, ModelStalledError) as error:
+                trouble = error
+            if reader.is_ended:
+                return
+            failures = 1 if reader.sequence > known else failures + 1
+            if not (self._way.is_background and is_opened) or failures > RECONNECTS_MAX:
+                raise trouble
+            world = self._way.world
+            await world.sleep(RECONNECT_BACKOFF.wait_s(failures - 1, chance=world.chance()))
+
+    async def _connection(self, reader: ResponsesReader, said: Said, key: str) -> AsyncGenerator[bytes, None]:
+        """Give the events of one connection as JSON: of a new reply, or of one whose name is known."""
+        client = self._way.client
+        if client.is_closed():
+            raise ModelUnavailableError(f"{self._way.name} was closed")
+        try:
+            if reader.response_id:
+                asked: Any = await client.responses.retrieve(
+                    reader.response_id, stream=True, starting_after=max(reader.sequence, 0)
+                )
+            else:
+                body = await self._body(said)
+                asked = await client.responses.create(**body, extra_headers={"Idempotency-Key": _digest(key)})
+            async with asked as events:
+                async for event in events:
+                    # Without validation: what this version of the package does not know is kept.
+                    yield event.to_json(indent=None).encode()
+        except openai.APIStatusError as error:
+            raise _refusal(error) from error
+        except openai.APIConnectionError as error:
+            raise _no_connection(self._way.name, error) from error
+        except openai.APIError as error:
+            raise _typed(error.body, error_of(error.body)) from error
+
+    async def _body(self, said: Said) -> dict[str, Any]:
+        way = self._way
+        if way.memory == "conversation" and not self._came_from:
+            made = await way.client.conversations.create()
+            self._came_from = made.id
+        before = said.before or History()
+        history = before.then(said.message) if said.message.parts else before
+        words = render(history, "", "responses", form="openai-responses").messages
+        named_by = "conversation" if way.memory == "conversation" else "previous_response_id"
+        body: dict[str, Any] = {
+            "model": way.model,
+            "input": [*(_output(result) for result in said.results), *words],
+            "instructions": self._setup.instructions or None,
+            "tools": render_tools(self._setup.tools) or None,
+            "stream": True,
+            "store": True,
+            "background": way.is_background or None,
+            named_by: self._came_from or None,
+        }
+        body |= way.extra
+        return {name: value for name, value in body.items() if value is not None}
+
+    def _opened(self, piece: bytes) -> Opened:
+        """Say what the server says it went on from: a silent new beginning shows here."""
+        response = msgspec.json.decode(piece).get("response") or {}
+        if self._way.memory == "conversation":
+            conversation = response.get("conversation")
+            echoed = conversation.get("id") if isinstance(conversation, dict) else conversation
+            agent = str(echoed or "")
+        else:
+            agent, echoed = str(response.get("id") or ""), response.get("previous_response_id")
+        went_on_from = str(echoed or "")
+        return Opened(agent, self._names if went_on_from == self._came_from else went_on_from)
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _output(result: Result) -> dict[str, str]:
+    # The call lives at the server: it is named, not repeated.
+    return {"type": "function_call_output", "call_id": result.call_id, "output": result.content}
+
+
+def _refusal(error: openai.APIStatusError) -> ModelError:
+    said = error.response.headers.get("retry-after", "")
+    wait_s = float(said) if said.replace(".", "", 1).isdecimal() else None
+    return _typed(error.body, error_of(error.body, status=error.status_code, retry_after_s=wait_s))
+
+
+def _typed(body: object, error: ModelError) -> ModelError:
+    """Return what a refusal means where memory is at stake, else `error`."""
+    fields = body if isinstance(body, dict) else {}
+    if fields.get("code") in _GONE or fields.get("param") in _NAMED_BY:
+        return UpstreamGoneError(error.message)
+    if fields.get("code") == "conversation_locked":
+        return UpstreamBusyError(error.message, retry_after_s=error.retry_after_s)
+    return error
+
+
+def _no_connection(name: str, error: openai.APIConnectionError) -> ModelError:
+    if isinstance(error, openai.APITimeoutError):
+        return ModelStalledError(f"{name} said nothing for {TIMEOUT.read:g} s")
+    # Only the kind: the text of such an error may hold the address and what is in it.
+    return ModelUnavailableError(
+        f"the connection to {name} failed: {type(error.__cause__ or error).__name__}"
+    )

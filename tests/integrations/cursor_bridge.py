@@ -1,0 +1,243 @@
+"""The bridge of cursor-sdk on this machine, scripted: its Connect protocol, and agents that remember."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import struct
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from starlette.types import Receive, Scope, Send
+
+from midstream.integrations.cursor import Cursor
+from midstream.testing.upstream_contract import SEPARATOR, USAGE, Told, Trait
+from tests.integrations.chat_server import Json, served
+
+TOKEN = "bridge-token"
+_END = 0x02
+_BRIDGE = """import sys
+print("cursor-sdk-bridge ready", sys.argv[1], file=sys.stderr, flush=True)
+import threading
+threading.Event().wait()
+"""
+"""The program the package starts: it says where the bridge is, and lives until it is told to end."""
+
+
+class CursorBridge:
+    """Takes what the package sends, and answers as the real bridge does; the controls are those of `Peer`."""
+
+    lacks = frozenset[Trait]()
+
+    def __init__(self, folder: Path) -> None:
+        self.url = ""
+        self.folder = folder
+        self.requests: list[tuple[str, Json]] = []
+        """Method and message of each call."""
+        self.end: Json | None = None
+        """How the next run ends, instead of well."""
+        self.is_live = True
+        """Whether words come as they are said, not only when a step is over."""
+        self._agents: dict[str, list[str]] = {}
+        self._busy: set[str] = set()
+        self._told: list[Told] = []
+        self._stopped: dict[str, asyncio.Event] = {}
+        self._tools: list[tuple[str, str, str]] = []
+        self._hangs = self._errs = self._dies = self._refuses = False
+
+    def upstream(self) -> Cursor:
+        return Cursor("composer-2", cwd=self.folder, api_key="key-1", bridge=self.command())
+
+    def command(self) -> list[str]:
+        """Return what starts a bridge that leads here."""
+        ready = {
+            "schemaVersion": 1,
+            "transport": "tcp",
+            "protocol": "connect",
+            "url": self.url,
+            "authToken": TOKEN,
+        }
+        return [sys.executable, "-c", _BRIDGE, json.dumps(ready)]
+
+    def told(self) -> list[Told]:
+        return list(self._told)
+
+    def runs(self) -> int:
+        return len(self._stopped)
+
+    def expire(self, agent: str) -> None:
+        del self._agents[agent]
+
+    def be_busy(self, agent: str) -> None:
+        self._busy.add(agent)
+
+    def hang(self) -> None:
+        self._hangs = True
+
+    def echo_wrong_id(self) -> None:
+        self._errs = True
+
+    def die_mid_stream(self) -> None:
+        self._dies = True
+
+    def refuse_key(self) -> None:
+        self._refuses = True
+
+    def run_tool(self, name: str, arguments: str, content: str) -> None:
+        self._tools.append((name, arguments, content))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "http"
+        method = scope["path"].rpartition("/")[2]
+        body = b""
+        while True:
+            piece = await receive()
+            body += piece.get("body", b"")
+            if not piece.get("more_body"):
+                break
+        message: Json = json.loads(body[5:] if method == "Send" else body or b"{}")
+        self.requests.append((method, message))
+        if self._refuses and method in {"Me", "CreateAgent", "ResumeAgent", "Send"}:
+            await _refuse(send, 401, "unauthenticated", "invalid API key")
+        elif method == "Send":
+            await self._send(message, receive, send)
+        else:
+            await self._unary(method, message, send)
+
+    async def _unary(self, method: str, message: Json, send: Send) -> None:
+        agent = message.get("agentId", "")
+        answer: Json = {}
+        if method == "CreateAgent":
+            answer = {"agentId": self._made()}
+        elif method == "ResumeAgent":
+            if agent not in self._agents:
+                await _refuse(send, 404, "agent_not_found", "Agent not found")
+                return
+            answer = {"agentId": self._made() if self._errs else agent}
+            self._errs = False
+        elif method == "CancelRun":
+            self._stopped[message["runId"]].set()
+        elif method == "DeleteAgent":
+            del self._agents[agent]
+        elif method == "Me":
+            answer = {"user": {"email": "somebody"}}
+        await _answer(send, 200, answer)
+
+    def _made(self) -> str:
+        agent = f"agent-{len(self.requests)}"
+        self._agents[agent] = []
+        return agent
+
+    async def _send(self, message: Json, receive: Receive, send: Send) -> None:
+        agent, run = message["agentId"], f"run-{len(self.requests)}"
+        is_forced = message.get("options", {}).get("local", {}).get("force")
+        if agent not in self._agents:
+            await _refuse(send, 404, "agent_not_found", "Agent not found")
+            return
+        if agent in self._busy and not is_forced:
+            await _refuse(send, 409, "agent_busy", "Agent has an active run")
+            return
+        self._busy.discard(agent)
+        text = message["message"]["text"]
+        self._agents[agent].append(text)
+        self._told.append(Told(agent, text, message.get("idempotencyKey", "")))
+        self._stopped[run] = asyncio.Event()
+        try:
+            await _begin(send)
+            await self._run(agent, run, receive, send)
+        finally:
+            del self._stopped[run]
+
+    async def _run(self, agent: str, run: str, receive: Receive, send: Send) -> None:
+        async def say(kind: str, **fields: object) -> None:
+            await _envelope(
+                send, {"sdkMessage": {"type": kind, "message": {"type": kind, "runId": run, **fields}}}
+            )
+
+        await say("system", agentId=agent, subtype="init")
+        await say("status", status="RUNNING")
+        ended, self.end = self.end, None
+        if ended is not None:
+            await self._finish(send, agent, run, ended)
+            return
+        for name, arguments, content in self._tools:
+            call: Json = {"callId": "call-1", "name": name, "args": json.loads(arguments)}
+            await say("tool_call", **call, status="running")
+            await say("tool_call", **call, status="completed", result=content)
+        self._tools = []
+        answer = SEPARATOR.join(self._agents[agent])
+        half = len(answer) // 2 + 1
+        if self.is_live:
+            await _delta(send, answer[:half])
+        if self._dies:
+            self._dies = False
+            return  # the body ends without its last envelope
+        if self._hangs:
+            self._hangs = False
+            await self._wait_for_end(run, receive)
+            await self._finish(send, agent, run, {"status": "RUN_LIFECYCLE_STATUS_CANCELLED"})
+            return
+        if self.is_live:
+            await _delta(send, answer[half:])
+        await say("assistant", message={"role": "assistant", "content": [{"type": "text", "text": answer}]})
+        await self._finish(send, agent, run, {"status": "RUN_LIFECYCLE_STATUS_FINISHED", "result": answer})
+
+    async def _wait_for_end(self, run: str, receive: Receive) -> None:
+        async def gone() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        tasks = [asyncio.ensure_future(self._stopped[run].wait()), asyncio.ensure_future(gone())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _finish(self, send: Send, agent: str, run: str, result: Json) -> None:
+        usage = {
+            "inputTokens": USAGE.input_tokens - USAGE.cached_tokens,
+            "outputTokens": USAGE.output_tokens,
+            "cacheReadTokens": USAGE.cached_tokens,
+        }
+        whole = {"agentId": agent, "runId": run, "model": {"id": "composer-2"}, "usage": usage, **result}
+        await _envelope(send, {"result": {"agentId": agent, "runId": run, "result": whole}})
+        await _envelope(send, {}, flags=_END)
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _begin(send: Send) -> None:
+    headers = [(b"content-type", b"application/connect+json")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+async def _envelope(send: Send, payload: Json, *, flags: int = 0) -> None:
+    body = json.dumps(payload).encode()
+    framed = bytes([flags]) + struct.pack(">I", len(body)) + body
+    await send({"type": "http.response.body", "body": framed, "more_body": True})
+
+
+async def _delta(send: Send, text: str) -> None:
+    await _envelope(
+        send, {"interactionUpdate": {"type": "text-delta", "update": {"type": "text-delta", "text": text}}}
+    )
+
+
+async def _answer(send: Send, status: int, answer: Json) -> None:
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": json.dumps(answer).encode()})
+
+
+async def _refuse(send: Send, status: int, code: str, words: str) -> None:
+    await _answer(send, status, {"code": code, "message": words})
+
+
+@contextlib.asynccontextmanager
+async def cursor_bridge(folder: Path) -> AsyncIterator[CursorBridge]:
+    """Serve the bridge on a free port until the end of the block."""
+    bridge = CursorBridge(folder)
+    async with served(bridge) as bridge.url:
+        yield bridge

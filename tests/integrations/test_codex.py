@@ -1,0 +1,167 @@
+"""Codex's threads, with the real package and a scripted app server."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("openai_codex", reason="the package is not installed here: `make contract` has it")
+
+from openai_codex import Sandbox
+from openai_codex.generated.notification_registry import NOTIFICATION_MODELS
+
+from midstream.core.messages import Outcome
+from midstream.core.replies import ModelEvent, TextDelta, UpstreamCallEnded, UpstreamCallStarted
+from midstream.errors import (
+    ContextOverflowError,
+    ModelAccessError,
+    ModelError,
+    ModelFilteredError,
+    ModelMissingError,
+    ModelUnavailableError,
+    UpstreamFailedError,
+)
+from midstream.integrations.codex import Codex, Reading
+from midstream.runtime.upstreams import Setup
+from midstream.testing.upstream_contract import Told, Trait, UpstreamContract
+from tests.integrations import codex_server
+
+
+class CodexPeer:
+    """The controls of the scripted app server: files in the folder it reads."""
+
+    lacks = frozenset({Trait.BUSY, Trait.KEYS})
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        for name in ("threads", "running"):
+            (folder / name).mkdir()
+
+    def upstream(self) -> Codex:
+        command = [sys.executable, codex_server.__file__, str(self._folder)]
+        return Codex("gpt-5", cwd=self._folder, command=command)
+
+    def told(self) -> list[Told]:
+        path = self._folder / "told.jsonl"
+        return [Told(*json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def runs(self) -> int:
+        pids = [int(path.name.rpartition(".")[2]) for path in (self._folder / "running").iterdir()]
+        return sum(_is_alive(pid) for pid in pids)
+
+    def expire(self, agent: str) -> None:
+        (self._folder / "threads" / agent).unlink()
+
+    def be_busy(self, agent: str) -> None:
+        raise AssertionError(f"{agent} cannot be busy here")
+
+    def hang(self) -> None:
+        (self._folder / "hang").touch()
+
+    def echo_wrong_id(self) -> None:
+        (self._folder / "wrong").touch()
+
+    def die_mid_stream(self) -> None:
+        (self._folder / "die").touch()
+
+    def refuse_key(self) -> None:
+        (self._folder / "refuse").touch()
+
+    def run_tool(self, name: str, arguments: str, content: str) -> None:
+        (self._folder / "tools").write_text(json.dumps([[name, arguments, content]]))
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except OSError:
+        return False
+
+
+# The package leaves the pipes of a process it has ended to the garbage collector.
+@pytest.mark.filterwarnings("ignore:Exception ignored in.*FileIO:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+class TestCodexThreads(UpstreamContract):
+    """The suite that every upstream passes."""
+
+    @pytest.fixture
+    def peer(self, tmp_path: Path) -> CodexPeer:
+        return CodexPeer(tmp_path)
+
+
+def _read(*notifications: tuple[str, dict[str, object]]) -> tuple[list[ModelEvent], ModelError | None]:
+    """Read a turn as the app server tells it."""
+    reading = Reading()
+    events: list[ModelEvent] = []
+    for method, params in notifications:
+        payload = NOTIFICATION_MODELS[method].model_validate({"threadId": "t", "turnId": "u", **params})
+        events += reading.read(payload, method)
+    return events, reading.failure
+
+
+def _ended(status: str, error: dict[str, object] | None = None) -> tuple[str, dict[str, object]]:
+    return "turn/completed", {"turn": {"id": "u", "items": [], "status": status, "error": error}}
+
+
+def test_what_codex_runs_itself_is_told_with_its_end() -> None:
+    command: dict[str, object] = {"type": "commandExecution", "id": "c", "command": "ls", "cwd": "/w"}
+    command |= {"commandActions": [], "status": "inProgress"}
+    done = {**command, "status": "failed", "aggregatedOutput": "no such folder", "exitCode": 2}
+    events, failure = _read(
+        ("item/started", {"startedAtMs": 1, "item": command}),
+        ("item/completed", {"completedAtMs": 2, "item": done}),
+        _ended("completed"),
+    )
+    assert events == [
+        UpstreamCallStarted("c", "shell", '{"command":"ls","cwd":"/w"}'),
+        UpstreamCallEnded("c", "no such folder", Outcome.ERROR),
+    ]
+    assert failure is None
+
+
+def test_a_message_that_came_whole_is_said_once() -> None:
+    item = {"type": "agentMessage", "id": "m", "text": "hello"}
+    whole = ("item/completed", {"completedAtMs": 2, "item": item})
+    said: dict[str, object] = {"itemId": "m", "delta": "hello"}
+    delta = ("item/agentMessage/delta", said)
+    assert _read(whole, _ended("completed"))[0] == [TextDelta("hello")]
+    assert _read(delta, whole, _ended("completed"))[0] == [TextDelta("hello")]
+
+
+@pytest.mark.parametrize(
+    ("info", "expected"),
+    [
+        ("contextWindowExceeded", ContextOverflowError),
+        ("unauthorized", ModelAccessError),
+        ("rateLimitExceeded", ModelUnavailableError),
+        ("cyberPolicy", ModelFilteredError),
+        ({"responseStreamDisconnected": {"httpStatusCode": 502}}, ModelUnavailableError),
+        ("other", UpstreamFailedError),
+        ("somethingNew", UpstreamFailedError),
+        (None, UpstreamFailedError),
+    ],
+)
+def test_a_turn_that_failed_is_the_error_that_says_what_helps(
+    info: object, expected: type[ModelError]
+) -> None:
+    _, failure = _read(_ended("failed", {"message": "no", "codexErrorInfo": info}))
+    assert type(failure) is expected
+
+
+async def test_an_app_server_that_does_not_start_is_missing_software(tmp_path: Path) -> None:
+    upstream = Codex(cwd=tmp_path, command=["/nowhere/codex"])
+    with pytest.raises(ModelMissingError, match="does not start"):
+        await upstream.open(Setup())
+
+
+def test_another_folder_model_or_sandbox_is_another_identity(tmp_path: Path) -> None:
+    identities = [
+        Codex("m", cwd=tmp_path).identity,
+        Codex("n", cwd=tmp_path).identity,
+        Codex("m", cwd=tmp_path.parent).identity,
+        Codex("m", cwd=tmp_path, sandbox=Sandbox.read_only).identity,
+    ]
+    assert len({tuple(sorted(identity.items())) for identity in identities}) == len(identities)

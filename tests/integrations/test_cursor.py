@@ -1,0 +1,131 @@
+"""Cursor's agents, with the real package and a scripted bridge."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cursor_sdk", reason="the package is not installed here: `make contract` has it")
+
+from midstream.core.messages import UserMessage
+from midstream.core.replies import TextDelta
+from midstream.core.reuse.servers import McpServer
+from midstream.errors import (
+    ModelAccessError,
+    ModelError,
+    ModelMissingError,
+    ModelUnavailableError,
+    UpstreamFailedError,
+    UpstreamGoneError,
+    UsageError,
+)
+from midstream.integrations.cursor import RULES_FILE, RULES_SENTINEL, Cursor
+from midstream.runtime.upstreams import Said, Setup, UpstreamAgent, UpstreamEvent
+from midstream.testing.upstream_contract import UpstreamContract
+from tests.integrations.cursor_bridge import CursorBridge, cursor_bridge
+
+
+@pytest.fixture
+async def peer(tmp_path: Path) -> AsyncIterator[CursorBridge]:
+    async with cursor_bridge(tmp_path) as bridge:
+        yield bridge
+
+
+class TestCursorAgents(UpstreamContract):
+    """The suite that every upstream passes."""
+
+
+async def _said(agent: UpstreamAgent, text: str) -> list[UpstreamEvent]:
+    return [event async for event in agent.send(Said(UserMessage.of(text)), key="k")]
+
+
+async def test_a_run_that_failed_without_a_word_may_be_a_dead_agent(tmp_path: Path) -> None:
+    async with cursor_bridge(tmp_path) as bridge, contextlib.aclosing(bridge.upstream()) as upstream:
+        agent = await upstream.open(Setup())
+        for status, code, expected in (
+            ("ERROR", "", UpstreamFailedError),
+            ("EXPIRED", "", UpstreamGoneError),
+            ("ERROR", "SDK_ERROR_CODE_AGENT_NOT_FOUND", UpstreamGoneError),
+            ("ERROR", "SDK_ERROR_CODE_RATE_LIMIT_EXCEEDED", ModelUnavailableError),
+            ("ERROR", "SDK_ERROR_CODE_UNAUTHENTICATED", ModelAccessError),
+        ):
+            bridge.end = {"status": f"RUN_LIFECYCLE_STATUS_{status}", "errorCode": code}
+            answer = agent.send(Said(UserMessage.of("one")), key="k")
+            with pytest.raises(ModelError) as raised:
+                await anext(answer)  # no event came before
+            assert type(raised.value) is expected
+
+
+async def test_a_bridge_that_shows_only_whole_steps_is_read_too(tmp_path: Path) -> None:
+    async with cursor_bridge(tmp_path) as bridge, contextlib.aclosing(bridge.upstream()) as upstream:
+        bridge.is_live = False
+        events = await _said(await upstream.open(Setup()), "one")
+    assert [event.text for event in events if isinstance(event, TextDelta)] == ["one"]
+
+
+async def test_servers_are_handed_on_with_the_registration_for_their_login(tmp_path: Path) -> None:
+    servers = (
+        McpServer("files", command="files-server", args=("--root", "."), env={"A": "b"}),
+        McpServer(
+            "web", "http", url="http://127.0.0.1/mcp", headers={"x": "y"}, client_id="c", scope="read write"
+        ),
+    )
+    async with cursor_bridge(tmp_path) as bridge, contextlib.aclosing(bridge.upstream()) as upstream:
+        await upstream.open(Setup(servers=servers))
+        options = next(message["options"] for method, message in bridge.requests if method == "CreateAgent")
+    auth = {"clientId": "c", "scopes": ["read", "write"]}
+    assert options["mcpServers"] == {
+        "files": {"stdio": {"command": "files-server", "args": ["--root", "."], "env": {"A": "b"}}},
+        "web": {
+            "http": {
+                "type": "HTTP_MCP_TRANSPORT_TYPE_HTTP",
+                "url": "http://127.0.0.1/mcp",
+                "headers": {"x": "y"},
+                "auth": auth,
+            }
+        },
+    }
+
+
+async def test_instructions_are_left_in_a_file_of_ours_and_never_over_another(tmp_path: Path) -> None:
+    path = tmp_path / RULES_FILE
+    async with cursor_bridge(tmp_path) as bridge:
+        command = bridge.command()
+        async with contextlib.aclosing(
+            Cursor("composer-2", cwd=tmp_path, api_key="k", bridge=command, is_instructing=True)
+        ) as upstream:
+            await upstream.open(Setup("be brief"))
+            assert RULES_SENTINEL in path.read_text()
+            assert path.read_text().endswith("be brief\n")
+            await upstream.open(Setup("be thorough"))
+            assert path.read_text().endswith("be thorough\n")
+            path.write_text("my own rules")
+            await upstream.open(Setup("be brief"))
+            assert path.read_text() == "my own rules"
+
+
+async def test_a_bridge_that_does_not_start_is_missing_software(tmp_path: Path) -> None:
+    upstream = Cursor("composer-2", cwd=tmp_path, api_key="k", bridge=["/nowhere/bridge"])
+    with pytest.raises(ModelMissingError, match="does not start"):
+        await upstream.open(Setup())
+
+
+def test_another_folder_account_or_option_is_another_identity(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    identities = [
+        Cursor("m", cwd=tmp_path, api_key="k").identity,
+        Cursor("m", cwd=other, api_key="k").identity,
+        Cursor("m", cwd=tmp_path, api_key="l").identity,
+        Cursor("m", cwd=tmp_path, api_key="k", options={"mode": "plan"}).identity,
+    ]
+    assert len({tuple(sorted(identity.items())) for identity in identities}) == len(identities)
+    assert Cursor("m", cwd=tmp_path, api_key="k").identity == identities[0]
+
+
+def test_a_folder_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no folder"):
+        Cursor("m", cwd=tmp_path / "nowhere")

@@ -1,0 +1,96 @@
+"""OpenAI's Responses API as an upstream, with the real package and a scripted server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from midstream.core.messages import Result, ToolSpec, UserMessage
+from midstream.core.replies import CallRequested, TextDelta
+from midstream.errors import UpstreamBusyError
+from midstream.runtime.upstreams import Opened, Said, Setup, UpstreamAgent, UpstreamEvent
+from midstream.testing.upstream_contract import UpstreamContract
+from tests.integrations.openai_memory import OpenAIMemory, openai_memory
+
+
+class TestChainedResponses(UpstreamContract):
+    """The suite that every upstream passes."""
+
+    @pytest.fixture
+    async def peer(self) -> AsyncIterator[OpenAIMemory]:
+        async with openai_memory("responses") as server:
+            yield server
+
+
+class TestConversations(UpstreamContract):
+    """The suite that every upstream passes."""
+
+    @pytest.fixture
+    async def peer(self) -> AsyncIterator[OpenAIMemory]:
+        async with openai_memory("conversation") as server:
+            yield server
+
+
+class TestBackground(UpstreamContract):
+    """The suite that every upstream passes."""
+
+    @pytest.fixture
+    async def peer(self) -> AsyncIterator[OpenAIMemory]:
+        async with openai_memory("responses", is_background=True) as server:
+            yield server
+
+
+async def _said(agent: UpstreamAgent, said: Said) -> list[UpstreamEvent]:
+    return [event async for event in agent.send(said, key="k")]
+
+
+async def test_a_background_reply_goes_on_over_new_connections() -> None:
+    async with openai_memory("responses", is_background=True) as server:
+        upstream = server.upstream()
+        server.cuts = 2
+        agent = await upstream.open(Setup())
+        events = await _said(agent, Said(UserMessage.of("a first message of many words")))
+        text = "".join(event.text for event in events if isinstance(event, TextDelta))
+        await upstream.aclose()
+    assert text == "a first message of many words"
+    assert [(method, path) for method, path, _ in server.requests] == [
+        ("POST", "/responses"),
+        ("GET", "/responses/resp_1"),
+        ("GET", "/responses/resp_1"),
+    ]
+    assert len(server.told()) == 1
+
+
+async def test_tools_of_the_host_are_asked_for_and_answered_in_the_chain() -> None:
+    tool = ToolSpec("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}})
+    async with openai_memory("responses") as server:
+        upstream = server.upstream()
+        server.asks = {"id": "call_7", "name": "read", "arguments": '{"path": "a"}'}
+        agent = await upstream.open(Setup("be brief", (tool,)))
+        first = await _said(agent, Said(UserMessage.of("one")))
+        opened = next(event for event in first if isinstance(event, Opened))
+        resumed = await upstream.open(Setup("be brief", (tool,)), resume=opened.agent)
+        await _said(resumed, Said(UserMessage(()), (Result("call_7", "what stands in a"),)))
+        await upstream.aclose()
+    assert CallRequested("call_7", "read", '{"path": "a"}') in first
+    assert server.outputs == [
+        {"type": "function_call_output", "call_id": "call_7", "output": "what stands in a"}
+    ]
+    bodies = [body for _, _, body in server.requests]
+    assert [body.get("previous_response_id") for body in bodies] == [None, opened.agent]
+    assert [body["instructions"] for body in bodies] == ["be brief", "be brief"]
+    assert [len(body["input"]) for body in bodies] == [1, 1]
+    assert bodies[0]["tools"] == bodies[1]["tools"]
+
+
+async def test_a_conversation_in_which_another_response_is_made_is_busy() -> None:
+    async with openai_memory("conversation") as server:
+        upstream = server.upstream()
+        server.locked = 1
+        agent = await upstream.open(Setup())
+        with pytest.raises(UpstreamBusyError):
+            await _said(agent, Said(UserMessage.of("one")))
+        await _said(agent, Said(UserMessage.of("one")))
+        await upstream.aclose()
+    assert [told.text for told in server.told()] == ["one"]
