@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from midstream.cli.screen import Flow, Screen
 from midstream.cli.terminal import PLAIN, Ink
-from midstream.core.messages import Call, Finish, Outcome, Reply, Result, Text, UserMessage
+from midstream.core.messages import Call, Finish, Outcome, Reply, Result, Text, UpstreamCall, UserMessage
 from midstream.core.records import (
     AttemptContinued,
     AttemptFailed,
@@ -73,6 +73,35 @@ def test_spaces_are_kept_inside_and_dropped_where_words_begin() -> None:
 def test_what_the_user_said_is_wrapped() -> None:
     asked = MessageAccepted(1, UserMessage.of("one two three four five six seven"), 1.0)
     assert on_terminal(asked) == "you    one two three four five\n       six seven\n"
+
+
+RUNS = Delta(1, 1, 1, 1, "thinking", "", UpstreamCall("u", "grep", '{"for":"x"}'))
+RAN = Delta(1, 1, 1, 1, "thinking", "", UpstreamCall("u", "grep", '{"for":"x"}', "line 1", Outcome.OK))
+
+
+def test_a_tool_that_the_upstream_runs_is_one_line_that_is_written_over() -> None:
+    after = Delta(1, 1, 1, 2, "text", "Found.")
+    seen = on_terminal(words("Hm."), RUNS, RAN, after, width=60)
+    assert seen == (
+        "agent  Hm.\n"
+        '       · grep {"for":"x"} running, elsewhere\r\x1b[K       ✓ grep {"for":"x"} ok, elsewhere\n'
+        "agent  "
+    )
+
+
+def test_through_a_pipe_it_is_two_lines() -> None:
+    said, told = through_pipe(words("Hm."), RUNS, RAN)
+    assert said == "Hm.\n"
+    assert told == '       · grep {"for":"x"} running, elsewhere\n       ✓ grep {"for":"x"} ok, elsewhere\n'
+
+
+def test_where_words_came_between_the_end_is_a_line_of_its_own() -> None:
+    seen = on_terminal(RUNS, Delta(1, 1, 1, 2, "text", "I wait."), RAN, width=60)
+    assert seen == (
+        '       · grep {"for":"x"} running, elsewhere\n'
+        "agent  I wait.\n"
+        '       ✓ grep {"for":"x"} ok, elsewhere\n'
+    )
 
 
 def test_through_a_pipe_words_come_as_they_are_and_talk_goes_apart() -> None:

@@ -7,7 +7,7 @@ import msgspec
 from midstream.cli.subagents import SubAgents
 from midstream.cli.terminal import PLAIN
 from midstream.core.calls import QuestionKind
-from midstream.core.messages import Call, Finish, Outcome, Reply, Result, Text, UserMessage
+from midstream.core.messages import Call, Finish, Outcome, Reply, Result, Text, UpstreamCall, UserMessage
 from midstream.core.records import (
     CallEnded,
     CallProgressed,
@@ -48,6 +48,14 @@ def test_words_come_whole_and_calls_when_they_end() -> None:
         "       │ I look.",
         "       │ ~ half way",
         '       │ ✓ look {"at":2} ok 1.0 s',
+    ]
+
+
+def test_what_its_upstream_ran_stands_among_its_words() -> None:
+    reply = Reply((UpstreamCall("u", "grep", "{}", "line 1", Outcome.OK), Text("Found.")))
+    assert shown(said(ReplyCompleted(1, 1, 1, reply, 1.0))) == [
+        "       │ ✓ grep {} ok, elsewhere",
+        "       │ Found.",
     ]
 
 

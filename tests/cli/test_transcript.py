@@ -7,7 +7,17 @@ from msgspec import Raw
 from midstream.cli.terminal import PLAIN, width_of
 from midstream.cli.transcript import CONTINUED_NOTE, Called, Noted, Said, call_line, lines, read, tools_note
 from midstream.core.calls import Choice, QuestionKind
-from midstream.core.messages import Call, Finish, Outcome, Reply, Result, Text, Thinking, UserMessage
+from midstream.core.messages import (
+    Call,
+    Finish,
+    Outcome,
+    Reply,
+    Result,
+    Text,
+    Thinking,
+    UpstreamCall,
+    UserMessage,
+)
 from midstream.core.records import (
     AttemptContinued,
     AttemptFailed,
@@ -53,6 +63,27 @@ def test_a_whole_reply_takes_the_place_of_its_words() -> None:
     reply = Reply((Thinking("hm"), Text("Hello.")))
     found = entries(AttemptStarted(1, 1, 1, 10.0), said("Hel"), ReplyCompleted(1, 1, 1, reply, 11.0))
     assert found == [Said("thinking", "hm"), Said("agent", "Hello.")]
+
+
+def test_a_tool_that_ran_upstream_stands_where_it_began() -> None:
+    def ran(content: str = "", outcome: Outcome | None = None) -> UpstreamCall:
+        return UpstreamCall("u", "grep", "{}", content, outcome)
+
+    def told(call: UpstreamCall) -> Delta:
+        return Delta(1, 1, 1, 1, "thinking", "", call)
+
+    begun = (AttemptStarted(1, 1, 1, 10.0), said("I look"), told(ran()), said("found", part=2))
+    cut = [Said("agent", "I look", is_cut=True), Said("agent", "found", is_cut=True)]
+    running = Called("grep", "{}", is_elsewhere=True)
+    ended = Called("grep", "{}", outcome="ok", content="line 1", is_elsewhere=True)
+    assert entries(*begun) == [cut[0], running, cut[1]]
+    assert entries(*begun, told(ran("line 1", Outcome.OK))) == [cut[0], ended, cut[1]]
+
+    reply = Reply((Text("I look"), ran("line 1", Outcome.OK), Text("found")))
+    whole = entries(*begun, ReplyCompleted(1, 1, 1, reply, 11.0))
+    assert whole == [Said("agent", "I look"), ended, Said("agent", "found")]
+    assert call_line(running, PLAIN, 60) == "       · grep {} running, elsewhere"
+    assert call_line(ended, PLAIN, 60) == "       ✓ grep {} ok, elsewhere"
 
 
 def test_words_that_were_never_finished_are_marked() -> None:

@@ -10,8 +10,10 @@ from midstream.client.events import event_of
 from midstream.core.calls import QuestionKind
 from midstream.core.client_stream import Applied, Forget
 from midstream.core.frames import EventId, Gone
+from midstream.core.messages import Outcome, UpstreamCall
 from midstream.core.records import ChildSaid, Delta, QuestionAsked, Record, TurnEnded, TurnStatus, encode
 from midstream.errors import RecordUndecodableError
+from tests.spec import spec
 
 WORD = Delta(1, 1, 1, 0, "text", "hello")
 ASKED = QuestionAsked(1, 1, "c1", QuestionKind.APPROVAL, "digest", 5.0)
@@ -30,6 +32,14 @@ def test_only_words_for_the_reader_are_text() -> None:
     thought = Delta(1, 1, 1, 0, "thinking", "hm")
     events = [Event("1-4", record) for record in (WORD, thought, said_by("s::1.1.0", WORD))]
     assert [event.text for event in events] == ["hello", "", ""]
+
+
+@spec("REUSE-72")
+def test_a_tool_that_the_upstream_runs_is_told_apart_from_thoughts() -> None:
+    ran = UpstreamCall("u", "grep", "{}", "line 1", Outcome.OK)
+    event = Event("1-4", Delta(1, 1, 1, 1, "thinking", "", ran))
+    assert (event.upstream_call, event.text) == (ran, "")
+    assert Event("1-4", WORD).upstream_call is None
 
 
 def test_only_the_sessions_own_turn_ends_it() -> None:

@@ -17,6 +17,7 @@ from midstream.core.messages import (
     Result,
     Text,
     Thinking,
+    UpstreamCall,
     UserMessage,
 )
 
@@ -75,13 +76,16 @@ _files = st.sampled_from(
 _users = st.lists(st.one_of(_words.map(Text), _files), max_size=3).map(
     lambda parts: UserMessage(tuple(parts))
 )
+_ran_elsewhere = st.builds(UpstreamCall, _ids, _names, _arguments, _words, st.sampled_from(Outcome))
 _thoughts = st.builds(Thinking, _words, st.sampled_from([None, "", *SIGNATURES]))
 
 
 @st.composite
 def exchanges(draw: st.DrawFn) -> Exchange:
     """Draw a reply with the results of its calls."""
-    parts: list[ReplyPart] = draw(st.lists(st.one_of(_words.map(Text), _thoughts), max_size=3))
+    parts: list[ReplyPart] = draw(
+        st.lists(st.one_of(_words.map(Text), _thoughts, _ran_elsewhere), max_size=3)
+    )
     calls = [
         Call(call_id, draw(_names), draw(_arguments))
         for call_id in draw(st.lists(_ids, unique=True, max_size=3))

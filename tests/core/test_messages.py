@@ -11,10 +11,12 @@ from midstream.core.messages import (
     Call,
     Exchange,
     History,
+    Outcome,
     Reply,
     Result,
     Text,
     Thinking,
+    UpstreamCall,
     UserMessage,
     storable,
     with_distinct_ids,
@@ -88,3 +90,11 @@ def test_whatever_a_text_holds_it_can_be_stored(text: str) -> None:
     assert len(stored) == len(text)
     if text.isprintable():
         assert stored == text
+
+
+def test_history_holds_no_call_that_still_runs_upstream() -> None:
+    Reply((UpstreamCall("u", "grep"),))  # a reply that is being made may
+
+    with pytest.raises(InvalidHistoryError):
+        Exchange(Reply((UpstreamCall("u", "grep"),)))
+    assert Exchange(Reply((UpstreamCall("u", "grep", outcome=Outcome.OK),))).reply.calls == ()

@@ -16,6 +16,7 @@ from midstream.core.messages import (
     Text,
     Thinking,
     ToolSpec,
+    UpstreamCall,
     Usage,
     UserMessage,
 )
@@ -83,6 +84,7 @@ EVERY_RECORD: tuple[Record, ...] = (
     TurnResumed(1, 4, 1000.5),
     AttemptStarted(1, 1, 2, 1000.5, 1001.5),
     Delta(1, 1, 2, 0, "thinking", "hm \u2603 \U0001f600 \u0000"),
+    Delta(1, 1, 2, 1, "thinking", "", UpstreamCall("u", "grep", '{"for": "x"}')),
     AttemptFailed(1, 1, 1, "model_stalled", "silence", 1000.5),
     HistoryCompacted(1, 1, 4, 1000.5),
     ToolsChanged(1, 1000.5, ("files__read",), ("files__write",), ("mail",)),
@@ -91,7 +93,12 @@ EVERY_RECORD: tuple[Record, ...] = (
         1,
         2,
         Reply(
-            (Thinking("hm", "sig=="), Text("so"), Call("a", "read", '{"path": "x"}', provider_id="")),
+            (
+                Thinking("hm", "sig=="),
+                UpstreamCall("u", "grep", '{"for": "x"}', "none", Outcome.OK),
+                Text("so"),
+                Call("a", "read", '{"path": "x"}', provider_id=""),
+            ),
             Finish.CALLS,
             "scripted",
             Usage(10, 5, 3),

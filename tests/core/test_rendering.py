@@ -21,6 +21,7 @@ from midstream.core.messages import (
     Result,
     Text,
     Thinking,
+    UpstreamCall,
     UserMessage,
 )
 from midstream.core.profiles import PROFILES
@@ -249,3 +250,26 @@ def test_a_signed_call_goes_back_signed_to_its_own_model(
 
     assert sent("m") == "c2ln"
     assert sent("another") == (SENTINEL if (profile, form) == ("gemini-3", None) else {})
+
+
+@spec("REUSE-74")
+@pytest.mark.parametrize("profile", ["openai-chat", "anthropic", "gemini"])
+def test_a_tool_that_ran_upstream_is_told_in_words_to_who_was_not_there(profile: str) -> None:
+    ran = UpstreamCall("u", "grep", '{"for":"x"}', "line 1", Outcome.OK)
+    reply = Reply((Text("I look."), ran, Text("Found.")))
+    rendered = render(History((HI, Exchange(reply), HI)), "", profile)
+
+    said = msgspec.json.encode(rendered.messages).decode()
+    assert "ran elsewhere: grep" in said
+    assert said.index("I look.") < said.index("line 1") < said.index("Found.")
+    assert "tool_use" not in said
+    assert findings(rendered, profile) == []
+
+
+@spec("REUSE-74")
+def test_a_reply_that_only_ran_tools_upstream_is_told() -> None:
+    ran = UpstreamCall("u", "grep", "{}", "", Outcome.ERROR)
+    assert chat(History((HI, Exchange(Reply((ran,)))))) == [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "[ran elsewhere: grep {}; it failed]"},
+    ]

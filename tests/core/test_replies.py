@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.messages import Call, Finish, Reply, Text, Thinking, Usage
+from midstream.core.messages import (
+    UPSTREAM_CUT,
+    Call,
+    Finish,
+    Outcome,
+    Reply,
+    Text,
+    Thinking,
+    UpstreamCall,
+    Usage,
+)
 from midstream.core.records import Delta, encode
 from midstream.core.replies import (
     DELTA_CHARS_MAX,
@@ -15,8 +26,13 @@ from midstream.core.replies import (
     ReplyBuilder,
     TextDelta,
     ThinkingDelta,
+    UpstreamCallEnded,
+    UpstreamCallStarted,
+    Words,
     merge_deltas,
 )
+from midstream.errors import ModelForgotError
+from tests.spec import spec
 
 words = st.text(st.characters(exclude_categories=[]), max_size=5)
 events = st.lists(
@@ -24,6 +40,8 @@ events = st.lists(
         st.builds(TextDelta, words),
         st.builds(ThinkingDelta, words, st.none() | words),
         st.builds(CallRequested, words, words, words),
+        st.builds(UpstreamCallStarted, st.sampled_from("ab"), words, words),
+        st.builds(UpstreamCallEnded, st.sampled_from("abc"), words),
     ),
     max_size=12,
 )
@@ -84,9 +102,11 @@ def test_readers_who_join_the_deltas_read_what_the_reply_says(said: list[ModelEv
         parts = {
             number: part.text
             for number, part in enumerate(reply.parts)
-            if not isinstance(part, Call) and part.text
+            if isinstance(part, Text | Thinking) and part.text
         }
-        assert texts == parts
+        assert {number: text for number, text in texts.items() if text} == parts
+        calls = {delta.part: delta.call for delta in deltas if delta.call is not None}
+        assert calls == {n: part for n, part in enumerate(reply.parts) if isinstance(part, UpstreamCall)}
 
 
 @given(events)
@@ -109,10 +129,86 @@ def test_merging_deltas_changes_no_word_and_never_crosses_parts(said: list[Model
         assert "".join(d.text for d in merged if d.part == part) == "".join(
             d.text for d in deltas if d.part == part
         )
-    assert [delta.part for delta in merged] == sorted({delta.part for delta in deltas})
+    assert [d.call for d in merged if d.call] == [d.call for d in deltas if d.call]
+    told = [delta.part for delta in merged if delta.call is None]
+    assert told == sorted(set(told))
 
 
 def test_no_delta_outgrows_a_frame() -> None:
     deltas, _ = _built(TextDelta("x" * (2 * DELTA_CHARS_MAX + 1)))
     assert [len(delta.text) for delta in deltas] == [DELTA_CHARS_MAX, DELTA_CHARS_MAX, 1]
     assert [len(delta.text) for delta in merge_deltas(deltas)] == [DELTA_CHARS_MAX, DELTA_CHARS_MAX, 1]
+
+
+START = UpstreamCallStarted("u", "grep", '{"for":"x"}')
+END = UpstreamCallEnded("u", "line 1", Outcome.OK)
+RUNS = UpstreamCall("u", "grep", '{"for":"x"}')
+RAN = UpstreamCall("u", "grep", '{"for":"x"}', "line 1", Outcome.OK)
+
+
+@spec("REUSE-72")
+def test_a_tool_that_the_upstream_runs_is_told_when_it_starts_and_when_it_ends() -> None:
+    deltas, reply = _built(TextDelta("I look"), START, TextDelta("found"), END, Finished())
+
+    assert deltas == [
+        Delta(1, 2, 3, 0, "text", "I look"),
+        Delta(1, 2, 3, 1, "thinking", "", RUNS),
+        Delta(1, 2, 3, 2, "text", "found"),
+        Delta(1, 2, 3, 1, "thinking", "", RAN),
+    ]
+    assert reply == Reply((Text("I look"), RAN, Text("found")))
+    assert reply.calls == ()
+
+
+@spec("REUSE-73")
+def test_one_that_never_ended_has_an_unknown_outcome() -> None:
+    deltas, reply = _built(START, Finished())
+
+    unknown = UpstreamCall("u", "grep", '{"for":"x"}', UPSTREAM_CUT, Outcome.UNKNOWN)
+    assert [delta.call for delta in deltas] == [RUNS, unknown]
+    assert reply == Reply((unknown,))
+
+
+def test_a_call_has_one_start_and_one_end_whatever_the_upstream_repeats() -> None:
+    deltas, reply = _built(START, START, END, UpstreamCallEnded("u", "again", Outcome.ERROR), Finished())
+
+    assert [delta.call for delta in deltas] == [RUNS, RAN]
+    assert reply == Reply((RAN,))
+
+
+def test_an_end_without_a_start_is_kept() -> None:
+    assert _built(END, Finished())[1] == Reply((UpstreamCall("u", "", "{}", "line 1", Outcome.OK),))
+
+
+@pytest.mark.parametrize(
+    ("shown", "told"),
+    [
+        ({}, [RUNS, RAN]),
+        ({0: RUNS}, [RAN]),
+        ({0: RAN}, []),
+    ],
+)
+def test_a_reply_that_is_taken_up_again_tells_only_what_is_new(
+    shown: dict[int, Words], told: list[UpstreamCall]
+) -> None:
+    builder = ReplyBuilder(1, 1, 1, shown)
+    deltas = [delta for event in (START, END, Finished()) for delta in builder.add(event)]
+
+    assert [delta.call for delta in deltas] == told
+    assert builder.reply() == Reply((RAN,))
+
+
+@pytest.mark.parametrize(
+    ("shown", "said"),
+    [
+        ({0: ("text", "hi")}, START),
+        ({0: RUNS}, TextDelta("hi")),
+        ({0: RUNS}, UpstreamCallStarted("v", "grep", "{}")),
+        ({0: RUNS}, Finished()),
+    ],
+)
+def test_a_reply_that_is_taken_up_again_with_other_calls_is_refused(
+    shown: dict[int, Words], said: ModelEvent
+) -> None:
+    with pytest.raises(ModelForgotError):
+        ReplyBuilder(1, 1, 1, shown).add(said)

@@ -80,6 +80,7 @@ class ChatServer:
     def __init__(self, answers: Sequence[Answer]) -> None:
         self.url = ""
         self.bodies: list[Json] = []
+        self.raw_bodies: list[bytes] = []
         self.headers: list[dict[str, str]] = []
         self.connections: list[object] = []
         """Where each request came from: the same place, the same connection."""
@@ -99,6 +100,7 @@ class ChatServer:
             if not message.get("more_body"):
                 break
         self.bodies.append(json.loads(body))
+        self.raw_bodies.append(body)
         self.headers.append({name.decode(): value.decode() for name, value in scope["headers"]})
         self.connections.append(scope["client"])
         self.asked.set()

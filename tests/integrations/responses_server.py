@@ -75,6 +75,7 @@ class ResponsesServer:
         self.asked: list[tuple[str, str]] = []
         """Method and path with query of each request."""
         self.bodies: list[Json] = []
+        self.raw_bodies: list[bytes] = []
         self.headers: list[dict[str, str]] = []
         self.cancelled: list[str] = []
         self.kept: dict[str, list[Json]] = {}
@@ -110,6 +111,7 @@ class ResponsesServer:
             return
         if method == "POST":
             self.bodies.append(json.loads(body))
+            self.raw_bodies.append(body)
             response_id, after = self._make(), -1
         else:
             response_id = path.split("/")[2]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import importlib.util
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import httpx2
 import pytest
@@ -17,6 +18,7 @@ from midstream.core.messages import (
     History,
     Reply,
     Result,
+    Text,
     ToolSpec,
     Usage,
     UserMessage,
@@ -32,6 +34,7 @@ from midstream.core.replies import (
     ThinkingDelta,
     Working,
 )
+from midstream.core.reuse.prefix import cache_key_of
 from midstream.core.sse import EVENT_BYTES_MAX
 from midstream.core.turn import Cancel, SendMessage
 from midstream.errors import (
@@ -138,6 +141,48 @@ async def test_the_request_says_everything_and_carries_the_key_of_the_reply() ->
     }
     assert headers["authorization"] == "Bearer secret"
     assert headers["idempotency-key"] == "s1/1/2"
+
+
+@spec("REUSE-76", "REUSE-77")
+async def test_the_body_of_a_turn_begins_with_the_bytes_of_the_turn_before() -> None:
+    first = History((UserMessage.of("hi"),))
+    ran = Exchange(Reply((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
+    second = first.then(ran)
+    third = second.then(Exchange(Reply((Text("It says X."),)))).then(UserMessage.of("thanks"))
+    write = ToolSpec("write", "Write a file.")
+    requests = [
+        ModelRequest("Be brief.", first, (READ, write)),
+        ModelRequest("Be brief.", second, (write, READ)),
+        ModelRequest("Be brief.", third, (READ, write)),
+    ]
+    async with chat_server(HELLO, HELLO, HELLO) as server:
+        async with OpenAICompatible(server.url, "m", extra={"temperature": 0.5}) as model:
+            for request in requests:
+                await answered(model, request)
+        before, then, now = (body.removesuffix(b"]}") for body in server.raw_bodies)
+    assert (then.startswith(before), now.startswith(then)) == (True, True)
+
+
+@spec("REUSE-78")
+@pytest.mark.parametrize(
+    ("asked_for", "request_of", "is_sent"),
+    [
+        (True, {"session": "s1"}, True),
+        (None, {"session": "s1"}, False),  # a server nobody knows
+        (False, {"session": "s1"}, False),
+        (True, {"session": ""}, False),
+        (True, {"session": "s1", "is_ephemeral": True}, False),
+    ],
+)
+async def test_the_cache_key_of_a_session_is_sent_where_it_is_asked_for(
+    asked_for: bool | None,  # noqa: FBT001 - a case
+    request_of: dict[str, Any],
+    is_sent: bool,  # noqa: FBT001 - a case
+) -> None:
+    async with chat_server(HELLO) as server:
+        async with OpenAICompatible(server.url, "m", has_cache_key=asked_for) as model:
+            await answered(model, ModelRequest("", ASKED.history, **request_of))
+        assert server.bodies[0].get("prompt_cache_key") == (cache_key_of("s1") if is_sent else None)
 
 
 async def test_a_field_the_server_does_not_know_can_be_left_out() -> None:

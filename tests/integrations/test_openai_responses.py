@@ -30,6 +30,7 @@ from midstream.core.replies import (
     ThinkingDelta,
     Working,
 )
+from midstream.core.reuse.prefix import cache_key_of
 from midstream.core.timing import Backoff
 from midstream.core.turn import Cancel, SendMessage, deciding
 from midstream.errors import (
@@ -211,6 +212,23 @@ async def test_the_wire_carries_the_whole_conversation() -> None:
     assert body["tools"][0]["name"] == "read"
     assert (body["stream"], body["background"], body["store"]) == (True, True, True)
     assert (headers["authorization"], headers["idempotency-key"]) == ("Bearer key", "s1/1/2/2")
+
+
+@spec("REUSE-76", "REUSE-78")
+async def test_a_longer_conversation_begins_with_the_bytes_of_the_shorter_and_carries_its_key() -> None:
+    exchange = Exchange(Reply((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
+    write = ToolSpec("write", "Write a file.")
+    shorter = ModelRequest("Be brief.", ASKED.history, (READ, write), session="s1")
+    longer = ModelRequest("Be brief.", ASKED.history.then(exchange), (write, READ), session="s1")
+    async with (
+        responses_server(HELLO, HELLO) as server,
+        OpenAIResponses(server.url, "m", has_cache_key=True) as model,
+    ):
+        await answered(model, shorter)
+        await answered(model, longer)
+    before, now = (body.removesuffix(b"]}") for body in server.raw_bodies)
+    assert now.startswith(before)
+    assert [body["prompt_cache_key"] for body in server.bodies] == [cache_key_of("s1")] * 2
 
 
 @pytest.mark.parametrize(("status", "kind"), [(401, ModelAccessError), (503, ModelUnavailableError)])

@@ -9,15 +9,19 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 
+import anthropic
 import httpx2
+import msgspec
 import openai
 import pytest
 from pydantic_ai import messages
 from pydantic_ai.models import Model as PydanticModel
 from pydantic_ai.models import StreamedResponse
+from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.function import AgentInfo, DeltaThinkingPart, DeltaToolCall, FunctionModel
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.models.test import TestModel
+from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.settings import ModelSettings
 
@@ -70,6 +74,7 @@ from tests.integrations.chat_server import (
     stream,
     usage,
 )
+from tests.spec import spec
 
 READ = ToolSpec("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}})
 ASKED = ModelRequest("Be brief.", History((UserMessage.of("hi"),)), (READ,))
@@ -153,6 +158,82 @@ async def test_the_provider_is_told_the_tools_and_the_instructions() -> None:
     assert instructions == "Be brief."
     told = [(each.name, each.description, each.parameters_json_schema) for each in info.function_tools]
     assert told == [("read", "Read a file.", READ.parameters)]
+
+
+class Seen(httpx2.AsyncBaseTransport):
+    """Keeps what Anthropic is sent and refuses it."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        self.bodies.append(msgspec.json.decode(await request.aread()))
+        return httpx2.Response(400, json={"type": "error", "error": {"type": "invalid", "message": "no"}})
+
+
+def claude(seen: Seen) -> PydanticModel:
+    client = anthropic.AsyncAnthropic(
+        api_key="key", max_retries=0, http_client=httpx2.AsyncClient(transport=seen)
+    )
+    return AnthropicModel("claude-test", provider=AnthropicProvider(anthropic_client=client))
+
+
+RAN = Exchange(Reply((Call("a", "read", "{}"),), Finish.CALLS), (Result("a", "X"),))
+CLAUDES = [
+    ModelRequest("Be brief.", ASKED.history, (READ,)),
+    ModelRequest("Be brief.", ASKED.history.then(RAN), (READ,)),
+    ModelRequest(
+        "Be brief.",
+        ASKED.history.then(RAN).then(Exchange(Reply((Text("X."),)))).then(UserMessage.of("on")),
+        (READ,),
+    ),
+]
+
+
+@spec("REUSE-79")
+async def test_what_anthropic_is_sent_is_marked_for_its_cache() -> None:
+    seen = Seen()
+    model = PydanticAIModel(claude(seen))
+    for request in CLAUDES:
+        with pytest.raises(ModelRejectedError):
+            await answered(model, request)
+
+    assert all("cache_control" in body for body in seen.bodies)  # its mark at the end of the messages
+    assert all("cache_control" in body["tools"][-1] for body in seen.bodies)
+    assert all("cache_control" in body["system"][-1] for body in seen.bodies)
+    opening = [body["messages"][0]["content"][0] for body in seen.bodies]
+    assert ["cache_control" in block for block in opening] == [False, True, True]
+    assert {block["text"] for block in opening} == {"hi"}
+    before, then, now = (msgspec.json.encode(unmarked(body["messages"]))[:-1] for body in seen.bodies)
+    assert (then.startswith(before), now.startswith(then)) == (True, True)
+
+
+def unmarked(value: Any) -> Any:  # noqa: ANN401 - any JSON
+    if isinstance(value, list):
+        return [unmarked(each) for each in value]
+    if isinstance(value, dict):
+        return {key: unmarked(each) for key, each in value.items() if key != "cache_control"}
+    return value
+
+
+@spec("REUSE-79")
+@pytest.mark.parametrize(
+    ("options", "request_of"),
+    [
+        ({"is_cached": False}, {}),
+        ({"settings": {"anthropic_cache": False}}, {}),
+        ({}, {"is_ephemeral": True}),
+    ],
+)
+async def test_nothing_is_marked_where_that_is_not_wanted(
+    options: dict[str, Any], request_of: dict[str, Any]
+) -> None:
+    seen = Seen()
+    request = msgspec.structs.replace(CLAUDES[1], **request_of)
+    with pytest.raises(ModelRejectedError):
+        await answered(PydanticAIModel(claude(seen), **options), request)
+
+    assert b"cache_control" not in msgspec.json.encode(seen.bodies)
 
 
 def test_a_history_is_rendered_whole() -> None:

@@ -6,7 +6,18 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from midstream.core.calls import CallPlan, CallState, OnDoubt, digest_of
-from midstream.core.messages import Call, Exchange, Finish, History, Outcome, Reply, Result, Text, UserMessage
+from midstream.core.messages import (
+    Call,
+    Exchange,
+    Finish,
+    History,
+    Outcome,
+    Reply,
+    Result,
+    Text,
+    UpstreamCall,
+    UserMessage,
+)
 from midstream.core.records import Delta, StalledOn
 from midstream.core.replies import (
     CallRequested,
@@ -16,8 +27,11 @@ from midstream.core.replies import (
     ModelRequest,
     Resumable,
     TextDelta,
+    UpstreamCallEnded,
+    UpstreamCallStarted,
     Working,
 )
+from midstream.core.reuse.prefix import head_of
 from midstream.core.session import Session, ToolsFound
 from midstream.core.timing import StallBudgets
 from midstream.core.turn import (
@@ -243,6 +257,31 @@ async def test_a_model_that_writes_long_arguments_is_no_silent_one() -> None:
     assert isinstance(noted.reports[-1], ModelReplied)
     told = [each for each in noted.reports if isinstance(each, Stalled)]
     assert told[0] == Stalled(3, 1, StalledOn.BETWEEN_TOKENS, 15.0)
+
+
+@spec("TURN-64")
+async def test_a_tool_that_the_upstream_runs_may_be_silent_for_longer() -> None:
+    world = FakeWorld()
+    start, end = UpstreamCallStarted("u", "build", "{}"), UpstreamCallEnded("u", "built")
+    model = ScriptedModel([[start, Pause(599.0), end, *text("Done.")]], world=world)
+    noted = Noted()
+    await world.live_through(Performer(Agent(model), world, noted, NOBODY).perform(ASKED, _session()))
+
+    ran = UpstreamCall("u", "build", "{}", "built", Outcome.OK)
+    assert noted.reports == [
+        Stalled(3, 1, StalledOn.TOOL, 60.0),
+        StallOver(3, 1, StalledOn.TOOL, 599.0),
+        ModelReplied(3, 1, 1, Reply((ran, Text("Done."))), prompt=head_of("", ())),
+    ]
+
+
+@spec("TURN-64")
+async def test_one_that_never_ends_is_cut() -> None:
+    noted, _ = await _live(Agent(ScriptedModel([[UpstreamCallStarted("u", "build", "{}"), Stall()]])))
+
+    failed = noted.reports[-1]
+    assert isinstance(failed, ModelFailed)
+    assert failed.message == "scripted said nothing for 600 s"
 
 
 @spec("TURN-65")

@@ -17,7 +17,14 @@ from msgspec import Struct
 from playwright.async_api import Browser, Locator, Page, WebSocketRoute, async_playwright, expect
 
 from midstream.core.messages import UserMessage
-from midstream.core.replies import Finished, ModelRequest, TextDelta, ThinkingDelta
+from midstream.core.replies import (
+    Finished,
+    ModelRequest,
+    TextDelta,
+    ThinkingDelta,
+    UpstreamCallEnded,
+    UpstreamCallStarted,
+)
 from midstream.core.session import QUEUE_MAX
 from midstream.core.turn import SendMessage, WhenBusy
 from midstream.errors import ModelUnavailableError
@@ -28,6 +35,7 @@ from midstream.store.sqlite import SQLiteStore
 from midstream.testing.models import Gate, Pause, ScriptedModel, Step, calls, exchanges_since_user, text
 from midstream.tools import tool
 from tests.server.serving import Json, Served, make_app, served, words_of
+from tests.spec import spec
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = [
@@ -296,6 +304,35 @@ async def test_tool_calls_are_rows_that_go_from_running_to_their_outcome(browser
         await expect(chat.page.locator(".thinking .words")).to_be_hidden()
         await chat.page.click(".thinking summary")
         await expect(chat.page.locator(".thinking .words")).to_have_text("hm, tools")
+
+
+@spec("REUSE-72")
+async def test_a_tool_that_the_upstream_runs_stands_among_the_words(browser: Browser) -> None:
+    gate = asyncio.Event()
+    start, end = UpstreamCallStarted("u", "grep", '{"for": "x"}'), UpstreamCallEnded("u", "line 1")
+    script: list[list[Step]] = [
+        [TextDelta("I look. "), start, Gate(gate), end, TextDelta("Found."), Finished()]
+    ]
+    async with served(make_app(script)) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("look it up")
+        ran = chat.page.locator(".parts > .elsewhere")
+        await expect(ran).to_have_attribute("data-state", "running", timeout=WAIT_MS)
+        late = await chat.page.context.new_page()
+        await late.goto(chat.page.url)
+        await expect(late.locator(".parts > .elsewhere")).to_have_attribute(
+            "data-state", "running", timeout=WAIT_MS
+        )
+        gate.set()
+        await expect(ran).to_have_attribute("data-state", "ok", timeout=WAIT_MS)
+        await expect(late.locator(".parts > .elsewhere")).to_have_attribute(
+            "data-state", "ok", timeout=WAIT_MS
+        )
+        await expect(ran.locator(".state")).to_have_text(re.compile("elsewhere"))
+        await ran.locator("summary").click()
+        await expect(ran.locator("pre").nth(1)).to_have_text("line 1")
+        await expect(chat.page.locator(".parts > *").last).to_have_text("Found.")
+        assert await chat.page.locator(".calls > .call").count() == 0
 
 
 @pytest.mark.parametrize("way", ["button", "escape"])

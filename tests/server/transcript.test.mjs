@@ -54,6 +54,24 @@ test("words gather in their parts", () => {
   assert.equal(transcript.running.number, 1);
 });
 
+test("a tool that the upstream runs stands among the words and ends where it began", () => {
+  const ran = { type: "upstream_call", id: "u", name: "grep", arguments: "{}", content: "line 1", outcome: "ok" };
+  const begun = { ...delta("", 1, "thinking", 1), call: { type: "upstream_call", id: "u", name: "grep" } };
+  const words = [delta("so"), begun, delta("found", 1, "text", 2)];
+  const shown = { kind: "elsewhere", name: "grep", arguments: "{}" };
+
+  const running = told(said, asked(1), ...words);
+  assert.deepEqual(replyOf(running).parts[1], { ...shown, text: "", state: "running" });
+  const ended = told(said, asked(1), ...words, { ...begun, call: ran });
+  assert.deepEqual(replyOf(ended).parts[1], { ...shown, text: "line 1", state: "ok" });
+  const whole = told(said, asked(1), ...words, replied({ type: "text", text: "so" }, ran));
+  assert.deepEqual(replyOf(whole).parts, [
+    { kind: "text", text: "so" },
+    { ...shown, text: "line 1", state: "ok" },
+  ]);
+  assert.equal(replyOf(whole).calls.size, 0);
+});
+
 test("an event that was applied before changes nothing", () => {
   const transcript = told(said, asked(1), delta("a"));
   assert.equal(transcript.apply({ id: "1-4", record: delta("a") }), null);

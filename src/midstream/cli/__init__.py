@@ -26,6 +26,7 @@ from midstream.version import __version__
 __all__ = ["Surroundings", "main", "midstream_command"]
 
 COMMANDS: dict[str, tuple[str, str]] = {
+    "cache": ("midstream.cli.cache:cache", "Show what of each model call came from the provider's cache."),
     "chat": ("midstream.cli.chat:chat", "Talk to an agent; survives Ctrl-C, cuts and restarts."),
     "demo": ("midstream.cli.demo.command:demo", "Watch a session survive a cut and a SIGKILL."),
     "doctor": ("midstream.cli.doctor:doctor", "Find and repair histories that a provider would refuse."),

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 from midstream.cli.subagents import SubAgents
 from midstream.cli.terminal import Ink, clean, indented, shortened, width_of
-from midstream.cli.transcript import INDENT, Called, call_line, note_of, words_of
+from midstream.cli.transcript import INDENT, Called, call_line, note_of, ran_elsewhere, words_of
 from midstream.core.frames import Gone
-from midstream.core.messages import Call
+from midstream.core.messages import Call, UpstreamCall
 from midstream.core.records import (
     AttemptStarted,
     CallEnded,
@@ -106,12 +106,14 @@ class Screen:
         self._below = SubAgents(ink, width)
         self._running: Called | None = None
         """The call whose line is the last one and not ended, so that it can be written over."""
+        self._elsewhere = ""
+        """The id of that call, where the upstream runs it."""
 
     def show(self, record: Record | Gone) -> None:
         """Show one event."""
         match record:
             case Delta():
-                self._words(record)
+                self._delta(record)
             case MessageAccepted():
                 self._heard(clean(words_of(record.message)))
             case AttemptStarted() if record.attempt > 1:
@@ -155,13 +157,16 @@ class Screen:
             self._flow, self._kind = None, ""
         if self._running is not None:
             self._tell("\n")
-            self._running = None
+            self._running, self._elsewhere = None, ""
 
     def _heard(self, words: str) -> None:
         lines = indented(words, INDENT, self._width) if self._width else [f"{INDENT}{words}"]
         self.remark("\n".join([f"{self._ink.bold('you')}    {lines[0][len(INDENT) :]}", *lines[1:]]))
 
-    def _words(self, delta: Delta) -> None:
+    def _delta(self, delta: Delta) -> None:
+        if delta.call is not None:
+            self._ran_elsewhere(delta.call)
+            return
         if self._flow is None or self._kind != delta.kind:
             self.pause()
             self._begin(delta.kind)
@@ -199,6 +204,22 @@ class Screen:
             self._running = None
             self._tell(_ERASE_LINE)
         self.remark(self._line_of(called))
+
+    def _ran_elsewhere(self, call: UpstreamCall) -> None:
+        called = ran_elsewhere(call)
+        if call.outcome is not None:
+            if self._elsewhere == call.id and self._running is not None:
+                self._running = None
+                self._tell(_ERASE_LINE)
+            self._elsewhere = ""
+            self.remark(self._line_of(called))
+            return
+        self.pause()
+        self._tell(self._line_of(called))
+        if self._ink.is_terminal:
+            self._running, self._elsewhere = called, call.id
+        else:
+            self._tell("\n")
 
     def _turn_ended(self, record: TurnEnded) -> None:
         if record.status is TurnStatus.COMPLETED:

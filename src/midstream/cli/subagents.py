@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from midstream.cli.terminal import Ink, clean, indented, shortened
-from midstream.cli.transcript import INDENT, Called, call_line, note_of
-from midstream.core.messages import Call, Text
+from midstream.cli.transcript import INDENT, Called, call_line, note_of, ran_elsewhere
+from midstream.core.messages import Call, Text, UpstreamCall
 from midstream.core.records import (
     CallEnded,
     CallStarted,
@@ -54,6 +54,9 @@ class SubAgents:
                         yield from self._words(part.text)
                     elif isinstance(part, Call):
                         self._calls[child, record.reply, part.id] = Called(part.name, part.arguments)
+                    elif isinstance(part, UpstreamCall):
+                        line = call_line(ran_elsewhere(part), self._ink, self._room)
+                        yield self._set_in(line.removeprefix(INDENT))
             case CallStarted():
                 if called := self._calls.get((child, record.reply, record.call_id)):
                     called.runs, called.started_at = record.run, record.at

@@ -12,7 +12,7 @@ from msgspec import UNSET, Struct, UnsetType, field
 
 from midstream.cli.terminal import Ink, clean, indented, shortened
 from midstream.core.calls import DAMAGED_CONTENT
-from midstream.core.messages import Call, File, Outcome, Reply, Text, Thinking, UserMessage
+from midstream.core.messages import Call, File, Outcome, Reply, Text, Thinking, UpstreamCall, UserMessage
 from midstream.core.records import (
     AttemptContinued,
     AttemptFailed,
@@ -66,7 +66,7 @@ class Said(Struct, tag="said", tag_field="type"):
 class Called(Struct, tag="called", tag_field="type"):
     """One tool call. `outcome` is "" while nobody knows it, `runs` counts the starts.
 
-    `within` is what the sub-agent did whose work the call is.
+    `within` is what the sub-agent did whose work the call is; `is_elsewhere` says that the upstream ran it itself.
     """
 
     name: str
@@ -77,6 +77,7 @@ class Called(Struct, tag="called", tag_field="type"):
     started_at: float = 0.0
     ended_at: float = 0.0
     within: list[TurnTranscript] = field(default_factory=list)
+    is_elsewhere: bool = False
 
 
 class Noted(Struct, tag="noted", tag_field="type"):
@@ -112,8 +113,8 @@ class _Reading:
         self.turns: list[TurnTranscript] = []
         self._calls: dict[tuple[int, str], Called] = {}
         self._children: dict[str, _Reading] = {}
-        self._parts: dict[int, Said] = {}
-        """The words of the attempt that is being made, by part."""
+        self._parts: dict[int, Said | Called] = {}
+        """The words of the attempt that is being made, and what its upstream ran, by part."""
 
     def take(self, record: Record) -> None:
         if isinstance(record, MessageAccepted):
@@ -129,12 +130,7 @@ class _Reading:
             case AttemptStarted():
                 self._parts = {}
             case Delta():
-                said = self._parts.get(record.part)
-                if said is None:
-                    said = Said("thinking" if record.kind == "thinking" else "agent", "", is_cut=True)
-                    self._parts[record.part] = said
-                    turn.entries.append(said)
-                said.text += record.text
+                self._take_delta(record, turn)
             case ReplyCompleted():
                 self._take_reply(record.reply, record.body, turn)
             case CallStarted():
@@ -164,6 +160,18 @@ class _Reading:
                 if note := note_of(record):
                     turn.entries.append(Noted(note))
 
+    def _take_delta(self, delta: Delta, turn: TurnTranscript) -> None:
+        known = self._parts.get(delta.part)
+        if known is None:
+            by = "thinking" if delta.kind == "thinking" else "agent"
+            known = ran_elsewhere(delta.call) if delta.call is not None else Said(by, "", is_cut=True)
+            self._parts[delta.part] = known
+            turn.entries.append(known)
+        if isinstance(known, Said):
+            known.text += delta.text
+        elif delta.call is not None and delta.call.outcome is not None:
+            known.outcome, known.content = delta.call.outcome.value, delta.call.content
+
     def _take_child(self, said: ChildSaid) -> None:
         called = self._calls[said.reply, said.call_id]
         if said.child not in self._children:
@@ -173,8 +181,8 @@ class _Reading:
 
     def _take_reply(self, number: int, reply: Reply, turn: TurnTranscript) -> None:
         """The whole reply takes the place of the words of its attempt."""
-        for said in self._parts.values():
-            turn.entries.remove(said)
+        for begun in self._parts.values():
+            turn.entries.remove(begun)
         self._parts = {}
         for part in reply.parts:
             match part:
@@ -185,6 +193,15 @@ class _Reading:
                 case Call():
                     called = self._calls[number, part.id] = Called(part.name, part.arguments)
                     turn.entries.append(called)
+                case UpstreamCall():
+                    turn.entries.append(ran_elsewhere(part))
+
+
+def ran_elsewhere(call: UpstreamCall) -> Called:
+    """Return what is shown of a call that the upstream runs itself."""
+    outcome = "" if call.outcome is None else call.outcome.value
+    name = call.name or "a tool"
+    return Called(name, call.arguments, outcome=outcome, content=call.content, is_elsewhere=True)
 
 
 def note_of(record: Record) -> str:
@@ -311,8 +328,8 @@ def call_line(called: Called, ink: Ink, width: int) -> str:
     """Return one call as one line: its sign, name, arguments and outcome."""
     took = f" {called.ended_at - called.started_at:.1f} s" if called.started_at and called.ended_at else ""
     runs = f" (run {called.runs})" if called.runs > 1 else ""
-    state = called.outcome or ("running" if called.runs else "waiting")
-    tail = f" {state}{took}{runs}"
+    state = called.outcome or ("running" if called.runs or called.is_elsewhere else "waiting")
+    tail = f" {state}{took}{runs}{', elsewhere' if called.is_elsewhere else ''}"
     head = f"{INDENT}{_SIGNS.get(called.outcome, '·')} {clean(called.name, is_one_line=True)}"
     arguments = clean(called.arguments, is_one_line=True)
     line = f"{shortened(f'{head} {arguments}', max(20, width - len(tail)))}{tail}"

@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from midstream.core.client_stream import Applied, ClientEvent
 from midstream.core.frames import Gone
+from midstream.core.messages import UpstreamCall
 from midstream.core.records import ChildSaid, Delta, QuestionAsked, Record, TurnEnded, decode
 
 
@@ -27,6 +28,14 @@ class Event(Struct, frozen=True):
         """The words for the reader that this event adds; "" where it adds none, and for those of a sub-agent."""
         is_word = isinstance(self.record, Delta) and self.record.kind == "text"
         return self.record.text if is_word else ""  # type: ignore[union-attr] # a word is a Delta
+
+    @property
+    def upstream_call(self) -> UpstreamCall | None:
+        """A tool that the upstream runs itself, told when it starts (without `outcome`) and when it ended; else None.
+
+        It is there to be shown: nobody here may run it.
+        """
+        return self.record.call if isinstance(self.record, Delta) else None
 
     @property
     def is_end(self) -> bool:

@@ -8,7 +8,17 @@ whatever the cut. Nothing here is random or measured twice: the same history and
 from __future__ import annotations
 
 from midstream.core.blobs import SHOWN_CHARS_MAX
-from midstream.core.messages import Call, Entry, Exchange, History, Result, Text, UserMessage
+from midstream.core.messages import (
+    Call,
+    Entry,
+    Exchange,
+    History,
+    ReplyPart,
+    Result,
+    Text,
+    UpstreamCall,
+    UserMessage,
+)
 
 LEFT_OUT = "[Older parts of this conversation were left out here, because it is longer than you can read.]"
 FILE_CHARS_MAX = 20_000
@@ -60,15 +70,22 @@ def _opening(history: History, cut: int) -> int | None:
 def _size(entry: Entry) -> int:
     """Return about how much of a model's context an entry takes, in characters."""
     if isinstance(entry, Exchange):
-        said = (
-            len(p.name) + len(p.arguments) if isinstance(p, Call) else len(p.text) for p in entry.reply.parts
+        return (
+            1
+            + sum(map(_part_size, entry.reply.parts))
+            + sum(_result_size(result) for result in entry.results)
         )
-        return 1 + sum(said) + sum(_result_size(result) for result in entry.results)
     texts = (
         len(part.text) if isinstance(part, Text) else min(len(part.data or part.url or ""), FILE_CHARS_MAX)
         for part in entry.parts
     )
     return 1 + sum(texts)
+
+
+def _part_size(part: ReplyPart) -> int:
+    if isinstance(part, UpstreamCall):
+        return len(part.name) + len(part.arguments) + len(part.content)
+    return len(part.name) + len(part.arguments) if isinstance(part, Call) else len(part.text)
 
 
 def _result_size(result: Result) -> int:

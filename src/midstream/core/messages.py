@@ -63,7 +63,6 @@ class Call(Struct, frozen=True, tag="call", omit_defaults=True):
 
 
 UserPart = Text | File
-ReplyPart = Text | Thinking | Call
 
 
 class Outcome(StrEnum):
@@ -77,6 +76,32 @@ class Outcome(StrEnum):
     """A person declined it; it never started."""
     UNKNOWN = "unknown"
     """It started and nobody knows whether it took effect."""
+
+
+class UpstreamCall(Struct, frozen=True, tag="upstream_call", omit_defaults=True):
+    """A tool that the upstream ran itself, elsewhere: shown and kept, never run here and never owed a result.
+
+    Args:
+        id: Unique among the upstream's calls of its reply.
+        name: The upstream's name of the tool; "" where it never said.
+        arguments: As the upstream gave them, usually JSON text; cut at `UPSTREAM_CHARS_MAX`, with a mark.
+        content: What the upstream read, cut likewise.
+        outcome: How it ended; None only while it runs, which is never so in an `Exchange`.
+    """
+
+    id: str
+    name: str
+    arguments: str = "{}"
+    content: str = ""
+    outcome: Outcome | None = None
+
+
+UPSTREAM_CHARS_MAX = 16 * 1024
+"""Characters that are kept of the arguments, and of the content, of a call that ran upstream: it remembers the rest."""
+UPSTREAM_CUT = "The agent that ran this tool did not say how it ended."
+"""The content of a call that ran upstream and was still open when the reply ended."""
+
+ReplyPart = Text | Thinking | Call | UpstreamCall
 
 
 class Result(Struct, frozen=True, omit_defaults=True):
@@ -139,7 +164,7 @@ class Reply(Struct, frozen=True, omit_defaults=True):
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """The tool requests, in the model's order."""
+        """The tool requests, in the model's order; not those that the upstream ran itself."""
         return tuple(part for part in self.parts if isinstance(part, Call))
 
     @property
@@ -152,7 +177,7 @@ class Exchange(Struct, frozen=True, tag="exchange", omit_defaults=True):
     """A reply with the results of all its calls, in the calls' order: the unit of history.
 
     Raises:
-        InvalidHistoryError: A result is missing, surplus or out of order.
+        InvalidHistoryError: A result is missing, surplus or out of order, or a call that ran upstream has not ended.
     """
 
     reply: Reply
@@ -163,6 +188,8 @@ class Exchange(Struct, frozen=True, tag="exchange", omit_defaults=True):
         answered = [result.call_id for result in self.results]
         if asked != answered:
             raise InvalidHistoryError(f"calls {asked!r} do not match results {answered!r}")
+        if any(isinstance(part, UpstreamCall) and part.outcome is None for part in self.reply.parts):
+            raise InvalidHistoryError("a call that ran upstream needs an outcome before its reply is history")
 
 
 Entry = UserMessage | Exchange

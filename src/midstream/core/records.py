@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from midstream.core.calls import CallPlan, Choice, OnDoubt, QuestionKind
-from midstream.core.messages import Reply, Result, ToolSpec, UserMessage
+from midstream.core.messages import Reply, Result, ToolSpec, UpstreamCall, UserMessage
 from midstream.errors import RecordUndecodableError
 
 VERSION = 1
@@ -166,8 +166,12 @@ class AttemptStarted(Struct, frozen=True, tag="attempt_started", tag_field="type
     """A limit was reached: the model is shown no tools and asked to hand in what it has."""
 
 
-class Delta(Struct, frozen=True, tag="delta", tag_field="type"):
-    """Words of a reply that is being made. `part` counts the parts of the reply from 0."""
+class Delta(Struct, frozen=True, tag="delta", tag_field="type", omit_defaults=True):
+    """Words of a reply that is being made. `part` counts the parts of the reply from 0.
+
+    A part that is a tool run by the upstream has `call`: once when it starts, and once more, whole, when it has ended.
+    Then `kind` is `thinking` and `text` empty, so that a reader who does not know `call` shows nothing.
+    """
 
     turn: int
     reply: int
@@ -175,6 +179,7 @@ class Delta(Struct, frozen=True, tag="delta", tag_field="type"):
     part: int
     kind: Literal["text", "thinking"]
     text: str
+    call: UpstreamCall | None = None
 
 
 class AttemptFailed(Struct, frozen=True, tag="attempt_failed", tag_field="type", omit_defaults=True):
@@ -264,6 +269,13 @@ class ToolsChanged(Struct, frozen=True, tag="tools_changed", tag_field="type", o
     unreachable: tuple[str, ...] = ()
 
 
+class PromptHead(Struct, frozen=True):
+    """Digests of what a provider reads before the first message; equal ones mean equal bytes."""
+
+    system: str
+    tools: str
+
+
 class ReplyCompleted(Struct, frozen=True, tag="reply_completed", tag_field="type", omit_defaults=True):
     """The reply is whole; none of its calls had started before this record."""
 
@@ -275,6 +287,8 @@ class ReplyCompleted(Struct, frozen=True, tag="reply_completed", tag_field="type
     plans: tuple[CallPlan, ...] = ()
     native: str = ""
     """The reply in the JSON of the turn's driver, where `body` cannot hold all of it."""
+    prompt: PromptHead | None = None
+    """What stood before the messages it answers; None where the request was made by somebody else."""
 
 
 class CallStarted(Struct, frozen=True, tag="call_started", tag_field="type", omit_defaults=True):

@@ -12,6 +12,7 @@ import re
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from midstream.core.formats.crossing import thinking_for
 from midstream.core.formats.files import file_part, file_words
@@ -39,6 +40,7 @@ from midstream.core.messages import (
     Result,
     Text,
     Thinking,
+    UpstreamCall,
     UserMessage,
     UserPart,
     storable,
@@ -48,6 +50,7 @@ from midstream.core.repair.engine import repaired
 from midstream.core.repair.ids import Namer
 from midstream.core.repair.report import Advice
 from midstream.core.repair.words import NO_NAME, NO_OUTPUT, NO_REASON, NO_REASONING, NO_WORDS, SENTINEL
+from midstream.core.upstream_calls import words_of
 
 NAME_CHARS_MAX = 64
 """Characters of a tool's name; OpenAI and Anthropic both refuse longer ones, also in a call that failed."""
@@ -173,7 +176,7 @@ class _Writer:
 
     def exchange(self, exchange: Exchange) -> None:
         """Write a reply and the results of its calls; a reply that says and asks nothing is left out."""
-        reply = exchange.reply
+        reply = _in_words(exchange.reply)
         if self._is_plain and (words := _only_words(reply.parts)):
             self.messages.append({"role": "assistant", "content": words})
             return
@@ -214,7 +217,7 @@ class _Writer:
                 if thought is not None:
                     has_thought = True
                     parts.append(thought)
-            elif not is_joined and part.text.strip():
+            elif isinstance(part, Text) and not is_joined and part.text.strip():
                 parts.append(form.text(part.text, Role.ASSISTANT))
         if profile.wants_reasoning and form.name == "openai-chat" and calls and not has_thought:
             parts.append(Part(Kind.THINKING, None, body=NO_REASONING))
@@ -331,6 +334,24 @@ def _is_of(reply: Reply, model: str) -> bool:
         return True
     name = model.removesuffix("-latest")
     return bool(name) and reply.model.startswith(name) and _DATE(reply.model, len(name)) is not None
+
+
+def _in_words(reply: Reply) -> Reply:
+    """Tell of calls that ran upstream in words: nobody else has a part for what neither it nor we ran."""
+    if not any(isinstance(part, UpstreamCall) for part in reply.parts):
+        return reply
+    parts: list[ReplyPart] = []
+    last: ReplyPart | None = None
+    for part in reply.parts:
+        if isinstance(part, UpstreamCall):
+            words = words_of(part)
+            parts.append(Text(words if last is None else f"\n{words}"))
+        elif isinstance(part, Text) and isinstance(last, UpstreamCall):
+            parts.append(Text(f"\n{part.text}"))
+        else:
+            parts.append(part)
+        last = last if isinstance(part, Thinking | Call) else part
+    return replace(reply, parts=tuple(parts))
 
 
 def _only_words(parts: tuple[UserPart | ReplyPart, ...]) -> str:

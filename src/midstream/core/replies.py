@@ -1,4 +1,8 @@
-"""What a model says while it speaks, and the reply that comes of it."""
+"""What a model says while it speaks, and the reply that comes of it.
+
+A part stands where it began: words after a call are a part of their own, and a call that the upstream runs stands where
+it started, whenever it ends.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,13 @@ from midstream.core.messages import (
     Text,
     Thinking,
     ToolSpec,
+    UpstreamCall,
     Usage,
     storable,
     with_distinct_ids,
 )
 from midstream.core.records import Delta
+from midstream.core.upstream_calls import closed, ended, started
 from midstream.errors import ModelForgotError
 
 DELTA_CHARS_MAX = 64 * 1024
@@ -133,8 +139,8 @@ ModelEvent = (
     | Finished
 )
 
-Words = tuple[Literal["text", "thinking"], str]
-"""What a part of a reply is, and what was said of it."""
+Words = tuple[Literal["text", "thinking"], str] | UpstreamCall
+"""What a part of a reply is, and what was said of it; or what is known of a call that the upstream runs."""
 
 
 def is_progress(event: ModelEvent) -> bool:
@@ -167,6 +173,8 @@ class ReplyBuilder:
         self._parts: list[ReplyPart] = []
         self._texts: list[str] = []
         self._kind: Literal["text", "thinking"] | None = None
+        self._open: dict[str, int] = {}
+        """Where the calls stand that the upstream has started and not ended, by id."""
         self._finished: Finished | None = None
 
     def add(self, event: ModelEvent) -> Sequence[Delta]:
@@ -188,11 +196,13 @@ class ReplyBuilder:
                 signature = None if event.signature is None else storable(event.signature)
                 named = (storable(event.id), storable(event.name), storable(event.arguments))
                 self._parts.append(Call(*named, signature=signature))
+            case UpstreamCallStarted() if event.id not in self._open:
+                return self._start(started(event.id, event.name, event.arguments))
+            case UpstreamCallEnded():
+                return self._end(event)
             case Finished():
-                if self._shown:
-                    raise _forgot()
-                self._finished = event
-            case Working() | Heartbeat() | Resumable() | UpstreamCallStarted() | UpstreamCallEnded():
+                return self._finish(event)
+            case Working() | Heartbeat() | Resumable() | UpstreamCallStarted():
                 pass
         return ()
 
@@ -202,9 +212,14 @@ class ReplyBuilder:
             return None
         self._close_part()
         parts = with_distinct_ids(tuple(self._parts), reply_no=self._ids[1])
-        if not any(isinstance(part, Call) or part.text.strip() for part in parts):
+        if not any(isinstance(part, Call | UpstreamCall) or part.text.strip() for part in parts):
             return None
         return Reply(parts, self._finished.finish, self._finished.model, self._finished.usage)
+
+    @property
+    def is_running_upstream(self) -> bool:
+        """Whether the upstream runs a tool of its own now; its silence is that of a tool."""
+        return bool(self._open)
 
     @property
     def is_finished(self) -> bool:
@@ -224,9 +239,58 @@ class ReplyBuilder:
         pieces = (text[at : at + DELTA_CHARS_MAX] for at in range(0, len(text), DELTA_CHARS_MAX))
         return [Delta(*self._ids, part, kind, piece) for piece in pieces]
 
+    def _start(self, call: UpstreamCall) -> Sequence[Delta]:
+        self._close_part()
+        part = self._open[call.id] = len(self._parts)
+        self._parts.append(call)
+        return self._told(part, call)
+
+    def _end(self, event: UpstreamCallEnded) -> Sequence[Delta]:
+        part = self._open.pop(event.id, None)
+        if part is not None:
+            call = self._parts[part]
+            assert isinstance(call, UpstreamCall)
+            self._parts[part] = call = ended(call, event.content, event.outcome)
+            return self._told(part, call)
+        is_known = any(isinstance(each, UpstreamCall) and each.id == event.id for each in self._parts)
+        if is_known:
+            return ()  # one outcome a call; the first one stands
+        self._close_part()
+        call = ended(started(event.id, "", ""), event.content, event.outcome)
+        self._parts.append(call)
+        return self._told(len(self._parts) - 1, call)
+
+    def _finish(self, event: Finished) -> Sequence[Delta]:
+        deltas: list[Delta] = []
+        for part in self._open.values():
+            call = self._parts[part]
+            assert isinstance(call, UpstreamCall)
+            self._parts[part] = call = closed(call)
+            deltas += self._told(part, call)
+        self._open.clear()
+        if self._shown:
+            raise _forgot()
+        self._finished = event
+        return deltas
+
+    def _told(self, part: int, call: UpstreamCall) -> Sequence[Delta]:
+        """Return what readers are told of a call, unless they have been told."""
+        shown = self._shown.get(part)
+        if shown is None:
+            return [Delta(*self._ids, part, "thinking", "", call)]
+        if not isinstance(shown, UpstreamCall) or (shown.id, shown.name) != (call.id, call.name):
+            raise _forgot()
+        if shown.outcome is None or call.outcome is not None:
+            del self._shown[part]
+        is_told = shown.outcome is not None or call.outcome is None
+        return () if is_told else [Delta(*self._ids, part, "thinking", "", call)]
+
     def _unshown(self, part: int, kind: Literal["text", "thinking"], text: str) -> str:
         """Return what of `text` readers have not been shown."""
-        shown_kind, shown = self._shown.get(part, (kind, ""))
+        known_words = self._shown.get(part, (kind, ""))
+        if isinstance(known_words, UpstreamCall):
+            raise _forgot()
+        shown_kind, shown = known_words
         if not shown:
             return text
         known = shown[: len(text)]
@@ -260,6 +324,7 @@ def merge_deltas(deltas: Sequence[Delta]) -> tuple[Delta, ...]:
     for delta in deltas:
         last = merged[-1] if merged else None
         is_same = last is not None and (last.part, last.kind) == (delta.part, delta.kind)
+        is_same = is_same and delta.call is None and merged[-1].call is None
         if is_same and length + len(delta.text) <= DELTA_CHARS_MAX:
             texts.append(delta.text)
             length += len(delta.text)

@@ -55,6 +55,7 @@ class StallBudgets(Struct, frozen=True):
         first_token_s, between_tokens_s, tool_s: Past these, readers, log and counter are told, once per silence.
         first_token_max_s, between_tokens_max_s: Past these a model call is cut and tried again. A model that thinks
             for long without a sign needs more; a tool's limit is its own timeout.
+        upstream_tool_max_s: Past this a model call is cut while a tool runs that its upstream runs itself.
 
     Raises:
         UsageError: A budget is not positive, or a limit is not finite: a turn must not wait for ever.
@@ -65,9 +66,10 @@ class StallBudgets(Struct, frozen=True):
     tool_s: float = 60.0
     first_token_max_s: float = 120.0
     between_tokens_max_s: float = 120.0
+    upstream_tool_max_s: float = 600.0
 
     def __post_init__(self) -> None:
-        limits = (self.first_token_max_s, self.between_tokens_max_s)
+        limits = (self.first_token_max_s, self.between_tokens_max_s, self.upstream_tool_max_s)
         if not all(each > 0 for each in (self.first_token_s, self.between_tokens_s, self.tool_s)):
             raise UsageError("a budget for silence is a positive number of seconds (infinite: never told)")
         if not all(0 < each < math.inf for each in limits):

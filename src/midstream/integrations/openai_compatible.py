@@ -14,6 +14,7 @@ from midstream.core.formats.openai_stream import ReplyReader
 from midstream.core.profiles import profile_named
 from midstream.core.rendering import render
 from midstream.core.replies import Heartbeat, ModelEvent, ModelRequest
+from midstream.core.reuse.prefix import cache_key_of, canonical_tools, takes_cache_key
 from midstream.integrations.provider_http import Provider
 from midstream.world import World
 
@@ -28,6 +29,8 @@ class OpenAICompatible:
         extra: More fields for the body of each request (such as `temperature`), over those made here; a field whose
             value is None is left out, for servers that refuse `stream_options`.
         headers: More headers for each request.
+        has_cache_key: Whether requests of a session carry `prompt_cache_key`, which brings them to a machine that has
+            their beginning in its cache. None: where the server is known to take it.
         profile: Whose rules the messages are written by (`midstream.core.profiles.PROFILES`): `openai-chat`,
             `deepseek`, `kimi`, `minimax`, `mistral`; `strict-template` for a server that puts them through the
             chat template of a model, `portable` for what everybody takes.
@@ -47,6 +50,7 @@ class OpenAICompatible:
         *,
         extra: Mapping[str, object] | None = None,
         headers: Mapping[str, str] | None = None,
+        has_cache_key: bool | None = None,
         profile: str = "openai-chat",
         world: World = World(),
     ) -> None:
@@ -55,6 +59,7 @@ class OpenAICompatible:
         self._model = model
         self._profile = profile_named(profile).name
         self._extra = dict(extra or {})
+        self._has_cache_key = takes_cache_key(self._provider.host) if has_cache_key is None else has_cache_key
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Answer `request`; closing the iterator closes the connection, on which servers stop.
@@ -100,11 +105,13 @@ class OpenAICompatible:
         )
         body: dict[str, Any] = {
             "model": self._model,
-            "messages": sent.messages,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
         if request.tools:
-            body["tools"] = openai_chat.render_tools(request.tools)
-        body |= self._extra
+            body["tools"] = openai_chat.render_tools(canonical_tools(request.tools))
+        if self._has_cache_key and request.session and not request.is_ephemeral:
+            body["prompt_cache_key"] = cache_key_of(request.session)
+        # The messages come last: the body of the next turn begins with the bytes of this one.
+        body = body | self._extra | {"messages": self._extra.get("messages", sent.messages)}
         return msgspec.json.encode({name: value for name, value in body.items() if value is not None})

@@ -13,6 +13,7 @@ import msgspec
 from midstream.core.formats.openai_responses_stream import ResponsesReader, render_tools
 from midstream.core.rendering import render
 from midstream.core.replies import Heartbeat, ModelEvent, ModelRequest, Resumable
+from midstream.core.reuse.prefix import cache_key_of, canonical_tools, takes_cache_key
 from midstream.core.sse import ServerSentEvent
 from midstream.core.timing import Backoff
 from midstream.errors import ModelCutError, ModelStalledError, ModelUnavailableError
@@ -42,6 +43,8 @@ class OpenAIResponses:
         extra: More fields for the body of each request (such as `reasoning`), over those made here; a field whose
             value is None is left out.
         headers: More headers for each request.
+        has_cache_key: Whether requests of a session carry `prompt_cache_key`, which brings them to a machine that has
+            their beginning in its cache. None: where the server is known to take it.
 
     Close the connections with `aclose`, or use the model as an async context.
 
@@ -58,6 +61,7 @@ class OpenAIResponses:
         is_background: bool = True,
         extra: Mapping[str, object] | None = None,
         headers: Mapping[str, str] | None = None,
+        has_cache_key: bool | None = None,
         world: World = World(),
     ) -> None:
         self.name = f"openai-responses:{model}"
@@ -65,6 +69,7 @@ class OpenAIResponses:
         self._model = model
         self._is_background = is_background
         self._extra = dict(extra or {})
+        self._has_cache_key = takes_cache_key(self._provider.host) if has_cache_key is None else has_cache_key
         self._world = world
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
@@ -158,14 +163,16 @@ class OpenAIResponses:
         sent = render(request.history, request.instructions, "responses", form="openai-responses")
         body: dict[str, Any] = {
             "model": self._model,
-            "input": sent.messages,
             "stream": True,
             "background": True if self._is_background else None,
             "store": self._is_background,
         }
         if request.tools:
-            body["tools"] = render_tools(request.tools)
-        body |= self._extra
+            body["tools"] = render_tools(canonical_tools(request.tools))
+        if self._has_cache_key and request.session and not request.is_ephemeral:
+            body["prompt_cache_key"] = cache_key_of(request.session)
+        # The input comes last: the body of the next turn begins with the bytes of this one.
+        body = body | self._extra | {"input": self._extra.get("input", sent.messages)}
         return msgspec.json.encode({name: value for name, value in body.items() if value is not None})
 
 

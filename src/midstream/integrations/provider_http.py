@@ -96,6 +96,8 @@ class Provider:
         if url.scheme not in {"http", "https"} or not url.host:
             raise UsageError(f"{base_url!r} is no address of a model: it begins with http:// or https://")
         self.name = name
+        self.host = url.host
+        """The server's name."""
         self._base_url = base_url.rstrip("/")
         self._headers = {
             "Accept": "text/event-stream",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncGenerator
 from typing import cast
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -22,6 +24,7 @@ from midstream.core.replies import (
     ThinkingDelta,
     Working,
 )
+from midstream.core.reuse.prefix import cache_key_of, canonical_tools, takes_cache_key
 from midstream.errors import (
     ModelError,
     ModelFilteredError,
@@ -62,6 +65,8 @@ _FINISHES = {
     "length": Finish.LENGTH,
     "content_filter": Finish.FILTER,
 }
+_MARKED = {"anthropic", "bedrock", "openrouter"}
+"""Providers whose cache keeps only what is marked; pydantic-ai drops the marks for their models that have none."""
 _REDACTED = "redacted_thinking"
 """pydantic-ai's id for thinking that only the provider can read; there is no form for it in a history yet."""
 
@@ -76,6 +81,9 @@ class PydanticAIModel:
         settings: pydantic-ai's `ModelSettings` for each request.
         profile: Whose rules the messages are written by (`midstream.core.profiles.PROFILES`); the model's provider's
             unless named.
+        is_cached: Whether requests are marked for the provider's cache, where it wants that: Anthropic's (also over
+            Bedrock and OpenRouter) end of the tools, of the system prompt, of the messages and of the turn's opening;
+            OpenAI's `prompt_cache_key`. Settings of yours that speak of a cache are left alone.
 
     Thinking is sent back only to the model that thought it, because its signature says nothing to others.
 
@@ -85,7 +93,12 @@ class PydanticAIModel:
     """
 
     def __init__(
-        self, model: Model | str, *, settings: ModelSettings | None = None, profile: str | None = None
+        self,
+        model: Model | str,
+        *,
+        settings: ModelSettings | None = None,
+        profile: str | None = None,
+        is_cached: bool = True,
     ) -> None:
         try:
             self._model = infer_model(model)
@@ -95,6 +108,8 @@ class PydanticAIModel:
             raise UsageError(f"{model} cannot be used: {error}") from error
         self.name = f"{self._model.system}:{self._model.model_name}"
         self._settings = settings
+        speaks_of_cache = any("cache" in name for name in settings or {})
+        self._is_cached = is_cached and not speaks_of_cache
         self._profile = profile_named(profile or _profile_of(self._model)).name
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
@@ -112,7 +127,7 @@ class PydanticAIModel:
                     description=tool.description,
                     parameters_json_schema=tool.parameters or {"type": "object", "properties": {}},
                 )
-                for tool in request.tools
+                for tool in canonical_tools(request.tools)
             ]
         )
         settings, is_thinking = self._settings, _is_thinking(self._settings)
@@ -122,6 +137,8 @@ class PydanticAIModel:
         if advice.thinking is False:
             # The tool loop in progress began without a thought: Anthropic takes it with thinking off only.
             settings = cast("ModelSettings", {**(settings or {}), "anthropic_thinking": {"type": "disabled"}})
+        if self._is_cached and not request.is_ephemeral:
+            sent, settings = self._marked(sent, settings, request.session)
         try:
             async with direct.model_request_stream(
                 self._model, sent, model_settings=settings, model_request_parameters=parameters
@@ -132,6 +149,32 @@ class PydanticAIModel:
                     yield ending
         except (exceptions.AgentRunError, exceptions.UserError) as error:
             raise _typed(error, self.name) from error
+
+    def _marked(
+        self, sent: list[messages.ModelMessage], settings: ModelSettings | None, session: str
+    ) -> tuple[list[messages.ModelMessage], ModelSettings | None]:
+        """Return messages and settings that tell the provider's cache what will be sent again."""
+        if self._model.system in _MARKED:
+            return _with_anchor(sent), cast("ModelSettings", {**(settings or {}), "cache": True})
+        host = urlsplit(self._model.base_url or "").hostname or ""
+        if session and self._model.system == "openai" and takes_cache_key(host):
+            key = {"openai_prompt_cache_key": cache_key_of(session)}
+            return sent, cast("ModelSettings", {**(settings or {}), **key})
+        return sent, settings
+
+
+def _with_anchor(sent: list[messages.ModelMessage]) -> list[messages.ModelMessage]:
+    """Mark the last prompt that has been answered: what to fall back to when the mark at the end finds nothing."""
+    replies = (at for at in range(len(sent) - 1, -1, -1) if isinstance(sent[at], messages.ModelResponse))
+    for place in range(next(replies, 0) - 1, -1, -1):
+        message = sent[place]
+        last = message.parts[-1] if message.parts else None
+        if isinstance(message, messages.ModelRequest) and isinstance(last, messages.UserPromptPart):
+            words = [last.content] if isinstance(last.content, str) else last.content
+            prompt = dataclasses.replace(last, content=[*words, messages.CachePoint()])
+            marked = dataclasses.replace(message, parts=[*message.parts[:-1], prompt])
+            return [*sent[:place], marked, *sent[place + 1 :]]
+    return sent
 
 
 def _is_thinking(settings: ModelSettings | None) -> bool | None:

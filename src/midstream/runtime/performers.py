@@ -25,7 +25,7 @@ from midstream.core.calls import (
 )
 from midstream.core.compaction import next_cut
 from midstream.core.messages import Call, Finish, History, Outcome, Reply, Result, UserMessage, storable
-from midstream.core.records import ClientTool
+from midstream.core.records import ClientTool, StalledOn
 from midstream.core.replies import (
     Heartbeat,
     ModelEvent,
@@ -34,6 +34,7 @@ from midstream.core.replies import (
     Resumable,
     is_progress,
 )
+from midstream.core.reuse.prefix import head_of
 from midstream.core.session import Session, ToolsFound
 from midstream.core.turn import (
     AskModel,
@@ -219,7 +220,8 @@ class Performer:
             plans = tuple(self._plan(call, own, client_tools) for call in reply.calls)
             if reply.finish is Finish.LENGTH:
                 plans = _without_cut(reply, plans)
-            replied = ModelReplied(owed.turn, owed.reply_no, owed.attempt, reply, plans)
+            prompt = head_of(request.instructions, request.tools)
+            replied = ModelReplied(owed.turn, owed.reply_no, owed.attempt, reply, plans, prompt)
             await self._reports.report(replied)
 
     async def _stop(self, token: str) -> None:
@@ -268,7 +270,7 @@ class Performer:
                     if deltas := builder.add(event):
                         watch.hold()  # a slow journal is no silence of the model
                         await self._reports.say(ModelSaid(*place, tuple(deltas)))
-                    watch.heard(type(event).__name__)
+                    watch.heard(type(event).__name__, StalledOn.TOOL if builder.is_running_upstream else None)
         except ModelError:
             raise
         except TimeoutError as error:

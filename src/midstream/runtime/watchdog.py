@@ -124,14 +124,18 @@ class Watch:
         if self._cut is not None:
             await self._cut.__aexit__(kind, error, trace)
 
-    def heard(self, kind: str) -> None:
-        """Take note of progress; the clock runs again from now."""
+    def heard(self, kind: str, waiting_for: StalledOn | None = None) -> None:
+        """Take note of progress; the clock runs again from now.
+
+        Args:
+            waiting_for: What comes next, where that is not what came: a model call waits for a tool of its upstream.
+        """
         now = self._world.monotonic()
         self._is_held = False
         if self._is_noticed:
             self._end_episode(now - self._since)
         self._since = now
-        self._waiting_for = _AFTER[self._waiting_for]
+        self._waiting_for = waiting_for or (StalledOn.TOOL if self._call_id else StalledOn.BETWEEN_TOKENS)
         last = self._recent[-1] if self._recent else None
         if last is not None and last.kind == kind:
             last.count += 1
@@ -159,6 +163,8 @@ class Watch:
     def _look(self) -> float | None:
         """Do what is due and return the seconds until the next look, or None where nothing more can be due."""
         advisory_s, limit_s = self._budgets.of(self._waiting_for)
+        if self._cut is not None and self._waiting_for is StalledOn.TOOL:
+            limit_s = self._budgets.upstream_tool_max_s
         silent_s = 0.0 if self._is_held else self._world.monotonic() - self._since
         if limit_s is not None and silent_s >= limit_s:
             self._end(silent_s)
@@ -167,7 +173,8 @@ class Watch:
             self._is_noticed = True
             self._say(Level.ADVISORY, silent_s)
         # Who speaks meanwhile begins a silence with a budget of its own: never sleep past the end of that.
-        next_s = self._budgets.of(_AFTER[self._waiting_for])[0]
+        coming = (StalledOn.TOOL,) if self._cut is None else (StalledOn.BETWEEN_TOKENS, StalledOn.TOOL)
+        next_s = min(self._budgets.of(each)[0] for each in coming)
         until_notice_s = min(next_s, advisory_s - silent_s if silent_s < advisory_s else advisory_s)
         wait_s = until_notice_s if limit_s is None else min(until_notice_s, limit_s - silent_s)
         return wait_s if wait_s < math.inf else None
@@ -213,13 +220,6 @@ class Watch:
             "recent": recent,
         }
 
-
-_AFTER = {
-    StalledOn.FIRST_TOKEN: StalledOn.BETWEEN_TOKENS,
-    StalledOn.BETWEEN_TOKENS: StalledOn.BETWEEN_TOKENS,
-    StalledOn.TOOL: StalledOn.TOOL,
-}
-"""What is waited for once something came."""
 
 _WORDS = {
     Level.ADVISORY: (logging.WARNING, "nothing came while waiting for %s, for %.1f s by now"),

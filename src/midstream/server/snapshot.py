@@ -8,7 +8,7 @@ from midstream.core.calls import CHOICES, CallState, Choice, QuestionKind
 from midstream.core.messages import Call, Entry, Reply, Result, UserMessage
 from midstream.core.server_stream import status_of, waiting_on
 from midstream.core.session import Session
-from midstream.core.turn import AwaitingModel, Cancelling, Idle, RunningCalls, partial_reply
+from midstream.core.turn import AwaitingModel, Cancelling, Idle, RunningCalls, reply_so_far
 
 
 class QuestionSnapshot(Struct, frozen=True, omit_defaults=True):
@@ -123,7 +123,7 @@ def _running_turn(state: Session) -> RunningTurn | None:
         case Idle():
             return None
         case AwaitingModel() as turn:
-            return RunningTurn(turn.turn, turn.reply_no, turn.attempt, partial_reply(turn))
+            return RunningTurn(turn.turn, turn.reply_no, turn.attempt, reply_so_far(turn))
         case RunningCalls() | Cancelling() as turn:
             calls = tuple(_call_snapshot(call) for call in turn.calls)
             return RunningTurn(turn.turn, turn.reply_no, said=turn.reply, calls=calls)

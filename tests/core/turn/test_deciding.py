@@ -11,7 +11,18 @@ from midstream.core.calls import (
     UNKNOWN_CONTENT,
     OnDoubt,
 )
-from midstream.core.messages import Exchange, Finish, Outcome, Reply, Result, Text, ToolSpec, UserMessage
+from midstream.core.messages import (
+    UPSTREAM_CUT,
+    Exchange,
+    Finish,
+    Outcome,
+    Reply,
+    Result,
+    Text,
+    ToolSpec,
+    UpstreamCall,
+    UserMessage,
+)
 from midstream.core.records import (
     AttemptFailed,
     AttemptStarted,
@@ -19,6 +30,7 @@ from midstream.core.records import (
     CallStarted,
     CancelRequested,
     ClientTool,
+    Delta,
     EpochStarted,
     ExchangeCommitted,
     HistoryCompacted,
@@ -44,6 +56,7 @@ from midstream.core.turn import (
     Command,
     Idle,
     ModelFailed,
+    ModelSaid,
     Recover,
     Refused,
     RunCall,
@@ -369,6 +382,16 @@ def test_a_cancel_while_the_model_speaks_ends_the_turn_at_once() -> None:
         TurnEnded(1, TurnStatus.CANCELLED, AT),
     )
     assert state == Idle()
+
+
+@spec("TURN-8", "REUSE-73")
+def test_a_call_that_ran_upstream_when_the_turn_was_cancelled_is_kept_as_unknown() -> None:
+    runs, ran = UpstreamCall("u", "grep"), UpstreamCall("v", "ls", "{}", "x", Outcome.OK)
+    deltas = (Delta(1, 1, 1, 0, "thinking", "", runs), Delta(1, 1, 1, 1, "thinking", "", ran))
+    records, _ = decided(told(say(), ModelSaid(1, 1, 1, deltas)), Cancel())
+
+    cut = UpstreamCall("u", "grep", "{}", UPSTREAM_CUT, Outcome.UNKNOWN)
+    assert records[1] == ReplyCompleted(1, 1, 1, Reply((cut, ran), Finish.INTERRUPTED), AT)
 
 
 @spec("TURN-8")

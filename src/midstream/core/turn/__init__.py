@@ -52,6 +52,7 @@ from midstream.core.turn.deciding import (
     is_open,
     opening,
     partial_reply,
+    reply_so_far,
     words_said,
 )
 from midstream.core.turn.folding import (
@@ -155,5 +156,6 @@ __all__ = [
     "opening",
     "owed",
     "partial_reply",
+    "reply_so_far",
     "words_said",
 ]

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from midstream.core.calls import CallPlan, Choice
 from midstream.core.messages import Reply, Result, UserMessage
-from midstream.core.records import ClientTool, Delta, Parent, StalledOn
+from midstream.core.records import ClientTool, Delta, Parent, PromptHead, StalledOn
 from midstream.core.turn.states import LOOK_BACK_S
 from midstream.errors import MidstreamError
 
@@ -75,6 +75,7 @@ class ModelReplied(Struct, frozen=True):
     attempt: int
     reply: Reply
     plans: tuple[CallPlan, ...] = ()
+    prompt: PromptHead | None = None
 
 
 class ModelFailed(Struct, frozen=True):

@@ -6,7 +6,7 @@ from typing import Literal, assert_never
 
 from msgspec.structs import replace
 
-from midstream.core.messages import Finish, Outcome, Reply, ReplyPart, Result, Text, Thinking
+from midstream.core.messages import Finish, Outcome, Reply, ReplyPart, Result, Text, Thinking, UpstreamCall
 from midstream.core.records import (
     AttemptContinued,
     AttemptFailed,
@@ -26,6 +26,7 @@ from midstream.core.records import (
     TurnResumed,
     TurnStatus,
 )
+from midstream.core.replies import Words
 from midstream.core.timing import MODEL_BACKOFF
 from midstream.core.turn import batches
 from midstream.core.turn.commands import (
@@ -66,6 +67,7 @@ from midstream.core.turn.states import (
     RunningCalls,
     TurnState,
 )
+from midstream.core.upstream_calls import closed
 from midstream.errors import (
     ContextOverflowError,
     ModelForgotError,
@@ -268,7 +270,8 @@ def _is_about_model(state: AwaitingModel, seen: Stalled | StallOver) -> bool:
 
 
 def _take_reply(state: AwaitingModel, command: ModelReplied, *, epoch: int, at: float) -> tuple[Record, ...]:
-    completed = ReplyCompleted(state.turn, state.reply_no, state.attempt, command.reply, at, command.plans)
+    place = (state.turn, state.reply_no, state.attempt)
+    completed = ReplyCompleted(*place, command.reply, at, command.plans, prompt=command.prompt)
     if state.is_last or not command.reply.calls:
         not_run = (Result(call.id, HANDED_IN_CONTENT, Outcome.CANCELLED) for call in command.reply.calls)
         return (
@@ -359,7 +362,7 @@ def _end_without_reply(
     )
 
 
-def words_said(state: AwaitingModel) -> dict[int, tuple[Literal["text", "thinking"], str]]:
+def words_said(state: AwaitingModel) -> dict[int, Words]:
     """Return what the running attempt has said so far, by part."""
     deltas: list[Delta] = []
     said = state.said
@@ -371,17 +374,34 @@ def words_said(state: AwaitingModel) -> dict[int, tuple[Literal["text", "thinkin
         said = before
     texts: dict[int, list[str]] = {}
     kinds: dict[int, Literal["text", "thinking"]] = {}
+    calls: dict[int, UpstreamCall] = {}
     for delta in reversed(deltas):
         texts.setdefault(delta.part, []).append(delta.text)
         kinds.setdefault(delta.part, delta.kind)
-    return {part: (kinds[part], "".join(texts[part])) for part in sorted(texts)}
+        if delta.call is not None:
+            calls[delta.part] = delta.call
+    return {part: calls.get(part) or (kinds[part], "".join(texts[part])) for part in sorted(texts)}
+
+
+def reply_so_far(state: AwaitingModel) -> Reply | None:
+    """Return what the running attempt has said so far, or None if it said nothing. Calls upstream may still run."""
+    parts = [_part(words) for words in words_said(state).values()]
+    return Reply(tuple(parts), Finish.INTERRUPTED) if parts else None
 
 
 def partial_reply(state: AwaitingModel) -> Reply | None:
-    """Return what the running attempt has said so far as an interrupted reply, or None if it said nothing."""
-    said = words_said(state).values()
-    parts: list[ReplyPart] = [Thinking(text) if kind == "thinking" else Text(text) for kind, text in said]
-    return Reply(tuple(parts), Finish.INTERRUPTED) if parts else None
+    """Return the interrupted reply that the running attempt leaves, or None if it said nothing."""
+    said = reply_so_far(state)
+    if said is None:
+        return None
+    return replace(said, parts=tuple(closed(p) if isinstance(p, UpstreamCall) else p for p in said.parts))
+
+
+def _part(words: Words) -> ReplyPart:
+    if isinstance(words, UpstreamCall):
+        return words
+    kind, text = words
+    return Thinking(text) if kind == "thinking" else Text(text)
 
 
 def _recover_awaiting_model(

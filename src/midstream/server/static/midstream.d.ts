@@ -32,6 +32,15 @@ export interface CallPart {
   name: string;
   arguments?: string;
 }
+/** A tool that the upstream runs itself: to be shown, never to be run. Without `outcome` it still runs. */
+export interface UpstreamCallPart {
+  type: "upstream_call";
+  id: string;
+  name: string;
+  arguments?: string;
+  content?: string;
+  outcome?: "ok" | "error" | "cancelled" | "denied" | "unknown";
+}
 export interface Result {
   call_id: string;
   content: string;
@@ -42,7 +51,7 @@ export interface Result {
   size?: number;
 }
 export interface Reply {
-  parts: (TextPart | ThinkingPart | CallPart)[];
+  parts: (TextPart | ThinkingPart | CallPart | UpstreamCallPart)[];
   finish?: "stop" | "calls" | "length" | "filter" | "interrupted";
   model?: string;
   usage?: { input_tokens?: number; output_tokens?: number; cached_tokens?: number };
@@ -93,6 +102,8 @@ export type JournalRecord =
       part: number;
       kind: "text" | "thinking";
       text: string;
+      /** The part is a tool that the upstream runs: told when it starts, and once more, whole, when it has ended. */
+      call?: UpstreamCallPart;
     }
   | {
       type: "attempt_failed";

@@ -246,6 +246,10 @@ export class Transcript {
   #delta(turn, record) {
     const reply = replyOf(turn, record.reply);
     if (record.attempt !== reply.attempt) return;
+    if (record.call) {
+      reply.parts[record.part] = ranElsewhere(record.call);
+      return;
+    }
     const part = (reply.parts[record.part] ??= { kind: record.kind, text: "" });
     part.text += record.text;
   }
@@ -273,7 +277,7 @@ export class Transcript {
         if (result) endCall(turn, { reply: running.reply, result, at: null });
       }
     } else {
-      const parts = (running.said?.parts ?? []).map((part) => ({ kind: part.type, text: part.text }));
+      const parts = (running.said?.parts ?? []).map(shownPart);
       Object.assign(reply, { attempt: running.attempt ?? 0, parts });
     }
   }
@@ -304,12 +308,21 @@ function replyOf(turn, number) {
   return turn.replies.get(number);
 }
 
+function shownPart(part) {
+  return part.type === "upstream_call" ? ranElsewhere(part) : { kind: part.type, text: part.text };
+}
+
+/** A tool that the upstream ran itself: told among the words, where it started. `text` is what it read. */
+function ranElsewhere({ name = "", arguments: given = "{}", content = "", outcome = null }) {
+  return { kind: "elsewhere", name: name || "a tool", arguments: given, text: content, state: outcome ?? "running" };
+}
+
 function complete(turn, record) {
   const reply = replyOf(turn, record.reply);
   const parts = record.body.parts.filter((part) => part.type !== "call");
   Object.assign(reply, {
     attempt: record.attempt,
-    parts: parts.map((part) => ({ kind: part.type, text: part.text })),
+    parts: parts.map(shownPart),
     isWhole: true,
     finish: record.body.finish ?? "stop",
     model: record.body.model ?? "",

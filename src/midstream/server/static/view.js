@@ -177,7 +177,7 @@ class ReplyView {
   }
 
   #showParts(reply) {
-    const parts = reply.parts.filter((part) => part?.text);
+    const parts = reply.parts.filter((part) => part?.text || part?.kind === "elsewhere");
     const isOther = parts.length < this.#partViews.length || reply.attempt !== this.#attempt;
     if (isOther || this.#partViews.some((shown, index) => shown.kind !== parts[index].kind)) {
       this.#parts.replaceChildren();
@@ -189,7 +189,11 @@ class ReplyView {
       this.#partViews.push(made);
       this.#parts.append(made.root);
     }
-    parts.forEach((part, index) => setText(this.#partViews[index].words, part.text));
+    parts.forEach((part, index) => {
+      const shown = this.#partViews[index];
+      if (part.kind === "elsewhere") showElsewhere(shown, part);
+      else setText(shown.words, part.text);
+    });
   }
 }
 
@@ -200,11 +204,38 @@ function againOf(reply) {
 }
 
 function partView(kind) {
+  if (kind === "elsewhere") return elsewhereView();
   const words = element("div", "words");
   words.dir = "auto";
   if (kind !== "thinking") return { kind, words, root: words };
   const root = element("details", "thinking", element("summary", "", "Thinking"), words);
   return { kind, words, root };
+}
+
+/** A tool that the upstream ran itself: a row like a call's, with nothing to decide. */
+function elsewhereView() {
+  const [name, preview] = [element("bdi", "name"), element("bdi", "preview")];
+  const [given, result, state] = [element("pre"), element("pre"), element("span", "state")];
+  const row = element("summary", "", element("span", "dot"), name, preview, state);
+  const body = element(
+    "div",
+    "body",
+    element("h4", "", "Arguments"),
+    given,
+    element("h4", "", "Result"),
+    result,
+  );
+  const root = element("div", "call elsewhere", element("details", "", row, body));
+  return { kind: "elsewhere", root, name, preview, given, result, state };
+}
+
+function showElsewhere(shown, part) {
+  shown.root.dataset.state = part.state;
+  setText(shown.name, visible(part.name));
+  setText(shown.preview, visible(part.arguments).slice(0, PREVIEW_CHARS));
+  setText(shown.given, visible(indented(part.arguments)));
+  setText(shown.result, visible(indented(part.text)));
+  setText(shown.state, `${STATE_WORDS[part.state] ?? part.state}, elsewhere`);
 }
 
 /**

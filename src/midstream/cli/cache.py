@@ -1,0 +1,113 @@
+"""`midstream cache`: what came from the provider's cache, and what kept the rest from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+import msgspec
+
+from midstream.cli import Surroundings
+from midstream.cli.exits import VERIFICATION
+from midstream.cli.session_options import complete, json_of, source_of, source_options
+from midstream.cli.sources import resolve
+from midstream.cli.terminal import COLUMNS, Ink, clean, columns, padded, shortened
+from midstream.core.records import JournalReader
+from midstream.core.reuse.caching import ModelCall, Prefix, model_calls
+from midstream.core.reuse.difference import first_difference
+from midstream.errors import UsageError
+
+REQUEST_BYTES_MAX = 64 * 1024 * 1024
+"""Bytes of a request in a file; no provider takes one half as long."""
+
+
+@click.command()
+@click.argument("session", default="-", shell_complete=complete)
+@click.option(
+    "--diff",
+    "requests",
+    nargs=2,
+    metavar="BEFORE AFTER",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Compare two recorded requests (files with their JSON bodies) instead.",
+)
+@source_options
+@click.pass_obj
+def cache(
+    surroundings: Surroundings,
+    session: str,
+    requests: tuple[Path, Path] | None,
+    store: Path | None,
+    url: str | None,
+    is_json: bool,  # noqa: FBT001 - click passes options so
+) -> int:
+    """Show what of each model call came from the provider's cache.
+
+    SESSION is an id, the beginning of one, or - for the last changed. With --diff the first difference of two
+    requests is named, and the command ends with 6 where there is one.
+    """
+    if requests:
+        return _compare(*requests, is_json=is_json)
+    source = source_of(surroundings, store, url)
+    found = resolve(source, session)
+    journal = JournalReader()
+    calls = model_calls(journal.read(bytes(line.record)) for line in source.records(found.id))
+    if is_json:
+        for call in calls:
+            click.echo(json_of({**msgspec.to_builtins(call), "uncached_tokens": call.uncached_tokens}))
+        return 0
+    ink = surroundings.out
+    if ink.is_terminal:
+        for row in table(calls, ink, columns()):
+            click.echo(row, color=True)
+    else:
+        for row in table(calls, ink, COLUMNS):
+            click.echo(row)
+    click.echo(summary(calls), err=True)
+    return 0
+
+
+def table(calls: Sequence[ModelCall], ink: Ink, width: int) -> Iterator[str]:
+    """Set model calls for `width` columns."""
+    if not calls:
+        return
+    yield ink.bold("CALL    CLASS            INPUT    CACHED  UNCACHED  WHY")
+    for call in calls:
+        tokens = (call.input_tokens, call.cached_tokens, call.uncached_tokens)
+        numbers = "  ".join(f"{'-' if count < 0 else format(count, ','):>8}" for count in tokens)
+        row = f"{padded(f'{call.turn}.{call.reply}', 6)}  {padded(call.kind.value, 12)}  {numbers}  "
+        line = shortened(f"{row}{clean(call.reason, is_one_line=True)}".rstrip(), width)
+        yield ink.yellow(line) if call.kind is Prefix.DIVERGENCE else line
+
+
+def summary(calls: Sequence[ModelCall]) -> str:
+    """Say in a line how much came from the cache."""
+    counted = [call for call in calls if call.input_tokens > 0]
+    read = sum(call.input_tokens for call in counted)
+    cached = sum(max(call.cached_tokens, 0) for call in counted)
+    count = f"{len(calls)} model call{'' if len(calls) == 1 else 's'}"
+    if not read:
+        return f"{count}; no provider counted tokens."
+    return f"{count}: {cached:,} of {read:,} input tokens came from the cache ({100 * cached / read:.0f} %)."
+
+
+def _compare(before: Path, after: Path, *, is_json: bool) -> int:
+    difference = first_difference(_body(before), _body(after))
+    if is_json:
+        told = None if difference is None else {**msgspec.to_builtins(difference), "words": difference.words}
+        click.echo(json_of({"difference": told}))
+    elif difference is None:
+        click.echo("The later request begins with all of the earlier one.")
+    else:
+        share = 100 * difference.byte / max(difference.total, 1)
+        click.echo(
+            clean(f"{share:.0f} % of the earlier request is kept: {difference.words}.", is_one_line=True)
+        )
+    return VERIFICATION if difference else 0
+
+
+def _body(path: Path) -> bytes:
+    if path.stat().st_size > REQUEST_BYTES_MAX:
+        raise UsageError(f"{str(path)!r} is longer than any request ({REQUEST_BYTES_MAX:,} bytes)")
+    return path.read_bytes()

@@ -1,0 +1,160 @@
+"""The prefix keeper: requests to stateless providers whose beginning stays the same, byte for byte, turn after turn.
+
+Providers keep what they have read under its exact beginning: tools, then the system prompt, then the messages. The
+messages are kept stable by `core/rendering.py`, which writes forwards; here stand the order and the encoding of the
+tools, the key that brings a session's requests to the same machine, and the marks that Anthropic wants.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from midstream.core.formats.parts import Json, Value
+from midstream.core.messages import ToolSpec
+from midstream.core.records import PromptHead
+
+ANCHORS_MAX = 4
+"""Marks that Anthropic takes in one request."""
+LOOK_BACK_BLOCKS = 20
+"""Blocks before a mark in which Anthropic looks for what it has kept: a reply with more calls needs a second mark."""
+OPENAI_HOSTS = ("api.openai.com",)
+"""Servers, with those below them, known to take `prompt_cache_key`; others may refuse what they do not know."""
+_AS_GIVEN = frozenset(
+    {"properties", "$defs", "definitions", "patternProperties", "default", "const", "examples"}
+)
+"""Members of a schema whose own order means something: models write arguments in the order of the properties."""
+
+
+def canonical_tools(tools: Iterable[ToolSpec]) -> tuple[ToolSpec, ...]:
+    """Return tools in the order of their names, each schema's keywords in one order at every depth.
+
+    The same tools give the same bytes, however they were collected. Properties keep the order they were declared in.
+    """
+    ordered = sorted(tools, key=lambda tool: tool.name)
+    return tuple(replace(tool, parameters=_canonical(tool.parameters)) for tool in ordered)
+
+
+def head_of(instructions: str, tools: Iterable[ToolSpec]) -> PromptHead:
+    """Return the digests of a request's system prompt and tools."""
+    return PromptHead(
+        _digest(instructions.encode("utf-8", "replace")),
+        _digest(msgspec.json.encode(canonical_tools(tools))),
+    )
+
+
+def cache_key_of(session: str) -> str:
+    """Return what to send as `prompt_cache_key`: the same for every request of a session, and nothing of its name."""
+    return f"midstream-{_digest(session.encode('utf-8', 'replace'), size=16)}"
+
+
+def takes_cache_key(host: str) -> bool:
+    """Whether the server of this name is known to take `prompt_cache_key`."""
+    return any(host == known or host.endswith(f".{known}") for known in OPENAI_HOSTS)
+
+
+def anchored(body: Mapping[str, Any], *, ttl: str = "") -> Json:
+    """Return the body of a request for Anthropic's Messages with its cache marks: a new one, `body` stays as it is.
+
+    One mark ends the tools, one the system prompt, two slide along the messages: at the end, and where the request
+    before this one ended, so that what was kept then is found however many blocks have come since. A body that has
+    marks already is somebody else's business and is returned as it is. But for the marks, the body of a longer
+    conversation begins with that of a shorter one: texts of the user become blocks whether they carry a mark or not.
+
+    Args:
+        body: `tools`, `system` and `messages` as Anthropic has them.
+        ttl: "" for the provider's five minutes, else such as `1h`.
+    """
+    made = dict(body)
+    if _is_marked(made):
+        return made
+    mark: Json = {"type": "ephemeral"} | ({"ttl": ttl} if ttl else {})
+    if tools := made.get("tools"):
+        made["tools"] = [*tools[:-1], {**tools[-1], "cache_control": mark}]
+    if system := made.get("system"):
+        made["system"] = _with_mark(_blocks(system), mark)
+    messages = [_in_blocks(message) for message in made.get("messages") or ()]
+    for place in _anchor_places(messages):
+        content = _with_mark(messages[place]["content"], mark)
+        messages[place] = {**messages[place], "content": content}
+    made["messages"] = messages
+    return made
+
+
+def _anchor_places(messages: Sequence[Json]) -> list[int]:
+    """Return where the newest request of the conversation ends, and where the one before it ended."""
+    tail = _last_user(messages, len(messages))
+    reply = next(
+        (place for place in range(tail - 1, -1, -1) if messages[place].get("role") == "assistant"), -1
+    )
+    return [place for place in (_last_user(messages, reply), tail) if place >= 0]
+
+
+def _last_user(messages: Sequence[Json], end: int) -> int:
+    for place in range(end - 1, -1, -1):
+        if messages[place].get("role") == "user" and any(map(_can_carry, messages[place]["content"])):
+            return place
+    return -1
+
+
+def _in_blocks(message: Json) -> Json:
+    if message.get("role") != "user":
+        return message
+    return {**message, "content": _blocks(message.get("content") or [])}
+
+
+def _blocks(content: Value) -> list[Json]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+
+
+def _with_mark(blocks: Sequence[Json], mark: Json) -> list[Json]:
+    """Mark the last block that can carry a mark; thinking and empty texts cannot."""
+    marked = list(blocks)
+    for place in range(len(marked) - 1, -1, -1):
+        if _can_carry(marked[place]):
+            marked[place] = {**marked[place], "cache_control": mark}
+            break
+    return marked
+
+
+def _can_carry(block: Json) -> bool:
+    kind = block.get("type")
+    if kind == "text":
+        return bool(str(block.get("text") or "").strip())
+    return kind not in ("thinking", "redacted_thinking")
+
+
+def _is_marked(body: Json) -> bool:
+    if "cache_control" in body:
+        return True
+    messages = body.get("messages") or ()
+    groups = [body.get("tools"), body.get("system"), *(message.get("content") for message in messages)]
+    return any(
+        "cache_control" in block
+        for group in groups
+        if isinstance(group, list)
+        for block in group
+        if isinstance(block, dict)
+    )
+
+
+def _canonical(schema: Value) -> Value:
+    if isinstance(schema, list):
+        return [_canonical(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {key: _kept(key, schema[key]) for key in sorted(schema)}
+
+
+def _kept(key: str, value: Value) -> Value:
+    if key not in _AS_GIVEN or not isinstance(value, dict):
+        return _canonical(value)
+    return {name: _canonical(inner) for name, inner in value.items()}
+
+
+def _digest(body: bytes, *, size: int = 8) -> str:
+    return hashlib.blake2b(body, digest_size=size, person=b"midstream-prefix").hexdigest()

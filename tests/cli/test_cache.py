@@ -1,0 +1,136 @@
+"""`midstream cache`: each model call of a session, and two requests side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from midstream.cli.terminal import width_of
+from midstream.core.messages import Usage, UserMessage
+from midstream.core.replies import Finished, ModelRequest, TextDelta
+from midstream.core.turn import SendMessage
+from midstream.runtime.agent import Agent
+from midstream.runtime.host import Host
+from midstream.store.sqlite import SQLiteStore
+from midstream.testing import ScriptedModel
+from midstream.testing.models import Step
+from tests.cli.conftest import Run
+from tests.cli.on_terminal import OnTerminal
+
+
+def spending(*usages: Usage) -> ScriptedModel:
+    """Make a model that answers with these counts, one after the other."""
+    counts = iter(usages)
+
+    def reply(_: ModelRequest) -> list[Step]:
+        return [TextDelta("hi"), Finished(model="m", usage=next(counts))]
+
+    return ScriptedModel(reply)
+
+
+@pytest.fixture
+async def spent(tmp_path: Path) -> Path:
+    """A session of three turns; between the second and the third the agent got another system prompt."""
+    path = tmp_path / "sessions.db"
+    used = [Usage(2000, 5), Usage(2100, 5, 1920), Usage(2200, 5)]
+    for prompt, turns in (("Be brief.", used[:2]), ("Be long.", used[2:])):
+        host = Host(Agent(spending(*turns), instructions=prompt), SQLiteStore(path))
+        await host.start()
+        runner = await host.session("s-1", create=True)
+        for _ in turns:
+            await runner.submit(SendMessage(UserMessage.of("hi")))
+            while runner.state.is_live:
+                await runner.wait(runner.newest.position)
+        await host.stop()
+    return path
+
+
+def test_each_model_call_is_a_line_and_the_sum_is_told_apart(run: Run, spent: Path) -> None:
+    done = run("cache", "s-1", "--store", spent)
+
+    assert done.exit_code == 0
+    assert done.stdout.splitlines() == [
+        "CALL    CLASS            INPUT    CACHED  UNCACHED  WHY",
+        "1.1     new              2,000         0     2,000  first request",
+        "2.1     continuation     2,100     1,920       180",
+        "3.1     divergence       2,200         0     2,200  the system prompt changed",
+    ]
+    assert done.stderr == "3 model calls: 1,920 of 6,300 input tokens came from the cache (30 %).\n"
+
+
+def test_the_last_changed_session_is_the_default_and_json_is_a_line_each(run: Run, spent: Path) -> None:
+    lines = [json.loads(line) for line in run("cache", "--json").stdout.splitlines()]
+
+    assert [(line["kind"], line["cached_tokens"], line["uncached_tokens"]) for line in lines] == [
+        ("new", 0, 2000),
+        ("continuation", 1920, 180),
+        ("divergence", 0, 2200),
+    ]
+    assert lines[2]["reason"] == "the system prompt changed"
+
+
+def test_it_fits_a_terminal_of_80_columns(on_terminal: OnTerminal, spent: Path) -> None:
+    seen = on_terminal("cache", "s-1", "--store", spent)
+
+    assert max(map(width_of, seen.text.splitlines())) <= 80
+    assert "the system prompt changed" in seen.text
+
+
+def test_a_session_that_is_not_there_ends_as_everywhere(run: Run, spent: Path) -> None:
+    assert run("cache", "nothing", "--store", spent).exit_code == 3
+
+
+@pytest.fixture
+def request_file(tmp_path: Path) -> Callable[..., Path]:
+    """Write a request with this system prompt."""
+
+    def write(name: str, system: str, *words: str) -> Path:
+        path = tmp_path / name
+        messages = [{"role": "user", "content": each} for each in words]
+        path.write_text(json.dumps({"model": "m", "system": system, "messages": messages}), encoding="utf-8")
+        return path
+
+    return write
+
+
+def test_two_requests_are_compared(run: Run, request_file: Callable[..., Path]) -> None:
+    before = request_file("a.json", "Today is 2026-11-21.", "hi")
+    after = request_file("b.json", "Today is 2026-11-22.", "hi", "on")
+    longer = request_file("c.json", "Today is 2026-11-21.", "hi", "on")
+
+    parted = run("cache", "--diff", before, after)
+    assert parted.exit_code == 6
+    assert parted.stdout == (
+        "40 % of the earlier request is kept: a date or time went on at system (date), after byte 22 of 55.\n"
+    )
+    kept = run("cache", "--diff", before, longer)
+    assert (kept.exit_code, kept.stdout) == (0, "The later request begins with all of the earlier one.\n")
+
+
+def test_a_comparison_in_json(run: Run, request_file: Callable[..., Path]) -> None:
+    before = request_file("a.json", "Today is 2026-11-21.", "hi")
+    after = request_file("b.json", "Today is 2026-11-22.", "hi")
+
+    parted = run("cache", "--json", "--diff", before, after)
+    assert json.loads(parted.stdout)["difference"] == {
+        "byte": 22,
+        "total": 55,
+        "field": "system",
+        "cause": "clock",
+        "before": "date",
+        "after": "date",
+        "words": "a date or time went on at system (date), after byte 22 of 55",
+    }
+    same = run("cache", "--json", "--diff", before, before)
+    assert (same.exit_code, json.loads(same.stdout)) == (0, {"difference": None})
+
+
+def test_what_is_no_request_is_refused(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "no.json"
+    path.write_text("[]")
+
+    assert run("cache", "--diff", path, path).exit_code == 2
+    assert run("cache", "--diff", path, tmp_path / "missing").exit_code == 2
