@@ -39,7 +39,8 @@ from midstream.core.records import (
     Sync,
     encode,
 )
-from midstream.store.sqlite import PAGE_BYTES, SQLiteStore
+from midstream.store.database import PAGE_BYTES
+from midstream.store.sqlite import SQLiteStore
 
 STEPS_A_ROUND = 10_000
 STEPS_A_SESSION_MAX = 600
