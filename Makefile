@@ -68,6 +68,12 @@ $(NEWEST)/.made: pyproject.toml
 	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --group peers-durable .
 	@touch $@
+# The software of agents that remember, without what it brings along: Claude's wheel holds 380 MB of a program that our
+# tests replace, so its sources are taken.
+$(VENV)/.upstreams: requirements/upstreams.txt | $(VENV)/.dev
+	$(PIP_PINNED) --no-deps --no-build-isolation --no-binary claude-agent-sdk -r requirements/upstreams.txt
+	@touch $@
+
 # Judges of repaired histories that are no Python packages: npm's and a source package's files.
 $(VENV)/.node: tests/oracles/node/package-lock.json tests/oracles/node/.npmrc tools/judges.py | $(VENV)/.dev
 	$(BIN)/python tools/judges.py node $(VENV)/node
@@ -99,7 +105,7 @@ demo: $(VENV)/.self  ## Kill a server in the middle of a sentence and watch the 
 
 test: format-check lint types arrows  ## Everything, with the short kill matrix
 	@$(MAKE) --silent --no-print-directory $(VENV)/.local || echo "No wheels of the local model here: its tests are skipped." >&2
-	@for judge in node templates; do \
+	@for judge in node templates upstreams; do \
 	  $(MAKE) --silent --no-print-directory $(VENV)/.$$judge || echo "No $$judge here: the tests that ask it are skipped." >&2; \
 	done
 	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
@@ -166,6 +172,7 @@ lock:  ## Resolve requirements/*.txt anew (needs uv; UPGRADE=--upgrade takes new
 	$(LOCK) $(UPGRADE) --group dev pyproject.toml \
 	  -c requirements/base.txt -c requirements/build.txt -o requirements/dev.txt
 	$(LOCK) $(UPGRADE) --group local --no-deps -o requirements/local.txt
+	$(LOCK) $(UPGRADE) --group upstreams --no-deps -o requirements/upstreams.txt
 	$(LOCK) $(UPGRADE) --group peers-durable pyproject.toml -c requirements/build.txt -o requirements/peers-durable.txt
 	$(LOCK) $(UPGRADE) --group peers-durable-apart -o requirements/peers-durable-apart.txt
 	$(LOCK) $(UPGRADE) --group templates --no-deps -o requirements/templates.txt

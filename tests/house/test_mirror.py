@@ -11,9 +11,9 @@ from tests.house.source import PACKAGE, ROOT, in_package, parsed, python_files
 # Module below src/midstream: why it has no test file of its own.
 WITHOUT_TEST_FILE: dict[str, str] = {
     "core/reuse/abilities.py": "values without rules: every test of classification makes them",
-    "core/reuse/servers.py": "values without rules: the tests of fingerprints make them",
     "core/turn/commands.py": "values without rules: every test of the turn makes them",
     "core/turn/states.py": "values without rules: every test of the turn makes them",
+    "runtime/upstreams.py": "values and a protocol: its test is `midstream.testing.upstream_contract`",
     "__main__.py": "two lines; the tests of the command line run it as a process",
 }
 

@@ -39,6 +39,7 @@ MAY_TOUCH_THE_WORLD: dict[str, str] = {
 MAY_CATCH_EVERYTHING: dict[str, str] = {
     "server/gateway/runs.py": "an upstream is somebody else's code: its host is told, the log has it",
     "cli/__init__.py": "the top of the process: it logs the traceback and sets the exit code",
+    "integrations/claude_agent.py": "the SDK raises bare `Exception`s; each is typed, or is the end of a process",
     "integrations/mcp.py": "an SDK over a network: whatever ends a connection or an answer, it is said to who waits",
     "integrations/outgoing.py": "a request is worth more than its repair; what failed is logged, it goes as it was",
     "runtime/agent_runs.py": "an upstream is somebody else's code; what it raises goes to who waits for the answer",
@@ -68,12 +69,15 @@ def test_only_the_world_knows_time_chance_identity_and_tasks() -> None:
 
 
 def test_input_is_never_asserted() -> None:
-    """A parameter of a public function is input: refuse it with an error that says what to do."""
+    """A parameter of a public function is input: refuse it with an error that says what to do.
+
+    The tests that are shipped for others are no such functions.
+    """
     found = [
         f"{name_of(path)}:{check.lineno} assert on `{parameter}` in {function.name}"
         for path in SOURCE
         for function in functions(parsed(path))
-        if not function.name.startswith("_")
+        if not function.name.startswith(("_", "test_"))
         for check in ast.walk(function)
         if isinstance(check, ast.Assert)
         for parameter in sorted(_parameters(function) & _bare_names(check.test))

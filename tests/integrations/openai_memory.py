@@ -34,7 +34,8 @@ class OpenAIMemory:
         self.url = ""
         self.memory: Memory = memory
         self.is_background = is_background
-        self.lacks = frozenset({Trait.BUSY})
+        # A connection that is being made when the package's client is closed is made all the same.
+        self.lacks = frozenset({Trait.BUSY, Trait.STARTS})
         self.requests: list[tuple[str, str, Json]] = []
         """Method, path and body of each request."""
         self.locked = 0

@@ -104,9 +104,9 @@ class AcpAgent:
         permissions: Decides what the agent asks leave for: `Rules`, or somebody who answers. By default what only
             reads is allowed, and what has effects is refused.
         mode: The session mode to set, where the agent has modes.
-        instructions: Where the host's system prompt goes, for which the protocol has no place: before the first
-            message ("message"); into `_meta.systemPrompt` of the new session, for agents that read it there ("meta");
-            or nowhere ("none").
+        instructions: Where the host's system prompt goes, for which the protocol has no place: into
+            `_meta.systemPrompt` of the new session, for agents that read it there ("meta"), before the first message,
+            where some models take it for an attack ("message"), or nowhere ("none").
         sign_in: The id of one of the agent's ways to authenticate, to be gone before a conversation is opened.
         name: What to show people; by default `acp:` and the program.
         account: Tells accounts apart that share a folder. Never a key.
@@ -125,7 +125,7 @@ class AcpAgent:
         env: Mapping[str, str] | None = None,
         permissions: Rules | Asking = CAUTIOUS,
         mode: str = "",
-        instructions: Literal["message", "meta", "none"] = "message",
+        instructions: Literal["message", "meta", "none"] = "meta",
         sign_in: str = "",
         name: str = "",
         account: str = "",

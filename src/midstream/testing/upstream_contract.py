@@ -81,6 +81,8 @@ class Trait(StrEnum):
     """It counts tokens."""
     KEYS = "keys"
     """It is told the idempotency key."""
+    STARTS = "starts"
+    """It takes a while to start, such as a program does, and may be closed meanwhile."""
     VERIFY = "verify"
     """Its credential can be refused."""
 
@@ -392,6 +394,7 @@ class UpstreamContract:
 
     @pytest.mark.parametrize("looks", [0, 1, 5, 20])
     async def test_closing_while_it_starts_leaves_nothing_behind(self, peer: Peer, looks: int) -> None:
+        _needs(peer, Trait.STARTS)
         await _begun(peer, "one")  # what is made once and kept
         before = _held()
         upstream = peer.upstream()
