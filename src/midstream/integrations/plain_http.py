@@ -87,10 +87,11 @@ class PlainTransport(httpx2.AsyncBaseTransport):
             await self.aclose()
         opening = asyncio.open_connection(url.host, url.port or 80, limit=HEAD_BYTES_MAX)
         try:
-            self._reader, self._writer = await _within(opening, within_s, httpx2.ConnectTimeout)
+            opened = await _within(opening, within_s, httpx2.ConnectTimeout)
         except OSError as error:
             raise httpx2.ConnectError(str(error)) from error
-        return self._reader, self._writer
+        self._reader, self._writer = opened
+        return opened
 
     async def _head(
         self, reader: asyncio.StreamReader, within_s: float | None
