@@ -13,7 +13,6 @@ WITHOUT_TEST_FILE: dict[str, str] = {
     "core/reuse/abilities.py": "values without rules: every test of classification makes them",
     "core/turn/commands.py": "values without rules: every test of the turn makes them",
     "core/turn/states.py": "values without rules: every test of the turn makes them",
-    "runtime/upstreams.py": "values and a protocol: its test is `midstream.testing.upstream_contract`",
     "__main__.py": "two lines; the tests of the command line run it as a process",
 }
 
