@@ -310,7 +310,9 @@ async def test_tool_calls_are_rows_that_go_from_running_to_their_outcome(browser
 async def test_a_tool_that_the_upstream_runs_stands_among_the_words(browser: Browser) -> None:
     gate = asyncio.Event()
     start, end = UpstreamCallStarted("u", "grep", '{"for": "x"}'), UpstreamCallEnded("u", "line 1")
-    script = [[TextDelta("I look. "), start, Gate(gate), end, TextDelta("Found."), Finished()]]
+    script: list[list[Step]] = [
+        [TextDelta("I look. "), start, Gate(gate), end, TextDelta("Found."), Finished()]
+    ]
     async with served(make_app(script)) as server:
         chat = await opened(browser, server.url)
         await chat.say("look it up")
