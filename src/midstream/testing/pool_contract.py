@@ -67,7 +67,7 @@ class Fault(StrEnum):
     BUSY = "busy"
     """The conversation is in another run."""
     WRONG_ID = "wrong-id"
-    """It opens an empty conversation as if nothing were wrong."""
+    """It resumes an empty conversation as if nothing were wrong; that takes a resumption."""
     SILENT = "silent"
     """It takes the message and says nothing."""
     DIES = "dies"
@@ -98,12 +98,13 @@ _TOUCHES_RESUMED = {Fault.EXPIRED, Fault.BUSY, Fault.WRONG_ID}
 
 def _case(situation: Situation, fault: Fault) -> Case:
     is_fresh = situation is Situation.FIRST or situation in _REPLAYED
-    if is_fresh and fault in _TOUCHES_RESUMED:
-        return Case(situation, fault, is_answered=True, is_replayed=situation in _REPLAYED)
+    is_felt = not is_fresh if fault in _TOUCHES_RESUMED else True
+    if fault is Fault.WRONG_ID:
+        is_felt = situation is Situation.RESTARTED
     # Nobody sees the answer to the first of two messages: it may break off unnoticed.
     is_seen = situation is not Situation.QUEUED
     is_answered = fault is not Fault.KEY_REFUSED and not (fault is Fault.DIES and is_seen)
-    is_begun_anew = fault in (Fault.EXPIRED, Fault.WRONG_ID, Fault.SILENT, Fault.DIES)
+    is_begun_anew = is_felt and fault in (Fault.EXPIRED, Fault.WRONG_ID, Fault.SILENT, Fault.DIES)
     is_replayed = situation in _REPLAYED or (is_begun_anew and situation is not Situation.FIRST)
     return Case(situation, fault, is_answered, is_replayed)
 
@@ -225,7 +226,8 @@ async def _answered_after(host: _Host, case: Case) -> None:
     """Ask until there is an answer, and look at what was told; the next turn must be cheap again."""
     before = len(host.peer.told())
     is_answered = await _is_answered(host)
-    assert is_answered == case.is_answered
+    # A peer that names its conversation with the first word has spoken before it falls silent: then it is an error.
+    assert is_answered == case.is_answered or case.fault is Fault.SILENT
     if not is_answered and case.fault is Fault.KEY_REFUSED:
         return
     if not is_answered:
@@ -284,8 +286,8 @@ def _break(host: _Host, case: Case) -> None:
             for agent in agents:
                 host.peer.be_busy(agent)
         case Fault.WRONG_ID:
-            if case.situation is not Situation.FIRST and case.situation not in _REPLAYED:
-                host.peer.echo_wrong_id()  # it would wait for the next resumption
+            if case.situation is Situation.RESTARTED:
+                host.peer.echo_wrong_id()  # anywhere else it would wait for the next resumption
         case Fault.SILENT:
             host.peer.hang()
         case Fault.DIES:

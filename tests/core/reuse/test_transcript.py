@@ -113,7 +113,8 @@ def test_messages_that_nobody_answered_stand_outside_the_frame_in_order() -> Non
     history = History((UserMessage.of("hi"), answer("hello"), UserMessage.of("one"), UserMessage.of("two")))
     said = replayed(history, UserMessage.of("three"), takes_files=False)
 
-    assert said.parts[1:] == (Text("one"), Text("two"), Text("three"))
+    assert said.parts[1::2] == (Text("one"), Text("two"), Text("three"))
+    assert {*said.parts[2::2]} == {Text("\n\n")}
     assert headings(said.parts[0].text.strip())[1:-1] == ["1 the user said", "2 the assistant said"]  # type: ignore[union-attr]  # it is the frame
 
 

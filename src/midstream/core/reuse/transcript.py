@@ -125,7 +125,9 @@ def replayed(
         parts.append(Text(transcript(History(history.entries[:asked]), budget) + "\n\n"))
         if not (unanswered or message.parts):
             parts.append(Text(_GO_ON))
-    for said in (*unanswered, message):
+    for number, said in enumerate((*unanswered, message)):
+        if number and said.parts:
+            parts.append(Text("\n\n"))  # some upstreams join the parts of a message
         parts += said.parts if takes_files else [_named(part) for part in said.parts]
     return UserMessage(tuple(parts))
 
