@@ -30,7 +30,7 @@ class CursorBridge:
     """Takes what the package sends, and answers as the real bridge does; the controls are those of `Peer`."""
 
     # A request that is on its way when the package's client is closed never ends.
-    lacks = frozenset({Trait.STARTS})
+    lacks = frozenset[Trait]()
 
     def __init__(self, folder: Path) -> None:
         self.url = ""

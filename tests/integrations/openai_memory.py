@@ -35,7 +35,7 @@ class OpenAIMemory:
         self.memory: Memory = memory
         self.is_background = is_background
         # A connection that is being made when the package's client is closed is made all the same.
-        self.lacks = frozenset({Trait.BUSY, Trait.STARTS})
+        self.lacks = frozenset({Trait.BUSY})
         self.requests: list[tuple[str, str, Json]] = []
         """Method, path and body of each request."""
         self.locked = 0

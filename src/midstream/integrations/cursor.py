@@ -44,6 +44,7 @@ from midstream.errors import (
     UpstreamMismatchError,
     UsageError,
 )
+from midstream.runtime.openings import Openings
 from midstream.runtime.upstreams import Abilities, Opened, Said, Setup, UpstreamEvent
 
 LAUNCH_S = 30.0
@@ -216,7 +217,8 @@ class CursorAgent:
             async with self._bridge.errors():
                 if not self._bridge.is_open(self._agent.client):
                     raise ModelUnavailableError("the agent's bridge was stopped")
-                run = await self._agent.send(_words(said.message), options, idempotency_key=key)
+                asked = self._agent.send(_words(said.message), options, idempotency_key=key)
+                run = await self._bridge.openings.answer(asked)
                 async for each in run.events():
                     events = reading.read(each)
                     if events and not is_opened:
@@ -325,6 +327,7 @@ class _Bridge:
         self._command = list(command) if command is not None else None
         self._folder = folder
         self._starting = asyncio.Lock()
+        self.openings = Openings("the bridge of cursor-sdk")
 
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator[AsyncClient]:
@@ -351,6 +354,8 @@ class _Bridge:
 
     async def aclose(self) -> None:
         """Stop our bridge, if there is one."""
+        self.openings.close()
+        self.openings = Openings("the bridge of cursor-sdk")
         client, self._ours = self._ours, None
         if client is not None:
             await _bounded(client.aclose())

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 import openai
+from openai.types.responses import ResponseStreamEvent
 
 from midstream.core.formats.openai_responses_stream import ResponsesReader, render_tools
 from midstream.core.messages import History, Result
@@ -33,6 +34,7 @@ from midstream.errors import (
     UpstreamBusyError,
     UpstreamGoneError,
 )
+from midstream.runtime.openings import Openings
 from midstream.runtime.upstreams import Abilities, Marked, Opened, Said, Setup, UpstreamEvent
 from midstream.world import World
 
@@ -61,6 +63,7 @@ class _Way:
     world: World
     running: set[str]
     """Background replies that somebody here reads."""
+    openings: Openings
 
     async def stop(self, response: str) -> None:
         """Let the server stop a background reply that nobody reads any more."""
@@ -120,6 +123,7 @@ class _ResponsesUpstream:
             extra=dict(extra or {}),
             world=world,
             running=set(),
+            openings=Openings(self.name, world),
         )
 
     @property
@@ -161,6 +165,7 @@ class _ResponsesUpstream:
 
     async def aclose(self) -> None:
         """Stop what is read in the background, and close the connections, unless the client is yours."""
+        self._way.openings.close()
         for response in [*self._way.running]:
             await self._way.stop(response)
         if self._is_ours:
@@ -260,18 +265,9 @@ class OpenAIAgent:
 
     async def _connection(self, reader: ResponsesReader, said: Said, key: str) -> AsyncGenerator[bytes, None]:
         """Give the events of one connection as JSON: of a new reply, or of one whose name is known."""
-        client = self._way.client
-        if client.is_closed():
-            raise ModelUnavailableError(f"{self._way.name} was closed")
+        asked = self._taken_up(reader) if reader.response_id else self._asked(said, key)
         try:
-            if reader.response_id:
-                asked: Any = await client.responses.retrieve(
-                    reader.response_id, stream=True, starting_after=max(reader.sequence, 0)
-                )
-            else:
-                body = await self._body(said)
-                asked = await client.responses.create(**body, extra_headers={"Idempotency-Key": _digest(key)})
-            async with asked as events:
+            async with await self._way.openings.answer(asked) as events:
                 async for event in events:
                     # Without validation: what this version of the package does not know is kept.
                     yield event.to_json(indent=None).encode()
@@ -281,6 +277,19 @@ class OpenAIAgent:
             raise _no_connection(self._way.name, error) from error
         except openai.APIError as error:
             raise _typed(error.body, error_of(error.body)) from error
+
+    async def _taken_up(self, reader: ResponsesReader) -> openai.AsyncStream[ResponseStreamEvent]:
+        return await self._way.client.responses.retrieve(
+            reader.response_id, stream=True, starting_after=max(reader.sequence, 0)
+        )
+
+    async def _asked(self, said: Said, key: str) -> openai.AsyncStream[ResponseStreamEvent]:
+        body = await self._body(said)
+        headers = {"Idempotency-Key": _digest(key)}
+        stream: openai.AsyncStream[ResponseStreamEvent] = await self._way.client.responses.create(
+            **body, extra_headers=headers
+        )
+        return stream
 
     async def _body(self, said: Said) -> dict[str, Any]:
         way = self._way
