@@ -133,7 +133,7 @@ async def _perform(agent: Agent, obligation: Obligation) -> Noted:
 async def test_a_model_is_asked_with_history_instructions_and_a_key_stable_over_attempts() -> None:
     model = ScriptedModel([text("yes")])
     noted = await _perform(Agent(model, instructions="be brief"), ASKED)
-    assert model.requests == [ModelRequest("be brief", _session().history, (), 1, "s/3/1")]
+    assert model.requests == [ModelRequest("be brief", _session().history, (), 1, "s/3/1", session="s")]
     words = (delta.text for said in noted.said if isinstance(said, ModelSaid) for delta in said.deltas)
     assert "".join(words) == "yes"
     (replied,) = noted.reports
