@@ -9,6 +9,9 @@ NEWEST := .venv-newest
 HISTORY_PEERS := $(VENV)/peers
 JOBS ?= 2
 ARGS ?=
+# Of `make search`: how many times the usual number of examples, and what they are drawn from.
+TIMES ?= 10
+SEED ?=
 # `local` is a small language model that runs in this process; `scripted` needs no model at all.
 MODEL ?= local
 
@@ -23,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format-check lint types arrows fmt fault sim contract contract-newest bench bench-durable bench-peers docs lock clean
+.PHONY: help demo test check format-check lint types arrows fmt fault search sim contract contract-newest bench bench-durable bench-peers docs lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -125,6 +128,10 @@ fmt: $(VENV)/.dev  ## Format, and fix what the linter can fix
 
 fault: $(VENV)/.dev  ## The full kill matrix: every fault point, every way to die
 	MIDSTREAM_FAULT_FULL=1 $(BIN)/python -m pytest -m fault --timeout 600 $(ARGS) tests/fault
+
+search: $(VENV)/.dev  ## Search by chance for what breaks a property, TIMES=10 times as long; SEED= repeats a search
+	@seed=$(SEED); : $${seed:=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; echo "SEED=$$seed"; \
+	MIDSTREAM_SEARCH=$(TIMES) $(BIN)/python -m pytest -n $(JOBS) -m hypothesis --timeout 7200 --hypothesis-seed=$$seed $(ARGS)
 
 sim: $(VENV)/.dev  ## Live through simulated worlds for minutes; ARGS=SEED replays one with its trace
 	$(BIN)/python -m tests.simulation $(ARGS)

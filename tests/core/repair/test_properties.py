@@ -46,13 +46,14 @@ from tests.oracles.foreign import PACKAGES, SPEAKS_FOR, judge, missing
 from tests.oracles.measures import first_defect
 from tests.oracles.scripts import valid
 from tests.oracles.verdicts import PROMPTS, refusals
+from tests.search import TIMES
 from tests.spec import spec
 
-EXAMPLES = 5
-EXAMPLES_LONGER = 25
+EXAMPLES = 5 * TIMES
+EXAMPLES_LONGER = 25 * TIMES
 NOISY = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-quick = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=NOISY, derandomize=True)
-longer = settings(max_examples=EXAMPLES_LONGER, deadline=None, suppress_health_check=NOISY, derandomize=True)
+quick = settings(max_examples=EXAMPLES, suppress_health_check=NOISY)
+longer = settings(max_examples=EXAMPLES_LONGER, suppress_health_check=NOISY)
 
 Law = Callable[[Pair, Broken, Repaired], Any]
 """Looks at a history before and after; returns what is wrong, or something empty."""
