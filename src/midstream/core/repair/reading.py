@@ -80,11 +80,13 @@ def _read(message: Json, at: int, task: Task) -> list[Turn]:
         task.report.tell("unknown-role", at, "read as the one it resembles")
     if turn.role is Role.TOOL:
         result = turn.parts[0]
-        if result.body is None and not task.is_flat and (words := unread_words(message, task.form)):
+        if result.body is None and not task.is_flat and (words := unread_words(named, task.form)):
             task.form.refill(result, words)
             turn.is_changed = True
             task.report.tell("content-shape", at, "kept what it holds as words")
-    elif not turn.parts and (words := unread_words(message, task.form)):
+    elif not turn.parts and (words := unread_words(named, task.form)):
+        if turn.role is Role.OTHER:
+            turn.role = Role.USER  # no new message can be written for a role that nobody knows
         turn.parts, turn.source, turn.is_changed = [task.form.text(words, turn.role)], None, True
         task.report.tell("content-shape", at, "kept what it holds as words")
     return [turn]
