@@ -23,6 +23,18 @@ def test_signed_thinking_that_had_to_change_goes() -> None:
     assert not has_surrogates(done.messages)
 
 
+@pytest.mark.parametrize("profile", ["bedrock-mistral", "strict-template"])
+def test_thinking_that_had_to_change_bears_no_signature_where_it_needs_none(profile: str) -> None:
+    thought = {"reasoningContent": {"reasoningText": {"text": "hm \ud83d", "signature": "s"}}}
+    messages = [
+        {"role": "user", "content": [{"text": "q"}]},
+        {"role": "assistant", "content": [thought, {"text": "a"}]},
+    ]
+    done = repair(messages, format="bedrock", profile=profile)
+    kept = {"reasoningContent": {"reasoningText": {"text": "hm \ufffd"}}}
+    assert done.messages[1]["content"] == [kept, {"text": "a"}]
+
+
 def test_a_cycle_is_refused_with_its_place() -> None:
     knot: dict[str, Any] = {"role": "user"}
     knot["content"] = [knot]

@@ -137,9 +137,10 @@ def _mended(value: Value, depth: int) -> Value:
         return mended_text(value)
     if isinstance(value, dict):
         mended = {_mended(key, depth): _mended(item, depth - 1) for key, item in value.items()}
-        for words in ("thinking", "text"):
-            if value.get(words) != mended.get(words) and "signature" in mended:
-                mended["signature"] = ""
+        if value.get("thinking") != mended.get("thinking") and "signature" in mended:
+            mended["signature"] = ""
+        elif value.get("text") != mended.get("text"):
+            mended.pop("signature", None)  # Bedrock's: thinking without one is fine to models that sign none
         return mended
     if isinstance(value, list | tuple):
         return [_mended(item, depth - 1) for item in value]
