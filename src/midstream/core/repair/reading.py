@@ -15,8 +15,13 @@ DEPTH_MAX = 200
 """Levels of nesting in one message: deeper ones overflow the stack of JSON readers everywhere."""
 
 
-def sendable(messages: list[Value], task: Task) -> list[Value]:
+def sendable(messages: list[Value], task: Task, *, first: int = 0) -> list[Value]:
     """Return the list with every lone surrogate replaced; the same list where there is none.
+
+    Args:
+        messages: All of them, or a piece of the list.
+        task: What is told goes into its report.
+        first: The number of the first of them.
 
     Raises:
         InvalidHistoryError: A message is no JSON: cyclic, too deep or holding other objects.
@@ -24,7 +29,7 @@ def sendable(messages: list[Value], task: Task) -> list[Value]:
     if _is_json(messages):
         return messages
     clean: list[Value] = []
-    for at, message in enumerate(messages):
+    for at, message in enumerate(messages, first):
         if _is_json(message):
             clean.append(message)
             continue
