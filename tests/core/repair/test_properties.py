@@ -190,12 +190,19 @@ def commutes(pair: Pair, messages: list[Any], more: list[Any]) -> None:
 
 def is_past(pair: Pair, messages: list[Any]) -> bool:
     """Whether nothing at the end would be read otherwise if the list went on (the exceptions of HISTORY-8)."""
-    last = messages[-1] if messages else None
+    said = len(messages)
+    while pair[0] == "openai-responses" and said and _is_mute(messages[said - 1]):
+        said -= 1  # what goes for saying nothing is no item that reasoning led to
+    last = messages[said - 1] if said else None
     if not isinstance(last, dict):
         return True
     if pair[1] == "gemini-3":
         return last.get("role") == "model" and not any(said.kind == "call" for said in sayings(last))
     return last.get("type") != "reasoning"
+
+
+def _is_mute(item: Any) -> bool:
+    return isinstance(item, dict) and item.get("type") == "message" and not sayings(item)
 
 
 @spec("HISTORY-7")
