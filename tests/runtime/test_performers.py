@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
@@ -50,7 +50,7 @@ from midstream.store.memory import MemoryStore
 from midstream.testing import ScriptedModel, Stall, text
 from midstream.testing.models import Pause, Step
 from midstream.testing.worlds import FakeWorld
-from midstream.tools import current_call, tool
+from midstream.tools import Tool, current_call, tool
 from midstream.world import World
 from tests.spec import spec
 
@@ -412,3 +412,81 @@ async def test_a_tool_of_a_source_that_wants_a_transaction_the_store_has_not_is_
     (finished,) = noted.reports
     assert isinstance(finished, CallFinished)
     assert "needs a store" in finished.result.content
+
+
+class Slow:
+    """A source of one tool that answers when it is let."""
+
+    name = "slow"
+
+    def __init__(self, tool: Tool) -> None:
+        self.asked = asyncio.Event()
+        self.go = asyncio.Event()
+        self._tool = tool
+
+    async def tools(self) -> Sequence[Tool]:
+        self.asked.set()
+        await self.go.wait()
+        return [self._tool]
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+class Confirming(Noted):
+    """A runner's mailbox that notes the lease check among what happens."""
+
+    def __init__(self, happened: list[str]) -> None:
+        super().__init__()
+        self._happened = happened
+
+    async def confirm(self) -> None:
+        self._happened.append("confirmed")
+
+
+def _running(run: int) -> Session:
+    plan = CallPlan("c1", digest_of("put", "{}"))
+    return Session(turn=RunningCalls(3, 1, Reply((CALL,)), (CallState(CALL, plan, runs=run, epoch=1),)))
+
+
+CALL = Call("c1", "put", "{}")
+
+
+@spec("TURN-53")
+async def test_the_lease_check_comes_after_whatever_may_take_time() -> None:
+    happened: list[str] = []
+
+    @tool
+    async def put() -> str:
+        happened.append("called")
+        return ""
+
+    source = Slow(put)
+    performer = Performer(Agent(ScriptedModel([]), tools=[source]), World(), Confirming(happened), NOBODY)
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        group.create_task(performer.perform(RunCall(3, 1, "c1", 1), _running(1)))
+        await source.asked.wait()
+        assert happened == []
+        source.go.set()
+    assert happened == ["confirmed", "called"]
+
+
+@spec("TURN-8")
+@pytest.mark.parametrize(("run", "outcome"), [(1, Outcome.CANCELLED), (2, Outcome.UNKNOWN)])
+async def test_a_call_that_is_stopped_while_its_tool_is_looked_for_has_an_outcome(
+    run: int, outcome: Outcome
+) -> None:
+    @tool
+    async def put() -> str:
+        raise AssertionError
+
+    source, noted = Slow(put), Noted()
+    performer = Performer(Agent(ScriptedModel([]), tools=[source]), World(), noted, NOBODY)
+    performing = asyncio.create_task(performer.perform(RunCall(3, 1, "c1", run), _running(run)))
+    async with asyncio.timeout(5):
+        await source.asked.wait()
+        performing.cancel()
+        await asyncio.wait([performing])
+    (finished,) = noted.reports
+    assert isinstance(finished, CallFinished)
+    assert finished.result.outcome is outcome

@@ -17,6 +17,7 @@ from midstream.core.blobs import named, whole
 from midstream.core.calls import (
     NOT_STARTED_CONTENT,
     STOPPED_CONTENT,
+    UNKNOWN_CONTENT,
     CallPlan,
     CallState,
     OnDoubt,
@@ -323,9 +324,13 @@ class Performer:
 
     async def _run_call(self, owed: RunCall, session: Session) -> None:
         state = _state_of(owed, session)
-        self._world.reach(Fault.BEFORE_TOOL)
-        await self._reports.confirm()
-        found = await self._find(state.call.name)
+        try:
+            found = await self._find(state.call.name)
+            self._world.reach(Fault.BEFORE_TOOL)
+            await self._reports.confirm()  # TURN-53: whatever may take time comes before this
+        except asyncio.CancelledError:
+            await self._report_stopped(owed, _untouched(owed))
+            raise
         if found is not None and found.on_doubt is OnDoubt.IN_TRANSACTION:
             await self._run_within(owed, state, found)
             return
@@ -334,13 +339,18 @@ class Performer:
             async with watch:
                 result = await self._result_of(owed, state, found, watch)
         except asyncio.CancelledError:
-            # Cancelled by a user, the call ends here; let go by the process, it stays open for the next owner.
-            if not self._reports.is_closing:
-                stopped = Result(owed.call_id, STOPPED_CONTENT, Outcome.UNKNOWN)
-                await self._reports.report(CallFinished(owed.turn, owed.reply_no, stopped))
+            await self._report_stopped(owed, Result(owed.call_id, STOPPED_CONTENT, Outcome.UNKNOWN))
             raise
         self._world.reach(Fault.AFTER_TOOL)
+        await self._finish(owed, result)
+
+    async def _finish(self, owed: RunCall | RunChild, result: Result) -> None:
         await self._reports.report(CallFinished(owed.turn, owed.reply_no, result))
+
+    async def _report_stopped(self, owed: RunCall, result: Result) -> None:
+        """End a call that was cancelled by a user; let go by the process, it stays open for the next owner."""
+        if not self._reports.is_closing:
+            await self._finish(owed, result)
 
     async def _run_within(self, owed: RunCall, state: CallState, found: Tool) -> None:
         """Run a call in the append of its outcome: before and after that it did not happen, or it is on record."""
@@ -355,14 +365,12 @@ class Performer:
 
         try:
             if (why := self._refused(state, found)) is not None:
-                refused = Result(owed.call_id, why, Outcome.ERROR)
-                await self._reports.report(CallFinished(owed.turn, owed.reply_no, refused))
+                await self._finish(owed, Result(owed.call_id, why, Outcome.ERROR))
             else:
                 await self._reports.report_within(owed, run)
         except asyncio.CancelledError:
-            if not self._reports.is_closing:  # it has not run, and now it will not
-                stopped = Result(owed.call_id, NOT_STARTED_CONTENT, Outcome.CANCELLED)
-                await self._reports.report(CallFinished(owed.turn, owed.reply_no, stopped))
+            # It has not run, and now it will not.
+            await self._report_stopped(owed, Result(owed.call_id, NOT_STARTED_CONTENT, Outcome.CANCELLED))
             raise
 
     def _refused(self, state: CallState, found: Tool) -> str | None:
@@ -381,8 +389,8 @@ class Performer:
         state = _state_of(owed, session)
         found = self._agent.tools.get(state.call.name)
         if not isinstance(found, SubAgent):  # the agent changed between two owners
-            gone = Result(owed.call_id, f"The tool {state.call.name!r} no longer exists.", Outcome.ERROR)
-            await self._reports.report(CallFinished(owed.turn, owed.reply_no, gone))
+            gone = f"The tool {state.call.name!r} no longer exists."
+            await self._finish(owed, Result(owed.call_id, gone, Outcome.ERROR))
             return
         try:
             result = await run_child(self._nursery, self._world, self._reports, owed, session, state, found)
@@ -396,7 +404,7 @@ class Performer:
             except MidstreamError as error:  # the cancel goes on without it at its deadline
                 _log.warning("a sub-agent was not stopped: %s", error.code, extra={"call": owed.call_id})
                 return
-        await self._reports.report(CallFinished(owed.turn, owed.reply_no, result))
+        await self._finish(owed, result)
 
     async def _result_of(self, owed: RunCall, state: CallState, found: Tool | None, watch: Watch) -> Result:
         if found is None:  # the agent changed between two owners: never a stuck turn
@@ -482,6 +490,13 @@ def _gone(owed: RunCall, state: CallState) -> Result:
         return Result(owed.call_id, message, Outcome.ERROR)
     again = f"{message} An earlier run of this call may or may not have taken effect."
     return Result(owed.call_id, again, Outcome.UNKNOWN)
+
+
+def _untouched(owed: RunCall) -> Result:
+    """Return the result of a run that was stopped before its tool was called."""
+    if owed.run == 1:
+        return Result(owed.call_id, NOT_STARTED_CONTENT, Outcome.CANCELLED)
+    return Result(owed.call_id, UNKNOWN_CONTENT, Outcome.UNKNOWN)  # of an earlier run nobody knows
 
 
 def _state_of(owed: RunCall | RunChild | ProbeCall, session: Session) -> CallState:
