@@ -49,8 +49,10 @@ class Places:
         self.memory = Memory()
         self._hosts: list[Host] = []
 
-    async def host(self, script: Script = (), *, store: FailingStore | None = None) -> Host:
-        host = Host(Agent(ScriptedModel(script)), store or MemoryStore(self.memory))
+    async def host(
+        self, script: Script = (), *, store: FailingStore | None = None, turn_s: float = 0.0
+    ) -> Host:
+        host = Host(Agent(ScriptedModel(script), turn_s=turn_s), store or MemoryStore(self.memory))
         self._hosts.append(host)
         await host.start()
         await host.recovered()
@@ -142,6 +144,16 @@ async def run_turn_of(host: Host, words: str) -> None:
     """Let a host own session s: one turn, cancelled."""
     runner = await _say(host, words)
     await runner.submit(Cancel())
+
+
+@spec("TURN-39", "TURN-56")
+async def test_the_agents_limit_for_a_turn_holds_wherever_the_message_came_in(places: Places) -> None:
+    here = await places.host([text("hello"), text("hello")], turn_s=90.0)
+    there = await places.host(turn_s=90.0)
+    await run_turn_of(here, "first")
+    await (await there.session("s")).submit(_chunk("second"))
+    said = [each for each in places.records() if isinstance(each, MessageAccepted)]
+    assert [each.timeout_s for each in said] == [90.0, 90.0]
 
 
 @spec("TURN-56")

@@ -184,7 +184,7 @@ class Runner:
         if self._parted is not None:
             raise self._parted
         try:
-            return await self._post(_limited(command, self._agent.turn_s))
+            return await self.decide(command)
         except LeaseHeldError:
             return await self._hand_over(command)
 
@@ -287,12 +287,12 @@ class Runner:
                 self._fail(error)
 
     async def decide(self, command: Command | Received) -> int:
-        """Decide what another process was asked, also while new commands from outside are refused here.
+        """Decide a command here: what another process was asked also while new ones from outside are refused.
 
         Raises:
             MidstreamError: See `submit`; `LeaseHeldError` where another process owns the session by now.
         """
-        return await self._post(command)
+        return await self._post(_limited(command, self._agent.turn_s))
 
     def part(self, error: MidstreamError) -> None:
         """Send the readers away with `error` and refuse new commands from outside; the turn goes on."""
