@@ -268,8 +268,9 @@ class Host:
             await self.store.close()
 
     async def _close_sources(self) -> None:
-        """Let go of the agent's tool servers, all at once and within `SOURCES_CLOSE_S`."""
-        closing = [self.world.spawn(each.close(), name="close tools") for each in self.agent.sources]
+        """Let go of the tool servers of the agent and its sub-agents, all at once and within `SOURCES_CLOSE_S`."""
+        sources = {id(each): each for agent in _family_of(self.agent) for each in agent.sources}
+        closing = [self.world.spawn(each.close(), name="close tools") for each in sources.values()]
         if not closing:
             return
         done, late = await asyncio.wait(closing, timeout=SOURCES_CLOSE_S)
@@ -447,10 +448,15 @@ def _draining() -> DrainingError:
     return DrainingError("this server is shutting down: reconnect to carry on", retry_after_s=1.0)
 
 
-def _within(agent: Agent) -> Iterator[str]:
-    """Yield the names of an agent's tools, and of its sub-agents', that write in the store's transactions."""
+def _family_of(agent: Agent) -> Iterator[Agent]:
+    """Yield an agent and all its sub-agents; one that several share comes more than once."""
+    yield agent
     for each in agent.tools.values():
         if isinstance(each, SubAgent):
-            yield from _within(each.agent)
-        elif each.on_doubt is OnDoubt.IN_TRANSACTION:
-            yield each.name
+            yield from _family_of(each.agent)
+
+
+def _within(agent: Agent) -> set[str]:
+    """Return the names of an agent's tools, and of its sub-agents', that write in the store's transactions."""
+    tools = (each for one in _family_of(agent) for each in one.tools.values())
+    return {each.name for each in tools if each.on_doubt is OnDoubt.IN_TRANSACTION}
