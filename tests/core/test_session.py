@@ -53,6 +53,7 @@ from midstream.core.turn import (
     Answer,
     AskModel,
     AwaitCancelled,
+    AwaitingModel,
     CallExpired,
     CallFinished,
     CallProbed,
@@ -154,7 +155,7 @@ def test_history_holds_whole_exchanges_with_the_one_outcome_of_each_call(life: L
 @spec("TURN-21")
 def test_a_live_session_is_owed_something_after_every_append(life: Life) -> None:
     for step in life.steps:
-        waits = owed(step.after) != frozenset() or step.after.rests_on_people
+        waits = owed(step.after) != () or step.after.rests_on_people
         assert waits == step.after.is_live, step.command
 
 
@@ -600,6 +601,14 @@ def test_the_next_turn_opens_in_the_append_that_ends_the_one_before() -> None:
     assert [type(record) for record in records[-3:]] == [TurnEnded, MessageAccepted, AttemptStarted]
     session = fold([(1, record) for record in records], session)
     assert (session.turns, session.queue, session.is_live) == (2, (), True)
+
+
+@spec("TURN-28")
+def test_a_message_that_waited_keeps_its_limits() -> None:
+    later = SendMessage(UserMessage.of("later"), when_busy=WhenBusy.QUEUE, timeout_s=9.0, replies_max=3)
+    session = _live(say(), later, answers())
+    assert isinstance(session.turn, AwaitingModel)
+    assert (session.turn.terms.timeout_s, session.turn.terms.replies_max) == (9.0, 3)
 
 
 @spec("TURN-28")

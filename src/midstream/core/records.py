@@ -133,6 +133,7 @@ class MessageQueued(Struct, frozen=True, tag="message_queued", tag_field="type",
     tools: tuple[ClientTool, ...] = ()
     stream: str = ""
     timeout_s: float = 0.0
+    replies_max: int = 0
 
 
 class MessageWithdrawn(Struct, frozen=True, tag="message_withdrawn", tag_field="type", omit_defaults=True):

@@ -221,12 +221,20 @@ def _decide_message(session: Session, said: SendMessage, *, at: float) -> tuple[
     if len(session.queue) >= QUEUE_MAX:
         raise Refused(SessionBusyError(f"{QUEUE_MAX} messages wait in this session already"))
     number = session.queued + 1
-    return (MessageQueued(number, said.message, at, said.tools, said.stream, said.timeout_s),)
+    return (
+        MessageQueued(number, said.message, at, said.tools, said.stream, said.timeout_s, said.replies_max),
+    )
 
 
 def _next_in_queue(session: Session, *, at: float) -> tuple[Record, ...]:
     queued = session.queue[0]
-    said = SendMessage(queued.message, queued.tools, queued.stream, timeout_s=queued.timeout_s)
+    said = SendMessage(
+        queued.message,
+        queued.tools,
+        queued.stream,
+        timeout_s=queued.timeout_s,
+        replies_max=queued.replies_max,
+    )
     return turns.opening(session.turns + 1, said, at=at, queued=queued.number)
 
 
@@ -431,6 +439,6 @@ def fold(records: Iterable[tuple[int, Record]], session: Session | None = None) 
     return state
 
 
-def owed(session: Session) -> frozenset[Obligation]:
+def owed(session: Session) -> tuple[Obligation, ...]:
     """Return what the world owes this session; a turn that another loop drives is owed by that loop alone."""
-    return frozenset() if session.driver else turns.owed(session.turn)
+    return () if session.driver else turns.owed(session.turn)

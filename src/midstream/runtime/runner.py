@@ -326,7 +326,7 @@ class Runner:
     async def quiesce(self) -> None:
         """Start nothing new, cut model calls, and wait for the tools that run; their outcomes are kept."""
         self._is_quiescing = True
-        self._stop_unowed()
+        self._stop_unowed(sessions.owed(self.state))
         await self._rested.wait()
         while running := [*self._doing.values(), *self._stopping]:
             await asyncio.wait(running)
@@ -660,14 +660,16 @@ class Runner:
 
     def _reconcile(self, reporters: Collection[asyncio.Task[None] | None]) -> None:
         """Start what is owed and not being done; stop what is being done and not owed."""
-        if sessions.owed(self.state) == self._doing.keys() and not self._is_quiescing:
-            return
-        self._stop_unowed(reporters)
-        if self._failed is None:
-            self._start_owed()
-
-    def _stop_unowed(self, reporters: Collection[asyncio.Task[None] | None] = ()) -> None:
         owed = sessions.owed(self.state)
+        if self._doing.keys() == set(owed) and not self._is_quiescing:
+            return
+        self._stop_unowed(owed, reporters)
+        if self._failed is None:
+            self._start_owed(owed)
+
+    def _stop_unowed(
+        self, owed: Sequence[Obligation], reporters: Collection[asyncio.Task[None] | None] = ()
+    ) -> None:
         for obligation in [each for each in self._doing if each not in owed or self._is_cut(each)]:
             task = self._doing.pop(obligation)
             self._stopping.add(task)
@@ -675,12 +677,10 @@ class Runner:
             if task not in reporters:
                 task.cancel()
 
-    def _start_owed(self) -> None:
-        for obligation in sorted(
-            sessions.owed(self.state) - self._doing.keys(), key=str
-        ):  # the same order every time
+    def _start_owed(self, owed: Sequence[Obligation]) -> None:
+        for obligation in owed:
             # What is in the journal as started is run also at the last moment: left out, it would be in doubt.
-            if not self._is_cut(obligation):
+            if obligation not in self._doing and not self._is_cut(obligation):
                 work = self._performer.perform(obligation, self.state)
                 task = self._world.spawn(work, name=f"{type(obligation).__name__} {self.session_id}")
                 self._doing[obligation] = task
