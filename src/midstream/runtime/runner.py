@@ -42,7 +42,6 @@ from midstream.core.turn import (
     Cancel,
     ChildSpoke,
     Command,
-    Idle,
     ModelHeld,
     ModelSaid,
     Obligation,
@@ -66,7 +65,7 @@ from midstream.errors import (
 )
 from midstream.runtime.agent import Agent
 from midstream.runtime.children import Nursery
-from midstream.runtime.handing import GIVE_UP, encode_command, position_of
+from midstream.runtime.handing import GIVE_UP, encode_command, once, position_of
 from midstream.runtime.journal import Journal
 from midstream.runtime.marks import mark_of
 from midstream.runtime.performers import Performer
@@ -444,11 +443,10 @@ class Runner:
 
     async def _hand_over(self, command: Command | Received) -> int:
         """Let the owner decide it; return once what it caused can be read here too."""
-        if isinstance(command, Cancel) and command.turn is None:
-            if isinstance(self.state.turn, Idle):
-                return self.newest.position
-            command = Cancel(self.state.turn.turn)  # decided twice, it must not stop a later turn
-        end = await self._ask_owner(encode_command(command))
+        lasting = once(command, self.state, self._world)
+        if lasting is None:
+            return self.newest.position
+        end = await self._ask_owner(encode_command(lasting))
         await self.refresh()
         return end
 
