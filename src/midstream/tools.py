@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from midstream.core.calls import CallPlan, OnDoubt, Site, digest_of
 from midstream.core.messages import Call, Outcome, Result, ToolSpec, storable
+from midstream.core.records import ClientTool
 from midstream.errors import ToolDefinitionError, UsageError
 
 TIMEOUT_S = 120.0
@@ -291,8 +292,23 @@ def question(
     return Tool(spec, _nothing_runs, arguments, has_effects=False, answer_s=answer_s, site=Site.PERSON)
 
 
+def of_client(theirs: ClientTool) -> Tool:
+    """Return the tool of a client as its calls are planned and judged here, where it cannot be run."""
+    return Tool(
+        theirs.spec,
+        _nothing_runs,
+        None,
+        theirs.has_effects,
+        theirs.on_doubt,
+        theirs.timeout_s,
+        theirs.needs_approval,
+        answer_s=theirs.answer_s,
+        site=Site.CLIENT,
+    )
+
+
 def _nothing_runs(**_: object) -> None:
-    raise AssertionError("a person answers this call")
+    raise AssertionError("a person or a client answers this call")
 
 
 Approval = Callable[[Call, Tool], "bool | str"]

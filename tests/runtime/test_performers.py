@@ -5,9 +5,20 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
-from midstream.core.calls import CallPlan, CallState, OnDoubt, digest_of
-from midstream.core.messages import Call, Exchange, Finish, History, Outcome, Reply, Result, Text, UserMessage
-from midstream.core.records import Delta, StalledOn
+from midstream.core.calls import CallPlan, CallState, OnDoubt, Site, digest_of
+from midstream.core.messages import (
+    Call,
+    Exchange,
+    Finish,
+    History,
+    Outcome,
+    Reply,
+    Result,
+    Text,
+    ToolSpec,
+    UserMessage,
+)
+from midstream.core.records import ClientTool, Delta, StalledOn
 from midstream.core.replies import (
     CallRequested,
     Finished,
@@ -40,6 +51,7 @@ from midstream.core.turn import (
     RunningCalls,
     Stalled,
     StallOver,
+    Terms,
 )
 from midstream.errors import ContextOverflowError, ModelCutError
 from midstream.runtime.agent import Agent
@@ -47,7 +59,7 @@ from midstream.runtime.host import Host
 from midstream.runtime.performers import CUT_CONTENT, Performer
 from midstream.store.contract import Attempt
 from midstream.store.memory import MemoryStore
-from midstream.testing import ScriptedModel, Stall, text
+from midstream.testing import ScriptedModel, Stall, calls, text
 from midstream.testing.models import Pause, Step
 from midstream.testing.worlds import FakeWorld
 from midstream.tools import Tool, current_call, tool
@@ -490,3 +502,23 @@ async def test_a_call_that_is_stopped_while_its_tool_is_looked_for_has_an_outcom
     (finished,) = noted.reports
     assert isinstance(finished, CallFinished)
     assert finished.result.outcome is outcome
+
+
+@spec("TURN-75")
+async def test_the_hosts_own_rule_and_the_time_to_answer_hold_for_calls_at_a_client() -> None:
+    seen: list[tuple[str, Site]] = []
+
+    def approval(call: Call, found: Tool) -> bool | str:
+        seen.append((call.name, found.site))
+        return "It costs money." if "100" in call.arguments else False
+
+    theirs = ClientTool(ToolSpec("pay"), timeout_s=9.0, answer_s=60.0)
+    asked = calls(("pay", '{"amount":100}'), ("pay", '{"amount":1}'))
+    session = Session(turn=AwaitingModel(3, 1, Terms((theirs,)), attempt=1), turns=3)
+    noted, _ = await _live(Agent(ScriptedModel([asked]), approval=approval), session)
+    (replied,) = noted.reports
+    assert isinstance(replied, ModelReplied)
+    costly, cheap = replied.plans
+    assert (costly.needs_approval, costly.question, costly.answer_s) == (True, "It costs money.", 60.0)
+    assert (cheap.needs_approval, cheap.timeout_s, cheap.site) == (False, 9.0, Site.CLIENT)
+    assert seen == [("pay", Site.CLIENT)] * 2

@@ -21,12 +21,10 @@ from midstream.core.calls import (
     CallPlan,
     CallState,
     OnDoubt,
-    Site,
     digest_of,
 )
 from midstream.core.compaction import next_cut
 from midstream.core.messages import Call, Finish, History, Outcome, Reply, Result, UserMessage, storable
-from midstream.core.records import ClientTool
 from midstream.core.replies import (
     Heartbeat,
     ModelEvent,
@@ -80,7 +78,16 @@ from midstream.runtime.models import ResumableModel
 from midstream.runtime.toolset import Toolset, read_toolset
 from midstream.runtime.watchdog import Watch
 from midstream.store.contract import Attempt
-from midstream.tools import CallContext, Tool, call_within, is_plain, plan_call, probe_call, run_call
+from midstream.tools import (
+    CallContext,
+    Tool,
+    call_within,
+    is_plain,
+    of_client,
+    plan_call,
+    probe_call,
+    run_call,
+)
 from midstream.world import Fault, World
 
 HAND_IN = "[A limit was reached. Give your final answer now, from what you have; no tools are available.]"
@@ -194,8 +201,8 @@ class Performer:
 
     async def _attempt(self, owed: AskModel, session: Session, turn: AwaitingModel, kept: _Kept) -> None:
         own = await self._read_tools(owed)
-        client_tools = {each.spec.name: each for each in turn.terms.tools if each.spec.name not in own}
-        specs = (*(each.spec for each in own.values()), *(each.spec for each in client_tools.values()))
+        theirs = {each.spec.name: of_client(each) for each in turn.terms.tools if each.spec.name not in own}
+        tools = {**own, **theirs}
         try:
             history = await self._whole(session.shown)
         except MidstreamError as error:
@@ -205,7 +212,7 @@ class Performer:
         request = ModelRequest(
             self._agent.instructions,
             history.then(UserMessage.of(HAND_IN)) if turn.is_last else history,
-            () if turn.is_last else specs,
+            () if turn.is_last else tuple(each.spec for each in tools.values()),
             owed.attempt,
             f"{self._reports.session_id}/{owed.turn}/{owed.reply_no}",
             kept.token,
@@ -217,7 +224,7 @@ class Performer:
         except ModelError as error:
             await self._reports.report(self._failure(owed, error, session))
         else:
-            plans = tuple(self._plan(call, own, client_tools) for call in reply.calls)
+            plans = tuple(plan_call(call, tools, self._agent.approval) for call in reply.calls)
             if reply.finish is Finish.LENGTH:
                 plans = _without_cut(reply, plans)
             replied = ModelReplied(owed.turn, owed.reply_no, owed.attempt, reply, plans)
@@ -304,20 +311,6 @@ class Performer:
             chance=self._world.chance(),
             cut=next_cut(session.history, session.cut) if is_too_long else None,
             is_cut=isinstance(error, ModelCutError | ModelStalledError),
-        )
-
-    def _plan(self, call: Call, own: Mapping[str, Tool], client_tools: Mapping[str, ClientTool]) -> CallPlan:
-        theirs = client_tools.get(call.name)
-        if theirs is None:
-            return plan_call(call, own, self._agent.approval)
-        return CallPlan(
-            call.id,
-            digest_of(call.name, call.arguments),
-            Site.CLIENT,
-            theirs.has_effects,
-            theirs.on_doubt,
-            theirs.timeout_s,
-            needs_approval=theirs.needs_approval,
         )
 
     # --- tools ------------------------------------------------------------------------------------------------
