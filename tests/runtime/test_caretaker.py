@@ -18,6 +18,7 @@ from midstream.core.records import (
     Parent,
     Record,
     ReplyCompleted,
+    TurnEnded,
     TurnStatus,
     decode,
 )
@@ -29,6 +30,7 @@ from midstream.errors import (
     JournalMovedError,
     SeqnoReusedError,
     SessionBusyError,
+    SessionNotFoundError,
     StoreBusyError,
 )
 from midstream.runtime.agent import Agent, sub_agent
@@ -381,6 +383,38 @@ async def test_a_parent_stops_the_child_that_another_process_works_on(places: Pl
     assert child.state.last_turn is not None
     assert child.state.last_turn.status is TurnStatus.CANCELLED
     assert [each.epoch for each in places.records("s::1.1.0") if isinstance(each, EpochStarted)] == [1]
+
+
+@spec("TURN-76")
+async def test_a_session_is_deleted_with_its_sub_agents_wherever_they_are_awake(places: Places) -> None:
+    here, there = await places.host(), await places.host()
+    here.agent = there.agent = _boss(text("found"))
+    child = await there.child("s::1.1.0", ("research",))
+    place = Parent("s", 1, 1, "c1", ("research",))
+    await child.submit(SendMessage(UserMessage.of("find it"), parent=place))
+    await records_until_end(child, after=0)
+    records = await run_turn(here, "s", "where is it?")
+    assert isinstance(records[-1], TurnEnded)
+    assert not child.is_of_others, "it is that process's still"
+    reading = asyncio.ensure_future(child.wait(child.newest.position))
+    await asyncio.sleep(0)
+    await here.delete("s")
+    assert places.memory.sessions == {}
+    with pytest.raises(SessionNotFoundError):
+        await reading
+
+
+@spec("TURN-76")
+async def test_a_session_is_not_deleted_while_a_sub_agent_is_at_work(places: Places) -> None:
+    here, there = await places.host(), await places.host()
+    here.agent = there.agent = _boss([Stall()])
+    place = Parent("s", 1, 1, "c1", ("research",))
+    await run_turn_of(here, "nobody asks for help")
+    child = await there.child("s::1.1.0", ("research",))
+    await child.submit(SendMessage(UserMessage.of("find it"), parent=place))
+    with pytest.raises(SessionBusyError, match=r"s::1\.1\.0"):
+        await here.delete("s")
+    assert sorted(places.memory.sessions) == ["s", "s::1.1.0"]
 
 
 @spec("TURN-48")

@@ -39,6 +39,8 @@ REVIVALS_MAX = 100
 """Tries to take up a turn whose runner failed on a store that was busy or full; about 25 minutes."""
 HAND_ON_S = 1.0
 """Seconds in which a session that was cut gives itself up; a store that takes longer gives up everything at its end."""
+OWNERS_ASKED_MAX = 100
+"""Requests to other processes to let go of a session that is to be deleted, or of one of its sub-agents."""
 OPENING_S = 2.0
 """Seconds that sessions have to let go which were just being opened when the host is stopped."""
 SOURCES_CLOSE_S = 10.0
@@ -212,28 +214,44 @@ class Host:
         return awake.state if awake is not None else await self._peek(session_id)
 
     async def delete(self, session_id: str) -> None:
-        """Remove an idle session and all its records for good.
+        """Remove an idle session and all its records for good, and the sessions of its sub-agents with it.
 
         Raises:
             SessionNotFoundError: No such session.
-            SessionBusyError: A turn is running. Nothing was changed.
+            SessionBusyError: A turn is running, in it or in a sub-agent. Nothing was changed.
             UnavailableError: The process that owns it does not answer, or another one was faster. Nothing was changed.
         """
-        runner = await self.session(session_id)
-        await runner.retire()
-        self._awake.pop(session_id, None)
+        await self.session(session_id)
+        family = self._awake_with_children(session_id)
+        for runner in family:
+            runner.refuse_while_running()
+        for runner in family:
+            await runner.retire()
+            self._awake.pop(runner.session_id, None)
         try:
-            try:
-                await self.store.delete(session_id)
-            except LeaseHeldError:
-                await runner.ask_to_give_up()
-                await self.store.delete(session_id)
-        except LeaseHeldError as error:
-            raise UnavailableError(f"session {session_id!r} is being taken up: try again") from error
+            await self._delete(session_id)
         finally:
             # Somebody may have asked for it meanwhile, and would wait for a journal that is gone.
-            if newcomer := self._awake.pop(session_id, None):
-                await newcomer.close(SessionNotFoundError(f"session {session_id!r} was deleted"))
+            for newcomer in self._awake_with_children(session_id):
+                del self._awake[newcomer.session_id]
+                await newcomer.close(SessionNotFoundError(f"session {newcomer.session_id!r} was deleted"))
+
+    async def _delete(self, session_id: str) -> None:
+        for _ in range(OWNERS_ASKED_MAX):
+            try:
+                await self.store.delete(session_id)
+            except LeaseHeldError as error:
+                holding = await self._awakened(error.session or session_id)
+                await holding.ask_to_give_up()
+            else:
+                return
+        raise UnavailableError(f"session {session_id!r} is being taken up: try again")
+
+    def _awake_with_children(self, session_id: str) -> list[Runner]:
+        """Return the runner of a session, where it is awake, and then those of its sub-agents."""
+        mark = f"{session_id}{CHILD_MARK}"
+        own = [self._awake[session_id]] if session_id in self._awake else []
+        return own + [runner for name, runner in self._awake.items() if name.startswith(mark)]
 
     def drain(self) -> None:
         """Say goodbye: from now on readers and senders are told to reconnect. Turns go on until `stop`."""

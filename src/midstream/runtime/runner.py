@@ -309,9 +309,13 @@ class Runner:
         Raises:
             SessionBusyError: A turn is running. Nothing was changed.
         """
+        self.refuse_while_running()
+        await self.close(SessionNotFoundError(f"session {self.session_id!r} was deleted"))
+
+    def refuse_while_running(self) -> None:
+        """Raise what `retire` would raise."""
         if self._is_busy or self.state.rests_on_people:
             raise SessionBusyError(f"a turn of session {self.session_id!r} is running: cancel it first")
-        await self.close(SessionNotFoundError(f"session {self.session_id!r} was deleted"))
 
     async def ask_to_give_up(self) -> None:
         """Ask the process that owns an idle session to let go of it, so that it can be deleted.
