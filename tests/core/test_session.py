@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec import Struct, field
 
 from midstream.core import session as sessions
+from midstream.core.blobs import BLOB_BYTES_MIN, lifted, named
 from midstream.core.calls import CHOICES, Choice, OnDoubt, Site
 from midstream.core.compaction import shown
 from midstream.core.messages import Exchange, History, Result, UserMessage
@@ -592,6 +593,19 @@ def test_whatever_happens_a_cut_only_grows_and_leaves_the_newest_entry(life: Lif
 
 def _queued(words: str) -> SendMessage:
     return SendMessage(UserMessage.of(words), when_busy=WhenBusy.QUEUE)
+
+
+@spec("TURN-70")
+def test_the_session_knows_whether_a_result_is_kept_beside_it() -> None:
+    small, large = (_with_result(content) for content in ("small", "x" * BLOB_BYTES_MIN))
+    assert (small.has_blobs, large.has_blobs) == (False, True)
+    assert named(large.history)
+
+
+def _with_result(content: str) -> Session:
+    session = _live(say(), asks(reads("a")))
+    records, _ = lifted(decide(session, ended("a", content), epoch=1, at=AT))
+    return fold([(1, record) for record in records], session)
 
 
 @spec("TURN-28")

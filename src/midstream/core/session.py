@@ -136,6 +136,8 @@ class Session(Struct, frozen=True):
     turns: int = 0
     """Number of turns opened so far."""
     history: History = field(default_factory=History)
+    has_blobs: bool = False
+    """Whether a result of the history is kept beside the journal."""
     cut: int = 0
     """How many of its entries, from the beginning, the model is no longer shown."""
     streams: dict[str, StreamState] = field(default_factory=dict)
@@ -345,8 +347,10 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
             return replace(after, unsettled=unsettled)
         case ExchangeCommitted():
             exchange = turns.exchange_of(session.turn)
-            history = session.history.then(exchange) if exchange else session.history
-            return replace(after, history=history)
+            if exchange is None:
+                return after
+            has_blobs = session.has_blobs or any(result.blob for result in exchange.results)
+            return replace(after, history=session.history.then(exchange), has_blobs=has_blobs)
         case MessageAccepted():
             return replace(
                 after,

@@ -204,7 +204,7 @@ class Performer:
         theirs = {each.spec.name: of_client(each) for each in turn.terms.tools if each.spec.name not in own}
         tools = {**own, **theirs}
         try:
-            history = await self._whole(session.shown)
+            history = await self._whole(session.shown) if session.has_blobs else session.shown
         except MidstreamError as error:
             unread = ModelUnavailableError(f"what the model is to read cannot be read: {error.message}")
             await self._reports.report(self._failure(owed, unread, session))
