@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import inspect
 import logging
 import re
@@ -386,7 +387,12 @@ async def probe_call(found: Tool, call: Call, context: CallContext) -> tuple[Res
 
 def is_plain(found: Tool) -> bool:
     """Whether a tool is a plain function, which runs in a thread and cannot be cancelled, only asked to stop."""
-    return not inspect.iscoroutinefunction(found.function)
+    return not _is_coroutine_function(found.function)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_coroutine_function(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function)  # it unwraps and looks at flags: several microseconds
 
 
 async def run_call(found: Tool, call: Call, context: CallContext) -> Result:
@@ -455,7 +461,7 @@ def _read_arguments(found: Tool, call: Call) -> dict[str, Any]:
 
 
 async def _invoke(function: Callable[..., Any], keywords: Mapping[str, Any]) -> object:
-    if inspect.iscoroutinefunction(function):
+    if _is_coroutine_function(function):
         try:
             return await typing.cast("Awaitable[object]", function(**keywords))
         except asyncio.CancelledError as error:

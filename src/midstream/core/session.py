@@ -17,8 +17,11 @@ from midstream.core.calls import Site
 from midstream.core.compaction import shown
 from midstream.core.messages import Exchange, History, Outcome, UserMessage
 from midstream.core.records import (
+    AttemptStarted,
     CallEnded,
+    CallStarted,
     ChunkAccepted,
+    Delta,
     EpochStarted,
     ExchangeCommitted,
     HistoryCompacted,
@@ -27,6 +30,7 @@ from midstream.core.records import (
     MessageWithdrawn,
     Parent,
     Record,
+    ReplyCompleted,
     ResultArrivedLate,
     StreamOpened,
     ToolsChanged,
@@ -342,6 +346,8 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
     turn = turns.evolve(session.turn, record, epoch=epoch)
     after = replace(session, position=session.position + 1, turn=turn)
     match record:
+        case Delta() | AttemptStarted() | ReplyCompleted() | CallStarted():
+            return after  # of every step; what follows is looked through case by case
         case CallEnded():
             unsettled = _with_unsettled(session, record)
             return replace(after, unsettled=unsettled)

@@ -100,6 +100,9 @@ CUT_CONTENT = (
 )
 """What the model is told of a call that was cut off."""
 
+_NEVER = threading.Event()
+"""Never set: coroutines are cancelled instead."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -418,14 +421,16 @@ class Performer:
 
     async def _result_of_plain(self, found: Tool, call: Call, context: CallContext) -> Result:
         """Run a plain function. On a cancel it is asked to stop; what it then returns is its outcome, late or not."""
-        work = self._world.spawn(run_call(found, call, context), name=f"tool {call.name}")
+        stopped = threading.Event()
+        known = replace(context, stopped=stopped)
+        work = self._world.spawn(run_call(found, call, known), name=f"tool {call.name}")
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
             if self._reports.is_closing or work.cancelled():
                 work.cancel()
                 raise
-        context.stopped.set()
+        stopped.set()
         try:
             return await work
         except asyncio.CancelledError:
@@ -456,7 +461,8 @@ class Performer:
             with contextlib.suppress(RuntimeError):  # the loop has ended: nobody listens any more
                 loop.call_soon_threadsafe(progressed, text)
 
-        return CallContext(self._reports.session_id, owed.turn, owed.reply_no, owed.call_id, run, tell)
+        place = (self._reports.session_id, owed.turn, owed.reply_no, owed.call_id)
+        return CallContext(*place, run, tell, _NEVER)  # who is asked to stop has an event of their own
 
 
 class _Kept:

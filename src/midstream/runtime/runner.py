@@ -746,6 +746,8 @@ def _appendix(records: Sequence[Record], blobs: Sequence[Blob], before: Session,
 
 def _merged(batch: list[_Envelope]) -> list[_Envelope]:
     """Join neighbouring words of one model attempt, so that a fast model costs one record and not hundreds."""
+    if len(batch) == 1:
+        return batch
     merged: list[_Envelope] = []
     for ids, group in itertools.groupby(batch, key=_attempt_of):
         if ids is None:

@@ -353,12 +353,10 @@ class _Queue:
         count = next(alone, BATCH_MAX) or 1
         batch = self._waiting[:count]
         del self._waiting[:count]
-        done = self._thread.ask(partial(self._writer.commit, batch))
-        done.add_done_callback(partial(self._committed, batch))
+        self._thread.tell(partial(self._writer.commit, batch), partial(self._committed, batch))
 
-    def _committed(self, batch: Sequence[_Asked], done: asyncio.Future[list[Any]]) -> None:
-        bug = done.exception()
-        answers = [bug] * len(batch) if bug is not None else done.result()
+    def _committed(self, batch: Sequence[_Asked], done: list[Any] | None, bug: BaseException | None) -> None:
+        answers = [bug] * len(batch) if done is None else done
         for asked, answer in zip(batch, answers, strict=True):
             if asked.answer.done():
                 continue  # nobody waits any more
