@@ -683,25 +683,26 @@ class Runner:
         for obligation in owed:
             # What is in the journal as started is run also at the last moment: left out, it would be in doubt.
             if obligation not in self._doing and not self._is_cut(obligation):
-                work = self._performer.perform(obligation, self.state)
-                task = self._world.spawn(work, name=f"{type(obligation).__name__} {self.session_id}")
-                self._doing[obligation] = task
-                task.add_done_callback(lambda done, key=obligation: self._forget(key, done))  # type: ignore[misc]
+                name = f"{type(obligation).__name__} {self.session_id}"
+                self._doing[obligation] = self._world.spawn(self._perform(obligation, self.state), name=name)
 
     def _is_cut(self, obligation: Obligation) -> bool:
         if self._is_patient and isinstance(obligation, AskModel) and obligation in self._doing:
             return False
         return self._is_quiescing and self._performer.is_repeatable(obligation)
 
-    def _forget(self, obligation: Obligation, task: asyncio.Task[None]) -> None:
-        is_open = self._doing.get(obligation) is task
-        if is_open:
-            del self._doing[obligation]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("performing an obligation failed", exc_info=error, extra={"session": self.session_id})
+    async def _perform(self, obligation: Obligation, owing: Session) -> None:
+        """Do what is owed; where it ends and is owed still, such as by a model that cancels itself, nobody would."""
+        try:
+            await self._performer.perform(obligation, owing)
+        except Exception as error:  # noqa: BLE001 - a bug in there ends the session as a crash would
+            extra = {"session": self.session_id}
+            _log.error("performing an obligation failed", exc_info=error, extra=extra)
             self._fail(_stopped_on(error, self.session_id))
-        elif is_open:  # such as a model that cancels itself: the turn would wait for nobody
-            self._fail(UnavailableError(f"session {self.session_id!r} stopped: nobody does what it owes"))
+        finally:
+            if self._doing.get(obligation) is asyncio.current_task():
+                del self._doing[obligation]
+                self._fail(UnavailableError(f"session {self.session_id!r} stopped: nobody does what it owes"))
 
     def _fail(self, error: MidstreamError) -> None:
         """End as a crash would: nothing more is written; whoever takes over finds the doubt in the journal."""
