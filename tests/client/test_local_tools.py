@@ -216,8 +216,9 @@ def test_a_call_in_doubt_that_only_a_person_could_decide_is_answered_as_unknown(
 
 def test_a_person_is_asked_about_every_call_of_a_tool_with_a_rule() -> None:
     sometimes = tool(name="some", needs_approval=lambda path: path == "/")(lambda: None)
-    always = tool(name="all", needs_approval=True)(lambda: None)
+    always = tool(name="all", needs_approval=True, answer_s=60.0)(lambda: None)
     assert [offer.needs_approval for offer in offered([look, sometimes, always])] == [False, True, True]
+    assert [offer.answer_s for offer in offered([look, always])] == [0.0, 60.0]
 
 
 def test_a_tool_that_a_person_answers_is_refused() -> None:

@@ -207,7 +207,12 @@ def offered(tools: Iterable[Tool]) -> tuple[ClientTool, ...]:
     """
     return tuple(
         ClientTool(
-            each.spec, each.has_effects, each.on_doubt, each.timeout_s, each.needs_approval is not False
+            each.spec,
+            each.has_effects,
+            each.on_doubt,
+            each.timeout_s,
+            each.needs_approval is not False,
+            each.answer_s,
         )
         for each in tools
     )
