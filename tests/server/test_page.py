@@ -179,6 +179,18 @@ def dying_after(
     return route
 
 
+def lives_of_lines(random: Random) -> Callable[[], int]:
+    """Draw how many messages each line carries; never two in a row that bring nothing: a page would wait long."""
+    before = 12
+
+    def draw() -> int:
+        nonlocal before
+        before = random.randint(0 if before >= 2 else 2, 12)
+        return before
+
+    return draw
+
+
 def dying_at_once_until(is_up: asyncio.Event, *, but: int = 0) -> Callable[[WebSocketRoute], None]:
     """Close every socket before its welcome until the event; the first one after `but` messages."""
     routes: list[WebSocketRoute] = []
@@ -578,7 +590,7 @@ async def test_whatever_breaks_whenever_each_turn_is_whole_and_each_tool_ran_onc
         ]
 
     context = await browser.new_context()
-    await context.route_web_socket("**/stream", dying_after(lambda: random.randint(0, 12), []))
+    await context.route_web_socket("**/stream", dying_after(lives_of_lines(random), []))
     chat = Chat(await context.new_page(), [])
     async with served(make_app(reply, tools=[note])) as server:
         await chat.page.goto(server.url)
