@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from midstream.client.checkpoint import CallAnswered, CallAsked, CallIntended, CallNoted, KeptCall
-from midstream.client.local_tools import RESULT_BYTES_MAX, LocalTools, Start, offered, refuse_foreign
+from midstream.client.local_tools import (
+    ALLOWED_ONCE_CONTENT,
+    RESULT_BYTES_MAX,
+    LocalTools,
+    Start,
+    offered,
+    refuse_foreign,
+)
 from midstream.core.calls import RERUNS_MAX, UNKNOWN_CONTENT, CallPlan, CallState, OnDoubt, Site
 from midstream.core.frames import ResultPayload, encode
 from midstream.core.messages import Call, Finish, Outcome, Reply, Result
@@ -190,6 +197,18 @@ async def test_a_call_in_doubt_with_a_probe_is_asked_about(says: Probed, content
         assert tools.writes() == [CallIntended(*PLACE, 2, 7)]
         tools.ended(PLACE, await tools.run(start))
     assert [answer.result.content for answer in tools.answers()] == [content]
+
+
+@spec("TURN-35")
+def test_what_did_not_happen_and_was_allowed_once_does_not_run_without_another_permission() -> None:
+    plan = CallPlan("c1", "digest", Site.CLIENT, on_doubt=OnDoubt.PROBE, needs_approval=True)
+    tools = _tools(KeptCall(1, 1, CallState(CALL, plan, runs=1, epoch=3), is_asked=True))
+    assert [start.is_probe for start in tools.to_start()] == [True]
+    tools.ended(PLACE, None)
+    assert tools.to_start() == []
+    assert [answer.result for answer in tools.answers()] == [
+        Result("c1", ALLOWED_ONCE_CONTENT, Outcome.ERROR)
+    ]
 
 
 async def test_a_probe_is_not_believed_for_ever_and_a_lost_one_knows_nothing() -> None:
