@@ -352,11 +352,7 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
             unsettled = _with_unsettled(session, record)
             return replace(after, unsettled=unsettled)
         case ExchangeCommitted():
-            exchange = turns.exchange_of(session.turn)
-            if exchange is None:
-                return after
-            has_blobs = session.has_blobs or any(result.blob for result in exchange.results)
-            return replace(after, history=session.history.then(exchange), has_blobs=has_blobs)
+            return _with_exchange(after, turns.exchange_of(session.turn))
         case MessageAccepted():
             return replace(
                 after,
@@ -406,6 +402,13 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
             return replace(after, turn=ended, last_turn=record, driver="")
         case _:
             return after
+
+
+def _with_exchange(session: Session, exchange: Exchange | None) -> Session:
+    if exchange is None:
+        return session
+    has_blobs = session.has_blobs or any(result.blob for result in exchange.results)
+    return replace(session, history=session.history.then(exchange), has_blobs=has_blobs)
 
 
 def _with_stream(session: Session, key: str, *, turn: int = 0, queued: int = 0) -> dict[str, StreamState]:
