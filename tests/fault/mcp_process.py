@@ -6,7 +6,6 @@ HOW is what happens in the middle of a call that has effects: `mcp`, nothing; `m
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import sys
@@ -18,6 +17,7 @@ from mcp.server.mcpserver import Context, MCPServer
 from mcp_types import ToolAnnotations
 
 from midstream.integrations.mcp import EFFECT_KEY
+from midstream.world import World
 from tests.fault.turn import PIDS, Line
 
 folder, how = Path(sys.argv[1]), sys.argv[2]
@@ -44,7 +44,7 @@ async def run(name: str, ctx: Context) -> str:
         os.kill(os.getpid(), signal.SIGKILL)
     if name == "write" and how == "kills":
         os.kill(os.getppid(), signal.SIGKILL)
-    await asyncio.sleep(0.01)
+    await World().sleep(0.01)
     note(name, key, "ended")
     return "it was done"
 
