@@ -547,6 +547,24 @@ class StoreContract:
             await one.release("s", epoch=epoch)
             assert await other.delete("s")
 
+    async def test_the_parts_of_a_session_go_with_it_all_or_none(self, place: Place) -> None:
+        async with _opened(place) as one, _opened(place) as other:
+            names = ("s", "s::1.1.0", "s::1.1.0::2.1.0", "s:", "s:x", "s:;", "s;", "st", "r::1")
+            for name in names:
+                epoch = await one.claim(name, at=1.0)
+                await _append(one, name, b"a", expected=0, epoch=epoch)
+                await one.release(name, epoch=epoch)
+            held = await other.claim("s::1.1.0::2.1.0", at=2.0)
+            with pytest.raises(LeaseHeldError) as refused:
+                await one.delete("s")
+            assert refused.value.session == "s::1.1.0::2.1.0"
+            assert len(await _listed(one)) == len(names)
+            await other.release("s::1.1.0::2.1.0", epoch=held)
+            assert await one.delete("s")
+            assert {line.session for line in await _listed(one)} == {*names[3:]}
+            assert await _journal(one, "s::1.1.0") == []
+            assert await other.claim("s::1.1.0::2.1.0", at=3.0) > held
+
     async def test_nobody_of_before_appends_to_a_session_made_again(self, place: Place) -> None:
         async with _opened(place) as one, _opened(place) as other:
             old = await one.claim("s", at=1.0)
