@@ -61,6 +61,9 @@ SETTINGS_OF_ALL = {"derandomize", "database", "deadline", "print_blob"}
 # Test file: why nothing that it draws decides whether it fails.
 MAY_DRAW: dict[str, str] = {
     "tests/fault/test_owners.py": "only `make fault` draws its seed, and prints it",
+    "tests/integrations/acp_agent.py": "names of conversations: programs of one test must not make the same",
+    "tests/integrations/claude_cli.py": "names of messages and sessions, likewise",
+    "tests/integrations/codex_server.py": "names of threads and turns, likewise",
     "tests/fault/workers.py": "an idempotency key: any will do that was not used before",
 }
 

@@ -34,6 +34,7 @@ from midstream.core.reuse.prefix import (
     takes_cache_key,
 )
 from tests.core.histories import MODEL, histories
+from tests.search import TIMES
 from tests.spec import spec
 
 SCHEMA = {
@@ -51,7 +52,7 @@ def encoded(messages: object) -> bytes:
 
 
 @spec("REUSE-76")
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300 * TIMES)
 @given(histories(8), EVERYBODY, st.data())
 def test_the_messages_of_a_turn_begin_with_those_of_the_turn_before(
     history: History, profile: str, data: st.DataObject
@@ -191,7 +192,7 @@ def test_the_second_anchor_stands_where_the_request_before_ended() -> None:
 
 
 @spec("REUSE-79")
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200 * TIMES)
 @given(histories(8))
 def test_there_are_never_more_marks_than_allowed_and_what_carries_them_may(history: History) -> None:
     body = anchored(body_of(*history.entries))
@@ -205,7 +206,7 @@ def test_there_are_never_more_marks_than_allowed_and_what_carries_them_may(histo
 
 
 @spec("REUSE-79")
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200 * TIMES)
 @given(histories(8), st.data())
 def test_but_for_the_marks_a_longer_conversation_begins_with_the_shorter_one(
     history: History, data: st.DataObject
