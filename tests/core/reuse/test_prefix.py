@@ -241,7 +241,7 @@ def chat_of(*entries: Entry) -> dict[str, Any]:
 
 @spec("REUSE-79")
 def test_chat_completions_are_marked_within_the_texts_of_messages() -> None:
-    """A mark beside the content of a result makes one server that passes marks on hang."""
+    """Beside the content of a result a mark is reported to make one such server hang."""
     entries = [*asked("read it"), ran(2)]
     before, now = (anchored_chat(chat_of(*each), ttl="1h") for each in (entries[:1], entries))
     mark = {"type": "ephemeral", "ttl": "1h"}

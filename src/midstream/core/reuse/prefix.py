@@ -88,7 +88,7 @@ def anchored_chat(body: Mapping[str, Any], *, ttl: str = "") -> Json:
     """Return the body of a request for chat completions with Anthropic's cache marks, as `anchored` does.
 
     For servers that pass them on. The marks stand within the texts of messages (beside them, on the result of a tool,
-    they make one such server hang); results and system prompts become blocks like the texts of the user.
+    one such server is reported to hang); results and system prompts become blocks like the texts of the user.
     """
     made = dict(body)
     if _is_marked(made):
