@@ -162,6 +162,24 @@ def test_signed_thinking_goes_back_to_the_model_that_signed_it_and_to_no_other()
     assert chat(history)[1] == {"role": "assistant", "content": "yes"}
 
 
+def test_thinking_in_sealed_words_goes_back_to_the_model_that_sealed_them_and_to_no_other() -> None:
+    sealed = Thinking("", SIGNATURES[0], is_redacted=True)
+    history = History((HI, Exchange(Reply((sealed, Text("yes")), model=MODEL))))
+    (_, own) = render(history, "", "anthropic", model=MODEL).messages
+    assert own["content"][0] == {"type": "redacted_thinking", "data": SIGNATURES[0]}
+    (_, other) = render(history, "", "anthropic", model="another").messages
+    assert other["content"] == "yes"
+    for profile in set(PROFILES) - {"anthropic", "vertex", "pydantic-ai"}:
+        assert SIGNATURES[0] not in str(render(history, "", profile, model=MODEL).messages)
+
+
+@pytest.mark.parametrize("name", ["claude-sonnet-4-20250514", "claude-sonnet-4", "claude-sonnet-4-0"])
+def test_a_model_asked_by_its_short_name_gets_its_own_thinking_back(name: str) -> None:
+    replied = Reply((Thinking("hm", SIGNATURES[0]), Text("yes")), model="claude-sonnet-4-20250514")
+    (_, own) = render(History((HI, Exchange(replied))), "", "anthropic", model=name).messages
+    assert own["content"][0]["signature"] == SIGNATURES[0]
+
+
 def test_reasoning_goes_back_to_who_asks_for_it_and_is_replaced_where_it_was_lost() -> None:
     called = Exchange(Reply((Call("a", "list"),)), (Result("a", "x"),))
     thought = Exchange(Reply((Thinking("hm"), Call("b", "list"))), (Result("b", "x"),))
