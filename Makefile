@@ -108,7 +108,7 @@ demo: $(VENV)/.self  ## Kill a server in the middle of a sentence and watch the 
 
 test: format-check lint types arrows $(if $(ARGS),,hooks)  ## Everything, with the short kill matrix; ARGS for pytest choose a part
 	@$(MAKE) --silent --no-print-directory $(VENV)/.local || echo "No wheels of the local model here: its tests are skipped." >&2
-	@for judge in node templates upstreams; do \
+	@for judge in node templates; do \
 	  $(MAKE) --silent --no-print-directory $(VENV)/.$$judge || echo "No $$judge here: the tests that ask it are skipped." >&2; \
 	done
 	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
@@ -122,7 +122,7 @@ format-check: $(VENV)/.dev
 lint: $(VENV)/.dev
 	$(BIN)/ruff check --quiet $(CODE)
 
-types: $(VENV)/.dev
+types: $(VENV)/.dev $(VENV)/.upstreams
 	$(BIN)/mypy $(CODE)
 
 arrows: $(VENV)/.dev

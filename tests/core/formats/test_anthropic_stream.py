@@ -64,6 +64,7 @@ from tests.core.formats.messages_wire import (
     wire,
     withheld,
 )
+from tests.search import TIMES
 
 END = Finished(Finish.STOP, "claude-1", Usage(7, 9))
 
@@ -425,7 +426,7 @@ def compared(part: ReplyPart) -> ReplyPart:
     return part
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60 * TIMES)
 @given(_replies(), st.data())
 def test_the_same_bytes_cut_anywhere_are_what_the_sdk_reads(events: list[Json], data: st.DataObject) -> None:
     body = wire(events)
@@ -448,7 +449,7 @@ def test_the_same_bytes_cut_anywhere_are_what_the_sdk_reads(events: list[Json], 
         assert [compared(part) for part in reply.parts] == expected
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10 * TIMES)
 @given(_replies())
 def test_cut_at_every_single_byte_it_is_the_same_reply(events: list[Json]) -> None:
     body = wire(events)

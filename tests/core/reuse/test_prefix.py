@@ -270,7 +270,7 @@ def test_of_a_message_with_an_image_its_words_are_marked() -> None:
 
 
 @spec("REUSE-79")
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200 * TIMES)
 @given(histories(8), st.data())
 def test_but_for_the_marks_longer_chat_completions_begin_with_the_shorter_ones(
     history: History, data: st.DataObject
