@@ -95,10 +95,10 @@ def run(folder: Path) -> Report:
     print(
         f"\n{TURNS} turns: OpenAI's client, gateway, pool, OpenAI's package: bytes of the bodies that arrived"
     )
-    for row in path:
+    for told in path:
         print(
-            f"  {row.contestant:<15}{row.sent_bytes:>10} (first turn {row.first_turn_bytes}, "
-            f"last {row.last_turn_bytes}; {row.users} user messages)"
+            f"  {told.contestant:<15}{told.sent_bytes:>10} (first turn {told.first_turn_bytes}, "
+            f"last {told.last_turn_bytes}; {told.users} user messages)"
         )
     return Report(MESSAGES, times, COLD_BAR_MS, is_met, conversations, path)
 
