@@ -39,6 +39,7 @@ events = st.lists(
     st.one_of(
         st.builds(TextDelta, words),
         st.builds(ThinkingDelta, words, st.none() | words),
+        st.builds(ThinkingDelta, st.just(""), words, st.just(True)),  # noqa: FBT003 - a strategy
         st.builds(CallRequested, words, words, words),
         st.builds(UpstreamCallStarted, st.sampled_from("ab"), words, words),
         st.builds(UpstreamCallEnded, st.sampled_from("abc"), words),
@@ -51,6 +52,15 @@ def _built(*said: ModelEvent) -> tuple[list[Delta], Reply | None]:
     builder = ReplyBuilder(1, 2, 3)
     deltas = [delta for event in said for delta in builder.add(event)]
     return deltas, builder.reply()
+
+
+def test_thinking_in_sealed_words_is_a_part_of_its_own() -> None:
+    sealed = ThinkingDelta("", "c2VhbGVk", is_redacted=True)
+    deltas, reply = _built(ThinkingDelta("hm"), sealed, sealed, TextDelta("yes"), Finished())
+    assert [delta.text for delta in deltas] == ["hm", "yes"]
+    assert reply is not None
+    withheld = Thinking("", "c2VhbGVk", is_redacted=True)
+    assert reply.parts == (Thinking("hm"), withheld, withheld, Text("yes"))
 
 
 def test_a_reply_is_made_of_what_was_said_in_order() -> None:

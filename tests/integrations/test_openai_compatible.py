@@ -185,6 +185,30 @@ async def test_the_cache_key_of_a_session_is_sent_where_it_is_asked_for(
         assert server.bodies[0].get("prompt_cache_key") == (cache_key_of("s1") if is_sent else None)
 
 
+@spec("REUSE-79")
+@pytest.mark.parametrize(
+    ("options", "is_ephemeral", "is_marked"),
+    [
+        ({"has_cache_marks": True}, False, True),
+        ({"has_cache_marks": True, "cache_ttl": "1h"}, False, True),
+        ({"has_cache_marks": True}, True, False),
+        ({}, False, False),
+    ],
+)
+async def test_anthropics_marks_are_sent_where_they_are_asked_for(
+    options: dict[str, Any],
+    is_ephemeral: bool,  # noqa: FBT001 - a case
+    is_marked: bool,  # noqa: FBT001 - a case
+) -> None:
+    async with chat_server(HELLO) as server:
+        async with OpenAICompatible(server.url, "m", **options) as model:
+            await answered(model, ModelRequest("", ASKED.history, is_ephemeral=is_ephemeral))
+        (message,) = server.bodies[0]["messages"]
+    mark = {"type": "ephemeral"} | ({"ttl": "1h"} if "cache_ttl" in options else {})
+    expected = [{"type": "text", "text": "hi", "cache_control": mark}] if is_marked else "hi"
+    assert message["content"] == expected
+
+
 async def test_a_field_the_server_does_not_know_can_be_left_out() -> None:
     async with chat_server(HELLO) as server:
         async with OpenAICompatible(server.url, "m", extra={"stream_options": None}) as model:

@@ -61,7 +61,7 @@ async def test_a_trouble_is_one_messages_and_the_next_is_well(trouble: Trouble) 
     assert isinstance(events[-1], Finished)
 
 
-@pytest.mark.parametrize("trouble", ENDLESS)
+@pytest.mark.parametrize("trouble", sorted(ENDLESS))
 async def test_a_run_that_hangs_ends_when_it_is_closed(trouble: Trouble) -> None:
     upstream = ScriptedUpstream(troubles=[trouble])
     agent = await upstream.open(SETUP)

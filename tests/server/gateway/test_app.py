@@ -34,6 +34,7 @@ from midstream.errors import (
     UpstreamBusyError,
 )
 from midstream.testing.models import text
+from tests.search import TIMES
 from tests.server.gateway.serving import TOKEN, called, make_gateway, say, served
 from tests.spec import spec
 
@@ -427,7 +428,7 @@ JUNK = st.recursive(
 
 
 @given(st.lists(JUNK, min_size=1, max_size=6), st.sampled_from(["chat/completions", "responses", "messages"]))
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120 * TIMES, suppress_health_check=[HealthCheck.too_slow])
 async def test_no_transcript_is_so_broken_that_it_is_a_fault_of_ours(messages: list[Any], path: str) -> None:
     from midstream.testing.models import ScriptedModel
 
