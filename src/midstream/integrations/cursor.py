@@ -45,7 +45,7 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.runtime.openings import Openings
-from midstream.runtime.upstreams import Abilities, Opened, Said, Setup, UpstreamEvent
+from midstream.runtime.upstreams import Abilities, Opened, Said, Setup, UpstreamEvent, doubtful, is_never_sent
 
 LAUNCH_S = 30.0
 """Seconds the bridge has to start."""
@@ -228,13 +228,21 @@ class CursorAgent:
                         yield event
                 result = await run.wait()
             is_over = True
+        except ModelError as error:
+            cause = error.__cause__
+            is_refused = run is None and (isinstance(cause, sdk.RateLimitError) or _is_never_sent(cause))
+            if is_opened or is_refused or cause is None:
+                raise
+            if run is not None and isinstance(error, ModelAccessError):
+                yield self._opened(run)
+            # The key counts for agents in the cloud only.
+            raise doubtful(error) from cause
         finally:
             if run is not None and not is_over and self._bridge.is_open(self._agent.client):
                 await _bounded(run.cancel())
-        last = reading.end(result)
-        if not is_opened:
+        if not is_opened and reading.may_know(result):
             yield self._opened(run)
-        for event in last:
+        for event in reading.end(result):
             yield event
 
     async def aclose(self) -> None:
@@ -267,15 +275,21 @@ class _Reading:
             return self._whole(event.sdk_message)
         return []
 
+    def may_know(self, result: sdk.RunResult) -> bool:
+        """Return whether an agent that has said nothing is there all the same, and may know what it was told."""
+        kind = _kind_of(result)
+        return kind is None or not issubclass(
+            kind, UpstreamGoneError | UpstreamBusyError | UpstreamFailedError
+        )
+
     def end(self, result: sdk.RunResult) -> list[ModelEvent]:
         """Return the end of a run that finished.
 
         Raises:
             ModelError: It did not: see `midstream.runtime.upstreams`.
         """
-        if result.status != "finished":
-            code = (result.error_code or "").removeprefix("SDK_ERROR_CODE_").lower()
-            kind = _CODES.get(code) or _STATUSES.get(result.status, UpstreamFailedError)
+        kind = _kind_of(result)
+        if kind is not None:
             reason = f": {result.error_message}" if result.error_message else ""
             raise kind(f"the run ended with status {result.status!r}{reason}")
         words = [TextDelta(result.result)] if result.result and not self._has_said else []
@@ -316,6 +330,18 @@ class _Reading:
             outcome = Outcome.ERROR if message.status == "error" else Outcome.OK
             events.append(UpstreamCallEnded(message.call_id, _text_of(message.result), outcome))
         return events or [Working(message.name)]
+
+
+def _kind_of(result: sdk.RunResult) -> type[ModelError] | None:
+    """Return what a run failed with, or None: it finished."""
+    if result.status == "finished":
+        return None
+    code = (result.error_code or "").removeprefix("SDK_ERROR_CODE_").lower()
+    return _CODES.get(code) or _STATUSES.get(result.status, UpstreamFailedError)
+
+
+def _is_never_sent(error: BaseException | None) -> bool:
+    return error is not None and is_never_sent(error.__cause__)
 
 
 class _Bridge:

@@ -35,7 +35,16 @@ from midstream.errors import (
     UpstreamGoneError,
 )
 from midstream.runtime.openings import Openings
-from midstream.runtime.upstreams import Abilities, Marked, Opened, Said, Setup, UpstreamEvent
+from midstream.runtime.upstreams import (
+    Abilities,
+    Marked,
+    Opened,
+    Said,
+    Setup,
+    UpstreamEvent,
+    doubtful,
+    is_never_sent,
+)
 from midstream.world import World
 
 Memory = Literal["responses", "conversation"]
@@ -48,6 +57,8 @@ RECONNECT_BACKOFF = Backoff(first_s=0.25, most_s=4.0, jitter=0.5)
 _GONE = {"previous_response_not_found", "conversation_not_found"}
 _NAMED_BY = {"previous_response_id", "conversation"}
 _NOT_FOUND = 404
+_NOT_TAKEN = {409, 429, 503}
+"""Statuses of a server that did not begin: a conflict, too many requests, no room."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +212,8 @@ class OpenAIAgent:
         """What the server is told to go on from; "" begins anew."""
         self._names = names
         """What a reader of `Opened.resumed` knows that by."""
+        self._is_asked = False
+        """Whether a response was asked for: what failed before that has told nobody anything."""
 
     async def send(
         self,
@@ -255,6 +268,8 @@ class OpenAIAgent:
                 trouble = ModelUnavailableError(f"the stream of {self._way.name} broke off")
             except (ModelUnavailableError, ModelStalledError) as error:
                 trouble = error
+            if not is_opened and self._is_in_doubt(trouble):
+                raise doubtful(trouble) from trouble.__cause__
             if reader.is_ended:
                 return
             failures = 1 if reader.sequence > known else failures + 1
@@ -262,6 +277,18 @@ class OpenAIAgent:
                 raise trouble
             world = self._way.world
             await world.sleep(RECONNECT_BACKOFF.wait_s(failures - 1, chance=world.chance()))
+
+    def _is_in_doubt(self, trouble: ModelError) -> bool:
+        """Whether what was said may stand in the conversation though nothing said so; said again, it would twice.
+
+        A chain is not touched by what was said in vain: the next response names the same one before it.
+        """
+        cause = trouble.__cause__
+        if self._way.memory == "responses" or not self._is_asked:
+            return False
+        if isinstance(cause, openai.APIStatusError):
+            return cause.status_code not in _NOT_TAKEN
+        return not is_never_sent(cause.__cause__ if cause is not None else None)
 
     async def _connection(self, reader: ResponsesReader, said: Said, key: str) -> AsyncGenerator[bytes, None]:
         """Give the events of one connection as JSON: of a new reply, or of one whose name is known."""
@@ -284,7 +311,9 @@ class OpenAIAgent:
         )
 
     async def _asked(self, said: Said, key: str) -> openai.AsyncStream[ResponseStreamEvent]:
+        self._is_asked = False
         body = await self._body(said)
+        self._is_asked = True
         headers = {"Idempotency-Key": _digest(key)}
         stream: openai.AsyncStream[ResponseStreamEvent] = await self._way.client.responses.create(
             **body, extra_headers=headers
@@ -352,7 +381,7 @@ def _typed(body: object, error: ModelError) -> ModelError:
 
 
 def _no_connection(name: str, error: openai.APIConnectionError) -> ModelError:
-    if isinstance(error, openai.APITimeoutError):
+    if isinstance(error, openai.APITimeoutError) and not is_never_sent(error.__cause__):
         return ModelStalledError(f"{name} said nothing for {TIMEOUT.read:g} s")
     # Only the kind: the text of such an error may hold the address and what is in it.
     return ModelUnavailableError(

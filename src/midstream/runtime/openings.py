@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from midstream.errors import ModelUnavailableError
+from midstream.errors import ModelUnavailableError, UpstreamFailedError
 from midstream.world import World
 
 T = TypeVar("T")
@@ -28,11 +28,12 @@ class Openings:
         """Wait for an answer.
 
         Raises:
-            ModelUnavailableError: The upstream was closed meanwhile, or before.
+            ModelUnavailableError: The upstream was closed before. Nothing was asked.
+            UpstreamFailedError: It was closed meanwhile; nobody knows whether the request arrived.
         """
         if self._is_closed:
             request.close()
-            raise self._closed()
+            raise ModelUnavailableError(f"{self._name} was closed")
         task = self._world.spawn(request, name=f"opening {self._name}")
         self._tasks.add(task)
         try:
@@ -41,7 +42,7 @@ class Openings:
             waiting = asyncio.current_task()
             if waiting is None or waiting.cancelling():
                 raise
-            raise self._closed() from None
+            raise UpstreamFailedError(f"{self._name} was closed") from None
         finally:
             self._tasks.discard(task)
 
@@ -50,6 +51,3 @@ class Openings:
         self._is_closed = True
         for task in self._tasks:
             task.cancel()
-
-    def _closed(self) -> ModelUnavailableError:
-        return ModelUnavailableError(f"{self._name} was closed")
