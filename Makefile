@@ -77,6 +77,13 @@ $(VENV)/.upstreams: requirements/upstreams.txt | $(VENV)/.dev
 	$(PIP_PINNED) --no-deps --no-build-isolation --no-binary claude-agent-sdk -r requirements/upstreams.txt
 	@touch $@
 
+
+# LiteLLM asks the gateway as a client of its own making: in an environment apart, since it wants an older OpenAI SDK.
+$(VENV)/.clients: requirements/clients.txt | $(VENV)/.made
+	$(PYTHON) -m venv $(VENV)/clients
+	$(VENV)/clients/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@touch $@
+
 # Judges of repaired histories that are no Python packages: npm's and a source package's files.
 $(VENV)/.node: tests/oracles/node/package-lock.json tests/oracles/node/.npmrc tools/judges.py | $(VENV)/.dev
 	$(BIN)/python tools/judges.py node $(VENV)/node
@@ -108,7 +115,7 @@ demo: $(VENV)/.self  ## Kill a server in the middle of a sentence and watch the 
 
 test: format-check lint types arrows $(if $(ARGS),,hooks)  ## Everything, with the short kill matrix; ARGS for pytest choose a part
 	@$(MAKE) --silent --no-print-directory $(VENV)/.local || echo "No wheels of the local model here: its tests are skipped." >&2
-	@for judge in node templates; do \
+	@for judge in node templates clients; do \
 	  $(MAKE) --silent --no-print-directory $(VENV)/.$$judge || echo "No $$judge here: the tests that ask it are skipped." >&2; \
 	done
 	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
@@ -158,7 +165,7 @@ hooks:
 contract-newest: $(NEWEST)/.made  ## The same against what these frameworks released last
 	PYTHONPATH=src:. $(NEWEST)/bin/python -m pytest -q $(ARGS) $(CONTRACTS)
 
-clients: $(VENV)/.dev $(VENV)/.node $(HISTORY_PEERS)/.peers  ## Clients of others before the gateway: the SDKs, the AI SDK, LiteLLM
+clients: $(VENV)/.dev $(VENV)/.node $(VENV)/.upstreams $(VENV)/.clients  ## Clients of others before the gateway: the SDKs, the AI SDK, LiteLLM
 	$(BIN)/python -m pytest -q $(ARGS) tests/server/gateway
 
 bench-durable: $(VENV)/.dev $(PEERS)/.made $(PEERS_APART)/.made  ## Kill and time durable agents beside one another
@@ -185,6 +192,7 @@ lock:  ## Resolve requirements/*.txt anew (needs uv; UPGRADE=--upgrade takes new
 	  -c requirements/base.txt -c requirements/build.txt -o requirements/dev.txt
 	$(LOCK) $(UPGRADE) --group local --no-deps -o requirements/local.txt
 	$(LOCK) $(UPGRADE) --group upstreams --no-deps -o requirements/upstreams.txt
+	$(LOCK) $(UPGRADE) --group clients -o requirements/clients.txt
 	$(LOCK) $(UPGRADE) --group peers-durable pyproject.toml -c requirements/build.txt -o requirements/peers-durable.txt
 	$(LOCK) $(UPGRADE) --group peers-durable-apart -o requirements/peers-durable-apart.txt
 	$(LOCK) $(UPGRADE) --group templates --no-deps -o requirements/templates.txt

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping
 from midstream.core.dialects.asked import Asked, Named, Writer
 from midstream.core.dialects.chat import ChatWriter, read_chat
 from midstream.core.dialects.conversations import (
-    Openings,
     Place,
     is_ephemeral,
     named_session,
@@ -25,6 +24,7 @@ from midstream.core.replies import ModelRequest
 from midstream.errors import StoreBusyError, StoreDamagedError, StoreFullError
 from midstream.runtime.models import Model
 from midstream.server.gateway.bodies import Arrived, RefusedError
+from midstream.server.gateway.conversations import Conversations
 from midstream.server.gateway.runs import Run, Runs
 from midstream.server.gateway.stored import Entry, StoredResponses
 from midstream.world import World
@@ -49,18 +49,25 @@ class Asking:
         model: What answers.
         runs: All that are under way.
         responses: What was answered before.
+        conversations: Those that their hosts do not name.
         names: The models' names that hosts may ask for; any where it is empty.
     """
 
     def __init__(
-        self, model: Model, runs: Runs, responses: StoredResponses, names: Collection[str], world: World
+        self,
+        model: Model,
+        runs: Runs,
+        responses: StoredResponses,
+        conversations: Conversations,
+        names: Collection[str],
+        world: World,
     ) -> None:
         self._model = model
         self._runs = runs
         self._responses = responses
         self._names = names
         self._world = world
-        self._openings = Openings()
+        self._conversations = conversations
 
     async def run_of(self, dialect: Dialect, arrived: Arrived) -> tuple[Run, bool]:
         """Return the run that answers a POST, and whether it was there before.
@@ -73,7 +80,13 @@ class Asking:
         self.check_model(asked.model)
         session = named_session(arrived.headers, asked)
         before, session = await self._before(asked, session)
+        transcript = asked.transcript(before)
+        is_side_call = is_ephemeral(arrived.headers, asked, transcript.instructions, transcript.history)
         request = request_of(arrived.path, arrived.headers, arrived.body, is_named=bool(session))
+        place = None
+        if not (session or is_side_call):
+            place = place_of(scope_of(asked), transcript.history)
+            session = await self._conversations.look_up(place) or self._world.new_id("conversation")
         found = self._runs.find(request)
         if isinstance(found, KeyReused):
             message = "this idempotency key was used for another request"
@@ -81,16 +94,10 @@ class Asking:
         if found is not None:
             return found, True
         # Nothing is awaited from here on: two POSTs at once cannot both find nothing.
-        transcript = asked.transcript(before)
-        is_side_call = is_ephemeral(arrived.headers, asked, transcript.instructions, transcript.history)
-        place = None
-        if not (session or is_side_call):
-            place = place_of(scope_of(asked), transcript.history)
-            session = self._openings.look_up(place) or self._world.new_id("conversation")
         number = self._world.new_id("").removeprefix("-")
         named = Named(_PREFIXES[dialect] + number, asked.model or self._model.name, int(self._world.now()))
         run = Run(asked, named, _WRITERS[dialect](asked, named), request, session, self._world.monotonic())
-        care = _Care(self._openings, self._responses, place, before)
+        care = _Care(self._conversations, self._responses, place, before)
         self._runs.start(run, _model_request(run, transcript, is_side_call=is_side_call), care)
         return run, False
 
@@ -121,9 +128,13 @@ class _Care:
     """What is kept of a run: its place in the conversation, and the response where it is stored."""
 
     def __init__(
-        self, openings: Openings, responses: StoredResponses, place: Place | None, before: list[Value]
+        self,
+        conversations: Conversations,
+        responses: StoredResponses,
+        place: Place | None,
+        before: list[Value],
     ) -> None:
-        self._openings = openings
+        self._conversations = conversations
         self._responses = responses
         self._place = place
         self._before = before
@@ -137,7 +148,7 @@ class _Care:
         """Store a response, and learn how the conversation goes on."""
         reply = run.reply
         if run.refusal is None and self._place is not None and reply is not None:
-            self._openings.said(run.session, self._place, reply)
+            await self._conversations.said(run.session, self._place, reply)
         if not run.asked.is_stored or (run.refusal is not None and not run.is_begun):
             return
         try:
