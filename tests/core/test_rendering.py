@@ -271,7 +271,7 @@ def test_a_signed_call_goes_back_signed_to_its_own_model(
     assert sent("another") == (SENTINEL if (profile, form) == ("gemini-3", None) else {})
 
 
-@spec("REUSE-74")
+@spec("REUSE-56")
 @pytest.mark.parametrize("profile", ["openai-chat", "anthropic", "gemini"])
 def test_a_tool_that_ran_upstream_is_told_in_words_to_who_was_not_there(profile: str) -> None:
     ran = UpstreamCall("u", "grep", '{"for":"x"}', "line 1", Outcome.OK)
@@ -285,7 +285,7 @@ def test_a_tool_that_ran_upstream_is_told_in_words_to_who_was_not_there(profile:
     assert findings(rendered, profile) == []
 
 
-@spec("REUSE-74")
+@spec("REUSE-56")
 def test_a_reply_that_only_ran_tools_upstream_is_told() -> None:
     ran = UpstreamCall("u", "grep", "{}", "", Outcome.ERROR)
     assert chat(History((HI, Exchange(Reply((ran,)))))) == [

@@ -156,7 +156,7 @@ RUNS = UpstreamCall("u", "grep", '{"for":"x"}')
 RAN = UpstreamCall("u", "grep", '{"for":"x"}', "line 1", Outcome.OK)
 
 
-@spec("REUSE-72")
+@spec("REUSE-54")
 def test_a_tool_that_the_upstream_runs_is_told_when_it_starts_and_when_it_ends() -> None:
     deltas, reply = _built(TextDelta("I look"), START, TextDelta("found"), END, Finished())
 
@@ -170,7 +170,7 @@ def test_a_tool_that_the_upstream_runs_is_told_when_it_starts_and_when_it_ends()
     assert reply.calls == ()
 
 
-@spec("REUSE-73")
+@spec("REUSE-55")
 def test_one_that_never_ended_has_an_unknown_outcome() -> None:
     deltas, reply = _built(START, Finished())
 

@@ -125,7 +125,7 @@ async def _goes_on(folder: Path, peer: OpenAIMemory, elder: Server, turns: Turns
     assert [told.text for told in peer.told()[before:]] == ["say word-9"]
 
 
-@spec("REUSE-46", "REUSE-47", "REUSE-60", "REUSE-61")
+@spec("REUSE-36", "REUSE-37", "REUSE-50", "REUSE-51")
 @pytest.mark.parametrize(("memory", "situation", "point"), FULL if IS_FULL else SHORT)
 async def test_a_killed_process_loses_and_doubles_nothing(
     tmp_path: Path, memory: Memory, situation: str, point: Point
@@ -141,7 +141,7 @@ async def test_a_killed_process_loses_and_doubles_nothing(
         await _goes_on(tmp_path, peer, elder, turns)
 
 
-@spec("REUSE-47", "REUSE-61")
+@spec("REUSE-37", "REUSE-51")
 @pytest.mark.parametrize("memory", ["conversation", "responses"] if IS_FULL else ["conversation"])
 async def test_a_process_that_is_killed_while_its_upstream_has_not_said_a_word(
     tmp_path: Path, memory: Memory

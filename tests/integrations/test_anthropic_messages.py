@@ -285,7 +285,7 @@ async def test_a_tool_loop_that_lost_its_thinking_goes_on_without(
     assert server.bodies[1].get("thinking") == own
 
 
-@spec("REUSE-74")
+@spec("REUSE-56")
 async def test_what_the_provider_ran_itself_is_told_in_words_the_next_time() -> None:
     ran = Reply(
         (UpstreamCall("s", "web_search", '{"query": "q"}', "T", Outcome.OK), Text("T says so.")), model="m"
@@ -314,7 +314,7 @@ def marks(body: Json) -> list[str]:
     ]
 
 
-@spec("REUSE-79")
+@spec("REUSE-61")
 async def test_four_marks_and_none_for_side_calls_or_where_they_are_not_wanted() -> None:
     history = ASKED.history.then(RAN)
     asked = ModelRequest("Be brief.", history, (WRITE, READ))
@@ -338,7 +338,7 @@ def without_marks(raw: bytes) -> bytes:
     return raw.replace(b',"cache_control":{"type":"ephemeral"}', b"")
 
 
-@spec("REUSE-76", "REUSE-77", "REUSE-79")
+@spec("REUSE-58", "REUSE-59", "REUSE-61")
 async def test_the_body_of_a_turn_begins_with_the_bytes_of_the_turn_before_but_for_the_marks() -> None:
     first = ASKED.history
     second = first.then(RAN)
@@ -355,7 +355,7 @@ async def test_the_body_of_a_turn_begins_with_the_bytes_of_the_turn_before_but_f
     assert [each[-2] for each in places[1:]] == [each[-1] for each in places[:-1]]
 
 
-@spec("REUSE-76", "REUSE-79")
+@spec("REUSE-58", "REUSE-61")
 @settings(max_examples=25 * TIMES)
 @given(histories(8))
 def test_whatever_was_said_two_requests_share_their_bytes_up_to_the_first_anchor_that_moved(

@@ -143,7 +143,7 @@ async def test_the_request_says_everything_and_carries_the_key_of_the_reply() ->
     assert headers["idempotency-key"] == "s1/1/2"
 
 
-@spec("REUSE-76", "REUSE-77")
+@spec("REUSE-58", "REUSE-59")
 async def test_the_body_of_a_turn_begins_with_the_bytes_of_the_turn_before() -> None:
     first = History((UserMessage.of("hi"),))
     ran = Exchange(Reply((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
@@ -163,7 +163,7 @@ async def test_the_body_of_a_turn_begins_with_the_bytes_of_the_turn_before() -> 
     assert (then.startswith(before), now.startswith(then)) == (True, True)
 
 
-@spec("REUSE-78")
+@spec("REUSE-60")
 @pytest.mark.parametrize(
     ("asked_for", "request_of", "is_sent"),
     [
@@ -185,7 +185,7 @@ async def test_the_cache_key_of_a_session_is_sent_where_it_is_asked_for(
         assert server.bodies[0].get("prompt_cache_key") == (cache_key_of("s1") if is_sent else None)
 
 
-@spec("REUSE-79")
+@spec("REUSE-61")
 @pytest.mark.parametrize(
     ("options", "is_ephemeral", "is_marked"),
     [

@@ -212,7 +212,7 @@ CLAUDES = [
 ]
 
 
-@spec("REUSE-79")
+@spec("REUSE-61")
 async def test_what_anthropic_is_sent_is_marked_for_its_cache() -> None:
     seen = Seen()
     model = PydanticAIModel(claude(seen))
@@ -238,7 +238,7 @@ def unmarked(value: Any) -> Any:  # noqa: ANN401 - any JSON
     return value
 
 
-@spec("REUSE-79")
+@spec("REUSE-61")
 @pytest.mark.parametrize(
     ("options", "request_of"),
     [

@@ -22,7 +22,7 @@ LIVES = 150
 """Seeds of one block."""
 
 
-@spec("REUSE-60", "REUSE-61")
+@spec("REUSE-50", "REUSE-51")
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_every_promise_is_kept_whatever_a_host_does(block: int) -> None:

@@ -340,7 +340,7 @@ async def test_tool_calls_are_rows_that_go_from_running_to_their_outcome(browser
         await expect(chat.page.locator(".thinking .words")).to_have_text("hm, tools")
 
 
-@spec("REUSE-72")
+@spec("REUSE-54")
 async def test_a_tool_that_the_upstream_runs_stands_among_the_words(browser: Browser) -> None:
     gate = asyncio.Event()
     start, end = UpstreamCallStarted("u", "grep", '{"for": "x"}'), UpstreamCallEnded("u", "line 1")

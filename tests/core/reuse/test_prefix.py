@@ -54,7 +54,7 @@ def encoded(messages: object) -> bytes:
     return msgspec.json.encode(messages)[:-1]
 
 
-@spec("REUSE-76")
+@spec("REUSE-58")
 @settings(max_examples=300 * TIMES)
 @given(histories(8), EVERYBODY, st.data())
 def test_the_messages_of_a_turn_begin_with_those_of_the_turn_before(
@@ -76,7 +76,7 @@ def is_asked(entries: tuple[Entry, ...]) -> bool:
     return isinstance(last, UserMessage) or bool(last.results)
 
 
-@spec("REUSE-77")
+@spec("REUSE-59")
 @given(st.permutations([READ, LIST, ToolSpec("write", "Write.", {"required": ["b", "a"], "type": "object"})]))
 def test_the_same_tools_are_the_same_bytes_in_whatever_order_they_come(tools: list[ToolSpec]) -> None:
     shuffled = [
@@ -87,7 +87,7 @@ def test_the_same_tools_are_the_same_bytes_in_whatever_order_they_come(tools: li
     assert head_of("", shuffled) == head_of("", tools)
 
 
-@spec("REUSE-77")
+@spec("REUSE-59")
 def test_properties_keep_their_order() -> None:
     schema: dict[str, Any] = {
         "type": "object",
@@ -110,7 +110,7 @@ def test_another_prompt_or_tool_has_another_digest() -> None:
     assert head_of("Be brief.", [READ, LIST]).tools != head.tools
 
 
-@spec("REUSE-78")
+@spec("REUSE-60")
 def test_a_cache_key_is_short_stable_and_says_nothing_of_the_session() -> None:
     key = cache_key_of("s-with-a-name" * 40)
 
@@ -119,7 +119,7 @@ def test_a_cache_key_is_short_stable_and_says_nothing_of_the_session() -> None:
     assert "name" not in key
 
 
-@spec("REUSE-78")
+@spec("REUSE-60")
 @pytest.mark.parametrize(
     ("host", "is_known"),
     [
@@ -169,7 +169,7 @@ def unmarked(value: Value) -> Value:
     return value
 
 
-@spec("REUSE-79")
+@spec("REUSE-61")
 def test_tools_system_and_the_last_message_are_marked_at_their_end() -> None:
     body = anchored(body_of(*asked("hi")))
 
@@ -181,7 +181,7 @@ def test_tools_system_and_the_last_message_are_marked_at_their_end() -> None:
     }
 
 
-@spec("REUSE-79")
+@spec("REUSE-61")
 def test_the_second_anchor_stands_where_the_request_before_ended() -> None:
     """However many blocks one reply adds: a look back of 20 would not reach over 25 calls and their results."""
     calls = LOOK_BACK_BLOCKS + 5
@@ -194,7 +194,7 @@ def test_the_second_anchor_stands_where_the_request_before_ended() -> None:
     assert [marks(body)[-2] for body in bodies[1:]] == tails[:-1]
 
 
-@spec("REUSE-79")
+@spec("REUSE-61")
 @settings(max_examples=200 * TIMES)
 @given(histories(8))
 def test_there_are_never_more_marks_than_allowed_and_what_carries_them_may(history: History) -> None:
@@ -208,7 +208,7 @@ def test_there_are_never_more_marks_than_allowed_and_what_carries_them_may(histo
     assert len(marks(body)) <= ANCHORS_MAX
 
 
-@spec("REUSE-79")
+@spec("REUSE-61")
 @settings(max_examples=200 * TIMES)
 @given(histories(8), st.data())
 def test_but_for_the_marks_a_longer_conversation_begins_with_the_shorter_one(
@@ -221,7 +221,7 @@ def test_but_for_the_marks_a_longer_conversation_begins_with_the_shorter_one(
         assert encoded(longer["messages"]).startswith(encoded(shorter["messages"]))
 
 
-@spec("REUSE-79")
+@spec("REUSE-61")
 def test_a_body_with_marks_of_its_own_is_left_alone() -> None:
     body = body_of(*asked("hi"))
     body["messages"] = [
@@ -240,7 +240,7 @@ def chat_of(*entries: Entry) -> dict[str, Any]:
     return {"model": "m", "tools": openai_chat.render_tools([LIST, READ]), "messages": sent.messages}
 
 
-@spec("REUSE-79")
+@spec("REUSE-61")
 def test_chat_completions_are_marked_within_the_texts_of_messages() -> None:
     """Beside the content of a result a mark is reported to make one such server hang."""
     entries = [*asked("read it"), ran(2)]
@@ -261,7 +261,7 @@ def test_chat_completions_are_marked_within_the_texts_of_messages() -> None:
     }
 
 
-@spec("REUSE-79")
+@spec("REUSE-61")
 def test_of_a_message_with_an_image_its_words_are_marked() -> None:
     picture = UserMessage((Text("What is it?"), File("image/png", data="AAAA")))
     (_, user) = anchored_chat(chat_of(picture))["messages"]
@@ -269,7 +269,7 @@ def test_of_a_message_with_an_image_its_words_are_marked() -> None:
     assert ["cache_control" in part for part in user["content"]] == [True, False]
 
 
-@spec("REUSE-79")
+@spec("REUSE-61")
 @settings(max_examples=200 * TIMES)
 @given(histories(8), st.data())
 def test_but_for_the_marks_longer_chat_completions_begin_with_the_shorter_ones(

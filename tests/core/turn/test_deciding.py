@@ -384,7 +384,7 @@ def test_a_cancel_while_the_model_speaks_ends_the_turn_at_once() -> None:
     assert state == Idle()
 
 
-@spec("TURN-8", "REUSE-73")
+@spec("TURN-8", "REUSE-55")
 def test_a_call_that_ran_upstream_when_the_turn_was_cancelled_is_kept_as_unknown() -> None:
     runs, ran = UpstreamCall("u", "grep"), UpstreamCall("v", "ls", "{}", "x", Outcome.OK)
     deltas = (Delta(1, 1, 1, 0, "thinking", "", runs), Delta(1, 1, 1, 1, "thinking", "", ran))

@@ -29,7 +29,7 @@ async def shelf(memory: Memory, world: FakeWorld) -> MemoryStore:
     return store
 
 
-@spec("REUSE-97")
+@spec("REUSE-73")
 async def test_another_process_goes_on_with_a_conversation() -> None:
     world, memory = FakeWorld(), Memory()
     one = Conversations(await shelf(memory, world), world)
@@ -43,7 +43,7 @@ async def test_another_process_goes_on_with_a_conversation() -> None:
     assert await one.look_up(place("hi", "and now", "and then")) == "s1"
 
 
-@spec("REUSE-97")
+@spec("REUSE-73")
 async def test_a_conversation_takes_one_place_on_the_shelf_however_long_it_is() -> None:
     world, memory = FakeWorld(), Memory()
     store = await shelf(memory, world)

@@ -85,14 +85,14 @@ async def read(words: AsyncIterator[str]) -> str:
     return "".join([word async for word in words])
 
 
-@spec("REUSE-90")
+@spec("REUSE-66")
 async def test_an_sdk_is_answered_through_the_relay(api: Api) -> None:
     async with served([text(WORDS)]) as gateway, api.client(gateway, url=gateway.cutter.url) as client:
         assert await api.whole(client) == WORDS
         assert await read(api.words(client)) == WORDS
 
 
-@spec("REUSE-94")
+@spec("REUSE-70")
 async def test_the_retries_of_an_sdk_are_one_run(api: Api) -> None:
     """The connection is cut before the status, which is when an SDK asks again by itself."""
     go_on = asyncio.Event()
@@ -110,7 +110,7 @@ async def test_the_retries_of_an_sdk_are_one_run(api: Api) -> None:
         assert len(gateway.model.requests) == 1
 
 
-@spec("REUSE-94")
+@spec("REUSE-70")
 async def test_an_sdk_cut_in_the_middle_of_a_stream_asks_again_and_is_told_the_same_run(api: Api) -> None:
     """After the first word no SDK asks again by itself: the application does."""
     go_on = asyncio.Event()

@@ -86,7 +86,7 @@ def calls_first(request: ModelRequest) -> list[ModelEvent]:
 
 
 @needs_node
-@spec("REUSE-90")
+@spec("REUSE-66")
 async def test_the_ai_sdk_is_answered() -> None:
     async with served([HELLO]) as gateway:
         whole = await ai_sdk(gateway.url, "whole")
@@ -95,7 +95,7 @@ async def test_the_ai_sdk_is_answered() -> None:
 
 
 @needs_node
-@spec("REUSE-90")
+@spec("REUSE-66")
 async def test_the_ai_sdk_runs_its_tools() -> None:
     async with served(calls_first) as gateway:
         told = await ai_sdk(gateway.url, "tools")
@@ -105,7 +105,7 @@ async def test_the_ai_sdk_runs_its_tools() -> None:
 @needs_litellm
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-@spec("REUSE-90")
+@spec("REUSE-66")
 async def test_litellm_is_answered_in_both_of_its_ways() -> None:
     async with served([HELLO]) as gateway:
         whole, *others = await litellm(gateway.url, "whole", "stream", "messages")
@@ -123,7 +123,7 @@ async def test_litellm_is_answered_in_both_of_its_ways() -> None:
         pytest.param(litellm_once, marks=[needs_litellm, pytest.mark.slow, pytest.mark.timeout(200)]),
     ],
 )
-@spec("REUSE-94")
+@spec("REUSE-70")
 async def test_a_client_whose_connection_is_cut_is_answered_by_one_run(
     client: Callable[[str, str], Any],
 ) -> None:

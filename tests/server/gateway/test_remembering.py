@@ -78,7 +78,7 @@ def texts(peer: OpenAIMemory) -> list[str]:
 
 @pytest.mark.parametrize("headers", [{}, NAMED], ids=["known by its words", "named"])
 @pytest.mark.slow
-@spec("REUSE-97")
+@spec("REUSE-73")
 async def test_a_clean_conversation_reaches_openai_once_and_flat(
     headers: dict[str, str], peer: OpenAIMemory, tmp_path: Path
 ) -> None:
@@ -95,7 +95,7 @@ async def test_a_clean_conversation_reaches_openai_once_and_flat(
 
 @needs_cursor
 @pytest.mark.slow
-@spec("REUSE-97")
+@spec("REUSE-73")
 async def test_a_clean_conversation_in_anthropics_words_reaches_cursor_once_and_flat(tmp_path: Path) -> None:
     from tests.integrations.cursor_bridge import cursor_bridge
 
@@ -117,7 +117,7 @@ async def test_a_clean_conversation_in_anthropics_words_reaches_cursor_once_and_
     assert max(sizes) - min(sizes) <= SLACK_BYTES
 
 
-@spec("REUSE-98")
+@spec("REUSE-74")
 async def test_a_title_asked_for_in_between_is_no_part_of_the_conversation(
     peer: OpenAIMemory, tmp_path: Path
 ) -> None:
@@ -137,7 +137,7 @@ async def test_a_title_asked_for_in_between_is_no_part_of_the_conversation(
     assert len(json.dumps(third)) - len(json.dumps(first)) <= SLACK_BYTES
 
 
-@spec("REUSE-97")
+@spec("REUSE-73")
 async def test_an_edit_goes_on_from_where_the_conversations_part(peer: OpenAIMemory, tmp_path: Path) -> None:
     async with remembering(peer.upstream(), tmp_path) as gateway, gateway.openai() as client:
         host = Host(client, **NAMED)
@@ -150,7 +150,7 @@ async def test_an_edit_goes_on_from_where_the_conversations_part(peer: OpenAIMem
     assert asked(peer)[3]["previous_response_id"] == peer.told()[0].agent
 
 
-@spec("REUSE-97")
+@spec("REUSE-73")
 async def test_two_clients_at_once_in_one_conversation_get_answers_to_their_own(
     peer: OpenAIMemory, tmp_path: Path
 ) -> None:
@@ -172,7 +172,7 @@ async def test_two_clients_at_once_in_one_conversation_get_answers_to_their_own(
 @pytest.mark.parametrize("way", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("headers", [{}, NAMED], ids=["known by its words", "named"])
 @pytest.mark.slow
-@spec("REUSE-97")
+@spec("REUSE-73")
 async def test_a_restart_of_the_gateway_between_two_turns_replays_nothing(
     headers: dict[str, str],
     way: signal.Signals,
