@@ -22,25 +22,45 @@ END_TO_END = frozenset(
         "cli/demo/test_story.py",
         "cli/test_answering.py",
         "cli/test_chat.py",
+        "cli/test_gateway.py",
         "cli/test_resume.py",
         "cli/test_session_actions.py",
         "client/test_client.py",
         "doctor/test_hostile.py",
+        "integrations/test_acp.py",
+        "integrations/test_acp_process.py",
+        "integrations/test_anthropic_messages.py",
+        "integrations/test_claude_agent.py",
+        "integrations/test_codex.py",
+        "integrations/test_cursor.py",
         "integrations/test_mcp.py",
         "integrations/test_openai_compatible.py",
+        "integrations/test_openai_conversation.py",
         "integrations/test_pydantic_ai.py",
         "oracles/test_ai_sdk.py",
         "oracles/test_chat_templates.py",
         "oracles/test_judgement.py",
+        "server/gateway/test_cut_sdks.py",
+        "server/gateway/test_other_clients.py",
+        "server/gateway/test_remembering.py",
+        "server/gateway/test_runs.py",
+        "server/gateway/test_stored.py",
         "server/test_serve.py",
         "server/test_websocket.py",
     }
 )
 
 
+READS_EVERYTHING_S = 300
+"""Seconds a test of the house has, each of which reads all there is: a hang is found later, a busy machine is none."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark them slow."""
+    """Mark what is slow, and give the house its time."""
     here = Path(__file__).parent
     for item in items:
-        if item.path.relative_to(here).as_posix() in END_TO_END:
+        where = item.path.relative_to(here).as_posix()
+        if where in END_TO_END:
             item.add_marker(pytest.mark.slow)
+        if where.startswith("house/"):
+            item.add_marker(pytest.mark.timeout(READS_EVERYTHING_S))
