@@ -119,10 +119,9 @@ def _classifying() -> list[Time]:
     def appended() -> Time:
         rounds = []
         for _ in range(ROUNDS):
-            chain = Chain()
-            chain.extend(before)
+            chain = Chain().then(before)
             start = time.process_time()
-            found = classify(record, chain.outline("Be brief.", (), (), IDENTITY, now))
+            found = classify(record, chain.then(now).heard.outline("Be brief.", (), (), IDENTITY))
             rounds.append((time.process_time() - start) * 1e3)
             assert found.kind is Kind.CONTINUATION
         return Time("classify, one message appended", min(rounds), statistics.median(rounds))
