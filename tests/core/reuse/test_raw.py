@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midstream.core.reuse.raw import Known, Parsed, parsed
+from midstream.core.reuse.raw import ENDS_MAX, Known, Parsed, parsed
 from tests.spec import spec
 
 Json = dict[str, Any]
@@ -197,6 +197,18 @@ _styles = st.fixed_dictionaries(
         "ensure_ascii": st.booleans(),
     }
 )
+
+
+@spec("REUSE-27")
+@given(st.lists(st.dictionaries(_names, _values, max_size=3), min_size=1, max_size=2 * ENDS_MAX), _styles)
+def test_the_ends_of_the_last_messages_are_those_of_bodies_that_end_there(
+    messages: list[Json],
+    style: Any,  # noqa: ANN401 - keywords of a writer
+) -> None:
+    found = parsed(json.dumps({"messages": messages}, **style).encode()).now
+    assert [known.count for known in found] == list(range(1, len(messages) + 1))[-ENDS_MAX:]
+    for known in found:
+        assert known == known_of(json.dumps({"messages": messages[: known.count]}, **style).encode())
 
 
 @spec("REUSE-27")

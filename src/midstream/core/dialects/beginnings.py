@@ -89,11 +89,18 @@ class Beginning(Struct, frozen=True):
 
 
 class Beginnings:
-    """The beginnings of a gateway, in memory."""
+    """The beginnings of a gateway, in memory; the limits are those above."""
 
-    def __init__(self, limit: int = BEGINNINGS_MAX, bytes_max: int = BEGINNINGS_BYTES_MAX) -> None:
+    def __init__(
+        self,
+        limit: int = BEGINNINGS_MAX,
+        *,
+        bytes_max: int = BEGINNINGS_BYTES_MAX,
+        bytes_min: int = BEGINNING_BYTES_MIN,
+    ) -> None:
         self._limit = limit
         self._bytes_max = bytes_max
+        self._bytes_min = bytes_min
         self._bytes = 0
         self._kept: OrderedDict[tuple[Dialect, bytes, bytes, int], Beginning] = OrderedDict()
         """By the API, who shows the key, and what is known."""
@@ -110,7 +117,7 @@ class Beginnings:
         """Keep these as the ones used last; a short one is not worth it."""
         for beginning in beginnings:
             known = beginning.known
-            if known.length < BEGINNING_BYTES_MIN:
+            if known.length < self._bytes_min:
                 continue
             key = (dialect, owner, known.digest, known.length)
             self._forget(self._kept.pop(key, None))
