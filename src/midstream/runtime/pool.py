@@ -204,9 +204,7 @@ class Pooled:
         is_ours = await self._may_enter(request, outline)
         try:
             turn = await self._begin(request, outline, setup)
-            if (
-                chain is not None and turn.claim is not None
-            ):  # a side call leaves what is known of its session
+            if chain is not None and turn.claim is not None:  # a side call takes nobody's place
                 self._know(request.session, chain)
             if is_ours and turn.claim is None:  # nobody needs to wait for a side call
                 is_ours = False

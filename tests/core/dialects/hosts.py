@@ -87,7 +87,7 @@ class Host:
                 [messages, messages[:-1], [{"role": "user", "content": "other"}], None]
             )
             around.insert(self.chance.randrange(4), (field, other))
-        comma, colon = self.style["separators"]
+        comma, colon = map(str, self.style["separators"])
         pairs = (f"{json.dumps(name)}{colon}{json.dumps(value, **self.style)}" for name, value in around)
         return ("{" + comma.join(pairs) + "}").encode()
 

@@ -38,7 +38,6 @@ class Gist(Struct, frozen=True):
         scope: Where it is looked for; "" for one that has a name.
         instructions: The system prompts among its messages.
         newest: How the user's newest message begins (`newest_words`), or "".
-        entries: How many entries of a history it is.
         ids: The ids of its items (`Piece.ids`).
     """
 
@@ -47,7 +46,6 @@ class Gist(Struct, frozen=True):
     heard: Heard = Heard()
     instructions: str = ""
     newest: str = ""
-    entries: int = 0
     ids: frozenset[str] = frozenset()
 
     @classmethod
@@ -65,7 +63,6 @@ class Gist(Struct, frozen=True):
             self.heard.then(entries),
             joined(self.instructions, transcript.instructions),
             self.newest if newest is None else newest,
-            self.entries + len(entries),
             self.ids | ids if ids else self.ids,
         )
 

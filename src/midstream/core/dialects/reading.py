@@ -22,7 +22,7 @@ from midstream.core.dialects.responses import read_responses
 from midstream.core.dialects.transcripts import Piece, pieces_of
 from midstream.core.formats.parts import Value
 from midstream.core.messages import Entry, History
-from midstream.core.reuse.raw import Known, Parsed, parsed
+from midstream.core.reuse.raw import Parsed, parsed
 
 REWRITTEN_MAX = 4
 """Messages at the end that hosts send with other bytes a turn later, such as marks for a provider's cache on the last
@@ -105,7 +105,7 @@ def read(
     if known is None:
         return _read_whole(found, asked, session, Gist.of_nothing(scope), body)
     gist = next(beginning.gist for beginning in beginnings if beginning.known == known)
-    pieces = _pieces(asked, found, gist)
+    pieces = _pieces(asked, found)
     is_doubtful = (asked.messages and not pieces) or not gist.takes(pieces) or gist.scope != scope
     if is_doubtful or asked.is_stored or asked.previous:
         return read(dialect, headers, body)
@@ -115,19 +115,19 @@ def read(
 def _read_whole(found: Parsed, asked: Asked, session: str, nothing: Gist, body: bytes) -> Read:
     """Read a request of which nothing is known."""
     is_resent = not (asked.is_stored or asked.previous)
-    if is_resent and (pieces := _pieces(asked, found, nothing)):
+    if is_resent and (pieces := _pieces(asked, found)):
         return _read_pieces(found, asked, session, nothing, pieces, body)
     transcript = msgspec.structs.replace(asked, instructions="").transcript()
     gist = nothing.then(transcript)
     return Read(asked, found.digest, session, gist, transcript.history, (), 0, body)
 
 
-def _pieces(asked: Asked, found: Parsed, gist: Gist) -> tuple[Piece, ...]:
+def _pieces(asked: Asked, found: Parsed) -> tuple[Piece, ...]:
     """Return the messages behind what is known, in two pieces where the second may be written anew."""
     known = found.known.count if found.known else 0
     counts = [each.count - known for each in reversed(found.now)]
     cuts = [count for count in counts if len(asked.messages) - count >= REWRITTEN_MAX]
-    return pieces_of(asked.messages, FORMS[asked.dialect], after=gist.entries, cuts=cuts)
+    return pieces_of(asked.messages, FORMS[asked.dialect], cuts=cuts)
 
 
 def _read_pieces(
@@ -136,7 +136,8 @@ def _read_pieces(
     known = found.known.count if found.known else 0
     ends = {each.count: each for each in found.now}
     entries: list[Entry] = []
-    beginnings: list[Beginning] = _touched(found.known, gist)
+    # The one that was used counts as used.
+    beginnings = [] if found.known is None else [Beginning(found.known, gist)]
     count = known
     for piece in pieces:
         count += piece.count
@@ -145,8 +146,3 @@ def _read_pieces(
         if piece.is_closed and count in ends:
             beginnings.append(Beginning(ends[count], gist))
     return Read(asked, found.digest, session, gist, History(tuple(entries)), tuple(beginnings), known, body)
-
-
-def _touched(known: Known | None, gist: Gist) -> list[Beginning]:
-    """Return the beginning that was used, so that it counts as used."""
-    return [] if known is None else [Beginning(known, gist)]

@@ -91,16 +91,14 @@ class Piece(Struct, frozen=True):
     ids: frozenset[str] = frozenset()
 
 
-def pieces_of(
-    messages: list[Value], form: str, *, after: int = 0, cuts: Sequence[int] = ()
-) -> tuple[Piece, ...]:
+def pieces_of(messages: list[Value], form: str, *, cuts: Sequence[int] = ()) -> tuple[Piece, ...]:
     """Read a host's messages as two pieces, or one; empty where anything in them needs repair.
 
-    All of a conversation is what its pieces are, one behind the other, if all but the last are closed.
+    All of a conversation is what its pieces are, one behind the other, if all but the last are closed. No id is minted
+    in them: that would depend on what stands before.
 
     Args:
         messages, form: See `transcript_of`.
-        after: How many entries stand before them.
         cuts: Places where the second one may begin, the best one first.
     """
     named = format_named(form)
@@ -116,8 +114,7 @@ def pieces_of(
     pieces: list[Piece] = []
     for some in filter(None, (range(cut), range(cut, len(marks)))):
         part = messages[some.start : some.stop]
-        transcript = _read(part, named, after=after)
-        after += len(transcript.history.entries)
+        transcript = _read(part, named)
         has_ids = named.layout is Layout.FLAT
         ids = frozenset(str(message["id"]) for message in part if "id" in message) if has_ids else frozenset()
         pieces.append(Piece(transcript, len(part), marks[some.stop - 1] in _CLOSING, ids))
@@ -129,8 +126,8 @@ def _is_cut(marks: bytes, cut: int) -> bool:
     return marks[cut - 1] in _CLOSING and marks[cut] not in _ANSWERING
 
 
-def _read(messages: Sequence[Json], named: Format, instructions: str = "", after: int = 0) -> Transcript:
-    reader = _Reader(named, instructions, after)
+def _read(messages: Sequence[Json], named: Format, instructions: str = "") -> Transcript:
+    reader = _Reader(named, instructions)
     has_plain = named.layout is not Layout.FLAT
     for at, message in enumerate(messages):
         if has_plain and message.keys() == _PLAIN and _is_text(message):
@@ -153,10 +150,8 @@ def _in_words(message: Value) -> dict[str, Value]:
 class _Reader:
     """Reads turns in order; a reply is whole once somebody else speaks."""
 
-    def __init__(self, form: Format, instructions: str, after: int) -> None:
+    def __init__(self, form: Format, instructions: str) -> None:
         self._form = form
-        self._after = after
-        """Entries that stand before those that are read."""
         self._instructions = [instructions] if instructions.strip() else []
         self._entries: list[Entry] = []
         self._parts: list[ReplyPart] = []
@@ -248,7 +243,7 @@ class _Reader:
 
     def _close(self) -> None:
         """End the reply that was being read, if one was."""
-        parts = with_distinct_ids(tuple(self._parts), reply_no=self._after + len(self._entries))
+        parts = with_distinct_ids(tuple(self._parts), reply_no=len(self._entries))
         results, self._parts, self._results = self._results, [], {}
         if not parts:
             return
