@@ -207,30 +207,22 @@ class Turn:
                 self.name = self.claim.found.record.agent
                 nonce = self.name
                 delivery = self.action.delivery
-                self.sends = self._told(delivery.users, delivery.results)
+                read = self._read(delivery.users + bool(delivery.results))
+                self.sends = _told(read, delivery.users, delivery.results)
             case Fork():
                 self.name = self.action.mark.agent
-                self.sends = self._told(self.action.users, ())
+                users = self.action.users
+                self.sends = _told(self._read(users), users, ())
             case Fresh():
                 history = self.request.whole()
                 self.sends = [_told_all(history, abilities, budget)]
                 self.replays += len(history.entries) > 1
         self.nonce = nonce
 
-    def _told(self, users: int, results: Sequence[str]) -> list[Said]:
-        """Return the last user messages one by one; the results of these calls go with the first."""
-        entries = self.request.tail.entries
-        wanted = users + bool(results)
-        if len(entries) < wanted:  # the last turns were asked in vain
-            entries = self.request.whole().entries
-        first = len(entries) - users
-        messages = [entry for entry in entries[first:] if isinstance(entry, UserMessage)]
-        before = entries[first - 1] if first else None
-        answers: tuple[Result, ...] = ()
-        if isinstance(before, Exchange):
-            answers = tuple(result for result in before.results if result.call_id in results)
-        opening, *others = messages or [UserMessage(())]
-        return [Said(opening, answers), *map(Said, others)]
+    def _read(self, entries: int) -> History:
+        """Return a history with so many of the last entries, at least: what was read of it, or else all of it."""
+        tail = self.request.tail
+        return tail if len(tail.entries) >= entries else self.request.whole()
 
     def begin_send(self) -> None:
         """From now on nobody knows what the agent knows."""
@@ -284,6 +276,22 @@ class Turn:
             self.error,
             self.usage,
         )
+
+
+def _told(history: History, users: int, results: Sequence[str]) -> list[Said]:
+    """Return the last user messages one by one; the results of these calls go with the first."""
+    entries = history.entries
+    first = len(entries) - users
+    messages = [entry for entry in entries[first:] if isinstance(entry, UserMessage)]
+    answers = _results(entries[first - 1] if first else None, results)
+    opening, *others = messages or [UserMessage(())]
+    return [Said(opening, answers), *map(Said, others)]
+
+
+def _results(last: Entry | None, wanted: Sequence[str]) -> tuple[Result, ...]:
+    if not wanted or not isinstance(last, Exchange):
+        return ()
+    return tuple(result for result in last.results if result.call_id in wanted)
 
 
 def _told_all(history: History, abilities: Abilities, budget: TranscriptBudget) -> Said:
