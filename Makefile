@@ -9,6 +9,9 @@ NEWEST := .venv-newest
 HISTORY_PEERS := $(VENV)/peers
 JOBS ?= 2
 ARGS ?=
+# Of `make search`: how many times the usual number of examples, and what they are drawn from.
+TIMES ?= 10
+SEED ?=
 # `local` is a small language model that runs in this process; `scripted` needs no model at all.
 MODEL ?= local
 
@@ -23,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format-check lint types arrows fmt fault sim pool-search contract contract-newest clients bench bench-durable bench-peers docs lock clean
+.PHONY: help demo test check format-check lint types arrows fmt fault search sim pool-search hooks contract contract-newest clients bench bench-durable bench-peers docs lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -74,6 +77,13 @@ $(VENV)/.upstreams: requirements/upstreams.txt | $(VENV)/.dev
 	$(PIP_PINNED) --no-deps --no-build-isolation --no-binary claude-agent-sdk -r requirements/upstreams.txt
 	@touch $@
 
+
+# LiteLLM asks the gateway as a client of its own making: in an environment apart, since it wants an older OpenAI SDK.
+$(VENV)/.clients: requirements/clients.txt | $(VENV)/.made
+	$(PYTHON) -m venv $(VENV)/clients
+	$(VENV)/clients/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@touch $@
+
 # Judges of repaired histories that are no Python packages: npm's and a source package's files.
 $(VENV)/.node: tests/oracles/node/package-lock.json tests/oracles/node/.npmrc tools/judges.py | $(VENV)/.dev
 	$(BIN)/python tools/judges.py node $(VENV)/node
@@ -103,9 +113,9 @@ demo: $(VENV)/.self  ## Kill a server in the middle of a sentence and watch the 
 
 # --- checking it ----------------------------------------------------------------------------
 
-test: format-check lint types arrows  ## Everything, with the short kill matrix
+test: format-check lint types arrows $(if $(ARGS),,hooks)  ## Everything, with the short kill matrix; ARGS for pytest choose a part
 	@$(MAKE) --silent --no-print-directory $(VENV)/.local || echo "No wheels of the local model here: its tests are skipped." >&2
-	@for judge in node templates upstreams; do \
+	@for judge in node templates clients; do \
 	  $(MAKE) --silent --no-print-directory $(VENV)/.$$judge || echo "No $$judge here: the tests that ask it are skipped." >&2; \
 	done
 	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
@@ -119,7 +129,7 @@ format-check: $(VENV)/.dev
 lint: $(VENV)/.dev
 	$(BIN)/ruff check --quiet $(CODE)
 
-types: $(VENV)/.dev
+types: $(VENV)/.dev $(VENV)/.upstreams
 	$(BIN)/mypy $(CODE)
 
 arrows: $(VENV)/.dev
@@ -132,6 +142,10 @@ fmt: $(VENV)/.dev  ## Format, and fix what the linter can fix
 fault: $(VENV)/.dev  ## The full kill matrix: every fault point, every way to die
 	MIDSTREAM_FAULT_FULL=1 $(BIN)/python -m pytest -m fault --timeout 600 $(ARGS) tests/fault
 
+search: $(VENV)/.dev  ## Search by chance for what breaks a property, TIMES=10 times as long; SEED= repeats a search
+	@seed=$(SEED); : $${seed:=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; echo "SEED=$$seed"; \
+	MIDSTREAM_SEARCH=$(TIMES) $(BIN)/python -m pytest -n $(JOBS) -m hypothesis --timeout 7200 --hypothesis-seed=$$seed $(ARGS)
+
 sim: $(VENV)/.dev  ## Live through simulated worlds for minutes; ARGS=SEED replays one with its trace
 	$(BIN)/python -m tests.simulation $(ARGS)
 
@@ -143,10 +157,15 @@ CONTRACTS := tests/integrations/test_pydantic_ai_durable.py tests/integrations/t
 contract: $(PEERS)/.made  ## Our hooks against the frameworks they hook into, as pinned
 	PYTHONPATH=src:. $(PEERS)/bin/python -m pytest -q $(ARGS) $(CONTRACTS)
 
+# Part of `make test`, in an environment of its own, which not every machine can have.
+hooks:
+	@if $(MAKE) --silent --no-print-directory $(PEERS)/.made; then $(MAKE) --silent --no-print-directory contract; \
+	else echo "The frameworks do not install here: our hooks are not tried against all of them (make contract)." >&2; fi
+
 contract-newest: $(NEWEST)/.made  ## The same against what these frameworks released last
 	PYTHONPATH=src:. $(NEWEST)/bin/python -m pytest -q $(ARGS) $(CONTRACTS)
 
-clients: $(VENV)/.dev $(VENV)/.node $(HISTORY_PEERS)/.peers  ## Clients of others before the gateway: the SDKs, the AI SDK, LiteLLM
+clients: $(VENV)/.dev $(VENV)/.node $(VENV)/.upstreams $(VENV)/.clients  ## Clients of others before the gateway: the SDKs, the AI SDK, LiteLLM
 	$(BIN)/python -m pytest -q $(ARGS) tests/server/gateway
 
 bench-durable: $(VENV)/.dev $(PEERS)/.made $(PEERS_APART)/.made  ## Kill and time durable agents beside one another
@@ -173,6 +192,7 @@ lock:  ## Resolve requirements/*.txt anew (needs uv; UPGRADE=--upgrade takes new
 	  -c requirements/base.txt -c requirements/build.txt -o requirements/dev.txt
 	$(LOCK) $(UPGRADE) --group local --no-deps -o requirements/local.txt
 	$(LOCK) $(UPGRADE) --group upstreams --no-deps -o requirements/upstreams.txt
+	$(LOCK) $(UPGRADE) --group clients -o requirements/clients.txt
 	$(LOCK) $(UPGRADE) --group peers-durable pyproject.toml -c requirements/build.txt -o requirements/peers-durable.txt
 	$(LOCK) $(UPGRADE) --group peers-durable-apart -o requirements/peers-durable-apart.txt
 	$(LOCK) $(UPGRADE) --group templates --no-deps -o requirements/templates.txt

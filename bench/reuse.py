@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from bench import reuse_path
 from bench.reuse_rules import AlwaysFresh, Contestant, Original, Ours, Request, said_bytes
 from midstream.core.messages import Entry, Exchange, File, History, Reply, Text, UserMessage
 from midstream.core.replies import Finished, TextDelta
@@ -77,6 +78,7 @@ class Report(msgspec.Struct):
     cold_bar_ms: float
     is_met: bool
     conversations: list[Conversation]
+    path: list[reuse_path.Passage]
 
 
 def run(folder: Path) -> Report:
@@ -98,7 +100,16 @@ def run(folder: Path) -> Report:
         print(
             f"  {shown.what:<26}{shown.contestant:<15}{shown.sent_bytes:>10} ({shown.last_turn_bytes}{wrong})"
         )
-    return Report(MESSAGES, times, COLD_BAR_MS, is_met, conversations)
+    path = reuse_path.measure(TURNS, SAID, REPLIED)
+    print(
+        f"\n{TURNS} turns: OpenAI's client, gateway, pool, OpenAI's package: bytes of the bodies that arrived"
+    )
+    for told in path:
+        print(
+            f"  {told.contestant:<15}{told.sent_bytes:>10} (first turn {told.first_turn_bytes}, "
+            f"last {told.last_turn_bytes}; {told.users} user messages)"
+        )
+    return Report(MESSAGES, times, COLD_BAR_MS, is_met, conversations, path)
 
 
 def _timed(what: str, act: Callable[[], object]) -> Time:

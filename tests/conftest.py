@@ -7,9 +7,14 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.search import EXAMPLES, PROFILE
+
 # No deadline: the machines are shared, and a slow example is no wrong one. A failure prints what repeats it.
-settings.register_profile("midstream", deadline=None, print_blob=True)
-settings.load_profile("midstream")
+settings.register_profile(
+    "midstream", max_examples=EXAMPLES, deadline=None, print_blob=True, derandomize=True, database=None
+)
+settings.register_profile("search", max_examples=EXAMPLES, deadline=None, print_blob=True, derandomize=False)
+settings.load_profile(PROFILE)
 
 # Whole programs, real sockets and foreign judges: seconds a file. `make check` leaves them to `make test`.
 END_TO_END = frozenset(

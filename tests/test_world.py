@@ -20,6 +20,14 @@ def test_clocks_and_chance() -> None:
     assert 0 <= world.chance() < 1
 
 
+async def test_what_is_asked_for_later_happens_unless_it_was_cancelled() -> None:
+    happened = asyncio.Event()
+    World().later(0.0, happened.clear).cancel()
+    World().later(0.0, happened.set)
+    async with asyncio.timeout(1):
+        await happened.wait()
+
+
 async def test_spawned_work_is_a_named_task() -> None:
     async def work() -> int:
         await World().sleep(0)

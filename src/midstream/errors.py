@@ -199,10 +199,14 @@ class ShelfMovedError(ConflictError):
 
 
 class LeaseHeldError(ConflictError):
-    """A living process owns this session. Nothing was written."""
+    """A living process owns this session. Nothing was written. `session` names it, where that is known."""
 
     code = "lease_held"
     retry = "later"
+
+    def __init__(self, message: str, *, session: str = "", retry_after_s: float | None = None) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.session = session
 
 
 class LeaseLostError(ConflictError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import inspect
 import logging
 import re
@@ -22,6 +23,7 @@ from msgspec import Struct
 
 from midstream.core.calls import CallPlan, OnDoubt, Site, digest_of
 from midstream.core.messages import Call, Outcome, Result, ToolSpec, storable
+from midstream.core.records import ClientTool
 from midstream.errors import ToolDefinitionError, UsageError
 
 TIMEOUT_S = 120.0
@@ -291,8 +293,23 @@ def question(
     return Tool(spec, _nothing_runs, arguments, has_effects=False, answer_s=answer_s, site=Site.PERSON)
 
 
+def of_client(theirs: ClientTool) -> Tool:
+    """Return the tool of a client as its calls are planned and judged here, where it cannot be run."""
+    return Tool(
+        theirs.spec,
+        _nothing_runs,
+        None,
+        theirs.has_effects,
+        theirs.on_doubt,
+        theirs.timeout_s,
+        theirs.needs_approval,
+        answer_s=theirs.answer_s,
+        site=Site.CLIENT,
+    )
+
+
 def _nothing_runs(**_: object) -> None:
-    raise AssertionError("a person answers this call")
+    raise AssertionError("a person or a client answers this call")
 
 
 Approval = Callable[[Call, Tool], "bool | str"]
@@ -370,7 +387,12 @@ async def probe_call(found: Tool, call: Call, context: CallContext) -> tuple[Res
 
 def is_plain(found: Tool) -> bool:
     """Whether a tool is a plain function, which runs in a thread and cannot be cancelled, only asked to stop."""
-    return not inspect.iscoroutinefunction(found.function)
+    return not _is_coroutine_function(found.function)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_coroutine_function(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function)  # it unwraps and looks at flags: several microseconds
 
 
 async def run_call(found: Tool, call: Call, context: CallContext) -> Result:
@@ -439,7 +461,7 @@ def _read_arguments(found: Tool, call: Call) -> dict[str, Any]:
 
 
 async def _invoke(function: Callable[..., Any], keywords: Mapping[str, Any]) -> object:
-    if inspect.iscoroutinefunction(function):
+    if _is_coroutine_function(function):
         try:
             return await typing.cast("Awaitable[object]", function(**keywords))
         except asyncio.CancelledError as error:

@@ -11,9 +11,9 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -43,6 +43,13 @@ class Fault(StrEnum):
     """A client has written its checkpoint and not yet acted on it."""
 
 
+class Cancellable(Protocol):
+    """What was asked for and need not happen."""
+
+    def cancel(self) -> object:
+        """Let it not happen. Without effect if it has happened."""
+
+
 class World:
     """The real world. Subclass it in tests; hand it to whatever you start."""
 
@@ -69,6 +76,13 @@ class World:
     async def sleep(self, seconds: float) -> None:
         """Wait. A fake world returns when its clock has got there."""
         await asyncio.sleep(seconds)
+
+    def later(self, seconds: float, do: Callable[[], None]) -> Cancellable:
+        """Call something when so much time has passed, unless what this returns is cancelled before.
+
+        For what is rarely due: a task that sleeps costs several times more.
+        """
+        return asyncio.get_running_loop().call_later(seconds, do)
 
     def spawn(self, work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
         """Start a task. The caller keeps it, awaits it and sees its error."""

@@ -69,6 +69,7 @@ def test_json_has_one_object_a_line_with_every_field(run: Run, pooled: Path) -> 
             "created_at",
             "used_at",
             "bytes",
+            "store",
             "system",
             "tools",
             "servers",
@@ -122,3 +123,30 @@ def test_all_records_can_be_cleared_damaged_ones_too(run: Run, pooled: Path) -> 
 
 def test_without_a_store_it_says_so(run: Run) -> None:
     assert run("pool", "ls").exit_code == 3
+
+
+@pytest.fixture
+def at_the_gateway(tmp_path: Path, pooled: Path) -> Path:
+    return pooled.rename(tmp_path / "gateway.db")
+
+
+@pytest.fixture
+async def pooled_by_both(tmp_path: Path, at_the_gateway: Path) -> None:
+    store = SQLiteStore(tmp_path / "sessions.db")
+    await store.open()
+    record = asked_fresh(outline("", (), (), {}, HISTORY), upstream="codex", now=1_700_000_003.0)
+    for session in ("served", "h:quay"):
+        key = key_of("codex", session)
+        await store.keep(POOL_SHELF, key, encode(record), expected=0, at=record.used_at)
+    await store.close()
+
+
+@pytest.mark.usefixtures("pooled_by_both")
+def test_without_a_name_it_looks_where_the_gateway_and_serve_keep_theirs(run: Run) -> None:
+    def listed() -> list[str]:
+        return [line.split("\t")[0] for line in run("pool", "ls").stdout.splitlines()]
+
+    assert sorted(listed()[:2]) == ["h:quay", "served"]
+    assert listed()[2:] == ["harbour", "harvest", "claude:opus/torn"]
+    assert "3 records removed." in run("pool", "clear", "served", "harbour", "qua", "--yes").stderr
+    assert listed() == ["harvest", "claude:opus/torn"]

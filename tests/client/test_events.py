@@ -34,7 +34,7 @@ def test_only_words_for_the_reader_are_text() -> None:
     assert [event.text for event in events] == ["hello", "", ""]
 
 
-@spec("REUSE-72")
+@spec("REUSE-54")
 def test_a_tool_that_the_upstream_runs_is_told_apart_from_thoughts() -> None:
     ran = UpstreamCall("u", "grep", "{}", "line 1", Outcome.OK)
     event = Event("1-4", Delta(1, 1, 1, 1, "thinking", "", ran))

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from midstream.client.checkpoint import CallAnswered, CallAsked, CallIntended, CallNoted, KeptCall
-from midstream.client.local_tools import RESULT_BYTES_MAX, LocalTools, Start, offered, refuse_foreign
+from midstream.client.local_tools import (
+    ALLOWED_ONCE_CONTENT,
+    RESULT_BYTES_MAX,
+    LocalTools,
+    Start,
+    offered,
+    refuse_foreign,
+)
 from midstream.core.calls import RERUNS_MAX, UNKNOWN_CONTENT, CallPlan, CallState, OnDoubt, Site
 from midstream.core.frames import ResultPayload, encode
 from midstream.core.messages import Call, Finish, Outcome, Reply, Result
@@ -192,6 +199,18 @@ async def test_a_call_in_doubt_with_a_probe_is_asked_about(says: Probed, content
     assert [answer.result.content for answer in tools.answers()] == [content]
 
 
+@spec("TURN-35")
+def test_what_did_not_happen_and_was_allowed_once_does_not_run_without_another_permission() -> None:
+    plan = CallPlan("c1", "digest", Site.CLIENT, on_doubt=OnDoubt.PROBE, needs_approval=True)
+    tools = _tools(KeptCall(1, 1, CallState(CALL, plan, runs=1, epoch=3), is_asked=True))
+    assert [start.is_probe for start in tools.to_start()] == [True]
+    tools.ended(PLACE, None)
+    assert tools.to_start() == []
+    assert [answer.result for answer in tools.answers()] == [
+        Result("c1", ALLOWED_ONCE_CONTENT, Outcome.ERROR)
+    ]
+
+
 async def test_a_probe_is_not_believed_for_ever_and_a_lost_one_knows_nothing() -> None:
     tools = _tools(_kept(OnDoubt.PROBE, runs=RERUNS_MAX + 1))
     tools.ended(PLACE, None)
@@ -216,8 +235,9 @@ def test_a_call_in_doubt_that_only_a_person_could_decide_is_answered_as_unknown(
 
 def test_a_person_is_asked_about_every_call_of_a_tool_with_a_rule() -> None:
     sometimes = tool(name="some", needs_approval=lambda path: path == "/")(lambda: None)
-    always = tool(name="all", needs_approval=True)(lambda: None)
+    always = tool(name="all", needs_approval=True, answer_s=60.0)(lambda: None)
     assert [offer.needs_approval for offer in offered([look, sometimes, always])] == [False, True, True]
+    assert [offer.answer_s for offer in offered([look, always])] == [0.0, 60.0]
 
 
 def test_a_tool_that_a_person_answers_is_refused() -> None:

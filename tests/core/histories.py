@@ -77,7 +77,10 @@ _users = st.lists(st.one_of(_words.map(Text), _files), max_size=3).map(
     lambda parts: UserMessage(tuple(parts))
 )
 _ran_elsewhere = st.builds(UpstreamCall, _ids, _names, _arguments, _words, st.sampled_from(Outcome))
-_thoughts = st.builds(Thinking, _words, st.sampled_from([None, "", *SIGNATURES]))
+_thoughts = st.one_of(
+    st.builds(Thinking, _words, st.sampled_from([None, "", *SIGNATURES])),
+    st.builds(Thinking, st.just(""), st.sampled_from(["", *SIGNATURES]), st.just(True)),  # noqa: FBT003 - a strategy
+)
 
 
 @st.composite

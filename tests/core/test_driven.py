@@ -227,7 +227,7 @@ def test_closing_in_the_middle_keeps_words_and_results() -> None:
 @spec("DRIVEN-2")
 def test_a_host_owes_a_driven_turn_nothing_and_its_cancel_ends_it_at_once() -> None:
     told = story(Ask(1, NOTHING), Replied(ASKS), Start("a"))
-    assert sessions.owed(told.state) == frozenset()
+    assert sessions.owed(told.state) == ()
     told.dies()
     assert sessions.decide(told.state, Recover(), epoch=2, at=AT) == ()
     decided = sessions.decide(told.state, Cancel(), epoch=2, at=AT)

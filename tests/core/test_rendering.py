@@ -31,6 +31,7 @@ from midstream.errors import UsageError
 from midstream.history import check
 from tests.core.histories import MODEL, SIGNATURES, histories
 from tests.core.lives import Life, lives
+from tests.search import TIMES
 from tests.spec import spec
 
 HI = UserMessage.of("hi")
@@ -47,21 +48,21 @@ def chat(history: History, profile: str = "openai-chat") -> list[Json]:
 
 
 @spec("HISTORY-90")
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300 * TIMES)
 @given(histories(), EVERYBODY)
 def test_whatever_is_rendered_is_accepted(history: History, profile: str) -> None:
     assert findings(render(history, "Be brief.", profile, model=MODEL), profile) == []
 
 
 @spec("HISTORY-90")
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100 * TIMES)
 @given(histories(), EVERYBODY, st.sampled_from(sorted(FORMATS)))
 def test_any_format_may_speak_for_any_profile(history: History, profile: str, form: str) -> None:
     assert findings(render(history, "", profile, form=form, model=MODEL), profile, form) == []
 
 
 @spec("HISTORY-91")
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300 * TIMES)
 @given(histories(8), EVERYBODY, st.integers(0, 8))
 def test_more_entries_change_no_message(history: History, profile: str, kept: int) -> None:
     shorter = render(History(history.entries[:kept]), "Be brief.", profile, model=MODEL)
@@ -71,7 +72,7 @@ def test_more_entries_change_no_message(history: History, profile: str, kept: in
 
 
 @spec("HISTORY-90")
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100 * TIMES)
 @given(lives(), EVERYBODY)
 def test_whatever_a_session_lived_through_its_next_prompt_is_accepted(life: Life, profile: str) -> None:
     history = life.session.history.then(UserMessage.of("and now?"))
@@ -79,7 +80,7 @@ def test_whatever_a_session_lived_through_its_next_prompt_is_accepted(life: Life
 
 
 @spec("HISTORY-90")
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100 * TIMES)
 @given(histories(), EVERYBODY)
 def test_what_is_rendered_can_be_sent_and_says_what_was_said(history: History, profile: str) -> None:
     sent = msgspec.json.encode(render(history, "", profile, model=MODEL).messages).decode()
@@ -159,6 +160,24 @@ def test_signed_thinking_goes_back_to_the_model_that_signed_it_and_to_no_other()
     (_, other) = render(history, "", "anthropic", model="another").messages
     assert other["content"] == "yes"
     assert chat(history)[1] == {"role": "assistant", "content": "yes"}
+
+
+def test_thinking_in_sealed_words_goes_back_to_the_model_that_sealed_them_and_to_no_other() -> None:
+    sealed = Thinking("", SIGNATURES[0], is_redacted=True)
+    history = History((HI, Exchange(Reply((sealed, Text("yes")), model=MODEL))))
+    (_, own) = render(history, "", "anthropic", model=MODEL).messages
+    assert own["content"][0] == {"type": "redacted_thinking", "data": SIGNATURES[0]}
+    (_, other) = render(history, "", "anthropic", model="another").messages
+    assert other["content"] == "yes"
+    for profile in set(PROFILES) - {"anthropic", "vertex", "pydantic-ai"}:
+        assert SIGNATURES[0] not in str(render(history, "", profile, model=MODEL).messages)
+
+
+@pytest.mark.parametrize("name", ["claude-sonnet-4-20250514", "claude-sonnet-4", "claude-sonnet-4-0"])
+def test_a_model_asked_by_its_short_name_gets_its_own_thinking_back(name: str) -> None:
+    replied = Reply((Thinking("hm", SIGNATURES[0]), Text("yes")), model="claude-sonnet-4-20250514")
+    (_, own) = render(History((HI, Exchange(replied))), "", "anthropic", model=name).messages
+    assert own["content"][0]["signature"] == SIGNATURES[0]
 
 
 def test_reasoning_goes_back_to_who_asks_for_it_and_is_replaced_where_it_was_lost() -> None:
@@ -252,7 +271,7 @@ def test_a_signed_call_goes_back_signed_to_its_own_model(
     assert sent("another") == (SENTINEL if (profile, form) == ("gemini-3", None) else {})
 
 
-@spec("REUSE-74")
+@spec("REUSE-56")
 @pytest.mark.parametrize("profile", ["openai-chat", "anthropic", "gemini"])
 def test_a_tool_that_ran_upstream_is_told_in_words_to_who_was_not_there(profile: str) -> None:
     ran = UpstreamCall("u", "grep", '{"for":"x"}', "line 1", Outcome.OK)
@@ -266,7 +285,7 @@ def test_a_tool_that_ran_upstream_is_told_in_words_to_who_was_not_there(profile:
     assert findings(rendered, profile) == []
 
 
-@spec("REUSE-74")
+@spec("REUSE-56")
 def test_a_reply_that_only_ran_tools_upstream_is_told() -> None:
     ran = UpstreamCall("u", "grep", "{}", "", Outcome.ERROR)
     assert chat(History((HI, Exchange(Reply((ran,)))))) == [

@@ -39,6 +39,7 @@ events = st.lists(
     st.one_of(
         st.builds(TextDelta, words),
         st.builds(ThinkingDelta, words, st.none() | words),
+        st.builds(ThinkingDelta, st.just(""), words, st.just(True)),  # noqa: FBT003 - a strategy
         st.builds(CallRequested, words, words, words),
         st.builds(UpstreamCallStarted, st.sampled_from("ab"), words, words),
         st.builds(UpstreamCallEnded, st.sampled_from("abc"), words),
@@ -51,6 +52,15 @@ def _built(*said: ModelEvent) -> tuple[list[Delta], Reply | None]:
     builder = ReplyBuilder(1, 2, 3)
     deltas = [delta for event in said for delta in builder.add(event)]
     return deltas, builder.reply()
+
+
+def test_thinking_in_sealed_words_is_a_part_of_its_own() -> None:
+    sealed = ThinkingDelta("", "c2VhbGVk", is_redacted=True)
+    deltas, reply = _built(ThinkingDelta("hm"), sealed, sealed, TextDelta("yes"), Finished())
+    assert [delta.text for delta in deltas] == ["hm", "yes"]
+    assert reply is not None
+    withheld = Thinking("", "c2VhbGVk", is_redacted=True)
+    assert reply.parts == (Thinking("hm"), withheld, withheld, Text("yes"))
 
 
 def test_a_reply_is_made_of_what_was_said_in_order() -> None:
@@ -146,7 +156,7 @@ RUNS = UpstreamCall("u", "grep", '{"for":"x"}')
 RAN = UpstreamCall("u", "grep", '{"for":"x"}', "line 1", Outcome.OK)
 
 
-@spec("REUSE-72")
+@spec("REUSE-54")
 def test_a_tool_that_the_upstream_runs_is_told_when_it_starts_and_when_it_ends() -> None:
     deltas, reply = _built(TextDelta("I look"), START, TextDelta("found"), END, Finished())
 
@@ -160,7 +170,7 @@ def test_a_tool_that_the_upstream_runs_is_told_when_it_starts_and_when_it_ends()
     assert reply.calls == ()
 
 
-@spec("REUSE-73")
+@spec("REUSE-55")
 def test_one_that_never_ended_has_an_unknown_outcome() -> None:
     deltas, reply = _built(START, Finished())
 

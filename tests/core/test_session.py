@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec import Struct, field
 
 from midstream.core import session as sessions
+from midstream.core.blobs import BLOB_BYTES_MIN, lifted, named
 from midstream.core.calls import CHOICES, Choice, OnDoubt, Site
 from midstream.core.compaction import shown
 from midstream.core.messages import Exchange, History, Result, UserMessage
@@ -53,6 +54,7 @@ from midstream.core.turn import (
     Answer,
     AskModel,
     AwaitCancelled,
+    AwaitingModel,
     CallExpired,
     CallFinished,
     CallProbed,
@@ -154,7 +156,7 @@ def test_history_holds_whole_exchanges_with_the_one_outcome_of_each_call(life: L
 @spec("TURN-21")
 def test_a_live_session_is_owed_something_after_every_append(life: Life) -> None:
     for step in life.steps:
-        waits = owed(step.after) != frozenset() or step.after.rests_on_people
+        waits = owed(step.after) != () or step.after.rests_on_people
         assert waits == step.after.is_live, step.command
 
 
@@ -593,6 +595,19 @@ def _queued(words: str) -> SendMessage:
     return SendMessage(UserMessage.of(words), when_busy=WhenBusy.QUEUE)
 
 
+@spec("TURN-70")
+def test_the_session_knows_whether_a_result_is_kept_beside_it() -> None:
+    small, large = (_with_result(content) for content in ("small", "x" * BLOB_BYTES_MIN))
+    assert (small.has_blobs, large.has_blobs) == (False, True)
+    assert named(large.history)
+
+
+def _with_result(content: str) -> Session:
+    session = _live(say(), asks(reads("a")))
+    records, _ = lifted(decide(session, ended("a", content), epoch=1, at=AT))
+    return fold([(1, record) for record in records], session)
+
+
 @spec("TURN-28")
 def test_the_next_turn_opens_in_the_append_that_ends_the_one_before() -> None:
     session = _live(say(), _queued("and then"))
@@ -600,6 +615,14 @@ def test_the_next_turn_opens_in_the_append_that_ends_the_one_before() -> None:
     assert [type(record) for record in records[-3:]] == [TurnEnded, MessageAccepted, AttemptStarted]
     session = fold([(1, record) for record in records], session)
     assert (session.turns, session.queue, session.is_live) == (2, (), True)
+
+
+@spec("TURN-28")
+def test_a_message_that_waited_keeps_its_limits() -> None:
+    later = SendMessage(UserMessage.of("later"), when_busy=WhenBusy.QUEUE, timeout_s=9.0, replies_max=3)
+    session = _live(say(), later, answers())
+    assert isinstance(session.turn, AwaitingModel)
+    assert (session.turn.terms.timeout_s, session.turn.terms.replies_max) == (9.0, 3)
 
 
 @spec("TURN-28")

@@ -8,12 +8,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from midstream.doctor.examination import examine
 from midstream.doctor.findings import Status
 from tests.doctor.files import HISTORIES
+from tests.search import TIMES
 
 ODD: list[Any] = [
     None,
@@ -68,8 +69,32 @@ def _wound(draw: st.DrawFn, root: Any) -> None:  # noqa: ANN401 - any JSON
         at = inner
 
 
+DUMPED = ["langchain", "schema", "messages"]
+ASKED = {"name": "read_log", "args": {}, "id": "lc_1", "type": "tool_call"}
+OF_NO_TYPE = {
+    "v": 4,
+    "channel_values": {
+        "messages": [
+            {
+                "lc": 1,
+                "type": "constructor",
+                "id": [*DUMPED, "HumanMessage"],
+                "kwargs": {"content": "Which boats are in?", "type": "human"},
+            },
+            {
+                "lc": 1,
+                "type": True,
+                "id": [*DUMPED, "AIMessage"],
+                "kwargs": {"content": "", "type": "ai", "tool_calls": [ASKED]},
+            },
+        ]
+    },
+}
+
+
 @given(wounded())
-@settings(max_examples=300, deadline=None)
+@example((".json", json.dumps(OF_NO_TYPE)))
+@settings(max_examples=300 * TIMES)
 def test_a_wounded_history_is_answered_and_its_copy_can_be_read(file: tuple[str, str]) -> None:
     suffix, text = file
     with tempfile.TemporaryDirectory() as folder:
@@ -103,7 +128,7 @@ _json = st.recursive(
 
 
 @given(st.lists(_json, max_size=6), st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300 * TIMES)
 def test_any_json_is_answered(values: list[object], are_lines: bool) -> None:  # noqa: FBT001 - drawn
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / ("f.jsonl" if are_lines else "f.json")
@@ -113,7 +138,7 @@ def test_any_json_is_answered(values: list[object], are_lines: bool) -> None:  #
 
 
 @given(st.binary(max_size=200), st.sampled_from([".json", ".jsonl", ".db"]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200 * TIMES)
 def test_any_bytes_are_answered(body: bytes, suffix: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"f{suffix}"

@@ -16,6 +16,7 @@ from midstream.doctor.examination import examine
 from midstream.doctor.findings import Status
 from midstream.doctor.shapes import Json
 from midstream.doctor.tinyagent import repaired
+from tests.search import TIMES
 
 
 def _text(words: str) -> Json:
@@ -138,13 +139,23 @@ def test_lines_of_it_are_refused_by_name(tmp_path: Path) -> None:
     assert examine(path).report.reason == "wrong-format"
 
 
+@pytest.mark.parametrize("role", ["tool_result", "user", "assistant"])
+@pytest.mark.parametrize("content", ["", [], [_text("")]])
+def test_nothing_said_is_at_rest_after_a_repair_of_what_stands_around_it(role: str, content: object) -> None:
+    messages: list[Any] = [_user("x"), _reply(_call("a")), _result("a"), _reply(_text("y"), _call("b"))]
+    messages[2] |= {"role": role, "content": content, "tool_call_id": None}
+    done = repaired(messages, None)
+    assert done.is_changed
+    assert [edit.code for edit in repaired(done.messages, None).edits] == []
+
+
 _ODD: st.SearchStrategy[Any] = st.sampled_from(
     [None, 7, "", "x", [], {}, [None], [{"type": "text"}], ["odd"], [{"type": "tool_call"}]]
 )
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200 * TIMES)
 def test_whatever_stands_there_is_repaired_and_then_at_rest(data: st.DataObject) -> None:
     messages: list[Any] = [
         _user("x"),

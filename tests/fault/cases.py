@@ -115,3 +115,24 @@ def table(figures: dict[str, Any]) -> str:
             said = ", ".join(f"{key} {number}" for key, number in value.items())
         lines.append(f"  {name.replace('_', ' '):42} {said}")
     return "\n".join(lines)
+
+
+def figures_of(story: str, reports: Sequence[Report]) -> dict[str, int]:
+    """Return what came of the cases of one story."""
+    ours = [each for each in reports if each.case.startswith(f"{story}:")]
+    return {
+        "cases": len(ours),
+        "deaths": sum(each.deaths for each in ours),
+        "duplicate_effects": sum(each.duplicates for each in ours),
+        "reruns": sum(each.reruns for each in ours),
+        "unknown": sum(each.unknown for each in ours),
+        "problems": sum(bool(each.problems) for each in ours),
+    }
+
+
+def lines_of(figures: dict[str, dict[str, int]]) -> str:
+    """Return the figures of stories for a terminal."""
+    return "\n".join(
+        f"  {story:22} " + ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in each.items())
+        for story, each in figures.items()
+    )

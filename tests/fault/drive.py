@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx2
@@ -33,10 +34,12 @@ from midstream.testing.history_checker import Evidence, Execution, check_ended
 from midstream.world import World
 from tests.fault.client_process import HastyWorld
 from tests.fault.matrix import CASE_S, Case, Process, Report, free_port, reached, read_ledger
-from tests.fault.stories import MESSAGES, POLICIES, RESUMED
-from tests.fault.turn import SESSION
+from tests.fault.stories import CLIENT_POLICIES, MCP_POLICIES, MESSAGES, POLICIES, RESUMED
+from tests.fault.turn import PIDS, SESSION
 
 TRY_AGAIN_S = 0.02
+GONE_WITHIN_S = 10.0
+REPEATABLE = {OnDoubt.RERUN, OnDoubt.RERUN_WITH_KEY}
 
 
 async def play(case: Case, folder: Path) -> Report:
@@ -54,8 +57,8 @@ async def play(case: Case, folder: Path) -> Report:
     report.deadly = [*server.deaths]
     report.deaths = len(report.deadly)
     report.reached = {"server": reached(folder, "server")}
-    journals = await _journals(folder)
-    _judge(case, journals, read_ledger(folder), report)
+    judge(case, Evidence(await journals_of(folder), ledger=read_ledger(folder)), report)
+    report.problems += await _left_behind(folder)
     report.seconds = round(time.monotonic() - began_at, 2)
     return report
 
@@ -125,22 +128,9 @@ class Driver:
         return self._ends == len(self._messages)
 
     async def _answer(self, session: str, asked: QuestionAsked) -> None:
-        match asked.kind:
-            case QuestionKind.APPROVAL:
-                choice = Choice.ALLOW
-            case QuestionKind.QUESTION:
-                choice = Choice.REPLY
-            case QuestionKind.DOUBT:
-                choice = Choice.HAPPENED if self._has_ended(session, asked) else Choice.RERUN
+        choice = truth(self._folder, session, asked)
         answer = AnswerPayload(asked.turn, asked.reply, asked.call_id, asked.digest, choice, "so be it")
         await self._post(session, "answer", msgspec.json.encode(answer))
-
-    def _has_ended(self, session: str, asked: QuestionAsked) -> bool:
-        place = (session, asked.turn, asked.reply, asked.call_id, True)
-        ledger = read_ledger(self._folder)
-        return any(
-            (each.session, each.turn, each.reply, each.call_id, each.has_ended) == place for each in ledger
-        )
 
     async def _post(self, session: str, what: str, body: bytes) -> None:
         """Ask until the server has answered: that it is done, or that it was done before."""
@@ -156,10 +146,47 @@ class Driver:
             await World().sleep(TRY_AGAIN_S)
 
 
+def truth(folder: Path, session: str, asked: QuestionAsked) -> Choice:
+    """Return what somebody answers who knows what happened, and has nothing against it."""
+    match asked.kind:
+        case QuestionKind.APPROVAL:
+            return Choice.ALLOW
+        case QuestionKind.QUESTION:
+            return Choice.REPLY
+        case QuestionKind.DOUBT:
+            place = (session, asked.turn, asked.reply, asked.call_id, True)
+            ended = (
+                (each.session, each.turn, each.reply, each.call_id, each.has_ended)
+                for each in read_ledger(folder)
+            )
+            return Choice.HAPPENED if place in ended else Choice.RERUN
+
+
 # --- judgement --------------------------------------------------------------------------------------------------
 
 
-async def _journals(folder: Path) -> dict[str, list[Stored]]:
+async def _left_behind(folder: Path) -> list[str]:
+    """Return what is wrong where an MCP server outlives all who started it for long."""
+    if not (folder / PIDS).exists():
+        return []
+    pids = (folder / PIDS).read_text().split()
+    try:
+        async with asyncio.timeout(GONE_WITHIN_S):
+            while any(map(_lives, pids)):
+                await World().sleep(TRY_AGAIN_S)
+    except TimeoutError:
+        return [f"the MCP server {pid} was left behind" for pid in pids if _lives(pid)]
+    return []
+
+
+def _lives(pid: str) -> bool:
+    try:
+        return bool(Path("/proc", pid, "cmdline").read_bytes())  # of a zombie it is empty
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+async def journals_of(folder: Path) -> dict[str, list[Stored]]:
     store = SQLiteStore(folder / "server.db")
     await store.open()
     try:
@@ -169,17 +196,18 @@ async def _journals(folder: Path) -> dict[str, list[Stored]]:
         await store.close()
 
 
-def _judge(case: Case, journals: dict[str, list[Stored]], ledger: list[Execution], report: Report) -> None:
+def judge(case: Case, evidence: Evidence, report: Report) -> None:
     """Say what came of it: nothing twice that may not, no outcome lost, nobody left behind."""
-    report.problems += map(str, check_ended(Evidence(journals, ledger=ledger)))
-    records = [decode(each.body) for stored in journals.values() for each in stored]
+    ledger = evidence.ledger
+    report.problems += map(str, check_ended(evidence))
+    records = [decode(each.body) for stored in evidence.journals.values() for each in stored]
     ends = [each for each in records if isinstance(each, TurnEnded)]
     opened = sum(isinstance(each, MessageAccepted) for each in records)
     report.status = str([each.status.value for each in ends])
     expected = Counter({TurnStatus.COMPLETED: opened, TurnStatus.FAILED: int(case.story == "resume")})
     if Counter(each.status for each in ends) != +expected:
         report.problems.append(f"{opened} turns ended {report.status}")
-    if opened != len(MESSAGES.get(case.story, ("go",))) + int(case.story == "family"):
+    if opened != len(MESSAGES.get(case.story, ("go",))) + int(case.story.startswith("family")):
         report.problems.append(f"{opened} turns were opened")
     report.runs = len(ledger)
     report.reruns = sum(each.run > 1 for each in ledger)
@@ -197,14 +225,15 @@ def _judge(case: Case, journals: dict[str, list[Stored]], ledger: list[Execution
             report.problems.append(f"call {call} of {each.tool!r} never took effect")
 
 
-def _may_repeat(ledger: list[Execution], call: tuple[str, int, int, str]) -> bool:
+def _may_repeat(ledger: Sequence[Execution], call: tuple[str, int, int, str]) -> bool:
     """Whether the policy of a call lets its effect happen again."""
     names = {each.tool for each in ledger if (each.session, each.turn, each.reply, each.call_id) == call}
-    return all(POLICIES.get(name) in (OnDoubt.RERUN, OnDoubt.RERUN_WITH_KEY) for name in names) and not any(
-        name.startswith("approval") for name in names
-    )
+    policies = POLICIES | CLIENT_POLICIES | MCP_POLICIES
+    return all(policies.get(name) in REPEATABLE and "approval" not in name for name in names)
 
 
 def _is_settled(name: str) -> bool:
     """Whether, whoever dies, the effect of such a call happens in the end: it is run again, or asked about."""
+    if name in CLIENT_POLICIES:  # which asks nobody: what is held, or was allowed once, stays unknown
+        return CLIENT_POLICIES[name] in {*REPEATABLE, OnDoubt.PROBE} and "approval" not in name
     return name in POLICIES and POLICIES[name] is not OnDoubt.UNKNOWN

@@ -14,7 +14,7 @@ import sqlite3
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Literal
@@ -46,9 +46,9 @@ from tests.fault.options import Point
 from tests.fault.turn import ANSWER_OF_CLIENT, QUESTION, SESSION, TEXTS, Ledger, Line, client_tools
 
 ROOT = Path(__file__).parents[2]
-CASE_S = 45.0
-"""Seconds for a whole case; a quiet machine needs one or two."""
-START_S = 30.0
+CASE_S = 90.0
+"""Seconds for a whole case; a quiet machine needs one or two, one with ten times the work of its cores up to 40."""
+START_S = 60.0
 LIVES_MAX = 8
 """Processes of one side in one case."""
 
@@ -119,7 +119,9 @@ class Process:
         """The chunks a client knew to be stored when it died."""
         self._folder = folder
         self._arguments = [str(folder), str(port), *(["--cancel"] if case.is_cancelled else [])]
-        self._arguments += ["--story", case.story] if side == "server" else []
+        self._arguments += ["--story", case.story]
+        is_person = side == "client" and case.story != "words"
+        self._program = "person_process" if is_person else f"{side}_process"
         self._kills = [kill for kill in case.kills if kill.side == side]
         self._process: asyncio.subprocess.Process | None = None
 
@@ -135,7 +137,7 @@ class Process:
         self.started_at.append(time.time())
         with (self._folder / f"{self.side}.log").open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", f"tests.fault.{self.side}_process", *arguments),
+                *(sys.executable, "-m", f"tests.fault.{self._program}", *arguments),
                 cwd=ROOT,
                 env=environment,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -173,11 +175,16 @@ class Process:
             await self._process.wait()
 
     def log(self) -> str:
-        return (self._folder / f"{self.side}.log").read_text(errors="replace")
+        log = self._folder / f"{self.side}.log"
+        return log.read_text(errors="replace") if log.exists() else ""
 
 
-async def run(case: Case, folder: Path) -> Report:
-    """Run one case in an empty folder and judge it."""
+Judge = Callable[[Case, Path, tuple["Process", "Process"], Report], Awaitable[None]]
+"""Looks at what server and client left in a folder, and completes the report."""
+
+
+async def run(case: Case, folder: Path, judge: Judge | None = None) -> Report:
+    """Run one case in an empty folder and judge it, by default as the long turn."""
     began_at = time.monotonic()
     port = free_port()
     server, client = Process("server", folder, port, case), Process("client", folder, port, case)
@@ -194,7 +201,7 @@ async def run(case: Case, folder: Path) -> Report:
     report.deadly = [*server.deaths, *client.deaths]
     report.deaths = len(report.deadly)
     report.reached = {side: reached(folder, side) for side in ("server", "client")}
-    await _judge(case, folder, (server, client), report)
+    await (judge or _judge)(case, folder, (server, client), report)
     report.seconds = round(time.monotonic() - began_at, 2)
     return report
 
@@ -241,7 +248,14 @@ async def _judge(case: Case, folder: Path, sides: tuple[Process, Process], repor
     stored = await _journal(folder)
     records = [decode(each.body) for each in stored]
     ledger = read_ledger(folder)
-    logs = [_client_log(folder, records, client.acked), _reader_log(folder)]
+    say = SayPayload((Text(QUESTION),), offered(client_tools(Ledger(folder / "ledger"))))
+    later: list[Payload] = [
+        ResultPayload(1, 4, Result("a", ANSWER_OF_CLIENT)),
+        ResultPayload(1, 4, Result("a", UNKNOWN_CONTENT, Outcome.UNKNOWN)),
+        AbortPayload(),
+        AbortPayload(1),
+    ]
+    logs = [client_log(folder, records, client.acked, say, later), reader_log(folder)]
     evidence = Evidence({SESSION: stored}, logs, ledger)
     report.problems += map(str, check_ended(evidence))
 
@@ -299,26 +313,21 @@ def read_ledger(folder: Path) -> list[Execution]:
     ]
 
 
-def _client_log(folder: Path, records: Sequence[Record], acked: set[int]) -> ClientLog:
-    """Return the client's notes; what it sent follows from the script."""
+def client_log(
+    folder: Path, records: Sequence[Record], acked: set[int], say: SayPayload, later: Sequence[Payload]
+) -> ClientLog:
+    """Return the client's notes; what it sent follows from the script: first `say`, then any of `later`."""
     seen = [Seen(line.id, bytes(line.record)) for line in read_notes(folder / "client.seen")]
     opened = [decode(each.body) for each in seen]
     stream = next((each.stream for each in opened if isinstance(each, StreamOpened)), "")
     stored = [each for each in records if isinstance(each, ChunkAccepted) and each.stream == stream]
-    say = SayPayload((Text(QUESTION),), offered(client_tools(Ledger(folder / "ledger"))))
-    possible: list[Payload] = [
-        ResultPayload(1, 4, Result("a", ANSWER_OF_CLIENT)),
-        ResultPayload(1, 4, Result("a", UNKNOWN_CONTENT, Outcome.UNKNOWN)),
-        AbortPayload(),
-        AbortPayload(1),
-    ]
-    later = {digest_of(encode(each)) for each in possible}
+    possible = {digest_of(encode(each)) for each in later}
     sent = {0: digest_of(encode(say))}
-    sent |= {each.seqno: each.digest for each in stored if each.seqno > 0 and each.digest in later}
+    sent |= {each.seqno: each.digest for each in stored if each.seqno > 0 and each.digest in possible}
     return ClientLog("client", SESSION, stream, sent=sent, acked={0, *acked}, seen=seen)
 
 
-def _reader_log(folder: Path) -> ClientLog:
+def reader_log(folder: Path) -> ClientLog:
     seen = [Seen(line.id, bytes(line.record)) for line in read_notes(folder / "reader.seen")]
     return ClientLog("reader", SESSION, start=0, seen=seen)
 

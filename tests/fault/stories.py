@@ -1,7 +1,8 @@
 """Turns about one thing each: every policy, permission, sub-agents, the queue, going on, the process of a tool.
 
 `turn.py` has the long one with words, both kinds of tools and a client that runs some. Here each story is short, so
-that it can be killed everywhere; the one who speaks and answers is the driver, which lives (`drive.py`).
+that it can be killed everywhere. The one who speaks and answers is the driver, which lives (`drive.py`), or a client
+that dies (`people.py`).
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from pathlib import Path
 
 from midstream.core.calls import OnDoubt
 from midstream.core.messages import Finish, Outcome
 from midstream.core.replies import CallRequested, Finished, ModelRequest
 from midstream.errors import ModelRejectedError
+from midstream.integrations.mcp import McpServer
 from midstream.runtime.agent import Agent, sub_agent
 from midstream.testing.models import Script, ScriptedModel, Step, calls, exchanges_since_user, text
 from midstream.tools import Answer, DidNotHappen, Happened, Probed, Tool, question, tool
@@ -38,7 +41,23 @@ POLICIES: dict[str, OnDoubt] = {
 ELSEWHERE = {OnDoubt.IN_TRANSACTION}
 """Policies with a matrix of their own: the ledger of this one is inside the session's database, see
 `test_in_transaction.py`."""
-STORIES = (*POLICIES, "question", "family", "queue", "resume", "program", "program_dies")
+MCP_POLICIES = {"look": OnDoubt.RERUN, "write": OnDoubt.UNKNOWN, "put": OnDoubt.RERUN_WITH_KEY}
+"""The tools of the MCP server in `mcp_process.py`, by what their hints make of them."""
+CLIENT_POLICIES = {f"client_{name}": policy for name, policy in POLICIES.items()}
+"""The stories about one call of a tool that the client runs, and that tool's policy."""
+STORIES = (
+    *POLICIES,
+    "question",
+    "family",
+    "queue",
+    "resume",
+    "program",
+    "program_dies",
+    "mcp",
+    "mcp_dies",
+)
+PEOPLE = (*CLIENT_POLICIES, "approval", "question", "hold", "family", "family_asks")
+"""The stories in which a client dies that runs tools, or is asked."""
 MESSAGES = {"queue": ("one", "two", "three")}
 """What is said in stories of more than one message."""
 
@@ -69,7 +88,13 @@ class Stage:
                 ]
                 return self._agent([asked, text("done")], question())
             case "family":
-                return self._family()
+                return self._family(self._tool("unknown"), self._tool("hold"))
+            case "family_asks":
+                return self._family(self._tool("approval"), self._tool("unknown"))
+            case "mcp" | "mcp_dies":
+                return self._with_mcp("kills" if self._dies_inside else story)
+            case _ if story in CLIENT_POLICIES:
+                return self._agent([calls(("a", story, "{}")), text("done")])
             case "resume":
                 return self._agent(self._failing, self._tool("unknown"))
             case "program" | "program_dies":
@@ -80,8 +105,12 @@ class Stage:
     def _agent(self, script: Script, *tools: Tool) -> Agent:
         return Agent(ScriptedModel(script, world=self._world), tools=tools)
 
+    def tool(self, name: str) -> Tool:
+        """Return the tool of a story about one call, for whoever runs it."""
+        return self._tool(name)
+
     def _tool(self, name: str) -> Tool:
-        policy = POLICIES[name]
+        policy = (POLICIES | CLIENT_POLICIES)[name]
 
         async def work() -> str:
             """Do it."""
@@ -96,14 +125,24 @@ class Stage:
             return Happened("it was done") if self._ledger.has_ended() else DidNotHappen()
 
         probe = look if policy is OnDoubt.PROBE else None
-        needs_approval = name.startswith("approval")
+        needs_approval = "approval" in name
         return tool(name=name, on_doubt=policy, probe=probe, needs_approval=needs_approval)(work)
 
-    def _family(self) -> Agent:
-        script = [calls(("a", "unknown", "{}"), ("b", "hold", "{}")), text("the helper is done")]
-        helper = self._agent(script, self._tool("unknown"), self._tool("hold"))
+    def _family(self, first: Tool, second: Tool) -> Agent:
+        asked = calls(("a", first.spec.name, "{}"), ("b", second.spec.name, "{}"))
+        helper = self._agent([asked, text("the helper is done")], first, second)
         help_out = sub_agent(helper, name="help_out", description="Help.")
         return self._agent([calls(("a", "help_out", '{"task": "go"}')), text("done")], help_out)
+
+    def _with_mcp(self, how: str) -> Agent:
+        """Make an agent whose tools are in another process, which may be killed, or kill this one, in a call."""
+        arguments = ["-m", "tests.fault.mcp_process", str(self._folder), how]
+        path = os.environ.get("PYTHONPATH", "")
+        tools = McpServer.stdio(
+            sys.executable, arguments, name="m", env={"PYTHONPATH": path}, cwd=Path.cwd(), world=self._world
+        )
+        script = [*(calls(("a", f"m__{name}", "{}")) for name in MCP_POLICIES), text("done")]
+        return Agent(ScriptedModel(script, world=self._world), tools=[tools])
 
     def _failing(self, request: ModelRequest) -> list[Step]:
         """Ask for the tool, then be refused until somebody has seen to it."""

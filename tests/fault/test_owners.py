@@ -229,7 +229,7 @@ async def test_a_recovery_that_dies_is_no_worse_than_none(tmp_path: Path, point:
 
 @spec("TURN-51", "TURN-52", "TURN-56")
 async def test_three_processes_that_are_killed_or_frozen_at_random_lose_nothing(tmp_path: Path) -> None:
-    seed = random.randrange(2**32)
+    seed = random.randrange(2**32) if IS_FULL else 1
     print(f"seed {seed}")  # noqa: T201 - to repeat a failure
     chance = random.Random(seed)
     sessions = [f"s{number}" for number in range(24 if IS_FULL else 12)]

@@ -12,7 +12,7 @@ import pytest
 
 from midstream.core.calls import OnDoubt
 from midstream.world import Fault
-from tests.fault.cases import IN_RECOVERY, summary, table
+from tests.fault.cases import IN_RECOVERY, figures_of, lines_of, summary, table
 from tests.fault.drive import play
 from tests.fault.matrix import ROOT, Case, Kill, Report
 from tests.fault.options import Inside, Point
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.fault
 
 IS_FULL = os.environ.get("MIDSTREAM_FAULT_FULL") == "1"
 AT_ONCE = 2
-FULL_S = 1800
+FULL_S = 3600
 APPENDS_MAX = 12
 """Appends of one story at each of which it is killed; of longer ones every second or third."""
 
@@ -45,6 +45,10 @@ EVERY_DAY = (
     Case(_kills((Fault.AFTER_APPEND, 4), (Fault.BEFORE_APPEND, 1)), story="queue"),
     Case(_kills((Fault.AFTER_APPEND, 5)), story="resume"),
     Case(story="program_dies"),
+    # A tool in another process: its server dies in the middle of a call, and the one that called.
+    Case(story="mcp_dies"),
+    Case(_kills((Inside.INSIDE_TOOL, 1)), story="mcp"),
+    Case(_kills((Fault.AFTER_TOOL, 2), (Fault.AFTER_CLAIM, 1)), story="mcp_dies"),
 )
 
 
@@ -79,9 +83,9 @@ async def test_a_server_dies_everywhere_in_every_story(
         each for story, report in zip(STORIES, references, strict=True) for each in _every_case(story, report)
     ]
     reports = await asyncio.gather(*(one(number, case) for number, case in enumerate(cases, start=1)))
-    figures = {story: _figures(story, reports) for story in STORIES}
+    figures = {story: figures_of(story, reports) for story in STORIES}
     with capsys.disabled():
-        print(f"\n{table(summary(reports))}\n{_lines(figures)}")  # noqa: T201 - what this test is run for
+        print(f"\n{table(summary(reports))}\n{lines_of(figures)}")  # noqa: T201 - what this test is run for
     results = ROOT / "bench" / "results"
     (results / "fault_stories.json").write_text(json.dumps({"result": figures}, indent=2) + "\n")
     assert [f"{report.case}: {report.problems}" for report in reports if report.problems] == []
@@ -103,22 +107,3 @@ def _every_case(story: str, reference: Report) -> Iterator[Case]:
     yield Case(_kills(doubtful), story=story)
     yield from (Case(_kills(doubtful, (point, 1)), story=story) for point in IN_RECOVERY)
     yield Case(_kills(doubtful, (Fault.AFTER_CLAIM, 1), (Fault.AFTER_APPEND, 2)), story=story)
-
-
-def _figures(story: str, reports: list[Report]) -> dict[str, int]:
-    ours = [each for each in reports if each.case.startswith(f"{story}:")]
-    return {
-        "cases": len(ours),
-        "deaths": sum(each.deaths for each in ours),
-        "duplicate_effects": sum(each.duplicates for each in ours),
-        "reruns": sum(each.reruns for each in ours),
-        "unknown": sum(each.unknown for each in ours),
-        "problems": sum(bool(each.problems) for each in ours),
-    }
-
-
-def _lines(figures: dict[str, dict[str, int]]) -> str:
-    return "\n".join(
-        f"  {story:16} " + ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in each.items())
-        for story, each in figures.items()
-    )

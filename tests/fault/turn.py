@@ -19,6 +19,8 @@ from midstream.tools import Tool, current_call, tool
 from midstream.world import World
 
 SESSION = "s"
+PIDS = "mcp.pids"
+"""A file with the number of each process of an MCP server."""
 QUESTION = "Read both, write both, think, ask me, and tell me."
 SLOW_S = 0.1
 """Seconds the slow tool takes."""

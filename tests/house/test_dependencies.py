@@ -27,6 +27,7 @@ def test_the_pins_are_these_files() -> None:
     assert [path.name for path in PINS] == [
         "base.txt",
         "build.txt",
+        "clients.txt",
         "dev.txt",
         "local.txt",
         "peers-durable-apart.txt",

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.house.source import (
     Function,
@@ -19,6 +20,7 @@ from tests.house.source import (
     parsed,
     python_files,
 )
+from tests.search import PROFILE
 
 SOURCE = python_files("src/midstream")
 
@@ -51,6 +53,18 @@ MAY_CATCH_EVERYTHING: dict[str, str] = {
     "runtime/watchdog.py": "who watches must do no harm: what fails there is logged, the work goes on",
     "store/thread.py": "whatever the work of a thread raises belongs to who asked for it",
     "tools.py": "a tool is somebody else's code; whatever it raises is its outcome",
+}
+
+# What nobody can draw a second time; `random.Random` can, but not without a seed.
+CHANCE = re.compile(r"random\.(?!Random$)\w+|secrets\.\w+|uuid\.uuid[14]|os\.urandom|hypothesis\.(seed|find)")
+SETTINGS_OF_ALL = {"derandomize", "database", "deadline", "print_blob"}
+# Test file: why nothing that it draws decides whether it fails.
+MAY_DRAW: dict[str, str] = {
+    "tests/fault/test_owners.py": "only `make fault` draws its seed, and prints it",
+    "tests/integrations/acp_agent.py": "names of conversations: programs of one test must not make the same",
+    "tests/integrations/claude_cli.py": "names of messages and sessions, likewise",
+    "tests/integrations/codex_server.py": "names of threads and turns, likewise",
+    "tests/fault/workers.py": "an idempotency key: any will do that was not used before",
 }
 
 NAMES_THAT_SAY_NOTHING = {"base", "common", "helper", "helpers", "misc", "util", "utils"}
@@ -96,7 +110,7 @@ def test_everything_is_caught_only_in_the_named_places() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("exceptions", [MAY_TOUCH_THE_WORLD, MAY_CATCH_EVERYTHING])
+@pytest.mark.parametrize("exceptions", [MAY_TOUCH_THE_WORLD, MAY_CATCH_EVERYTHING, MAY_DRAW])
 def test_every_exception_has_its_reason(exceptions: dict[str, str]) -> None:
     assert [name for name, reason in exceptions.items() if not reason.strip()] == []
 
@@ -125,6 +139,40 @@ def test_no_test_sleeps() -> None:
         and not _is_zero(call)
     ]
     assert found == []
+
+
+def test_no_test_draws_what_cannot_be_drawn_again() -> None:
+    """A test that fails once in a hundred runs is a broken one; `make search` is where chance belongs."""
+    found = [
+        f"{name_of(path)}:{line} {name}"
+        for path in python_files("tests")
+        if name_of(path) not in MAY_DRAW
+        for line, name in [*_names_used(path), *_unseeded(path)]
+        if CHANCE.fullmatch(name) or name == "Random()"
+    ]
+    assert found == []
+
+
+def test_how_examples_are_drawn_is_said_in_one_place() -> None:
+    found = [
+        f"{name_of(path)}:{call.lineno}"
+        for path in python_files("tests")
+        if name_of(path) != "tests/conftest.py"
+        for imported in [imported_names(parsed(path))]
+        for call in ast.walk(parsed(path))
+        if isinstance(call, ast.Call)
+        and full_name(call.func, imported) == "hypothesis.settings"
+        and {keyword.arg for keyword in call.keywords} & SETTINGS_OF_ALL
+    ]
+    assert found == []
+    assert settings().derandomize is (PROFILE == "midstream")
+
+
+def _unseeded(path: Path) -> Iterator[tuple[int, str]]:
+    imported = imported_names(parsed(path))
+    for call in ast.walk(parsed(path)):
+        if isinstance(call, ast.Call) and full_name(call.func, imported) == "random.Random" and not call.args:
+            yield call.lineno, "Random()"
 
 
 def _names_used(path: Path) -> Iterator[tuple[int, str]]:

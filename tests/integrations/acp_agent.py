@@ -139,6 +139,8 @@ class ScriptedAgent:
             self.stopped.set()
 
     async def prompt(self, session_id: str, prompt: Anything, **meta: Anything) -> PromptResponse:
+        if self.orders.holds("refused"):
+            raise RequestError.auth_required()
         session = self.orders.holds(f"other-{session_id}") or session_id
         texts = self.remembered(session)
         if self.orders.holds(f"busy-{session}"):
@@ -153,6 +155,11 @@ class ScriptedAgent:
         if reason := self.orders.take("stop"):
             return PromptResponse(stop_reason=reason)
         self.orders.declare(f"talk-{session}", [*texts, text])
+        if self.orders.take("lose"):
+            os._exit(137)
+        if self.orders.take("mute"):
+            await self.stopped.wait()
+            return PromptResponse(stop_reason="cancelled")
         is_hanging = self.orders.take("hang")
         with self.orders.run():
             return await self.answered(session, [*texts, text], is_hanging=bool(is_hanging))

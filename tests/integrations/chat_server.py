@@ -1,4 +1,4 @@
-"""A server of chat completions on this machine that answers by a script."""
+"""A server of chat completions (or of another API with one path) on this machine that answers by a script."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ def refusal(status: int, error: object = None, **headers: str) -> Answer:
 class ChatServer:
     """Gives each request the next answer of the script and remembers what was asked."""
 
-    def __init__(self, answers: Sequence[Answer]) -> None:
+    def __init__(self, answers: Sequence[Answer], path: str) -> None:
+        self._path = path
         self.url = ""
         self.bodies: list[Json] = []
         self.raw_bodies: list[bytes] = []
@@ -92,7 +93,7 @@ class ChatServer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http"
-        assert scope["path"] == "/v1/chat/completions"
+        assert scope["path"] == self._path
         body = b""
         while True:
             message = await receive()
@@ -127,9 +128,9 @@ class ChatServer:
 
 
 @contextlib.asynccontextmanager
-async def chat_server(*answers: Answer) -> AsyncIterator[ChatServer]:
+async def chat_server(*answers: Answer, path: str = "/v1/chat/completions") -> AsyncIterator[ChatServer]:
     """Serve a script on a free port until the end of the block."""
-    app = ChatServer(answers)
+    app = ChatServer(answers, path)
     async with served(app) as app.url:
         yield app
 

@@ -169,6 +169,13 @@ class Program:
         is_hanging = self.orders.take("hang")
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.orders.run())
+            if end := self.orders.take("lose") or self.orders.take("mute"):
+                self.session.add(type="user", uuid=line["uuid"], text=text)
+                if end == "lose":
+                    sys.stderr.write("network error\n")
+                    os._exit(137)
+                self.hanging = stack.pop_all()
+                return None
             self.init()
             if self.orders.holds("refused"):
                 return self.signed_out()

@@ -25,6 +25,7 @@ class AppServer:
         self._folder = folder
         self._writing = threading.Lock()
         self._interrupted: dict[str, threading.Event] = {}
+        self._is_mute = False
 
     def serve(self) -> None:
         """Answer until the other end goes."""
@@ -36,6 +37,9 @@ class AppServer:
                 result = self._answer(message["method"], message.get("params") or {})
             except LookupError as error:
                 self._write({"id": message["id"], "error": {"code": -32600, "message": str(error.args[0])}})
+                continue
+            if not result and self._is_mute:
+                self._is_mute = False
                 continue
             turn = result.pop("_turn", None)
             self._write({"id": message["id"], "result": result})
@@ -77,6 +81,11 @@ class AppServer:
         self._keep(name, [*texts, text], [*self._turns(name), turn])
         with (self._folder / "told.jsonl").open("a") as told:
             told.write(json.dumps([name, text]) + "\n")
+        if self._once("lose"):
+            os._exit(1)
+        if self._once("mute"):
+            self._is_mute = True
+            return {}
         self._interrupted[turn] = threading.Event()
         (self._folder / "running" / f"{turn}.{os.getpid()}").touch()
         return {

@@ -30,7 +30,7 @@ class CursorBridge:
     """Takes what the package sends, and answers as the real bridge does; the controls are those of `Peer`."""
 
     # A request that is on its way when the package's client is closed never ends.
-    lacks = frozenset({Trait.STARTS})
+    lacks = frozenset[Trait]()
 
     def __init__(self, folder: Path) -> None:
         self.url = ""
@@ -41,11 +41,14 @@ class CursorBridge:
         """How the next run ends, instead of well."""
         self.is_live = True
         """Whether words come as they are said, not only when a step is over."""
+        self.is_full = False
+        """Whether messages are refused for now."""
         self._agents: dict[str, list[str]] = {}
         self._busy: set[str] = set()
         self._told: list[Told] = []
         self._stopped: dict[str, asyncio.Event] = {}
         self._tools: list[tuple[str, str, str]] = []
+        self._is_mute = self._loses = False
         self._hangs = self._errs = self._dies = self._refuses = False
 
     def upstream(self) -> Cursor:
@@ -77,6 +80,12 @@ class CursorBridge:
     def hang(self) -> None:
         self._hangs = True
 
+    def hang_unopened(self) -> None:
+        self._is_mute = True
+
+    def die_unopened(self) -> None:
+        self._loses = True
+
     def echo_wrong_id(self) -> None:
         self._errs = True
 
@@ -85,6 +94,9 @@ class CursorBridge:
 
     def refuse_key(self) -> None:
         self._refuses = True
+
+    def accept_key(self) -> None:
+        self._refuses = False
 
     def run_tool(self, name: str, arguments: str, content: str) -> None:
         self._tools.append((name, arguments, content))
@@ -102,6 +114,8 @@ class CursorBridge:
         self.requests.append((method, message))
         if self._refuses and method in {"Me", "CreateAgent", "ResumeAgent", "Send"}:
             await _refuse(send, 401, "unauthenticated", "invalid API key")
+        elif method == "Send" and self.is_full:
+            await _refuse(send, 429, "rate_limit_exceeded", "too many requests")
         elif method == "Send":
             await self._send(message, receive, send)
         else:
@@ -147,6 +161,13 @@ class CursorBridge:
         self._stopped[run] = asyncio.Event()
         try:
             await _begin(send)
+            if self._loses:
+                self._loses = False
+                return
+            if self._is_mute:
+                self._is_mute = False
+                await self._wait_for_end(run, receive)
+                return
             await self._run(agent, run, receive, send)
         finally:
             del self._stopped[run]

@@ -35,9 +35,11 @@ class OpenAIMemory:
         self.memory: Memory = memory
         self.is_background = is_background
         # A connection that is being made when the package's client is closed is made all the same.
-        self.lacks = frozenset({Trait.BUSY, Trait.STARTS})
+        self.lacks = frozenset({Trait.BUSY})
         self.requests: list[tuple[str, str, Json]] = []
         """Method, path and body of each request."""
+        self.fails_with = 0
+        """The status that all messages are answered with, or 0."""
         self.locked = 0
         """Requests that are refused because another response is being made in the conversation."""
         self.cuts = 0
@@ -51,6 +53,7 @@ class OpenAIMemory:
         self._told: list[Told] = []
         self._running: dict[str, asyncio.Event] = {}
         self._tools: list[tuple[str, str, str]] = []
+        self._is_mute = self._loses = False
         self._hangs = self._errs = self._dies = self._refuses = False
 
     def upstream(self) -> OpenAIChain | OpenAIConversation:
@@ -72,6 +75,12 @@ class OpenAIMemory:
     def hang(self) -> None:
         self._hangs = True
 
+    def hang_unopened(self) -> None:
+        self._is_mute = True
+
+    def die_unopened(self) -> None:
+        self._loses = True
+
     def echo_wrong_id(self) -> None:
         self._errs = True
 
@@ -80,6 +89,9 @@ class OpenAIMemory:
 
     def refuse_key(self) -> None:
         self._refuses = True
+
+    def accept_key(self) -> None:
+        self._refuses = False
 
     def run_tool(self, name: str, arguments: str, content: str) -> None:
         self._tools.append((name, arguments, content))
@@ -120,6 +132,9 @@ class OpenAIMemory:
 
     async def _respond(self, body: Json, key: str, receive: Receive, send: Send) -> None:
         named = body.get("previous_response_id") or body.get("conversation") or ""
+        if self.fails_with:
+            await _refuse(send, self.fails_with, "server_error")
+            return
         if self.locked:
             self.locked -= 1
             await _refuse(send, 400, "conversation_locked")
@@ -143,6 +158,13 @@ class OpenAIMemory:
         if self.memory == "conversation":
             self._texts[named] = texts
         self._told += [Told(made if self.memory == "responses" else named, text, key) for text in new]
+        if self._loses or self._is_mute:
+            is_mute, self._loses, self._is_mute = self._is_mute, False, False
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b": taken\n\n", "more_body": True})
+            if is_mute:
+                await _until_gone(receive, asyncio.Event())
+            return
         self._replies[made] = self._events(made, named, SEPARATOR.join(texts))
         if self._hangs or self._dies:
             self._replies[made] = self._replies[made][: 2 if self._hangs else 3]

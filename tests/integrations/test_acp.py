@@ -26,7 +26,6 @@ from midstream.errors import (
     ModelError,
     ModelFilteredError,
     ModelMissingError,
-    ModelUnavailableError,
     UpstreamBusyError,
     UpstreamFailedError,
     UpstreamGoneError,
@@ -34,6 +33,7 @@ from midstream.errors import (
 )
 from midstream.runtime.permissions import CAUTIOUS, EVERYTHING, Asking, Permission, Rules, Verdict
 from midstream.runtime.upstreams import Opened, Said, Setup, Upstream, UpstreamAgent, UpstreamEvent
+from midstream.testing.pool_contract import PoolContract
 from midstream.testing.upstream_contract import CLOSE_S, LIMIT_S, Told, Trait, UpstreamContract
 from tests.house.source import ROOT
 from tests.integrations.scripted_peer import Orders
@@ -95,6 +95,12 @@ class Program:
     def hang(self) -> None:
         self.orders.order("hang")
 
+    def hang_unopened(self) -> None:
+        self.orders.order("mute")
+
+    def die_unopened(self) -> None:
+        self.orders.order("lose")
+
     def echo_wrong_id(self) -> None:
         self.orders.order("wrong")
 
@@ -103,6 +109,9 @@ class Program:
 
     def refuse_key(self) -> None:
         self.orders.declare("refused")
+
+    def accept_key(self) -> None:
+        self.orders.lift("refused")
 
     def run_tool(self, name: str, arguments: str, content: str) -> None:
         self.orders.order("tool", {"name": name, "arguments": arguments, "content": content})
@@ -115,6 +124,24 @@ class TestAcpThatResumes(UpstreamContract):
 
 
 class TestAcpThatLoads(UpstreamContract):
+    @pytest.fixture
+    def peer(self, tmp_path: Path, address: str) -> Program:
+        return Program(tmp_path, address, "load")
+
+
+@pytest.mark.slow
+class TestAcpThatResumesPooled(PoolContract):
+    """Every situation with every fault."""
+
+    @pytest.fixture
+    def peer(self, tmp_path: Path, address: str) -> Program:
+        return Program(tmp_path, address, "resume", "load")
+
+
+@pytest.mark.slow
+class TestAcpThatLoadsPooled(PoolContract):
+    """Every situation with every fault."""
+
     @pytest.fixture
     def peer(self, tmp_path: Path, address: str) -> Program:
         return Program(tmp_path, address, "load")
@@ -266,7 +293,7 @@ async def test_a_refusal_to_open_a_known_session_says_that_it_is_gone(program: P
     ("failure", "kind"),
     [
         ([-32000, "Authentication required", None], ModelAccessError),
-        ([-32603, "Internal error", {"details": "429 rate limit"}], ModelUnavailableError),
+        ([-32603, "Internal error", {"details": "429 rate limit"}], UpstreamFailedError),
         ([-32603, "Internal error", {"details": "Session not found"}], UpstreamGoneError),
         ([-32603, "Internal error", {"details": "Agent is busy"}], UpstreamBusyError),
         ([-32603, "Internal error", None], UpstreamFailedError),
@@ -284,6 +311,17 @@ async def test_a_refused_message_is_the_error_that_says_what_helps_and_the_proce
     assert type(raised.value) is kind
     assert text_of(await answered(agent, "two")) == "two"
     assert len(program.orders.recorded("initialized")) == 1
+    await upstream.aclose()
+
+
+async def test_a_credential_that_is_refused_with_the_message_may_have_left_it_there(program: Program) -> None:
+    upstream = program.agent()
+    agent = await upstream.open(PLAIN)
+    program.orders.order("failure", [-32000, "Authentication required", None])
+    answer = agent.send(Said(UserMessage.of("one")), key="k")
+    assert isinstance(await anext(answer), Opened)
+    with pytest.raises(ModelAccessError):
+        await anext(answer)
     await upstream.aclose()
 
 

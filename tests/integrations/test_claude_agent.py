@@ -28,6 +28,7 @@ from midstream.errors import (
 from midstream.runtime.permissions import CAUTIOUS, Permission, Verdict
 from midstream.runtime.upstreams import Marked, Opened, Said, Setup, Upstream, UpstreamAgent, UpstreamEvent
 from midstream.store.memory import Memory, MemoryStore
+from midstream.testing.pool_contract import PoolContract
 from midstream.testing.upstream_contract import CLOSE_S, LIMIT_S, Told, Trait, UpstreamContract
 from tests.house.source import ROOT
 from tests.integrations.scripted_peer import Orders
@@ -80,6 +81,12 @@ class Cli:
     def hang(self) -> None:
         self.orders.order("hang")
 
+    def hang_unopened(self) -> None:
+        self.orders.order("mute")
+
+    def die_unopened(self) -> None:
+        self.orders.order("lose", "lose")
+
     def echo_wrong_id(self) -> None:
         self.orders.order("wrong")
 
@@ -88,6 +95,9 @@ class Cli:
 
     def refuse_key(self) -> None:
         self.orders.declare("refused")
+
+    def accept_key(self) -> None:
+        self.orders.lift("refused")
 
     def run_tool(self, name: str, arguments: str, content: str) -> None:
         self.orders.order("tool", {"name": name, "arguments": arguments, "content": content})
@@ -99,6 +109,15 @@ def cli(tmp_path: Path) -> Cli:
 
 
 class TestClaude(UpstreamContract):
+    @pytest.fixture
+    def peer(self, cli: Cli) -> Cli:
+        return cli
+
+
+@pytest.mark.slow
+class TestClaudePooled(PoolContract):
+    """Every situation with every fault."""
+
     @pytest.fixture
     def peer(self, cli: Cli) -> Cli:
         return cli
@@ -129,6 +148,13 @@ def text_of(events: list[UpstreamEvent]) -> str:
 
 def flag(argv: list[str], name: str) -> str:
     return argv[argv.index(name) + 1]
+
+
+async def test_a_process_that_died_with_a_message_may_have_written_it_down(cli: Cli) -> None:
+    cli.die_unopened()  # with words that would mean a lost connection
+    with pytest.raises(ModelError) as raised:
+        await asked(Claude(cwd=cli.cwd, options=cli.options()), "one")
+    assert type(raised.value) is UpstreamFailedError
 
 
 async def test_a_conversation_goes_on_elsewhere_from_a_store_of_ours(cli: Cli, tmp_path: Path) -> None:

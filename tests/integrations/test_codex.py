@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ pytest.importorskip("openai_codex", reason="the package is not installed here: `
 from openai_codex import Sandbox
 from openai_codex.generated.notification_registry import NOTIFICATION_MODELS
 
-from midstream.core.messages import Outcome
+from midstream.core.messages import Outcome, UserMessage
 from midstream.core.replies import ModelEvent, TextDelta, UpstreamCallEnded, UpstreamCallStarted
 from midstream.errors import (
     ContextOverflowError,
@@ -25,9 +26,16 @@ from midstream.errors import (
     UpstreamFailedError,
 )
 from midstream.integrations.codex import Codex, Reading
-from midstream.runtime.upstreams import Setup
+from midstream.runtime.upstreams import Opened, Said, Setup
+from midstream.testing.pool_contract import PoolContract
 from midstream.testing.upstream_contract import Told, Trait, UpstreamContract
 from tests.integrations import codex_server
+
+# The package leaves the pipes of a process it has ended to the garbage collector.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Exception ignored in.*FileIO:pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
+]
 
 
 class CodexPeer:
@@ -61,6 +69,12 @@ class CodexPeer:
     def hang(self) -> None:
         (self._folder / "hang").touch()
 
+    def hang_unopened(self) -> None:
+        (self._folder / "mute").touch()
+
+    def die_unopened(self) -> None:
+        (self._folder / "lose").touch()
+
     def echo_wrong_id(self) -> None:
         (self._folder / "wrong").touch()
 
@@ -69,6 +83,9 @@ class CodexPeer:
 
     def refuse_key(self) -> None:
         (self._folder / "refuse").touch()
+
+    def accept_key(self) -> None:
+        (self._folder / "refuse").unlink()
 
     def run_tool(self, name: str, arguments: str, content: str) -> None:
         (self._folder / "tools").write_text(json.dumps([[name, arguments, content]]))
@@ -81,11 +98,19 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-# The package leaves the pipes of a process it has ended to the garbage collector.
-@pytest.mark.filterwarnings("ignore:Exception ignored in.*FileIO:pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 class TestCodexThreads(UpstreamContract):
     """The suite that every upstream passes."""
+
+    @pytest.fixture
+    def peer(self, tmp_path: Path) -> CodexPeer:
+        return CodexPeer(tmp_path)
+
+
+@pytest.mark.slow
+class TestCodexPooled(PoolContract):
+    """Every situation with every fault."""
+
+    idle_s = 0.5
 
     @pytest.fixture
     def peer(self, tmp_path: Path) -> CodexPeer:
@@ -149,6 +174,29 @@ def test_a_turn_that_failed_is_the_error_that_says_what_helps(
 ) -> None:
     _, failure = _read(_ended("failed", {"message": "no", "codexErrorInfo": info}))
     assert type(failure) is expected
+
+
+async def test_a_turn_that_has_begun_has_taken_the_message(tmp_path: Path) -> None:
+    peer = CodexPeer(tmp_path)
+    async with contextlib.aclosing(peer.upstream()) as upstream:
+        agent = await upstream.open(Setup())
+        peer.refuse_key()
+        answer = agent.send(Said(UserMessage.of("one")), key="k")
+        assert isinstance(await anext(answer), Opened)
+        with pytest.raises(ModelAccessError):
+            await anext(answer)
+
+
+async def test_an_app_server_that_dies_with_a_message_may_have_written_it_down(tmp_path: Path) -> None:
+    peer = CodexPeer(tmp_path)
+    async with contextlib.aclosing(peer.upstream()) as upstream:
+        agent = await upstream.open(Setup())
+        peer.die_unopened()
+        with pytest.raises(UpstreamFailedError):
+            await anext(agent.send(Said(UserMessage.of("one")), key="k"))
+        with pytest.raises(ModelUnavailableError) as raised:  # and now it is known to be gone
+            await anext(agent.send(Said(UserMessage.of("one")), key="k"))
+        assert type(raised.value) is ModelUnavailableError
 
 
 async def test_an_app_server_that_does_not_start_is_missing_software(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.integrations.cursor import RULES_FILE, RULES_SENTINEL, Cursor
-from midstream.runtime.upstreams import Said, Setup, UpstreamAgent, UpstreamEvent
+from midstream.runtime.upstreams import Opened, Said, Setup, UpstreamAgent, UpstreamEvent
+from midstream.testing.pool_contract import PoolContract
 from midstream.testing.upstream_contract import UpstreamContract
 from tests.integrations.cursor_bridge import CursorBridge, cursor_bridge
 
@@ -38,6 +39,13 @@ class TestCursorAgents(UpstreamContract):
     """The suite that every upstream passes."""
 
 
+@pytest.mark.slow
+class TestCursorPooled(PoolContract):
+    """Every situation with every fault."""
+
+    idle_s = 0.5
+
+
 async def _said(agent: UpstreamAgent, text: str) -> list[UpstreamEvent]:
     return [event async for event in agent.send(Said(UserMessage.of(text)), key="k")]
 
@@ -49,14 +57,52 @@ async def test_a_run_that_failed_without_a_word_may_be_a_dead_agent(tmp_path: Pa
             ("ERROR", "", UpstreamFailedError),
             ("EXPIRED", "", UpstreamGoneError),
             ("ERROR", "SDK_ERROR_CODE_AGENT_NOT_FOUND", UpstreamGoneError),
-            ("ERROR", "SDK_ERROR_CODE_RATE_LIMIT_EXCEEDED", ModelUnavailableError),
-            ("ERROR", "SDK_ERROR_CODE_UNAUTHENTICATED", ModelAccessError),
         ):
             bridge.end = {"status": f"RUN_LIFECYCLE_STATUS_{status}", "errorCode": code}
             answer = agent.send(Said(UserMessage.of("one")), key="k")
             with pytest.raises(ModelError) as raised:
                 await anext(answer)  # no event came before
             assert type(raised.value) is expected
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [("RATE_LIMIT_EXCEEDED", ModelUnavailableError), ("UNAUTHENTICATED", ModelAccessError)],
+)
+async def test_a_run_that_failed_for_a_known_reason_has_taken_the_message(
+    tmp_path: Path, code: str, expected: type[ModelError]
+) -> None:
+    async with cursor_bridge(tmp_path) as bridge, contextlib.aclosing(bridge.upstream()) as upstream:
+        agent = await upstream.open(Setup())
+        bridge.end = {"status": "RUN_LIFECYCLE_STATUS_ERROR", "errorCode": f"SDK_ERROR_CODE_{code}"}
+        answer = agent.send(Said(UserMessage.of("one")), key="k")
+        assert isinstance(await anext(answer), Opened)
+        with pytest.raises(ModelError) as raised:
+            await anext(answer)
+    assert type(raised.value) is expected
+
+
+async def test_only_a_message_that_never_left_is_said_again(tmp_path: Path) -> None:
+    async with cursor_bridge(tmp_path) as bridge, contextlib.aclosing(bridge.upstream()) as upstream:
+        agent = await upstream.open(Setup())
+        bridge.die_unopened()
+        with pytest.raises(UpstreamFailedError):
+            await _said(agent, "one")
+        bridge.is_full = True
+        with pytest.raises(ModelUnavailableError) as raised:
+            await _said(agent, "two")
+        assert type(raised.value) is ModelUnavailableError
+        assert [told.text for told in bridge.told()] == ["one"]
+
+
+async def test_what_finds_no_bridge_never_left(tmp_path: Path) -> None:
+    async with cursor_bridge(tmp_path) as bridge:
+        upstream = bridge.upstream()
+        agent = await upstream.open(Setup())
+    with pytest.raises(ModelUnavailableError) as raised:
+        await _said(agent, "one")
+    assert type(raised.value) is ModelUnavailableError
+    await upstream.aclose()
 
 
 async def test_a_bridge_that_shows_only_whole_steps_is_read_too(tmp_path: Path) -> None:

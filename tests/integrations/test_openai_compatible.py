@@ -143,7 +143,7 @@ async def test_the_request_says_everything_and_carries_the_key_of_the_reply() ->
     assert headers["idempotency-key"] == "s1/1/2"
 
 
-@spec("REUSE-76", "REUSE-77")
+@spec("REUSE-58", "REUSE-59")
 async def test_the_body_of_a_turn_begins_with_the_bytes_of_the_turn_before() -> None:
     first = History((UserMessage.of("hi"),))
     ran = Exchange(Reply((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
@@ -163,7 +163,7 @@ async def test_the_body_of_a_turn_begins_with_the_bytes_of_the_turn_before() -> 
     assert (then.startswith(before), now.startswith(then)) == (True, True)
 
 
-@spec("REUSE-78")
+@spec("REUSE-60")
 @pytest.mark.parametrize(
     ("asked_for", "request_of", "is_sent"),
     [
@@ -183,6 +183,30 @@ async def test_the_cache_key_of_a_session_is_sent_where_it_is_asked_for(
         async with OpenAICompatible(server.url, "m", has_cache_key=asked_for) as model:
             await answered(model, ModelRequest("", ASKED.history, **request_of))
         assert server.bodies[0].get("prompt_cache_key") == (cache_key_of("s1") if is_sent else None)
+
+
+@spec("REUSE-61")
+@pytest.mark.parametrize(
+    ("options", "is_ephemeral", "is_marked"),
+    [
+        ({"has_cache_marks": True}, False, True),
+        ({"has_cache_marks": True, "cache_ttl": "1h"}, False, True),
+        ({"has_cache_marks": True}, True, False),
+        ({}, False, False),
+    ],
+)
+async def test_anthropics_marks_are_sent_where_they_are_asked_for(
+    options: dict[str, Any],
+    is_ephemeral: bool,  # noqa: FBT001 - a case
+    is_marked: bool,  # noqa: FBT001 - a case
+) -> None:
+    async with chat_server(HELLO) as server:
+        async with OpenAICompatible(server.url, "m", **options) as model:
+            await answered(model, ModelRequest("", ASKED.history, is_ephemeral=is_ephemeral))
+        (message,) = server.bodies[0]["messages"]
+    mark = {"type": "ephemeral"} | ({"ttl": "1h"} if "cache_ttl" in options else {})
+    expected = [{"type": "text", "text": "hi", "cache_control": mark}] if is_marked else "hi"
+    assert message["content"] == expected
 
 
 async def test_a_field_the_server_does_not_know_can_be_left_out() -> None:

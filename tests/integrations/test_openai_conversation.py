@@ -8,8 +8,10 @@ import pytest
 
 from midstream.core.messages import Result, ToolSpec, UserMessage
 from midstream.core.replies import CallRequested, TextDelta
-from midstream.errors import UpstreamBusyError
+from midstream.errors import ModelError, ModelUnavailableError, UpstreamBusyError, UpstreamFailedError
+from midstream.integrations.openai_conversation import Memory, OpenAIChain, OpenAIConversation
 from midstream.runtime.upstreams import Opened, Said, Setup, UpstreamAgent, UpstreamEvent
+from midstream.testing.pool_contract import PoolContract
 from midstream.testing.upstream_contract import UpstreamContract
 from tests.integrations.openai_memory import OpenAIMemory, openai_memory
 
@@ -41,8 +43,82 @@ class TestBackground(UpstreamContract):
             yield server
 
 
+@pytest.mark.slow
+class TestChainedResponsesPooled(PoolContract):
+    """Every situation with every fault."""
+
+    idle_s = 0.5
+
+    @pytest.fixture
+    async def peer(self) -> AsyncIterator[OpenAIMemory]:
+        async with openai_memory("responses") as server:
+            yield server
+
+
+@pytest.mark.slow
+class TestConversationsPooled(PoolContract):
+    """Every situation with every fault."""
+
+    idle_s = 0.5
+
+    @pytest.fixture
+    async def peer(self) -> AsyncIterator[OpenAIMemory]:
+        async with openai_memory("conversation") as server:
+            yield server
+
+
+@pytest.mark.slow
+class TestBackgroundPooled(PoolContract):
+    """Every situation with every fault."""
+
+    idle_s = 0.5
+
+    @pytest.fixture
+    async def peer(self) -> AsyncIterator[OpenAIMemory]:
+        async with openai_memory("responses", is_background=True) as server:
+            yield server
+
+
 async def _said(agent: UpstreamAgent, said: Said) -> list[UpstreamEvent]:
     return [event async for event in agent.send(said, key="k")]
+
+
+async def _failure(upstream: OpenAIChain | OpenAIConversation) -> type[ModelError]:
+    with pytest.raises(ModelError) as raised:
+        await _said(await upstream.open(Setup()), Said(UserMessage.of("one")))
+    await upstream.aclose()
+    return type(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("memory", "expected"), [("responses", ModelUnavailableError), ("conversation", UpstreamFailedError)]
+)
+async def test_what_a_broken_connection_may_have_left_in_a_conversation_is_not_said_again(
+    memory: Memory, expected: type[ModelError]
+) -> None:
+    async with openai_memory(memory) as server:
+        server.die_unopened()
+        assert await _failure(server.upstream()) is expected
+        assert len(server.told()) == 1
+
+
+@pytest.mark.parametrize("memory", ["responses", "conversation"])
+async def test_what_was_never_sent_is_said_again(memory: Memory) -> None:
+    async with openai_memory(memory) as server:
+        upstream = server.upstream()
+    assert await _failure(upstream) is ModelUnavailableError  # nobody is there any more
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [(500, UpstreamFailedError), (429, ModelUnavailableError), (503, ModelUnavailableError)],
+)
+async def test_a_server_that_fails_may_have_begun_and_one_that_is_full_has_not(
+    status: int, expected: type[ModelError]
+) -> None:
+    async with openai_memory("conversation") as server:
+        server.fails_with = status
+        assert await _failure(server.upstream()) is expected
 
 
 async def test_a_background_reply_goes_on_over_new_connections() -> None:

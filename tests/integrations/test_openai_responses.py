@@ -214,7 +214,7 @@ async def test_the_wire_carries_the_whole_conversation() -> None:
     assert (headers["authorization"], headers["idempotency-key"]) == ("Bearer key", "s1/1/2/2")
 
 
-@spec("REUSE-76", "REUSE-78")
+@spec("REUSE-58", "REUSE-60")
 async def test_a_longer_conversation_begins_with_the_bytes_of_the_shorter_and_carries_its_key() -> None:
     exchange = Exchange(Reply((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
     write = ToolSpec("write", "Write a file.")

@@ -63,6 +63,7 @@ from midstream.errors import (
 )
 from midstream.integrations.pydantic_ai import PydanticAIModel, rendered
 from midstream.runtime.models import Model
+from tests.core.formats import messages_wire as claudes
 from tests.integrations.chat_server import (
     WAIT_S,
     Answer,
@@ -161,13 +162,16 @@ async def test_the_provider_is_told_the_tools_and_the_instructions() -> None:
 
 
 class Seen(httpx2.AsyncBaseTransport):
-    """Keeps what Anthropic is sent and refuses it."""
+    """Keeps what Anthropic is sent and refuses it, or answers with a stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, answer: bytes = b"") -> None:
         self.bodies: list[dict[str, Any]] = []
+        self._answer = answer
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         self.bodies.append(msgspec.json.decode(await request.aread()))
+        if self._answer:
+            return httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=self._answer)
         return httpx2.Response(400, json={"type": "error", "error": {"type": "invalid", "message": "no"}})
 
 
@@ -176,6 +180,24 @@ def claude(seen: Seen) -> PydanticModel:
         api_key="key", max_retries=0, http_client=httpx2.AsyncClient(transport=seen)
     )
     return AnthropicModel("claude-test", provider=AnthropicProvider(anthropic_client=client))
+
+
+async def test_thinking_in_sealed_words_comes_and_goes_back_as_it_was() -> None:
+    thoughts = [*claudes.thought(0, "hm"), *claudes.withheld(1, "c2VhbGVk")]
+    words = [*claudes.text(2, "I look."), *claudes.call(3, "{}")]
+    events = [claudes.began("claude-test"), *thoughts, *words, *claudes.ended("tool_use")]
+    seen = Seen(claudes.wire(events))
+    model = PydanticAIModel(claude(seen))
+    replied = reply_of(await answered(model))
+    assert replied.parts[:2] == (Thinking("hm", "c2ln"), Thinking("", "c2VhbGVk", is_redacted=True))
+
+    history = ASKED.history.then(Exchange(replied, (Result("toolu_1", "X"),)))
+    await answered(model, ModelRequest("", history, (READ,)))
+    (_, said, _) = unmarked(seen.bodies[1]["messages"])
+    assert said["content"][:2] == [
+        {"type": "thinking", "thinking": "hm", "signature": "c2ln"},
+        {"type": "redacted_thinking", "data": "c2VhbGVk"},
+    ]
 
 
 RAN = Exchange(Reply((Call("a", "read", "{}"),), Finish.CALLS), (Result("a", "X"),))
@@ -190,7 +212,7 @@ CLAUDES = [
 ]
 
 
-@spec("REUSE-79")
+@spec("REUSE-61")
 async def test_what_anthropic_is_sent_is_marked_for_its_cache() -> None:
     seen = Seen()
     model = PydanticAIModel(claude(seen))
@@ -216,7 +238,7 @@ def unmarked(value: Any) -> Any:  # noqa: ANN401 - any JSON
     return value
 
 
-@spec("REUSE-79")
+@spec("REUSE-61")
 @pytest.mark.parametrize(
     ("options", "request_of"),
     [

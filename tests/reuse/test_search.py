@@ -22,7 +22,7 @@ LIVES = 150
 """Seeds of one block."""
 
 
-@spec("REUSE-60", "REUSE-61")
+@spec("REUSE-50", "REUSE-51")
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_every_promise_is_kept_whatever_a_host_does(block: int) -> None:
@@ -54,9 +54,11 @@ _remedy = retrying.remedy
 
 
 def _blind(error: ModelError, situation: retrying.Situation) -> retrying.Remedy:
-    """Decide as if nothing had been taken yet."""
-    seen = {name: getattr(situation, name) for name in situation.__struct_fields__}
-    return _remedy(error, retrying.Situation(**{**seen, "is_taken": False}))
+    """Say it once more to an agent that may have taken it: one that fell silent, or failed without a reason."""
+    is_doubtful = retrying.cause_of(error) in {retrying.Cause.STALLED, retrying.Cause.UNKNOWN}
+    if is_doubtful and not situation.has_spoken and not situation.is_forced:
+        return retrying.Repeat(is_forced=True)
+    return _remedy(error, situation)
 
 
 async def _forgetful(claim: Claim, record: object) -> None:
@@ -71,7 +73,11 @@ async def _forgetful(claim: Claim, record: object) -> None:
         (retrying, "remedy", _blind, 400),
         (Claim, "release", _forgetful, 60),
     ],
-    ids=["a queued message is left out", "what was taken is said again", "a record is never let go"],
+    ids=[
+        "a queued message is left out",
+        "what may have been taken is said again",
+        "a record is never let go",
+    ],
 )
 def test_a_broken_promise_is_found(
     monkeypatch: pytest.MonkeyPatch, home: object, name: str, broken: object, lives: int

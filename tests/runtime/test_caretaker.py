@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from midstream.core.messages import UserMessage
+from midstream.core.messages import Outcome, Result, UserMessage
 from midstream.core.records import (
     AttemptStarted,
     CallEnded,
@@ -18,20 +18,23 @@ from midstream.core.records import (
     Parent,
     Record,
     ReplyCompleted,
+    TurnEnded,
     TurnStatus,
     decode,
 )
 from midstream.core.replies import Finished, TextDelta
 from midstream.core.session import Received
-from midstream.core.turn import RESTARTS_MAX, Cancel, SendMessage
+from midstream.core.turn import RESTARTS_MAX, Cancel, SendMessage, WhenBusy, Withdraw
 from midstream.errors import (
     DrainingError,
     JournalMovedError,
     SeqnoReusedError,
     SessionBusyError,
+    SessionNotFoundError,
     StoreBusyError,
 )
 from midstream.runtime.agent import Agent, sub_agent
+from midstream.runtime.handing import encode_answer
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
 from midstream.store.memory import Memory, MemoryStore
@@ -49,8 +52,10 @@ class Places:
         self.memory = Memory()
         self._hosts: list[Host] = []
 
-    async def host(self, script: Script = (), *, store: FailingStore | None = None) -> Host:
-        host = Host(Agent(ScriptedModel(script)), store or MemoryStore(self.memory))
+    async def host(
+        self, script: Script = (), *, store: FailingStore | None = None, turn_s: float = 0.0
+    ) -> Host:
+        host = Host(Agent(ScriptedModel(script), turn_s=turn_s), store or MemoryStore(self.memory))
         self._hosts.append(host)
         await host.start()
         await host.recovered()
@@ -142,6 +147,59 @@ async def run_turn_of(host: Host, words: str) -> None:
     """Let a host own session s: one turn, cancelled."""
     runner = await _say(host, words)
     await runner.submit(Cancel())
+
+
+@spec("TURN-39", "TURN-56")
+async def test_the_agents_limit_for_a_turn_holds_wherever_the_message_came_in(places: Places) -> None:
+    here = await places.host([text("hello"), text("hello")], turn_s=90.0)
+    there = await places.host(turn_s=90.0)
+    await run_turn_of(here, "first")
+    await (await there.session("s")).submit(_chunk("second"))
+    said = [each for each in places.records() if isinstance(each, MessageAccepted)]
+    assert [each.timeout_s for each in said] == [90.0, 90.0]
+
+
+@spec("TURN-74")
+@pytest.mark.parametrize("is_running", [True, False])
+async def test_what_is_decided_twice_happens_once(places: Places, *, is_running: bool) -> None:
+    here = await places.host([text("hello"), [Stall()] if is_running else text("hello"), text("hello")])
+    there = await places.host()
+    await run_turn_of(here, "first")
+    theirs = await there.session("s")
+    await here._caretaker.stop()  # it is told by the test
+    asking = asyncio.ensure_future(theirs.submit(SendMessage(UserMessage.of("second"))))
+    await _until(lambda: bool(places.memory.letters))
+    ((number, handed),) = places.memory.letters.items()
+    ours = await here.session("s")
+    ends = [await here._caretaker._decided(handed.letter)]
+    await _until(lambda: ours.state.is_live == is_running)
+    ends.append(await here._caretaker._decided(handed.letter))
+    assert len([each for each in places.records() if isinstance(each, MessageAccepted)]) == 2
+    assert ends[0] <= ends[1] == ours.newest.position
+    await here.store.answer(number, encode_answer(ends[0]))
+    assert await asking == ends[0]
+
+
+@spec("TURN-74")
+async def test_what_is_taken_back_or_gone_on_with_twice_happens_once(places: Places) -> None:
+    """What names nothing (all that wait, the last turn) must not mean something else the second time."""
+    here = await places.host([[Stall()]])
+    there = await places.host()
+    ours = await _say(here, "first")
+    theirs = await there.session("s")
+    await here._caretaker.stop()
+    later = SendMessage(UserMessage.of("later"), when_busy=WhenBusy.QUEUE)
+    await ours.submit(later)
+    asking = asyncio.ensure_future(theirs.submit(Withdraw()))
+    await _until(lambda: bool(places.memory.letters))
+    ((number, handed),) = places.memory.letters.items()
+    await here._caretaker._decided(handed.letter)
+    assert not ours.state.queue
+    await ours.submit(later)
+    await here._caretaker._decided(handed.letter)
+    assert [each.number for each in ours.state.queue] == [2]
+    await here.store.answer(number, encode_answer(0))
+    await asking
 
 
 @spec("TURN-56")
@@ -304,6 +362,59 @@ async def test_a_parent_is_shown_the_child_that_another_process_works_on(places:
     records = await records_until_end(parent, after=0)
     ended = next(each for each in records if isinstance(each, CallEnded))
     assert ended.result.content == "half whole"
+
+
+@spec("TURN-48")
+async def test_a_parent_stops_the_child_that_another_process_works_on(places: Places) -> None:
+    here, there = await places.host(), await places.host()
+    here.agent = _boss([])
+    there.agent = _boss([TextDelta("half "), Stall()])
+    child = await there.child("s::1.1.0", ("research",))
+    place = Parent("s", 1, 1, "call_1", ("research",))
+    await child.submit(SendMessage(UserMessage.of("find it"), parent=place))
+    parent = await _say(here, "where is it?")
+    async with asyncio.timeout(WAIT_S):
+        while not any(isinstance(each, ChildSaid) for each in places.records()):
+            await parent.wait(parent.newest.position)
+    await parent.submit(Cancel())
+    records = await records_until_end(parent, after=0)
+    ended = next(each for each in records if isinstance(each, CallEnded))
+    assert ended.result == Result("c1", "The sub-agent was stopped. It had said: half ", Outcome.CANCELLED)
+    assert child.state.last_turn is not None
+    assert child.state.last_turn.status is TurnStatus.CANCELLED
+    assert [each.epoch for each in places.records("s::1.1.0") if isinstance(each, EpochStarted)] == [1]
+
+
+@spec("TURN-76")
+async def test_a_session_is_deleted_with_its_sub_agents_wherever_they_are_awake(places: Places) -> None:
+    here, there = await places.host(), await places.host()
+    here.agent = there.agent = _boss(text("found"))
+    child = await there.child("s::1.1.0", ("research",))
+    place = Parent("s", 1, 1, "c1", ("research",))
+    await child.submit(SendMessage(UserMessage.of("find it"), parent=place))
+    await records_until_end(child, after=0)
+    records = await run_turn(here, "s", "where is it?")
+    assert isinstance(records[-1], TurnEnded)
+    assert not child.is_of_others, "it is that process's still"
+    reading = asyncio.ensure_future(child.wait(child.newest.position))
+    await asyncio.sleep(0)
+    await here.delete("s")
+    assert places.memory.sessions == {}
+    with pytest.raises(SessionNotFoundError):
+        await reading
+
+
+@spec("TURN-76")
+async def test_a_session_is_not_deleted_while_a_sub_agent_is_at_work(places: Places) -> None:
+    here, there = await places.host(), await places.host()
+    here.agent = there.agent = _boss([Stall()])
+    place = Parent("s", 1, 1, "c1", ("research",))
+    await run_turn_of(here, "nobody asks for help")
+    child = await there.child("s::1.1.0", ("research",))
+    await child.submit(SendMessage(UserMessage.of("find it"), parent=place))
+    with pytest.raises(SessionBusyError, match=r"s::1\.1\.0"):
+        await here.delete("s")
+    assert sorted(places.memory.sessions) == ["s", "s::1.1.0"]
 
 
 @spec("TURN-48")

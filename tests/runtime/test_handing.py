@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from midstream.core.messages import Outcome, Result, UserMessage
-from midstream.core.session import Received
-from midstream.core.turn import CallFinished, Cancel, Command, SendMessage
+from midstream.core.session import Received, Session
+from midstream.core.turn import AwaitingModel, CallFinished, Cancel, Command, Resume, SendMessage
 from midstream.errors import (
     DrainingError,
     MidstreamError,
@@ -13,7 +13,16 @@ from midstream.errors import (
     UnavailableError,
     WrongSecretError,
 )
-from midstream.runtime.handing import GIVE_UP, decode_command, encode_answer, encode_command, position_of
+from midstream.runtime.handing import (
+    GIVE_UP,
+    decode_command,
+    encode_answer,
+    encode_command,
+    once,
+    position_of,
+)
+from midstream.testing.worlds import FakeWorld
+from tests.spec import spec
 
 COMMANDS: list[Command | Received] = [
     SendMessage(UserMessage.of("hi")),
@@ -78,3 +87,21 @@ def test_a_refusal_arrives_as_what_it_was(error: MidstreamError) -> None:
 def test_a_refusal_of_another_version_may_be_asked_again() -> None:
     with pytest.raises(UnavailableError, match="new"):
         position_of(b'{"code":"a_new_one","message":"new"}')
+
+
+@spec("TURN-74")
+def test_what_is_handed_over_has_a_number_or_names_its_turn() -> None:
+    resting = Session()
+    running = Session(turn=AwaitingModel(7, 1, attempt=1), turns=7)
+    world = FakeWorld()
+    assert once(Cancel(), resting, world) is None
+    assert once(Cancel(), running, world) == Cancel(7)
+    assert once(Cancel(3), running, world) == Cancel(3)
+    assert once(Resume(), running, world) is None
+    chunk = COMMANDS[-1]
+    assert once(chunk, running, world) is chunk
+    first, second = (once(Resume(), resting, world) for _ in range(2))
+    assert isinstance(first, Received)
+    assert isinstance(second, Received)
+    assert first.command == Resume()
+    assert first.stream != second.stream, "two askers are two"

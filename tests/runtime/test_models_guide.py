@@ -26,12 +26,13 @@ def _examples() -> list[dict[str, Any]]:
 
 
 def test_the_examples_run() -> None:
-    watched, kept = _examples()
+    watched, claude, kept = _examples()
     agent = watched["agent"]
     assert isinstance(agent, Agent)
     assert agent.on_stall is not None
     agent.on_stall(StallSeen(Level.FAIL, "s", 1, 1, StalledOn.FIRST_TOKEN, 600.0))
     assert watched["stalls"] == {("fail", "first_token"): 1}
+    assert claude["model"].name == "anthropic-messages:some-model"
     assert kept["model"].name == "openai-responses:some-model"
 
 

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
-from midstream.core.calls import CallPlan, CallState, OnDoubt, digest_of
+from midstream.core.calls import CallPlan, CallState, OnDoubt, Site, digest_of
 from midstream.core.messages import (
     Call,
     Exchange,
@@ -15,10 +15,11 @@ from midstream.core.messages import (
     Reply,
     Result,
     Text,
+    ToolSpec,
     UpstreamCall,
     UserMessage,
 )
-from midstream.core.records import Delta, StalledOn
+from midstream.core.records import ClientTool, Delta, StalledOn
 from midstream.core.replies import (
     CallRequested,
     Finished,
@@ -54,6 +55,7 @@ from midstream.core.turn import (
     RunningCalls,
     Stalled,
     StallOver,
+    Terms,
 )
 from midstream.errors import ContextOverflowError, ModelCutError
 from midstream.runtime.agent import Agent
@@ -61,10 +63,10 @@ from midstream.runtime.host import Host
 from midstream.runtime.performers import CUT_CONTENT, Performer
 from midstream.store.contract import Attempt
 from midstream.store.memory import MemoryStore
-from midstream.testing import ScriptedModel, Stall, text
+from midstream.testing import ScriptedModel, Stall, calls, text
 from midstream.testing.models import Pause, Step
 from midstream.testing.worlds import FakeWorld
-from midstream.tools import current_call, tool
+from midstream.tools import Tool, current_call, tool
 from midstream.world import World
 from tests.spec import spec
 
@@ -133,7 +135,7 @@ async def _perform(agent: Agent, obligation: Obligation) -> Noted:
 async def test_a_model_is_asked_with_history_instructions_and_a_key_stable_over_attempts() -> None:
     model = ScriptedModel([text("yes")])
     noted = await _perform(Agent(model, instructions="be brief"), ASKED)
-    assert model.requests == [ModelRequest("be brief", _session().history, (), 1, "s/3/1")]
+    assert model.requests == [ModelRequest("be brief", _session().history, (), 1, "s/3/1", session="s")]
     words = (delta.text for said in noted.said if isinstance(said, ModelSaid) for delta in said.deltas)
     assert "".join(words) == "yes"
     (replied,) = noted.reports
@@ -451,3 +453,101 @@ async def test_a_tool_of_a_source_that_wants_a_transaction_the_store_has_not_is_
     (finished,) = noted.reports
     assert isinstance(finished, CallFinished)
     assert "needs a store" in finished.result.content
+
+
+class Slow:
+    """A source of one tool that answers when it is let."""
+
+    name = "slow"
+
+    def __init__(self, tool: Tool) -> None:
+        self.asked = asyncio.Event()
+        self.go = asyncio.Event()
+        self._tool = tool
+
+    async def tools(self) -> Sequence[Tool]:
+        self.asked.set()
+        await self.go.wait()
+        return [self._tool]
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+class Confirming(Noted):
+    """A runner's mailbox that notes the lease check among what happens."""
+
+    def __init__(self, happened: list[str]) -> None:
+        super().__init__()
+        self._happened = happened
+
+    async def confirm(self) -> None:
+        self._happened.append("confirmed")
+
+
+def _running(run: int) -> Session:
+    plan = CallPlan("c1", digest_of("put", "{}"))
+    return Session(turn=RunningCalls(3, 1, Reply((CALL,)), (CallState(CALL, plan, runs=run, epoch=1),)))
+
+
+CALL = Call("c1", "put", "{}")
+
+
+@spec("TURN-53")
+async def test_the_lease_check_comes_after_whatever_may_take_time() -> None:
+    happened: list[str] = []
+
+    @tool
+    async def put() -> str:
+        happened.append("called")
+        return ""
+
+    source = Slow(put)
+    performer = Performer(Agent(ScriptedModel([]), tools=[source]), World(), Confirming(happened), NOBODY)
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        group.create_task(performer.perform(RunCall(3, 1, "c1", 1), _running(1)))
+        await source.asked.wait()
+        assert happened == []
+        source.go.set()
+    assert happened == ["confirmed", "called"]
+
+
+@spec("TURN-8")
+@pytest.mark.parametrize(("run", "outcome"), [(1, Outcome.CANCELLED), (2, Outcome.UNKNOWN)])
+async def test_a_call_that_is_stopped_while_its_tool_is_looked_for_has_an_outcome(
+    run: int, outcome: Outcome
+) -> None:
+    @tool
+    async def put() -> str:
+        raise AssertionError
+
+    source, noted = Slow(put), Noted()
+    performer = Performer(Agent(ScriptedModel([]), tools=[source]), World(), noted, NOBODY)
+    performing = asyncio.create_task(performer.perform(RunCall(3, 1, "c1", run), _running(run)))
+    async with asyncio.timeout(5):
+        await source.asked.wait()
+        performing.cancel()
+        await asyncio.wait([performing])
+    (finished,) = noted.reports
+    assert isinstance(finished, CallFinished)
+    assert finished.result.outcome is outcome
+
+
+@spec("TURN-75")
+async def test_the_hosts_own_rule_and_the_time_to_answer_hold_for_calls_at_a_client() -> None:
+    seen: list[tuple[str, Site]] = []
+
+    def approval(call: Call, found: Tool) -> bool | str:
+        seen.append((call.name, found.site))
+        return "It costs money." if "100" in call.arguments else False
+
+    theirs = ClientTool(ToolSpec("pay"), timeout_s=9.0, answer_s=60.0)
+    asked = calls(("pay", '{"amount":100}'), ("pay", '{"amount":1}'))
+    session = Session(turn=AwaitingModel(3, 1, Terms((theirs,)), attempt=1), turns=3)
+    noted, _ = await _live(Agent(ScriptedModel([asked]), approval=approval), session)
+    (replied,) = noted.reports
+    assert isinstance(replied, ModelReplied)
+    costly, cheap = replied.plans
+    assert (costly.needs_approval, costly.question, costly.answer_s) == (True, "It costs money.", 60.0)
+    assert (cheap.needs_approval, cheap.timeout_s, cheap.site) == (False, 9.0, Site.CLIENT)
+    assert seen == [("pay", Site.CLIENT)] * 2

@@ -54,7 +54,7 @@ DAY_S = 24 * 3600.0
 # --- what is sent ---------------------------------------------------------------------------------------------
 
 
-@spec("REUSE-40")
+@spec("REUSE-30")
 async def test_each_message_is_sent_once_and_nothing_else() -> None:
     bench = Bench()
     host = await bench.host()
@@ -64,7 +64,7 @@ async def test_each_message_is_sent_once_and_nothing_else() -> None:
     assert bench.upstream.opened == [""]
 
 
-@spec("REUSE-41")
+@spec("REUSE-31")
 async def test_another_process_goes_on_from_the_record() -> None:
     bench = Bench()
     host = await bench.host()
@@ -77,7 +77,7 @@ async def test_another_process_goes_on_from_the_record() -> None:
     assert bench.told() == ["one", "two"]
 
 
-@spec("REUSE-42")
+@spec("REUSE-32")
 async def test_several_messages_are_told_one_by_one_and_only_the_last_is_answered() -> None:
     bench = Bench()
     host = await bench.host()
@@ -90,7 +90,7 @@ async def test_several_messages_are_told_one_by_one_and_only_the_last_is_answere
     assert Working() in host.events
 
 
-@spec("REUSE-42")
+@spec("REUSE-32")
 @pytest.mark.parametrize(
     "trouble", [Trouble.DIES_OPENED, Trouble.DIES_SPEAKING, Trouble.CUT, Trouble.HANGS_SPEAKING]
 )
@@ -107,7 +107,7 @@ async def test_where_one_of_several_fails_a_fresh_agent_is_told_all(trouble: Tro
     )
 
 
-@spec("REUSE-42")
+@spec("REUSE-32")
 async def test_stopped_between_two_of_several_nothing_more_is_sent_and_no_record_is_left() -> None:
     bench = Bench()
     host = await bench.host()
@@ -120,7 +120,7 @@ async def test_stopped_between_two_of_several_nothing_more_is_sent_and_no_record
     assert await bench.record() is None
 
 
-@spec("REUSE-42")
+@spec("REUSE-32")
 async def test_an_agent_that_wants_tools_in_between_is_replaced() -> None:
     def answer(talk: Talk) -> list[UpstreamEvent]:
         if words_of(talk.heard[-1].said) == "two":
@@ -133,7 +133,7 @@ async def test_an_agent_that_wants_tools_in_between_is_replaced() -> None:
     assert (await host.say("two", "three")).way is Way.FRESH
 
 
-@spec("REUSE-43")
+@spec("REUSE-33")
 async def test_results_go_to_the_agent_that_asked() -> None:
     def answer(talk: Talk) -> list[UpstreamEvent]:
         if talk.heard[-1].said.results:
@@ -151,7 +151,7 @@ async def test_results_go_to_the_agent_that_asked() -> None:
     assert bench.told() == ["one", "result of c1"]
 
 
-@spec("REUSE-44")
+@spec("REUSE-34")
 async def test_an_edit_begins_anew_and_the_old_agent_is_forgotten() -> None:
     bench = Bench()
     host = await bench.host()
@@ -166,7 +166,7 @@ async def test_an_edit_begins_anew_and_the_old_agent_is_forgotten() -> None:
     assert (await host.say("next")).way is Way.RESUMED
 
 
-@spec("REUSE-44")
+@spec("REUSE-34")
 async def test_where_forks_are_made_an_edit_goes_on_from_the_common_beginning() -> None:
     bench = Bench(ScriptedUpstream(abilities=Abilities(can_fork=True)))
     host = await bench.host()
@@ -180,7 +180,7 @@ async def test_where_forks_are_made_an_edit_goes_on_from_the_common_beginning() 
     assert (await host.say("next")).way is Way.RESUMED
 
 
-@spec("REUSE-45")
+@spec("REUSE-35")
 @pytest.mark.parametrize("session", ["", "s"])
 async def test_a_side_call_has_an_agent_of_its_own_that_is_forgotten(session: str) -> None:
     bench = Bench()
@@ -196,7 +196,7 @@ async def test_a_side_call_has_an_agent_of_its_own_that_is_forgotten(session: st
     assert (await host.say("two")).way is Way.RESUMED
 
 
-@spec("REUSE-45")
+@spec("REUSE-35")
 async def test_a_side_call_does_not_wait_for_the_turn_that_runs() -> None:
     bench = Bench()
     host = await bench.host()
@@ -213,7 +213,7 @@ async def test_a_side_call_does_not_wait_for_the_turn_that_runs() -> None:
 # --- what is known --------------------------------------------------------------------------------------------
 
 
-@spec("REUSE-46")
+@spec("REUSE-36")
 async def test_the_record_is_pending_before_anything_is_said_and_confirmed_by_the_first_event() -> None:
     seen: list[tuple[str, bool]] = []
     bench = Bench()
@@ -245,7 +245,7 @@ async def test_the_record_is_pending_before_anything_is_said_and_confirmed_by_th
     assert (record.is_resumable, record.run) == (True, "")
 
 
-@spec("REUSE-46")
+@spec("REUSE-36")
 async def test_the_record_is_let_go_before_whoever_asked_hears_the_end() -> None:
     bench = Bench()
     host = await bench.host()
@@ -256,7 +256,7 @@ async def test_the_record_is_let_go_before_whoever_asked_hears_the_end() -> None
         assert record.is_resumable == isinstance(event, Finished)
 
 
-@spec("REUSE-47")
+@spec("REUSE-37")
 async def test_an_agent_that_a_dead_run_had_is_not_resumed_and_readers_are_told() -> None:
     bench = Bench()
     host = await bench.host()
@@ -274,7 +274,7 @@ async def test_an_agent_that_a_dead_run_had_is_not_resumed_and_readers_are_told(
     assert host.events[0] == ThinkingDelta(REBUILT_NOTE)
 
 
-@spec("REUSE-47")
+@spec("REUSE-37")
 async def test_a_process_whose_entry_was_taken_over_finishes_and_leaves_the_entry_alone() -> None:
     bench = Bench()
     slow, quick = await bench.host(), await bench.host()
@@ -292,7 +292,7 @@ async def test_a_process_whose_entry_was_taken_over_finishes_and_leaves_the_entr
     assert (await quick.say("two")).way is Way.RESUMED
 
 
-@spec("REUSE-48")
+@spec("REUSE-38")
 @pytest.mark.parametrize("heard", [0, 1])
 async def test_a_stopped_turn_leaves_no_lie(heard: int) -> None:
     bench = Bench()
@@ -324,7 +324,7 @@ async def test_a_stopped_turn_leaves_no_lie(heard: int) -> None:
     assert [talk.words.count(text) for text in ("alpha", "bravo", "charlie")] == [1, 1, 1]
 
 
-@spec("REUSE-48")
+@spec("REUSE-38")
 async def test_with_the_hosts_tools_a_stopped_turn_leaves_no_record() -> None:
     bench = Bench(ScriptedUpstream(abilities=Abilities(takes_tools=True)))
     host = await bench.host()
@@ -336,7 +336,7 @@ async def test_with_the_hosts_tools_a_stopped_turn_leaves_no_record() -> None:
     assert await bench.record() is None
 
 
-@spec("REUSE-49")
+@spec("REUSE-39")
 async def test_records_too_old_or_too_many_are_removed_and_their_agents_forgotten() -> None:
     bench = Bench()
     pool = await bench.pool()
@@ -354,7 +354,7 @@ async def test_records_too_old_or_too_many_are_removed_and_their_agents_forgotte
     assert len(await bench.store.shelf(POOL_SHELF)) == 2
 
 
-@spec("REUSE-49")
+@spec("REUSE-39")
 async def test_a_damaged_record_costs_one_replay_and_hurts_no_other() -> None:
     bench = Bench()
     one, two = await bench.host(session="one"), await bench.host(session="two")
@@ -368,7 +368,7 @@ async def test_a_damaged_record_costs_one_replay_and_hurts_no_other() -> None:
     assert (await one.say("again")).way is Way.RESUMED
 
 
-@spec("REUSE-49")
+@spec("REUSE-39")
 async def test_without_a_shelf_that_works_a_turn_is_answered_by_a_fresh_agent() -> None:
     class Full(MemoryStore):
         async def keep(self, *_: object, **__: object) -> int:
@@ -382,7 +382,7 @@ async def test_without_a_shelf_that_works_a_turn_is_answered_by_a_fresh_agent() 
     assert (report.way, report.end) == (Way.ASIDE, End.WHOLE)
 
 
-@spec("REUSE-50")
+@spec("REUSE-40")
 async def test_ages_at_which_agents_turned_out_dead_are_learned_and_not_tried() -> None:
     bench = Bench()
     for number in range(4):
@@ -419,7 +419,8 @@ TROUBLES: dict[Trouble, tuple[Expected, Expected]] = {
     Trouble.ACK_LOST: (AGAIN, AGAIN),
     Trouble.RATE_LIMIT: (AGAIN, AGAIN),
     Trouble.BUSY: (AGAIN, AGAIN),
-    Trouble.HANGS: (AGAIN, AGAIN),
+    Trouble.HANGS: (ANEW, ANEW),
+    Trouble.HANGS_TAKEN: (ANEW, ANEW),
     Trouble.HANGS_OPENED: (ANEW, ANEW),
     Trouble.HANGS_SPEAKING: (Expected("model_stalled"), Expected("model_stalled")),
     Trouble.HANGS_IN_TOOL: (Expected("model_stalled"), Expected("model_stalled")),
@@ -439,7 +440,7 @@ def test_the_table_has_every_trouble() -> None:
     assert {*TROUBLES} == {*Trouble}
 
 
-@spec("REUSE-51")
+@spec("REUSE-41")
 @pytest.mark.parametrize("trouble", TROUBLES)
 @pytest.mark.parametrize("situation", ["resumed", "restarted", "fresh", "edited", "repeated", "queued"])
 async def test_what_comes_of_a_trouble(trouble: Trouble, situation: str) -> None:
@@ -505,7 +506,7 @@ def _assert_told_once(bench: Bench, host: Host) -> None:
     assert places == sorted(places)
 
 
-@spec("REUSE-52")
+@spec("REUSE-42")
 async def test_the_retry_is_done_once_and_its_error_has_the_first_as_cause() -> None:
     bench = Bench()
     host = await bench.host()
@@ -517,7 +518,7 @@ async def test_the_retry_is_done_once_and_its_error_has_the_first_as_cause() -> 
     assert len(bench.told()) == 3
 
 
-@spec("REUSE-52")
+@spec("REUSE-42")
 async def test_a_rebuilt_conversation_is_noted_once_and_the_note_is_told_to_no_agent() -> None:
     bench = Bench()
     host = await bench.host()
@@ -536,7 +537,7 @@ async def test_a_rebuilt_conversation_is_noted_once_and_the_note_is_told_to_no_a
     assert not any(REBUILT_NOTE.strip() in told for told in bench.told())
 
 
-@spec("REUSE-53")
+@spec("REUSE-43")
 @pytest.mark.parametrize(("is_good", "way"), [(True, Way.FRESH), (False, Way.RESUMED)])
 async def test_an_old_agent_that_calls_the_key_wrong_is_replaced_if_the_key_is_good(
     is_good: bool,  # noqa: FBT001 - a parameter of the test
@@ -556,7 +557,7 @@ async def test_an_old_agent_that_calls_the_key_wrong_is_replaced_if_the_key_is_g
     assert (await host.ask()).way is way, "a refusal leaves the agent as it was"
 
 
-@spec("REUSE-54")
+@spec("REUSE-44")
 async def test_tries_at_one_message_have_one_key_and_another_agent_or_message_has_another() -> None:
     bench = Bench()
     host = await bench.host()
@@ -571,7 +572,7 @@ async def test_tries_at_one_message_have_one_key_and_another_agent_or_message_ha
     assert len({*keys}) == len(keys) - 2
 
 
-@spec("REUSE-54")
+@spec("REUSE-44")
 async def test_the_network_is_tried_again_after_half_a_second_and_one_and_a_half() -> None:
     bench = Bench()
     host = await bench.host()
@@ -585,7 +586,7 @@ async def test_the_network_is_tried_again_after_half_a_second_and_one_and_a_half
     assert bench.world.monotonic() - began_at == pytest.approx(4.0)
 
 
-@spec("REUSE-55")
+@spec("REUSE-45")
 async def test_a_second_stall_is_the_end() -> None:
     bench = Bench()
     host = await bench.host()
@@ -598,7 +599,7 @@ async def test_a_second_stall_is_the_end() -> None:
 # --- agents ---------------------------------------------------------------------------------------------------
 
 
-@spec("REUSE-56")
+@spec("REUSE-46")
 async def test_open_agents_are_few_and_all_closed_in_the_end() -> None:
     bench = Bench()
     pool = await bench.pool(limits=PoolLimits(live_max=3))
@@ -612,7 +613,7 @@ async def test_open_agents_are_few_and_all_closed_in_the_end() -> None:
     assert bench.upstream.memory.forgotten == []
 
 
-@spec("REUSE-57")
+@spec("REUSE-47")
 async def test_a_changed_set_of_servers_needs_a_fresh_agent() -> None:
     bench = Bench(ScriptedUpstream(abilities=Abilities(takes_servers=True)))
     servers = [McpServer("b"), McpServer("a")]
@@ -626,7 +627,7 @@ async def test_a_changed_set_of_servers_needs_a_fresh_agent() -> None:
     assert [server.name for server in bench.upstream.sends[-1].setup.servers] == ["a", "b", "c"]
 
 
-@spec("REUSE-57")
+@spec("REUSE-47")
 async def test_an_upstream_that_takes_none_is_given_none_and_a_change_costs_nothing() -> None:
     bench = Bench()
     servers = [McpServer("a")]
@@ -655,7 +656,7 @@ async def test_an_answer_in_a_conversation_that_was_never_named_is_a_failure() -
 # --- turns side by side ---------------------------------------------------------------------------------------
 
 
-@spec("REUSE-58")
+@spec("REUSE-48")
 async def test_turns_of_one_session_wait_for_each_other_and_others_do_not() -> None:
     bench = Bench()
     pool = await bench.pool()
@@ -672,7 +673,7 @@ async def test_turns_of_one_session_wait_for_each_other_and_others_do_not() -> N
     assert is_whole(waiting.result())
 
 
-@spec("REUSE-58")
+@spec("REUSE-48")
 async def test_who_has_waited_too_long_takes_the_session_over() -> None:
     bench = Bench()
     pool = await bench.pool(limits=PoolLimits(wait_s=5.0))
@@ -688,7 +689,7 @@ async def test_who_has_waited_too_long_takes_the_session_over() -> None:
     assert await bench.record() == record
 
 
-@spec("REUSE-58")
+@spec("REUSE-48")
 async def test_an_error_keeps_nobody_out() -> None:
     bench = Bench()
     host = await bench.host()
@@ -701,7 +702,7 @@ async def test_an_error_keeps_nobody_out() -> None:
 # --- what is told ---------------------------------------------------------------------------------------------
 
 
-@spec("REUSE-59")
+@spec("REUSE-49")
 async def test_every_turn_is_reported_and_logged_without_its_words(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "midstream.runtime.pool")
     bench = Bench()
@@ -714,7 +715,7 @@ async def test_every_turn_is_reported_and_logged_without_its_words(caplog: pytes
     assert "secret" not in caplog.text
 
 
-@spec("REUSE-59")
+@spec("REUSE-49")
 async def test_a_counter_that_fails_is_no_part_of_the_turn(caplog: pytest.LogCaptureFixture) -> None:
     def count(report: object) -> None:
         raise KeyError(report)
@@ -735,7 +736,7 @@ def test_limits_are_positive() -> None:
 # --- with the runtime, and with a real store ------------------------------------------------------------------
 
 
-@spec("REUSE-41")
+@spec("REUSE-31")
 async def test_an_agent_with_a_pooled_upstream_just_works(tmp_path: Path) -> None:
     upstream = ScriptedUpstream()
     store = SQLiteStore(tmp_path / "sessions.db")

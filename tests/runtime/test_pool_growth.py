@@ -77,7 +77,7 @@ async def test_whoever_appends_to_a_history_pays_for_what_is_new(
     assert work[1] < 1.1 * work[0]
 
 
-@spec("REUSE-101")
+@spec("REUSE-77")
 async def test_an_agent_that_remembers_is_sent_the_tail_without_the_whole_being_read() -> None:
     upstream = ScriptedUpstream()
     store = MemoryStore()

@@ -46,7 +46,7 @@ async def two_processes(path: Path, memory: Memory) -> AsyncIterator[list[Pooled
             await store.close()
 
 
-@spec("REUSE-47", "REUSE-60")
+@spec("REUSE-37", "REUSE-50")
 @pytest.mark.parametrize("seed", range(4))
 async def test_no_message_is_lost_or_doubled(tmp_path: Path, seed: int) -> None:
     chance, memory, history = random.Random(seed), Memory(), History()

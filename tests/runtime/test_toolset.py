@@ -8,7 +8,7 @@ from midstream.core.messages import Outcome, Result
 from midstream.core.records import CallEnded, ToolsChanged, TurnEnded, decode
 from midstream.errors import ToolsUnavailableError
 from midstream.runtime import toolset
-from midstream.runtime.agent import Agent
+from midstream.runtime.agent import Agent, sub_agent
 from midstream.runtime.host import Host
 from midstream.runtime.toolset import Toolset, read_toolset
 from midstream.store.memory import MemoryStore
@@ -32,7 +32,7 @@ class Shelf:
     def __init__(self, name: str, *offers: Tool | Exception | None) -> None:
         self.name = name
         self.offers = [*offers]
-        self.is_closed = False
+        self.closings = 0
 
     async def tools(self) -> tuple[Tool, ...]:
         for each in self.offers:
@@ -43,7 +43,7 @@ class Shelf:
         return tuple(each for each in self.offers if isinstance(each, Tool))
 
     async def close(self) -> None:
-        self.is_closed = True
+        self.closings += 1
         if self.offers[:1] == [None]:
             raise OSError("it does not close")
 
@@ -102,7 +102,7 @@ async def test_readers_hear_of_each_change_once() -> None:
     assert (third.added, third.removed, third.unreachable) == ((), ("b",), ("shelf",))
     assert await changes() == []
     await host.stop(grace_s=0.1)
-    assert shelf.is_closed
+    assert shelf.closings
     assert [[each.name for each in request.tools] for request in model.requests] == [
         ["a"],
         ["a"],
@@ -160,3 +160,14 @@ async def test_a_source_that_does_not_close_keeps_no_host_from_stopping() -> Non
     await host.start()
     async with asyncio.timeout(5):
         await host.stop(grace_s=0.1)
+
+
+async def test_a_host_that_stops_closes_the_sources_of_sub_agents_too_and_each_once() -> None:
+    shared, deep = Shelf("shared"), Shelf("deep")
+    below = sub_agent(Agent(ScriptedModel([]), name="below", tools=[deep, shared]), description="Deep.")
+    middle = sub_agent(Agent(ScriptedModel([]), name="middle", tools=[below]), description="Less so.")
+    host = Host(Agent(ScriptedModel([]), tools=[middle, shared]), MemoryStore())
+    await host.start()
+    async with asyncio.timeout(5):
+        await host.stop(grace_s=0.1)
+    assert (shared.closings, deep.closings) == (1, 1)

@@ -469,12 +469,17 @@ test("a message that was written but never sent is sent by the next page", async
 
   const server = new SmallServer();
   const second = await clientOf(server, { storage });
+  assert.equal((await second.unsent("s")).text, "hello");
+  assert.equal((await second.unsent("s")).stream, null);
+  assert.equal(await second.unsent("t"), null);
   const [stream, ...others] = await second.resumeInterrupted({ session: "s" });
+  assert.equal((await second.unsent("s")).stream, stream);
   assert.deepEqual(others, []);
   assert.equal(stream.pendingText, "hello");
   const said = [];
   for await (const { record } of stream) if (record.type === "delta") said.push(record.text);
   assert.equal(said.join(""), "the quick brown fox jumps over the lazy dog");
+  assert.equal(await second.unsent("s"), null);
 });
 
 test("the page after a reload goes on after the last event it had shown", async () => {

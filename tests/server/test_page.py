@@ -7,14 +7,14 @@ import contextlib
 import json
 import re
 import shutil
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from random import Random
 
 import pytest
 import pytest_asyncio
 from msgspec import Struct
-from playwright.async_api import Browser, Locator, Page, WebSocketRoute, async_playwright, expect
+from playwright.async_api import Browser, Locator, Page, Route, WebSocketRoute, async_playwright, expect
 
 from midstream.core.messages import UserMessage
 from midstream.core.replies import (
@@ -49,8 +49,6 @@ FLAGS = [
     "--disable-sync",
 ]
 WAIT_S = 20.0
-RECONNECT_MS = 60_000
-"""Where sockets die again and again: two of the longest waits between tries."""
 WAIT_MS = 1000 * WAIT_S
 WORDS = [f"word{number} " for number in range(60)]
 WHOLE = "".join(WORDS)
@@ -189,6 +187,42 @@ def dying_after(
     return route
 
 
+def lives_of_lines(random: Random) -> Callable[[], int]:
+    """Draw how many messages each line carries; never two in a row that bring nothing: a page would wait long."""
+    before = 12
+
+    def draw() -> int:
+        nonlocal before
+        before = random.randint(0 if before >= 2 else 2, 12)
+        return before
+
+    return draw
+
+
+def dying_at_once_until(is_up: asyncio.Event, *, but: int = 0) -> Callable[[WebSocketRoute], None]:
+    """Close every socket before its welcome until the event; the first one after `but` messages."""
+    routes: list[WebSocketRoute] = []
+
+    def route(socket: WebSocketRoute) -> None:
+        routes.append(socket)
+        if is_up.is_set():
+            socket.connect_to_server()
+        else:
+            dying_after(lambda: but if len(routes) == 1 else 0, [])(socket)
+
+    return route
+
+
+def held_until(gate: asyncio.Event) -> Callable[[Route], Awaitable[None]]:
+    """Keep requests waiting until the event."""
+
+    async def route(request: Route) -> None:
+        await gate.wait()
+        await request.continue_()
+
+    return route
+
+
 @contextlib.asynccontextmanager
 async def served_again(before: Served, app: App) -> AsyncIterator[None]:
     """Serve another app where an older server was."""
@@ -306,7 +340,7 @@ async def test_tool_calls_are_rows_that_go_from_running_to_their_outcome(browser
         await expect(chat.page.locator(".thinking .words")).to_have_text("hm, tools")
 
 
-@spec("REUSE-72")
+@spec("REUSE-54")
 async def test_a_tool_that_the_upstream_runs_stands_among_the_words(browser: Browser) -> None:
     gate = asyncio.Event()
     start, end = UpstreamCallStarted("u", "grep", '{"for": "x"}'), UpstreamCallEnded("u", "line 1")
@@ -482,6 +516,89 @@ async def test_a_message_whose_ack_was_lost_is_shown_once_after_a_reload(browser
         await expect(chat.page.locator(".turn")).to_have_count(1)
 
 
+async def test_nobody_can_speak_before_the_page_listens(browser: Browser) -> None:
+    """A key pressed while the page's scripts are on their way would be heard by nobody."""
+    gate = asyncio.Event()
+    context = await browser.new_context()
+    await context.route("**/static/storage.js", held_until(gate))
+    chat = Chat(await context.new_page(), [])
+    async with served(make_app([text("heard")])) as server:
+        await chat.page.goto(server.url, wait_until="commit")
+        await expect(chat.page.locator("#text")).to_be_disabled()
+        await expect(chat.page.locator("#send")).to_be_disabled()
+        saying = asyncio.create_task(chat.say("are you there?"))
+        gate.set()
+        await saying
+        await chat.sees("heard")
+
+
+async def test_after_a_reload_an_unsent_message_is_shown_while_neither_socket_nor_server_answers(
+    browser: Browser,
+) -> None:
+    is_up, gate = asyncio.Event(), asyncio.Event()
+    context = await browser.new_context()
+    await context.route_web_socket("**/stream", dying_at_once_until(is_up))
+    await context.route("**/v1/sessions/*", held_until(gate))
+    chat = Chat(await context.new_page(), [])
+    pending = chat.page.locator(".turn.pending .said")
+    async with served(make_app([text("heard")])) as server:
+        await chat.page.goto(server.url)
+        await chat.say("are you there?")
+        await expect(pending).to_have_text("are you there?")
+        await chat.page.reload()
+        await expect(pending).to_have_text("are you there?")
+        gate.set()
+        await chat.sees_light("reconnecting")
+        assert await pending.count() == 1
+        is_up.set()
+        await chat.sees("heard")
+        await expect(chat.page.locator(".turn")).to_have_count(1)
+
+
+async def test_a_message_stays_in_sight_when_the_line_dies_between_its_ack_and_its_events(
+    browser: Browser,
+) -> None:
+    is_up = asyncio.Event()
+    context = await browser.new_context()
+    chat = Chat(await context.new_page(), [])
+    async with served(make_app([text("heard")])) as server:
+        await chat.page.goto(server.url)
+        await chat.page.evaluate("() => { WebSocket.prototype.send = () => {}; }")  # a black hole
+        await chat.say("are you there?")
+        await expect(chat.page.locator(".turn.pending")).to_have_count(1)
+        await context.route_web_socket("**/stream", dying_at_once_until(is_up, but=2))
+        await chat.page.reload()
+        await chat.sees_light("reconnecting")
+        said = [event["record"]["type"] for event in await records_of(server, chat.session)]
+        assert "message_accepted" in said
+        assert await chat.page.locator(".turn").count() == 1
+        is_up.set()
+        await chat.sees("heard")
+        await expect(chat.page.locator(".turn")).to_have_count(1)
+
+
+async def test_what_is_said_while_the_session_is_loading_stays_in_sight(browser: Browser) -> None:
+    is_up, gate = asyncio.Event(), asyncio.Event()
+    context = await browser.new_context()
+    chat = Chat(await context.new_page(), [])
+    async with served(make_app([text("heard")])) as server:
+        await chat.page.goto(server.url)
+        await chat.say("one")
+        await chat.sees("heard")
+        await chat.sees_end("completed")
+        await context.route_web_socket("**/stream", dying_at_once_until(is_up))
+        await context.route("**/v1/sessions/*", held_until(gate))
+        await chat.page.reload()
+        await chat.say("two")
+        await expect(chat.page.locator(".turn.pending .said")).to_have_text("two")
+        gate.set()
+        await expect(chat.page.locator(".turn .said")).to_have_text(["one", "two"])
+        is_up.set()
+        await chat.sees_end("completed")
+        await chat.sees("heard")
+        await expect(chat.page.locator(".turn .said")).to_have_text(["one", "two"])
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -510,7 +627,7 @@ async def test_whatever_breaks_whenever_each_turn_is_whole_and_each_tool_ran_onc
         ]
 
     context = await browser.new_context()
-    await context.route_web_socket("**/stream", dying_after(lambda: random.randint(0, 12), []))
+    await context.route_web_socket("**/stream", dying_after(lives_of_lines(random), []))
     chat = Chat(await context.new_page(), [])
     async with served(make_app(reply, tools=[note])) as server:
         await chat.page.goto(server.url)
@@ -522,7 +639,7 @@ async def test_whatever_breaks_whenever_each_turn_is_whole_and_each_tool_ran_onc
                     await chat.page.reload()
                 else:
                     await chat.page.locator("#cut").dispatch_event("click")
-            await expect(chat.page.locator(".turn")).to_have_count(turn, timeout=RECONNECT_MS)
+            await expect(chat.page.locator(".turn")).to_have_count(turn, timeout=WAIT_MS)
             await chat.sees_end("completed")
             await chat.sees("".join(words_of_turn(turn)))
             await expect(chat.turn.locator(".call[data-state=ok]")).to_have_count(1)

@@ -250,7 +250,7 @@ async def submit(
         runner = await host.session(session, create=True)
         return await runner.submit(command)
 
-    for _ in range(TRIES_MAX):
+    for tries in range(TRIES_MAX):
         server = await lab.any_server(chance)
         try:
             return await lab.call(server, ask(server.host))
@@ -263,7 +263,7 @@ async def submit(
                 error.retry == "never" and not isinstance(error, SeqnoGapError)
             ):
                 return error
-        await pass_time(chance.expovariate(3.0))
+        await pass_time(chance.expovariate(3.0 if tries < TRIES_MAX // 2 else 0.1))
     raise TimeoutError(f"{command} was never answered")
 
 

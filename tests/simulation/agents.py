@@ -39,6 +39,8 @@ REPLIES = 4
 """Replies of a turn after which the model asks for nothing more."""
 TOOL_S = 20.0
 """Seconds a tool may take; some take longer."""
+STUBBORN_S = 300.0
+"""Seconds that a tool goes on which minds no cancellation, at worst."""
 CLIENT_TOOL = "at_client"
 CLIENT_TOOL_S = 20.0
 """Seconds a client has for its tool."""
@@ -83,7 +85,7 @@ class Outside(Struct):
             if not is_stubborn:
                 self.note("tool stopped", name, call.effect_key, call.run)
                 raise
-            await pass_time(self._seconds() * 5)
+            await pass_time(STUBBORN_S if self.chance.random() < 0.3 else self._seconds() * 5)
         self.effects[call.effect_key] += 1
         self.ledger[at] = replace(run, has_ended=True)
         self.note("tool ends", name, call.effect_key, call.run)

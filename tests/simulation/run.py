@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from msgspec import Struct
 
 from midstream.core import session as sessions
-from midstream.core.records import decode
+from midstream.core.records import CancelRequested, TurnEnded, decode
 from midstream.core.session import Session
+from midstream.core.turn.states import CANCEL_GRACE_S, CHILD_GRACE_S
 from midstream.runtime.children import CHILD_MARK
 from midstream.store.contract import WAITING
 from midstream.testing.history_checker import ClientLog, Evidence, check_ended
@@ -26,6 +27,11 @@ REST_S = 6 * 60 * 60.0
 """Seconds after the last fault within which everything must have come to rest: a client may take 2 h for a call."""
 PROBE_FAILED = "the probe of a tool failed"
 """Logged with a traceback, and no fault of the program."""
+LONG_OUTAGE_S = 15 * 60.0
+"""Seconds without a store after which every runner has given up (`APPEND_TRIES_MAX`)."""
+CANCELLED_WITHIN_S = CANCEL_GRACE_S + 2 * CHILD_GRACE_S + 10.0
+"""Seconds in which a cancel has come to rest where nothing goes wrong: the grace of sub-agents in two layers, clocks
+that disagree, a slow store, a last restart."""
 LOOK_S = 5.0
 """Seconds between two looks whether it has."""
 
@@ -53,6 +59,12 @@ class Plan(Struct, frozen=True):
     cutting: float
     skew_s: float
     look_back_s: float
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether servers and store do what they are there for."""
+        troubles = (self.kills, self.drains, self.freezes, self.outages, self.pauses, self.failing)
+        return not any(troubles)
 
     @classmethod
     def of(cls, seed: int) -> Plan:
@@ -134,6 +146,8 @@ def run(seed: int) -> Outcome:
         try:
             logs = loop.run_until_complete(_live(lab, plan))
             lab.problems += _judged(lab, logs)
+            if plan.is_calm:
+                lab.problems += _late_cancels(lab)
         except Stuck as stuck:
             lab.problems.append(f"stuck: {stuck}")
         lab.problems += [f"nobody took an error: {each}" for each in loop.complaints]
@@ -266,7 +280,7 @@ class Nemesis:
     async def _outage(self) -> None:
         weather = self._lab.weather
         weather.is_down, weather.is_full = True, self._chance.random() < 0.5
-        await pass_time(self._chance.expovariate(0.3))
+        await pass_time(LONG_OUTAGE_S if self._chance.random() < 0.1 else self._chance.expovariate(0.3))
         weather.is_down = False
 
     async def _pause(self) -> None:
@@ -321,6 +335,20 @@ def _judged(lab: Lab, logs: list[ClientLog]) -> list[str]:
     heard = [log for log in logs if log.session in journals]
     evidence = Evidence(journals, heard, lab.outside.ledger)
     return [str(each) for each in check_ended(evidence)]
+
+
+def _late_cancels(lab: Lab) -> Iterator[str]:
+    """Say which cancels took longer than the tools are given to stop."""
+    for name, found in lab.memory.sessions.items():
+        asked: dict[int, float] = {}
+        for record in (decode(stored.body) for stored in found.records):
+            match record:
+                case CancelRequested(turn=turn, at=at):
+                    asked.setdefault(turn, at)
+                case TurnEnded(turn=turn, at=at) if at - asked.get(turn, at) > CANCELLED_WITHIN_S:
+                    yield f"the cancel of turn {turn} of {name!r} took {at - asked[turn]:.1f} s"
+                case _:
+                    pass
 
 
 @contextmanager

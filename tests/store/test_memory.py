@@ -4,7 +4,8 @@ import pytest
 
 from midstream.store.contract import Store
 from midstream.store.memory import Memory, MemoryStore
-from midstream.testing.store_contract import Place, ShelfContract, StoreContract
+from midstream.testing.shelf_contract import ShelfContract
+from midstream.testing.store_contract import Place, StoreContract
 
 
 class MemoryPlace:

@@ -24,7 +24,8 @@ from midstream.store.sqlite import (
     SQLiteStore,
     reading,
 )
-from midstream.testing.store_contract import Place, ShelfContract, StoreContract
+from midstream.testing.shelf_contract import ShelfContract
+from midstream.testing.store_contract import Place, StoreContract
 from midstream.world import World
 from tests.store.disk import Disk
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from msgspec.structs import replace
 
-from midstream.core.calls import CallPlan, Choice, OnDoubt, QuestionKind
+from midstream.core.calls import CallPlan, Choice, OnDoubt, QuestionKind, Site
 from midstream.core.messages import Call, Finish, Outcome, Reply, Result, Text, UserMessage
 from midstream.core.records import (
     AttemptStarted,
@@ -159,6 +159,16 @@ def test_what_people_allowed_confirmed_and_resumed_is_no_violation() -> None:
         Execution("s", 1, 1, "r", 1, "read", has_ended=False),
     ]
     assert check_ended(case.evidence()) == []
+
+
+def test_reruns_that_only_the_client_has_in_its_journal_are_no_violation_within_their_policy() -> None:
+    case = Case()
+    at_client = replace(PLANS[1], site=Site.CLIENT)
+    case.rewrite(7, ReplyCompleted(1, 1, 1, ASKED, 0.0, (PLANS[0], at_client)))
+    case.ledger.append(Execution("s", 1, 1, "r", 3, "read"))
+    assert check_ended(case.evidence()) == []
+    case.ledger.append(Execution("s", 1, 1, "r", 4, "read"))
+    assert [each.rule for each in check_ended(case.evidence())] == [Rule.RAN_AGAIN]
 
 
 def test_queued_messages_that_open_turns_in_order_or_are_taken_back_are_no_violation() -> None:

@@ -52,6 +52,12 @@ class ScriptedPeer:
     def hang(self) -> None:
         self._next(Trouble.HANGS_OPENED)
 
+    def hang_unopened(self) -> None:
+        self._next(Trouble.HANGS_TAKEN)
+
+    def die_unopened(self) -> None:
+        self._next(Trouble.ACK_LOST)
+
     def echo_wrong_id(self) -> None:
         self._next(Trouble.NEW_CHAT)
 
@@ -60,6 +66,9 @@ class ScriptedPeer:
 
     def refuse_key(self) -> None:
         self._next(Trouble.UNAUTHENTICATED)
+
+    def accept_key(self) -> None:
+        """It was refused once."""
 
     def _next(self, trouble: Trouble) -> None:
         self.upstreams[-1].troubles.append(trouble)

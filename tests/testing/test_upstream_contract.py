@@ -213,11 +213,13 @@ class StartsAnew(Remembering):
         return await super().open(setup, resume=resume if resume in self.memory.talks else "")
 
 
-class LeavesTasks(Remembering):
-    left: list[asyncio.Task[bool]]
+LEFT: set[asyncio.Task[bool]] = set()
+"""Held, so that no garbage collection takes them before the suite has looked."""
 
+
+class LeavesTasks(Remembering):
     async def open(self, setup: Setup, *, resume: str = "") -> Agent:
-        self.left = [*getattr(self, "left", []), asyncio.create_task(asyncio.Event().wait())]
+        LEFT.add(asyncio.create_task(asyncio.Event().wait()))
         return await super().open(setup, resume=resume)
 
 
@@ -246,8 +248,9 @@ async def test_an_upstream_that_leaves_tasks_fails(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("midstream.testing.upstream_contract.LIMIT_S", 0.5)
     with pytest.raises(TimeoutError):
         await SUITE.test_nothing_is_left_behind(Memory(LeavesTasks))
-    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+    for task in LEFT:
         task.cancel()
+    LEFT.clear()
 
 
 async def test_what_a_kind_of_upstream_lacks_is_skipped() -> None:

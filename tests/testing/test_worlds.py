@@ -51,6 +51,19 @@ async def test_a_cancelled_sleeper_is_forgotten() -> None:
     await world.advance(20.0)
 
 
+async def test_what_was_asked_for_later_happens_at_its_time_unless_it_was_cancelled() -> None:
+    world = FakeWorld()
+    happened: list[float] = []
+    world.later(5.0, lambda: happened.append(world.now()))
+    world.later(2.0, lambda: happened.append(world.now())).cancel()
+    began_at = world.now()
+    await world.advance(4.0)
+    assert happened == []
+    await world.advance(4.0)
+    assert happened == [began_at + 5.0]
+    assert world.next_wake_at is None
+
+
 async def test_a_long_life_passes_in_no_time() -> None:
     world = FakeWorld(at=0.0)
 

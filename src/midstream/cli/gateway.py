@@ -24,7 +24,6 @@ from midstream.store.sqlite import SQLiteStore
 from midstream.world import World
 
 TOKEN_FILE = "gateway-token"  # noqa: S105 - the name of a file
-STORE_FILE = "gateway.db"
 
 
 @click.command(short_help="Put an agent behind the APIs of OpenAI and Anthropic.")
@@ -99,7 +98,7 @@ def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN
     """
     log_to_stderr(options["log_level"])
     token = _token_of(surroundings, options)
-    path = options["store"] or made(surroundings.places.data) / STORE_FILE
+    path = options["store"] or made(surroundings.places.data) / surroundings.places.gateway_store.name
     store = SQLiteStore(path)
     model = find_upstream(
         options["upstream"],
@@ -142,6 +141,8 @@ def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN
     )
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(work)
+    if surroundings.talk.is_terminal:
+        click.echo(err=True)  # the shell's prompt stands on a line of its own, not behind "^C"
 
 
 def _token_of(surroundings: Surroundings, options: dict[str, Any]) -> str | None:

@@ -39,6 +39,11 @@ class Places:
         """The database that `serve` and `sessions` use where none is named."""
         return self.data / "sessions.db"
 
+    @property
+    def gateway_store(self) -> Path:
+        """The database that `gateway` uses where none is named."""
+        return self.data / "gateway.db"
+
 
 def made(folder: Path) -> Path:
     """Make a folder that only this user may look into, unless it is there, and return it."""

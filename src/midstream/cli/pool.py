@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ from midstream.store.sqlite import SQLiteStore, reading
 
 SESSION_COLUMNS = 24
 STATE_COLUMNS = 9
+HOSTS_NAME = re.compile("^[hm]:")
+"""What the gateway sets before a name that a host gave in a header or in its metadata."""
 LOOK_BYTES = 4
 """Bytes of a digest that are shown: enough to see whether two are the same."""
 
@@ -34,6 +37,7 @@ class PoolLine(Struct, frozen=True):
             (nobody knows what it heard), `damaged` (the next turn begins anew).
         users: User messages that the agent knows.
         system, tools, servers, identity: The beginnings of their digests.
+        store: The database it stands in.
     """
 
     key: str
@@ -47,6 +51,7 @@ class PoolLine(Struct, frozen=True):
     created_at: float
     used_at: float
     bytes: int
+    store: str
     system: str = ""
     tools: str = ""
     servers: str = ""
@@ -64,7 +69,7 @@ def pool() -> None:
 _store_option = click.option(
     "--store",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Look into this database (default: the one `midstream serve` uses).",
+    help="Look into this database (default: those of `midstream gateway` and `midstream serve`).",
 )
 _json_option = click.option("--json", "is_json", is_flag=True, help="Answer in JSON.")
 
@@ -79,7 +84,7 @@ def list_records(
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> None:
     """List the records, last used first: a table, or tab-separated lines where stdout is no terminal."""
-    found = _found(store or surroundings.places.store)
+    found = _found(_stores(surroundings, store))
     ink = surroundings.out
     if is_json:
         for line in found:
@@ -114,7 +119,7 @@ def show(
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> None:
     """Show what is known of a session's agents; the session is named by its id or the beginning of it."""
-    for line in _of_session(_found(store or surroundings.places.store), session):
+    for line in _of_session(_found(_stores(surroundings, store)), session):
         if is_json:
             click.echo(json_of(line))
             continue
@@ -144,14 +149,16 @@ def clear(
     """Remove records: the next turn of these sessions begins with a fresh agent. Upstream nothing is deleted."""
     if bool(sessions) == is_all:
         raise UsageError("name the sessions to clear, or say --all")
-    path = store or surroundings.places.store
-    found = _found(path)
+    found = _found(_stores(surroundings, store))
     wanted = found if is_all else [line for name in sessions for line in _of_session(found, name)]
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError("say --yes where nobody can be asked")
         click.confirm(f"Remove {_counted(len(wanted))}?", abort=True, err=True)
-    removed = asyncio.run(_removed(path, [line.key for line in wanted])) if wanted else []
+    removed: list[str] = []
+    for path in sorted({line.store for line in wanted}):
+        keys = [line.key for line in wanted if line.store == path]
+        removed += asyncio.run(_removed(Path(path), keys))
     if is_json:
         for key in removed:
             click.echo(json_of({"key": key, "is_removed": True}))
@@ -173,20 +180,35 @@ async def _removed(path: Path, keys: Sequence[str]) -> list[str]:
         await store.close()
 
 
-def _found(path: Path) -> list[PoolLine]:
-    with reading(path) as reader:
-        return [_line_of(kept) for kept in reader.shelf(POOL_SHELF)]
+def _stores(surroundings: Surroundings, named: Path | None) -> list[Path]:
+    """Return the databases to look into: the one that is named, else those of the gateway and of `serve`."""
+    if named is not None:
+        return [named]
+    places = surroundings.places
+    return [path for path in (places.gateway_store, places.store) if path.exists()] or [places.store]
+
+
+def _found(stores: Sequence[Path]) -> list[PoolLine]:
+    found = []
+    for path in stores:
+        with reading(path) as reader:
+            found += [_line_of(kept, str(path)) for kept in reader.shelf(POOL_SHELF)]
+    return sorted(found, key=lambda line: line.used_at, reverse=True)
 
 
 def _of_session(found: Sequence[PoolLine], name: str) -> list[PoolLine]:
-    """Return the lines of one session, of whatever upstream.
+    """Return the lines of one session, of whatever upstream; the gateway's may be named as their hosts name them.
 
     Raises:
         NotFoundError: There is none.
         UsageError: Several sessions begin so.
     """
-    exact = [line for line in found if line.session == name]
-    fitting = exact or [line for line in found if line.session.startswith(name)]
+    exact = [line for line in found if name in (line.session, HOSTS_NAME.sub("", line.session))]
+    fitting = exact or [
+        line
+        for line in found
+        if line.session.startswith(name) or HOSTS_NAME.sub("", line.session).startswith(name)
+    ]
     if not fitting:
         raise NotFoundError(
             f"no agent is known for session {name!r}: `midstream pool ls` shows what there is"
@@ -196,10 +218,10 @@ def _of_session(found: Sequence[PoolLine], name: str) -> list[PoolLine]:
     return fitting
 
 
-def _line_of(kept: Kept) -> PoolLine:
-    record = decode(kept.body)
+def _line_of(kept: Kept, store: str) -> PoolLine:
+    record, size = decode(kept.body), len(kept.body)
     if record is None:
-        return PoolLine(kept.key, kept.key, "", "", "damaged", 0, 0, (), kept.at, kept.at, len(kept.body))
+        return PoolLine(kept.key, kept.key, "", "", "damaged", 0, 0, (), kept.at, kept.at, size, store)
     fingerprint = record.fingerprint
     digests = (fingerprint.system, fingerprint.tools, fingerprint.servers, fingerprint.identity)
     return PoolLine(
@@ -213,7 +235,8 @@ def _line_of(kept: Kept) -> PoolLine:
         record.open_calls,
         record.created_at,
         record.used_at,
-        len(kept.body),
+        size,
+        store,
         *(digest[:LOOK_BYTES].hex() for digest in digests),
     )
 

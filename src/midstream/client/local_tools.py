@@ -31,6 +31,10 @@ from midstream.tools import CallContext, Tool, probe_call, run_call
 
 RESULT_BYTES_MAX = FRAME_BYTES_MAX - 4096
 """Of a result's payload, so that its chunk fits a frame."""
+ALLOWED_ONCE_CONTENT = (
+    "It did not happen: the program that was to do it ended before. The permission for it is used up; call it again if "
+    "it is still wanted."
+)
 
 Place = tuple[int, int, str]
 """Turn, reply, call id: what names a call."""
@@ -122,7 +126,11 @@ class LocalTools:
         call = self._calls[place]
         if call.result is not None:
             return
-        if result is None and call.runs <= RERUNS_MAX:
+        if (
+            result is None and call.plan.needs_approval
+        ):  # TURN-35: and only the server can ask for another one
+            self._answer(place, Result(call.call.id, ALLOWED_ONCE_CONTENT, Outcome.ERROR))
+        elif result is None and call.runs <= RERUNS_MAX:
             self._run(place)
         else:
             self._answer(place, result or Result(call.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN))
@@ -207,7 +215,12 @@ def offered(tools: Iterable[Tool]) -> tuple[ClientTool, ...]:
     """
     return tuple(
         ClientTool(
-            each.spec, each.has_effects, each.on_doubt, each.timeout_s, each.needs_approval is not False
+            each.spec,
+            each.has_effects,
+            each.on_doubt,
+            each.timeout_s,
+            each.needs_approval is not False,
+            each.answer_s,
         )
         for each in tools
     )

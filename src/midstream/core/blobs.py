@@ -46,15 +46,17 @@ def is_digest(text: str) -> bool:
 
 def lifted(records: Iterable[Record]) -> tuple[tuple[Record, ...], tuple[Blob, ...]]:
     """Return records without their large results, and these beside them. Others are returned as they are."""
-    kept: list[Record] = []
+    kept = [*records]
     blobs: list[Blob] = []
-    for record in records:
-        if isinstance(record, CallEnded | ResultArrivedLate) and is_large(record.result):
+    for number, record in enumerate(kept):
+        if isinstance(record, _WITH_RESULT) and is_large(record.result):
             blob = blob_of(record.result.content)
             blobs.append(blob)
-            record = replace(record, result=_excerpt(record.result, blob))
-        kept.append(record)
+            kept[number] = replace(record, result=_excerpt(record.result, blob))
     return tuple(kept), tuple(blobs)
+
+
+_WITH_RESULT = (CallEnded, ResultArrivedLate)
 
 
 def is_large(result: Result) -> bool:

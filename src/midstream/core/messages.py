@@ -31,10 +31,14 @@ class Text(Struct, frozen=True, tag="text"):
 
 
 class Thinking(Struct, frozen=True, tag="thinking", omit_defaults=True):
-    """What a model thought aloud. `signature` is the provider's, kept byte for byte."""
+    """What a model thought aloud. `signature` is the provider's, kept byte for byte.
+
+    `is_redacted`: the provider withholds the words; `signature` holds them, for its own eyes, and `text` is empty.
+    """
 
     text: str
     signature: str | None = None
+    is_redacted: bool = False
 
 
 class File(Struct, frozen=True, tag="file", omit_defaults=True):

@@ -59,6 +59,8 @@ class ClientTool(Struct, frozen=True, omit_defaults=True):
     timeout_s: float = 0.0
     needs_approval: bool = False
     """A person must allow each call before the client is told to run it."""
+    answer_s: float = 0.0
+    """Seconds a person has to allow it; 0 for no limit."""
 
 
 class Parent(Struct, frozen=True):
@@ -133,6 +135,7 @@ class MessageQueued(Struct, frozen=True, tag="message_queued", tag_field="type",
     tools: tuple[ClientTool, ...] = ()
     stream: str = ""
     timeout_s: float = 0.0
+    replies_max: int = 0
 
 
 class MessageWithdrawn(Struct, frozen=True, tag="message_withdrawn", tag_field="type", omit_defaults=True):

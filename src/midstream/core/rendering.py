@@ -234,9 +234,13 @@ class _Writer:
             return None
         if form.name == "pydantic-ai":
             raw = {"part_kind": "thinking", "content": part.text, "signature": part.signature}
+            if part.is_redacted:
+                raw["id"] = "redacted_thinking"
             return Part(Kind.THINKING, raw, body=part.text, signature=part.signature)
         if form.name not in _SIGNERS or not self._profile.is_thinking_signed:
             return None
+        if part.is_redacted:
+            return _withheld(part) if form.name == "anthropic" else None
         thought = Part(Kind.THINKING, None, body=part.text, signature=part.signature)
         return thinking_for(form.name, "anthropic", thought)
 
@@ -309,6 +313,12 @@ def arguments_of(call: Call) -> tuple[Json, str]:
     return found, msgspec.json.encode(found).decode()
 
 
+def _withheld(part: Thinking) -> Part:
+    """Write a thought whose words only the provider has."""
+    raw = {"type": "redacted_thinking", "data": part.signature}
+    return Part(Kind.THINKING, raw, body=None, signature=part.signature, is_new=True)
+
+
 def _raw(text: str) -> tuple[Json, str]:
     found: Json = {RAW: text}
     return found, msgspec.json.encode(found).decode()
@@ -332,7 +342,7 @@ def _is_of(reply: Reply, model: str) -> bool:
     """Whether a reply is of this model; providers name the dated snapshot they asked."""
     if reply.model == model:
         return True
-    name = model.removesuffix("-latest")
+    name = model.removesuffix("-latest").removesuffix("-0")  # claude-sonnet-4-0 is claude-sonnet-4-20250514
     return bool(name) and reply.model.startswith(name) and _DATE(reply.model, len(name)) is not None
 
 

@@ -66,10 +66,14 @@ class TextDelta(Struct, frozen=True):
 
 
 class ThinkingDelta(Struct, frozen=True):
-    """Some more thinking; `signature`, where the provider gives one, ends the part."""
+    """Some more thinking; `signature`, where the provider gives one, ends the part.
+
+    `is_redacted`: a part of its own, whose words the provider withholds; they are sealed in `signature`.
+    """
 
     text: str
     signature: str | None = None
+    is_redacted: bool = False
 
 
 class CallRequested(Struct, frozen=True):
@@ -186,6 +190,9 @@ class ReplyBuilder:
         match event:
             case TextDelta():
                 return self._say("text", storable(event.text))
+            case ThinkingDelta(is_redacted=True):
+                self._close_part()
+                self._parts.append(Thinking("", storable(event.signature or ""), is_redacted=True))
             case ThinkingDelta():
                 deltas = self._say("thinking", storable(event.text))
                 if event.signature is not None:

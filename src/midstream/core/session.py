@@ -17,8 +17,11 @@ from midstream.core.calls import Site
 from midstream.core.compaction import shown
 from midstream.core.messages import Exchange, History, Outcome, UserMessage
 from midstream.core.records import (
+    AttemptStarted,
     CallEnded,
+    CallStarted,
     ChunkAccepted,
+    Delta,
     EpochStarted,
     ExchangeCommitted,
     HistoryCompacted,
@@ -27,6 +30,7 @@ from midstream.core.records import (
     MessageWithdrawn,
     Parent,
     Record,
+    ReplyCompleted,
     ResultArrivedLate,
     StreamOpened,
     ToolsChanged,
@@ -136,6 +140,8 @@ class Session(Struct, frozen=True):
     turns: int = 0
     """Number of turns opened so far."""
     history: History = field(default_factory=History)
+    has_blobs: bool = False
+    """Whether a result of the history is kept beside the journal."""
     cut: int = 0
     """How many of its entries, from the beginning, the model is no longer shown."""
     streams: dict[str, StreamState] = field(default_factory=dict)
@@ -221,12 +227,20 @@ def _decide_message(session: Session, said: SendMessage, *, at: float) -> tuple[
     if len(session.queue) >= QUEUE_MAX:
         raise Refused(SessionBusyError(f"{QUEUE_MAX} messages wait in this session already"))
     number = session.queued + 1
-    return (MessageQueued(number, said.message, at, said.tools, said.stream, said.timeout_s),)
+    return (
+        MessageQueued(number, said.message, at, said.tools, said.stream, said.timeout_s, said.replies_max),
+    )
 
 
 def _next_in_queue(session: Session, *, at: float) -> tuple[Record, ...]:
     queued = session.queue[0]
-    said = SendMessage(queued.message, queued.tools, queued.stream, timeout_s=queued.timeout_s)
+    said = SendMessage(
+        queued.message,
+        queued.tools,
+        queued.stream,
+        timeout_s=queued.timeout_s,
+        replies_max=queued.replies_max,
+    )
     return turns.opening(session.turns + 1, said, at=at, queued=queued.number)
 
 
@@ -332,13 +346,13 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
     turn = turns.evolve(session.turn, record, epoch=epoch)
     after = replace(session, position=session.position + 1, turn=turn)
     match record:
+        case Delta() | AttemptStarted() | ReplyCompleted() | CallStarted():
+            return after  # of every step; what follows is looked through case by case
         case CallEnded():
             unsettled = _with_unsettled(session, record)
             return replace(after, unsettled=unsettled)
         case ExchangeCommitted():
-            exchange = turns.exchange_of(session.turn)
-            history = session.history.then(exchange) if exchange else session.history
-            return replace(after, history=history)
+            return _with_exchange(after, turns.exchange_of(session.turn))
         case MessageAccepted():
             return replace(
                 after,
@@ -390,6 +404,13 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
             return after
 
 
+def _with_exchange(session: Session, exchange: Exchange | None) -> Session:
+    if exchange is None:
+        return session
+    has_blobs = session.has_blobs or any(result.blob for result in exchange.results)
+    return replace(session, history=session.history.then(exchange), has_blobs=has_blobs)
+
+
 def _with_stream(session: Session, key: str, *, turn: int = 0, queued: int = 0) -> dict[str, StreamState]:
     known = session.streams.get(key)
     if known is None:
@@ -431,6 +452,6 @@ def fold(records: Iterable[tuple[int, Record]], session: Session | None = None) 
     return state
 
 
-def owed(session: Session) -> frozenset[Obligation]:
+def owed(session: Session) -> tuple[Obligation, ...]:
     """Return what the world owes this session; a turn that another loop drives is owed by that loop alone."""
-    return frozenset() if session.driver else turns.owed(session.turn)
+    return () if session.driver else turns.owed(session.turn)

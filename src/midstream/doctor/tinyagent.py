@@ -85,8 +85,10 @@ class _Crossing:
             return message
         source, plain = self._origin(message)
         content = plain.get("content")
-        said = [{"type": "text", "text": content}] if isinstance(content, str) and content else []
-        if isinstance(content, list):
+        said: Any = "" if content == "" else []  # nothing said stays the nothing it was
+        if isinstance(content, str) and content:
+            said = [{"type": "text", "text": content}]
+        elif isinstance(content, list):
             said = [self._block(chunk) for chunk in content]
         match plain.get("role"):
             case "tool":

@@ -53,7 +53,7 @@ from midstream.errors import (
 from midstream.integrations.acp_process import AcpProcess, Leave
 from midstream.integrations.acp_reading import AcpReader
 from midstream.runtime.permissions import CAUTIOUS, Asking, Kind, Permission, Rules, Verdict, verdict
-from midstream.runtime.upstreams import Abilities, Opened, Said, Setup, UpstreamEvent
+from midstream.runtime.upstreams import Abilities, Opened, Said, Setup, UpstreamEvent, doubtful
 from midstream.world import World
 
 OPENING_S = 120.0
@@ -272,7 +272,16 @@ class _Conversation:
                     continue
                 for event in reader.update(update):
                     yield event
-        response = await prompting
+        try:
+            response = await prompting
+        except ModelError as error:
+            if is_opened:
+                raise
+            if isinstance(error, ModelAccessError):
+                # Some find out only when they ask their model, with the message in the conversation.
+                self._is_fresh = False
+                yield Opened(self._session, before)
+            raise doubtful(error) from error.__cause__
         if response.stop_reason == "cancelled":
             raise UpstreamFailedError(f"somebody stopped {self._terms.name} while it was answering")
         if response.stop_reason == "refusal" and not reader.has_words:

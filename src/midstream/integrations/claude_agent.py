@@ -50,7 +50,7 @@ from midstream.errors import (
 )
 from midstream.integrations.claude_reading import ClaudeReader
 from midstream.runtime.permissions import Asking, Kind, Permission, Rules, verdict
-from midstream.runtime.upstreams import Abilities, Opened, Said, Setup, UpstreamEvent
+from midstream.runtime.upstreams import Abilities, Opened, Said, Setup, UpstreamEvent, doubtful
 from midstream.world import World
 
 INTERRUPT_S = 2.0
@@ -361,6 +361,7 @@ class _ClaudeAgent:
     async def _answered(
         self, program: _Program, reader: ClaudeReader, message: UserMessage
     ) -> AsyncGenerator[UpstreamEvent, None]:
+        is_opened = False
         try:
             program.forget_stderr()
             await program.client.query(_once(_message(message, reader.message_id)))
@@ -369,13 +370,15 @@ class _ClaudeAgent:
                     for event in reader.read(read, now=self._world.now()):
                         if isinstance(event, Opened):
                             self._source, self._mark, program.is_branch = event.agent, "", False
+                            is_opened = True
                         yield event
                     if reader.is_ended:
                         return
         except ModelError:
             raise
         except Exception as error:
-            raise await program.typed(error) from error
+            typed = await program.typed(error)
+            raise (typed if is_opened else doubtful(typed)) from error
         raise UpstreamFailedError(f"{self._name} ended before its answer did")
 
     async def _started(self, *, is_forced: bool) -> _Program:

@@ -44,7 +44,7 @@ from midstream.errors import (
     UpstreamMismatchError,
     UsageError,
 )
-from midstream.runtime.upstreams import Abilities, Marked, Opened, Said, Setup, UpstreamEvent
+from midstream.runtime.upstreams import Abilities, Marked, Opened, Said, Setup, UpstreamEvent, doubtful
 
 STOP_S = 5.0
 """Seconds a turn has to be interrupted, when nobody waits for it any more."""
@@ -237,6 +237,7 @@ class CodexThread:
         self._codex = codex
         self._thread = thread
         self._resumed = resumed
+        """What the next answer goes on from: what it was forked from only once."""
 
     async def send(
         self,
@@ -247,25 +248,22 @@ class CodexThread:
     ) -> AsyncGenerator[UpstreamEvent, None]:
         """Say something; see `midstream.runtime.upstreams` for the order of the events and the errors.
 
-        A turn that is under way in the thread would be joined by what is said: by force it is interrupted first.
+        A turn that is under way in the thread would be joined by what is said: by force it is interrupted first. Once a
+        turn has begun, what was said stands in the thread, whatever becomes of the turn.
         """
         handle: sdk.AsyncTurnHandle | None = None
         reading = Reading()
-        is_opened = False
         try:
             async with self._upstream.errors():
                 if not self._upstream.is_open(self._codex):
                     raise ModelUnavailableError("the app server of codex was stopped")
                 if is_forced:
                     await self._interrupt_all()
-                handle = await self._thread.turn(_input(said.message))
+                handle = await self._begun(said)
+                resumed, self._resumed = self._resumed, self._thread.id
+                yield Opened(self._thread.id, resumed)
                 async for notification in handle.stream():
-                    events = reading.read(notification.payload, notification.method)
-                    if (events or reading.is_over) and not is_opened:
-                        is_opened = reading.failure is None
-                        if is_opened:
-                            yield Opened(self._thread.id, self._resumed)
-                    for event in events:
+                    for event in reading.read(notification.payload, notification.method):
                         yield event
         finally:
             # Whatever is asked of an app server that was stopped starts another one.
@@ -278,6 +276,16 @@ class CodexThread:
 
     async def aclose(self) -> None:
         """Nothing is held: the app server keeps the thread."""
+
+    async def _begun(self, said: Said) -> sdk.AsyncTurnHandle:
+        """Start a turn. An app server that dies meanwhile may have written down what was said."""
+        try:
+            async with self._upstream.errors():
+                return await self._thread.turn(_input(said.message))
+        except ModelUnavailableError as error:
+            if isinstance(error.__cause__, sdk.TransportClosedError):
+                raise doubtful(error) from error.__cause__
+            raise
 
     async def _interrupt_all(self) -> None:
         read = await self._thread.read(include_turns=True)

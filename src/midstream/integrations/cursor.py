@@ -44,7 +44,8 @@ from midstream.errors import (
     UpstreamMismatchError,
     UsageError,
 )
-from midstream.runtime.upstreams import Abilities, Opened, Said, Setup, UpstreamEvent
+from midstream.runtime.openings import Openings
+from midstream.runtime.upstreams import Abilities, Opened, Said, Setup, UpstreamEvent, doubtful, is_never_sent
 
 LAUNCH_S = 30.0
 """Seconds the bridge has to start."""
@@ -216,7 +217,8 @@ class CursorAgent:
             async with self._bridge.errors():
                 if not self._bridge.is_open(self._agent.client):
                     raise ModelUnavailableError("the agent's bridge was stopped")
-                run = await self._agent.send(_words(said.message), options, idempotency_key=key)
+                asked = self._agent.send(_words(said.message), options, idempotency_key=key)
+                run = await self._bridge.openings.answer(asked)
                 async for each in run.events():
                     events = reading.read(each)
                     if events and not is_opened:
@@ -226,13 +228,21 @@ class CursorAgent:
                         yield event
                 result = await run.wait()
             is_over = True
+        except ModelError as error:
+            cause = error.__cause__
+            is_refused = run is None and (isinstance(cause, sdk.RateLimitError) or _is_never_sent(cause))
+            if is_opened or is_refused or cause is None:
+                raise
+            if run is not None and isinstance(error, ModelAccessError):
+                yield self._opened(run)
+            # The key counts for agents in the cloud only.
+            raise doubtful(error) from cause
         finally:
             if run is not None and not is_over and self._bridge.is_open(self._agent.client):
                 await _bounded(run.cancel())
-        last = reading.end(result)
-        if not is_opened:
+        if not is_opened and reading.may_know(result):
             yield self._opened(run)
-        for event in last:
+        for event in reading.end(result):
             yield event
 
     async def aclose(self) -> None:
@@ -265,15 +275,21 @@ class _Reading:
             return self._whole(event.sdk_message)
         return []
 
+    def may_know(self, result: sdk.RunResult) -> bool:
+        """Return whether an agent that has said nothing is there all the same, and may know what it was told."""
+        kind = _kind_of(result)
+        return kind is None or not issubclass(
+            kind, UpstreamGoneError | UpstreamBusyError | UpstreamFailedError
+        )
+
     def end(self, result: sdk.RunResult) -> list[ModelEvent]:
         """Return the end of a run that finished.
 
         Raises:
             ModelError: It did not: see `midstream.runtime.upstreams`.
         """
-        if result.status != "finished":
-            code = (result.error_code or "").removeprefix("SDK_ERROR_CODE_").lower()
-            kind = _CODES.get(code) or _STATUSES.get(result.status, UpstreamFailedError)
+        kind = _kind_of(result)
+        if kind is not None:
             reason = f": {result.error_message}" if result.error_message else ""
             raise kind(f"the run ended with status {result.status!r}{reason}")
         words = [TextDelta(result.result)] if result.result and not self._has_said else []
@@ -316,6 +332,18 @@ class _Reading:
         return events or [Working(message.name)]
 
 
+def _kind_of(result: sdk.RunResult) -> type[ModelError] | None:
+    """Return what a run failed with, or None: it finished."""
+    if result.status == "finished":
+        return None
+    code = (result.error_code or "").removeprefix("SDK_ERROR_CODE_").lower()
+    return _CODES.get(code) or _STATUSES.get(result.status, UpstreamFailedError)
+
+
+def _is_never_sent(error: BaseException | None) -> bool:
+    return error is not None and is_never_sent(error.__cause__)
+
+
 class _Bridge:
     """The client of the bridge: yours, or one with a bridge of our own, which is started anew when it died."""
 
@@ -325,6 +353,7 @@ class _Bridge:
         self._command = list(command) if command is not None else None
         self._folder = folder
         self._starting = asyncio.Lock()
+        self.openings = Openings("the bridge of cursor-sdk")
 
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator[AsyncClient]:
@@ -351,6 +380,8 @@ class _Bridge:
 
     async def aclose(self) -> None:
         """Stop our bridge, if there is one."""
+        self.openings.close()
+        self.openings = Openings("the bridge of cursor-sdk")
         client, self._ours = self._ours, None
         if client is not None:
             await _bounded(client.aclose())

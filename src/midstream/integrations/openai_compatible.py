@@ -13,9 +13,9 @@ from midstream.core.formats import openai_chat
 from midstream.core.formats.openai_stream import ReplyReader
 from midstream.core.profiles import profile_named
 from midstream.core.rendering import render
-from midstream.core.replies import Heartbeat, ModelEvent, ModelRequest
-from midstream.core.reuse.prefix import cache_key_of, canonical_tools, takes_cache_key
-from midstream.integrations.provider_http import Provider
+from midstream.core.replies import ModelEvent, ModelRequest
+from midstream.core.reuse.prefix import anchored_chat, cache_key_of, canonical_tools, takes_cache_key
+from midstream.integrations.provider_http import Provider, read_reply
 from midstream.world import World
 
 
@@ -31,6 +31,9 @@ class OpenAICompatible:
         headers: More headers for each request.
         has_cache_key: Whether requests of a session carry `prompt_cache_key`, which brings them to a machine that has
             their beginning in its cache. None: where the server is known to take it.
+        has_cache_marks: Whether requests carry Anthropic's cache marks, for servers that pass them on to it
+            (OpenRouter, LiteLLM). Others may refuse them.
+        cache_ttl: How long what is marked is kept: "" for the provider's five minutes, or `1h`.
         profile: Whose rules the messages are written by (`midstream.core.profiles.PROFILES`): `openai-chat`,
             `deepseek`, `kimi`, `minimax`, `mistral`; `strict-template` for a server that puts them through the
             chat template of a model, `portable` for what everybody takes.
@@ -51,6 +54,8 @@ class OpenAICompatible:
         extra: Mapping[str, object] | None = None,
         headers: Mapping[str, str] | None = None,
         has_cache_key: bool | None = None,
+        has_cache_marks: bool = False,
+        cache_ttl: str = "",
         profile: str = "openai-chat",
         world: World = World(),
     ) -> None:
@@ -59,6 +64,8 @@ class OpenAICompatible:
         self._model = model
         self._profile = profile_named(profile).name
         self._extra = dict(extra or {})
+        self._has_cache_marks = has_cache_marks
+        self._cache_ttl = cache_ttl
         self._has_cache_key = takes_cache_key(self._provider.host) if has_cache_key is None else has_cache_key
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
@@ -74,18 +81,9 @@ class OpenAICompatible:
         """
         headers = {"Idempotency-Key": request.key} if request.key else {}
         asked = self._provider.events("POST", "/chat/completions", self._body(request), headers=headers)
-        reader = ReplyReader()
-        async with contextlib.aclosing(asked) as pieces:
-            async for received in pieces:
-                has_said = False
-                for each in received:
-                    for event in reader.read_json(each.data):
-                        has_said = True
-                        yield event
-                if not has_said:
-                    yield Heartbeat()
-        for event in reader.end():
-            yield event
+        async with contextlib.aclosing(read_reply(asked, ReplyReader())) as events:
+            async for event in events:
+                yield event
 
     async def aclose(self) -> None:
         """Close the connections of the running loop. A later request opens new ones."""
@@ -114,4 +112,7 @@ class OpenAICompatible:
             body["prompt_cache_key"] = cache_key_of(request.session)
         # The messages come last: the body of the next turn begins with the bytes of this one.
         body = body | self._extra | {"messages": self._extra.get("messages", sent.messages)}
-        return msgspec.json.encode({name: value for name, value in body.items() if value is not None})
+        body = {name: value for name, value in body.items() if value is not None}
+        if self._has_cache_marks and not request.is_ephemeral:
+            body = anchored_chat(body, ttl=self._cache_ttl)
+        return msgspec.json.encode(body)

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 import openai
+from openai.types.responses import ResponseStreamEvent
 
 from midstream.core.formats.openai_responses_stream import ResponsesReader, render_tools
 from midstream.core.messages import History, Result
@@ -33,7 +34,17 @@ from midstream.errors import (
     UpstreamBusyError,
     UpstreamGoneError,
 )
-from midstream.runtime.upstreams import Abilities, Marked, Opened, Said, Setup, UpstreamEvent
+from midstream.runtime.openings import Openings
+from midstream.runtime.upstreams import (
+    Abilities,
+    Marked,
+    Opened,
+    Said,
+    Setup,
+    UpstreamEvent,
+    doubtful,
+    is_never_sent,
+)
 from midstream.world import World
 
 Memory = Literal["responses", "conversation"]
@@ -46,6 +57,8 @@ RECONNECT_BACKOFF = Backoff(first_s=0.25, most_s=4.0, jitter=0.5)
 _GONE = {"previous_response_not_found", "conversation_not_found"}
 _NAMED_BY = {"previous_response_id", "conversation"}
 _NOT_FOUND = 404
+_NOT_TAKEN = {409, 429, 503}
+"""Statuses of a server that did not begin: a conflict, too many requests, no room."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +74,7 @@ class _Way:
     world: World
     running: set[str]
     """Background replies that somebody here reads."""
+    openings: Openings
 
     async def stop(self, response: str) -> None:
         """Let the server stop a background reply that nobody reads any more."""
@@ -120,6 +134,7 @@ class _ResponsesUpstream:
             extra=dict(extra or {}),
             world=world,
             running=set(),
+            openings=Openings(self.name, world),
         )
 
     @property
@@ -161,6 +176,7 @@ class _ResponsesUpstream:
 
     async def aclose(self) -> None:
         """Stop what is read in the background, and close the connections, unless the client is yours."""
+        self._way.openings.close()
         for response in [*self._way.running]:
             await self._way.stop(response)
         if self._is_ours:
@@ -196,6 +212,8 @@ class OpenAIAgent:
         """What the server is told to go on from; "" begins anew."""
         self._names = names
         """What a reader of `Opened.resumed` knows that by."""
+        self._is_asked = False
+        """Whether a response was asked for: what failed before that has told nobody anything."""
 
     async def send(
         self,
@@ -250,6 +268,8 @@ class OpenAIAgent:
                 trouble = ModelUnavailableError(f"the stream of {self._way.name} broke off")
             except (ModelUnavailableError, ModelStalledError) as error:
                 trouble = error
+            if not is_opened and self._is_in_doubt(trouble):
+                raise doubtful(trouble) from trouble.__cause__
             if reader.is_ended:
                 return
             failures = 1 if reader.sequence > known else failures + 1
@@ -258,20 +278,23 @@ class OpenAIAgent:
             world = self._way.world
             await world.sleep(RECONNECT_BACKOFF.wait_s(failures - 1, chance=world.chance()))
 
+    def _is_in_doubt(self, trouble: ModelError) -> bool:
+        """Whether what was said may stand in the conversation though nothing said so; said again, it would twice.
+
+        A chain is not touched by what was said in vain: the next response names the same one before it.
+        """
+        cause = trouble.__cause__
+        if self._way.memory == "responses" or not self._is_asked:
+            return False
+        if isinstance(cause, openai.APIStatusError):
+            return cause.status_code not in _NOT_TAKEN
+        return not is_never_sent(cause.__cause__ if cause is not None else None)
+
     async def _connection(self, reader: ResponsesReader, said: Said, key: str) -> AsyncGenerator[bytes, None]:
         """Give the events of one connection as JSON: of a new reply, or of one whose name is known."""
-        client = self._way.client
-        if client.is_closed():
-            raise ModelUnavailableError(f"{self._way.name} was closed")
+        asked = self._taken_up(reader) if reader.response_id else self._asked(said, key)
         try:
-            if reader.response_id:
-                asked: Any = await client.responses.retrieve(
-                    reader.response_id, stream=True, starting_after=max(reader.sequence, 0)
-                )
-            else:
-                body = await self._body(said)
-                asked = await client.responses.create(**body, extra_headers={"Idempotency-Key": _digest(key)})
-            async with asked as events:
+            async with await self._way.openings.answer(asked) as events:
                 async for event in events:
                     # Without validation: what this version of the package does not know is kept.
                     yield event.to_json(indent=None).encode()
@@ -281,6 +304,21 @@ class OpenAIAgent:
             raise _no_connection(self._way.name, error) from error
         except openai.APIError as error:
             raise _typed(error.body, error_of(error.body)) from error
+
+    async def _taken_up(self, reader: ResponsesReader) -> openai.AsyncStream[ResponseStreamEvent]:
+        return await self._way.client.responses.retrieve(
+            reader.response_id, stream=True, starting_after=max(reader.sequence, 0)
+        )
+
+    async def _asked(self, said: Said, key: str) -> openai.AsyncStream[ResponseStreamEvent]:
+        self._is_asked = False
+        body = await self._body(said)
+        self._is_asked = True
+        headers = {"Idempotency-Key": _digest(key)}
+        stream: openai.AsyncStream[ResponseStreamEvent] = await self._way.client.responses.create(
+            **body, extra_headers=headers
+        )
+        return stream
 
     async def _body(self, said: Said) -> dict[str, Any]:
         way = self._way
@@ -343,7 +381,7 @@ def _typed(body: object, error: ModelError) -> ModelError:
 
 
 def _no_connection(name: str, error: openai.APIConnectionError) -> ModelError:
-    if isinstance(error, openai.APITimeoutError):
+    if isinstance(error, openai.APITimeoutError) and not is_never_sent(error.__cause__):
         return ModelStalledError(f"{name} said nothing for {TIMEOUT.read:g} s")
     # Only the kind: the text of such an error may hold the address and what is in it.
     return ModelUnavailableError(

@@ -10,11 +10,13 @@ import math
 import ssl
 import weakref
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from typing import Protocol
 
 import httpx2
 import msgspec
 
 from midstream.core.provider_errors import error_of
+from midstream.core.replies import Heartbeat, ModelEvent
 from midstream.core.sse import ServerSentEvent, SseDecoder
 from midstream.errors import (
     FrameTooLargeError,
@@ -50,6 +52,36 @@ _NO_STREAM = {"application/json", "text/html"}
 def _tls() -> ssl.SSLContext:
     """Read the certificates once: it takes longer than a connection."""
     return httpx2.create_ssl_context()
+
+
+class Reader(Protocol):
+    """What makes our events of a provider's; each is written for one API."""
+
+    def read_json(self, data: bytes) -> list[ModelEvent]:
+        """Take the data of one event; return what a reader may be shown at once."""
+
+    def end(self) -> list[ModelEvent]:
+        """Return the end of the reply, after the last event."""
+
+
+async def read_reply(
+    asked: AsyncGenerator[Sequence[ServerSentEvent], None], reader: Reader
+) -> AsyncGenerator[ModelEvent, None]:
+    """Give a reply that is one answer, from its first byte to its last; what says nothing is a `Heartbeat`.
+
+    Raises whatever `asked` and the reader do, and closes `asked`.
+    """
+    async with contextlib.aclosing(asked) as pieces:
+        async for received in pieces:
+            has_said = False
+            for each in received:
+                for event in reader.read_json(each.data):
+                    has_said = True
+                    yield event
+            if not has_said:
+                yield Heartbeat()
+    for event in reader.end():
+        yield event
 
 
 class _Connections:

@@ -67,8 +67,8 @@ _FINISHES = {
 }
 _MARKED = {"anthropic", "bedrock", "openrouter"}
 """Providers whose cache keeps only what is marked; pydantic-ai drops the marks for their models that have none."""
-_REDACTED = "redacted_thinking"
-"""pydantic-ai's id for thinking that only the provider can read; there is no form for it in a history yet."""
+_REDACTED = {"redacted_thinking", "redacted_content"}
+"""pydantic-ai's ids for thinking that only Anthropic can read, of its own API and of Bedrock."""
 
 
 class PydanticAIModel:
@@ -226,8 +226,8 @@ def _said(event: messages.ModelResponseStreamEvent) -> ModelEvent:
             return TextDelta(text)
         case messages.PartDeltaEvent(delta=messages.TextPartDelta(content_delta=text)) if text:
             return TextDelta(text)
-        case messages.PartStartEvent(part=messages.ThinkingPart() as part) if part.id != _REDACTED:
-            return ThinkingDelta(part.content, part.signature)
+        case messages.PartStartEvent(part=messages.ThinkingPart() as part):
+            return ThinkingDelta(part.content, part.signature, is_redacted=part.id in _REDACTED)
         case messages.PartDeltaEvent(delta=messages.ThinkingPartDelta() as delta):
             text, signature = delta.content_delta or "", delta.signature_delta
             return ThinkingDelta(text, signature)

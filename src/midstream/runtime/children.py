@@ -19,10 +19,10 @@ from midstream.core.session import Session
 from midstream.core.turn import Cancel, ChildSpoke, RunChild, SendMessage
 from midstream.errors import LeaseHeldError, LeaseLostError, MidstreamError, UnavailableError
 from midstream.runtime.agent import SubAgent
-from midstream.store.contract import Stored
+from midstream.store.contract import PART_MARK, Stored
 from midstream.world import World
 
-CHILD_MARK = "::"
+CHILD_MARK = PART_MARK
 """Stands in the id of every child session between its parent and its place; nobody else may open such a session."""
 DEPTH_MAX = 3
 """Sub-agents within sub-agents."""

@@ -12,9 +12,11 @@ from typing import get_args
 import msgspec
 from msgspec import Struct
 
-from midstream.core.session import Received
-from midstream.core.turn import Command
+from midstream.core.frames import secret_digest_of
+from midstream.core.session import Received, Session
+from midstream.core.turn import Cancel, Command, Idle, Resume
 from midstream.errors import MidstreamError, SeqnoGapError, UnavailableError
+from midstream.world import World
 
 
 class _Said(Struct, frozen=True):
@@ -48,6 +50,26 @@ GIVE_UP = b'{"give_up":true}'
 """Not for the turn but for the owner itself: give up a session in which no turn runs, so that it can be deleted."""
 
 _KINDS: dict[str, type[Command]] = {kind.__name__: kind for kind in get_args(Command)}
+
+
+def once(command: Command | Received, seen: Session, world: World) -> Command | Received | None:
+    """Return a command in a form in which deciding it twice is deciding it once (TURN-74); None where it does nothing.
+
+    What comes without a stream is given one of its own: the journal remembers its number.
+
+    Args:
+        seen: The session as the sender knows it.
+    """
+    match command:
+        case Received():
+            return command
+        case Cancel():
+            running = None if isinstance(seen.turn, Idle) else Cancel(seen.turn.turn)
+            return command if command.turn is not None else running
+        case Resume() if seen.is_live:
+            return None
+        case _:
+            return Received(world.new_id("stream"), secret_digest_of(world.new_secret()), 0, "", command)
 
 
 def encode_command(command: Command | Received) -> bytes:

@@ -39,6 +39,8 @@ REVIVALS_MAX = 100
 """Tries to take up a turn whose runner failed on a store that was busy or full; about 25 minutes."""
 HAND_ON_S = 1.0
 """Seconds in which a session that was cut gives itself up; a store that takes longer gives up everything at its end."""
+OWNERS_ASKED_MAX = 100
+"""Requests to other processes to let go of a session that is to be deleted, or of one of its sub-agents."""
 OPENING_S = 2.0
 """Seconds that sessions have to let go which were just being opened when the host is stopped."""
 SOURCES_CLOSE_S = 10.0
@@ -212,28 +214,44 @@ class Host:
         return awake.state if awake is not None else await self._peek(session_id)
 
     async def delete(self, session_id: str) -> None:
-        """Remove an idle session and all its records for good.
+        """Remove an idle session and all its records for good, and the sessions of its sub-agents with it.
 
         Raises:
             SessionNotFoundError: No such session.
-            SessionBusyError: A turn is running. Nothing was changed.
+            SessionBusyError: A turn is running, in it or in a sub-agent. Nothing was changed.
             UnavailableError: The process that owns it does not answer, or another one was faster. Nothing was changed.
         """
-        runner = await self.session(session_id)
-        await runner.retire()
-        self._awake.pop(session_id, None)
+        await self.session(session_id)
+        family = self._awake_with_children(session_id)
+        for runner in family:
+            runner.refuse_while_running()
+        for runner in family:
+            await runner.retire()
+            self._awake.pop(runner.session_id, None)
         try:
-            try:
-                await self.store.delete(session_id)
-            except LeaseHeldError:
-                await runner.ask_to_give_up()
-                await self.store.delete(session_id)
-        except LeaseHeldError as error:
-            raise UnavailableError(f"session {session_id!r} is being taken up: try again") from error
+            await self._delete(session_id)
         finally:
             # Somebody may have asked for it meanwhile, and would wait for a journal that is gone.
-            if newcomer := self._awake.pop(session_id, None):
-                await newcomer.close(SessionNotFoundError(f"session {session_id!r} was deleted"))
+            for newcomer in self._awake_with_children(session_id):
+                del self._awake[newcomer.session_id]
+                await newcomer.close(SessionNotFoundError(f"session {newcomer.session_id!r} was deleted"))
+
+    async def _delete(self, session_id: str) -> None:
+        for _ in range(OWNERS_ASKED_MAX):
+            try:
+                await self.store.delete(session_id)
+            except LeaseHeldError as error:
+                holding = await self._awakened(error.session or session_id)
+                await holding.ask_to_give_up()
+            else:
+                return
+        raise UnavailableError(f"session {session_id!r} is being taken up: try again")
+
+    def _awake_with_children(self, session_id: str) -> list[Runner]:
+        """Return the runner of a session, where it is awake, and then those of its sub-agents."""
+        mark = f"{session_id}{CHILD_MARK}"
+        own = [self._awake[session_id]] if session_id in self._awake else []
+        return own + [runner for name, runner in self._awake.items() if name.startswith(mark)]
 
     def drain(self) -> None:
         """Say goodbye: from now on readers and senders are told to reconnect. Turns go on until `stop`."""
@@ -268,8 +286,9 @@ class Host:
             await self.store.close()
 
     async def _close_sources(self) -> None:
-        """Let go of the agent's tool servers, all at once and within `SOURCES_CLOSE_S`."""
-        closing = [self.world.spawn(each.close(), name="close tools") for each in self.agent.sources]
+        """Let go of the tool servers of the agent and its sub-agents, all at once and within `SOURCES_CLOSE_S`."""
+        sources = {id(each): each for agent in _family_of(self.agent) for each in agent.sources}
+        closing = [self.world.spawn(each.close(), name="close tools") for each in sources.values()]
         if not closing:
             return
         done, late = await asyncio.wait(closing, timeout=SOURCES_CLOSE_S)
@@ -447,10 +466,15 @@ def _draining() -> DrainingError:
     return DrainingError("this server is shutting down: reconnect to carry on", retry_after_s=1.0)
 
 
-def _within(agent: Agent) -> Iterator[str]:
-    """Yield the names of an agent's tools, and of its sub-agents', that write in the store's transactions."""
+def _family_of(agent: Agent) -> Iterator[Agent]:
+    """Yield an agent and all its sub-agents; one that several share comes more than once."""
+    yield agent
     for each in agent.tools.values():
         if isinstance(each, SubAgent):
-            yield from _within(each.agent)
-        elif each.on_doubt is OnDoubt.IN_TRANSACTION:
-            yield each.name
+            yield from _family_of(each.agent)
+
+
+def _within(agent: Agent) -> set[str]:
+    """Return the names of an agent's tools, and of its sub-agents', that write in the store's transactions."""
+    tools = (each for one in _family_of(agent) for each in one.tools.values())
+    return {each.name for each in tools if each.on_doubt is OnDoubt.IN_TRANSACTION}

@@ -17,15 +17,15 @@ from midstream.core.blobs import named, whole
 from midstream.core.calls import (
     NOT_STARTED_CONTENT,
     STOPPED_CONTENT,
+    UNKNOWN_CONTENT,
     CallPlan,
     CallState,
     OnDoubt,
-    Site,
     digest_of,
 )
 from midstream.core.compaction import next_cut
 from midstream.core.messages import Call, Finish, History, Outcome, Reply, Result, UserMessage, storable
-from midstream.core.records import ClientTool, StalledOn
+from midstream.core.records import StalledOn
 from midstream.core.replies import (
     Heartbeat,
     ModelEvent,
@@ -80,7 +80,16 @@ from midstream.runtime.models import ResumableModel
 from midstream.runtime.toolset import Toolset, read_toolset
 from midstream.runtime.watchdog import Watch
 from midstream.store.contract import Attempt
-from midstream.tools import CallContext, Tool, call_within, is_plain, plan_call, probe_call, run_call
+from midstream.tools import (
+    CallContext,
+    Tool,
+    call_within,
+    is_plain,
+    of_client,
+    plan_call,
+    probe_call,
+    run_call,
+)
 from midstream.world import Fault, World
 
 HAND_IN = "[A limit was reached. Give your final answer now, from what you have; no tools are available.]"
@@ -92,6 +101,9 @@ CUT_CONTENT = (
     "Ask for less in one call, or split it."
 )
 """What the model is told of a call that was cut off."""
+
+_NEVER = threading.Event()
+"""Never set: coroutines are cancelled instead."""
 
 _log = logging.getLogger(__name__)
 
@@ -194,10 +206,10 @@ class Performer:
 
     async def _attempt(self, owed: AskModel, session: Session, turn: AwaitingModel, kept: _Kept) -> None:
         own = await self._read_tools(owed)
-        client_tools = {each.spec.name: each for each in turn.terms.tools if each.spec.name not in own}
-        specs = (*(each.spec for each in own.values()), *(each.spec for each in client_tools.values()))
+        theirs = {each.spec.name: of_client(each) for each in turn.terms.tools if each.spec.name not in own}
+        tools = {**own, **theirs}
         try:
-            history = await self._whole(session.shown)
+            history = await self._whole(session.shown) if session.has_blobs else session.shown
         except MidstreamError as error:
             unread = ModelUnavailableError(f"what the model is to read cannot be read: {error.message}")
             await self._reports.report(self._failure(owed, unread, session))
@@ -205,7 +217,7 @@ class Performer:
         request = ModelRequest(
             self._agent.instructions,
             history.then(UserMessage.of(HAND_IN)) if turn.is_last else history,
-            () if turn.is_last else specs,
+            () if turn.is_last else tuple(each.spec for each in tools.values()),
             owed.attempt,
             f"{self._reports.session_id}/{owed.turn}/{owed.reply_no}",
             kept.token,
@@ -218,7 +230,7 @@ class Performer:
         except ModelError as error:
             await self._reports.report(self._failure(owed, error, session))
         else:
-            plans = tuple(self._plan(call, own, client_tools) for call in reply.calls)
+            plans = tuple(plan_call(call, tools, self._agent.approval) for call in reply.calls)
             if reply.finish is Finish.LENGTH:
                 plans = _without_cut(reply, plans)
             prompt = head_of(request.instructions, request.tools)
@@ -308,27 +320,17 @@ class Performer:
             is_cut=isinstance(error, ModelCutError | ModelStalledError),
         )
 
-    def _plan(self, call: Call, own: Mapping[str, Tool], client_tools: Mapping[str, ClientTool]) -> CallPlan:
-        theirs = client_tools.get(call.name)
-        if theirs is None:
-            return plan_call(call, own, self._agent.approval)
-        return CallPlan(
-            call.id,
-            digest_of(call.name, call.arguments),
-            Site.CLIENT,
-            theirs.has_effects,
-            theirs.on_doubt,
-            theirs.timeout_s,
-            needs_approval=theirs.needs_approval,
-        )
-
     # --- tools ------------------------------------------------------------------------------------------------
 
     async def _run_call(self, owed: RunCall, session: Session) -> None:
         state = _state_of(owed, session)
-        self._world.reach(Fault.BEFORE_TOOL)
-        await self._reports.confirm()
-        found = await self._find(state.call.name)
+        try:
+            found = await self._find(state.call.name)
+            self._world.reach(Fault.BEFORE_TOOL)
+            await self._reports.confirm()  # TURN-53: whatever may take time comes before this
+        except asyncio.CancelledError:
+            await self._report_stopped(owed, _untouched(owed))
+            raise
         if found is not None and found.on_doubt is OnDoubt.IN_TRANSACTION:
             await self._run_within(owed, state, found)
             return
@@ -337,13 +339,18 @@ class Performer:
             async with watch:
                 result = await self._result_of(owed, state, found, watch)
         except asyncio.CancelledError:
-            # Cancelled by a user, the call ends here; let go by the process, it stays open for the next owner.
-            if not self._reports.is_closing:
-                stopped = Result(owed.call_id, STOPPED_CONTENT, Outcome.UNKNOWN)
-                await self._reports.report(CallFinished(owed.turn, owed.reply_no, stopped))
+            await self._report_stopped(owed, Result(owed.call_id, STOPPED_CONTENT, Outcome.UNKNOWN))
             raise
         self._world.reach(Fault.AFTER_TOOL)
+        await self._finish(owed, result)
+
+    async def _finish(self, owed: RunCall | RunChild, result: Result) -> None:
         await self._reports.report(CallFinished(owed.turn, owed.reply_no, result))
+
+    async def _report_stopped(self, owed: RunCall, result: Result) -> None:
+        """End a call that was cancelled by a user; let go by the process, it stays open for the next owner."""
+        if not self._reports.is_closing:
+            await self._finish(owed, result)
 
     async def _run_within(self, owed: RunCall, state: CallState, found: Tool) -> None:
         """Run a call in the append of its outcome: before and after that it did not happen, or it is on record."""
@@ -358,14 +365,12 @@ class Performer:
 
         try:
             if (why := self._refused(state, found)) is not None:
-                refused = Result(owed.call_id, why, Outcome.ERROR)
-                await self._reports.report(CallFinished(owed.turn, owed.reply_no, refused))
+                await self._finish(owed, Result(owed.call_id, why, Outcome.ERROR))
             else:
                 await self._reports.report_within(owed, run)
         except asyncio.CancelledError:
-            if not self._reports.is_closing:  # it has not run, and now it will not
-                stopped = Result(owed.call_id, NOT_STARTED_CONTENT, Outcome.CANCELLED)
-                await self._reports.report(CallFinished(owed.turn, owed.reply_no, stopped))
+            # It has not run, and now it will not.
+            await self._report_stopped(owed, Result(owed.call_id, NOT_STARTED_CONTENT, Outcome.CANCELLED))
             raise
 
     def _refused(self, state: CallState, found: Tool) -> str | None:
@@ -384,8 +389,8 @@ class Performer:
         state = _state_of(owed, session)
         found = self._agent.tools.get(state.call.name)
         if not isinstance(found, SubAgent):  # the agent changed between two owners
-            gone = Result(owed.call_id, f"The tool {state.call.name!r} no longer exists.", Outcome.ERROR)
-            await self._reports.report(CallFinished(owed.turn, owed.reply_no, gone))
+            gone = f"The tool {state.call.name!r} no longer exists."
+            await self._finish(owed, Result(owed.call_id, gone, Outcome.ERROR))
             return
         try:
             result = await run_child(self._nursery, self._world, self._reports, owed, session, state, found)
@@ -399,7 +404,7 @@ class Performer:
             except MidstreamError as error:  # the cancel goes on without it at its deadline
                 _log.warning("a sub-agent was not stopped: %s", error.code, extra={"call": owed.call_id})
                 return
-        await self._reports.report(CallFinished(owed.turn, owed.reply_no, result))
+        await self._finish(owed, result)
 
     async def _result_of(self, owed: RunCall, state: CallState, found: Tool | None, watch: Watch) -> Result:
         if found is None:  # the agent changed between two owners: never a stuck turn
@@ -420,14 +425,16 @@ class Performer:
 
     async def _result_of_plain(self, found: Tool, call: Call, context: CallContext) -> Result:
         """Run a plain function. On a cancel it is asked to stop; what it then returns is its outcome, late or not."""
-        work = self._world.spawn(run_call(found, call, context), name=f"tool {call.name}")
+        stopped = threading.Event()
+        known = replace(context, stopped=stopped)
+        work = self._world.spawn(run_call(found, call, known), name=f"tool {call.name}")
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
             if self._reports.is_closing or work.cancelled():
                 work.cancel()
                 raise
-        context.stopped.set()
+        stopped.set()
         try:
             return await work
         except asyncio.CancelledError:
@@ -458,7 +465,8 @@ class Performer:
             with contextlib.suppress(RuntimeError):  # the loop has ended: nobody listens any more
                 loop.call_soon_threadsafe(progressed, text)
 
-        return CallContext(self._reports.session_id, owed.turn, owed.reply_no, owed.call_id, run, tell)
+        place = (self._reports.session_id, owed.turn, owed.reply_no, owed.call_id)
+        return CallContext(*place, run, tell, _NEVER)  # who is asked to stop has an event of their own
 
 
 class _Kept:
@@ -485,6 +493,13 @@ def _gone(owed: RunCall, state: CallState) -> Result:
         return Result(owed.call_id, message, Outcome.ERROR)
     again = f"{message} An earlier run of this call may or may not have taken effect."
     return Result(owed.call_id, again, Outcome.UNKNOWN)
+
+
+def _untouched(owed: RunCall) -> Result:
+    """Return the result of a run that was stopped before its tool was called."""
+    if owed.run == 1:
+        return Result(owed.call_id, NOT_STARTED_CONTENT, Outcome.CANCELLED)
+    return Result(owed.call_id, UNKNOWN_CONTENT, Outcome.UNKNOWN)  # of an earlier run nobody knows
 
 
 def _state_of(owed: RunCall | RunChild | ProbeCall, session: Session) -> CallState:

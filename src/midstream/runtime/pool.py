@@ -370,6 +370,8 @@ class Pooled:
     async def _whole(self, turn: Turn, finished: Finished) -> Finished:
         """Let go of the record: what the agent knows is known now. Only then whoever asked may go on."""
         total = turn.count(finished.usage)
+        if isinstance(turn.action, Resume):  # naming itself is no sign of life: some do, and then fail
+            await self._learn(turn, is_alive=True)
         if turn.claim is not None and turn.is_confirmed and (asked := turn.claim.record) is not None:
             told = records.answered(
                 asked, agent=turn.name, mark=turn.mark, open_calls=turn.calls, now=self._world.now()
@@ -442,8 +444,6 @@ class Pooled:
         turn.name = opened.agent
         turn.heard += 1
         turn.has_agent_spoken = True
-        if isinstance(turn.action, Resume) and turn.heard == 1:
-            await self._learn(turn, is_alive=True)
         if turn.claim is None or not turn.is_last:
             return
         if turn.claim.record is not None:

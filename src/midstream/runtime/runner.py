@@ -42,7 +42,6 @@ from midstream.core.turn import (
     Cancel,
     ChildSpoke,
     Command,
-    Idle,
     ModelHeld,
     ModelSaid,
     Obligation,
@@ -66,7 +65,7 @@ from midstream.errors import (
 )
 from midstream.runtime.agent import Agent
 from midstream.runtime.children import Nursery
-from midstream.runtime.handing import GIVE_UP, encode_command, position_of
+from midstream.runtime.handing import GIVE_UP, encode_command, once, position_of
 from midstream.runtime.journal import Journal
 from midstream.runtime.marks import mark_of
 from midstream.runtime.performers import Performer
@@ -184,7 +183,7 @@ class Runner:
         if self._parted is not None:
             raise self._parted
         try:
-            return await self._post(_limited(command, self._agent.turn_s))
+            return await self.decide(command)
         except LeaseHeldError:
             return await self._hand_over(command)
 
@@ -287,12 +286,12 @@ class Runner:
                 self._fail(error)
 
     async def decide(self, command: Command | Received) -> int:
-        """Decide what another process was asked, also while new commands from outside are refused here.
+        """Decide a command here: what another process was asked also while new ones from outside are refused.
 
         Raises:
             MidstreamError: See `submit`; `LeaseHeldError` where another process owns the session by now.
         """
-        return await self._post(command)
+        return await self._post(_limited(command, self._agent.turn_s))
 
     def part(self, error: MidstreamError) -> None:
         """Send the readers away with `error` and refuse new commands from outside; the turn goes on."""
@@ -310,9 +309,13 @@ class Runner:
         Raises:
             SessionBusyError: A turn is running. Nothing was changed.
         """
+        self.refuse_while_running()
+        await self.close(SessionNotFoundError(f"session {self.session_id!r} was deleted"))
+
+    def refuse_while_running(self) -> None:
+        """Raise what `retire` would raise."""
         if self._is_busy or self.state.rests_on_people:
             raise SessionBusyError(f"a turn of session {self.session_id!r} is running: cancel it first")
-        await self.close(SessionNotFoundError(f"session {self.session_id!r} was deleted"))
 
     async def ask_to_give_up(self) -> None:
         """Ask the process that owns an idle session to let go of it, so that it can be deleted.
@@ -326,7 +329,7 @@ class Runner:
     async def quiesce(self) -> None:
         """Start nothing new, cut model calls, and wait for the tools that run; their outcomes are kept."""
         self._is_quiescing = True
-        self._stop_unowed()
+        self._stop_unowed(sessions.owed(self.state))
         await self._rested.wait()
         while running := [*self._doing.values(), *self._stopping]:
             await asyncio.wait(running)
@@ -444,11 +447,10 @@ class Runner:
 
     async def _hand_over(self, command: Command | Received) -> int:
         """Let the owner decide it; return once what it caused can be read here too."""
-        if isinstance(command, Cancel) and command.turn is None:
-            if isinstance(self.state.turn, Idle):
-                return self.newest.position
-            command = Cancel(self.state.turn.turn)  # decided twice, it must not stop a later turn
-        end = await self._ask_owner(encode_command(command))
+        lasting = once(command, self.state, self._world)
+        if lasting is None:
+            return self.newest.position
+        end = await self._ask_owner(encode_command(lasting))
         await self.refresh()
         return end
 
@@ -660,14 +662,16 @@ class Runner:
 
     def _reconcile(self, reporters: Collection[asyncio.Task[None] | None]) -> None:
         """Start what is owed and not being done; stop what is being done and not owed."""
-        if sessions.owed(self.state) == self._doing.keys() and not self._is_quiescing:
-            return
-        self._stop_unowed(reporters)
-        if self._failed is None:
-            self._start_owed()
-
-    def _stop_unowed(self, reporters: Collection[asyncio.Task[None] | None] = ()) -> None:
         owed = sessions.owed(self.state)
+        if self._doing.keys() == set(owed) and not self._is_quiescing:
+            return
+        self._stop_unowed(owed, reporters)
+        if self._failed is None:
+            self._start_owed(owed)
+
+    def _stop_unowed(
+        self, owed: Sequence[Obligation], reporters: Collection[asyncio.Task[None] | None] = ()
+    ) -> None:
         for obligation in [each for each in self._doing if each not in owed or self._is_cut(each)]:
             task = self._doing.pop(obligation)
             self._stopping.add(task)
@@ -675,31 +679,30 @@ class Runner:
             if task not in reporters:
                 task.cancel()
 
-    def _start_owed(self) -> None:
-        for obligation in sorted(
-            sessions.owed(self.state) - self._doing.keys(), key=str
-        ):  # the same order every time
+    def _start_owed(self, owed: Sequence[Obligation]) -> None:
+        for obligation in owed:
             # What is in the journal as started is run also at the last moment: left out, it would be in doubt.
-            if not self._is_cut(obligation):
-                work = self._performer.perform(obligation, self.state)
-                task = self._world.spawn(work, name=f"{type(obligation).__name__} {self.session_id}")
-                self._doing[obligation] = task
-                task.add_done_callback(lambda done, key=obligation: self._forget(key, done))  # type: ignore[misc]
+            if obligation not in self._doing and not self._is_cut(obligation):
+                name = f"{type(obligation).__name__} {self.session_id}"
+                self._doing[obligation] = self._world.spawn(self._perform(obligation, self.state), name=name)
 
     def _is_cut(self, obligation: Obligation) -> bool:
         if self._is_patient and isinstance(obligation, AskModel) and obligation in self._doing:
             return False
         return self._is_quiescing and self._performer.is_repeatable(obligation)
 
-    def _forget(self, obligation: Obligation, task: asyncio.Task[None]) -> None:
-        is_open = self._doing.get(obligation) is task
-        if is_open:
-            del self._doing[obligation]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("performing an obligation failed", exc_info=error, extra={"session": self.session_id})
+    async def _perform(self, obligation: Obligation, owing: Session) -> None:
+        """Do what is owed; where it ends and is owed still, such as by a model that cancels itself, nobody would."""
+        try:
+            await self._performer.perform(obligation, owing)
+        except Exception as error:  # noqa: BLE001 - a bug in there ends the session as a crash would
+            extra = {"session": self.session_id}
+            _log.error("performing an obligation failed", exc_info=error, extra=extra)
             self._fail(_stopped_on(error, self.session_id))
-        elif is_open:  # such as a model that cancels itself: the turn would wait for nobody
-            self._fail(UnavailableError(f"session {self.session_id!r} stopped: nobody does what it owes"))
+        finally:
+            if self._doing.get(obligation) is asyncio.current_task():
+                del self._doing[obligation]
+                self._fail(UnavailableError(f"session {self.session_id!r} stopped: nobody does what it owes"))
 
     def _fail(self, error: MidstreamError) -> None:
         """End as a crash would: nothing more is written; whoever takes over finds the doubt in the journal."""
@@ -744,6 +747,8 @@ def _appendix(records: Sequence[Record], blobs: Sequence[Blob], before: Session,
 
 def _merged(batch: list[_Envelope]) -> list[_Envelope]:
     """Join neighbouring words of one model attempt, so that a fast model costs one record and not hundreds."""
+    if len(batch) == 1:
+        return batch
     merged: list[_Envelope] = []
     for ids, group in itertools.groupby(batch, key=_attempt_of):
         if ids is None:

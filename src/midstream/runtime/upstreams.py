@@ -10,7 +10,8 @@ stops the run upstream.
 
 An error before `Opened` that is a `ModelUnavailableError` (but no `UpstreamFailedError`) says that nothing was taken,
 or that the same key takes it only once: the same is then said again. Where an upstream cannot tell, as when a process
-died with what it was sent, it raises `UpstreamFailedError`.
+died with what it was sent, it raises `UpstreamFailedError`: see `doubtful`. A `ModelAccessError` before `Opened` says
+that nothing was taken; an upstream that cannot tell gives `Opened` first.
 
 Errors are those of `midstream.errors`, by what helps, from any method:
     UpstreamGoneError: This agent is not remembered. Only this may be answered by a fresh one without a doubt.
@@ -34,6 +35,7 @@ from midstream.core.messages import History, Result, ToolSpec, UserMessage
 from midstream.core.replies import ModelEvent
 from midstream.core.reuse.abilities import Abilities
 from midstream.core.reuse.servers import McpServer
+from midstream.errors import ModelError, ModelUnavailableError, UpstreamBusyError, UpstreamFailedError
 
 __all__ = [
     "Abilities",
@@ -45,7 +47,11 @@ __all__ = [
     "Upstream",
     "UpstreamAgent",
     "UpstreamEvent",
+    "doubtful",
+    "is_never_sent",
 ]
+
+_NEVER_SENT = {"ConnectError", "ConnectTimeout", "PoolTimeout"}
 
 
 class Setup(Struct, frozen=True):
@@ -157,3 +163,23 @@ class ForkingUpstream(Upstream, Protocol):
 
         Its first `Opened` names the fork, and in `resumed` the agent it came from.
         """
+
+
+def doubtful(error: ModelError) -> ModelError:
+    """Return what to raise before `Opened` for an error after which nobody knows whether the message was taken.
+
+    It is the error itself, unless that would have the message said again to the same agent. Raise it from its cause.
+    """
+    if not isinstance(error, ModelUnavailableError) or isinstance(
+        error, UpstreamBusyError | UpstreamFailedError
+    ):
+        return error
+    failed = UpstreamFailedError(error.message, retry_after_s=error.retry_after_s)
+    for note in getattr(error, "__notes__", ()):
+        failed.add_note(note)
+    return failed
+
+
+def is_never_sent(error: BaseException | None) -> bool:
+    """Return whether an error of an HTTP package says that there never was a connection to send anything over."""
+    return type(error).__name__ in _NEVER_SENT

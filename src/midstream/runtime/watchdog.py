@@ -4,7 +4,7 @@ Two levels. Past the advisory budget the silence is told once: a record for read
 happened last, the agent's own counter. Past the limit the model call is cut, which fails as `ModelStalledError` and
 is tried again; a tool has its own timeout for that. Pings count as no progress: they prove a connection, not a model.
 
-The time is the world's. One task a watch sleeps until something could be due, so that a token costs a look at the
+The time is the world's. Each watch asks to be called when something could be due, so that a token costs a look at the
 clock. Whatever goes wrong in here is logged and changes nothing for what is being watched.
 """
 
@@ -24,12 +24,12 @@ from msgspec import Struct
 from midstream.core.records import StalledOn
 from midstream.core.timing import StallBudgets
 from midstream.core.turn import Stalled, StallOver
-from midstream.world import World
+from midstream.world import Cancellable, World
 
 RECENT_MAX = 20
 """Kinds of activity in a row that a log line names; repetitions of one kind count once."""
 STEP_S = 0.001
-"""The shortest sleep between two looks, so that rounding makes no busy loop."""
+"""The shortest time between two looks, so that rounding makes no busy loop."""
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class Watch:
         self._is_held = False
         self._recent: deque[_Activity] = deque(maxlen=RECENT_MAX)
         self._cut: asyncio.Timeout | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._timer: Cancellable | None = None
         self.silent_s = 0.0
         """How long it had been silent when it was cut; 0 while it was not."""
 
@@ -113,14 +113,14 @@ class Watch:
         if not self._call_id:  # a tool is not cut by us
             self._cut = asyncio.timeout(None)
             await self._cut.__aenter__()
-        self._task = self._world.spawn(self._run(), name="watchdog")
+        self._look_again()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._task is not None
-        self._task.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         if self._cut is not None:
             await self._cut.__aexit__(kind, error, trace)
 
@@ -153,10 +153,10 @@ class Watch:
 
     # --- the watching -----------------------------------------------------------------------------------------
 
-    async def _run(self) -> None:
+    def _look_again(self) -> None:
         try:
-            while (wait_s := self._look()) is not None:
-                await self._world.sleep(max(wait_s, STEP_S))
+            wait_s = self._look()
+            self._timer = None if wait_s is None else self._world.later(max(wait_s, STEP_S), self._look_again)
         except Exception:  # noqa: BLE001 - a fault in here must not become the turn's
             _log.exception("the stall watchdog failed; nothing is watched here", extra=self._ids())
 

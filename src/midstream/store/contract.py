@@ -45,6 +45,8 @@ RUNNING = "running"
 """Status of a session whose turn is open."""
 WAITING = "waiting"
 """Status of a session whose open turn waits for nothing but people."""
+PART_MARK = "::"
+"""Stands in the name of a session that is part of another one, behind the name of that one."""
 
 
 class Stored(Struct, frozen=True):
@@ -187,11 +189,11 @@ class Store(Protocol):
     async def delete(self, session: str) -> bool:
         """Remove a session with all its records, blobs and letters for good; return whether there was one.
 
-        A session made later under the same name starts above all its epochs, so that no old owner and no old
-        event id fits it.
+        Its parts go with it, all or none: the sessions whose names begin with its own and `PART_MARK`. A session made
+        later under the same name starts above all its epochs, so that no old owner and no old event id fits it.
 
         Raises:
-            LeaseHeldError: Another living owner holds it. Nothing was changed.
+            LeaseHeldError: Another living owner holds it, or the part that the error names. Nothing was changed.
         """
 
     async def watch(self, followed: Mapping[str, int]) -> News:

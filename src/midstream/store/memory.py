@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from midstream.core.blobs import Blob
 from midstream.core.records import Sync
 from midstream.errors import JournalMovedError, LeaseHeldError, LeaseLostError, UsageError
-from midstream.store.contract import Kept, Letter, Mark, News, SessionInfo, Stored
+from midstream.store.contract import PART_MARK, Kept, Letter, Mark, News, SessionInfo, Stored
 from midstream.store.shelves import require_version
 from midstream.world import World
 
@@ -175,17 +175,22 @@ class MemoryStore:
 
     async def delete(self, session: str) -> bool:
         """See `Store.delete`."""
-        found = self._sessions().get(session)
-        if found is None:
-            return False
-        self._refuse_if_held(session, found)
-        self._memory.epochs_spent = max(self._memory.epochs_spent, found.epoch)
-        del self._memory.sessions[session]
+        sessions = self._sessions()
+        going = {
+            name: found
+            for name, found in sessions.items()
+            if name == session or name.startswith(f"{session}{PART_MARK}")
+        }
+        for name, found in going.items():
+            self._refuse_if_held(name, found)
+        for name, found in going.items():
+            self._memory.epochs_spent = max(self._memory.epochs_spent, found.epoch)
+            del sessions[name]
         for number, handed in [*self._memory.letters.items()]:
-            if handed.letter.session == session:
+            if handed.letter.session in going:
                 del self._memory.letters[number]
         self._memory.tell()
-        return True
+        return bool(going)
 
     async def watch(self, followed: Mapping[str, int]) -> News:
         """See `Store.watch`."""
@@ -288,7 +293,8 @@ class MemoryStore:
 
     def _refuse_if_held(self, session: str, found: _Session) -> None:
         if found.owner != self.owner and found.owner in self._memory.living:
-            raise LeaseHeldError(f"session {session!r} belongs to {found.owner!r}, which is alive")
+            message = f"session {session!r} belongs to {found.owner!r}, which is alive"
+            raise LeaseHeldError(message, session=session)
 
 
 def _line_of(session: str, found: _Session) -> SessionInfo:

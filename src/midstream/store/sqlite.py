@@ -32,7 +32,7 @@ from midstream.errors import (
 )
 from midstream.store import inbox, shelves
 from midstream.store import owner as owners
-from midstream.store.contract import Appendix, Attempt, Kept, Mark, News, SessionInfo, Stored
+from midstream.store.contract import PART_MARK, Appendix, Attempt, Kept, Mark, News, SessionInfo, Stored
 from midstream.store.database import BEGIN, DatabaseFile, number_of
 from midstream.store.effects import Effects
 from midstream.store.thread import WorkThread
@@ -356,12 +356,10 @@ class _Queue:
         count = next(alone, BATCH_MAX) or 1
         batch = self._waiting[:count]
         del self._waiting[:count]
-        done = self._thread.ask(partial(self._writer.commit, batch))
-        done.add_done_callback(partial(self._committed, batch))
+        self._thread.tell(partial(self._writer.commit, batch), partial(self._committed, batch))
 
-    def _committed(self, batch: Sequence[_Asked], done: asyncio.Future[list[Any]]) -> None:
-        bug = done.exception()
-        answers = [bug] * len(batch) if bug is not None else done.result()
+    def _committed(self, batch: Sequence[_Asked], done: list[Any] | None, bug: BaseException | None) -> None:
+        answers = [bug] * len(batch) if done is None else done
         for asked, answer in zip(batch, answers, strict=True):
             if asked.answer.done():
                 continue  # nobody waits any more
@@ -400,6 +398,10 @@ update session set is_live = ?, changed_at = ?, title = iif(?3 = '', title, ?3),
 where id = ?
 """
 KEEP_BLOB = "insert into blob (session_id, digest, body) values (?, ?, ?) on conflict do nothing"
+FIND_WITH_PARTS = """
+select name, id, epoch, owner from session where name = ?1 or (name > ?1 || ?2 and name < ?1 || ?3)
+"""
+PART_MARK_END = PART_MARK[:-1] + chr(ord(PART_MARK[-1]) + 1)
 DELETE_BLOBS = "delete from blob where session_id = ?"
 DELETE_RECORDS = "delete from record where session_id = ?"
 DELETE_SESSION = "delete from session where id = ?"
@@ -537,24 +539,24 @@ class _Writer:
         return int(number)
 
     def delete(self, session: str) -> bool:
-        self._ends.pop(session, None)
-        row = self._db.execute(FIND_OWNED, (session,)).fetchone()
-        if row is None:
-            return False
-        number, epoch, owner = row
-        self._refuse_if_held(session, owner)
-        self._db.execute(DELETE_RECORDS, (number,))
-        self._db.execute(DELETE_BLOBS, (number,))
-        self._db.execute(DELETE_SESSION, (number,))
-        self._db.execute(inbox.REMOVE_OF_SESSION, (session,))
-        self._db.execute(SPEND_EPOCHS, (epoch,))
-        return True
+        going: list[Any] = self._db.execute(FIND_WITH_PARTS, (session, PART_MARK, PART_MARK_END)).fetchall()
+        for name, _, _, owner in going:
+            self._refuse_if_held(name, owner)
+        for name, number, epoch, _ in going:
+            self._ends.pop(name, None)
+            self._db.execute(DELETE_RECORDS, (number,))
+            self._db.execute(DELETE_BLOBS, (number,))
+            self._db.execute(DELETE_SESSION, (number,))
+            self._db.execute(inbox.REMOVE_OF_SESSION, (name,))
+            self._db.execute(SPEND_EPOCHS, (epoch,))
+        return bool(going)
 
     def _refuse_if_held(self, session: str, owner: str | None) -> None:
         if owner is None or owner == self.lock.owner:
             return
         if self.peers.may_hold(owner):
-            raise LeaseHeldError(f"session {session!r} belongs to {owner!r}, which is alive")
+            message = f"session {session!r} belongs to {owner!r}, which is alive"
+            raise LeaseHeldError(message, session=session)
 
     def put(self, session: str, body: bytes) -> int:
         return inbox.put(self._db, session, self.lock.owner, body)

@@ -15,7 +15,7 @@ from enum import StrEnum
 from msgspec import Struct, field
 
 from midstream.core import session as sessions
-from midstream.core.calls import RERUNS_MAX, CallPlan, Choice, OnDoubt
+from midstream.core.calls import RERUNS_MAX, CallPlan, Choice, OnDoubt, Site
 from midstream.core.frames import EventId
 from midstream.core.messages import Exchange, Outcome
 from midstream.core.records import (
@@ -313,6 +313,12 @@ class _Calls:
                     call = (record.turn, record.reply, record.result.call_id)
                     self.outcomes.setdefault(call, []).append(record.result.outcome)
 
+    def is_announced(self, call: _Call, run: int) -> bool:
+        """Whether a run's intent was kept. A client keeps those of its reruns itself, where they get their numbers."""
+        plan = self.plans.get(call)
+        first = 1 if plan is not None and plan.site is Site.CLIENT else run
+        return (call, first) in self.started
+
     def said(self, call: _Call, choice: Choice) -> int:
         """Return how often a person decided so about a call."""
         return self.answers.get(call, Counter())[choice]
@@ -333,7 +339,7 @@ def _check_runs(session: str, records: Sequence[Record], ledger: Sequence[Execut
     executed: Counter[_Call] = Counter()
     for (call, run), times in Counter((_call_of(each), each.run) for each in ledger).items():
         executed[call] += 1
-        if (call, run) not in calls.started:
+        if not calls.is_announced(call, run):
             yield Violation(Rule.RAN_UNANNOUNCED, session, f"run {run} of call {call} is not in the journal")
         if times > 1:
             yield Violation(Rule.RAN_TWICE, session, f"run {run} of call {call} was executed {times} times")

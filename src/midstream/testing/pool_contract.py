@@ -18,7 +18,7 @@ import asyncio
 import re
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import pytest
 from msgspec import Struct
@@ -34,8 +34,8 @@ from midstream.store.memory import Memory, MemoryStore
 
 LIMIT_S = 60.0
 """Seconds after which an answer that should be there is missing."""
-IDLE_S = 1.5
-"""Seconds of silence that the suite lets an agent have; more than a real one of it takes to start."""
+PATIENCE_S = 30.0
+"""Seconds of silence that an agent may have where it is not silence that goes wrong."""
 TOKEN = re.compile(r"\bword-\d+\b")
 
 
@@ -70,6 +70,10 @@ class Fault(StrEnum):
     """It resumes an empty conversation as if nothing were wrong; that takes a resumption."""
     SILENT = "silent"
     """It takes the message and says nothing."""
+    MUTE = "mute"
+    """It takes the message and says nothing at all, not even that it took it."""
+    LOST = "lost"
+    """It takes the message, and dies, or the connection to it, before it says so."""
     DIES = "dies"
     """Its answer breaks off after the first words."""
     KEY_REFUSED = "key-refused"
@@ -80,8 +84,10 @@ class Case(Struct, frozen=True):
     """One cell of the matrix.
 
     Args:
-        is_answered: Whether the host gets its answer; otherwise a `ModelError`, and it asks again.
-        is_replayed: Whether a fresh agent is told everything before the host has its answer.
+        is_answered: Whether the host gets its answer; otherwise a `ModelError`, and it asks again. With `SILENT` and
+            `LOST` nobody says: it depends on what an upstream can tell.
+        is_replayed: Whether a fresh agent is told everything before the host has its answer, where the upstream can
+            neither fork nor take other instructions. With `KEY_REFUSED` and `LOST` nobody says.
     """
 
     situation: Situation
@@ -89,11 +95,19 @@ class Case(Struct, frozen=True):
     is_answered: bool
     is_replayed: bool
 
+    @property
+    def replays_max(self) -> int:
+        """Full replays at the most: one that the situation wants, and one for what goes wrong."""
+        return (self.situation in _REPLAYED) + (self.fault is not Fault.NONE)
+
 
 _REPLAYED = {Situation.EDITED, Situation.REPEATED, Situation.REBASED}
 """Situations in which a fresh agent is told everything, unless the upstream can fork or take other instructions."""
 _TOUCHES_RESUMED = {Fault.EXPIRED, Fault.BUSY, Fault.WRONG_ID}
 """Faults that only an agent with a past can have."""
+
+
+_BEGUN_ANEW = {Fault.EXPIRED, Fault.WRONG_ID, Fault.SILENT, Fault.MUTE, Fault.LOST, Fault.DIES}
 
 
 def _case(situation: Situation, fault: Fault) -> Case:
@@ -104,7 +118,7 @@ def _case(situation: Situation, fault: Fault) -> Case:
     # Nobody sees the answer to the first of two messages: it may break off unnoticed.
     is_seen = situation is not Situation.QUEUED
     is_answered = fault is not Fault.KEY_REFUSED and not (fault is Fault.DIES and is_seen)
-    is_begun_anew = is_felt and fault in (Fault.EXPIRED, Fault.WRONG_ID, Fault.SILENT, Fault.DIES)
+    is_begun_anew = is_felt and fault in _BEGUN_ANEW
     is_replayed = situation in _REPLAYED or (is_begun_anew and situation is not Situation.FIRST)
     return Case(situation, fault, is_answered, is_replayed)
 
@@ -150,18 +164,28 @@ class Peer(Protocol):
     def echo_wrong_id(self) -> None:
         """Open another, empty conversation at the next resumption."""
 
+    def hang_unopened(self) -> None:
+        """Take the next message, and say nothing at all."""
+
+    def die_unopened(self) -> None:
+        """Take the next message, and break off before anything is said."""
+
     def die_mid_stream(self) -> None:
         """Break off the next answer after its first words."""
 
     def refuse_key(self) -> None:
         """Refuse the credential from now on."""
 
+    def accept_key(self) -> None:
+        """Accept it again."""
+
 
 class _Host:
     """A host of one conversation in front of a pool, and a second process of it."""
 
-    def __init__(self, peer: Peer, shelf: Shelf) -> None:
+    def __init__(self, peer: Peer, shelf: Shelf, *, idle_s: float) -> None:
         self.peer = peer
+        self._silence = SilenceLimits(idle_s=idle_s, tool_s=idle_s)
         self.shelf = shelf
         self.history = History()
         self.system = ""
@@ -172,7 +196,7 @@ class _Host:
         self._words = 0
 
     def started(self) -> Pooled:
-        limits = PoolLimits(silence=SilenceLimits(idle_s=IDLE_S, tool_s=IDLE_S))
+        limits = PoolLimits(silence=self._silence)
         self.pools.append(Pooled(self.peer.upstream(), self.shelf, limits=limits))
         return self.pools[-1]
 
@@ -206,6 +230,8 @@ class _Host:
 class PoolContract:
     """The tests. Each one gets a fresh `peer`."""
 
+    idle_s: ClassVar[float] = 1.5
+    """Seconds after which silence is a fault; more than an agent of this kind takes to start and to answer."""
     pytestmark = pytest.mark.asyncio
 
     @pytest.mark.parametrize("case", MATRIX, ids=lambda case: f"{case.situation}-{case.fault}")
@@ -213,7 +239,8 @@ class PoolContract:
         _needs(peer, case.fault)
         store = MemoryStore(Memory())
         await store.open()
-        host = _Host(peer, store)
+        is_silence = case.fault in (Fault.SILENT, Fault.MUTE)
+        host = _Host(peer, store, idle_s=self.idle_s if is_silence else PATIENCE_S)
         try:
             await _arrive(host, case.situation)
             _break(host, case)
@@ -227,9 +254,9 @@ async def _answered_after(host: _Host, case: Case) -> None:
     before = len(host.peer.told())
     is_answered = await _is_answered(host)
     # A peer that names its conversation with the first word has spoken before it falls silent: then it is an error.
-    assert is_answered == case.is_answered or case.fault is Fault.SILENT
-    if not is_answered and case.fault is Fault.KEY_REFUSED:
-        return
+    assert is_answered == case.is_answered or case.fault in (Fault.SILENT, Fault.LOST)
+    if case.fault is Fault.KEY_REFUSED:
+        host.peer.accept_key()
     if not is_answered:
         await host.ask()
     _check(host, before, case)
@@ -290,6 +317,10 @@ def _break(host: _Host, case: Case) -> None:
                 host.peer.echo_wrong_id()  # anywhere else it would wait for the next resumption
         case Fault.SILENT:
             host.peer.hang()
+        case Fault.MUTE:
+            host.peer.hang_unopened()
+        case Fault.LOST:
+            host.peer.die_unopened()
         case Fault.DIES:
             host.peer.die_mid_stream()
         case Fault.KEY_REFUSED:
@@ -304,12 +335,15 @@ def _needs(peer: Peer, fault: Fault) -> None:
 
 def _check(host: _Host, before: int, case: Case) -> None:
     """Look at what was told since the fault."""
-    news = host.peer.told()[before:]
-    is_replayed = any(len(TOKEN.findall(told.text)) > 1 for told in news)
-    if host.peer.upstream().abilities.can_fork or host.peer.upstream().abilities.can_reinstruct:
-        return
-    assert is_replayed == case.is_replayed
+    tokens = [token for told in host.peer.told()[before:] for token in TOKEN.findall(told.text)]
+    replays = tokens.count("word-1")
     _check_told(host)
+    if case.situation is Situation.FIRST:  # where the message is all there is
+        return
+    assert replays <= case.replays_max
+    can = host.peer.upstream().abilities
+    if not (can.can_fork or can.can_reinstruct or case.fault in (Fault.KEY_REFUSED, Fault.LOST)):
+        assert bool(replays) == case.is_replayed
 
 
 def _check_told(host: _Host) -> None:

@@ -28,10 +28,9 @@ from midstream.errors import (
     JournalMovedError,
     LeaseHeldError,
     LeaseLostError,
-    ShelfMovedError,
     UsageError,
 )
-from midstream.store.contract import Kept, Letter, Mark, News, SessionInfo, Shelf, Store, Stored
+from midstream.store.contract import Letter, Mark, News, SessionInfo, Store, Stored
 from midstream.world import World
 
 WORLD = World()
@@ -60,7 +59,7 @@ class StoreContract:
     # --- journals
 
     async def test_records_are_numbered_from_one_without_gap(self, place: Place) -> None:
-        async with _opened(place) as store:
+        async with opened(place) as store:
             epoch = await store.claim("s", at=1.0)
             assert await _append(store, "s", b"a", b"b", expected=0, epoch=epoch) == 2
             assert await _append(store, "s", b"c", expected=2, epoch=epoch) == 3
@@ -71,13 +70,13 @@ class StoreContract:
             ]
 
     async def test_a_body_comes_back_byte_for_byte(self, place: Place) -> None:
-        async with _opened(place) as store:
+        async with opened(place) as store:
             epoch = await store.claim("s", at=1.0)
             await _append(store, "s", *ODD_BODIES, expected=0, epoch=epoch)
             assert [record.body for record in await _journal(store)] == [*ODD_BODIES]
 
     async def test_a_session_may_have_any_name(self, place: Place) -> None:
-        async with _opened(place) as store:
+        async with opened(place) as store:
             for name in ODD_NAMES:
                 epoch = await store.claim(name, at=1.0)
                 await _append(store, name, name.encode(), expected=0, epoch=epoch)
@@ -89,7 +88,7 @@ class StoreContract:
     async def test_an_append_elsewhere_than_at_the_end_writes_nothing(
         self, place: Place, expected: int
     ) -> None:
-        async with _opened(place) as store:
+        async with opened(place) as store:
             epoch = await store.claim("s", at=1.0)
             await _append(store, "s", b"a", b"b", expected=0, epoch=epoch)
             before = await store.find("s")
@@ -99,7 +98,7 @@ class StoreContract:
             assert [record.body for record in await _journal(store)] == [b"a", b"b"]
 
     async def test_of_two_appends_at_one_position_one_wins(self, place: Place) -> None:
-        async with _opened(place) as store:
+        async with opened(place) as store:
             epoch = await store.claim("s", at=1.0)
             results = await asyncio.gather(
                 *(_append(store, "s", body, expected=0, epoch=epoch) for body in (b"a", b"b")),
@@ -110,7 +109,7 @@ class StoreContract:
             assert [record.body for record in await _journal(store)] == [(b"a", b"b")[won]]
 
     async def test_appends_take_effect_in_the_order_in_which_they_were_asked(self, place: Place) -> None:
-        async with _opened(place) as store:
+        async with opened(place) as store:
             epoch = await store.claim("s", at=1.0)
             ends = await asyncio.gather(
                 *(_append(store, "s", b"%d" % number, expected=number, epoch=epoch) for number in range(50))
@@ -121,7 +120,7 @@ class StoreContract:
             ]
 
     async def test_sessions_are_independent(self, place: Place) -> None:
-        async with _opened(place) as store:
+        async with opened(place) as store:
 
             async def work(name: str) -> None:
                 epoch = await store.claim(name, at=1.0)
@@ -137,7 +136,7 @@ class StoreContract:
                 ]
 
     async def test_a_refused_append_disturbs_nobody_who_asked_at_the_same_time(self, place: Place) -> None:
-        async with _opened(place) as store:
+        async with opened(place) as store:
             first, second = await store.claim("s", at=1.0), await store.claim("t", at=1.0)
             results = await asyncio.gather(
                 _append(store, "s", b"a", expected=0, epoch=first),
@@ -156,7 +155,7 @@ class StoreContract:
             assert await _journal(store, "t") == [Stored(1, second, b"b")]
 
     async def test_an_append_of_nothing_tells_the_end(self, place: Place) -> None:
-        async with _opened(place) as store:
+        async with opened(place) as store:
             epoch = await store.claim("s", at=1.0)
             await _append(store, "s", b"a", expected=0, epoch=epoch)
             assert await _append(store, "s", expected=1, epoch=epoch) == 1
@@ -164,7 +163,7 @@ class StoreContract:
                 await _append(store, "s", expected=0, epoch=epoch)
 
     async def test_a_cancelled_append_happened_whole_or_not_at_all(self, place: Place) -> None:
-        async with _opened(place) as store:
+        async with opened(place) as store:
             epoch = await store.claim("s", at=1.0)
             append = WORLD.spawn(_append(store, "s", b"a", b"b", expected=0, epoch=epoch), name="append")
             await WORLD.sleep(0)
@@ -181,12 +180,12 @@ class StoreContract:
     # --- reading
 
     async def test_a_session_nobody_claimed_reads_as_empty(self, place: Place) -> None:
-        async with _opened(place) as store:
+        async with opened(place) as store:
             assert await store.read("s", after=0, limit=10) == []
             assert await store.find("s") is None
 
     async def test_reading_goes_on_after_any_position_and_stops_at_the_limit(self, place: Place) -> None:
-        async with _opened(place) as store:
+        async with opened(place) as store:
             epoch = await store.claim("s", at=1.0)
             bodies = [b"%d" % number for number in range(1, 8)]
             await _append(store, "s", *bodies, expected=0, epoch=epoch)
@@ -200,7 +199,7 @@ class StoreContract:
             assert read == {(after, limit): [*range(1, 8)][after : after + limit] for after, limit in read}
 
     async def test_what_is_appended_is_read_at_once_by_everybody(self, place: Place) -> None:
-        async with _opened(place) as writer, _opened(place) as reader:
+        async with opened(place) as writer, opened(place) as reader:
             epoch = await writer.claim("s", at=1.0)
             for number in range(5):
                 await _append(writer, "s", b"x", expected=number, epoch=epoch, sync=Sync.NORMAL)
@@ -210,13 +209,13 @@ class StoreContract:
     # --- owners
 
     async def test_each_claim_raises_the_epoch_by_one(self, place: Place) -> None:
-        async with _opened(place) as store:
+        async with opened(place) as store:
             epochs = [await store.claim("s", at=1.0) for _ in range(3)]
             assert epochs == [1, 2, 3]
             assert await store.claim("t", at=1.0) == 1
 
     async def test_appends_under_another_than_the_newest_epoch_write_nothing(self, place: Place) -> None:
-        async with _opened(place) as store:
+        async with opened(place) as store:
             old = await store.claim("s", at=1.0)
             await _append(store, "s", b"a", expected=0, epoch=old)
             new = await store.claim("s", at=2.0)
@@ -227,13 +226,13 @@ class StoreContract:
             assert await _journal(store) == [Stored(1, old, b"a"), Stored(2, new, b"c")]
 
     async def test_nobody_appends_to_a_session_that_was_never_claimed(self, place: Place) -> None:
-        async with _opened(place) as store:
+        async with opened(place) as store:
             with pytest.raises(LeaseLostError):
                 await _append(store, "s", b"a", expected=0, epoch=1)
             assert await store.find("s") is None
 
     async def test_a_living_owners_session_cannot_be_claimed(self, place: Place) -> None:
-        async with _opened(place) as one, _opened(place) as other:
+        async with opened(place) as one, opened(place) as other:
             epoch = await one.claim("s", at=1.0)
             before = await one.find("s")
             with pytest.raises(LeaseHeldError):
@@ -242,7 +241,7 @@ class StoreContract:
             assert await _append(one, "s", b"a", expected=0, epoch=epoch) == 1
 
     async def test_a_released_session_may_be_claimed_by_anybody(self, place: Place) -> None:
-        async with _opened(place) as one, _opened(place) as other:
+        async with opened(place) as one, opened(place) as other:
             old = await one.claim("s", at=1.0)
             await _append(one, "s", b"a", expected=0, epoch=old)
             await one.release("s", epoch=old)
@@ -253,7 +252,7 @@ class StoreContract:
             assert await _append(other, "s", b"c", expected=1, epoch=new) == 2
 
     async def test_a_release_under_an_older_epoch_has_no_effect(self, place: Place) -> None:
-        async with _opened(place) as one, _opened(place) as other:
+        async with opened(place) as one, opened(place) as other:
             old = await one.claim("s", at=1.0)
             await one.claim("s", at=2.0)
             await one.release("s", epoch=old)
@@ -262,8 +261,8 @@ class StoreContract:
             await one.release("no such session", epoch=1)
 
     async def test_closing_gives_up_every_session(self, place: Place) -> None:
-        async with _opened(place) as other:
-            async with _opened(place) as one:
+        async with opened(place) as other:
+            async with opened(place) as one:
                 epochs = [await one.claim(name, at=1.0) for name in ("s", "t")]
             assert [await other.claim(name, at=2.0) for name in ("s", "t")] == [epoch + 1 for epoch in epochs]
 
@@ -275,7 +274,7 @@ class StoreContract:
         await _append(dead, "s", b"b", expected=1, epoch=old, sync=Sync.NORMAL)
         await dead.claim("t", at=1.0)
         place.kill(dead)
-        async with _opened(place) as heir:
+        async with opened(place) as heir:
             new = await heir.claim("s", at=2.0)
             assert new == old + 1
             assert await _journal(heir) == [Stored(1, old, b"a"), Stored(2, old, b"b")]
@@ -283,14 +282,14 @@ class StoreContract:
             await heir.claim("t", at=2.0)
 
     async def test_of_two_who_claim_at_once_one_wins(self, place: Place) -> None:
-        async with _opened(place) as one, _opened(place) as other:
+        async with opened(place) as one, opened(place) as other:
             results = await asyncio.gather(
                 one.claim("s", at=1.0), other.claim("s", at=1.0), return_exceptions=True
             )
             assert sorted(type(result).__name__ for result in results) == ["LeaseHeldError", "int"]
 
     async def test_competing_stores_keep_one_gapless_line(self, place: Place) -> None:
-        async with _opened(place) as one, _opened(place) as other:
+        async with opened(place) as one, opened(place) as other:
 
             async def fight(store: Store) -> None:
                 for turn in range(5):
@@ -312,7 +311,7 @@ class StoreContract:
     # --- neighbours
 
     async def test_a_listing_says_which_sessions_were_given_up(self, place: Place) -> None:
-        async with _opened(place) as store:
+        async with opened(place) as store:
             epoch = await store.claim("s", at=1.0)
             line = SessionInfo("s", 0, epoch, 1.0, Mark(is_live=False, at=1.0))
             await store.release("s", epoch=epoch)
@@ -322,16 +321,16 @@ class StoreContract:
             assert await store.find("s") == replace(line, epoch=epoch + 1)
 
     async def test_an_owner_is_told_how_many_others_there_are(self, place: Place) -> None:
-        async with _opened(place) as store:
+        async with opened(place) as store:
             assert (await _news(store)).peers == 0
             watching = WORLD.spawn(_news(store), name="watch")
-            async with _opened(place) as other:
+            async with opened(place) as other:
                 assert (await watching).peers == 1
                 assert (await _news(other)).peers == 1
             assert (await _news(store)).peers == 0
 
     async def test_a_command_reaches_the_owner_and_its_answer_the_sender(self, place: Place) -> None:
-        async with _opened(place) as owner, _opened(place) as sender, _opened(place) as third:
+        async with opened(place) as owner, opened(place) as sender, opened(place) as third:
             await owner.claim("s", at=1.0)
             for body, answer in ((b"one", b"ok"), (b"\x00\xff", b"")):
                 handed = WORLD.spawn(sender.hand_over("s", body), name="hand over")
@@ -345,7 +344,7 @@ class StoreContract:
             await owner.answer(10**6, b"no such letter")
 
     async def test_commands_are_told_in_their_order_and_each_once(self, place: Place) -> None:
-        async with _opened(place) as owner, _opened(place) as sender:
+        async with opened(place) as owner, opened(place) as sender:
             await owner.claim("s", at=1.0)
             handed = []
             for number in range(5):
@@ -359,7 +358,7 @@ class StoreContract:
                 assert await asyncio.gather(*handed) == [letter.body for letter in letters]
 
     async def test_a_command_that_a_dead_owner_left_goes_to_the_next(self, place: Place) -> None:
-        async with _opened(place) as sender, _opened(place) as heir:
+        async with opened(place) as sender, opened(place) as heir:
             dead = place.store()
             await dead.open()
             await dead.claim("s", at=1.0)
@@ -374,7 +373,7 @@ class StoreContract:
                 assert await handed == b"ok"
 
     async def test_what_a_dead_sender_had_handed_over_is_told_to_nobody(self, place: Place) -> None:
-        async with _opened(place) as owner, _opened(place) as sender:
+        async with opened(place) as owner, opened(place) as sender:
             await owner.claim("s", at=1.0)
             dead = place.store()
             await dead.open()
@@ -389,7 +388,7 @@ class StoreContract:
             await asyncio.gather(left, handed, return_exceptions=True)
 
     async def test_a_command_for_nobodys_session_is_told_to_everybody(self, place: Place) -> None:
-        async with _opened(place) as one, _opened(place) as other:
+        async with opened(place) as one, opened(place) as other:
             handed = WORLD.spawn(one.hand_over("new", b"x"), name="hand over")
             letters = [(await _letters(store, 1))[0] for store in (one, other)]
             assert letters[0] == letters[1]
@@ -398,7 +397,7 @@ class StoreContract:
                 assert await handed == b"ok"
 
     async def test_a_deleted_session_takes_its_letters_with_it(self, place: Place) -> None:
-        async with _opened(place) as one, _opened(place) as other:
+        async with opened(place) as one, opened(place) as other:
             await one.claim("s", at=1.0)
             handed = WORLD.spawn(other.hand_over("s", b"x"), name="hand over")
             await _letters(one, 1)
@@ -411,7 +410,7 @@ class StoreContract:
             await asyncio.gather(sent, return_exceptions=True)
 
     async def test_a_followed_session_that_moves_or_goes_is_told(self, place: Place) -> None:
-        async with _opened(place) as owner, _opened(place) as follower:
+        async with opened(place) as owner, opened(place) as follower:
             epoch = await owner.claim("s", at=1.0)
             await _append(owner, "s", b"a", expected=0, epoch=epoch)
             assert (await _moved(follower, {"s": 0, "never": 0})) == {"s"}
@@ -424,7 +423,7 @@ class StoreContract:
             assert (await _moved(follower, {"s": 2})) == {"s"}
 
     async def test_a_dead_owners_open_turns_are_told_to_those_who_live(self, place: Place) -> None:
-        async with _opened(place) as one, _opened(place) as other:
+        async with opened(place) as one, opened(place) as other:
             dead = place.store()
             await dead.open()
             for name in ("open", "closed"):
@@ -438,7 +437,7 @@ class StoreContract:
             assert await _orphans(other) == ("open",)
 
     async def test_an_open_turn_that_is_given_up_is_told_once_under_each_epoch(self, place: Place) -> None:
-        async with _opened(place) as one, _opened(place) as other:
+        async with opened(place) as one, opened(place) as other:
             live = Mark(is_live=True, at=1.0)
             for number in range(3):
                 epoch = await one.claim("s", at=1.0)
@@ -452,7 +451,7 @@ class StoreContract:
             assert await watching == ("t",)
 
     async def test_a_cancelled_watch_has_told_nothing(self, place: Place) -> None:
-        async with _opened(place) as one, _opened(place) as other:
+        async with opened(place) as one, opened(place) as other:
             await one.claim("s", at=1.0)
             handed = WORLD.spawn(other.hand_over("s", b"x"), name="hand over")
             for _ in range(20):
@@ -471,14 +470,14 @@ class StoreContract:
     # --- listings
 
     async def test_a_new_session_is_listed_with_an_empty_mark(self, place: Place) -> None:
-        async with _opened(place) as store:
+        async with opened(place) as store:
             epoch = await store.claim("s", at=7.5)
             line = SessionInfo("s", 0, epoch, 7.5, Mark(is_live=False, at=7.5))
             assert await store.find("s") == line
             assert await _listed(store) == [line]
 
     async def test_a_mark_is_written_with_its_append(self, place: Place) -> None:
-        async with _opened(place) as store:
+        async with opened(place) as store:
             epoch = await store.claim("s", at=1.0)
             mark = Mark(is_live=True, at=2.0, title="Hello", turns=1, status="running")
             await _append(store, "s", b"a", expected=0, epoch=epoch, mark=mark)
@@ -493,7 +492,7 @@ class StoreContract:
             assert await store.find("s") == SessionInfo("s", 3, epoch, 1.0, kept)
 
     async def test_the_last_changed_session_is_listed_first(self, place: Place) -> None:
-        async with _opened(place) as store:
+        async with opened(place) as store:
             assert await _listed(store) == []
             for number, name in enumerate(("a", "b", "c")):
                 await store.claim(name, at=float(number))
@@ -503,7 +502,7 @@ class StoreContract:
             assert [line.session for line in await _listed(store)] == ["a", "c", "b"]
 
     async def test_a_listing_keeps_what_has_an_open_turn_or_what_has_none(self, place: Place) -> None:
-        async with _opened(place) as store:
+        async with opened(place) as store:
             for number, name in enumerate(("a", "b", "c")):
                 epoch = await store.claim(name, at=float(number))
                 mark = Mark(is_live=name != "b", at=float(number))
@@ -512,7 +511,7 @@ class StoreContract:
             assert [line.session for line in await _listed(store, live=False)] == ["b"]
 
     async def test_a_long_listing_is_whole_and_survives_what_happens_meanwhile(self, place: Place) -> None:
-        async with _opened(place) as store:
+        async with opened(place) as store:
             names = [f"s{number}" for number in range(450)]
             epochs = await asyncio.gather(*(store.claim(name, at=float(at)) for at, name in enumerate(names)))
             listing = store.list()
@@ -526,7 +525,7 @@ class StoreContract:
     # --- deleting
 
     async def test_a_deleted_session_leaves_nothing(self, place: Place) -> None:
-        async with _opened(place) as store:
+        async with opened(place) as store:
             for name in ("s", "t"):
                 epoch = await store.claim(name, at=1.0)
                 await _append(store, name, name.encode(), expected=0, epoch=epoch)
@@ -538,7 +537,7 @@ class StoreContract:
             assert not await store.delete("s")
 
     async def test_a_living_owners_session_cannot_be_deleted(self, place: Place) -> None:
-        async with _opened(place) as one, _opened(place) as other:
+        async with opened(place) as one, opened(place) as other:
             epoch = await one.claim("s", at=1.0)
             await _append(one, "s", b"a", expected=0, epoch=epoch)
             with pytest.raises(LeaseHeldError):
@@ -547,8 +546,26 @@ class StoreContract:
             await one.release("s", epoch=epoch)
             assert await other.delete("s")
 
+    async def test_the_parts_of_a_session_go_with_it_all_or_none(self, place: Place) -> None:
+        async with opened(place) as one, opened(place) as other:
+            names = ("s", "s::1.1.0", "s::1.1.0::2.1.0", "s:", "s:x", "s:;", "s;", "st", "r::1")
+            for name in names:
+                epoch = await one.claim(name, at=1.0)
+                await _append(one, name, b"a", expected=0, epoch=epoch)
+                await one.release(name, epoch=epoch)
+            held = await other.claim("s::1.1.0::2.1.0", at=2.0)
+            with pytest.raises(LeaseHeldError) as refused:
+                await one.delete("s")
+            assert refused.value.session == "s::1.1.0::2.1.0"
+            assert len(await _listed(one)) == len(names)
+            await other.release("s::1.1.0::2.1.0", epoch=held)
+            assert await one.delete("s")
+            assert {line.session for line in await _listed(one)} == {*names[3:]}
+            assert await _journal(one, "s::1.1.0") == []
+            assert await other.claim("s::1.1.0::2.1.0", at=3.0) > held
+
     async def test_nobody_of_before_appends_to_a_session_made_again(self, place: Place) -> None:
-        async with _opened(place) as one, _opened(place) as other:
+        async with opened(place) as one, opened(place) as other:
             old = await one.claim("s", at=1.0)
             await one.release("s", epoch=old)
             await other.delete("s")
@@ -563,7 +580,7 @@ class StoreContract:
     # --- blobs
 
     async def test_a_blob_comes_back_byte_for_byte_and_belongs_to_its_session(self, place: Place) -> None:
-        async with _opened(place) as store:
+        async with opened(place) as store:
             for name in ("s", "t"):
                 await store.claim(name, at=1.0)
             blob = Blob("d" * 64, b"\x00\xff" * 50_000)
@@ -574,7 +591,7 @@ class StoreContract:
             assert await store.blob("nobody", blob.digest) is None
 
     async def test_a_blob_is_appended_with_its_record_or_not_at_all(self, place: Place) -> None:
-        async with _opened(place) as store:
+        async with opened(place) as store:
             await store.claim("s", at=1.0)
             blob = Blob("d" * 64, b"whole")
             with pytest.raises(JournalMovedError):
@@ -584,7 +601,7 @@ class StoreContract:
             assert await store.blob("s", blob.digest) is None
 
     async def test_a_blob_that_is_there_already_is_left_as_it_is(self, place: Place) -> None:
-        async with _opened(place) as store:
+        async with opened(place) as store:
             await store.claim("s", at=1.0)
             blob = Blob("d" * 64, b"whole")
             for number in range(2):
@@ -595,7 +612,7 @@ class StoreContract:
             assert len(await _journal(store)) == 2
 
     async def test_blobs_go_with_their_session_and_only_with_it(self, place: Place) -> None:
-        async with _opened(place) as store:
+        async with opened(place) as store:
             blob = Blob("d" * 64, b"whole")
             for name in ("s", "t"):
                 await store.claim(name, at=1.0)
@@ -641,102 +658,13 @@ class StoreContract:
             await WORLD.sleep(0)
         await store.close()
         assert await asyncio.gather(*appends) == [*range(1, 21)]
-        async with _opened(place) as again:
+        async with opened(place) as again:
             assert len(await _journal(again)) == 20
 
 
-class ShelfContract:
-    """The same for a store that is also a `Shelf`. Each test gets a fresh `place`."""
-
-    pytestmark = pytest.mark.asyncio
-
-    async def test_an_entry_comes_back_as_it_was_written(self, place: Place) -> None:
-        async with _shelf(place) as shelf:
-            assert await shelf.kept("pool", "k") is None
-            for number, body in enumerate(ODD_BODIES):
-                version = await shelf.keep("pool", "k", body, expected=number, at=number + 0.5)
-                assert version == number + 1
-                assert await shelf.kept("pool", "k") == Kept("k", version, body, number + 0.5)
-
-    async def test_an_entry_may_have_any_name(self, place: Place) -> None:
-        async with _shelf(place) as shelf:
-            for name in ODD_NAMES:
-                await shelf.keep(name, name, name.encode(), expected=0, at=1.0)
-            for name in ODD_NAMES:
-                assert await shelf.shelf(name) == [Kept(name, 1, name.encode(), 1.0)]
-
-    @pytest.mark.parametrize("version", [0, 1, 3, 2**40])
-    async def test_only_who_has_read_an_entry_replaces_it(self, place: Place, version: int) -> None:
-        async with _shelf(place) as shelf:
-            await shelf.keep("pool", "k", b"1", expected=0, at=1.0)
-            await shelf.keep("pool", "k", b"2", expected=1, at=2.0)
-            with pytest.raises(ShelfMovedError):
-                await shelf.keep("pool", "k", b"3", expected=version, at=3.0)
-            is_dropped = await shelf.drop("pool", "k", expected=version)
-            assert not is_dropped
-            assert await shelf.shelf("pool") == [Kept("k", 2, b"2", 2.0)]
-
-    async def test_what_is_not_there_is_neither_replaced_nor_dropped(self, place: Place) -> None:
-        async with _shelf(place) as shelf:
-            with pytest.raises(ShelfMovedError):
-                await shelf.keep("pool", "k", b"1", expected=1, at=1.0)
-            assert not await shelf.drop("pool", "k", expected=0)
-            assert await shelf.shelf("pool") == []
-
-    async def test_of_two_who_replace_the_same_entry_one_wins(self, place: Place) -> None:
-        async with _shelf(place) as one, _shelf(place) as other:
-            for expected in range(20):
-                results = await asyncio.gather(
-                    one.keep("pool", "k", b"one", expected=expected, at=1.0),
-                    other.keep("pool", "k", b"other", expected=expected, at=1.0),
-                    return_exceptions=True,
-                )
-                won = results.index(expected + 1)
-                assert isinstance(results[1 - won], ShelfMovedError)
-                kept = await one.kept("pool", "k")
-                assert kept is not None
-                assert kept.body == (b"one", b"other")[won]
-
-    async def test_a_dropped_key_starts_above_all_its_versions(self, place: Place) -> None:
-        async with _shelf(place) as shelf:
-            for expected in range(3):
-                await shelf.keep("pool", "k", b"old", expected=expected, at=1.0)
-            assert await shelf.drop("pool", "k", expected=3)
-            assert await shelf.kept("pool", "k") is None
-            assert await shelf.keep("pool", "k", b"new", expected=0, at=2.0) == 4
-            for expected in range(4):
-                with pytest.raises(ShelfMovedError):
-                    await shelf.keep("pool", "k", b"late", expected=expected, at=3.0)
-
-    async def test_a_shelf_is_listed_last_written_first_and_apart_from_others(self, place: Place) -> None:
-        async with _shelf(place) as shelf:
-            for at, key in ((1.0, "a"), (3.0, "b"), (2.0, "c"), (2.0, "d")):
-                await shelf.keep("pool", key, b"", expected=0, at=at)
-            await shelf.keep("other", "a", b"", expected=0, at=9.0)
-            assert [kept.key for kept in await shelf.shelf("pool")] == ["b", "c", "d", "a"]
-            assert [kept.key for kept in await shelf.shelf("other")] == ["a"]
-            assert await shelf.shelf("none") == []
-
-    async def test_entries_outlive_who_wrote_them(self, place: Place) -> None:
-        store = place.store()
-        await store.open()
-        assert isinstance(store, Shelf)
-        await store.keep("pool", "k", b"1", expected=0, at=1.0)
-        place.kill(store)
-        async with _shelf(place) as shelf:
-            assert await shelf.kept("pool", "k") == Kept("k", 1, b"1", 1.0)
-            assert await shelf.keep("pool", "k", b"2", expected=1, at=2.0) == 2
-
-
 @asynccontextmanager
-async def _shelf(place: Place) -> AsyncIterator[Shelf]:
-    async with _opened(place) as store:
-        assert isinstance(store, Shelf)
-        yield store
-
-
-@asynccontextmanager
-async def _opened(place: Place) -> AsyncIterator[Store]:
+async def opened(place: Place) -> AsyncIterator[Store]:
+    """Open another store of a place for the length of the block."""
     store = place.store()
     await store.open()
     try:

@@ -54,6 +54,8 @@ class Trouble(StrEnum):
     """The agent is in another run, until that is ended by force."""
     HANGS = "hangs"
     """Nothing is taken and nothing comes."""
+    HANGS_TAKEN = "hangs_taken"
+    """The message is taken without a word, and then nothing comes."""
     HANGS_OPENED = "hangs_opened"
     """The message is taken, and then nothing comes."""
     HANGS_SPEAKING = "hangs_speaking"
@@ -270,6 +272,9 @@ class ScriptedAgent:
             talk.unacked.add(key)
             self._name = self._came_from and talk.name
             raise ModelUnavailableError("the connection broke")
+        if trouble is Trouble.HANGS_TAKEN:
+            self._name = self._came_from and talk.name
+            await asyncio.Event().wait()
         talk.run = run = next(memory.numbers)
         try:
             self._name = self._came_from = talk.name

@@ -9,7 +9,7 @@ import os
 import random
 import signal
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from midstream.world import Fault, World
@@ -70,9 +70,18 @@ class FakeWorld(World):
         if seconds <= 0:
             await asyncio.sleep(0)
             return
+        await self._wakes_in(seconds)
+
+    def later(self, seconds: float, do: Callable[[], None]) -> asyncio.Future[None]:
+        """See `World.later`: called when `advance` has moved the clock that far."""
+        wakes = self._wakes_in(seconds)
+        wakes.add_done_callback(lambda _: None if wakes.cancelled() else do())
+        return wakes
+
+    def _wakes_in(self, seconds: float) -> asyncio.Future[None]:
         wakes: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._sleepers, (self._now + seconds, next(self._numbers), wakes))
-        await wakes
+        return wakes
 
     @property
     def next_wake_at(self) -> float | None:

@@ -66,7 +66,7 @@ def test_an_answer_without_words_has_an_empty_text() -> None:
     assert whole["choices"][0]["finish_reason"] == "length"
 
 
-@spec("REUSE-92")
+@spec("REUSE-68")
 def test_a_stream_that_fails_has_no_end() -> None:
     (piece,) = writer(stream=True).fail(Refusal(503, "gone", "it is gone"))
     assert msgspec.json.decode(piece[6:])["error"]["message"] == "it is gone"

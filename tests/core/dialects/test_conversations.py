@@ -41,7 +41,7 @@ def newest(text: str) -> str:
     return found
 
 
-@spec("REUSE-97")
+@spec("REUSE-73")
 def test_the_first_header_counts_then_the_notes() -> None:
     notes = asked(metadata={"session_id": "n"})
     both = {"x-session-affinity": "b", "x-midstream-session": "a"}
@@ -59,7 +59,7 @@ def test_a_long_name_is_kept_as_its_digest() -> None:
     assert len(first) < KEY_CHARS_MAX
 
 
-@spec("REUSE-97")
+@spec("REUSE-73")
 def test_a_conversation_goes_on_where_its_newest_reply_stands() -> None:
     openings = Openings()
     first = place_of("m", told("hi"))
@@ -74,7 +74,7 @@ def test_a_conversation_goes_on_where_its_newest_reply_stands() -> None:
     assert len(openings) == 1
 
 
-@spec("REUSE-97")
+@spec("REUSE-73")
 def test_results_belong_to_the_conversation_whose_reply_asked_for_them() -> None:
     openings = Openings()
     openings.said("s1", place_of("m", told("hi")), Reply((Call("c1", "look"),)))
@@ -97,7 +97,7 @@ def test_the_longest_silent_conversation_is_forgotten_first() -> None:
     assert found == ["", "s1", "s2"]
 
 
-@spec("REUSE-98")
+@spec("REUSE-74")
 @pytest.mark.parametrize("words", SIDE_CALLS)
 def test_side_calls_are_known_by_their_words_unless_tools_are_declared(words: str) -> None:
     for instructions, said in ((words.upper(), "hi"), ("", f"Please: {words}")):
@@ -106,7 +106,7 @@ def test_side_calls_are_known_by_their_words_unless_tools_are_declared(words: st
     assert not is_ephemeral({}, asked(), "Be brief.", newest("hi"))
 
 
-@spec("REUSE-98")
+@spec("REUSE-74")
 def test_a_mark_outweighs_words() -> None:
     marked = {"x-midstream-ephemeral": "1"}
     assert is_ephemeral(marked, asked(tools=(ToolSpec("look"),)), "", newest("hi"))

@@ -155,7 +155,7 @@ def test_a_response_that_is_stored_or_gone_on_from_is_read_whole(more: dict[str,
     assert (found.known, len(found.asked.messages), found.beginnings) == (0, 9, ())
 
 
-@spec("REUSE-97")
+@spec("REUSE-73")
 def test_another_model_user_or_cache_key_is_another_place() -> None:
     beginnings = kept()
     asked(beginnings, chat("a", "b", "c"))

@@ -16,7 +16,7 @@ EVERY = [
 RETRIED_BY_SDKS = {408, 409, 429}
 
 
-@spec("REUSE-92")
+@spec("REUSE-68")
 @pytest.mark.parametrize("kind", EVERY)
 def test_every_error_has_a_status_and_says_whether_repeating_helps(kind: type[MidstreamError]) -> None:
     refusal = refusal_of(kind("what happened"))

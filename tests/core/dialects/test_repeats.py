@@ -20,8 +20,8 @@ READ = {"is_left": False, "has_readers": True}
 OVER = {"is_left": False, "has_readers": False}
 
 
-@spec("REUSE-94")
-@spec("REUSE-95")
+@spec("REUSE-70")
+@spec("REUSE-71")
 @pytest.mark.parametrize(
     ("state", "plain", "retry", "named"),
     [(LEFT, True, True, True), (READ, False, True, True), (OVER, False, True, False)],
@@ -39,7 +39,7 @@ def test_another_body_path_or_session_is_another_request() -> None:
         assert repeated(other, [run]) is None
 
 
-@spec("REUSE-94")
+@spec("REUSE-70")
 def test_a_key_is_one_run_and_no_other() -> None:
     run = Known(request(key="k"), at=1.0, **OVER)
     assert repeated(request(key="k"), [run]) is run

@@ -25,7 +25,7 @@ def told(*events: ModelEvent, has_tools: bool = False, shows: bool = True) -> Se
 RAN = (UpstreamCallStarted("u1", "Bash", "{}"), UpstreamCallEnded("u1", "x" * 3000, Outcome.ERROR))
 
 
-@spec("REUSE-91")
+@spec("REUSE-67")
 def test_a_tool_of_the_upstream_is_a_thought_and_a_short_one() -> None:
     for has_tools in (False, True):
         started, ended = told(*RAN, has_tools=has_tools)
@@ -34,7 +34,7 @@ def test_a_tool_of_the_upstream_is_a_thought_and_a_short_one() -> None:
     assert told(*RAN, shows=False) == [None, None]
 
 
-@spec("REUSE-91")
+@spec("REUSE-67")
 def test_a_call_for_a_host_without_tools_is_a_thought_too() -> None:
     assert told(CallRequested("c1", "look", "{}"), Finished(Finish.CALLS)) == [
         ThinkingDelta("\n[look {}]\n"),

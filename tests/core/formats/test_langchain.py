@@ -7,6 +7,7 @@ import pytest
 
 from midstream.core.formats.langchain import LangChain
 from midstream.core.formats.named import format_named
+from midstream.core.formats.parts import Role
 from midstream.history import repair
 from tests.core.repair.histories import valid
 
@@ -70,3 +71,10 @@ def test_a_call_that_only_the_content_has_comes_behind_the_one_before_it_there()
     content = [use("old", "a"), use("b", "b"), use("c", "c")]
     turn = LangChain().parse({"type": "ai", "content": content, "tool_calls": listed}, 0)
     assert [part.id for part in turn.parts] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("path", [None, [], [[]], [{}], ["langchain", "schema", "messages", "AIMessage"]])
+def test_a_dumped_message_is_read_whatever_its_path_holds(path: object) -> None:
+    dumped = {"lc": 1, "type": "constructor", "id": path, "kwargs": {"type": "ai", "content": "x"}}
+    role = LangChain().parse(dumped, 0).role
+    assert role is (Role.OTHER if path in ([[]], [{}]) else Role.ASSISTANT)

@@ -45,3 +45,9 @@ def test_a_reply_of_one_foreign_chunk_without_an_id_becomes_a_plain_text() -> No
     item["id"] = "msg_1"
     done = repair(history, format="openai-responses")
     assert done.messages[1]["content"] == [{"type": "output_text", "text": "a", "annotations": []}]
+
+
+def test_empty_words_stay_words_when_their_role_is_mended() -> None:
+    done = repair([{"role": "critic", "content": ""}], format="openai-responses")
+    assert done.messages == [{"role": "user", "content": ""}]
+    assert repair(done.messages, format="openai-responses").edits == ()

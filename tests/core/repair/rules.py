@@ -182,7 +182,7 @@ def bedrock(messages: list[Json], profile: str) -> list[str]:
             if "reasoningContent" in block and "reasoningText" in block["reasoningContent"]:
                 if (
                     not block["reasoningContent"]["reasoningText"].get("signature")
-                    and profile != "bedrock-mistral"
+                    and profile not in ("bedrock-mistral", "strict-template")  # their models sign nothing
                 ):
                     found.append(f"SIGNATURE at {place}")
             items.append(block["toolResult"].get("toolUseId") if "toolResult" in block else None)

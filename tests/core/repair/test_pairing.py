@@ -114,3 +114,22 @@ def test_a_result_without_an_id_that_answers_a_call_takes_its_kind() -> None:
     old = {"role": "assistant", "content": None, "function_call": {"name": "run", "arguments": "{}"}}
     done = repair([user("q"), old, tool("a", "w")], format="openai-chat")
     assert done.messages[2] == {"role": "function", "content": "w", "name": "run"}
+
+
+def test_a_result_that_bears_the_item_id_of_a_call_long_answered_is_another_result_of_it() -> None:
+    def called(number: int) -> dict[str, Any]:
+        ids = {"id": f"fc_{number}", "call_id": f"c{number}"}
+        return {"type": "function_call", **ids, "name": "read", "arguments": "{}"}
+
+    def answered(call_id: str) -> dict[str, Any]:
+        return {"type": "function_call_output", "call_id": call_id, "output": f"of {call_id}"}
+
+    first = [{"role": "user", "content": "q"}, called(1), called(2), answered("c1"), answered("c2")]
+    done = repair([*first, called(3), answered("fc_2")], format="openai-responses")
+    assert [(edit.code, edit.at) for edit in done.edits] == [
+        ("foreign-result-id", 6),
+        ("dangling-call", 5),
+        ("repeated-result", 6),
+    ]
+    assert done.messages[:5] == first
+    assert done.messages[-1]["content"].endswith("of fc_2")

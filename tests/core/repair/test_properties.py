@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from midstream.core.repair.report import Repaired
-from midstream.core.repair.words import ANSWERS
+from midstream.core.repair.words import ANSWERS, SENTINEL
 from tests.core.repair.sayings import out_of_order, sayings, unsaid
 from tests.core.repair.strategies import (
     EVERY_PAIR,
@@ -46,13 +46,14 @@ from tests.oracles.foreign import PACKAGES, SPEAKS_FOR, judge, missing
 from tests.oracles.measures import first_defect
 from tests.oracles.scripts import valid
 from tests.oracles.verdicts import PROMPTS, refusals
+from tests.search import TIMES
 from tests.spec import spec
 
-EXAMPLES = 5
-EXAMPLES_LONGER = 25
+EXAMPLES = 5 * TIMES
+EXAMPLES_LONGER = 25 * TIMES
 NOISY = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-quick = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=NOISY, derandomize=True)
-longer = settings(max_examples=EXAMPLES_LONGER, deadline=None, suppress_health_check=NOISY, derandomize=True)
+quick = settings(max_examples=EXAMPLES, suppress_health_check=NOISY)
+longer = settings(max_examples=EXAMPLES_LONGER, suppress_health_check=NOISY)
 
 Law = Callable[[Pair, Broken, Repaired], Any]
 """Looks at a history before and after; returns what is wrong, or something empty."""
@@ -105,7 +106,21 @@ def the_start_is_untouched(pair: Pair, case: Broken, done: Repaired) -> Any:
     if pair[0] in GROUPED and start:
         start -= any(said.kind == "result" for said in sayings(case.messages[start - 1]))
     pairs = zip(case.messages[:start], done.messages[:start], strict=False)
-    return len(done.messages) < start or any(mine is not its for mine, its in pairs)
+    changed = [(mine, its) for mine, its in pairs if mine is not its]
+    if (
+        pair[1] == "gemini-3"
+    ):  # an accident that takes a turn's end makes it one in progress, which wants signatures
+        changed = [(mine, its) for mine, its in changed if mine != _unsigned(its)]
+    return len(done.messages) < start or bool(changed)
+
+
+def _unsigned(message: Any) -> Any:
+    """The message without the stand-ins that calls of a turn in progress got for their signatures."""
+    parts = [
+        {key: value for key, value in part.items() if value != SENTINEL} if isinstance(part, dict) else part
+        for part in message["parts"]
+    ]
+    return {**message, "parts": parts}
 
 
 LAWS: tuple[Law, ...] = (
@@ -175,12 +190,19 @@ def commutes(pair: Pair, messages: list[Any], more: list[Any]) -> None:
 
 def is_past(pair: Pair, messages: list[Any]) -> bool:
     """Whether nothing at the end would be read otherwise if the list went on (the exceptions of HISTORY-8)."""
-    last = messages[-1] if messages else None
+    said = len(messages)
+    while pair[0] == "openai-responses" and said and _is_mute(messages[said - 1]):
+        said -= 1  # what goes for saying nothing is no item that reasoning led to
+    last = messages[said - 1] if said else None
     if not isinstance(last, dict):
         return True
     if pair[1] == "gemini-3":
         return last.get("role") == "model" and not any(said.kind == "call" for said in sayings(last))
     return last.get("type") != "reasoning"
+
+
+def _is_mute(item: Any) -> bool:
+    return isinstance(item, dict) and item.get("type") == "message" and not sayings(item)
 
 
 @spec("HISTORY-7")
@@ -227,6 +249,20 @@ SEARCHES = (
 )
 NAMED = attrgetter("__name__")
 Search = Callable[[Pair, st.DataObject], None]
+
+
+def test_calls_get_signatures_where_an_accident_took_the_end_of_their_turn() -> None:
+    """Found by chance: for Gemini 3 the start is as it was, but for these."""
+    part = {"functionCall": {"id": "c00100001", "name": "read_file", "args": {}}}
+    answer = {"functionResponse": {"id": "c00100001", "name": "read_file", "response": {"result": "k1z"}}}
+    whole = [
+        {"role": "user", "parts": [{"text": "k2z"}]},
+        {"role": "model", "parts": [part]},
+        {"role": "user", "parts": [answer]},
+        {"role": "model", "parts": [{"text": "k3z"}]},
+    ]
+    assert told(("gemini", "gemini-3"), whole).edits == ()
+    assert faults(("gemini", "gemini-3"), Broken(whole, whole[:3])) == {}
 
 
 @pytest.mark.parametrize("search", SEARCHES, ids=NAMED)

@@ -5,7 +5,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from midstream.core.formats.named import format_named
@@ -21,6 +21,7 @@ from midstream.history import repair
 from tests.core.repair.histories import FORMATS, broken, valid
 from tests.core.repair.rules import refusals
 from tests.oracles import accidents, scripts
+from tests.search import TIMES
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -59,7 +60,8 @@ def test_the_walk_finds_the_same_with_the_quick_look_and_without(form: str) -> N
 
 
 @given(seed=st.integers(0, 2**40), form=st.sampled_from(FORMATS))
-@settings(max_examples=300, deadline=None)
+@example(seed=1370, form="openai-responses")  # a result bears the item id of a call that was stepped over
+@settings(max_examples=300 * TIMES)
 def test_the_same_whatever_stands_in_the_place_of_anything(seed: int, form: str) -> None:
     chance = Random(seed)
     messages = copy.deepcopy(scripts.valid(form, chance))

@@ -51,3 +51,10 @@ def test_a_message_that_is_fine_is_the_same_object() -> None:
     for form in ("anthropic", "openai-chat", "langchain"):
         message = {"role": "user", "content": "x"}
         assert with_known_role(message, form) is message
+
+
+@pytest.mark.parametrize("kind", [True, None, [], "", "x"])
+def test_a_message_that_langchain_dumped_is_a_constructors_whatever_its_type_says(kind: object) -> None:
+    path = ["langchain", "schema", "messages", "AIMessage"]
+    dumped = {"lc": 1, "type": kind, "id": path, "kwargs": {"type": "ai", "content": "x"}}
+    assert with_known_role(dumped, "langchain") == {**dumped, "type": "constructor"}

@@ -131,3 +131,17 @@ def test_a_prompt_that_an_agent_put_in_again_is_dropped() -> None:
     done = repair(history, format="pydantic-ai")
     assert done.messages == [history[0], answer, {"kind": "request", "parts": [asked]}]
     assert [edit.code for edit in done.edits] == ["repeated-system"]
+
+
+@pytest.mark.parametrize("profile", ["portable", "strict-template", "neutral"])
+def test_a_system_prompt_that_an_earlier_repair_kept_as_words_is_a_copy_to_a_later_one(profile: str) -> None:
+    def said(*parts: tuple[str, str]) -> dict[str, Any]:
+        return {"kind": "request", "parts": [{"part_kind": kind, "content": words} for kind, words in parts]}
+
+    answer = {"kind": "response", "parts": [{"part_kind": "text", "content": "a"}]}
+    told = ("system-prompt", "Be brief.")
+    start = [said(("user-prompt", "q")), answer, said(told, ("user-prompt", "r")), answer]
+    more = [said(("user-prompt", "s")), answer, said(told, ("user-prompt", "t")), answer]
+    stored = repair(start, format="pydantic-ai", profile=profile)
+    later = repair([*stored.messages, *more], format="pydantic-ai", profile=profile)
+    assert later.messages == repair([*start, *more], format="pydantic-ai", profile=profile).messages

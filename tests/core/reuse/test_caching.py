@@ -34,7 +34,7 @@ def told(*records: Record) -> list[tuple[Prefix, str]]:
     return [(call.kind, call.reason) for call in model_calls(records)]
 
 
-@spec("REUSE-83")
+@spec("REUSE-65")
 def test_each_call_has_its_kind_its_reason_and_its_tokens() -> None:
     calls = model_calls([replied(1), Delta(1, 2, 1, 0, "text", "h"), replied(2, 4900, tokens=5100)])
 
@@ -45,7 +45,7 @@ def test_each_call_has_its_kind_its_reason_and_its_tokens() -> None:
     assert [call.uncached_tokens for call in calls] == [5000, 200]
 
 
-@spec("REUSE-83")
+@spec("REUSE-65")
 def test_what_was_another_in_the_beginning_is_named() -> None:
     assert told(
         replied(1),
@@ -64,7 +64,7 @@ def test_what_was_another_in_the_beginning_is_named() -> None:
     ]
 
 
-@spec("REUSE-83")
+@spec("REUSE-65")
 def test_a_continuation_that_found_nothing_says_what_may_be_the_reason() -> None:
     assert told(
         replied(1),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from midstream.core.formats.parts import Value
 from midstream.core.reuse.difference import Cause, Difference, first_difference
 from midstream.errors import UsageError
+from tests.search import TIMES
 from tests.spec import spec
 
 READ = {
@@ -52,7 +53,7 @@ def found(before: dict[str, Any], after: dict[str, Any]) -> tuple[str, Cause, st
     return difference.field, difference.cause, difference.before, difference.after
 
 
-@spec("REUSE-80")
+@spec("REUSE-62")
 def test_a_conversation_that_went_on_has_no_difference() -> None:
     longer = request(messages=[*request()["messages"], said("a says"), user("thanks")])
 
@@ -60,7 +61,7 @@ def test_a_conversation_that_went_on_has_no_difference() -> None:
     assert parted(request(), longer) is None
 
 
-@spec("REUSE-80")
+@spec("REUSE-62")
 def test_what_no_prompt_holds_is_no_difference() -> None:
     marked = request(system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}])
     plain = request(system=[{"type": "text", "text": "Be brief."}], max_tokens=5, stream=True)
@@ -70,7 +71,7 @@ def test_what_no_prompt_holds_is_no_difference() -> None:
     assert first_difference(spaced, msgspec.json.encode(dict(reversed(request().items())))) is None
 
 
-@spec("REUSE-81")
+@spec("REUSE-63")
 @pytest.mark.parametrize(
     ("after", "told"),
     [
@@ -110,7 +111,7 @@ def test_what_invalidated_the_prefix_is_named(
     assert found(request(), after) == told
 
 
-@spec("REUSE-81")
+@spec("REUSE-63")
 @pytest.mark.parametrize(
     ("before", "after", "cause", "kind"),
     [
@@ -133,7 +134,7 @@ def test_what_changes_by_itself_is_told_by_its_kind(before: str, after: str, cau
     assert found(request(system=before), request(system=after)) == ("system", cause, kind, kind)
 
 
-@spec("REUSE-81")
+@spec("REUSE-63")
 def test_a_reminder_that_follows_the_newest_message_has_moved() -> None:
     before = request(messages=[user([{"type": "text", "text": "hi"}, REMINDER])])
     after = request(
@@ -147,12 +148,12 @@ def test_a_reminder_that_follows_the_newest_message_has_moved() -> None:
     assert found(before, after)[:2] == ("messages[0].content[1]", Cause.MOVED)
 
 
-@spec("REUSE-81")
+@spec("REUSE-63")
 def test_a_system_prompt_that_appeared_is_told_before_the_messages() -> None:
     assert found(request(system=None), request()) == ("system", Cause.WORDS, "nothing", "text")
 
 
-@spec("REUSE-82")
+@spec("REUSE-64")
 @pytest.mark.parametrize(
     "after", [request(system="the Password is tulip"), request(messages=[user("Password tulip")])]
 )
@@ -195,8 +196,8 @@ _requests = st.fixed_dictionaries(
 )
 
 
-@spec("REUSE-80")
-@settings(max_examples=300, deadline=None)
+@spec("REUSE-62")
+@settings(max_examples=300 * TIMES)
 @given(_requests, _requests)
 def test_there_is_a_difference_if_and_only_if_the_earlier_is_no_beginning(
     before: dict[str, Any], after: dict[str, Any]

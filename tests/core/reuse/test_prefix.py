@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from midstream.core.formats import openai_chat
 from midstream.core.formats.parts import Value
 from midstream.core.messages import (
     Call,
     Entry,
     Exchange,
+    File,
     Finish,
     History,
     Reply,
@@ -28,12 +30,14 @@ from midstream.core.reuse.prefix import (
     ANCHORS_MAX,
     LOOK_BACK_BLOCKS,
     anchored,
+    anchored_chat,
     cache_key_of,
     canonical_tools,
     head_of,
     takes_cache_key,
 )
 from tests.core.histories import MODEL, histories
+from tests.search import TIMES
 from tests.spec import spec
 
 SCHEMA = {
@@ -50,8 +54,8 @@ def encoded(messages: object) -> bytes:
     return msgspec.json.encode(messages)[:-1]
 
 
-@spec("REUSE-76")
-@settings(max_examples=300, deadline=None)
+@spec("REUSE-58")
+@settings(max_examples=300 * TIMES)
 @given(histories(8), EVERYBODY, st.data())
 def test_the_messages_of_a_turn_begin_with_those_of_the_turn_before(
     history: History, profile: str, data: st.DataObject
@@ -72,7 +76,7 @@ def is_asked(entries: tuple[Entry, ...]) -> bool:
     return isinstance(last, UserMessage) or bool(last.results)
 
 
-@spec("REUSE-77")
+@spec("REUSE-59")
 @given(st.permutations([READ, LIST, ToolSpec("write", "Write.", {"required": ["b", "a"], "type": "object"})]))
 def test_the_same_tools_are_the_same_bytes_in_whatever_order_they_come(tools: list[ToolSpec]) -> None:
     shuffled = [
@@ -83,7 +87,7 @@ def test_the_same_tools_are_the_same_bytes_in_whatever_order_they_come(tools: li
     assert head_of("", shuffled) == head_of("", tools)
 
 
-@spec("REUSE-77")
+@spec("REUSE-59")
 def test_properties_keep_their_order() -> None:
     schema: dict[str, Any] = {
         "type": "object",
@@ -106,7 +110,7 @@ def test_another_prompt_or_tool_has_another_digest() -> None:
     assert head_of("Be brief.", [READ, LIST]).tools != head.tools
 
 
-@spec("REUSE-78")
+@spec("REUSE-60")
 def test_a_cache_key_is_short_stable_and_says_nothing_of_the_session() -> None:
     key = cache_key_of("s-with-a-name" * 40)
 
@@ -115,7 +119,7 @@ def test_a_cache_key_is_short_stable_and_says_nothing_of_the_session() -> None:
     assert "name" not in key
 
 
-@spec("REUSE-78")
+@spec("REUSE-60")
 @pytest.mark.parametrize(
     ("host", "is_known"),
     [
@@ -165,7 +169,7 @@ def unmarked(value: Value) -> Value:
     return value
 
 
-@spec("REUSE-79")
+@spec("REUSE-61")
 def test_tools_system_and_the_last_message_are_marked_at_their_end() -> None:
     body = anchored(body_of(*asked("hi")))
 
@@ -177,7 +181,7 @@ def test_tools_system_and_the_last_message_are_marked_at_their_end() -> None:
     }
 
 
-@spec("REUSE-79")
+@spec("REUSE-61")
 def test_the_second_anchor_stands_where_the_request_before_ended() -> None:
     """However many blocks one reply adds: a look back of 20 would not reach over 25 calls and their results."""
     calls = LOOK_BACK_BLOCKS + 5
@@ -190,8 +194,8 @@ def test_the_second_anchor_stands_where_the_request_before_ended() -> None:
     assert [marks(body)[-2] for body in bodies[1:]] == tails[:-1]
 
 
-@spec("REUSE-79")
-@settings(max_examples=200, deadline=None)
+@spec("REUSE-61")
+@settings(max_examples=200 * TIMES)
 @given(histories(8))
 def test_there_are_never_more_marks_than_allowed_and_what_carries_them_may(history: History) -> None:
     body = anchored(body_of(*history.entries))
@@ -204,8 +208,8 @@ def test_there_are_never_more_marks_than_allowed_and_what_carries_them_may(histo
     assert len(marks(body)) <= ANCHORS_MAX
 
 
-@spec("REUSE-79")
-@settings(max_examples=200, deadline=None)
+@spec("REUSE-61")
+@settings(max_examples=200 * TIMES)
 @given(histories(8), st.data())
 def test_but_for_the_marks_a_longer_conversation_begins_with_the_shorter_one(
     history: History, data: st.DataObject
@@ -217,7 +221,7 @@ def test_but_for_the_marks_a_longer_conversation_begins_with_the_shorter_one(
         assert encoded(longer["messages"]).startswith(encoded(shorter["messages"]))
 
 
-@spec("REUSE-79")
+@spec("REUSE-61")
 def test_a_body_with_marks_of_its_own_is_left_alone() -> None:
     body = body_of(*asked("hi"))
     body["messages"] = [
@@ -229,6 +233,55 @@ def test_a_body_with_marks_of_its_own_is_left_alone() -> None:
         **body_of(*asked("hi")),
         "cache_control": {},
     }
+
+
+def chat_of(*entries: Entry) -> dict[str, Any]:
+    sent = render(History(entries), "Be brief.", "openai-chat")
+    return {"model": "m", "tools": openai_chat.render_tools([LIST, READ]), "messages": sent.messages}
+
+
+@spec("REUSE-61")
+def test_chat_completions_are_marked_within_the_texts_of_messages() -> None:
+    """Beside the content of a result a mark is reported to make one such server hang."""
+    entries = [*asked("read it"), ran(2)]
+    before, now = (anchored_chat(chat_of(*each), ttl="1h") for each in (entries[:1], entries))
+    mark = {"type": "ephemeral", "ttl": "1h"}
+    system, user, reply, first, last = now["messages"]
+
+    assert [tool.get("cache_control") for tool in now["tools"]] == [None, mark]
+    assert system["content"] == [{"type": "text", "text": "Be brief.", "cache_control": mark}]
+    assert user == before["messages"][1]
+    assert user["content"] == [{"type": "text", "text": "read it", "cache_control": mark}]
+    assert reply == chat_of(*entries)["messages"][2]
+    assert first["content"] == [{"type": "text", "text": "words"}]
+    assert last == {
+        "role": "tool",
+        "tool_call_id": "c1",
+        "content": [{"type": "text", "text": "words", "cache_control": mark}],
+    }
+
+
+@spec("REUSE-61")
+def test_of_a_message_with_an_image_its_words_are_marked() -> None:
+    picture = UserMessage((Text("What is it?"), File("image/png", data="AAAA")))
+    (_, user) = anchored_chat(chat_of(picture))["messages"]
+
+    assert ["cache_control" in part for part in user["content"]] == [True, False]
+
+
+@spec("REUSE-61")
+@settings(max_examples=200 * TIMES)
+@given(histories(8), st.data())
+def test_but_for_the_marks_longer_chat_completions_begin_with_the_shorter_ones(
+    history: History, data: st.DataObject
+) -> None:
+    ends = [end for end in range(1, len(history.entries) + 1) if is_asked(history.entries[:end])]
+    if ends:
+        end = data.draw(st.sampled_from(ends))
+        shorter, longer = (anchored_chat(chat_of(*history.entries[:to])) for to in (end, ends[-1]))
+        assert str(longer).count("cache_control") <= ANCHORS_MAX
+        assert encoded(unmarked(longer["messages"])).startswith(encoded(unmarked(shorter["messages"])))
+        assert anchored_chat(longer) == longer
 
 
 def test_the_body_that_was_given_stays_as_it_is() -> None:

@@ -78,7 +78,7 @@ def test_an_error_of_an_unknown_class_has_the_cause_of_what_it_is_made_of() -> N
         (ModelForgotError, BeginAnew(), Fail()),
         (ModelRejectedError, BeginAnew(), Fail()),
         (UpstreamBusyError, Repeat(is_forced=True), Repeat(is_forced=True)),
-        (ModelStalledError, Repeat(is_forced=True), Repeat(is_forced=True)),
+        (ModelStalledError, BeginAnew(), BeginAnew()),
         (ModelUnavailableError, Repeat(0.5), Repeat(0.5)),
         (ModelAccessError, Fail(), Fail()),
         (ContextOverflowError, Fail(), Fail()),
@@ -155,7 +155,7 @@ def test_a_busy_agent_is_forced_once_then_left() -> None:
 
 def test_the_second_stall_of_a_turn_is_its_end() -> None:
     stall = ModelStalledError("x")
-    assert remedy(stall, replace(RESUMED, is_forced=True)) == Fail()
+    assert remedy(stall, replace(RESUMED, is_forced=True)) == BeginAnew()
     assert remedy(stall, replace(RESUMED, is_taken=True)) == BeginAnew()
     assert remedy(stall, replace(FRESH, is_taken=True)) == BeginAnew()
     assert remedy(stall, replace(ANEW, is_taken=True)) == Fail()

@@ -45,7 +45,7 @@ def test_what_is_in_order_passes_as_it_is() -> None:
     assert shape.cut() == ()
 
 
-@spec("REUSE-75")
+@spec("REUSE-57")
 def test_a_call_still_open_at_the_end_gets_an_end_before_it() -> None:
     assert passed(Paired(), START, Finished()) == [
         START,
@@ -63,7 +63,7 @@ def test_a_call_still_open_where_the_answer_broke_off_gets_one_end() -> None:
     assert shape.take(END) == ()
 
 
-@spec("REUSE-75")
+@spec("REUSE-57")
 @given(_events)
 def test_every_call_starts_once_and_ends_once(events: list[ModelEvent]) -> None:
     shape = Paired()
@@ -80,7 +80,7 @@ def test_every_call_starts_once_and_ends_once(events: list[ModelEvent]) -> None:
     ]
 
 
-@spec("REUSE-75")
+@spec("REUSE-57")
 def test_a_turn_without_tools_is_told_of_them_as_thoughts() -> None:
     shape = Folded()
     events = passed(shape, TextDelta("I look"), START, END, TextDelta("done"), Finished(Finish.CALLS))
@@ -103,7 +103,7 @@ def test_a_folded_call_is_told_shortly_and_truly() -> None:
     ]
 
 
-@spec("REUSE-75")
+@spec("REUSE-57")
 @given(_events)
 def test_folded_answers_have_no_tool_parts(events: list[ModelEvent]) -> None:
     shape = Folded()
@@ -115,7 +115,7 @@ def test_folded_answers_have_no_tool_parts(events: list[ModelEvent]) -> None:
     assert reply is None or {type(part) for part in reply.parts} <= {Text, Thinking}
 
 
-@spec("REUSE-72")
+@spec("REUSE-54")
 def test_words_after_a_call_are_a_part_of_their_own() -> None:
     builder = ReplyBuilder(1, 1, 1)
     for event in (TextDelta("I look"), START, TextDelta("while it runs"), END, TextDelta(", on"), Finished()):

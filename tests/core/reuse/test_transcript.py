@@ -25,6 +25,7 @@ from midstream.core.messages import (
 )
 from midstream.core.reuse.transcript import TranscriptBudget, replayed, transcript, without_base64
 from tests.core.histories import histories
+from tests.search import TIMES
 from tests.spec import spec
 
 IMAGE = File("image/png", data="iVBORw0KGgo" * 900, name="shot.png")
@@ -50,7 +51,7 @@ def headings(text: str) -> list[str]:
     return [line.split(" ", 2)[2][:-4] for line in lines if line.startswith(f"--- {fence} ")]
 
 
-@spec("REUSE-70")
+@spec("REUSE-52")
 def test_a_conversation_is_told_between_two_marks_that_say_what_it_is() -> None:
     text = told(UserMessage.of("hi"), answer("hello"), UserMessage.of("read a"), ran("words of a"))
 
@@ -74,7 +75,7 @@ def test_nothing_said_is_nothing_told() -> None:
     assert replayed(History(), UserMessage.of("hi"), takes_files=False) == UserMessage.of("hi")
 
 
-@spec("REUSE-70")
+@spec("REUSE-52")
 def test_what_was_said_cannot_end_the_frame() -> None:
     first = told(UserMessage.of("hi"))
     forged = told(UserMessage.of(first), answer(first.replace("hi", first)))
@@ -82,8 +83,8 @@ def test_what_was_said_cannot_end_the_frame() -> None:
     assert headings(forged)[1:-1] == ["1 the user said", "2 the assistant said"]
 
 
-@spec("REUSE-70")
-@settings(max_examples=200, deadline=None)
+@spec("REUSE-52")
+@settings(max_examples=200 * TIMES)
 @given(histories())
 def test_the_fence_stands_in_no_word_of_the_history(history: History) -> None:
     text = transcript(history)
@@ -94,7 +95,7 @@ def test_the_fence_stands_in_no_word_of_the_history(history: History) -> None:
     assert text == transcript(history)
 
 
-@spec("REUSE-70")
+@spec("REUSE-52")
 def test_the_users_newest_words_stand_whole_outside_the_frame() -> None:
     words = "and now " * 100_000
     said = replayed(
@@ -108,7 +109,7 @@ def test_the_users_newest_words_stand_whole_outside_the_frame() -> None:
     assert words not in frame.text
 
 
-@spec("REUSE-70")
+@spec("REUSE-52")
 def test_messages_that_nobody_answered_stand_outside_the_frame_in_order() -> None:
     history = History((UserMessage.of("hi"), answer("hello"), UserMessage.of("one"), UserMessage.of("two")))
     said = replayed(history, UserMessage.of("three"), takes_files=False)
@@ -125,7 +126,7 @@ def test_new_results_at_the_end_are_to_be_answered() -> None:
     assert "tool results of the prior conversation are new" in str(said.parts[1])
 
 
-@spec("REUSE-70")
+@spec("REUSE-52")
 @pytest.mark.parametrize(
     ("outcome", "words"),
     [
@@ -148,7 +149,7 @@ def test_a_reply_that_was_cut_says_so_and_thoughts_are_left_out() -> None:
     assert "hm" not in text
 
 
-@spec("REUSE-71")
+@spec("REUSE-53")
 def test_results_and_arguments_are_cut_with_a_mark_of_what_is_missing() -> None:
     text = told(ran("r" * 2001, arguments="a" * 777))
 
@@ -156,7 +157,7 @@ def test_results_and_arguments_are_cut_with_a_mark_of_what_is_missing() -> None:
     assert f"\n{'a' * 500}\n[+277 characters]\n" in text
 
 
-@spec("REUSE-71")
+@spec("REUSE-53")
 def test_the_oldest_shrinks_first_and_the_newest_stays_whole() -> None:
     turns = [ran(str(number) * 1500) for number in range(1, 6)]
     text = told(UserMessage.of("the task"), *turns, budget=TranscriptBudget(total_chars=5000))
@@ -180,14 +181,14 @@ def test_what_has_no_room_at_all_is_counted() -> None:
     assert text.index("the task") < text.index("left out") < text.index("answer 199")
 
 
-@spec("REUSE-71")
-@settings(max_examples=200, deadline=None)
+@spec("REUSE-53")
+@settings(max_examples=200 * TIMES)
 @given(histories(20), st.integers(800, 20_000))
 def test_a_transcript_keeps_its_budget(history: History, chars: int) -> None:
     assert len(transcript(history, TranscriptBudget(total_chars=chars))) <= chars
 
 
-@spec("REUSE-71")
+@spec("REUSE-53")
 def test_attachments_are_named_and_never_inlined() -> None:
     linked = File("image/png", url="data:image/png;base64," + PNG)
     web = File("image/png", url="https://example.org/a.png")
@@ -209,7 +210,7 @@ def test_an_agent_that_reads_files_gets_those_of_the_newest_message_only() -> No
     assert "not repeated here" in str(said.parts[0])
 
 
-@spec("REUSE-71")
+@spec("REUSE-53")
 @pytest.mark.parametrize(
     "text",
     [

@@ -94,27 +94,27 @@ def test_a_call_that_needs_approval_waits_and_owes_nothing() -> None:
     records, state = decided(told(say()), asks(needs_approval("a"), reads("b")))
     assert [type(record) for record in records] == [ReplyCompleted, QuestionAsked]
     assert records[1] == QuestionAsked(1, 1, "a", QuestionKind.APPROVAL, DIGEST, AT, "Sure?")
-    assert owed(state) == frozenset()
+    assert owed(state) == ()
 
 
 @spec("TURN-32")
 def test_all_approvals_are_asked_at_once_and_calls_keep_their_order() -> None:
     _, state = decided(told(say()), asks(needs_approval("a"), needs_approval("b")))
     _, state = decided(state, replies("b", Choice.ALLOW))
-    assert owed(state) == frozenset()
+    assert owed(state) == ()
     records, state = decided(state, replies("a", Choice.ALLOW))
     assert records == (
         QuestionAnswered(1, 1, "a", QuestionKind.APPROVAL, DIGEST, Choice.ALLOW, AT),
         CallStarted(1, 1, "a", 1, AT),
     )
     _, state = decided(state, ended("a"))
-    assert owed(state) == {RunCall(1, 1, "b", 1)}
+    assert owed(state) == (RunCall(1, 1, "b", 1),)
 
 
 @spec("TURN-32")
 def test_reading_calls_before_it_do_not_wait_for_a_person() -> None:
     _, state = decided(told(say()), asks(reads("a"), needs_approval("b")))
-    assert owed(state) == {RunCall(1, 1, "a", 1)}
+    assert owed(state) == (RunCall(1, 1, "a", 1),)
 
 
 @spec("TURN-33")
@@ -123,7 +123,7 @@ def test_what_is_declined_is_told_to_the_model_with_the_reason() -> None:
     assert (
         CallEnded(1, 1, Result("a", f"{DENIED_CONTENT} They said: too dear", Outcome.DENIED), AT) in records
     )
-    assert owed(state) == {AskModel(1, 2, 1)}
+    assert owed(state) == (AskModel(1, 2, 1),)
 
 
 @spec("TURN-33")
@@ -177,7 +177,7 @@ def test_nobody_can_answer_what_nobody_asked(state: TurnState) -> None:
 @spec("TURN-34")
 def test_a_question_expires_where_it_has_a_limit() -> None:
     state = told(say(), asks(needs_approval("a", answer_s=60.0)))
-    assert owed(state) == {AwaitPerson(1, 1, "a", AT + 60.0)}
+    assert owed(state) == (AwaitPerson(1, 1, "a", AT + 60.0),)
     assert decide(state, QuestionExpired(1, 1, "a"), epoch=1, at=AT + 59.0) == ()
     records = decide(state, QuestionExpired(1, 1, "a"), epoch=1, at=AT + 60.0)
     assert records[0] == CallEnded(1, 1, Result("a", NO_DECISION_CONTENT, Outcome.CANCELLED), AT + 60.0)
@@ -187,7 +187,7 @@ def test_a_question_expires_where_it_has_a_limit() -> None:
 def test_a_wait_for_a_person_survives_owners_and_days() -> None:
     state = _found_by_the_next_owner(needs_approval("a"), at=AT + 100 * LOOK_BACK_S)
     _, state = decided(state, replies("a", Choice.ALLOW), epoch=2)
-    assert owed(state) == {RunCall(1, 1, "a", 1)}
+    assert owed(state) == (RunCall(1, 1, "a", 1),)
 
 
 @spec("TURN-35")
@@ -199,7 +199,7 @@ def test_a_permission_is_used_up_by_the_start() -> None:
         CallDoubted(1, 1, "a", AT),
         QuestionAsked(1, 1, "a", QuestionKind.DOUBT, DIGEST, AT, "Sure?"),
     )
-    assert owed(state) == frozenset()
+    assert owed(state) == ()
 
 
 @spec("TURN-8", "TURN-32")
@@ -216,7 +216,7 @@ def test_a_cancel_closes_what_waits_for_a_person() -> None:
 def test_a_question_is_answered_in_words() -> None:
     records, state = decided(told(say()), asks(at_person("a"), reads("b")))
     assert QuestionAsked(1, 1, "a", QuestionKind.QUESTION, DIGEST, AT, "Which one?") in records
-    assert owed(state) == {RunCall(1, 1, "b", 1)}
+    assert owed(state) == (RunCall(1, 1, "b", 1),)
     records, _ = decided(state, replies("a", Choice.REPLY, "the blue one"))
     assert records[1] == CallEnded(1, 1, Result("a", "the blue one"), AT)
 
@@ -244,23 +244,23 @@ def test_a_held_call_has_the_outcome_a_person_gives_it(choice: Choice, text: str
     state = _found_by_the_next_owner(writes("a", OnDoubt.HOLD))
     records, state = decided(state, replies("a", choice, text), epoch=2)
     assert CallEnded(1, 1, result, AT) in records
-    assert owed(state) == {AskModel(1, 2, 1)}
+    assert owed(state) == (AskModel(1, 2, 1),)
 
 
 @spec("TURN-36")
 def test_a_held_call_runs_again_where_a_person_says_so() -> None:
     state = _found_by_the_next_owner(writes("a", OnDoubt.HOLD), writes("b"))
-    assert owed(state) == frozenset()
+    assert owed(state) == ()
     _, state = decided(state, replies("a", Choice.RERUN), epoch=2)
-    assert owed(state) == {RunCall(1, 1, "a", 2)}
+    assert owed(state) == (RunCall(1, 1, "a", 2),)
 
 
 @spec("TURN-37")
 def test_a_call_in_doubt_is_probed_and_its_outcome_taken() -> None:
     state = _found_by_the_next_owner(writes("a", OnDoubt.PROBE), writes("b"))
-    assert owed(state) == {ProbeCall(1, 1, "a")}
+    assert owed(state) == (ProbeCall(1, 1, "a"),)
     _, state = decided(state, CallProbed(1, 1, "a", Result("a", "sent")), epoch=2)
-    assert owed(state) == {RunCall(1, 1, "b", 1)}
+    assert owed(state) == (RunCall(1, 1, "b", 1),)
 
 
 @spec("TURN-37")
@@ -268,7 +268,7 @@ def test_what_did_not_happen_runs_again_a_bounded_number_of_times() -> None:
     state = _found_by_the_next_owner(writes("a", OnDoubt.PROBE))
     for run in range(2, RERUNS_MAX + 2):
         _, state = decided(state, CallProbed(1, 1, "a", may_run=True), epoch=run)
-        assert owed(state) == {RunCall(1, 1, "a", run)}
+        assert owed(state) == (RunCall(1, 1, "a", run),)
         state = after(state, EpochStarted(run + 1, "next", AT), epoch=run + 1)
         _, state = decided(state, Recover(), epoch=run + 1)
     records, _ = decided(state, CallProbed(1, 1, "a", may_run=True), epoch=9)
@@ -288,7 +288,7 @@ def test_an_owner_that_dies_while_probing_leaves_the_probe_to_the_next() -> None
     state = after(state, EpochStarted(3, "third", AT), epoch=3)
     records, state = decided(state, Recover(), epoch=3)
     assert records == ()
-    assert owed(state) == {ProbeCall(1, 1, "a")}
+    assert owed(state) == (ProbeCall(1, 1, "a"),)
 
 
 @spec("TURN-37", "TURN-35")
@@ -326,7 +326,7 @@ def test_a_cancel_leaves_a_call_in_doubt_unknown() -> None:
 @spec("TURN-13")
 def test_what_is_one_transaction_with_its_outcome_runs_again() -> None:
     state = _found_by_the_next_owner(writes("a", OnDoubt.IN_TRANSACTION))
-    assert owed(state) == {RunCall(1, 1, "a", 2)}
+    assert owed(state) == (RunCall(1, 1, "a", 2),)
 
 
 # --- progress ---------------------------------------------------------------------------------------------------

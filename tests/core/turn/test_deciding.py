@@ -99,7 +99,7 @@ def test_a_message_opens_a_turn_and_announces_the_first_model_call() -> None:
         MessageAccepted(1, UserMessage.of("hi"), AT),
         AttemptStarted(1, reply=1, attempt=1, at=AT),
     )
-    assert owed(state) == {AskModel(1, 1, 1)}
+    assert owed(state) == (AskModel(1, 1, 1),)
 
 
 @spec("TURN-1")
@@ -124,7 +124,7 @@ def test_a_reply_without_calls_ends_the_turn_in_one_append() -> None:
         TurnEnded(1, TurnStatus.COMPLETED, AT),
     )
     assert state == Idle()
-    assert owed(state) == frozenset()
+    assert owed(state) == ()
 
 
 @spec("TURN-3", "TURN-9")
@@ -145,7 +145,7 @@ def test_a_failed_attempt_is_tried_again_after_a_while() -> None:
         AttemptFailed(1, 1, 1, "model_unavailable", "it broke", AT),
         AttemptStarted(1, 1, attempt=2, at=AT, not_before=AT + 1.0),
     )
-    assert owed(state) == {AskModel(1, 1, 2, not_before=AT + 1.0)}
+    assert owed(state) == (AskModel(1, 1, 2, not_before=AT + 1.0),)
 
     records, state = decided(state, fails(attempt=2))
     assert records[1] == AttemptStarted(1, 1, attempt=3, at=AT, not_before=AT + 2.0)
@@ -166,7 +166,7 @@ def test_where_the_conversation_is_too_long_the_model_is_asked_again_with_less()
         HistoryCompacted(1, 1, cut=2, at=AT),
         AttemptStarted(1, 1, attempt=2, at=AT),
     )
-    assert owed(state) == {AskModel(1, 1, 2)}
+    assert owed(state) == (AskModel(1, 1, 2),)
 
 
 @spec("TURN-25")
@@ -200,19 +200,19 @@ def test_each_model_call_may_be_shortened_once() -> None:
 def test_a_shortened_request_has_all_its_tries() -> None:
     state = told(say(), fails(), fails(attempt=2), overflows(2, attempt=3))
     _, state = decided(state, fails(attempt=4))
-    assert owed(state) == {AskModel(1, 1, 5, not_before=AT + 1.0)}
+    assert owed(state) == (AskModel(1, 1, 5, not_before=AT + 1.0),)
 
 
 @spec("TURN-4")
 def test_a_provider_that_asks_for_more_time_gets_it() -> None:
     _, state = decided(told(say()), fails(retry_after_s=30.0))
-    assert owed(state) == {AskModel(1, 1, 2, not_before=AT + 30.0)}
+    assert owed(state) == (AskModel(1, 1, 2, not_before=AT + 30.0),)
 
 
 @spec("TURN-4", "TURN-21")
 def test_no_provider_makes_a_turn_wait_for_hours() -> None:
     _, state = decided(told(say()), fails(retry_after_s=86_400.0))
-    assert owed(state) == {AskModel(1, 1, 2, not_before=AT + RETRY_AFTER_MAX_S)}
+    assert owed(state) == (AskModel(1, 1, 2, not_before=AT + RETRY_AFTER_MAX_S),)
 
 
 @spec("TURN-4", "TURN-19")
@@ -253,11 +253,11 @@ def test_an_agent_that_loops_is_stopped() -> None:
 def test_nothing_is_committed_until_the_last_tool_returns() -> None:
     records, state = decided(told(say()), asks(reads("a"), reads("b")))
     assert [type(record) for record in records] == [ReplyCompleted, CallStarted, CallStarted]
-    assert owed(state) == {RunCall(1, 1, "a", 1), RunCall(1, 1, "b", 1)}
+    assert owed(state) == (RunCall(1, 1, "a", 1), RunCall(1, 1, "b", 1))
 
     records, state = decided(state, ended("b", "2"))
     assert records == (CallEnded(1, 1, Result("b", "2"), AT),)
-    assert owed(state) == {RunCall(1, 1, "a", 1)}
+    assert owed(state) == (RunCall(1, 1, "a", 1),)
 
     records = decide(state, ended("a", "1"), epoch=1, at=AT)
     assert records == (
@@ -268,7 +268,7 @@ def test_nothing_is_committed_until_the_last_tool_returns() -> None:
     assert exchange_of(after(state, records[0])) == Exchange(
         state.reply if isinstance(state, RunningCalls) else Reply(()), (Result("a", "1"), Result("b", "2"))
     )
-    assert owed(after(state, *records)) == {AskModel(1, 2, 1)}
+    assert owed(after(state, *records)) == (AskModel(1, 2, 1),)
 
 
 @spec("TURN-10")
@@ -276,10 +276,10 @@ def test_calls_with_effects_run_alone_and_in_order() -> None:
     state = told(say(), asks(reads("a"), writes("b"), reads("c"), writes("d")))
     started = []
     for call_id in ("a", "b", "c", "d"):
-        assert owed(state) == {RunCall(1, 1, call_id, 1)}
+        assert owed(state) == (RunCall(1, 1, call_id, 1),)
         started.append(call_id)
         _, state = decided(state, ended(call_id))
-    assert owed(state) == {AskModel(1, 2, 1)}
+    assert owed(state) == (AskModel(1, 2, 1),)
 
 
 @spec("TURN-10")
@@ -295,7 +295,7 @@ def test_a_call_that_cannot_run_is_answered_and_the_others_go_on() -> None:
         CallEnded(1, 1, Result("a", "There is no such tool.", Outcome.ERROR), AT),
         CallStarted(1, 1, "b", 1, AT),
     )
-    assert owed(state) == {RunCall(1, 1, "b", 1)}
+    assert owed(state) == (RunCall(1, 1, "b", 1),)
 
 
 @spec("TURN-11", "TURN-6")
@@ -307,7 +307,7 @@ def test_where_no_call_can_run_the_model_is_asked_again_at_once() -> None:
         ExchangeCommitted,
         AttemptStarted,
     ]
-    assert owed(state) == {AskModel(1, 2, 1)}
+    assert owed(state) == (AskModel(1, 2, 1),)
 
 
 @spec("TURN-9", "TURN-12")
@@ -357,16 +357,16 @@ def test_after_the_end_nothing_but_a_message_means_anything(late: Command) -> No
 @spec("TURN-14")
 def test_a_call_at_a_client_waits_and_then_expires() -> None:
     state = told(say(), asks(at_client("a", timeout_s=30.0)))
-    assert owed(state) == {AwaitClient(1, 1, "a", AT + 30.0)}
+    assert owed(state) == (AwaitClient(1, 1, "a", AT + 30.0),)
 
     records, state = decided(state, CallExpired(1, 1, "a"))
     assert records[0] == CallEnded(1, 1, unknown("a", NO_ANSWER_CONTENT), AT)
-    assert owed(state) == {AskModel(1, 2, 1)}
+    assert owed(state) == (AskModel(1, 2, 1),)
 
 
 @spec("TURN-14")
 def test_a_call_at_a_client_without_a_timeout_waits_for_two_hours() -> None:
-    assert owed(told(say(), asks(at_client("a")))) == {AwaitClient(1, 1, "a", AT + CLIENT_CALL_S)}
+    assert owed(told(say(), asks(at_client("a")))) == (AwaitClient(1, 1, "a", AT + CLIENT_CALL_S),)
 
 
 # --- cancel -----------------------------------------------------------------------------------------------------
@@ -384,7 +384,7 @@ def test_a_cancel_while_the_model_speaks_ends_the_turn_at_once() -> None:
     assert state == Idle()
 
 
-@spec("TURN-8", "REUSE-73")
+@spec("TURN-8", "REUSE-55")
 def test_a_call_that_ran_upstream_when_the_turn_was_cancelled_is_kept_as_unknown() -> None:
     runs, ran = UpstreamCall("u", "grep"), UpstreamCall("v", "ls", "{}", "x", Outcome.OK)
     deltas = (Delta(1, 1, 1, 0, "thinking", "", runs), Delta(1, 1, 1, 1, "thinking", "", ran))
@@ -410,7 +410,7 @@ def test_an_outcome_during_a_cancel_is_kept() -> None:
     state = told(say(), asks(writes("a"), writes("b")))
     records, state = decided(state, Cancel())
     assert records == (CancelRequested(1, AT, deadline_at=AT + CANCEL_GRACE_S),)
-    assert owed(state) == {AwaitCancelled(1, AT + CANCEL_GRACE_S)}
+    assert owed(state) == (AwaitCancelled(1, AT + CANCEL_GRACE_S),)
 
     records, state = decided(state, ended("a", "it was done"))
     assert records == (
@@ -427,7 +427,7 @@ def test_a_cancel_waits_for_every_tool_that_runs() -> None:
     state = told(say(), asks(reads("a"), reads("b")), Cancel())
     records, state = decided(state, ended("b"))
     assert records == (CallEnded(1, 1, Result("b", "done"), AT),)
-    assert owed(state) == {AwaitCancelled(1, AT + CANCEL_GRACE_S)}
+    assert owed(state) == (AwaitCancelled(1, AT + CANCEL_GRACE_S),)
 
 
 @spec("TURN-8")
@@ -472,7 +472,7 @@ def _taken_over(state: TurnState, *, epoch: int = 2) -> TurnState:
 def test_a_cut_model_call_is_announced_again() -> None:
     records, state = decided(_taken_over(told(say(), heard("hel"))), Recover(), epoch=2)
     assert records == (AttemptStarted(1, 1, attempt=2, at=AT),)
-    assert owed(state) == {AskModel(1, 1, 2)}
+    assert owed(state) == (AskModel(1, 1, 2),)
 
 
 @spec("TURN-18", "TURN-19")
@@ -527,7 +527,7 @@ def test_a_tool_in_doubt_is_not_run_again_by_default() -> None:
         CallEnded(1, 1, unknown("a", UNKNOWN_CONTENT), AT),
         CallStarted(1, 1, "b", 1, AT),
     )
-    assert owed(state) == {RunCall(1, 1, "b", 1)}
+    assert owed(state) == (RunCall(1, 1, "b", 1),)
 
 
 @spec("TURN-13")
@@ -537,7 +537,7 @@ def test_a_tool_that_may_is_run_again_twice_and_no_more(on_doubt: OnDoubt) -> No
     for epoch, run in ((2, 2), (3, 3)):
         records, state = decided(_taken_over(state, epoch=epoch), Recover(), epoch=epoch)
         assert records == (CallStarted(1, 1, "a", run, AT),)
-        assert owed(state) == {RunCall(1, 1, "a", run)}
+        assert owed(state) == (RunCall(1, 1, "a", run),)
 
     records, state = decided(_taken_over(state, epoch=4), Recover(), epoch=4)
     assert records == (
@@ -558,7 +558,7 @@ def test_a_call_that_has_its_outcome_is_in_no_doubt() -> None:
 def test_a_call_at_a_client_survives_its_server() -> None:
     state = _taken_over(told(say(), asks(at_client("a"))))
     assert decide(state, Recover(), epoch=2, at=AT + 60) == ()
-    assert owed(state) == {AwaitClient(1, 1, "a", AT + CLIENT_CALL_S)}
+    assert owed(state) == (AwaitClient(1, 1, "a", AT + CLIENT_CALL_S),)
 
     records, _ = decided(state, ended("a", "yes"), epoch=2)
     assert records[0] == CallEnded(1, 1, Result("a", "yes"), AT)
@@ -653,5 +653,5 @@ def test_every_state_decides_every_command_and_goes_on_owing_something(command: 
                 decide(state, command, epoch=epoch, at=AT)
             continue
         records, then = decided(state, command, epoch=epoch)
-        assert (owed(then) == frozenset()) == isinstance(then, Idle), (name, records)
+        assert (owed(then) == ()) == isinstance(then, Idle), (name, records)
         assert records or then == state, name

@@ -70,11 +70,11 @@ def _interrupted(*commands: Command) -> TurnState:
 @spec("TURN-39")
 def test_a_turn_with_a_limit_owes_its_end() -> None:
     state = told(_limited())
-    assert owed(state) == {AskModel(1, 1, 1), AwaitEnd(1, AT + LIMIT_S)}
+    assert owed(state) == (AskModel(1, 1, 1), AwaitEnd(1, AT + LIMIT_S))
     state = told(_limited(), asks(writes("a")))
-    assert owed(state) == {RunCall(1, 1, "a", 1), AwaitEnd(1, AT + LIMIT_S)}
+    assert owed(state) == (RunCall(1, 1, "a", 1), AwaitEnd(1, AT + LIMIT_S))
     state = told(_limited(), asks(writes("a")), ended("a"))
-    assert owed(state) == {AskModel(1, 2, 1), AwaitEnd(1, AT + LIMIT_S)}
+    assert owed(state) == (AskModel(1, 2, 1), AwaitEnd(1, AT + LIMIT_S))
 
 
 @spec("TURN-39")
@@ -91,7 +91,7 @@ def test_a_turn_that_takes_too_long_fails_and_keeps_its_words() -> None:
 def test_tools_of_a_turn_that_takes_too_long_have_the_grace_of_a_cancel() -> None:
     records, state = decided(told(_limited(), asks(writes("a"), writes("b"))), TurnExpired(1))
     assert records == (CancelRequested(1, AT, AT + 5.0, TurnStatus.FAILED),)
-    assert owed(state) == {AwaitCancelled(1, AT + 5.0)}
+    assert owed(state) == (AwaitCancelled(1, AT + 5.0),)
     records, state = decided(state, ended("a", "made it"))
     outcomes = [record.result.outcome for record in records if isinstance(record, CallEnded)]
     assert outcomes == [Outcome.OK, Outcome.CANCELLED]
@@ -116,9 +116,9 @@ def test_who_stops_a_turn_that_its_limit_is_stopping_stops_it_for_good(replies_m
 @spec("TURN-39")
 def test_time_does_not_run_while_a_person_is_being_waited_for() -> None:
     state = told(_limited(), asks(needs_approval("a")))
-    assert owed(state) == frozenset()
+    assert owed(state) == ()
     _, state = decided(state, replies("a", Choice.ALLOW), at=AT + 1000.0)
-    assert owed(state) == {RunCall(1, 1, "a", 1), AwaitEnd(1, AT + 1000.0 + LIMIT_S)}
+    assert owed(state) == (RunCall(1, 1, "a", 1), AwaitEnd(1, AT + 1000.0 + LIMIT_S))
 
 
 @spec("TURN-39", "TURN-9")

@@ -1,4 +1,4 @@
-"""LiteLLM as an application would use it: `python litellm_client.py URL KEY STORY`, in an environment that has it."""
+"""LiteLLM as an application would use it: `python litellm_client.py URL KEY STORY...`, where it is installed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import litellm
 
 litellm.telemetry = False
-url, key, story = sys.argv[1:]
+url, key, *wanted = sys.argv[1:]
 ASK: Any = {
     "model": "openai/m",
     "api_base": f"{url}/v1",
@@ -45,4 +45,6 @@ def messages() -> None:
     say({"text": litellm.completion(**asked).choices[0].message.content})
 
 
-{"whole": whole, "stream": stream, "tools": tools, "messages": messages}[story]()
+stories = {"whole": whole, "stream": stream, "tools": tools, "messages": messages}
+for story in wanted:
+    stories[story]()

@@ -34,6 +34,7 @@ from midstream.errors import (
     UpstreamBusyError,
 )
 from midstream.testing.models import text
+from tests.search import TIMES
 from tests.server.gateway.serving import TOKEN, called, make_gateway, say, served
 from tests.spec import spec
 
@@ -50,7 +51,7 @@ TOOL: dict[str, Any] = {
 ASK: list[Any] = [{"role": "user", "content": "hi"}]
 
 
-@spec("REUSE-90")
+@spec("REUSE-66")
 async def test_openais_client_is_answered_with_chat_completions() -> None:
     async with served([HELLO]) as gateway, gateway.openai() as client:
         whole = await client.chat.completions.create(model="m", messages=ASK)
@@ -72,7 +73,7 @@ async def test_openais_client_is_answered_with_chat_completions() -> None:
         assert chunks[-2].choices[0].finish_reason == "stop"
 
 
-@spec("REUSE-90")
+@spec("REUSE-66")
 async def test_openais_client_calls_a_tool_and_brings_its_result() -> None:
     asks: list[ModelEvent] = [
         TextDelta("I look."),
@@ -106,7 +107,7 @@ async def test_openais_client_calls_a_tool_and_brings_its_result() -> None:
         assert [(result.call_id, result.content) for result in last.results] == [("call_7", "a tree")]
 
 
-@spec("REUSE-90")
+@spec("REUSE-66")
 async def test_openais_client_is_answered_with_responses() -> None:
     asks: list[ModelEvent] = [
         *HELLO[:-1],
@@ -138,7 +139,7 @@ async def test_openais_client_is_answered_with_responses() -> None:
         assert [item.type for item in items.data] == ["message"]
 
 
-@spec("REUSE-90")
+@spec("REUSE-66")
 async def test_anthropics_client_is_answered_with_messages() -> None:
     asks: list[ModelEvent] = [
         ThinkingDelta("hm", "signed"),
@@ -177,7 +178,7 @@ async def test_thinking_is_shown_to_anthropics_hosts_that_asked_for_it_and_no_ot
         assert [block.type for block in message.content] == ["text"]
 
 
-@spec("REUSE-91")
+@spec("REUSE-67")
 async def test_what_the_upstream_runs_itself_never_looks_like_a_call_of_the_host() -> None:
     script: list[ModelEvent] = [
         UpstreamCallStarted("u1", "Bash", '{"command": "ls"}'),
@@ -199,7 +200,7 @@ async def test_what_the_upstream_runs_itself_never_looks_like_a_call_of_the_host
         assert "reasoning_content" not in whole.choices[0].message.model_dump()
 
 
-@spec("REUSE-91")
+@spec("REUSE-67")
 async def test_a_host_without_tools_gets_no_calls() -> None:
     script: list[ModelEvent] = [CallRequested("c1", "look", "{}"), TextDelta("Done."), Finished(Finish.CALLS)]
     async with served([script]) as gateway, gateway.openai() as client:
@@ -224,7 +225,7 @@ REFUSALS: list[tuple[ModelError, int, str]] = [
 
 
 @pytest.mark.parametrize(("error", "status", "kind"), REFUSALS)
-@spec("REUSE-92")
+@spec("REUSE-68")
 async def test_an_error_before_the_first_word_has_its_status_in_every_api(
     error: ModelError, status: int, kind: str
 ) -> None:
@@ -262,7 +263,7 @@ async def test_who_should_wait_is_told_how_long_and_who_should_not_repeat_is_tol
         assert answer.headers["x-should-retry"] == "false"
 
 
-@spec("REUSE-92")
+@spec("REUSE-68")
 async def test_an_error_after_the_first_word_stands_in_the_stream() -> None:
     async with served([[TextDelta("Hel"), ModelUnavailableError("gone")]]) as gateway:
         async with gateway.openai(max_retries=0) as client:
@@ -298,7 +299,7 @@ async def test_a_bug_of_an_upstream_is_told_without_a_word_about_it(caplog: pyte
 # --- who may ask, and how ---------------------------------------------------------------------------------------
 
 
-@spec("REUSE-93")
+@spec("REUSE-69")
 async def test_nobody_is_answered_without_the_key() -> None:
     async with served([HELLO]) as gateway:
         for shown in ({}, {"authorization": "Bearer other"}, {"x-api-key": ""}, {"authorization": TOKEN}):
@@ -427,7 +428,7 @@ JUNK = st.recursive(
 
 
 @given(st.lists(JUNK, min_size=1, max_size=6), st.sampled_from(["chat/completions", "responses", "messages"]))
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120 * TIMES, suppress_health_check=[HealthCheck.too_slow])
 async def test_no_transcript_is_so_broken_that_it_is_a_fault_of_ours(messages: list[Any], path: str) -> None:
     from midstream.testing.models import ScriptedModel
 

@@ -38,7 +38,7 @@ THIRD = chat(
 )
 
 
-@spec("REUSE-97")
+@spec("REUSE-73")
 @pytest.mark.parametrize(
     ("headers", "fields"),
     [
@@ -58,14 +58,14 @@ async def test_a_host_may_name_the_conversation(headers: dict[str, str], fields:
         assert other != first
 
 
-@spec("REUSE-97")
+@spec("REUSE-73")
 async def test_without_a_name_a_conversation_is_known_by_what_was_said_in_it() -> None:
     async with served(echo) as gateway:
         first, second, third = await sessions_of(gateway, FIRST, SECOND, THIRD)
         assert first == second == third != ""
 
 
-@spec("REUSE-97")
+@spec("REUSE-73")
 async def test_two_chats_that_begin_alike_are_kept_apart() -> None:
     async with served(lambda request: text(f"answer {len(gateway.model.requests)}")) as gateway:
         ours, theirs = await sessions_of(gateway, FIRST, FIRST)
@@ -76,7 +76,7 @@ async def test_two_chats_that_begin_alike_are_kept_apart() -> None:
         assert await sessions_of(gateway, *goes_on) == [ours, theirs]
 
 
-@spec("REUSE-97")
+@spec("REUSE-73")
 async def test_what_fits_none_is_a_conversation_of_its_own_and_evicts_none() -> None:
     async with served(echo) as gateway:
         (first,) = await sessions_of(gateway, FIRST)
@@ -86,7 +86,7 @@ async def test_what_fits_none_is_a_conversation_of_its_own_and_evicts_none() -> 
         assert foreign != first == second
 
 
-@spec("REUSE-97")
+@spec("REUSE-73")
 async def test_a_user_or_a_cache_key_only_narrows_where_a_conversation_is_looked_for() -> None:
     async with served(echo) as gateway:
         for field in ("user", "prompt_cache_key"):
@@ -96,7 +96,7 @@ async def test_a_user_or_a_cache_key_only_narrows_where_a_conversation_is_looked
             assert await sessions_of(gateway, {**chat(("user", "else")), field: "a"}) != [ours]
 
 
-@spec("REUSE-98")
+@spec("REUSE-74")
 @pytest.mark.parametrize(
     ("body", "headers"),
     [
@@ -113,7 +113,7 @@ async def test_side_calls_are_marked(body: dict[str, Any], headers: dict[str, st
         assert (request.is_ephemeral, request.session) == (True, "")
 
 
-@spec("REUSE-98")
+@spec("REUSE-74")
 async def test_a_host_may_say_that_it_is_no_side_call() -> None:
     async with served(echo) as gateway:
         body = chat(("user", "Please reply with a title for the chat"))
@@ -121,7 +121,7 @@ async def test_a_host_may_say_that_it_is_no_side_call() -> None:
         assert not gateway.model.requests[0].is_ephemeral
 
 
-@spec("REUSE-98")
+@spec("REUSE-74")
 async def test_a_pooled_upstream_hears_each_message_once_and_side_calls_apart() -> None:
     upstream = ScriptedUpstream()
     app = make_gateway(Pooled(upstream, store := MemoryStore()), store=store)

@@ -77,7 +77,7 @@ def _words(answer: dict[str, Any]) -> str:
     return "".join(block["text"] for block in answer.get("content", ()) if block["type"] == "text")
 
 
-@spec("REUSE-101")
+@spec("REUSE-77")
 @pytest.mark.parametrize("dialect", Dialect)
 @pytest.mark.parametrize("seed", range(6))
 async def test_the_upstream_hears_the_same_as_when_every_body_is_read_whole(
@@ -110,7 +110,7 @@ def _body(known: int, *more: str) -> bytes:
     return msgspec.json.encode({"model": "m", "messages": messages})
 
 
-@spec("REUSE-101")
+@spec("REUSE-77")
 async def test_from_the_bytes_to_the_upstream_the_work_is_that_of_the_new_messages() -> None:
     work = []
     for known in (201, 801):
@@ -129,7 +129,7 @@ async def test_from_the_bytes_to_the_upstream_the_work_is_that_of_the_new_messag
 JSON = {"content-type": "application/json"}
 
 
-@spec("REUSE-101")
+@spec("REUSE-77")
 async def test_what_another_key_has_sent_is_not_known() -> None:
     store = MemoryStore()
     pool = Watched(ScriptedUpstream(), store)
@@ -142,7 +142,7 @@ async def test_what_another_key_has_sent_is_not_known() -> None:
     assert [whole - read for read, whole in pool.read] == [0, 201] * 3
 
 
-@spec("REUSE-94")
+@spec("REUSE-70")
 async def test_a_body_that_is_known_by_now_repeats_the_one_that_was_not() -> None:
     upstream, store = ScriptedUpstream(), MemoryStore()
     async with called(make_gateway(Pooled(upstream, store), store=store)) as client:
@@ -156,7 +156,7 @@ async def test_a_body_that_is_known_by_now_repeats_the_one_that_was_not() -> Non
     assert len(upstream.sends) == 1
 
 
-@spec("REUSE-101")
+@spec("REUSE-77")
 async def test_a_fresh_agent_is_told_all_of_a_body_that_was_read_in_part() -> None:
     upstream, store = ScriptedUpstream(), MemoryStore()
     pool = Watched(upstream, store)

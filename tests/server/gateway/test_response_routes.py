@@ -28,7 +28,7 @@ async def ended(client: openai.AsyncOpenAI, response_id: str) -> Any:  # noqa: A
                 return response
 
 
-@spec("REUSE-99")
+@spec("REUSE-75")
 async def test_a_background_answer_is_made_whoever_listens() -> None:
     go_on = asyncio.Event()
     async with served([gated(go_on)], grace_s=0.0) as gateway, gateway.openai() as client:
@@ -39,7 +39,7 @@ async def test_a_background_answer_is_made_whoever_listens() -> None:
         assert (whole.status, whole.output_text) == ("completed", WORDS)
 
 
-@spec("REUSE-99")
+@spec("REUSE-75")
 async def test_a_stream_goes_on_behind_the_event_that_was_seen_last() -> None:
     go_on = asyncio.Event()
     async with served([gated(go_on)]) as gateway, gateway.openai() as client:
@@ -60,7 +60,7 @@ async def test_a_stream_goes_on_behind_the_event_that_was_seen_last() -> None:
         assert seen[-1].type == "response.completed"
 
 
-@spec("REUSE-99")
+@spec("REUSE-75")
 async def test_a_stream_can_be_played_again_once_its_run_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -78,7 +78,7 @@ async def test_a_stream_can_be_played_again_once_its_run_is_forgotten(
         assert (await client.responses.retrieve(response_id)).output_text == WORDS
 
 
-@spec("REUSE-99")
+@spec("REUSE-75")
 async def test_a_background_answer_is_stopped_on_request() -> None:
     async with served([gated(asyncio.Event())]) as gateway, gateway.openai() as client:
         stream = await client.responses.create(model="m", input="hi", background=True, stream=True)
@@ -107,7 +107,7 @@ async def test_a_response_that_failed_in_the_background_says_so() -> None:
         assert (failed.status, failed.error.code) == ("failed", "model_rejected")
 
 
-@spec("REUSE-99")
+@spec("REUSE-75")
 async def test_a_deleted_response_is_gone() -> None:
     async with served([gated(asyncio.Event())]) as gateway, gateway.openai() as client:
         response = await client.responses.create(model="m", input="hi", background=True)
@@ -158,7 +158,7 @@ async def test_items_are_listed_in_pages() -> None:
         assert (await gateway.http.get(f"/v1/responses/{response.id}/elsewhere")).status_code == 404
 
 
-@spec("REUSE-99")
+@spec("REUSE-75")
 async def test_a_response_survives_its_gateway() -> None:
     memory = Memory()
     replies = {"hi": text(WORDS)}

@@ -60,7 +60,7 @@ async def cut_after_two_words(gateway: Served, body: Json, **headers: str) -> No
     await until(lambda: not any(run.readers for run in gateway.gateway.runs.all()))
 
 
-@spec("REUSE-94")
+@spec("REUSE-70")
 async def test_a_client_that_lost_its_connection_gets_the_whole_answer_of_the_same_run() -> None:
     go_on = asyncio.Event()
     async with served([gated(go_on)]) as gateway:
@@ -74,7 +74,7 @@ async def test_a_client_that_lost_its_connection_gets_the_whole_answer_of_the_sa
         assert len(gateway.model.requests) == 1
 
 
-@spec("REUSE-94")
+@spec("REUSE-70")
 async def test_the_retries_of_openais_client_are_one_run() -> None:
     """The connection is cut before the status, which is when the SDK asks again by itself."""
     go_on = asyncio.Event()
@@ -93,7 +93,7 @@ async def test_the_retries_of_openais_client_are_one_run() -> None:
         assert len(gateway.model.requests) == 1
 
 
-@spec("REUSE-94")
+@spec("REUSE-70")
 async def test_a_retry_joins_while_the_first_connection_still_seems_alive() -> None:
     go_on = asyncio.Event()
     async with served([gated(go_on)]) as gateway:
@@ -108,7 +108,7 @@ async def test_a_retry_joins_while_the_first_connection_still_seems_alive() -> N
         assert len(gateway.model.requests) == 1
 
 
-@spec("REUSE-95")
+@spec("REUSE-71")
 async def test_who_asks_again_after_the_answer_gets_another_one() -> None:
     async with served([text("done")]) as gateway:
         for count in (1, 2):
@@ -118,14 +118,14 @@ async def test_who_asks_again_after_the_answer_gets_another_one() -> None:
         assert "x-midstream-replayed" not in answer.headers
 
 
-@spec("REUSE-95")
+@spec("REUSE-71")
 async def test_two_equal_questions_at_once_are_two_runs() -> None:
     async with served([text("done")]) as gateway:
         await asyncio.gather(read(gateway, say("hi")), read(gateway, say("hi")))
         assert len(gateway.model.requests) == 2
 
 
-@spec("REUSE-95")
+@spec("REUSE-71")
 async def test_in_a_named_conversation_two_equal_questions_at_once_are_one_run() -> None:
     go_on = asyncio.Event()
     async with served([gated(go_on)]) as gateway:
@@ -137,7 +137,7 @@ async def test_in_a_named_conversation_two_equal_questions_at_once_are_one_run()
         assert len(gateway.model.requests) == 1
 
 
-@spec("REUSE-94")
+@spec("REUSE-70")
 async def test_an_idempotency_key_is_one_run_and_no_other_requests() -> None:
     async with served([text("done")]) as gateway:
         key = {"idempotency-key": "k1"}
@@ -149,7 +149,7 @@ async def test_an_idempotency_key_is_one_run_and_no_other_requests() -> None:
         assert len(gateway.model.requests) == 1
 
 
-@spec("REUSE-94")
+@spec("REUSE-70")
 async def test_a_failure_is_not_played_again_to_who_asks_again() -> None:
     replies: list[Sequence[Step]] = [[ModelUnavailableError("not now")], text("done")]
 
@@ -182,7 +182,7 @@ class Endless:
             self.closed.set()
 
 
-@spec("REUSE-96")
+@spec("REUSE-72")
 async def test_an_answer_that_nobody_reads_is_stopped_after_the_grace() -> None:
     model: Any = Endless()
     async with serving(make_gateway(model, grace_s=0.0), model) as gateway:
@@ -190,7 +190,7 @@ async def test_an_answer_that_nobody_reads_is_stopped_after_the_grace() -> None:
         await asyncio.wait_for(model.closed.wait(), WAIT_S)
 
 
-@spec("REUSE-96")
+@spec("REUSE-72")
 async def test_the_next_words_of_a_person_stop_what_nobody_reads() -> None:
     model: Any = Endless()
     async with serving(make_gateway(model, grace_s=600.0), model) as gateway:

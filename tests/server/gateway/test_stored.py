@@ -52,7 +52,7 @@ async def test_long_events_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None
     assert await responses.events("r1") == []
 
 
-@spec("REUSE-100")
+@spec("REUSE-76")
 async def test_an_answer_whose_process_died_has_failed_once_it_is_silent() -> None:
     world, memory = FakeWorld(), Memory()
     dead, alive = await opened(memory, world), await opened(memory, world)
@@ -69,7 +69,7 @@ async def test_an_answer_whose_process_died_has_failed_once_it_is_silent() -> No
         await dead.end("r1", ENTRY, b"")
 
 
-@spec("REUSE-100")
+@spec("REUSE-76")
 async def test_who_lives_says_so() -> None:
     world, memory = FakeWorld(), Memory()
     ours, theirs = await opened(memory, world), await opened(memory, world)
@@ -142,7 +142,7 @@ class Process:
         self.process.stdout.close()
 
 
-@spec("REUSE-100")
+@spec("REUSE-76")
 async def test_an_answer_of_a_killed_gateway_ends_as_failed_and_says_why(tmp_path: Path) -> None:
     headers = {"authorization": f"Bearer {TOKEN}"}
     async with chat_server(silence(), silence()) as upstream, httpx2.AsyncClient(headers=headers) as client:

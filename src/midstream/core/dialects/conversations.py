@@ -151,13 +151,18 @@ class Openings:
         """Return the name of the conversation that goes on here, or "" where none does."""
         return self._sessions.get(place.before, "")
 
-    def said(self, session: str, place: Place, reply: Reply) -> None:
-        """Learn a reply. What the conversation was known by before is forgotten: it does not go on from there."""
+    def said(self, session: str, place: Place, reply: Reply) -> bytes:
+        """Learn a reply, and return what the conversation is known by now: `Place.before` of what goes on from here.
+
+        What it was known by before is forgotten: it does not go on from there.
+        """
         if self._sessions.get(place.before) == session:
             del self._sessions[place.before]
-        self._sessions[_linked(place.after, _answered(reply))] = session
+        known_by = _linked(place.after, _answered(reply))
+        self._sessions[known_by] = session
         while len(self._sessions) > self._limit:
             self._sessions.popitem(last=False)
+        return known_by
 
 
 def _linked(before: bytes, said: bytes) -> bytes:

@@ -21,6 +21,7 @@ from midstream.core.formats.parts import (
     name_of,
     object_in_text,
     object_of,
+    role_in,
     sound_blocks,
     taken_apart,
     type_of,
@@ -259,9 +260,8 @@ def _inside(message: Json) -> tuple[Json, str]:
 def _role(message: Json, inner: Json) -> Role:
     if message.get("type") == "constructor":
         path = message.get("id")
-        return _ROLES.get(path[-1], Role.OTHER) if isinstance(path, list) and path else Role.OTHER
-    named = message.get("type") or inner.get("type") or message.get("role") or ""
-    return _ROLES.get(named, Role.OTHER) if isinstance(named, str) else Role.OTHER
+        return role_in(_ROLES, path[-1] if isinstance(path, list) and path else inner.get("type"))
+    return role_in(_ROLES, message.get("type") or inner.get("type") or message.get("role"))
 
 
 def _with(message: Json, key: str, value: Value) -> Json:

@@ -82,6 +82,8 @@ class OpenAIResponses:
         source: Json = turn.source or {"type": "message", "role": str(turn.role)}
         if role_in(_ROLES, source.get("role")) is not turn.role:
             source = {**source, "role": str(turn.role)}
+        if first is None and source.get("content") == "":
+            return source  # empty words are a message, an empty list is none
         if len(turn.parts) == 1 and (turn.parts[0].raw is None or turn.source is None or _is_plain(turn)):
             return {**source, "content": turn.parts[0].body}
         content = [_text(part.body, turn.role) if part.raw is None else part.raw for part in turn.parts]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from midstream.core.formats.parts import Format, Kind, Mark, Role, Turn, Value
 from midstream.core.profiles import Profile
 from midstream.core.repair.edges import settle_edges
@@ -34,8 +36,8 @@ def repaired(
         InvalidHistoryError: A message is no JSON value. Nothing was changed: input never is.
     """
     task = Task(form=form, profile=profile, is_live=live_tail, model=model, outcomes=outcomes)
-    clean = sendable(messages, task)
-    marks = Marks(clean, form.name, profile, model=model)
+    marks = Marks(messages, form.name, profile, model=model, made_sendable=partial(_made_sendable, task=task))
+    clean = marks.messages
     if profile.signs == "anthropic" and task.is_grouped:
         task.odd_signatures = marks.odd_signatures()
         if task.odd_signatures:
@@ -48,6 +50,10 @@ def repaired(
             messages, system, (), advice_for(turns, profile, has_calls=has_calls, thinking=thinking)
         )
     return walked(messages, clean, task, marks, system=system, thinking=thinking)
+
+
+def _made_sendable(piece: list[Value], first: int, *, task: Task) -> list[Value]:
+    return sendable(piece, task, first=first)
 
 
 def walked(

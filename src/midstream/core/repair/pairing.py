@@ -44,6 +44,8 @@ class Pairing:
         self.named_reply = -1
         self.stepped: dict[str, int] = {}
         """Ids of the calls in marked turns, with the number of the turn: stepped over, not read."""
+        self.stepped_items: dict[str, int] = {}
+        """The same by the provider's item id; an id stands here or in `by_item`, whichever call bore it last."""
         self.armed: set[str] = set()
         """Ids of the calls that were read."""
         self.is_list_unique = task.profile.ids_are_unique == "list"
@@ -103,7 +105,17 @@ class Pairing:
         for call_id in ids:
             self.stepped[call_id] = number
             self.done.pop(call_id, None)
+        if self.task.is_flat:
+            self._note_items(number)
         return True
+
+    def _note_items(self, number: int) -> None:
+        """Note the item ids of the calls that are stepped over."""
+        while number < len(self.turns) and (turn := self.turns[number]).mark == Mark.CALLS:
+            if (item := turn.source.get("id")) and item != turn.source["call_id"]:
+                self.stepped_items[item] = number
+                self.by_item.pop(item, None)
+            number += 1
 
     def _unit(self, number: int) -> list[Turn]:
         """The marked turns that make one reply with its results."""
@@ -114,6 +126,12 @@ class Pairing:
             end += 1
         return self.turns[number:end]
 
+    def _start_of_unit(self, number: int) -> int:
+        """The first of the marked calls in a row, of which this is one: it bears the ids of all."""
+        while not self.turns[number].ids:
+            number -= 1
+        return number
+
     def _read_again(self, call_id: object) -> None:
         """Read a reply that was stepped over: one of its calls has another result."""
         number = self.stepped.get(call_id) if isinstance(call_id, str) else None
@@ -123,6 +141,10 @@ class Pairing:
     def _read_unit(self, number: int) -> None:
         calls: dict[Key, deque[Part]] = {}
         for place, turn in enumerate(self._unit(number), start=number):
+            item = turn.source.get("id") if self.task.is_flat and turn.mark == Mark.CALLS else None
+            if item and self.stepped_items.get(item) == place:
+                del self.stepped_items[item]
+                self.by_item[item] = turn.parts[0]
             turn.mark = Mark.DOUBT
             for part in turn.parts:
                 part.turn = place
@@ -201,6 +223,7 @@ class Pairing:
             self.named.setdefault(call.name, deque()).append(call)
         if isinstance(call.raw, dict) and isinstance(item := call.raw.get("id"), str) and item != call.id:
             self.by_item[item] = call
+            self.stepped_items.pop(item, None)
 
     def _arm_again(self, call: Part, turn: Turn, replies: list[Waiting]) -> bool:
         """Arm an id that had calls before; false if the last of them waits and this is its copy."""
@@ -262,6 +285,8 @@ class Pairing:
         if self.goes_by_name:
             call = self._waiting_by_name(result)
         if call is None and isinstance(result.id, str) and not result.is_by_name:
+            if (number := self.stepped_items.get(result.id)) is not None:
+                self._read_unit(self._start_of_unit(number))
             call = self.by_item.get(result.id)
             if call is not None:
                 self._take(call)

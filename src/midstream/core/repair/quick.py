@@ -7,7 +7,7 @@ about a microsecond a message, the walk ten.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain
 
 from midstream.core.formats.parts import Value
@@ -58,13 +58,26 @@ _SPOKEN = bytes.maketrans(bytes((USER, REPLY, MIXED)), b"uau")
 _SILENT = bytes((CALLS, ANSWER, THOUGHT, ITEM))
 
 
+_PIECE = 64
+"""Messages that are made sendable and looked at together: few enough for a processor's cache."""
+
+
 class Marks:
     """What the quick look found: one mark a message, and the ids of the marked calls."""
 
     def __init__(
-        self, messages: list[Value], form: str, profile: Profile, *, model: str | None = None
+        self,
+        messages: list[Value],
+        form: str,
+        profile: Profile,
+        *,
+        model: str | None = None,
+        made_sendable: Callable[[list[Value], int], list[Value]] | None = None,
     ) -> None:
         self.messages = messages
+        """The very list, or a copy with what had to be made sendable."""
+        self.made_sendable = made_sendable
+        """Makes a piece of the list, of which the first has this number, such that it can be sent."""
         self.form = form
         self.profile = profile
         self.marks = bytearray(len(messages))
@@ -86,7 +99,7 @@ class Marks:
         has_parts, has_calls = self.form in ("gemini", "pydantic-ai"), self.form in _CHAT_LIKE
         key, reply = ("type", "ai") if self.form == "langchain" else ("role", "assistant")
         keys: dict[int, list[Key]] = {}
-        for at, message in enumerate(self.messages):
+        for at, message in self._sendable():
             try:
                 mark, found = look(message, rules)
                 if "parts" in message and not has_parts:
@@ -99,6 +112,20 @@ class Marks:
             if found:
                 keys[at] = found
         return keys
+
+    def _sendable(self) -> Iterator[tuple[int, Value]]:
+        """Go through the messages, each made sendable before, and say their numbers.
+
+        A piece at a time: what was just written for a trial is looked at while the processor still has it at hand.
+        """
+        whole = self.messages
+        for first in range(0, len(whole), _PIECE):
+            piece = whole[first : first + _PIECE]
+            if self.made_sendable is not None and (made := self.made_sendable(piece, first)) is not piece:
+                if self.messages is whole:
+                    self.messages = [*whole]
+                self.messages[first : first + _PIECE] = piece = made
+            yield from enumerate(piece, first)
 
     def _match(self, keys: dict[int, list[Key]]) -> None:
         """Take the marks off calls without their results right behind them, and off other results."""

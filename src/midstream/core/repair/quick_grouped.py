@@ -20,6 +20,7 @@ from midstream.core.repair.quick_rules import (
     is_signature,
     says,
 )
+from midstream.core.repair.words import SYSTEM_NOTE
 
 _ANTHROPIC_REPLYS = frozenset(
     {"tool_use", "thinking", "redacted_thinking", "server_tool_use", "mcp_tool_use"}
@@ -372,7 +373,12 @@ def _pydantic_request(parts: list[Value], rules: Rules) -> Sight:
             answered.append(part["tool_call_id"])
             continue
         if kind == "user-prompt":
-            if not (says(content) or (type(content) is list and content)):
+            if type(content) is str:
+                if not says(content):
+                    return DOUBTED
+                if content.startswith(SYSTEM_NOTE):  # a system prompt, as an earlier repair keeps it
+                    rules.told.add(content[len(SYSTEM_NOTE) + 1 :])
+            elif type(content) is not list or not content:
                 return DOUBTED
         elif kind not in ("system-prompt", "retry-prompt") or type(content) is not str:
             return DOUBTED

@@ -15,8 +15,13 @@ DEPTH_MAX = 200
 """Levels of nesting in one message: deeper ones overflow the stack of JSON readers everywhere."""
 
 
-def sendable(messages: list[Value], task: Task) -> list[Value]:
+def sendable(messages: list[Value], task: Task, *, first: int = 0) -> list[Value]:
     """Return the list with every lone surrogate replaced; the same list where there is none.
+
+    Args:
+        messages: All of them, or a piece of the list.
+        task: What is told goes into its report.
+        first: The number of the first of them.
 
     Raises:
         InvalidHistoryError: A message is no JSON: cyclic, too deep or holding other objects.
@@ -24,7 +29,7 @@ def sendable(messages: list[Value], task: Task) -> list[Value]:
     if _is_json(messages):
         return messages
     clean: list[Value] = []
-    for at, message in enumerate(messages):
+    for at, message in enumerate(messages, first):
         if _is_json(message):
             clean.append(message)
             continue
@@ -80,11 +85,13 @@ def _read(message: Json, at: int, task: Task) -> list[Turn]:
         task.report.tell("unknown-role", at, "read as the one it resembles")
     if turn.role is Role.TOOL:
         result = turn.parts[0]
-        if result.body is None and not task.is_flat and (words := unread_words(message, task.form)):
+        if result.body is None and not task.is_flat and (words := unread_words(named, task.form)):
             task.form.refill(result, words)
             turn.is_changed = True
             task.report.tell("content-shape", at, "kept what it holds as words")
-    elif not turn.parts and (words := unread_words(message, task.form)):
+    elif not turn.parts and (words := unread_words(named, task.form)):
+        if turn.role is Role.OTHER:
+            turn.role = Role.USER  # no new message can be written for a role that nobody knows
         turn.parts, turn.source, turn.is_changed = [task.form.text(words, turn.role)], None, True
         task.report.tell("content-shape", at, "kept what it holds as words")
     return [turn]
@@ -135,9 +142,10 @@ def _mended(value: Value, depth: int) -> Value:
         return mended_text(value)
     if isinstance(value, dict):
         mended = {_mended(key, depth): _mended(item, depth - 1) for key, item in value.items()}
-        for words in ("thinking", "text"):
-            if value.get(words) != mended.get(words) and "signature" in mended:
-                mended["signature"] = ""
+        if value.get("thinking") != mended.get("thinking") and "signature" in mended:
+            mended["signature"] = ""
+        elif value.get("text") != mended.get("text"):
+            mended.pop("signature", None)  # Bedrock's: thinking without one is fine to models that sign none
         return mended
     if isinstance(value, list | tuple):
         return [_mended(item, depth - 1) for item in value]

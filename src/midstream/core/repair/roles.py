@@ -69,13 +69,17 @@ _LANGCHAIN_KEYS = ("role", "lc", "kwargs")
 _LANGCHAIN_TYPES = frozenset(
     {"human", "ai", "tool", "system", "function", "chat", "remove", "developer", "user", "assistant"}
     | {"HumanMessageChunk", "AIMessageChunk", "ToolMessageChunk", "SystemMessageChunk", "constructor"}
+    | {"not_implemented"}
 )
 
 
 def _with_type(message: Json) -> Json:
     """Return a LangChain message with a type, by its own data or by what only one type has."""
     kind = message.get("type")
-    if any(key in message for key in _LANGCHAIN_KEYS) or (isinstance(kind, str) and kind in _LANGCHAIN_TYPES):
+    is_known = isinstance(kind, str) and kind in _LANGCHAIN_TYPES
+    if not is_known and "lc" in message and isinstance(message.get("kwargs"), dict):
+        return {**message, "type": "constructor"}
+    if is_known or any(key in message for key in _LANGCHAIN_KEYS):
         return message
     data = message.get("data")
     inner: Json = data if isinstance(data, dict) else message

@@ -133,6 +133,8 @@ def _drop_copies(turns: list[Turn], task: Task) -> None:
                 task.drop(turn, {id(part)})
                 task.report.tell("repeated-system", turn.at, "dropped the copy")
             said.add(words)
+        if is_read:
+            said.update(_notes(turn))
 
 
 def settle_systems(turns: list[Turn], task: Task) -> list[Turn]:

@@ -8,7 +8,7 @@ tools, the key that brings a session's requests to the same machine, and the mar
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -24,6 +24,10 @@ LOOK_BACK_BLOCKS = 20
 """Blocks before a mark in which Anthropic looks for what it has kept: a reply with more calls needs a second mark."""
 OPENAI_HOSTS = ("api.openai.com",)
 """Servers, with those below them, known to take `prompt_cache_key`; others may refuse what they do not know."""
+_INSTRUCTING = ("system", "developer")
+_UNMARKABLE = frozenset(
+    {"thinking", "redacted_thinking", "image_url", "input_audio", "file"}  # the last three: chat completions'
+)
 _AS_GIVEN = frozenset(
     {"properties", "$defs", "definitions", "patternProperties", "default", "const", "examples"}
 )
@@ -72,38 +76,67 @@ def anchored(body: Mapping[str, Any], *, ttl: str = "") -> Json:
     made = dict(body)
     if _is_marked(made):
         return made
-    mark: Json = {"type": "ephemeral"} | ({"ttl": ttl} if ttl else {})
-    if tools := made.get("tools"):
-        made["tools"] = [*tools[:-1], {**tools[-1], "cache_control": mark}]
+    mark = _mark(ttl)
+    _mark_tools(made, mark)
     if system := made.get("system"):
         made["system"] = _with_mark(_blocks(system), mark)
-    messages = [_in_blocks(message) for message in made.get("messages") or ()]
-    for place in _anchor_places(messages):
-        content = _with_mark(messages[place]["content"], mark)
-        messages[place] = {**messages[place], "content": content}
+    made["messages"] = _slid(made.get("messages") or (), mark, askers=("user",))
+    return made
+
+
+def anchored_chat(body: Mapping[str, Any], *, ttl: str = "") -> Json:
+    """Return the body of a request for chat completions with Anthropic's cache marks, as `anchored` does.
+
+    For servers that pass them on. The marks stand within the texts of messages (beside them, on the result of a tool,
+    one such server is reported to hang); results and system prompts become blocks like the texts of the user.
+    """
+    made = dict(body)
+    if _is_marked(made):
+        return made
+    mark = _mark(ttl)
+    _mark_tools(made, mark)
+    messages = _slid(made.get("messages") or (), mark, askers=("user", "tool"))
+    if messages and messages[0].get("role") in _INSTRUCTING:
+        content = _with_mark(_blocks(messages[0].get("content") or []), mark)
+        messages[0] = {**messages[0], "content": content}
     made["messages"] = messages
     return made
 
 
-def _anchor_places(messages: Sequence[Json]) -> list[int]:
+def _mark(ttl: str) -> Json:
+    return {"type": "ephemeral"} | ({"ttl": ttl} if ttl else {})
+
+
+def _mark_tools(made: Json, mark: Json) -> None:
+    if tools := made.get("tools"):
+        made["tools"] = [*tools[:-1], {**tools[-1], "cache_control": mark}]
+
+
+def _slid(messages: Sequence[Json], mark: Json, *, askers: Collection[str]) -> list[Json]:
+    """Return messages with the two anchors; those of `askers` (all but the model) are in blocks."""
+    slid = [_in_blocks(message) if message.get("role") in askers else message for message in messages]
+    for place in _anchor_places(slid, askers):
+        slid[place] = {**slid[place], "content": _with_mark(slid[place]["content"], mark)}
+    return slid
+
+
+def _anchor_places(messages: Sequence[Json], askers: Collection[str]) -> list[int]:
     """Return where the newest request of the conversation ends, and where the one before it ended."""
-    tail = _last_user(messages, len(messages))
+    tail = _last_asked(messages, len(messages), askers)
     reply = next(
         (place for place in range(tail - 1, -1, -1) if messages[place].get("role") == "assistant"), -1
     )
-    return [place for place in (_last_user(messages, reply), tail) if place >= 0]
+    return [place for place in (_last_asked(messages, reply, askers), tail) if place >= 0]
 
 
-def _last_user(messages: Sequence[Json], end: int) -> int:
+def _last_asked(messages: Sequence[Json], end: int, askers: Collection[str]) -> int:
     for place in range(end - 1, -1, -1):
-        if messages[place].get("role") == "user" and any(map(_can_carry, messages[place]["content"])):
+        if messages[place].get("role") in askers and any(map(_can_carry, messages[place]["content"])):
             return place
     return -1
 
 
 def _in_blocks(message: Json) -> Json:
-    if message.get("role") != "user":
-        return message
     return {**message, "content": _blocks(message.get("content") or [])}
 
 
@@ -125,7 +158,7 @@ def _can_carry(block: Json) -> bool:
     kind = block.get("type")
     if kind == "text":
         return bool(str(block.get("text") or "").strip())
-    return kind not in ("thinking", "redacted_thinking")
+    return kind not in _UNMARKABLE
 
 
 def _is_marked(body: Json) -> bool:

@@ -3,7 +3,8 @@
 Three answers are possible: the same is said to the same agent once more, a fresh agent is told everything, or whoever
 asked gets the error. The first is only for what was not taken, or is taken once however often it is said: see the
 contract of `midstream.runtime.upstreams`. The second needs an agent that had a memory before this turn, which may be
-what failed, and is done once in a turn. After the first shown word there is only the third.
+what failed (or one that says nothing, of which nobody knows what it took), and is done once in a turn. After the first
+shown word there is only the third.
 
 When in doubt it is a fresh agent: that costs one full replay and neither loses nor doubles a message.
 """
@@ -178,7 +179,5 @@ def _unreached(error: ModelError, situation: Situation) -> Remedy:
 
 
 def _stalled(situation: Situation) -> Remedy:
-    """One more try: by force where the message may be said again, else with a fresh agent, which may be the second."""
-    if situation.is_forced or situation.is_anew:
-        return Fail()
-    return BeginAnew() if situation.is_taken else Repeat(is_forced=True)
+    """One more try with a fresh agent, which may be the second: who says nothing may have taken the message."""
+    return Fail() if situation.is_anew else BeginAnew()

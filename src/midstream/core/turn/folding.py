@@ -60,18 +60,25 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
     Args:
         epoch: The epoch under which the record was appended.
     """
+    # Each case costs a check: what every step has comes first.
     match record:
         case Delta():
             if not isinstance(state, AwaitingModel):
                 return state
             return replace(state, said=(state.said, record), is_mute=False)
+        case AttemptStarted():
+            return _evolve_attempt(state, record, epoch=epoch)
+        case ReplyCompleted():
+            return _evolve_reply(state, record)
+        case CallStarted() | CallEnded() | CallDoubted() | ChildSaid() | QuestionAsked() | QuestionAnswered():
+            return _evolve_calls(state, record, epoch=epoch)
+        case ExchangeCommitted():
+            return _evolve_commit(state, record)
         case MessageAccepted():
             terms = Terms(record.tools, record.timeout_s, record.replies_max)
             return AwaitingModel(
                 record.turn, 1, terms, touched_at=record.at, deadline_at=terms.deadline(record.at)
             )
-        case AttemptStarted():
-            return _evolve_attempt(state, record, epoch=epoch)
         case AttemptResumable():
             return replace(state, token=record.token) if isinstance(state, AwaitingModel) else state
         case AttemptContinued():
@@ -84,14 +91,8 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
             return replace(
                 state, is_compacted=True, failures=0
             )  # what failed was about more than is asked now
-        case ReplyCompleted():
-            return _evolve_reply(state, record)
-        case CallStarted() | CallEnded() | CallDoubted() | ChildSaid() | QuestionAsked() | QuestionAnswered():
-            return _evolve_calls(state, record, epoch=epoch)
         case OutcomeDamaged():
             return _evolve_damaged(state, record)
-        case ExchangeCommitted():
-            return _evolve_commit(state, record)
         case CancelRequested():
             return _evolve_cancel(state, record)
         case TurnEnded():

@@ -82,23 +82,23 @@ class AwaitEnd(Struct, frozen=True):
 Obligation = AskModel | RunCall | RunChild | ProbeCall | AwaitClient | AwaitPerson | AwaitCancelled | AwaitEnd
 
 
-def owed(state: TurnState) -> frozenset[Obligation]:
-    """Return what the world owes this state."""
+def owed(state: TurnState) -> tuple[Obligation, ...]:
+    """Return what the world owes this state, each thing once; calls in their order."""
     match state:
         case Idle():
-            return frozenset()
+            return ()
         case AwaitingModel():
             if state.attempt == 0:
-                return frozenset()  # the announcement stands in the same append
+                return ()  # the announcement stands in the same append
             asked = AskModel(state.turn, state.reply_no, state.attempt, state.not_before, state.continued)
-            return frozenset((asked, *_end_of(state)))
+            return (asked, *_end_of(state))
         case RunningCalls():
             each = (_owed_call(state, call) for call in state.calls)
             # Nobody's time runs while a person is being waited for.
             end = () if state.is_waiting_for_person else _end_of(state)
-            return frozenset((*(one for one in each if one is not None), *end))
+            return (*(one for one in each if one is not None), *end)
         case Cancelling():
-            return frozenset((AwaitCancelled(state.turn, state.deadline_at),))
+            return (AwaitCancelled(state.turn, state.deadline_at),)
         case _:
             assert_never(state)
 

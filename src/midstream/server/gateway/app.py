@@ -27,6 +27,7 @@ from midstream.server.gateway.bodies import (
     check_token,
     headers_of,
 )
+from midstream.server.gateway.conversations import Conversations
 from midstream.server.gateway.response_routes import ResponseRoutes
 from midstream.server.gateway.runs import GRACE_S, Runs
 from midstream.server.gateway.stored import StoredResponses
@@ -62,8 +63,8 @@ def gateway(
     Args:
         model: What answers; closed with the app where it has an `aclose`.
         token: What clients show as their API key; None lets everybody in who can reach it.
-        store: Where responses are kept: a SQLite file, made where it is missing, or a store that is a `Shelf`; in
-            memory by default, and lost with the process.
+        store: Where responses are kept, and what conversations are known by: a SQLite file, made where it is missing,
+            or a store that is a `Shelf`; in memory by default, and lost with the process.
         names: The models' names that hosts may ask for; any by default.
         allowed_origins: Origins such as `https://app.example` whose pages may ask without a token.
         grace_s: Seconds that an answer goes on when nobody reads it any more.
@@ -81,9 +82,8 @@ def gateway(
     if not isinstance(store, Shelf):
         raise UsageError("a gateway needs a store that is a `Shelf` too")
     runs = Runs(model, world, grace_s=grace_s, shows_upstream_calls=shows_upstream_calls)
-    responses = StoredResponses(store, world)
     return Gateway(
-        model, store, runs, responses, token=token, names=names, allowed_origins=allowed_origins, world=world
+        model, store, runs, store, token=token, names=names, allowed_origins=allowed_origins, world=world
     )
 
 
@@ -100,7 +100,7 @@ class Gateway:
         model: Model,
         store: Store,
         runs: Runs,
-        responses: StoredResponses,
+        shelf: Shelf,
         *,
         token: str | None,
         names: Collection[str],
@@ -111,14 +111,15 @@ class Gateway:
         self.runs = runs
         self._model = model
         self._store = store
-        self._responses = responses
+        self._responses = StoredResponses(shelf, world)
+        self._conversations = Conversations(shelf, world)
         self._token = token
         self._names = frozenset(names)
         self._allowed_origins = frozenset(allowed_origins)
-        self._asking = Asking(model, runs, responses, self._names, world)
-        self._routes = ResponseRoutes(runs, responses, world)
+        self._asking = Asking(model, runs, self._responses, self._conversations, self._names, world)
+        self._routes = ResponseRoutes(runs, self._responses, world)
         self._starting = asyncio.Lock()
-        self._tending: asyncio.Task[None] | None = None
+        self._tending: set[asyncio.Task[None]] = set()
         self._is_draining = False
 
     @property
@@ -132,12 +133,15 @@ class Gateway:
         Raises:
             StoreBusyError, StoreFullError, StoreDamagedError: The store cannot be opened. Nothing was changed.
         """
-        if self._tending is not None:
+        if self._tending:
             return
         async with self._starting:
-            if self._tending is None:
+            if not self._tending:
                 await self._store.open()
-                self._tending = self.world.spawn(self._responses.tend(), name="the gateway's responses")
+                self._tending = {
+                    self.world.spawn(self._responses.tend(), name="the gateway's responses"),
+                    self.world.spawn(self._conversations.tend(), name="the gateway's conversations"),
+                }
 
     def drain(self) -> None:
         """Refuse new work. Answers go on until `stop`."""
@@ -150,10 +154,11 @@ class Gateway:
         while len(self.runs) and self.world.monotonic() < until:
             await self.world.sleep(0.05)
         await self.runs.stop()
-        tending, self._tending = self._tending, None
-        if tending is not None:
-            tending.cancel()
-            await asyncio.wait([tending])
+        tending, self._tending = self._tending, set()
+        if tending:
+            for task in tending:
+                task.cancel()
+            await asyncio.wait(tending)
             await self._store.close()
         if isinstance(self._model, _Closing):
             await self._model.aclose()

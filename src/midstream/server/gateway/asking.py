@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from midstream.core.dialects.asked import Asked, Named, Writer
 from midstream.core.dialects.beginnings import Beginnings
 from midstream.core.dialects.chat import ChatWriter
-from midstream.core.dialects.conversations import Openings, Place, is_ephemeral
+from midstream.core.dialects.conversations import Place, is_ephemeral
 from midstream.core.dialects.fields import bad_field
 from midstream.core.dialects.messages import MessagesWriter
 from midstream.core.dialects.reading import Read, read
@@ -19,6 +19,7 @@ from midstream.core.reuse.resent import ResentRequest
 from midstream.errors import StoreBusyError, StoreDamagedError, StoreFullError
 from midstream.runtime.models import Model
 from midstream.server.gateway.bodies import Arrived, RefusedError, shown_key
+from midstream.server.gateway.conversations import Conversations
 from midstream.server.gateway.runs import Run, Runs
 from midstream.server.gateway.stored import Entry, StoredResponses
 from midstream.world import World
@@ -38,18 +39,25 @@ class Asking:
         model: What answers.
         runs: All that are under way.
         responses: What was answered before.
+        conversations: Those that their hosts do not name.
         names: The models' names that hosts may ask for; any where it is empty.
     """
 
     def __init__(
-        self, model: Model, runs: Runs, responses: StoredResponses, names: Collection[str], world: World
+        self,
+        model: Model,
+        runs: Runs,
+        responses: StoredResponses,
+        conversations: Conversations,
+        names: Collection[str],
+        world: World,
     ) -> None:
         self._model = model
         self._runs = runs
         self._responses = responses
         self._names = names
         self._world = world
-        self._openings = Openings()
+        self._conversations = conversations
         self._beginnings = Beginnings()
 
     async def run_of(self, dialect: Dialect, arrived: Arrived) -> tuple[Run, bool]:
@@ -64,7 +72,13 @@ class Asking:
         asked = found.asked
         self.check_model(asked.model)
         before, session = await self._before(asked, found.session)
+        found = found.behind(before)
+        is_side_call = is_ephemeral(arrived.headers, asked, found.instructions, found.gist.newest)
         request = request_of(arrived.path, arrived.headers, found.digest, is_named=bool(session))
+        place = None
+        if not (session or is_side_call):
+            place = found.gist.place
+            session = await self._conversations.look_up(place) or self._world.new_id("conversation")
         same = self._runs.find(request)
         if isinstance(same, KeyReused):
             message = "this idempotency key was used for another request"
@@ -72,18 +86,12 @@ class Asking:
         if same is not None:
             return same, True
         # Nothing is awaited from here on: two POSTs at once cannot both find nothing.
-        found = found.behind(before)
-        is_side_call = is_ephemeral(arrived.headers, asked, found.instructions, found.gist.newest)
         if not is_side_call:
             self._beginnings.keep(dialect, owner, found.beginnings)
-        place = None
-        if not (session or is_side_call):
-            place = found.gist.place
-            session = self._openings.look_up(place) or self._world.new_id("conversation")
         number = self._world.new_id("").removeprefix("-")
         named = Named(_PREFIXES[dialect] + number, asked.model or self._model.name, int(self._world.now()))
         run = Run(asked, named, _WRITERS[dialect](asked, named), request, session, self._world.monotonic())
-        care = _Care(self._openings, self._responses, place, before)
+        care = _Care(self._conversations, self._responses, place, before)
         self._runs.start(run, _request(run, found, is_side_call=is_side_call), care)
         return run, False
 
@@ -114,9 +122,13 @@ class _Care:
     """What is kept of a run: its place in the conversation, and the response where it is stored."""
 
     def __init__(
-        self, openings: Openings, responses: StoredResponses, place: Place | None, before: list[Value]
+        self,
+        conversations: Conversations,
+        responses: StoredResponses,
+        place: Place | None,
+        before: list[Value],
     ) -> None:
-        self._openings = openings
+        self._conversations = conversations
         self._responses = responses
         self._place = place
         self._before = before
@@ -130,7 +142,7 @@ class _Care:
         """Store a response, and learn how the conversation goes on."""
         reply = run.reply
         if run.refusal is None and self._place is not None and reply is not None:
-            self._openings.said(run.session, self._place, reply)
+            await self._conversations.said(run.session, self._place, reply)
         if not run.asked.is_stored or (run.refusal is not None and not run.is_begun):
             return
         try:

@@ -27,6 +27,8 @@ const LISTED = new Set([
   "question_asked",
   "question_answered",
 ]);
+/** Records with which a message is shown: as a turn, or in the queue. */
+const SAID = new Set(["message_accepted", "message_queued"]);
 /** Stands in the id of every sub-agent's session, behind that of the session that called it. */
 const CHILD_MARK = "::";
 
@@ -48,7 +50,7 @@ class Page {
   #isKnown = false; // the server has this session
   #isLost = false; // the server had it and has it no longer
   #unborn = new Set(); // sessions made here in which nothing was said yet
-  #pending = null; // {text, node} of a message that is not in the journal yet
+  #pending = null; // {text, key, stream, node} of a message that is neither a turn nor in the queue yet
   #isStopping = false; // a stop was asked for and the turn has not ended
   #cuts = []; // this page's losses of the line, {from, to} in ms here
   #skewMs = -Infinity; // the server's clock minus this one: the way here only makes it look smaller
@@ -99,13 +101,19 @@ class Page {
     this.#source = null;
     this.#session = named;
     this.#isKnown = this.#isLost = false;
+    this.#showPending(null);
     this.#reset(new Transcript());
+    this.#showAll(); // from here on somebody may speak, also while the rest of this is under way
     this.#showLight();
     this.#list();
-    const loaded = this.#unborn.has(named) ? null : await this.#load(visit);
+    const loaded = this.#unborn.has(named) ? null : await this.#loadBehindUnsent(visit);
     if (visit !== this.#visit) return undefined;
-    this.#isKnown = loaded !== null;
-    this.#reset(loaded ?? new Transcript());
+    if (loaded !== null) {
+      this.#source?.detach(); // spoke before the cursor was known: its events begin somewhere later
+      this.#source = null;
+      this.#isKnown = true;
+      this.#reset(loaded);
+    }
     const after = this.#isKnown ? this.#transcript.cursor : null;
     const streams = await this.#client.resumeInterrupted({ session: named, after });
     // A message that was taken back while nobody looked has a stream, and no turn will ever be its own.
@@ -116,8 +124,8 @@ class Page {
     for (const other of others) other.detach();
     if (visit !== this.#visit) return own?.detach();
     if (own) this.#feedFrom(own);
-    else if (this.#isKnown) this.#feedFrom(this.#client.follow(named, after));
-    this.#showUnsent(own);
+    else if (this.#isKnown && this.#source === null) this.#feedFrom(this.#client.follow(named, after));
+    this.#settlePending(own);
     this.#showAll();
     this.#scrollToEnd();
     return undefined;
@@ -127,6 +135,14 @@ class Page {
     const session = `s-${randomText(12)}`;
     this.#unborn.add(session);
     return session;
+  }
+
+  /** Load the session; what was said in it and has not arrived is shown before the server is asked. */
+  async #loadBehindUnsent(visit) {
+    const unsent = await this.#client.unsent(this.#session);
+    if (visit !== this.#visit) return null;
+    if (this.#pending === null) this.#showPending(unsent);
+    return this.#load(visit);
   }
 
   /** Return the session's transcript, or null where there is none yet. Tries until the server answers. */
@@ -156,8 +172,9 @@ class Page {
     this.#transcript = transcript;
     this.#views.clear();
     this.#cuts = [];
-    this.#pending = this.#resumable = null;
-    find("turns").replaceChildren();
+    this.#resumable = null;
+    if (this.#pending !== null && transcript.hasStream(this.#pending.key)) this.#showPending(null);
+    find("turns").replaceChildren(...(this.#pending ? [this.#pending.node] : []));
     this.#tell("");
     for (const turn of transcript.turns.values()) this.#dirty.add(turn);
     this.#draw();
@@ -178,7 +195,7 @@ class Page {
       for await (const event of source) {
         if (!isCurrent()) return;
         if (event.type === "gone") return void this.#open();
-        this.#apply(event, source);
+        this.#apply(event);
       }
     } catch (error) {
       if (!isCurrent()) return;
@@ -187,6 +204,7 @@ class Page {
       isFinal = !source.key; // a follower that is refused would be refused again
     }
     if (!isCurrent()) return;
+    if (source.key && this.#pending?.key === source.key) this.#showPending(null); // its turn is over
     this.#source = null;
     this.#list();
     if (this.#isKnown && !isFinal) {
@@ -197,13 +215,12 @@ class Page {
     this.#showLight();
   }
 
-  #apply(event, source) {
+  #apply(event) {
     const { record } = event;
     this.#isKnown = true;
     const turn = this.#transcript.apply(event);
     if (record.at) this.#skewMs = Math.max(this.#skewMs, record.at * 1000 - Date.now());
-    const isOwn = record.stream && record.stream === source.key;
-    if (isOwn && (record.type === "message_accepted" || record.type === "message_queued")) this.#showPending(null);
+    if (SAID.has(record.type) && record.stream && record.stream === this.#pending?.key) this.#showPending(null);
     if (turn !== null) this.#dirty.add(turn);
     this.#draw();
     if (LISTED.has(record.type)) this.#list();
@@ -284,7 +301,8 @@ class Page {
     }
     this.#unborn.delete(this.#session);
     this.#write("");
-    this.#showPending(text);
+    this.#showPending({ text, key: stream.key, stream });
+    this.#tellRefusal(stream);
     this.#feedFrom(stream);
     this.#showAll();
     this.#scrollToEnd();
@@ -410,11 +428,12 @@ class Page {
     document.title = title ? `${asks}${title} \u2013 midstream` : "midstream";
   }
 
-  #showPending(text) {
+  /** Show a message at once; it stays until the transcript has it, whatever becomes of the connection. */
+  #showPending(message) {
     this.#pending?.node.remove();
     this.#pending = null;
-    if (text === null) return;
-    const said = element("div", "said", text);
+    if (message === null) return;
+    const said = element("div", "said", message.text);
     said.dir = "auto";
     const node = element(
       "article",
@@ -422,21 +441,32 @@ class Page {
       said,
       element("footer", "foot", "Kept here until the server has it"),
     );
-    this.#pending = { text, node };
+    this.#pending = { ...message, node };
     find("turns").append(node);
   }
 
-  /** After a reload: a message whose ack was lost may be in the journal all the same. */
-  #showUnsent(stream) {
-    const isSaid = [...this.#transcript.turns.values()].some(
-      (turn) => stream?.key && turn.stream === stream.key,
+  /** Show what `stream`, of before a reload, has not sent yet, unless the transcript has it all the same. */
+  #settlePending(stream) {
+    const unsent = stream?.pendingText ?? null;
+    if (unsent !== null && !this.#transcript.hasStream(stream.key))
+      this.#showPending({ text: unsent, key: stream.key, stream });
+    if (this.#pending === null) return;
+    const { key, stream: sending } = this.#pending;
+    if (sending === null) return void this.#showPending(null); // another tab sends it
+    this.#tellRefusal(sending);
+    if (!this.#transcript.isPartial) return;
+    // It does not know the streams of finished turns, and would not see that one of them was this one's.
+    sending.accepted.then(
+      () => this.#pending?.key === key && this.#showPending(null),
+      () => {}, // `ended` tells it
     );
-    this.#showPending((!isSaid && stream?.pendingText) || null);
-    const shown = this.#pending;
-    stream?.accepted.then(
-      () => shown !== null && this.#pending === shown && this.#showPending(null),
-      () => {}, // the refusal ends the stream, which tells it
-    );
+  }
+
+  /** A stream that nobody reads any more may be refused too. */
+  #tellRefusal(stream) {
+    stream.ended.then((error) => {
+      if (error && stream !== this.#source && stream.key === this.#pending?.key) this.#refused(error);
+    });
   }
 
   #heard(connection, stream) {

@@ -274,6 +274,11 @@ export class Client {
   cancel(session: string, turn?: number): Promise<void>;
   /** Take up what a reload or a crash interrupted (look-back 2 h); events begin at the stored cursor, or `after`. */
   resumeInterrupted(options?: { session?: string; after?: string | null }): Promise<LiveStream[]>;
+  /**
+   * The first message kept here for a session that no server has acknowledged, and this page's stream that sends it, if
+   * any. Asking sends nothing.
+   */
+  unsent(session: string): Promise<{ key: string; text: string; stream: LiveStream | null } | null>;
   /** Cut every connection as a lost network would. */
   cut(forMs?: number): void;
   wake(): void;

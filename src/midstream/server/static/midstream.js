@@ -390,6 +390,21 @@ export class Client {
     return resumed;
   }
 
+  /**
+   * Return the first message kept here for `session` that no server has acknowledged, or null: {key, text, stream},
+   * where `stream` is the one of this page that sends it, or null.
+   */
+  async unsent(session) {
+    const { interrupted } = sortInterrupted(await this.#storage.load(), this.#means.now());
+    for (const kept of interrupted) {
+      if (kept.url !== this.#url || kept.session !== session) continue;
+      const text = new Stream(kept).pendingText;
+      const stream = [...this.#live.keys()].find((live) => live.key === kept.key) ?? null;
+      if (text !== null) return { key: kept.key, text, stream };
+    }
+    return null;
+  }
+
   /** Cut every connection as a lost network would; `forMs` keeps it away for that long. */
   cut(forMs = 0) {
     for (const stream of [...this.#live.keys()]) stream.cut(forMs);

@@ -1,0 +1,78 @@
+"""What a conversation sends upstream over the whole path, counted where it arrives.
+
+OpenAI's own client resends its transcript to a gateway of its own process; behind that stand the pool, OpenAI's package
+as an upstream, and a scripted Responses server that counts the bodies it gets. No rule is played here: what is counted
+went through a socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import openai
+
+from midstream.runtime.pool import Pooled
+from midstream.server.gateway.app import gateway
+from midstream.server.serve import serve
+from midstream.store.sqlite import SQLiteStore
+from tests.integrations.openai_memory import OpenAIMemory, openai_memory
+
+TOKEN = "bench"  # noqa: S105 - of no value to anybody
+PATIENCE_S = 120.0
+WAYS = {"always fresh": {"x-midstream-ephemeral": "1"}, "ours": {}}
+"""Headers of each way to ask: what is marked as ephemeral gets a fresh agent that is told everything."""
+
+
+class Passage(msgspec.Struct):
+    """What the server got of a conversation: whole bodies, as JSON.
+
+    Args:
+        users: User messages that it was told, replayed ones too.
+    """
+
+    contestant: str
+    turns: int
+    users: int
+    sent_bytes: int
+    first_turn_bytes: int
+    last_turn_bytes: int
+
+
+def measure(turns: int, said: int, replied: int) -> list[Passage]:
+    """Hold a conversation each way, with questions and answers of this many characters."""
+    return [asyncio.run(_passage(contestant, turns, said, replied)) for contestant in WAYS]
+
+
+async def _passage(contestant: str, turns: int, said: int, replied: int) -> Passage:
+    async with asyncio.timeout(PATIENCE_S):
+        with tempfile.TemporaryDirectory() as folder:
+            async with openai_memory("responses") as server:
+                await _converse(server, Path(folder), contestant, turns, said, replied)
+    bodies = [body for method, path, body in server.requests if (method, path) == ("POST", "/responses")]
+    sizes = [len(msgspec.json.encode(body)) for body in bodies]
+    return Passage(contestant, turns, len(server.told()), sum(sizes), sizes[0], sizes[-1])
+
+
+async def _converse(
+    server: OpenAIMemory, folder: Path, contestant: str, turns: int, said: int, replied: int
+) -> None:
+    store = SQLiteStore(folder / "gateway.db")
+    app = gateway(Pooled(server.upstream(), store), token=TOKEN, store=store)
+    listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    stop = asyncio.Event()
+    serving = asyncio.create_task(serve(app, port=0, on_listening=listening.set_result, stop=stop))
+    url = await listening
+    messages: list[Any] = []
+    # The answers that the host keeps are made here, so that they are as long as in the other figures.
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=TOKEN) as client:
+        headers = {"x-midstream-session": "s1", **WAYS[contestant]}
+        for number in range(turns):
+            messages.append({"role": "user", "content": f"question {number} ".ljust(said, "x")})
+            await client.chat.completions.create(model="m", messages=messages, extra_headers=headers)
+            messages.append({"role": "assistant", "content": f"answer {number} ".ljust(replied, "y")})
+    stop.set()
+    await serving

@@ -1,0 +1,81 @@
+"""The events of a reply of Anthropic's Messages API, as they go over the wire."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+Json = dict[str, Any]
+
+
+def began(model: str = "claude-1", **usage: int) -> Json:
+    """The first event of a reply."""
+    counts = {"input_tokens": 7, "output_tokens": 1, **usage}
+    message = {"id": "msg_1", "type": "message", "role": "assistant", "model": model, "content": []}
+    return {
+        "type": "message_start",
+        "message": {**message, "stop_reason": None, "stop_sequence": None, "usage": counts},
+    }
+
+
+def grown(index: int, kind: str, **fields: object) -> Json:
+    return {"type": "content_block_delta", "index": index, "delta": {"type": kind, **fields}}
+
+
+def opened(index: int, kind: str, **fields: object) -> Json:
+    return {"type": "content_block_start", "index": index, "content_block": {"type": kind, **fields}}
+
+
+def closed(index: int) -> Json:
+    return {"type": "content_block_stop", "index": index}
+
+
+def text(index: int, *pieces: str) -> list[Json]:
+    deltas = [grown(index, "text_delta", text=piece) for piece in pieces]
+    return [opened(index, "text", text=""), *deltas, closed(index)]
+
+
+def thought(index: int, *pieces: str, signature: str = "c2ln") -> list[Json]:
+    deltas = [grown(index, "thinking_delta", thinking=piece) for piece in pieces]
+    signed = [grown(index, "signature_delta", signature=signature)] if signature else []
+    return [opened(index, "thinking", thinking="", signature=""), *deltas, *signed, closed(index)]
+
+
+def withheld(index: int, data: str) -> list[Json]:
+    return [opened(index, "redacted_thinking", data=data), closed(index)]
+
+
+def call(
+    index: int,
+    *pieces: str,
+    call_id: str = "toolu_1",
+    name: str = "read",
+    kind: str = "tool_use",
+    **more: object,
+) -> list[Json]:
+    deltas = [grown(index, "input_json_delta", partial_json=piece) for piece in pieces]
+    start = opened(index, kind, id=call_id, name=name, input={}, **more)
+    return [start, *deltas, closed(index)]
+
+
+def result(index: int, content: object, *, call_id: str, kind: str, **more: object) -> list[Json]:
+    return [opened(index, kind, tool_use_id=call_id, content=content, **more), closed(index)]
+
+
+def ended(stop_reason: str | None = "end_turn", **usage: int) -> list[Json]:
+    """The last two events of a reply."""
+    delta = {"stop_reason": stop_reason, "stop_sequence": None}
+    counts = {"output_tokens": 9, **usage}
+    return [{"type": "message_delta", "delta": delta, "usage": counts}, {"type": "message_stop"}]
+
+
+PING: Json = {"type": "ping"}
+
+
+def wire(events: Sequence[Json]) -> bytes:
+    """Return events as they go over the wire."""
+    return b"".join(
+        b"event: %b\ndata: %b\n\n" % (str(event["type"]).encode(), json.dumps(event).encode())
+        for event in events
+    )

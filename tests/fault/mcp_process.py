@@ -1,0 +1,73 @@
+"""An MCP server whose tools write into the ledger: `python -m tests.fault.mcp_process FOLDER HOW`.
+
+HOW is what happens in the middle of a call that has effects: `mcp`, nothing; `mcp_dies`, this process is killed;
+`kills`, the one that started it is.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from mcp.server.mcpserver import Context, MCPServer
+from mcp_types import ToolAnnotations
+
+from midstream.integrations.mcp import EFFECT_KEY
+from midstream.world import World
+from tests.fault.turn import PIDS, Line
+
+folder, how = Path(sys.argv[1]), sys.argv[2]
+server = MCPServer("ledger", log_level="ERROR")
+
+
+def note(name: str, key: str, what: Literal["began", "ended"]) -> None:
+    """Write down that a run began or ended; which run it is, the lines before say."""
+    session, turn, reply, call_id = key.split("/")
+    lines = [msgspec.json.decode(line, type=Line) for line in (folder / "ledger").read_bytes().splitlines()]
+    place = (session, int(turn), int(reply), call_id)
+    before = sum(
+        (each.session, each.turn, each.reply, each.call_id, each.what) == (*place, "began") for each in lines
+    )
+    line = Line(*place, before + (what == "began"), name, what)
+    with (folder / "ledger").open("ab") as ledger:
+        ledger.write(msgspec.json.encode(line) + b"\n")
+
+
+async def run(name: str, ctx: Context) -> str:
+    key = str(dict(ctx.request_context.meta or {})[EFFECT_KEY])
+    note(name, key, "began")
+    if name == "write" and how == "mcp_dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if name == "write" and how == "kills":
+        os.kill(os.getppid(), signal.SIGKILL)
+    await World().sleep(0.01)
+    note(name, key, "ended")
+    return "it was done"
+
+
+@server.tool(annotations=ToolAnnotations(read_only_hint=True))
+async def look(ctx: Context) -> str:
+    """Look."""
+    return await run("look", ctx)
+
+
+@server.tool()
+async def write(ctx: Context) -> str:
+    """Write."""
+    return await run("write", ctx)
+
+
+@server.tool(annotations=ToolAnnotations(idempotent_hint=True))
+async def put(ctx: Context) -> str:
+    """Put."""
+    return await run("put", ctx)
+
+
+if __name__ == "__main__":
+    with (folder / PIDS).open("a") as pids:
+        pids.write(f"{os.getpid()}\n")
+    server.run()

@@ -1,0 +1,75 @@
+"""Play a story between a server and a client that runs a tool or is asked; either of them dies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from midstream.client.local_tools import ALLOWED_ONCE_CONTENT, offered
+from midstream.core.calls import UNKNOWN_CONTENT
+from midstream.core.frames import Payload, ResultPayload, SayPayload
+from midstream.core.messages import Outcome, Result, Text
+from midstream.core.records import decode
+from midstream.testing.history_checker import Evidence
+from midstream.world import Fault, World
+from tests.fault.cases import CHECKPOINTS
+from tests.fault.drive import journals_of, judge
+from tests.fault.matrix import Case, Kill, Process, Report, Side, client_log, read_ledger, reader_log, run
+from tests.fault.options import Inside, Point
+from tests.fault.stories import CLIENT_POLICIES, Stage
+from tests.fault.turn import QUESTION, SESSION
+
+IN_DOUBT: tuple[Point, ...] = (Fault.BEFORE_TOOL, Inside.INSIDE_TOOL, Fault.AFTER_TOOL)
+"""Where a death leaves a call that began, for all that anybody knows."""
+CHECKPOINTS_MAX = 16
+"""Checkpoints of one story at each of which its client is killed; of longer ones every second or third."""
+
+
+async def meet(case: Case, folder: Path) -> Report:
+    """Play one case in an empty folder and judge it."""
+    return await run(case, folder, _judge)
+
+
+def kills(*deaths: tuple[Side, Point, int]) -> tuple[Kill, ...]:
+    """Return deaths in the order in which their sides die."""
+    return tuple(Kill(*death) for death in deaths)
+
+
+def every_case(story: str, reference: Report) -> Iterator[Case]:
+    """Yield each point of the client each time it is reached; then deaths in a row, and of both sides."""
+    times = reference.reached["client"]
+    checkpoints = times[Fault.BEFORE_CHECKPOINT]
+    for point in CHECKPOINTS:
+        for count in range(1, checkpoints + 1, 1 + checkpoints // CHECKPOINTS_MAX):
+            yield Case(kills(("client", point, count)), story=story)
+    if times.get(Fault.AFTER_TOOL):
+        yield from (Case(kills(("client", doubtful, 1)), story=story) for doubtful in IN_DOUBT)
+        for doubtful in IN_DOUBT:
+            for again in (*CHECKPOINTS, *IN_DOUBT):  # the life that finds it in doubt dies too
+                yield Case(kills(("client", doubtful, 1), ("client", again, 1)), story=story)
+            yield Case(kills(("client", doubtful, 1), ("server", Fault.AFTER_APPEND, 4)), story=story)
+        yield Case(kills(("client", Fault.AFTER_TOOL, 1), ("server", Fault.BEFORE_ACK, 2)), story=story)
+    if reference.reached["server"].get(Fault.AFTER_TOOL):
+        for doubtful in IN_DOUBT:
+            for count in range(1, checkpoints + 1, 1 + checkpoints // 6):
+                # In doubt at the server, or of a child: whoever is asked about it dies as well.
+                deaths = kills(("server", doubtful, 1), ("client", Fault.AFTER_CHECKPOINT, count))
+                yield Case(deaths, story=story)
+    yield Case(kills(("server", Fault.BEFORE_ACK, 2)), story=story)
+    yield Case(kills(("server", Fault.BEFORE_ACK, 1), ("client", Fault.AFTER_CHECKPOINT, 2)), story=story)
+
+
+async def _judge(case: Case, folder: Path, sides: tuple[Process, Process], report: Report) -> None:
+    journals = await journals_of(folder)
+    stored = [decode(each.body) for each in journals.get(SESSION, [])]
+    tools = (
+        [Stage(folder, World(), dies_inside=False).tool(case.story)] if case.story in CLIENT_POLICIES else []
+    )
+    say = SayPayload((Text(QUESTION),), offered(tools))
+    later: list[Payload] = [
+        ResultPayload(1, 1, Result("a", "it was done")),
+        ResultPayload(1, 1, Result("a", UNKNOWN_CONTENT, Outcome.UNKNOWN)),
+        ResultPayload(1, 1, Result("a", ALLOWED_ONCE_CONTENT, Outcome.ERROR)),
+    ]
+    logs = [client_log(folder, stored, sides[1].acked, say, later), reader_log(folder)]
+    judge(case, Evidence(journals, logs, read_ledger(folder)), report)

@@ -1,0 +1,61 @@
+"""A client that runs a tool, or is asked, and may kill itself: `python -m tests.fault.person_process FOLDER PORT`.
+
+It handles one event after the other: what it is asked it answers before it takes the next one, so that its next life
+is asked again. What it answers is the truth, as the ledger has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from midstream.client import Client, Event, connect
+from midstream.core.records import QuestionAsked
+from midstream.errors import QuestionClosedError
+from midstream.world import World
+from tests.fault.client_process import HAND_S, HastyWorld, Notes
+from tests.fault.drive import truth
+from tests.fault.options import Options
+from tests.fault.stories import CLIENT_POLICIES, Stage
+from tests.fault.turn import QUESTION, SESSION
+
+
+async def main() -> None:
+    options = Options("client")
+    world = HastyWorld(*options.death, report_to=options.notes)
+    stage = Stage(options.folder, world, dies_inside=options.dies_inside)
+    tools = [stage.tool(options.story)] if options.story in CLIENT_POLICIES else []
+    seen = Notes(options.folder / "client.seen")
+    state = options.folder / "client.db"
+    async with connect(f"http://127.0.0.1:{options.port}", state=state, tools=tools, world=world) as client:
+        for turn in await client.resume_interrupted():
+            await _take_part(client, turn.__aiter__(), seen, options)
+        if not seen.has_end:
+            await _take_part(client, client.send(SESSION, QUESTION), seen, options)
+
+        reader = Notes(options.folder / "reader.seen")
+        async with contextlib.aclosing(client.follow(SESSION, after="0-0")) as events:
+            async for event in events:
+                reader.add(event)
+                if event.is_end:
+                    break
+
+
+async def _take_part(client: Client, events: AsyncIterator[Event], seen: Notes, options: Options) -> None:
+    async for event in events:
+        await World().sleep(HAND_S)
+        seen.add(event)
+        if event.question is not None:
+            session = event.path[-1] if event.path else SESSION
+            await _answer(client, session, event.question, options)
+
+
+async def _answer(client: Client, session: str, asked: QuestionAsked, options: Options) -> None:
+    choice = truth(options.folder, session, asked)
+    with contextlib.suppress(QuestionClosedError):  # an earlier life had said it
+        await client.answer(session, asked, choice, text="so be it")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,158 @@
+"""Processes with one session on one SQLite file, killed within a turn: the next one has each message told once.
+
+The server they talk to is in the test's process, and really remembers. Whenever a process is killed, another one that
+has been there all along asks the same again, and a third one goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import re
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from midstream.integrations.openai_conversation import Memory
+from midstream.world import World
+from tests.fault.pool_process import Point, Turns, live
+from tests.integrations.openai_memory import OpenAIMemory, openai_memory
+from tests.spec import spec
+
+pytestmark = pytest.mark.fault
+
+IS_FULL = os.environ.get("MIDSTREAM_FAULT_FULL") == "1"
+WAIT_S = 30.0
+"""Seconds for whatever another process does; a quiet machine needs a tenth of one."""
+TOKEN = re.compile(r"\bword-\d+\b")
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["tests.fault.pool_process"])
+
+BEFORE: dict[str, tuple[Turns, list[str]]] = {
+    "first": ([], ["say word-1"]),
+    "continued": ([["say word-1"], ["say word-2"]], ["say word-3"]),
+    "queued": ([["say word-1"]], ["say word-2", "say word-3"]),
+    "edited": ([["say word-1"], ["say word-0"]], ["say word-3"]),
+}
+"""Turns that were answered, and what is said in the turn that is killed; an edit takes the last turn's place."""
+POINTS = [point for point in Point if point is not Point.NEVER]
+SHORT = [("conversation", "continued", point) for point in POINTS] + [
+    ("conversation", "queued", Point.SPEAKING),
+    ("responses", "continued", Point.OPENED),
+]
+FULL = [
+    (memory, situation, point)
+    for memory in ("conversation", "responses")
+    for situation in BEFORE
+    for point in POINTS
+]
+
+
+class Server:
+    """One process with a pool."""
+
+    def __init__(self, folder: Path, peer: OpenAIMemory, point: Point) -> None:
+        self._link, theirs = PROCESSES.Pipe()
+        arguments = (theirs, str(folder / "x.db"), peer.url, peer.memory, point)
+        self.process = PROCESSES.Process(target=live, args=arguments, daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def begin(self, turns: Turns) -> None:
+        self._link.send(turns)
+
+    async def answer(self) -> str:
+        return await asyncio.to_thread(self._received)
+
+    async def ask(self, turns: Turns) -> list[str]:
+        """Return the host's words that the agent which answers knows, in their order."""
+        self.begin(turns)
+        return TOKEN.findall(await self.answer())
+
+    async def ended(self) -> int | None:
+        await asyncio.to_thread(self.process.join, WAIT_S)
+        return self.process.exitcode
+
+    async def end(self) -> None:
+        with contextlib.suppress(OSError):
+            self._link.send(None)
+        if await self.ended() is None:
+            self.process.kill()
+            await self.ended()
+        self._link.close()
+        self.process.close()
+
+    def _received(self) -> str:
+        assert self._link.poll(WAIT_S), "it does not answer"
+        words = self._link.recv()
+        assert isinstance(words, str)
+        return words
+
+
+@contextlib.asynccontextmanager
+async def server(folder: Path, peer: OpenAIMemory, point: Point = Point.NEVER) -> AsyncIterator[Server]:
+    started = Server(folder, peer, point)
+    try:
+        yield started
+    finally:
+        await started.end()
+
+
+def _words(turns: Turns) -> list[str]:
+    return [token for texts in turns for text in texts for token in TOKEN.findall(text)]
+
+
+async def _until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not is_so():
+            await World().sleep(0.01)
+
+
+async def _goes_on(folder: Path, peer: OpenAIMemory, elder: Server, turns: Turns) -> None:
+    """Have the turn answered that was killed, in a process that lives, and then the next one in a new process."""
+    before = len(peer.told())
+    assert await elder.ask(turns) == _words(turns)
+    replays = [told for told in peer.told()[before:] if "word-1" in told.text]
+    assert len(replays) <= 1
+    then = [*turns, ["say word-9"]]
+    before = len(peer.told())
+    async with server(folder, peer) as youngest:
+        assert await youngest.ask(then) == _words(then)
+    assert [told.text for told in peer.told()[before:]] == ["say word-9"]
+
+
+@spec("REUSE-36", "REUSE-37", "REUSE-50", "REUSE-51")
+@pytest.mark.parametrize(("memory", "situation", "point"), FULL if IS_FULL else SHORT)
+async def test_a_killed_process_loses_and_doubles_nothing(
+    tmp_path: Path, memory: Memory, situation: str, point: Point
+) -> None:
+    answered, said = BEFORE[situation]
+    async with openai_memory(memory) as peer, server(tmp_path, peer) as elder:
+        for count in range(1, len(answered) + 1):
+            await elder.ask(answered[:count])
+        turns = [*(answered[:-1] if situation == "edited" else answered), said]
+        async with server(tmp_path, peer, point) as victim:
+            victim.begin(turns)
+            assert await victim.ended() == -signal.SIGKILL, f"{point} was not reached"
+        await _goes_on(tmp_path, peer, elder, turns)
+
+
+@spec("REUSE-37", "REUSE-51")
+@pytest.mark.parametrize("memory", ["conversation", "responses"] if IS_FULL else ["conversation"])
+async def test_a_process_that_is_killed_while_its_upstream_has_not_said_a_word(
+    tmp_path: Path, memory: Memory
+) -> None:
+    turns: Turns = [["say word-1"], ["say word-2"]]
+    async with openai_memory(memory) as peer, server(tmp_path, peer) as elder:
+        await elder.ask(turns[:1])
+        peer.hang_unopened()
+        async with server(tmp_path, peer) as victim:
+            victim.begin(turns)
+            await _until(lambda: len(peer.told()) == 2)
+            victim.process.kill()
+            assert await victim.ended() == -signal.SIGKILL
+        await _goes_on(tmp_path, peer, elder, turns)
