@@ -5,10 +5,13 @@ Times are the processor's, so that a machine that is busy elsewhere makes none o
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping, Sequence
+from http import HTTPStatus
 from pathlib import Path
 
 import msgspec
@@ -16,11 +19,17 @@ import msgspec
 from bench import reuse_path
 from bench.reuse_rules import AlwaysFresh, Contestant, Original, Ours, Request, said_bytes
 from midstream.core.messages import Entry, Exchange, File, History, Reply, Text, UserMessage
+from midstream.core.replies import Finished, TextDelta
 from midstream.core.reuse.abilities import Abilities
 from midstream.core.reuse.classification import Kind, classify
 from midstream.core.reuse.fingerprint import Chain, outline
 from midstream.core.reuse.raw import parsed
 from midstream.core.reuse.records import answered, asked_fresh, confirmed
+from midstream.runtime.pool import Pooled
+from midstream.runtime.upstreams import UpstreamEvent
+from midstream.server.gateway.app import Gateway, gateway
+from midstream.store.memory import MemoryStore
+from midstream.testing.upstreams import ScriptedUpstream, Talk
 
 MESSAGES = 10_000
 CHARS = 300
@@ -75,7 +84,7 @@ class Report(msgspec.Struct):
 def run(folder: Path) -> Report:
     """Measure, print, return."""
     del folder
-    times = [*_classifying(), *_reading()]
+    times = [*_classifying(), *_reading(), *asyncio.run(_asking())]
     is_met = times[0].best_ms < COLD_BAR_MS
     print(f"{MESSAGES} messages, {MESSAGES * CHARS / 1e6:.0f} MB{'best ms':>35}{'median':>10}")
     for row in times:
@@ -130,10 +139,9 @@ def _classifying() -> list[Time]:
     def appended() -> Time:
         rounds = []
         for _ in range(ROUNDS):
-            chain = Chain()
-            chain.extend(before)
+            chain = Chain().then(before)
             start = time.process_time()
-            found = classify(record, chain.outline("Be brief.", (), (), IDENTITY, now))
+            found = classify(record, chain.then(now).heard.outline("Be brief.", (), (), IDENTITY))
             rounds.append((time.process_time() - start) * 1e3)
             assert found.kind is Kind.CONTINUATION
         return Time("classify, one message appended", min(rounds), statistics.median(rounds))
@@ -146,8 +154,7 @@ def _reading() -> list[Time]:
         {"role": ("user", "assistant")[n % 2], "content": f"{n} ".ljust(CHARS, "x")} for n in range(MESSAGES)
     ]
     body = {"model": "m", "messages": messages[:-2], "stream": True}
-    known = parsed(msgspec.json.encode(body)).now
-    assert known is not None
+    known = parsed(msgspec.json.encode(body)).now[-1]
     raw = msgspec.json.encode(body | {"messages": messages[:-1]})
 
     def resent() -> None:
@@ -159,6 +166,84 @@ def _reading() -> list[Time]:
         _timed("body, nothing known", lambda: parsed(raw)),
         _timed("  msgspec.json.decode alone", lambda: msgspec.json.decode(raw)),
     ]
+
+
+async def _asking() -> list[Time]:
+    """Time a gateway on a pool, from the bytes of a POST to the first message for the upstream."""
+    sent_at = 0.0
+
+    def answer(_: Talk) -> Sequence[UpstreamEvent]:
+        nonlocal sent_at
+        sent_at = time.process_time()
+        return [TextDelta("well"), Finished()]
+
+    store = MemoryStore()
+    upstream = ScriptedUpstream(answer=answer)
+    app = gateway(Pooled(upstream, store), token=None, store=store)
+    talk = [
+        {"role": ("user", "assistant")[n % 2], "content": f"{n} ".ljust(CHARS, "x")} for n in range(MESSAGES)
+    ]
+    keys = itertools.count()
+
+    async def post(messages: list[dict[str, str]], key: str) -> float:
+        body = msgspec.json.encode({"model": "m", "messages": messages})
+        start = time.process_time()
+        await _posted(app, body, key)
+        return (sent_at - start) * 1e3
+
+    async def rounds(what: str, key: Callable[[], str]) -> Time:
+        del talk[MESSAGES - 1 :]
+        await post(talk, key())
+        times = []
+        for _ in range(ROUNDS):
+            talk.extend([{"role": "assistant", "content": "well"}, {"role": "user", "content": "and now?"}])
+            times.append(await post(talk, key()))
+        return Time(what, min(times), statistics.median(times))
+
+    async def fresh() -> Time:
+        times = []
+        for _ in range(ROUNDS):
+            upstream.memory.talks.clear()  # it remembers nothing
+            talk.extend([{"role": "assistant", "content": "well"}, {"role": "user", "content": "and now?"}])
+            times.append(await post(talk, "me"))
+        return Time("POST to send, known, told to a fresh agent", min(times), statistics.median(times))
+
+    known = await rounds("POST to send, known messages", lambda: "me")
+    told = await fresh()
+    cold = await rounds("POST to send, nothing known", lambda: f"{next(keys)}")
+    times = [await post([{"role": "user", "content": f"{number}"}], "me") for number in range(ROUNDS)]
+    short = Time("POST to send, one short message", min(times), statistics.median(times))
+    raw = msgspec.json.encode({"model": "m", "messages": talk})
+    ceiling = _timed("  SHA-256 of these bytes alone", lambda: hashlib.sha256(raw).digest())
+    await app.stop()
+    return [known, ceiling, short, cold, told]
+
+
+async def _posted(app: Gateway, body: bytes, key: str) -> None:
+    """Ask as a server does that has read the whole request, and wait for the end of the answer."""
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "query_string": b"",
+        "headers": [(b"host", b"127.0.0.1"), (b"x-api-key", key.encode())],
+        "client": ("127.0.0.1", 1),
+    }
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+    is_over = asyncio.Event()
+
+    async def receive() -> dict[str, object]:
+        if messages:
+            return messages.pop()
+        await is_over.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: MutableMapping[str, object]) -> None:
+        assert message.get("status", 200) == HTTPStatus.OK
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            is_over.set()
+
+    await app(scope, receive, send)
 
 
 def _question(number: int) -> UserMessage:

@@ -73,7 +73,11 @@ async def _forgetful(claim: Claim, record: object) -> None:
         (retrying, "remedy", _blind, 400),
         (Claim, "release", _forgetful, 60),
     ],
-    ids=["a queued message is left out", "what may have been taken is said again", "a record is never let go"],
+    ids=[
+        "a queued message is left out",
+        "what may have been taken is said again",
+        "a record is never let go",
+    ],
 )
 def test_a_broken_promise_is_found(
     monkeypatch: pytest.MonkeyPatch, home: object, name: str, broken: object, lives: int

@@ -14,10 +14,10 @@ from midstream.core.messages import (
     Usage,
     UserMessage,
 )
-from midstream.core.replies import ModelRequest
 from midstream.core.reuse.abilities import Abilities
 from midstream.core.reuse.classification import Fresh, classify
-from midstream.core.reuse.fingerprint import outline
+from midstream.core.reuse.fingerprint import Heard
+from midstream.core.reuse.resent import ResentRequest
 from midstream.core.reuse.transcript import TranscriptBudget
 from midstream.runtime.pool_turns import REBUILT_NOTE, Turn, without_notes
 from midstream.runtime.upstreams import Said, Setup
@@ -89,8 +89,9 @@ def test_tokens_are_summed() -> None:
 
 
 def _turn(history: History, abilities: Abilities, *, nonce: str = "a", session: str = "s") -> Turn:
-    found = outline("", (), (), {}, history)
-    request = ModelRequest("", history, session=session)
+    heard = Heard().then(history.entries)
+    found = heard.outline("", (), (), {})
+    request = ResentRequest("", heard, history, lambda: history, session=session)
     turn = Turn(request, found, classify(None, found), Fresh(is_pooled=True), Setup(), None)
     turn.begin(nonce, abilities, TranscriptBudget())
     return turn

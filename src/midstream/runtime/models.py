@@ -22,6 +22,7 @@ from midstream.core.replies import (
     UpstreamCallStarted,
     Working,
 )
+from midstream.core.reuse.resent import ResentRequest
 
 __all__ = [
     "CallRequested",
@@ -30,6 +31,8 @@ __all__ = [
     "Model",
     "ModelEvent",
     "ModelRequest",
+    "RememberingModel",
+    "ResentRequest",
     "Resumable",
     "ResumableModel",
     "TextDelta",
@@ -37,6 +40,7 @@ __all__ = [
     "UpstreamCallEnded",
     "UpstreamCallStarted",
     "Working",
+    "events_of",
 ]
 
 
@@ -73,3 +77,18 @@ class ResumableModel(Model, Protocol):
 
     async def stop(self, token: str) -> None:
         """Let the provider stop this reply. Bounded by the caller; whatever goes wrong is nobody's concern."""
+
+
+@runtime_checkable
+class RememberingModel(Model, Protocol):
+    """A model in front of what remembers: it seldom needs more of a conversation than what is new."""
+
+    def stream_resent(self, request: ResentRequest) -> AsyncIterator[ModelEvent]:
+        """Answer as `stream` does, and read the whole history only where it is needed."""
+
+
+def events_of(model: Model, request: ResentRequest) -> AsyncIterator[ModelEvent]:
+    """Return a model's answer; one that keeps nothing is given the whole history."""
+    if isinstance(model, RememberingModel):
+        return model.stream_resent(request)
+    return model.stream(request.request())

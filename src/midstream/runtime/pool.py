@@ -34,6 +34,7 @@ from midstream.core.reuse import records, retrying
 from midstream.core.reuse.classification import Fork, Fresh, Kind, Resume, action, asides_of, classify
 from midstream.core.reuse.fingerprint import Chain, Outline
 from midstream.core.reuse.records import PoolRecord
+from midstream.core.reuse.resent import ResentRequest
 from midstream.core.reuse.servers import McpServer
 from midstream.core.reuse.transcript import TranscriptBudget
 from midstream.errors import (
@@ -170,10 +171,41 @@ class Pooled:
             ModelError: The agent failed, and so did a fresh one where that was worth a try (then the first error is the
                 cause of this one).
         """
+        history = request.history
+        chain = self._chains.get(request.session, Chain()).then(history)
+        resent = ResentRequest(
+            request.instructions,
+            chain.heard,
+            history,
+            lambda: history,
+            request.tools,
+            request.key,
+            request.session,
+            request.is_ephemeral,
+        )
+        async with contextlib.aclosing(self._streamed(resent, chain)) as events:
+            async for event in events:
+                yield event
+
+    async def stream_resent(self, request: ResentRequest) -> AsyncIterator[ModelEvent]:
+        """Answer a request as `stream` does; the whole history is asked for only where an agent is told all of it.
+
+        Raises:
+            ModelError: See `stream`.
+        """
+        async with contextlib.aclosing(self._streamed(request, None)) as events:
+            async for event in events:
+                yield event
+
+    async def _streamed(
+        self, request: ResentRequest, chain: Chain | None
+    ) -> AsyncGenerator[ModelEvent, None]:
         setup, outline = self._read(request)
         is_ours = await self._may_enter(request, outline)
         try:
             turn = await self._begin(request, outline, setup)
+            if chain is not None and turn.claim is not None:  # a side call takes nobody's place
+                self._know(request.session, chain)
             if is_ours and turn.claim is None:  # nobody needs to wait for a side call
                 is_ours = False
                 self._locks.leave(request.session)
@@ -193,20 +225,22 @@ class Pooled:
 
     # --- what to do -------------------------------------------------------------------------------------------
 
-    def _read(self, request: ModelRequest) -> tuple[Setup, Outline]:
+    def _read(self, request: ResentRequest) -> tuple[Setup, Outline]:
         abilities = self._upstream.abilities
         tools = request.tools if abilities.takes_tools else ()
         servers = self._servers() if abilities.takes_servers and self._servers is not None else ()
         setup = Setup(request.instructions, tools, tuple(sorted(servers, key=lambda server: server.name)))
-        chain = self._chains.pop(request.session, None) or Chain()
-        if request.session and not request.is_ephemeral:
-            self._chains[request.session] = chain
-            while len(self._chains) > CHAINS_MAX:
-                self._chains.popitem(last=False)
-        identity = self._upstream.identity
-        return setup, chain.outline(setup.instructions, setup.tools, setup.servers, identity, request.history)
+        heard, identity = request.heard, self._upstream.identity
+        return setup, heard.outline(setup.instructions, setup.tools, setup.servers, identity)
 
-    async def _may_enter(self, request: ModelRequest, outline: Outline) -> bool:
+    def _know(self, session: str, chain: Chain) -> None:
+        """Keep a conversation's links for its next turn."""
+        self._chains.pop(session, None)
+        self._chains[session] = chain
+        while len(self._chains) > CHAINS_MAX:
+            self._chains.popitem(last=False)
+
+    async def _may_enter(self, request: ResentRequest, outline: Outline) -> bool:
         """Wait for the session's other turn; return whether the session is this turn's, to be given back.
 
         It is not where the other one takes too long, nor for a side call.
@@ -221,7 +255,7 @@ class Pooled:
                     return False
         return await self._locks.enter(session)
 
-    async def _begin(self, request: ModelRequest, outline: Outline, setup: Setup) -> Turn:
+    async def _begin(self, request: ResentRequest, outline: Outline, setup: Setup) -> Turn:
         """Judge a request and claim its record, unless it leaves no trace."""
         turn: Turn | None = None
         try:
@@ -237,7 +271,7 @@ class Pooled:
         turn.begin(nonce, self._upstream.abilities, self._limits.budget)
         return turn
 
-    async def _claimed(self, request: ModelRequest, outline: Outline, setup: Setup) -> Turn | None:
+    async def _claimed(self, request: ResentRequest, outline: Outline, setup: Setup) -> Turn | None:
         for _ in range(CLAIMS_MAX):
             found = await self._entries.find(request.session)
             now = self._world.now()

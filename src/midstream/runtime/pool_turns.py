@@ -10,9 +10,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from midstream.core.messages import Entry, Exchange, History, Result, Thinking, Usage, UserMessage
-from midstream.core.replies import ModelRequest
 from midstream.core.reuse.classification import Action, Classification, Fork, Fresh, Kind, Resume
 from midstream.core.reuse.fingerprint import LINK_BYTES, Outline
+from midstream.core.reuse.resent import ResentRequest
 from midstream.core.reuse.retrying import Situation
 from midstream.core.reuse.transcript import TranscriptBudget, replayed
 from midstream.errors import ModelError
@@ -100,7 +100,7 @@ class Turn:
 
     def __init__(
         self,
-        request: ModelRequest,
+        request: ResentRequest,
         outline: Outline,
         judged: Classification,
         action: Action,
@@ -200,7 +200,6 @@ class Turn:
         self.heard = self.delivered = self.repeats = 0
         self.is_taken = self.is_forced = self.is_confirmed = self.is_spoiled = False
         self.has_agent_spoken = False
-        history = self.request.history
         match self.action:
             case Resume():
                 assert self.claim is not None
@@ -208,14 +207,22 @@ class Turn:
                 self.name = self.claim.found.record.agent
                 nonce = self.name
                 delivery = self.action.delivery
-                self.sends = _told(history, delivery.users, delivery.results)
+                read = self._read(delivery.users + bool(delivery.results))
+                self.sends = _told(read, delivery.users, delivery.results)
             case Fork():
                 self.name = self.action.mark.agent
-                self.sends = _told(history, self.action.users, ())
+                users = self.action.users
+                self.sends = _told(self._read(users), users, ())
             case Fresh():
+                history = self.request.whole()
                 self.sends = [_told_all(history, abilities, budget)]
                 self.replays += len(history.entries) > 1
         self.nonce = nonce
+
+    def _read(self, entries: int) -> History:
+        """Return a history with so many of the last entries, at least: what was read of it, or else all of it."""
+        tail = self.request.tail
+        return tail if len(tail.entries) >= entries else self.request.whole()
 
     def begin_send(self) -> None:
         """From now on nobody knows what the agent knows."""
@@ -274,14 +281,14 @@ class Turn:
 def _told(history: History, users: int, results: Sequence[str]) -> list[Said]:
     """Return the last user messages one by one; the results of these calls go with the first."""
     entries = history.entries
-    messages = [entry for entry in entries[len(entries) - users :] if isinstance(entry, UserMessage)]
-    answers = _results(entries[: len(entries) - users], results)
-    first, *others = messages or [UserMessage(())]
-    return [Said(first, answers), *map(Said, others)]
+    first = len(entries) - users
+    messages = [entry for entry in entries[first:] if isinstance(entry, UserMessage)]
+    answers = _results(entries[first - 1] if first else None, results)
+    opening, *others = messages or [UserMessage(())]
+    return [Said(opening, answers), *map(Said, others)]
 
 
-def _results(entries: Sequence[Entry], wanted: Sequence[str]) -> tuple[Result, ...]:
-    last = entries[-1] if entries else None
+def _results(last: Entry | None, wanted: Sequence[str]) -> tuple[Result, ...]:
     if not wanted or not isinstance(last, Exchange):
         return ()
     return tuple(result for result in last.results if result.call_id in wanted)

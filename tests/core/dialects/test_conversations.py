@@ -11,6 +11,7 @@ from midstream.core.dialects.conversations import (
     Openings,
     is_ephemeral,
     named_session,
+    newest_words,
     place_of,
     scope_of,
 )
@@ -31,6 +32,13 @@ def told(*words: str) -> History:
             for number, each in enumerate(words)
         )
     )
+
+
+def newest(text: str) -> str:
+    """How the newest message of a user begins who said this."""
+    found = newest_words(told("earlier", "well", text).entries)
+    assert found is not None
+    return found
 
 
 @spec("REUSE-73")
@@ -93,17 +101,17 @@ def test_the_longest_silent_conversation_is_forgotten_first() -> None:
 @pytest.mark.parametrize("words", SIDE_CALLS)
 def test_side_calls_are_known_by_their_words_unless_tools_are_declared(words: str) -> None:
     for instructions, said in ((words.upper(), "hi"), ("", f"Please: {words}")):
-        assert is_ephemeral({}, asked(), instructions, told(said))
-        assert not is_ephemeral({}, asked(tools=(ToolSpec("look"),)), instructions, told(said))
-    assert not is_ephemeral({}, asked(), "Be brief.", told("hi"))
+        assert is_ephemeral({}, asked(), instructions, newest(said))
+        assert not is_ephemeral({}, asked(tools=(ToolSpec("look"),)), instructions, newest(said))
+    assert not is_ephemeral({}, asked(), "Be brief.", newest("hi"))
 
 
 @spec("REUSE-74")
 def test_a_mark_outweighs_words() -> None:
     marked = {"x-midstream-ephemeral": "1"}
-    assert is_ephemeral(marked, asked(tools=(ToolSpec("look"),)), "", told("hi"))
-    assert is_ephemeral({}, asked(metadata={"ephemeral": "yes"}), "", told("hi"))
-    assert not is_ephemeral({"x-midstream-ephemeral": "false"}, asked(), SIDE_CALLS[0], told("hi"))
+    assert is_ephemeral(marked, asked(tools=(ToolSpec("look"),)), "", newest("hi"))
+    assert is_ephemeral({}, asked(metadata={"ephemeral": "yes"}), "", newest("hi"))
+    assert not is_ephemeral({"x-midstream-ephemeral": "false"}, asked(), SIDE_CALLS[0], newest("hi"))
 
 
 def test_a_scope_is_the_model_the_user_and_the_cache_key() -> None:

@@ -3,42 +3,25 @@
 What C does inside one line (copying a list, looking through one) is not seen here; `bench/growth.py` times it.
 """
 
-# ruff: noqa: ANN401 - a history may hold anything, and so may what traces it
 from __future__ import annotations
 
-import sys
-from types import FrameType
 from typing import Any
 
 import pytest
 
 from bench.growth import BAR, FORMATS, SHAPES, history
 from midstream.history import repair
+from tests.lines import lines_run
 from tests.spec import spec
 
 MESSAGES = 300
 
 
-def lines_run(messages: list[Any], form: str, profile: str | None = None) -> int:
+def lines_of(messages: list[Any], form: str, profile: str | None = None) -> int:
     """How many lines of the package one repair runs."""
-    count = 0
-
-    def line(frame: FrameType, event: str, argument: object) -> Any:
-        nonlocal count
-        count += 1
-        return line
-
-    def call(frame: FrameType, event: str, argument: object) -> Any:
-        name = frame.f_globals.get("__name__", "")
-        return line if name.startswith("midstream.") else None
-
-    before = sys.gettrace()
-    sys.settrace(call)
-    try:
+    with lines_run() as lines:
         repair(messages, format=form, profile=profile)
-    finally:
-        sys.settrace(before)
-    return count
+    return lines.count
 
 
 @spec("HISTORY-9")
@@ -46,8 +29,8 @@ def lines_run(messages: list[Any], form: str, profile: str | None = None) -> int
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("form", FORMATS)
 def test_twice_the_messages_are_twice_the_work(form: str, shape: str, profile: str | None) -> None:
-    half = lines_run(history(form, shape, MESSAGES), form, profile)
-    whole = lines_run(history(form, shape, 2 * MESSAGES), form, profile)
+    half = lines_of(history(form, shape, MESSAGES), form, profile)
+    whole = lines_of(history(form, shape, 2 * MESSAGES), form, profile)
     assert half > MESSAGES
     assert whole / half < BAR
 
@@ -59,4 +42,4 @@ def test_results_that_come_after_their_stand_ins_are_no_more_work(form: str) -> 
         stored = repair(history(form, "parallel calls", count), format=form).messages
         return [*stored, *history(form, "orphans", count)]
 
-    assert lines_run(late(2 * MESSAGES), form) / lines_run(late(MESSAGES), form) < BAR
+    assert lines_of(late(2 * MESSAGES), form) / lines_of(late(MESSAGES), form) < BAR

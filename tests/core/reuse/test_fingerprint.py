@@ -231,8 +231,9 @@ def test_a_chain_says_what_hashing_the_whole_says(batches: list[list[Entry]], is
     history = History()
     for batch in batches:
         history = History((*(history.entries if is_growing else ()), *batch))
-        assert chain.outline("s", (), (), HERE, history) == outline("s", (), (), HERE, history)
-        assert chain.extend(history) == chain.extend(History(tuple(history.entries)))
+        chain = chain.then(history)
+        assert chain.heard.outline("s", (), (), HERE) == outline("s", (), (), HERE, history)
+        assert chain == chain.then(History(tuple(history.entries)))
 
 
 @spec("REUSE-6")
@@ -249,14 +250,13 @@ def test_a_chain_reads_only_what_is_new() -> None:
     entries: list[Entry] = []
     for turn in range(50):
         entries += [said(Counted(f"question {turn}")), replied()]
-        chain.extend(History(tuple(entries)))
+        chain = chain.then(History(tuple(entries)))
     assert Counted.reads == 50
 
 
 @spec("REUSE-6")
 def test_a_chain_notices_that_a_known_message_was_replaced() -> None:
-    chain = Chain()
     first, second, third = said("a"), said("b"), said("c")
-    chain.extend(History((first, second)))
+    chain = Chain().then(History((first, second)))
     edited = History((said("A"), second, third))
-    assert chain.extend(edited) == Chain().extend(edited)
+    assert chain.then(edited) == Chain().then(edited)

@@ -31,7 +31,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     Args:
         dialect: The API it came by.
         model: The model's name, as the host knows it.
-        messages: As they came; `transcript` reads them.
+        messages: As they came; `transcript` reads them. Of a request that was read behind known ones only the others.
         instructions: The system prompt that came beside them.
         tools: What the host will run.
         is_stream: It is answered with a stream of events.

@@ -49,14 +49,17 @@ DONE = b"data: [DONE]\n\n"
 _json = msgspec.json.encode
 
 
-def read_chat(fields: Fields) -> Asked:
+def read_chat(fields: Fields, known: int = 0) -> Asked:
     """Read a request.
+
+    Args:
+        known: How many messages, known from an earlier request, stand before those in its fields.
 
     Raises:
         BadFieldError: A field that matters has another form, or `n` asks for several answers.
     """
     messages = field(fields, "messages", list[Any])
-    if not messages:
+    if messages is None or not (messages or known):
         raise bad_field("messages", "`messages` is a list with at least one message")
     if (field(fields, "n", int) or 1) != 1:
         raise bad_field("n", "one answer a request: `n` is 1")

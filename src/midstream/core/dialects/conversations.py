@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 
 import msgspec
 from msgspec import Struct
 
 from midstream.core.dialects.asked import Asked
-from midstream.core.messages import File, History, Reply, Text, UserMessage
+from midstream.core.messages import Entry, File, History, Reply, Text, UserMessage
 
 SESSION_HEADERS = (
     "x-midstream-session",
@@ -82,16 +82,26 @@ def scope_of(asked: Asked) -> str:
     return f"{asked.model}\0{asked.user}\0{asked.cache_key}"
 
 
-def is_ephemeral(headers: Mapping[str, str], asked: Asked, instructions: str, history: History) -> bool:
-    """Whether a request is made beside the conversation, such as one for its title: it must leave no trace."""
+def newest_words(entries: Sequence[Entry]) -> str | None:
+    """Return how the newest message of a user begins, in `SIDE_CALL_CHARS`; None where these hold none."""
+    newest = next((entry for entry in reversed(entries) if isinstance(entry, UserMessage)), None)
+    if newest is None:
+        return None
+    return "".join(part.text for part in newest.parts if isinstance(part, Text))[:SIDE_CALL_CHARS]
+
+
+def is_ephemeral(headers: Mapping[str, str], asked: Asked, instructions: str, newest: str) -> bool:
+    """Whether a request is made beside the conversation, such as one for its title: it must leave no trace.
+
+    Args:
+        newest: How the newest message begins (`newest_words`), or "".
+    """
     marked = headers.get(EPHEMERAL_HEADER, asked.metadata.get(EPHEMERAL_NOTE))
     if marked is not None:
         return marked.strip().lower() not in _FALSE
     if asked.tools:
         return False
-    newest = next((entry for entry in reversed(history.entries) if isinstance(entry, UserMessage)), None)
-    said = "" if newest is None else "".join(part.text for part in newest.parts if isinstance(part, Text))
-    texts = (instructions[:SIDE_CALL_CHARS].lower(), said[:SIDE_CALL_CHARS].lower())
+    texts = (instructions[:SIDE_CALL_CHARS].lower(), newest.lower())
     return any(words in text for text in texts for words in SIDE_CALLS)
 
 
@@ -106,16 +116,21 @@ class Place(Struct, frozen=True):
     before: bytes
     after: bytes
 
+    def then(self, entries: Sequence[Entry]) -> Place:
+        """Return where it stands once these came behind."""
+        before, after = self.before, self.after
+        for entry in entries:
+            if isinstance(entry, UserMessage):
+                after = _linked(after, _heard(entry))
+            else:
+                before = after = _linked(after, _answered(entry.reply))
+        return Place(before, after)
+
 
 def place_of(scope: str, history: History) -> Place:
     """Return where a history stands; what is not of the same scope stands nowhere near."""
-    before, after = b"", blake2b(scope.encode("utf-8", "replace"), digest_size=DIGEST_BYTES).digest()
-    for entry in history.entries:
-        if isinstance(entry, UserMessage):
-            after = _linked(after, _heard(entry))
-        else:
-            before = after = _linked(after, _answered(entry.reply))
-    return Place(before, after)
+    start = blake2b(scope.encode("utf-8", "replace"), digest_size=DIGEST_BYTES).digest()
+    return Place(b"", start).then(history.entries)
 
 
 class Openings:

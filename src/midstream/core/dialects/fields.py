@@ -37,9 +37,19 @@ def fields_of(body: bytes) -> Fields:
         MalformedFrameError: It is none.
     """
     try:
-        return {name: raw for name, raw in _object(body).items() if not _is_null(raw)}
+        return said(_object(body))
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise MalformedFrameError("the body of this request is no JSON object") from error
+        raise no_object() from error
+
+
+def said(fields: Fields) -> Fields:
+    """Return these fields without those that are null."""
+    return {name: raw for name, raw in fields.items() if not _is_null(raw)}
+
+
+def no_object() -> MalformedFrameError:
+    """Return the error for a body that is no JSON object."""
+    return MalformedFrameError("the body of this request is no JSON object")
 
 
 def field(fields: Fields, name: str, kind: type[T]) -> T | None:

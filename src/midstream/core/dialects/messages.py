@@ -34,14 +34,17 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 _json = msgspec.json.encode
 
 
-def read_messages(fields: Fields) -> Asked:
+def read_messages(fields: Fields, known: int = 0) -> Asked:
     """Read a request.
+
+    Args:
+        known: How many messages, known from an earlier request, stand before those in its fields.
 
     Raises:
         BadFieldError: A field that matters has another form.
     """
     messages = field(fields, "messages", list[Any])
-    if not messages:
+    if messages is None or not (messages or known):
         raise bad_field("messages", "`messages` is a list with at least one message")
     ignored = [name for name in fields if name in _IGNORED]
     thinking = field(fields, "thinking", object)

@@ -62,7 +62,11 @@ class KeyReused(Struct, frozen=True):
 
 
 def request_of(path: str, headers: Mapping[str, str], body: bytes, *, is_named: bool) -> Request:
-    """Return what says whether a POST repeats another one."""
+    """Return what says whether a POST repeats another one.
+
+    Args:
+        body: The body, or what is equal for equal bodies only.
+    """
     whole = blake2b(path.encode(), digest_size=16)
     # Lengths first: no two requests run together into the same bytes.
     names = (headers.get(header, "").encode("utf-8", "replace") for header in SESSION_HEADERS)

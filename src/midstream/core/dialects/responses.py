@@ -67,8 +67,11 @@ Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "
 _json = msgspec.json.encode
 
 
-def read_responses(fields: Fields) -> Asked:
+def read_responses(fields: Fields, known: int = 0) -> Asked:
     """Read a request.
+
+    Args:
+        known: How many items, known from an earlier request, stand before those in its fields.
 
     Raises:
         BadFieldError: A field that matters has another form, or asks for what no gateway can give.
@@ -77,7 +80,7 @@ def read_responses(fields: Fields) -> Asked:
     if isinstance(sent, str):
         sent = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": sent}]}]
     previous = field(fields, "previous_response_id", str) or ""
-    if not isinstance(sent, list) or not (sent or previous):
+    if not isinstance(sent, list) or not (sent or previous or known):
         raise bad_field("input", "`input` is a text or a list of items")
     if field(fields, "conversation", object) is not None:
         raise bad_field("conversation", "conversations are not kept here: use `previous_response_id`")

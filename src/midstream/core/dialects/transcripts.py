@@ -6,14 +6,18 @@ renamed, merged or filled up that a history can hold, and what a host resends a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
 from midstream.core.dialects.attachments import attachment_of
 from midstream.core.formats.named import format_named
 from midstream.core.formats.parts import (
     Format,
+    Json,
     Kind,
     Layout,
+    Mark,
     Part,
     Role,
     Turn,
@@ -38,12 +42,17 @@ from midstream.core.messages import (
 )
 from midstream.core.profiles import Profile
 from midstream.core.repair.engine import repaired
+from midstream.core.repair.quick import Marks
+from midstream.core.repair.reading import sendable
+from midstream.core.repair.task import Task
 
 HOSTED_CHARS_MAX = 2000
 """Characters kept of what a provider's own tool did in an earlier reply."""
 
 _READING = Profile(name="reading", first="any", is_empty_user_refused=False, files="any")
 _PLAIN = {"role", "content"}
+_ANSWERING = (Mark.ANSWER, Mark.MIXED)
+_CLOSING = (Mark.USER, *_ANSWERING)
 _LOST = "(the host sent no result for this call)"
 
 
@@ -64,10 +73,63 @@ def transcript_of(messages: list[Value], form: str, instructions: str = "") -> T
     """
     named = format_named(form)
     sent = [message if isinstance(message, dict) else _in_words(message) for message in messages]
-    done = repaired(sent, named, _READING)
+    return _read(repaired(sent, named, _READING).messages, named, instructions)
+
+
+class Piece(Struct, frozen=True):
+    """Messages that are read alike whatever stands before and behind them.
+
+    Args:
+        count: How many.
+        is_closed: What stands behind them is read alike too, as long as it is a piece.
+        ids: The ids they have as items of the Responses API. Pieces of one conversation have none in common.
+    """
+
+    transcript: Transcript
+    count: int
+    is_closed: bool
+    ids: frozenset[str] = frozenset()
+
+
+def pieces_of(messages: list[Value], form: str, *, cuts: Sequence[int] = ()) -> tuple[Piece, ...]:
+    """Read a host's messages as two pieces, or one; empty where anything in them needs repair.
+
+    All of a conversation is what its pieces are, one behind the other, if all but the last are closed. No id is minted
+    in them: that would depend on what stands before.
+
+    Args:
+        messages, form: See `transcript_of`.
+        cuts: Places where the second one may begin, the best one first.
+    """
+    named = format_named(form)
+    if not all(type(message) is dict for message in messages):
+        return ()
+    if sendable(messages, Task(form=named, profile=_READING)) is not messages:
+        return ()
+    found = Marks(messages, named.name, _READING)
+    if not found.are_all_fine():
+        return ()
+    marks = bytes(found.marks)
+    cut = next((cut for cut in cuts if 0 < cut < len(marks) and _is_cut(marks, cut)), 0)
+    pieces: list[Piece] = []
+    for some in filter(None, (range(cut), range(cut, len(marks)))):
+        part = messages[some.start : some.stop]
+        transcript = _read(part, named)
+        has_ids = named.layout is Layout.FLAT
+        ids = frozenset(str(message["id"]) for message in part if "id" in message) if has_ids else frozenset()
+        pieces.append(Piece(transcript, len(part), marks[some.stop - 1] in _CLOSING, ids))
+    return tuple(pieces)
+
+
+def _is_cut(marks: bytes, cut: int) -> bool:
+    """Whether what stands here neither goes on with the reply before it nor answers its calls."""
+    return marks[cut - 1] in _CLOSING and marks[cut] not in _ANSWERING
+
+
+def _read(messages: Sequence[Json], named: Format, instructions: str = "") -> Transcript:
     reader = _Reader(named, instructions)
     has_plain = named.layout is not Layout.FLAT
-    for at, message in enumerate(done.messages):
+    for at, message in enumerate(messages):
         if has_plain and message.keys() == _PLAIN and _is_text(message):
             reader.plain(message["role"], message["content"])
         else:

@@ -68,30 +68,37 @@ class Outline(Struct, frozen=True):
     answered: tuple[str, ...] = ()
 
 
-class Chain:
-    """The links of one conversation, kept: a longer one costs only its new messages.
+class Heard(Struct, frozen=True):
+    """What of a conversation's messages matters for who can go on from it, without their words.
 
-    What is known is recognised by the identity of its entries, or else by their equality; a history that does not
-    begin with it is hashed whole. Holds the entries it knows. Not for two tasks at once.
+    Args:
+        users: See `Fingerprint`.
+        tail_users, tail_results, answered: See `Outline`.
     """
 
-    def __init__(self) -> None:
-        self._known: tuple[Entry, ...] = ()
-        self._links = bytearray()
+    users: bytes = b""
+    tail_users: int = 0
+    tail_results: tuple[str, ...] = ()
+    answered: tuple[str, ...] = ()
 
-    def extend(self, history: History) -> bytes:
-        """Return the links of all user messages of `history`, and know them from now on."""
-        entries = history.entries
-        count = len(self._known)
-        if self._known is entries:
-            return bytes(self._links)
-        # Comparing tuples looks at identities first: equal objects cost a pointer each.
-        if entries[:count] != self._known:
-            self._links.clear()
-            count = 0
-        _link(self._links, entries[count:] if count else entries)
-        self._known = entries
-        return bytes(self._links)
+    def then(self, entries: Sequence[Entry]) -> Heard:
+        """Return what matters once these came behind; only they are looked at."""
+        if not entries:
+            return self
+        at = len(entries)
+        while at and isinstance(entries[at - 1], UserMessage):
+            at -= 1
+        users = _linked(self.users, entries)
+        tail_users = len(entries) - at
+        if not at:  # nothing but users: the tail is longer, and what stands before it is the same
+            return Heard(users, self.tail_users + tail_users, self.tail_results, self.answered)
+        exchanges: list[tuple[str, ...]] = []  # last first
+        while at and isinstance(entry := entries[at - 1], Exchange):
+            exchanges.append(tuple(result.call_id for result in entry.results))
+            at -= 1
+        before = self.answered if not (at or self.tail_users) else ()
+        answered = tuple(call for calls in reversed(exchanges) for call in calls)
+        return Heard(users, tail_users, exchanges[0], before + answered)
 
     def outline(
         self,
@@ -99,20 +106,35 @@ class Chain:
         tools: Sequence[ToolSpec],
         servers: Sequence[McpServer],
         identity: Mapping[str, str],
-        history: History,
     ) -> Outline:
-        """Return what `midstream.core.reuse.fingerprint.outline` does, for the price of what is new."""
-        users = self.extend(history)
-        return _outline(
-            Fingerprint(
-                system_digest(instructions),
-                tools_digest(tools),
-                servers_digest(servers),
-                identity_digest(identity),
-                users,
-            ),
-            history.entries,
+        """Return what matters of a request with these messages; see `outline`."""
+        fingerprint = Fingerprint(
+            system_digest(instructions),
+            tools_digest(tools),
+            servers_digest(servers),
+            identity_digest(identity),
+            self.users,
         )
+        return Outline(fingerprint, self.tail_users, self.tail_results, self.answered)
+
+
+class Chain(Struct, frozen=True):
+    """What matters of one conversation's messages, with these: a longer one costs only its new messages.
+
+    What is known is recognised by the identity of its entries, or else by their equality; a history that does not
+    begin with it is read whole. Holds the entries it knows.
+    """
+
+    entries: tuple[Entry, ...] = ()
+    heard: Heard = Heard()
+
+    def then(self, history: History) -> Chain:
+        """Return that of `history`."""
+        entries, count = history.entries, len(self.entries)
+        # Comparing tuples looks at identities first: equal objects cost a pointer each.
+        if entries is not self.entries and entries[:count] != self.entries:
+            return Chain(entries, Heard().then(entries))
+        return Chain(entries, self.heard.then(entries[count:]))
 
 
 def outline(
@@ -129,7 +151,7 @@ def outline(
         servers: Likewise.
         identity: The upstream's own.
     """
-    return Chain().outline(instructions, tools, servers, identity, history)
+    return Heard().then(history.entries).outline(instructions, tools, servers, identity)
 
 
 def common_users(a: bytes, b: bytes) -> int:
@@ -179,10 +201,11 @@ def _set_digest(members: Iterable[tuple[str, Struct]]) -> bytes:
     return _digest(_framed(body for _, body in written))
 
 
-def _link(links: bytearray, entries: Iterable[Entry]) -> None:
-    """Append the link of every user message among `entries`."""
+def _linked(before: bytes, entries: Iterable[Entry]) -> bytes:
+    """Return these links with one more for every user message among `entries`."""
     blake2b = hashlib.blake2b
-    last = bytes(links[-LINK_BYTES:]) or _START
+    links = bytearray(before)
+    last = before[-LINK_BYTES:] or _START
     for entry in entries:
         if not isinstance(entry, UserMessage):
             continue
@@ -193,6 +216,7 @@ def _link(links: bytearray, entries: Iterable[Entry]) -> None:
             body = _body(entry)
         last = blake2b(last + body, digest_size=LINK_BYTES).digest()
         links += last
+    return bytes(links)
 
 
 def _body(message: UserMessage) -> bytes:
@@ -235,22 +259,6 @@ def file_digest(file: File) -> bytes:
     if kind == b"data":
         body = body.translate(_URL_SAFE, _BLANKS).rstrip(b"=")
     return _digest(_framed((_bytes(media_type.strip().lower()), kind, body)))
-
-
-def _outline(fingerprint: Fingerprint, entries: Sequence[Entry]) -> Outline:
-    at = len(entries)
-    while at and isinstance(entries[at - 1], UserMessage):
-        at -= 1
-    tail_users = len(entries) - at
-    exchanges: list[tuple[str, ...]] = []  # last first
-    for before in range(at - 1, -1, -1):
-        entry = entries[before]
-        if not isinstance(entry, Exchange):
-            break
-        exchanges.append(tuple(result.call_id for result in entry.results))
-    tail_results = exchanges[0] if exchanges else ()
-    answered = tuple(call for calls in reversed(exchanges) for call in calls)
-    return Outline(fingerprint, tail_users, tail_results, answered)
 
 
 def _framed(bodies: Iterable[bytes]) -> bytes:

@@ -4,11 +4,11 @@ A host sends its whole conversation again each turn. `parsed` returns what parsi
 that were parsed before.
 
 Why it is exact: where the bytes before an array, closed with `]}`, are an object, the array is a value of the
-outermost object. Where its bytes up to the end of a message are those of another array, so are the messages. After such
-a message, which is an object, a parser of JSON has nothing in hand: what it makes of the rest depends on the rest
-alone. The rest is therefore parsed behind a number that stands for the known messages. It stands nowhere in the
-rest, so whoever finds it has found this array, and no other one of the same name. In every other case the whole is
-parsed.
+outermost object; no backslash stands before its key, so the key is no part of a longer one. Where its bytes up to the
+end of a message are those of another array, so are the messages. After such a message, which is an object, a parser of
+JSON has nothing in hand: what it makes of the rest depends on the rest alone. The rest is therefore parsed behind a
+number that stands for the known messages. It stands nowhere in the rest, so whoever finds it has found this array, and
+no other one of the same name. In every other case the whole is parsed.
 """
 
 from __future__ import annotations
@@ -17,18 +17,23 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from msgspec import Struct
 
 HEADS_MAX = 4
 """Places tried as the beginning of the array: a schema of a tool may have a key of that name too."""
+ENDS_MAX = 12
+"""Messages at the end of an array after each of which a beginning ends that can be known. Hosts that mark the last few
+for their provider's cache send these with other bytes in the next turn."""
 
 _FIRST_STAND_IN = 1_000_000_007
 _BLANKS = b" \t\r\n"
-_END_OF_MESSAGE = ord("}")
+_OPENS, _CLOSES, _GOES_ON = (ord(character) for character in "{},")
+
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 class Known(Struct, frozen=True):
@@ -49,18 +54,21 @@ class Parsed(Struct, frozen=True):
     """A body.
 
     Args:
-        body: What it says; of the array of messages only those that are not known.
-        known: The longest known beginning of that array, or None: then it is whole in `body`.
-        now: What to know of this body the next time; None where it has no such array that ends with an object.
+        fields: What it says, each value as its bytes; of the array of messages only those that are not known.
+        known: The longest known beginning of that array, or None: then it is whole in `fields`.
+        now: What can be known of this body the next time, the whole array last; empty where it has no such array
+            that ends with an object.
+        digest: A digest of the whole body: equal for equal bodies, however they were read, and for no others.
     """
 
-    body: dict[str, Any]
+    fields: Mapping[str, msgspec.Raw]
     known: Known | None
-    now: Known | None
+    now: tuple[Known, ...]
+    digest: bytes
 
 
 def parsed(raw: bytes, field: str = "messages", known: Sequence[Known] = ()) -> Parsed:
-    """Parse the body of a request.
+    """Parse the body of a request, as far as the values of its fields.
 
     Args:
         field: The key of the array of messages.
@@ -69,19 +77,19 @@ def parsed(raw: bytes, field: str = "messages", known: Sequence[Known] = ()) -> 
     Raises:
         msgspec.DecodeError: It is not a JSON object.
     """
-    if known and (head := _head(raw, field)) is not None:
+    head = _head(raw, field)
+    if known and head is not None:
         said, start = head
         if (found := _longest(raw, start, known)) is not None:
             beginning, hasher = found
-            rest = raw[start + beginning.length :]
-            if (result := _with_rest(said, field, beginning, hasher, rest)) is not None:
+            if (result := _with_rest(raw, field, said, start, beginning, hasher)) is not None:
                 return result
-    return _whole(raw, field)
+    return _whole(raw, field, -1 if head is None else head[1])
 
 
-def _head(raw: bytes, field: str) -> tuple[dict[str, Any], int] | None:
+def _head(raw: bytes, field: str) -> tuple[dict[str, msgspec.Raw], int] | None:
     """Return what the outermost object says before its array, and where the array begins, or None if in doubt."""
-    opening = re.compile(re.escape(json.dumps(field).encode()) + rb"[ \t\r\n]*:[ \t\r\n]*\[")
+    opening = re.compile(rb"(?<!\\)" + re.escape(json.dumps(field).encode()) + rb"[ \t\r\n]*:[ \t\r\n]*\[")
     for match in itertools.islice(opening.finditer(raw), HEADS_MAX):
         said = _object(raw[: match.end()] + b"]}")
         if said is not None:
@@ -107,65 +115,102 @@ def _longest(raw: bytes, start: int, known: Sequence[Known]) -> tuple[Known, has
 
 
 def _with_rest(
-    said: dict[str, Any], field: str, known: Known, hasher: hashlib._Hash, rest: bytes
+    raw: bytes,
+    field: str,
+    said: dict[str, msgspec.Raw],
+    start: int,
+    known: Known,
+    hasher: hashlib._Hash,
 ) -> Parsed | None:
-    """Return the body whose array begins with what is known and goes on with `rest`, or None if in doubt."""
+    """Return the body whose array begins with what is known, or None if in doubt."""
+    rest = raw[start + known.length :]
     stand_in = next(
         mark for number in itertools.count(_FIRST_STAND_IN) if (mark := b"%d" % number) not in rest
     )
     opening = b"[" + stand_in
-    written = b"{" + json.dumps(field).encode() + b":" + opening + rest
-    body = _object(written)
-    if body is None:
+    fields = _object(b"{" + json.dumps(field).encode() + b":" + opening + rest)
+    if fields is None:
         return None
-    messages = body[field]
-    if not isinstance(messages, list) or not messages or type(messages[0]) is not int:
+    array = bytes(fields[field])
+    behind = array[len(opening) :].lstrip(_BLANKS)
+    if not array.startswith(opening) or behind[:1] not in (b",", b"]"):
         return None
-    if messages[0] != int(stand_in):
+    fields[field] = msgspec.Raw(b"[" + behind.removeprefix(b","))
+    messages = _items(array)[1:]
+    ends = [end - len(opening) for end in _ends(array, messages)]
+    if messages and not ends:
         return None
-    body[field] = messages[1:]
-    now = known
-    end = _end_of_messages(_array(written, field))
-    if end is not None and len(messages) > 1:
-        hasher.update(rest[: end - len(opening)])
-        length = known.length + end - len(opening)
-        now = Known(hasher.digest(), length, known.count + len(messages) - 1)
-    return Parsed(said | body, known, now)
+    now = _known(rest, ends, known, len(messages), hasher) or (known,)
+    end = now[-1].length
+    return Parsed({**said, **fields}, known, now, _digest(raw, start, now[-1], start + end))
 
 
-def _whole(raw: bytes, field: str) -> Parsed:
+def _whole(raw: bytes, field: str, start: int) -> Parsed:
     try:
-        body = msgspec.json.decode(raw)
+        fields = _fields(raw)
     except (UnicodeDecodeError, RecursionError) as error:
         raise msgspec.DecodeError(f"not readable as JSON: {type(error).__name__}") from error
-    if not isinstance(body, dict):
-        raise msgspec.DecodeError(f"an object was expected, not a {type(body).__name__}")
-    messages = body.get(field)
-    now = None
-    if isinstance(messages, list) and messages:
-        array = _array(raw, field)
-        end = _end_of_messages(array)
-        if end is not None:
-            now = Known(hashlib.sha256(array[:end]).digest(), end, len(messages))
-    return Parsed(body, None, now)
+    array = bytes(fields[field]) if start >= 0 and field in fields else b""
+    if not (array.startswith(b"[") and raw.startswith(array, start)):
+        return Parsed(fields, None, (), _digest(raw, 0, None, 0))
+    messages = _items(array)
+    now = _known(array, _ends(array, messages), Known(b"", 0, 0), len(messages), hashlib.sha256())
+    if not now:
+        return Parsed(fields, None, (), _digest(raw, 0, None, 0))
+    return Parsed(fields, None, now, _digest(raw, start, now[-1], start + now[-1].length))
 
 
-def _object(raw: bytes) -> dict[str, Any] | None:
+def _object(raw: bytes) -> dict[str, msgspec.Raw] | None:
     try:
-        said = msgspec.json.decode(raw)
+        return _fields(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return said if isinstance(said, dict) else None
 
 
-def _array(raw: bytes, field: str) -> memoryview:
-    """Return the written array of an object that was parsed: finding it again costs a tenth of parsing."""
-    return memoryview(msgspec.json.decode(raw, type=dict[str, msgspec.Raw])[field])
+def _ends(array: bytes, messages: Sequence[msgspec.Raw]) -> list[int]:
+    """Return where the last messages of a written array end, the last one first, as long as they are objects."""
+    ends: list[int] = []
+    end = _end_of_blanks(array, len(array) - 1)  # before the bracket
+    for message in itertools.islice(reversed(messages), ENDS_MAX):
+        view = memoryview(message)
+        if view[0] != _OPENS:
+            break
+        assert array[end - 1] == _CLOSES
+        ends.append(end)
+        comma = _end_of_blanks(array, end - view.nbytes)
+        if array[comma - 1] != _GOES_ON:
+            break  # the first one
+        end = _end_of_blanks(array, comma - 1)
+    return ends
 
 
-def _end_of_messages(array: memoryview) -> int | None:
-    """Return where the last message of a written array ends, or None where it is not an object."""
-    end = len(array) - 1  # before the bracket
-    while end and array[end - 1] in _BLANKS:
+def _end_of_blanks(array: bytes, end: int) -> int:
+    """Return where that ends which stands before the blanks before `end`."""
+    while array[end - 1] in _BLANKS:
         end -= 1
-    return end if array[end - 1] == _END_OF_MESSAGE else None
+    return end
+
+
+def _known(
+    written: bytes, ends: Sequence[int], known: Known, count: int, hasher: hashlib._Hash
+) -> tuple[Known, ...]:
+    """Return what can be known: `known` and what of `written` behind it ends at each of `ends`, by one pass."""
+    view = memoryview(written)
+    found: list[Known] = []
+    done = 0
+    for behind, end in reversed(list(enumerate(ends))):
+        hasher.update(view[done:end])
+        done = end
+        found.append(Known(hasher.digest(), known.length + end, known.count + count - behind))
+    return tuple(found)
+
+
+def _digest(raw: bytes, start: int, known: Known | None, end: int) -> bytes:
+    """Return the digest of a body of which the bytes from `start` to `end` are hashed already."""
+    whole = hashlib.sha256()
+    if known is not None:
+        whole.update(b"%d:%d:" % (start, end - start))
+        whole.update(raw[:start])
+        whole.update(known.digest)
+    whole.update(memoryview(raw)[end:])
+    return whole.digest()

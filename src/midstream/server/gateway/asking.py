@@ -5,35 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from midstream.core.dialects.asked import Asked, Named, Writer
-from midstream.core.dialects.chat import ChatWriter, read_chat
-from midstream.core.dialects.conversations import (
-    Place,
-    is_ephemeral,
-    named_session,
-    place_of,
-    scope_of,
-)
-from midstream.core.dialects.fields import Fields, bad_field, fields_of
-from midstream.core.dialects.messages import MessagesWriter, read_messages
+from midstream.core.dialects.beginnings import Beginnings
+from midstream.core.dialects.chat import ChatWriter
+from midstream.core.dialects.conversations import Place, is_ephemeral
+from midstream.core.dialects.fields import bad_field
+from midstream.core.dialects.messages import MessagesWriter
+from midstream.core.dialects.reading import Read, read
 from midstream.core.dialects.refusals import Dialect, Refusal
 from midstream.core.dialects.repeats import KeyReused, request_of
-from midstream.core.dialects.responses import ResponsesWriter, read_responses
-from midstream.core.dialects.transcripts import Transcript
+from midstream.core.dialects.responses import ResponsesWriter
 from midstream.core.formats.parts import Value
-from midstream.core.replies import ModelRequest
+from midstream.core.reuse.resent import ResentRequest
 from midstream.errors import StoreBusyError, StoreDamagedError, StoreFullError
 from midstream.runtime.models import Model
-from midstream.server.gateway.bodies import Arrived, RefusedError
+from midstream.server.gateway.bodies import Arrived, RefusedError, shown_key
 from midstream.server.gateway.conversations import Conversations
 from midstream.server.gateway.runs import Run, Runs
 from midstream.server.gateway.stored import Entry, StoredResponses
 from midstream.world import World
 
-_READERS: Mapping[Dialect, Callable[[Fields], Asked]] = {
-    Dialect.CHAT: read_chat,
-    Dialect.RESPONSES: read_responses,
-    Dialect.MESSAGES: read_messages,
-}
 _WRITERS: Mapping[Dialect, Callable[[Asked, Named], Writer]] = {
     Dialect.CHAT: ChatWriter,
     Dialect.RESPONSES: ResponsesWriter,
@@ -68,6 +58,7 @@ class Asking:
         self._names = names
         self._world = world
         self._conversations = conversations
+        self._beginnings = Beginnings()
 
     async def run_of(self, dialect: Dialect, arrived: Arrived) -> tuple[Run, bool]:
         """Return the run that answers a POST, and whether it was there before.
@@ -76,29 +67,32 @@ class Asking:
             RefusedError: The key belongs to another request, or there is no such model.
             MidstreamError: The request has another form, or nothing can be begun now. Nothing was.
         """
-        asked = _READERS[dialect](fields_of(arrived.body))
+        owner = shown_key(arrived.headers)
+        found = read(dialect, arrived.headers, arrived.body, self._beginnings.of(dialect, owner))
+        asked = found.asked
         self.check_model(asked.model)
-        session = named_session(arrived.headers, asked)
-        before, session = await self._before(asked, session)
-        transcript = asked.transcript(before)
-        is_side_call = is_ephemeral(arrived.headers, asked, transcript.instructions, transcript.history)
-        request = request_of(arrived.path, arrived.headers, arrived.body, is_named=bool(session))
+        before, session = await self._before(asked, found.session)
+        found = found.behind(before)
+        is_side_call = is_ephemeral(arrived.headers, asked, found.instructions, found.gist.newest)
+        request = request_of(arrived.path, arrived.headers, found.digest, is_named=bool(session))
         place = None
         if not (session or is_side_call):
-            place = place_of(scope_of(asked), transcript.history)
+            place = found.gist.place
             session = await self._conversations.look_up(place) or self._world.new_id("conversation")
-        found = self._runs.find(request)
-        if isinstance(found, KeyReused):
+        same = self._runs.find(request)
+        if isinstance(same, KeyReused):
             message = "this idempotency key was used for another request"
             raise RefusedError(Refusal(422, "idempotency_key_reused", message))
-        if found is not None:
-            return found, True
+        if same is not None:
+            return same, True
         # Nothing is awaited from here on: two POSTs at once cannot both find nothing.
+        if not is_side_call:
+            self._beginnings.keep(dialect, owner, found.beginnings)
         number = self._world.new_id("").removeprefix("-")
         named = Named(_PREFIXES[dialect] + number, asked.model or self._model.name, int(self._world.now()))
         run = Run(asked, named, _WRITERS[dialect](asked, named), request, session, self._world.monotonic())
         care = _Care(self._conversations, self._responses, place, before)
-        self._runs.start(run, _model_request(run, transcript, is_side_call=is_side_call), care)
+        self._runs.start(run, _request(run, found, is_side_call=is_side_call), care)
         return run, False
 
     def check_model(self, name: str) -> None:
@@ -165,10 +159,12 @@ class _Care:
         return Entry(writer.response, items, run.session, own=len(run.asked.messages))
 
 
-def _model_request(run: Run, transcript: Transcript, *, is_side_call: bool) -> ModelRequest:
-    return ModelRequest(
-        transcript.instructions,
-        transcript.history,
+def _request(run: Run, found: Read, *, is_side_call: bool) -> ResentRequest:
+    return ResentRequest(
+        found.instructions,
+        found.gist.heard,
+        found.tail,
+        found.whole,
         run.asked.tools,
         key=run.named.id,
         session=run.session,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 from collections.abc import Mapping
 
@@ -62,6 +63,12 @@ def check_token(headers: Mapping[str, str], token: str) -> None:
     if not any(hmac.compare_digest(each.strip().encode("utf-8", "replace"), wanted) for each in shown):
         message = "this gateway has a key of its own: show it as `Authorization: Bearer …` or `x-api-key: …`"
         raise RefusedError(Refusal(401, "invalid_api_key", message))
+
+
+def shown_key(headers: Mapping[str, str]) -> bytes:
+    """Return a digest of the key that a request shows, right or wrong or none."""
+    shown = "\0".join(headers.get(name, "") for name in ("authorization", "x-api-key"))
+    return hashlib.blake2b(shown.encode("utf-8", "replace"), digest_size=32).digest()
 
 
 async def body_of(headers: Mapping[str, str], receive: Receive) -> bytes:

@@ -26,12 +26,12 @@ from midstream.core.replies import (
     CallRequested,
     Finished,
     ModelEvent,
-    ModelRequest,
     TextDelta,
     is_progress,
 )
+from midstream.core.reuse.resent import ResentRequest
 from midstream.errors import MidstreamError, ModelUnavailableError, OverloadedError
-from midstream.runtime.models import Model
+from midstream.runtime.models import Model, events_of
 from midstream.world import World
 
 GRACE_S = 5.0
@@ -230,7 +230,7 @@ class Runs:
         """Return those under way and those that are still kept, in the order in which they were begun."""
         return list(self._by_id.values())
 
-    def start(self, run: Run, request: ModelRequest, care: Care) -> None:
+    def start(self, run: Run, request: ResentRequest, care: Care) -> None:
         """Begin a run. What others of the same conversation are at that nobody reads is stopped.
 
         Raises:
@@ -276,7 +276,7 @@ class Runs:
             task.cancel()
         await asyncio.gather(*tasks, *graces, return_exceptions=True)
 
-    async def _perform(self, run: Run, request: ModelRequest, care: Care) -> None:
+    async def _perform(self, run: Run, request: ResentRequest, care: Care) -> None:
         try:
             await self._listen(run, request, care)
         except asyncio.CancelledError:
@@ -292,13 +292,13 @@ class Runs:
             run.fail(_BUG)
             await self._settled(run, care)
 
-    async def _listen(self, run: Run, request: ModelRequest, care: Care) -> None:
+    async def _listen(self, run: Run, request: ResentRequest, care: Care) -> None:
         await care.prepare(run)
         if run.asked.is_background:
             run.begin()
         telling = Telling(has_tools=bool(run.asked.tools), shows_upstream_calls=self._shows_upstream_calls)
         # The contract of a model says that it is a generator; its type says less.
-        events = cast("AsyncGenerator[ModelEvent, None]", self._model.stream(request))
+        events = cast("AsyncGenerator[ModelEvent, None]", events_of(self._model, request))
         async with contextlib.aclosing(events):
             async for event in events:
                 told = telling.told(event)

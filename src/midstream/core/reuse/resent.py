@@ -1,0 +1,42 @@
+"""What a model that remembers is asked by a host that sends its whole conversation again each turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from midstream.core.messages import History, ToolSpec
+from midstream.core.replies import ModelRequest
+from midstream.core.reuse.fingerprint import Heard
+
+
+class ResentRequest(Struct, frozen=True):
+    """A `ModelRequest` of whose history only the end was read: what stands before it was read in an earlier turn.
+
+    Args:
+        instructions, tools, key, session, is_ephemeral: See `ModelRequest`.
+        heard: What matters of the whole history.
+        tail: Its last entries, at least those that are new; perhaps all of it.
+        whole: Returns all of it. It may cost what reading it for the first time did.
+    """
+
+    instructions: str
+    heard: Heard
+    tail: History
+    whole: Callable[[], History]
+    tools: tuple[ToolSpec, ...] = ()
+    key: str = ""
+    session: str = ""
+    is_ephemeral: bool = False
+
+    def request(self) -> ModelRequest:
+        """Return the same with its whole history, for a model that keeps nothing."""
+        return ModelRequest(
+            self.instructions,
+            self.whole(),
+            self.tools,
+            key=self.key,
+            session=self.session,
+            is_ephemeral=self.is_ephemeral,
+        )

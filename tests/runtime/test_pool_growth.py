@@ -1,0 +1,117 @@
+"""The work of a turn of a pool is that of what is new, counted in lines of code, never timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from midstream.core.messages import Entry, Exchange, History, Reply, Text, UserMessage
+from midstream.core.replies import ModelRequest
+from midstream.core.reuse.fingerprint import Heard
+from midstream.core.reuse.resent import ResentRequest
+from midstream.runtime.pool import Pooled
+from midstream.runtime.pool_turns import Way
+from midstream.store.memory import MemoryStore
+from midstream.testing.upstreams import ScriptedUpstream, words_of
+from tests.lines import lines_run
+from tests.runtime.pooling import Bench
+from tests.spec import spec
+
+Entries = list[Entry]
+
+
+def replied(text: str) -> Exchange:
+    return Exchange(Reply((Text(text),)))
+
+
+def told(count: int) -> Entries:
+    """So many questions, all but the last answered."""
+    entries: Entries = []
+    for number in range(count):
+        entries += [UserMessage.of(f"question {number}"), replied(f"answer {number}")]
+    return entries[:-1]
+
+
+async def ask(pool: Pooled, entries: Entries) -> None:
+    """Have a history answered, and take the answer in."""
+    async for _ in pool.stream(ModelRequest("", History(tuple(entries)), session="s")):
+        pass
+    entries.append(replied("well"))
+
+
+async def nothing(pool: Pooled) -> None:
+    """The conversation goes on at once."""
+
+
+async def marked_aside(pool: Pooled) -> None:
+    """A side call under the same name comes between."""
+    history = History((UserMessage.of("a title, please"),))
+    async for _ in pool.stream(ModelRequest("", history, session="s", is_ephemeral=True)):
+        pass
+
+
+async def unmarked_aside(pool: Pooled) -> None:
+    """A side call that nobody marked comes between, known by its system prompt."""
+    history = History((UserMessage.of("a title, please"),))
+    async for _ in pool.stream(ModelRequest("Make titles.", history, session="s")):
+        pass
+
+
+@spec("REUSE-6")
+@pytest.mark.parametrize("between", [nothing, marked_aside, unmarked_aside])
+async def test_whoever_appends_to_a_history_pays_for_what_is_new(
+    between: Callable[[Pooled], object],
+) -> None:
+    work = []
+    for count in (100, 1000):
+        bench = Bench()
+        pool, entries = await bench.pool(), told(count)
+        await bench.world.live_through(ask(pool, entries))
+        await bench.world.live_through(between(pool))  # type: ignore[arg-type]
+        entries.append(UserMessage.of("new"))
+        with lines_run() as lines:
+            await bench.world.live_through(ask(pool, entries))
+        assert words_of(bench.upstream.sends[-1].said) == "new"
+        work.append(lines.count)
+    assert work[1] < 1.1 * work[0]
+
+
+@spec("REUSE-77")
+async def test_an_agent_that_remembers_is_sent_the_tail_without_the_whole_being_read() -> None:
+    upstream = ScriptedUpstream()
+    store = MemoryStore()
+    await store.open()
+    pool = Pooled(upstream, store)
+    entries = told(3)
+    await ask(pool, entries)
+    looks = 0
+
+    def whole() -> History:
+        nonlocal looks
+        looks += 1
+        return History(tuple(entries))
+
+    async def resent(tail: int) -> None:
+        heard = Heard().then(entries)
+        request = ResentRequest("", heard, History(tuple(entries[-tail:])), whole, session="s")
+        async for _ in pool.stream_resent(request):
+            pass
+        entries.append(replied("well"))
+
+    entries.append(UserMessage.of("b"))
+    await resent(2)
+    entries += [UserMessage.of("c"), UserMessage.of("d")]
+    await resent(3)
+    assert looks == 0
+    entries += [UserMessage.of("e"), UserMessage.of("f")]
+    await resent(1)  # less was read than is new
+    assert looks == 1
+    assert [words_of(heard.said) for heard in upstream.sends[1:]] == ["b", "c", "d", "e", "f"]
+    upstream.memory.talks.clear()
+    entries.append(UserMessage.of("g"))
+    await resent(1)
+    assert looks == 2
+    report = pool.last("s")
+    assert report is not None
+    assert (report.way, report.replays) == (Way.FRESH, 1)
