@@ -647,7 +647,9 @@ async def test_whatever_breaks_whenever_each_turn_is_whole_and_each_tool_ran_onc
         said = [event["record"]["type"] for event in await records_of(server, chat.session)]
         assert said.count("message_accepted") == 8
         # The transcript shows the end at once; the stream forgets itself when its own line has brought it.
-        await chat.page.wait_for_function(f"async () => (await ({KEPT})()) === 0", timeout=WAIT_MS)
+        async with asyncio.timeout(WAIT_MS / 1000):
+            while await chat.page.evaluate(KEPT):
+                pass
 
 
 async def test_a_long_session_is_opened_from_its_snapshot_in_the_middle_of_a_turn(browser: Browser) -> None:
