@@ -56,6 +56,8 @@ class AppServer:
                 is_in = not (self._folder / "refuse").exists()
                 return {"requiresOpenaiAuth": True, "account": {"type": "apiKey"} if is_in else None}
             case "thread/start":
+                with (self._folder / "started.jsonl").open("a") as started:
+                    started.write(json.dumps(params.get("config")) + "\n")
                 return self._thread(self._made([]))
             case "thread/resume":
                 name = params["threadId"]

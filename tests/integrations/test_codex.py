@@ -16,6 +16,7 @@ from openai_codex.generated.notification_registry import NOTIFICATION_MODELS
 
 from midstream.core.messages import Outcome, UserMessage
 from midstream.core.replies import ModelEvent, TextDelta, UpstreamCallEnded, UpstreamCallStarted
+from midstream.core.reuse.servers import McpServer
 from midstream.errors import (
     ContextOverflowError,
     ModelAccessError,
@@ -55,6 +56,11 @@ class CodexPeer:
     def told(self) -> list[Told]:
         path = self._folder / "told.jsonl"
         return [Told(*json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def started(self) -> list[object]:
+        """Return the configuration of each thread that was started."""
+        lines = (self._folder / "started.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
 
     def runs(self) -> int:
         pids = [int(path.name.rpartition(".")[2]) for path in (self._folder / "running").iterdir()]
@@ -197,6 +203,31 @@ async def test_an_app_server_that_dies_with_a_message_may_have_written_it_down(t
         with pytest.raises(ModelUnavailableError) as raised:  # and now it is known to be gone
             await anext(agent.send(Said(UserMessage.of("one")), key="k"))
         assert type(raised.value) is ModelUnavailableError
+
+
+async def test_servers_go_with_the_thread_and_those_that_need_a_sign_in_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    servers = (
+        McpServer("files", command="files-server", args=("--root", "."), env={"A": "b"}),
+        McpServer("open", "http", url="http://127.0.0.1/mcp", headers={"Authorization": "Bearer t"}),
+        McpServer("shop", "http", url="http://127.0.0.1/shop", client_id="c", scope="read"),
+        McpServer("old", "sse", url="http://127.0.0.1/sse"),
+    )
+    peer = CodexPeer(tmp_path)
+    async with contextlib.aclosing(peer.upstream()) as upstream:
+        for _ in range(2):
+            await upstream.open(Setup(servers=servers))
+    assert peer.started() == 2 * [
+        {
+            "mcp_servers": {
+                "files": {"command": "files-server", "args": ["--root", "."], "env": {"A": "b"}},
+                "open": {"url": "http://127.0.0.1/mcp", "http_headers": {"Authorization": "Bearer t"}},
+            }
+        }
+    ]
+    left_out = [record.message for record in caplog.records if "left out" in record.message]
+    assert ["'old'" in words or "'shop'" in words for words in left_out] == [True, True]
 
 
 async def test_an_app_server_that_does_not_start_is_missing_software(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import shlex
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from pathlib import Path
@@ -39,7 +38,7 @@ from msgspec import Struct
 
 from midstream.core.messages import File, Text, UserMessage
 from midstream.core.replies import Heartbeat
-from midstream.core.reuse.servers import McpServer, Transport, forwarded
+from midstream.core.reuse.servers import McpServer, Transport
 from midstream.errors import (
     ModelAccessError,
     ModelError,
@@ -52,6 +51,7 @@ from midstream.errors import (
 )
 from midstream.integrations.acp_process import AcpProcess, Leave
 from midstream.integrations.acp_reading import AcpReader
+from midstream.runtime.forwarding import Forwarding
 from midstream.runtime.permissions import CAUTIOUS, Asking, Kind, Permission, Rules, Verdict, verdict
 from midstream.runtime.upstreams import Abilities, Opened, Said, Setup, UpstreamEvent, doubtful
 from midstream.world import World
@@ -88,8 +88,6 @@ _Block = (
     | EmbeddedResourceContentBlock
 )
 _Server = HttpMcpServer | SseMcpServer | McpServerStdio
-
-_log = logging.getLogger(__name__)
 
 
 class AcpAgent:
@@ -148,8 +146,7 @@ class AcpAgent:
         )
         self._account = account
         self._agents: set[_Conversation] = set()
-        self._told: set[str] = set()
-        """What was left out, and why: said once."""
+        self._forwarding = Forwarding(self.name, self.abilities)
 
     @property
     def identity(self) -> Mapping[str, str]:
@@ -163,7 +160,7 @@ class AcpAgent:
 
     async def open(self, setup: Setup, *, resume: str = "") -> _Conversation:
         """See `Upstream.open`. The agent is started when something is said."""
-        return _Conversation(self._terms, setup, resume, self._agents, self._told)
+        return _Conversation(self._terms, setup, resume, self._agents, self._forwarding)
 
     async def verify(self) -> bool:
         """Open an empty conversation, in which nothing is said, and see whether the agent wants a sign-in first."""
@@ -207,7 +204,12 @@ class _Conversation:
     """See `UpstreamAgent`."""
 
     def __init__(
-        self, terms: _Terms, setup: Setup, source: str, agents: set[_Conversation], told: set[str]
+        self,
+        terms: _Terms,
+        setup: Setup,
+        source: str,
+        agents: set[_Conversation],
+        forwarding: Forwarding,
     ) -> None:
         self._terms = terms
         self._setup = setup
@@ -215,7 +217,7 @@ class _Conversation:
         """Its name; "" as long as it has none."""
         self._is_fresh = not source
         """Nothing was said in it yet."""
-        self._told = told
+        self._forwarding = forwarding
         self._agents = agents
         self._process: AcpProcess | None = None
         self._reader = AcpReader()
@@ -363,12 +365,7 @@ class _Conversation:
             transports.append("http")
         if can is not None and can.sse:
             transports.append("sse")
-        kept, skipped = forwarded(self._setup.servers, transports=transports)
-        for left in skipped:
-            if left.words not in self._told:
-                self._told.add(left.words)
-                _log.warning("%s: %s", self._terms.name, left.words)
-        return [_server(server) for server in kept]
+        return [_server(server) for server in self._forwarding.kept(self._setup.servers, transports)]
 
     async def _prompt(self, process: AcpProcess, message: UserMessage, key: str) -> PromptResponse:
         can = process.capabilities.prompt_capabilities or PromptCapabilities()

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import logging
 import os
 import uuid
 from collections import deque
@@ -38,7 +37,7 @@ from claude_agent_sdk import (
 )
 
 from midstream.core.messages import File, Text, UserMessage
-from midstream.core.reuse.servers import McpServer, forwarded
+from midstream.core.reuse.servers import McpServer
 from midstream.core.upstream_errors import upstream_error
 from midstream.errors import (
     MidstreamError,
@@ -49,6 +48,7 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.integrations.claude_reading import ClaudeReader
+from midstream.runtime.forwarding import Forwarding
 from midstream.runtime.permissions import Asking, Kind, Permission, Rules, verdict
 from midstream.runtime.upstreams import Abilities, Opened, Said, Setup, UpstreamEvent, doubtful
 from midstream.world import World
@@ -85,7 +85,6 @@ KINDS: Mapping[str, Kind] = {
 _LOOK_S = 0.02
 _HOME = "CLAUDE_CONFIG_DIR"
 
-_log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -149,7 +148,7 @@ class Claude:
         self._account = account
         self._world = world
         self._agents: set[_ClaudeAgent] = set()
-        self._told: set[str] = set()
+        self._forwarding = Forwarding(self.name, self.abilities)
 
     @property
     def name(self) -> str:
@@ -200,14 +199,9 @@ class Claude:
         await asyncio.gather(*(agent.aclose() for agent in [*self._agents]))
 
     def _agent(self, setup: Setup, source: str, *, mark: str) -> _ClaudeAgent:
-        kept, skipped = forwarded(setup.servers, can_oauth=True)
-        for left in skipped:
-            if left.name not in self._told:
-                self._told.add(left.name)
-                _log.warning("%s: %s", self.name, left.words)
         servers: dict[str, Any] = {
             **cast("Mapping[str, Any]", self._options.mcp_servers),
-            **{server.name: _server(server) for server in kept},
+            **{server.name: _server(server) for server in self._forwarding.kept(setup.servers)},
         }
         options = dataclasses.replace(
             self._options,

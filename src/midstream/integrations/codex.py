@@ -30,7 +30,7 @@ from midstream.core.replies import (
     UpstreamCallStarted,
     Working,
 )
-from midstream.core.reuse.servers import McpServer
+from midstream.core.reuse.servers import McpServer, Transport
 from midstream.errors import (
     ContextOverflowError,
     ModelAccessError,
@@ -44,6 +44,7 @@ from midstream.errors import (
     UpstreamMismatchError,
     UsageError,
 )
+from midstream.runtime.forwarding import Forwarding
 from midstream.runtime.upstreams import Abilities, Marked, Opened, Said, Setup, UpstreamEvent, doubtful
 
 STOP_S = 5.0
@@ -68,6 +69,10 @@ _FAULTS: Mapping[str, type[ModelError]] = {
     "badRequest": ModelRejectedError,
 }
 """What a turn that failed says by its `codexErrorInfo`; any other fault is one that nobody explains."""
+_TRANSPORTS: tuple[Transport, ...] = ("stdio", "http")
+"""How Codex reaches MCP servers: its configuration has no place for server-sent events, nor for a registration."""
+_CLOSED = (sdk.TransportClosedError, OSError, ValueError, AttributeError)
+"""What the package raises where its app server ends: the last three where the pipes close under a request."""
 _QUIET = ("turn/", "thread/", "account/", "mcpServer/", "warning", "configWarning", "deprecationNotice")
 """Notifications that say nothing of an answer."""
 
@@ -123,6 +128,7 @@ class Codex:
             client_name="midstream",
             client_title="midstream",
         )
+        self._forwarding = Forwarding(self.name, self.abilities)
         self._codex: sdk.AsyncCodex | None = None
         self._starting = asyncio.Lock()
 
@@ -185,7 +191,7 @@ class Codex:
             await codex.close()
 
     def _options(self, setup: Setup) -> dict[str, Any]:
-        servers = {server.name: _server(server) for server in setup.servers}
+        servers = {each.name: _server(each) for each in self._forwarding.kept(setup.servers, _TRANSPORTS)}
         return {
             "approval_mode": self._approvals,
             "cwd": str(self._folder),
@@ -215,7 +221,7 @@ class Codex:
         """Make the package's errors ours."""
         try:
             yield
-        except sdk.TransportClosedError as error:
+        except _CLOSED as error:
             await self.aclose()  # it died: the next conversation starts another one
             raise ModelUnavailableError("the app server of codex is gone") from error
         except sdk.JsonRpcError as error:
@@ -283,7 +289,7 @@ class CodexThread:
             async with self._upstream.errors():
                 return await self._thread.turn(_input(said.message))
         except ModelUnavailableError as error:
-            if isinstance(error.__cause__, sdk.TransportClosedError):
+            if isinstance(error.__cause__, _CLOSED):
                 raise doubtful(error) from error.__cause__
             raise
 

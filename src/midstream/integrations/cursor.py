@@ -44,6 +44,7 @@ from midstream.errors import (
     UpstreamMismatchError,
     UsageError,
 )
+from midstream.runtime.forwarding import Forwarding
 from midstream.runtime.openings import Openings
 from midstream.runtime.upstreams import Abilities, Opened, Said, Setup, UpstreamEvent, doubtful, is_never_sent
 
@@ -125,12 +126,15 @@ class Cursor:
         if not folder.is_dir():
             raise UsageError(f"there is no folder {str(folder)!r} for the agents to work in")
         self.name = f"cursor:{model}"
-        self.abilities = Abilities(takes_servers=True, can_reinstruct=is_instructing)
+        self.abilities = Abilities(
+            takes_servers=True, can_reinstruct=is_instructing, can_oauth=True, can_secret=True
+        )
         self._key = api_key or os.environ.get("CURSOR_API_KEY", "")
         self._model = model
         self._folder = folder
         self._options = dict(options or {})
         self._bridge = _Bridge(client, bridge, folder)
+        self._forwarding = Forwarding(self.name, self.abilities)
         self._is_instructing = is_instructing
 
     @property
@@ -156,7 +160,7 @@ class Cursor:
             model=self._model,
             api_key=self._key or None,
             local={"cwd": str(self._folder), "settingSources": ["project"] if self._is_instructing else []},
-            mcp_servers={server.name: _server(server) for server in setup.servers} or None,
+            mcp_servers={each.name: _server(each) for each in self._forwarding.kept(setup.servers)} or None,
             **self._options,
         )
         async with self._bridge.client() as client:
