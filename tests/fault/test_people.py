@@ -24,6 +24,8 @@ pytestmark = pytest.mark.fault
 IS_FULL = os.environ.get("MIDSTREAM_FAULT_FULL") == "1"
 AT_ONCE = 2
 FULL_S = 3600
+PROGRESS = 25
+"""How many cases go by between two signs of life."""
 
 EVERY_DAY = (
     # A call in doubt at the client, by each policy of its tool; the life that finds it in doubt dies too.
@@ -78,7 +80,14 @@ async def test_a_client_dies_everywhere_in_every_story(
     cases = [
         each for story, report in zip(PEOPLE, references, strict=True) for each in every_case(story, report)
     ]
-    reports = await asyncio.gather(*(one(number, case) for number, case in enumerate(cases, start=1)))
+    reports: list[Report] = []
+    for number, next_one in enumerate(
+        asyncio.as_completed([one(number, case) for number, case in enumerate(cases, start=1)]), start=1
+    ):
+        reports.append(await next_one)
+        if reports[-1].problems or number % PROGRESS == 0:
+            with capsys.disabled():
+                print(f"{number} of {len(cases)}: {reports[-1].case} {reports[-1].problems}", flush=True)  # noqa: T201
     figures = {story: figures_of(story, reports) for story in PEOPLE}
     with capsys.disabled():
         print(f"\n{table(summary(reports))}\n{lines_of(figures)}")  # noqa: T201 - what this test is run for
