@@ -27,6 +27,8 @@ from midstream.core.turn import (
     Idle,
     ModelHeld,
     ModelReplied,
+    PermissionAsked,
+    PermissionDropped,
     QuestionExpired,
     Recover,
     Refused,
@@ -36,6 +38,7 @@ from midstream.core.turn import (
     Stalled,
     StallOver,
     TurnExpired,
+    UseAnswer,
     WhenBusy,
     Withdraw,
 )
@@ -172,6 +175,9 @@ def _stray(draw: st.DrawFn) -> Command:
         ChildSpoke(turn, reply, call_id, "s::1.1.0", ((draw(small), b"{}"),)),
         Answer(turn, reply, call_id, draw(_digests), draw(st.sampled_from(Choice))),
         QuestionExpired(turn, reply, call_id),
+        PermissionAsked(turn, reply, attempt, call_id, "work", "{}"),
+        PermissionDropped(turn, reply, attempt, call_id),
+        UseAnswer(turn, reply, attempt, call_id),
         TurnExpired(turn),
         Resume(draw(st.sampled_from([None, turn]))),
         Withdraw(draw(st.sampled_from([None, turn]))),
@@ -230,6 +236,8 @@ def _apt_answer(draw: st.DrawFn, state: RunningCalls | Cancelling, call: CallSta
 
 def _apt_model(draw: st.DrawFn, state: AwaitingModel, session: Session) -> Command:
     turn, reply, attempt = state.turn, state.reply_no, state.attempt
+    if state.questions and draw(_dice) > 4:
+        return _apt_leave(draw, state)
     match draw(_dice):
         case 7:
             cut = next_cut(session.history, session.cut)
@@ -240,6 +248,18 @@ def _apt_model(draw: st.DrawFn, state: AwaitingModel, session: Session) -> Comma
             if draw(st.booleans()):
                 return breaks(turn=turn, reply=reply, attempt=attempt)
             return fails(retriable=draw(st.booleans()), turn=turn, reply=reply, attempt=attempt)
+        case 9:
+            return PermissionAsked(
+                turn,
+                reply,
+                attempt,
+                f"leave-{session.position}",
+                "work",
+                "{}",
+                answer_s=draw(_limits),
+                is_fixed=draw(st.booleans()),
+                is_vague=draw(st.booleans()),
+            )
         case 8:
             return ModelHeld(turn, reply, attempt, draw(words))
         case 3 | 4:
@@ -249,6 +269,21 @@ def _apt_model(draw: st.DrawFn, state: AwaitingModel, session: Session) -> Comma
             return heard(draw(words), draw(words), turn=turn, reply=reply, attempt=attempt)
         case _:
             return asks(*draw(_batches), turn=turn, reply=reply, attempt=attempt)
+
+
+def _apt_leave(draw: st.DrawFn, state: AwaitingModel) -> Command:
+    question = draw(st.sampled_from(state.questions))
+    place = (state.turn, state.reply_no, state.attempt, question.id)
+    if not question.is_open:
+        return UseAnswer(*place) if draw(_dice) else PermissionDropped(*place)
+    if draw(_dice) == 0:
+        return PermissionDropped(*place)
+    if draw(_dice) == 0:
+        return QuestionExpired(state.turn, state.reply_no, question.id)
+    choice = draw(st.sampled_from(CHOICES[QuestionKind.APPROVAL]))
+    arguments = '{"edited": true}' if draw(st.booleans()) else None
+    answered = (state.turn, state.reply_no, question.id, question.digest)
+    return Answer(*answered, choice, draw(words), arguments)
 
 
 @st.composite

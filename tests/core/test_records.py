@@ -21,6 +21,7 @@ from midstream.core.messages import (
     UserMessage,
 )
 from midstream.core.records import (
+    AnswerUsed,
     AttemptContinued,
     AttemptFailed,
     AttemptResumable,
@@ -43,6 +44,7 @@ from midstream.core.records import (
     OutcomeDamaged,
     QuestionAnswered,
     QuestionAsked,
+    QuestionClosed,
     Record,
     ReplyCompleted,
     ResultArrivedLate,
@@ -55,6 +57,7 @@ from midstream.core.records import (
     TurnEnded,
     TurnResumed,
     TurnStatus,
+    WhyClosed,
     decode,
     decode_all,
     encode,
@@ -114,6 +117,8 @@ EVERY_RECORD: tuple[Record, ...] = (
     QuestionAnswered(
         1, 1, "a", QuestionKind.APPROVAL, "d3", Choice.ALLOW, 1000.5, "yes", '{"path": "y"}', "ann"
     ),
+    QuestionClosed(1, 1, "leave-1", WhyClosed.WITHDRAWN, 1000.5),
+    AnswerUsed(1, 1, 2, "leave-1", 1000.5),
     CallEnded(1, 1, Result("a", "it says", Outcome.ERROR), 1000.5),
     ResultArrivedLate(1, 1, Result("a", "it said"), 1000.5),
     OutcomeDamaged(1, 1, "a"),
@@ -159,6 +164,7 @@ FULL = (
     MessageWithdrawn,
     TurnResumed,
     QuestionAnswered,
+    AnswerUsed,
     CancelRequested,
     TurnEnded,
 )

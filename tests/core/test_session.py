@@ -70,6 +70,8 @@ from midstream.core.turn import (
     ModelReplied,
     ModelSaid,
     Obligation,
+    PermissionAsked,
+    PermissionDropped,
     ProbeCall,
     QuestionExpired,
     Recover,
@@ -81,6 +83,7 @@ from midstream.core.turn import (
     Stalled,
     StallOver,
     TurnExpired,
+    UseAnswer,
     WhenBusy,
     Withdraw,
 )
@@ -202,7 +205,7 @@ def test_a_command_about_something_else_changes_nothing(life: Life) -> None:
 def _is_about(session: Session, command: Command) -> bool:
     """Say, from what is owed alone, whether a command concerns the session now."""
     match command:
-        case ModelSaid() | ModelHeld() | ModelReplied() | ModelFailed():
+        case ModelSaid() | ModelHeld() | ModelReplied() | ModelFailed() | PermissionAsked():
             ids = (command.turn, command.reply_no, command.attempt)
             asked = (each for each in owed(session) if isinstance(each, AskModel))
             return any((each.turn, each.reply_no, each.attempt) == ids for each in asked)
@@ -220,6 +223,13 @@ def _is_about(session: Session, command: Command) -> bool:
             return any((each.turn, each.reply_no, each.call_id) == place for each in probes)
         case Answer() | QuestionExpired():
             return _is_question_open(session, command)
+        case PermissionDropped() | UseAnswer():
+            waiting = getattr(session.turn, "questions", ())
+            is_known = any(
+                (each.attempt, each.id) == (command.attempt, command.question_id) for each in waiting
+            )
+            at_reply = (session.turns, getattr(session.turn, "reply_no", 0))
+            return is_known and (command.turn, command.reply_no) == at_reply
         case TurnExpired():
             return (
                 not isinstance(session.turn, Cancelling) and session.is_live and command.turn == session.turns
@@ -252,10 +262,13 @@ def _is_call_open(session: Session, turn: int, reply: int, call_id: str) -> bool
 
 
 def _is_question_open(session: Session, command: Answer | QuestionExpired) -> bool:
-    if not isinstance(session.turn, RunningCalls):
+    if not isinstance(session.turn, AwaitingModel | RunningCalls):
         return False
     numbers = (session.turn.turn, session.turn.reply_no)
-    ids = {call.call.id for call in session.turn.calls if call.is_asking}
+    if isinstance(session.turn, AwaitingModel):
+        ids = {each.id for each in session.turn.questions if each.is_open}
+    else:
+        ids = {call.call.id for call in session.turn.calls if call.is_asking}
     return (command.turn, command.reply_no) == numbers and command.call_id in ids
 
 

@@ -27,6 +27,7 @@ from midstream.core.messages import (
     storable,
     with_distinct_ids,
 )
+from midstream.core.permissions import Person
 from midstream.core.records import Delta
 from midstream.core.upstream_calls import closed, ended, started
 from midstream.errors import ModelForgotError
@@ -47,6 +48,7 @@ class ModelRequest(Struct, frozen=True):
         resume: What a `Resumable` of this attempt named, to take that same reply up; "" asks for a new one.
         session: Whose conversation it is: what an upstream's memory of it is found by. "" has none.
         is_ephemeral: A side call, such as one that makes a title: it must leave no trace in anybody's memory.
+        person: Whom an upstream's agent can ask for leave in the middle of its answer; None where nobody is there.
     """
 
     instructions: str
@@ -57,6 +59,7 @@ class ModelRequest(Struct, frozen=True):
     resume: str = ""
     session: str = ""
     is_ephemeral: bool = False
+    person: Person | None = None
 
 
 class TextDelta(Struct, frozen=True):

@@ -62,6 +62,7 @@ from midstream.core.turn import (
     RunningCalls,
     Stalled,
     StallOver,
+    TellAgent,
     TurnExpired,
     words_said,
 )
@@ -75,6 +76,7 @@ from midstream.errors import (
     ModelUnavailableError,
 )
 from midstream.runtime.agent import Agent, SubAgent
+from midstream.runtime.asking import AgentQuestions, Notes
 from midstream.runtime.children import Nursery, run_child, stop_child
 from midstream.runtime.models import ResumableModel
 from midstream.runtime.toolset import Toolset, read_toolset
@@ -108,7 +110,7 @@ _NEVER = threading.Event()
 _log = logging.getLogger(__name__)
 
 
-class Reports(Protocol):
+class Reports(Notes, Protocol):
     """Where performers say what they did: the session's runner."""
 
     session_id: str
@@ -153,6 +155,7 @@ class Performer:
         self._nursery = nursery
         self._toolset = Toolset(agent.tools)
         """What the last model call of this process was offered."""
+        self._questions = AgentQuestions(world, reports)
 
     async def perform(self, obligation: Obligation, session: Session) -> None:
         """Do one obligation of `session` to its end."""
@@ -173,6 +176,8 @@ class Performer:
                 await self._until(obligation.deadline_at)
                 late = QuestionExpired(obligation.turn, obligation.reply_no, obligation.call_id)
                 await self._reports.report(late)
+            case TellAgent():
+                await self._questions.tell(obligation, session)
             case AwaitCancelled():
                 await self._until(obligation.deadline_at)
                 await self._reports.report(CancelExpired(obligation.turn))
@@ -203,6 +208,8 @@ class Performer:
             if kept.token and not self._reports.is_closing:
                 await self._stop(kept.token)
             raise
+        finally:
+            self._questions.end(owed)
 
     async def _attempt(self, owed: AskModel, session: Session, turn: AwaitingModel, kept: _Kept) -> None:
         own = await self._read_tools(owed)
@@ -214,6 +221,7 @@ class Performer:
             unread = ModelUnavailableError(f"what the model is to read cannot be read: {error.message}")
             await self._reports.report(self._failure(owed, unread, session))
             return
+        watch = self._watch(owed)
         request = ModelRequest(
             self._agent.instructions,
             history.then(UserMessage.of(HAND_IN)) if turn.is_last else history,
@@ -222,11 +230,12 @@ class Performer:
             f"{self._reports.session_id}/{owed.turn}/{owed.reply_no}",
             kept.token,
             session=self._reports.session_id,
+            person=self._questions.person(owed, watch),
         )
         shown = words_said(turn) if kept.token else {}
         builder = ReplyBuilder(owed.turn, owed.reply_no, owed.attempt, shown)
         try:
-            reply = await self._listen(owed, request, builder, kept)
+            reply = await self._listen(owed, request, builder, kept, watch)
         except ModelError as error:
             await self._reports.report(self._failure(owed, error, session))
         else:
@@ -263,13 +272,12 @@ class Performer:
         return self._toolset.tools
 
     async def _listen(
-        self, owed: AskModel, request: ModelRequest, builder: ReplyBuilder, kept: _Kept
+        self, owed: AskModel, request: ModelRequest, builder: ReplyBuilder, kept: _Kept, watch: Watch
     ) -> Reply:
         """Journal the model's words as they come and return the whole reply."""
         place = (owed.turn, owed.reply_no, owed.attempt)
         name = self._agent.model.name
         events = cast("AsyncGenerator[ModelEvent]", self._agent.model.stream(request))
-        watch = self._watch(owed)
         try:
             async with watch, contextlib.aclosing(events):
                 async for event in events:

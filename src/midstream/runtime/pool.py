@@ -44,7 +44,7 @@ from midstream.errors import (
     UpstreamMismatchError,
     UsageError,
 )
-from midstream.runtime.agent_runs import AgentRun, SilenceLimits
+from midstream.runtime.agent_runs import AgentRun, Leave, SilenceLimits
 from midstream.runtime.debugging import show_where_asked
 from midstream.runtime.key_locks import KeyLocks
 from midstream.runtime.live_agents import LiveAgents
@@ -182,6 +182,7 @@ class Pooled:
             request.key,
             request.session,
             request.is_ephemeral,
+            request.person,
         )
         async with contextlib.aclosing(self._streamed(resent, chain)) as events:
             async for event in events:
@@ -389,8 +390,10 @@ class Pooled:
                 agent = await self._opened_agent(turn)
                 turn.sent += 1
                 turn.begin_send()
-                answer = agent.send(said, key=turn.key(), is_forced=turn.is_forced)
-                run = AgentRun(answer, self._limits.silence, self._world, name=self.name)
+                leave = Leave(turn.request.person)
+                told = replace(said, person=leave.person)
+                answer = agent.send(told, key=turn.key(), is_forced=turn.is_forced)
+                run = AgentRun(answer, self._limits.silence, self._world, name=self.name, leave=leave)
                 try:
                     async with run, contextlib.aclosing(self._heard(turn, run)) as events:
                         async for event in events:

@@ -45,6 +45,8 @@ from midstream.core.turn import (
     ModelHeld,
     ModelSaid,
     Obligation,
+    PermissionAsked,
+    PermissionDropped,
     Recover,
     Refused,
     Resume,
@@ -52,6 +54,8 @@ from midstream.core.turn import (
     SendMessage,
     Stalled,
     StallOver,
+    TellAgent,
+    UseAnswer,
     Withdraw,
 )
 from midstream.errors import (
@@ -388,6 +392,19 @@ class Runner:
         """
         await self._post(command)
 
+    async def insist(self, command: PermissionAsked | UseAnswer) -> None:
+        """Journal this before what it announces.
+
+        Raises:
+            MidstreamError: It was refused, or this session has failed. Nothing was written.
+        """
+        await self._post(command, asyncio.current_task())
+
+    def note(self, command: PermissionDropped) -> None:
+        """Journal soon that an agent waits no more."""
+        if self._failed is None:
+            self._put(_Envelope(command, None))
+
     async def report(self, command: Command) -> None:
         """Journal what came of an obligation; a runner that has failed meanwhile leaves it in doubt."""
         try:
@@ -689,6 +706,8 @@ class Runner:
     def _is_cut(self, obligation: Obligation) -> bool:
         if self._is_patient and isinstance(obligation, AskModel) and obligation in self._doing:
             return False
+        if self._is_patient and isinstance(obligation, TellAgent):
+            return False  # the reply that may go on waits for it
         return self._is_quiescing and self._performer.is_repeatable(obligation)
 
     async def _perform(self, obligation: Obligation, owing: Session) -> None:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from midstream.core.calls import CallPlan, CallState, Choice, digest_of, lost_result
 from midstream.core.messages import Exchange
 from midstream.core.records import (
+    AnswerUsed,
     AttemptContinued,
     AttemptFailed,
     AttemptResumable,
@@ -30,6 +31,7 @@ from midstream.core.records import (
     OutcomeDamaged,
     QuestionAnswered,
     QuestionAsked,
+    QuestionClosed,
     Record,
     ReplyCompleted,
     ResultArrivedLate,
@@ -41,6 +43,7 @@ from midstream.core.records import (
     TurnResumed,
     TurnStatus,
 )
+from midstream.core.turn import asking
 from midstream.core.turn.states import (
     HAND_IN_S,
     MODEL_CALLS_MAX_CODE,
@@ -70,8 +73,14 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
             return _evolve_attempt(state, record, epoch=epoch)
         case ReplyCompleted():
             return _evolve_reply(state, record)
-        case CallStarted() | CallEnded() | CallDoubted() | ChildSaid() | QuestionAsked() | QuestionAnswered():
+        case CallStarted() | CallEnded() | CallDoubted() | ChildSaid():
             return _evolve_calls(state, record, epoch=epoch)
+        case QuestionAsked() | QuestionAnswered():
+            if isinstance(state, AwaitingModel):
+                return asking.evolve(state, record)
+            return _evolve_calls(state, record, epoch=epoch)
+        case QuestionClosed() | AnswerUsed():
+            return asking.evolve(state, record) if isinstance(state, AwaitingModel) else state
         case ExchangeCommitted():
             return _evolve_commit(state, record)
         case MessageAccepted():
@@ -140,6 +149,8 @@ def _evolve_attempt(state: TurnState, record: AttemptStarted, *, epoch: int) -> 
         token="",
         continued=0,
         is_mute=False,
+        questions=asking.answered(state),
+        waits_since=0.0,
     )
     if not record.is_last:
         return asked
