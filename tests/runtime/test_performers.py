@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from midstream.core.calls import CallPlan, CallState, OnDoubt, Site, digest_of
 from midstream.core.messages import (
@@ -51,11 +52,14 @@ from midstream.core.turn import (
     ModelReplied,
     ModelSaid,
     Obligation,
+    PermissionAsked,
+    PermissionDropped,
     RunCall,
     RunningCalls,
     Stalled,
     StallOver,
     Terms,
+    UseAnswer,
 )
 from midstream.errors import ContextOverflowError, ModelCutError
 from midstream.runtime.agent import Agent
@@ -93,6 +97,12 @@ class Noted:
         self.reports.append(command)
 
     async def report(self, command: Command) -> None:
+        self.reports.append(command)
+
+    async def insist(self, command: PermissionAsked | UseAnswer) -> None:
+        self.reports.append(command)
+
+    def note(self, command: PermissionDropped) -> None:
         self.reports.append(command)
 
     async def confirm(self) -> None:
@@ -135,7 +145,10 @@ async def _perform(agent: Agent, obligation: Obligation) -> Noted:
 async def test_a_model_is_asked_with_history_instructions_and_a_key_stable_over_attempts() -> None:
     model = ScriptedModel([text("yes")])
     noted = await _perform(Agent(model, instructions="be brief"), ASKED)
-    assert model.requests == [ModelRequest("be brief", _session().history, (), 1, "s/3/1", session="s")]
+    (asked,) = model.requests
+    assert asked.person is not None
+    told = replace(asked, person=None)
+    assert told == ModelRequest("be brief", _session().history, (), 1, "s/3/1", session="s")
     words = (delta.text for said in noted.said if isinstance(said, ModelSaid) for delta in said.deltas)
     assert "".join(words) == "yes"
     (replied,) = noted.reports
