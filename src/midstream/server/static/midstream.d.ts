@@ -156,7 +156,30 @@ export type JournalRecord =
     }
   /** Its owner died without an outcome, and somebody is being asked whether it happened. */
   | { type: "call_doubted"; turn: number; reply: number; call_id: string; at: number }
-  | (Asked & { type: "question_asked"; kind: QuestionKind; at: number; text?: string; expires_at?: number })
+  /** With `attempt`: an upstream's agent wants leave in the middle of its answer; `name` and `arguments` are its own. */
+  | (Asked & {
+      type: "question_asked";
+      kind: QuestionKind;
+      at: number;
+      text?: string;
+      expires_at?: number;
+      attempt?: number;
+      name?: string;
+      arguments?: string;
+      is_fixed?: boolean;
+      repeats?: string;
+    })
+  /** A question of an upstream's agent that nobody needs to answer any more. */
+  | {
+      type: "question_closed";
+      turn: number;
+      reply: number;
+      call_id: string;
+      why: "expired" | "withdrawn";
+      at: number;
+    }
+  /** What was decided about such a question is used up; the agent hears it next. */
+  | { type: "answer_used"; turn: number; reply: number; attempt: number; call_id: string; at: number }
   | (Asked & {
       type: "question_answered";
       kind: QuestionKind;
