@@ -221,8 +221,8 @@ class Silent(Keyboard):
 
 
 async def test_a_question_that_is_closed_is_no_longer_put_to_anybody() -> None:
-    screen = Screen([].append, [].append, PLAIN, 80)
     prompts: list[str] = []
+    screen = Screen(prompts.append, prompts.append, PLAIN, 80)
     answering = Answering(
         Flaky(0), "s", screen, prompts.append, PLAIN, 80, keyboard=Silent(), url="http://x", world=FakeWorld()
     )
