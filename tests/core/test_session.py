@@ -48,6 +48,7 @@ from midstream.core.session import (
     decide,
     evolve,
     fold,
+    limited,
     owed,
 )
 from midstream.core.turn import (
@@ -729,3 +730,15 @@ def test_tools_found_for_another_model_call_are_no_news() -> None:
     session = fold((1, record) for record in decide(Session(), say(), epoch=1, at=AT))
     assert decide(session, _found("a", attempt=2), epoch=1, at=AT) == ()
     assert decide(session, _found("a", turn=2), epoch=1, at=AT) == ()
+
+
+def test_a_message_without_a_limit_of_its_own_gets_the_agents() -> None:
+    said = SendMessage(UserMessage.of("hi"))
+    short = SendMessage(UserMessage.of("hi"), timeout_s=5.0)
+    received = Received("stream", "secret", 0, "digest", said)
+    timed = SendMessage(UserMessage.of("hi"), timeout_s=60.0)
+    assert limited(said, 0.0) is said
+    assert limited(said, 60.0) == timed
+    assert limited(short, 60.0) is short
+    assert limited(received, 60.0) == Received("stream", "secret", 0, "digest", timed)
+    assert limited(Cancel(), 60.0) == Cancel()

@@ -12,10 +12,11 @@ from midstream.core.permissions import Allowed, Ask, Decision, Permission
 from midstream.integrations import codex_asking
 from midstream.integrations.codex_asking import CHANGE, COMMAND, Leave
 from midstream.runtime.permissions import ASK_FIRST, EVERYTHING, Asking, Rules, Verdict
+from midstream.world import World
 
 
 def leave(rules: Rules | Asking = EVERYTHING) -> Leave:
-    return Leave(rules, "thread-1", None)
+    return Leave(rules, "thread-1", None, World())
 
 
 async def test_changes_that_were_never_told_are_asked_about_as_what_they_are(
@@ -43,7 +44,7 @@ async def test_who_is_let_go_is_told_that_it_was_cancelled() -> None:
         await asyncio.Event().wait()
         return Allowed()
 
-    waiting = Leave(ASK_FIRST, "thread-1", person)
+    waiting = Leave(ASK_FIRST, "thread-1", person, World())
     deciding = asyncio.ensure_future(waiting.decide(COMMAND, {"itemId": "w", "command": "make"}))
     async with asyncio.timeout(5):
         await is_asked.wait()

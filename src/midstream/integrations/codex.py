@@ -48,6 +48,7 @@ from midstream.integrations.codex_asking import AskingClient, Leave
 from midstream.runtime.forwarding import Forwarding
 from midstream.runtime.permissions import Asking, Person, Rules
 from midstream.runtime.upstreams import Abilities, Marked, Opened, Said, Setup, UpstreamEvent, doubtful
+from midstream.world import World
 
 STOP_S = 5.0
 """Seconds a turn has to be interrupted, when nobody waits for it any more."""
@@ -107,6 +108,7 @@ class Codex:
         permissions: Rules | Asking | None = None,
         command: Sequence[str] | None = None,
         env: Mapping[str, str] | None = None,
+        world: World = World(),
     ) -> None:
         folder = Path(cwd).resolve()
         if not folder.is_dir():
@@ -135,6 +137,7 @@ class Codex:
             client_title="midstream",
         )
         self.permissions = permissions
+        self.world = world
         self.speaking: dict[str, Leave] = {}
         """How the threads that are answering ask leave, by their ids."""
         self._forwarding = Forwarding(self.name, self.abilities)
@@ -330,7 +333,9 @@ class CodexThread:
         permissions = self._upstream.permissions
         if permissions is None:
             return None
-        leave = self._upstream.speaking[self._thread.id] = Leave(permissions, self._thread.id, person)
+        leave = self._upstream.speaking[self._thread.id] = Leave(
+            permissions, self._thread.id, person, self._upstream.world
+        )
         return leave
 
     async def _begun(self, said: Said) -> sdk.AsyncTurnHandle:

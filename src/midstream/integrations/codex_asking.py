@@ -22,6 +22,7 @@ from openai_codex.generated import v2_all as wire
 
 from midstream.core.permissions import Allowed, Permission, Person
 from midstream.runtime.permissions import Asking, Rules, decided
+from midstream.world import World
 
 COMMAND = "item/commandExecution/requestApproval"
 CHANGE = "item/fileChange/requestApproval"
@@ -68,12 +69,13 @@ class AskingClient(CodexClient):
 class Leave:
     """What the agent of one thread asks leave for in one answer."""
 
-    def __init__(self, permissions: Rules | Asking, thread: str, person: Person | None) -> None:
+    def __init__(self, permissions: Rules | Asking, thread: str, person: Person | None, world: World) -> None:
         self.refusals: dict[str, str] = {}
         """Why leave was refused, by the ids of what was to be done."""
         self._permissions = permissions
         self._thread = thread
         self._person = person
+        self._world = world
         self._changes: dict[str, Sequence[wire.FileUpdateChange]] = {}
         self._noticed = asyncio.Event()
         self._asking: set[asyncio.Task[Any]] = set()
@@ -87,7 +89,7 @@ class Leave:
 
     async def decide(self, method: str, params: Mapping[str, Any]) -> str:
         """Return the decision about a request."""
-        deciding = asyncio.ensure_future(self._decided(method, params))
+        deciding = self._world.spawn(self._decided(method, params), name="codex: leave is asked for")
         self._asking.add(deciding)
         try:
             await asyncio.wait({deciding})

@@ -17,8 +17,6 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import Protocol
 
-from msgspec.structs import replace
-
 from midstream.core import session as sessions
 from midstream.core.blobs import Blob, lifted
 from midstream.core.frames import EventId
@@ -45,8 +43,6 @@ from midstream.core.turn import (
     ModelHeld,
     ModelSaid,
     Obligation,
-    PermissionAsked,
-    PermissionDropped,
     Recover,
     Refused,
     Resume,
@@ -55,7 +51,6 @@ from midstream.core.turn import (
     Stalled,
     StallOver,
     TellAgent,
-    UseAnswer,
     Withdraw,
 )
 from midstream.errors import (
@@ -295,7 +290,7 @@ class Runner:
         Raises:
             MidstreamError: See `submit`; `LeaseHeldError` where another process owns the session by now.
         """
-        return await self._post(_limited(command, self._agent.turn_s))
+        return await self._post(sessions.limited(command, self._agent.turn_s))
 
     def part(self, error: MidstreamError) -> None:
         """Send the readers away with `error` and refuse new commands from outside; the turn goes on."""
@@ -381,8 +376,13 @@ class Runner:
 
     def tell(self, progress: CallProgress | Stalled | StallOver) -> None:
         """Journal how far a tool is, or that nothing comes, soon; left out while too much waits for its append."""
-        if self._failed is None and len(self._mailbox) < MAILBOX_MAX:
-            self._put(_Envelope(progress, None))
+        if len(self._mailbox) < MAILBOX_MAX:
+            self.note(progress)
+
+    def note(self, command: Command) -> None:
+        """Journal this soon."""
+        if self._failed is None:
+            self._put(_Envelope(command, None))
 
     async def show(self, command: ChildSpoke) -> None:
         """Journal what a child did, and wait for it: the obligation goes on.
@@ -392,23 +392,14 @@ class Runner:
         """
         await self._post(command)
 
-    async def insist(self, command: PermissionAsked | UseAnswer) -> None:
-        """Journal this before what it announces.
-
-        Raises:
-            MidstreamError: It was refused, or this session has failed. Nothing was written.
-        """
+    async def insist(self, command: Command) -> None:
+        """Journal this before what it announces; raise where it was refused, or this session has failed."""
         await self._post(command, asyncio.current_task())
-
-    def note(self, command: PermissionDropped) -> None:
-        """Journal soon that an agent waits no more."""
-        if self._failed is None:
-            self._put(_Envelope(command, None))
 
     async def report(self, command: Command) -> None:
         """Journal what came of an obligation; a runner that has failed meanwhile leaves it in doubt."""
         try:
-            await self._post(command, asyncio.current_task())
+            await self.insist(command)
         except MidstreamError as error:
             _log.debug("an outcome was not journaled: %s", error.code, extra={"session": self.session_id})
 
@@ -704,10 +695,10 @@ class Runner:
                 self._doing[obligation] = self._world.spawn(self._perform(obligation, self.state), name=name)
 
     def _is_cut(self, obligation: Obligation) -> bool:
-        if self._is_patient and isinstance(obligation, AskModel) and obligation in self._doing:
-            return False
-        if self._is_patient and isinstance(obligation, TellAgent):
-            return False  # the reply that may go on waits for it
+        if self._is_patient and isinstance(
+            obligation, TellAgent | AskModel
+        ):  # the reply that goes on, or waits
+            return isinstance(obligation, AskModel) and obligation not in self._doing
         return self._is_quiescing and self._performer.is_repeatable(obligation)
 
     async def _perform(self, obligation: Obligation, owing: Session) -> None:
@@ -777,17 +768,6 @@ def _merged(batch: list[_Envelope]) -> list[_Envelope]:
         deltas = merge_deltas([delta for command in said for delta in command.deltas])
         merged.append(_Envelope(ModelSaid(*ids, deltas), None))
     return merged
-
-
-def _limited(command: Command | Received, turn_s: float) -> Command | Received:
-    """Give a message the agent's limit for a turn, where it names none."""
-    if not turn_s:
-        return command
-    if isinstance(command, SendMessage):
-        return command if command.timeout_s else replace(command, timeout_s=turn_s)
-    if isinstance(command, Received) and isinstance(command.command, SendMessage):
-        return replace(command, command=_limited(command.command, turn_s))
-    return command
 
 
 def _attempt_of(envelope: _Envelope) -> tuple[int, int, int] | None:

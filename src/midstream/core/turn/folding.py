@@ -75,12 +75,8 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
             return _evolve_reply(state, record)
         case CallStarted() | CallEnded() | CallDoubted() | ChildSaid():
             return _evolve_calls(state, record, epoch=epoch)
-        case QuestionAsked() | QuestionAnswered():
-            if isinstance(state, AwaitingModel):
-                return asking.evolve(state, record)
-            return _evolve_calls(state, record, epoch=epoch)
-        case QuestionClosed() | AnswerUsed():
-            return asking.evolve(state, record) if isinstance(state, AwaitingModel) else state
+        case QuestionAsked() | QuestionAnswered() | QuestionClosed() | AnswerUsed():
+            return _evolve_question(state, record, epoch=epoch)
         case ExchangeCommitted():
             return _evolve_commit(state, record)
         case MessageAccepted():
@@ -180,6 +176,16 @@ def _evolve_reply(state: TurnState, record: ReplyCompleted) -> TurnState:
     if not isinstance(state, AwaitingModel):
         return running
     return replace(running, terms=state.terms, deadline_at=state.deadline_at, is_last=state.is_last)
+
+
+def _evolve_question(
+    state: TurnState, record: QuestionAsked | QuestionAnswered | QuestionClosed | AnswerUsed, *, epoch: int
+) -> TurnState:
+    if isinstance(state, AwaitingModel):
+        return asking.evolve(state, record)
+    if isinstance(record, QuestionClosed | AnswerUsed):
+        return state
+    return _evolve_calls(state, record, epoch=epoch)
 
 
 def _evolve_commit(state: TurnState, record: ExchangeCommitted) -> TurnState:
