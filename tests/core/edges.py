@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from midstream.core import session as sessions
 from midstream.core.calls import RERUNS_MAX, CallPlan, CallState, Choice, OnDoubt
 from midstream.core.messages import Outcome, Result
-from midstream.core.records import EpochStarted, Record, StalledOn, TurnEnded
+from midstream.core.records import EpochStarted, Judgement, Record, StalledOn, TurnEnded
 from midstream.core.session import Session
 from midstream.core.turn import (
     LOOK_BACK_S,
@@ -37,6 +37,7 @@ from midstream.core.turn import (
     Command,
     Idle,
     ModelHeld,
+    ModelRemembered,
     PermissionDropped,
     QuestionExpired,
     Recover,
@@ -73,6 +74,8 @@ from tests.core.stories import (
 LATER_S = LOOK_BACK_S + 3600.0
 STATES_MAX = 20_000
 """States after which the search is too wide to be called small."""
+
+JUDGED = Judgement("new", "nothing is known of it", "fresh")
 
 
 class Edge(NamedTuple):
@@ -238,6 +241,7 @@ def _from_model(session: Session) -> Iterator[Command]:
     place = {"turn": state.turn, "reply": state.reply_no, "attempt": state.attempt}
     yield heard("some", **place)
     yield ModelHeld(state.turn, state.reply_no, state.attempt, "token")
+    yield ModelRemembered(state.turn, state.reply_no, state.attempt, JUDGED)
     yield from (
         kind(state.turn, state.reply_no, StalledOn.FIRST_TOKEN, 30.0) for kind in (Stalled, StallOver)
     )
@@ -294,6 +298,7 @@ def strays(session: Session) -> Iterator[Command]:
     yield CallExpired(turn, 1, "a")
     yield CallProgress(turn, 1, "a", 1, "stray")
     yield ModelHeld(turn, 1, 1, "token")
+    yield ModelRemembered(turn, 1, 1, JUDGED)
     yield from (kind(turn, 1, StalledOn.TOOL, 30.0, "a") for kind in (Stalled, StallOver))
     yield ChildSpoke(turn, 1, "a", "s::1.1.0", ((1, b"{}"),))
     yield CallProbed(turn, 1, "a", may_run=True)

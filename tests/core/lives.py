@@ -9,7 +9,7 @@ from midstream.core import session as sessions
 from midstream.core.calls import CHOICES, CallPlan, CallState, Choice, OnDoubt, QuestionKind, Site, digest_of
 from midstream.core.compaction import next_cut
 from midstream.core.messages import Finish, Outcome, Reply, Result, Text, Thinking
-from midstream.core.records import EpochStarted, Record, StalledOn
+from midstream.core.records import EpochStarted, Judgement, Record, StalledOn
 from midstream.core.session import Session
 from midstream.core.turn import (
     LOOK_BACK_S,
@@ -26,6 +26,7 @@ from midstream.core.turn import (
     Command,
     Idle,
     ModelHeld,
+    ModelRemembered,
     ModelReplied,
     PermissionAsked,
     PermissionDropped,
@@ -170,6 +171,7 @@ def _stray(draw: st.DrawFn) -> Command:
         CallProbed(turn, reply, call_id, may_run=draw(st.booleans())),
         CallProgress(turn, reply, call_id, 1, "stray"),
         ModelHeld(turn, reply, attempt, "stray"),
+        ModelRemembered(turn, reply, attempt, Judgement("new", "nothing is known of it", "fresh")),
         Stalled(turn, reply, StalledOn.FIRST_TOKEN, 1.0, draw(_ids)),
         StallOver(turn, reply, StalledOn.TOOL, 1.0, draw(_ids)),
         ChildSpoke(turn, reply, call_id, "s::1.1.0", ((draw(small), b"{}"),)),

@@ -38,6 +38,8 @@ from midstream.core.records import (
     EpochStarted,
     ExchangeCommitted,
     HistoryCompacted,
+    Judgement,
+    MemoryJudged,
     MessageAccepted,
     MessageQueued,
     MessageWithdrawn,
@@ -90,6 +92,7 @@ EVERY_RECORD: tuple[Record, ...] = (
     Delta(1, 1, 2, 1, "thinking", "", UpstreamCall("u", "grep", '{"for": "x"}')),
     AttemptFailed(1, 1, 1, "model_stalled", "silence", 1000.5),
     HistoryCompacted(1, 1, 4, 1000.5),
+    MemoryJudged(1, 1, 1, Judgement("continuation", "one is new", "resumed", "users", 1, 1, 1), 1000.5),
     ToolsChanged(1, 1000.5, ("files__read",), ("files__write",), ("mail",)),
     ReplyCompleted(
         1,

@@ -68,6 +68,7 @@ from midstream.core.turn import (
     Idle,
     ModelFailed,
     ModelHeld,
+    ModelRemembered,
     ModelReplied,
     ModelSaid,
     Obligation,
@@ -206,7 +207,9 @@ def test_a_command_about_something_else_changes_nothing(life: Life) -> None:
 def _is_about(session: Session, command: Command) -> bool:
     """Say, from what is owed alone, whether a command concerns the session now."""
     match command:
-        case ModelSaid() | ModelHeld() | ModelReplied() | ModelFailed() | PermissionAsked():
+        case (
+            ModelSaid() | ModelHeld() | ModelRemembered() | ModelReplied() | ModelFailed() | PermissionAsked()
+        ):
             ids = (command.turn, command.reply_no, command.attempt)
             asked = (each for each in owed(session) if isinstance(each, AskModel))
             return any((each.turn, each.reply_no, each.attempt) == ids for each in asked)

@@ -20,11 +20,17 @@ from midstream.core.messages import (
     UpstreamCall,
     UserMessage,
 )
-from midstream.core.records import ClientTool, Delta, StalledOn
+from midstream.core.records import (
+    ClientTool,
+    Delta,
+    Judgement,
+    StalledOn,
+)
 from midstream.core.replies import (
     CallRequested,
     Finished,
     Heartbeat,
+    Judged,
     ModelEvent,
     ModelRequest,
     Resumable,
@@ -49,6 +55,7 @@ from midstream.core.turn import (
     Command,
     ModelFailed,
     ModelHeld,
+    ModelRemembered,
     ModelReplied,
     ModelSaid,
     Obligation,
@@ -83,11 +90,11 @@ class Noted:
     is_transactional = False
 
     def __init__(self) -> None:
-        self.said: list[ModelSaid | ModelHeld | ToolsFound] = []
+        self.said: list[ModelSaid | ModelHeld | ModelRemembered | ToolsFound] = []
         self.reports: list[Command] = []
         self.blobs: dict[str, bytes] = {}
 
-    async def say(self, command: ModelSaid | ModelHeld | ToolsFound) -> None:
+    async def say(self, command: ModelSaid | ModelHeld | ModelRemembered | ToolsFound) -> None:
         self.said.append(command)
 
     def tell(self, progress: CallProgress | Stalled | StallOver) -> None:
@@ -564,3 +571,11 @@ async def test_the_hosts_own_rule_and_the_time_to_answer_hold_for_calls_at_a_cli
     assert (costly.needs_approval, costly.question, costly.answer_s) == (True, "It costs money.", 60.0)
     assert (cheap.needs_approval, cheap.timeout_s, cheap.site) == (False, 9.0, Site.CLIENT)
     assert seen == [("pay", Site.CLIENT)] * 2
+
+
+async def test_what_a_pool_judged_is_journaled_before_the_words() -> None:
+    judged = Judgement("continuation", "1 new at the end", "resumed", "users", 1, 1, 1)
+    noted = await _perform(Agent(ScriptedModel([[Judged(judged), *text("yes")]])), ASKED)
+    assert noted.said[0] == ModelRemembered(ASKED.turn, ASKED.reply_no, ASKED.attempt, judged)
+    (replied,) = noted.reports
+    assert isinstance(replied, ModelReplied)

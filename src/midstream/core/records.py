@@ -272,6 +272,42 @@ class ToolsChanged(Struct, frozen=True, tag="tools_changed", tag_field="type", o
     unreachable: tuple[str, ...] = ()
 
 
+class Judgement(Struct, frozen=True, omit_defaults=True):
+    """What a pool made of a request, and how it goes on from there. No words of the conversation.
+
+    Args:
+        kind: What the request is to the conversation that the upstream's agent remembers (docs/spec/reuse.md).
+        why: What was decisive, for people.
+        way: How the agent was got: resumed, forked, fresh, or aside (fresh, and leaving no trace).
+        field, index: What differs first, or where the new begins, and in which user message, counted from 0.
+        common, new: User messages that the agent knew, and those it did not.
+        rebuilt: Why a fresh agent had to take the place of one that should have known: an error's code, "phase" (a run
+            died), "stale", or "".
+    """
+
+    kind: str
+    why: str
+    way: str
+    field: str = ""
+    index: int | None = None
+    common: int = 0
+    new: int = 0
+    rebuilt: str = ""
+
+
+class MemoryJudged(Struct, frozen=True, tag="memory_judged", tag_field="type"):
+    """How this attempt stands to what an upstream remembers. For readers: nothing follows from it.
+
+    One attempt has several where an agent failed and a fresh one took its place.
+    """
+
+    turn: int
+    reply: int
+    attempt: int
+    judgement: Judgement
+    at: float
+
+
 class PromptHead(Struct, frozen=True):
     """Digests of what a provider reads before the first message; equal ones mean equal bytes."""
 
@@ -491,6 +527,7 @@ Record = (
     | StallEnded
     | HistoryCompacted
     | ToolsChanged
+    | MemoryJudged
     | ReplyCompleted
     | CallStarted
     | CallProgressed

@@ -28,7 +28,7 @@ from midstream.core.messages import (
     with_distinct_ids,
 )
 from midstream.core.permissions import Person
-from midstream.core.records import Delta
+from midstream.core.records import Delta, Judgement
 from midstream.core.upstream_calls import closed, ended, started
 from midstream.errors import ModelForgotError
 
@@ -117,6 +117,12 @@ class Heartbeat(Struct, frozen=True):
     """The connection lives (a ping, an empty piece). It says nothing about the model and counts as no progress."""
 
 
+class Judged(Struct, frozen=True):
+    """A pool judged what its upstream's agent knows, before it is told anything. It counts as no progress."""
+
+    judgement: Judgement
+
+
 class Resumable(Struct, frozen=True):
     """The provider keeps this reply for a while, whoever listens; `token` names it in a later request's `resume`.
 
@@ -142,6 +148,7 @@ ModelEvent = (
     | UpstreamCallEnded
     | Working
     | Heartbeat
+    | Judged
     | Resumable
     | Finished
 )
@@ -159,7 +166,7 @@ def is_progress(event: ModelEvent) -> bool:
             return bool(event.text or event.signature)
         case Working() | CallRequested() | UpstreamCallStarted() | UpstreamCallEnded() | Finished():
             return True
-        case Heartbeat() | Resumable():
+        case Heartbeat() | Judged() | Resumable():
             return False
 
 
@@ -212,7 +219,7 @@ class ReplyBuilder:
                 return self._end(event)
             case Finished():
                 return self._finish(event)
-            case Working() | Heartbeat() | Resumable() | UpstreamCallStarted():
+            case Working() | Heartbeat() | Judged() | Resumable() | UpstreamCallStarted():
                 pass
         return ()
 

@@ -28,6 +28,7 @@ from midstream.core.messages import Call, Finish, History, Outcome, Reply, Resul
 from midstream.core.records import StalledOn
 from midstream.core.replies import (
     Heartbeat,
+    Judged,
     ModelEvent,
     ModelRequest,
     ReplyBuilder,
@@ -52,6 +53,7 @@ from midstream.core.turn import (
     Command,
     ModelFailed,
     ModelHeld,
+    ModelRemembered,
     ModelReplied,
     ModelSaid,
     Obligation,
@@ -115,8 +117,8 @@ class Reports(Notes, Protocol):
 
     session_id: str
 
-    async def say(self, command: ModelSaid | ModelHeld | ToolsFound) -> None:
-        """Journal a model's words, where they are kept, or the tools it is offered, soon."""
+    async def say(self, command: ModelSaid | ModelHeld | ModelRemembered | ToolsFound) -> None:
+        """Journal a model's words, where they are kept, what it remembers, or the tools it is offered, soon."""
 
     def tell(self, progress: CallProgress | Stalled | StallOver) -> None:
         """Journal how far a tool is, or that nothing comes."""
@@ -285,6 +287,8 @@ class Performer:
                         if isinstance(event, Resumable):
                             kept.token = event.token
                             await self._reports.say(ModelHeld(*place, event.token))
+                        elif isinstance(event, Judged):
+                            await self._reports.say(ModelRemembered(*place, event.judgement))
                         elif isinstance(event, Heartbeat):
                             watch.pinged()
                         continue

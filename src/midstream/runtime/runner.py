@@ -41,6 +41,7 @@ from midstream.core.turn import (
     ChildSpoke,
     Command,
     ModelHeld,
+    ModelRemembered,
     ModelSaid,
     Obligation,
     Recover,
@@ -365,7 +366,7 @@ class Runner:
 
     # --- what performers use ----------------------------------------------------------------------------------
 
-    async def say(self, command: ModelSaid | ModelHeld | ToolsFound) -> None:
+    async def say(self, command: ModelSaid | ModelHeld | ModelRemembered | ToolsFound) -> None:
         """Journal a model's words, or its tools, soon; wait only while too many of them are on their way."""
         if self._failed is not None:
             return  # a model that does not mind being stopped talks to nobody

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from midstream.core.calls import CallPlan, Choice
 from midstream.core.messages import Reply, Result, UserMessage
-from midstream.core.records import ClientTool, Delta, Parent, PromptHead, StalledOn
+from midstream.core.records import ClientTool, Delta, Judgement, Parent, PromptHead, StalledOn
 from midstream.core.turn.states import LOOK_BACK_S
 from midstream.errors import MidstreamError
 
@@ -65,6 +65,15 @@ class ModelHeld(Struct, frozen=True):
     reply_no: int
     attempt: int
     token: str
+
+
+class ModelRemembered(Struct, frozen=True):
+    """A pool judged what the upstream's agent knows of the conversation."""
+
+    turn: int
+    reply_no: int
+    attempt: int
+    judgement: Judgement
 
 
 class ModelReplied(Struct, frozen=True):
@@ -276,6 +285,7 @@ Command = (
     | Withdraw
     | ModelSaid
     | ModelHeld
+    | ModelRemembered
     | ModelReplied
     | ModelFailed
     | Stalled

@@ -17,6 +17,7 @@ from midstream.core.records import (
     Delta,
     ExchangeCommitted,
     HistoryCompacted,
+    MemoryJudged,
     MessageAccepted,
     Record,
     ReplyCompleted,
@@ -41,6 +42,7 @@ from midstream.core.turn.commands import (
     Command,
     ModelFailed,
     ModelHeld,
+    ModelRemembered,
     ModelReplied,
     ModelSaid,
     PermissionAsked,
@@ -148,6 +150,9 @@ def _decide_awaiting_model(
             return command.deltas if _is_current(state, command) else ()
         case ModelHeld():
             return _take_token(state, command) if _is_current(state, command) else ()
+        case ModelRemembered():
+            place = (state.turn, state.reply_no, state.attempt)
+            return (MemoryJudged(*place, command.judgement, at),) if _is_current(state, command) else ()
         case Stalled() | StallOver() if _is_about_model(state, command):
             return (_noticed(command, at=at),)
         case Answer():
@@ -268,7 +273,9 @@ def _noticed(seen: Stalled | StallOver, *, at: float) -> Record:
     return kind(seen.turn, seen.reply_no, seen.waiting_for, seen.silent_s, at, seen.call_id)
 
 
-def _is_current(state: AwaitingModel, command: ModelSaid | ModelHeld | ModelReplied | ModelFailed) -> bool:
+def _is_current(
+    state: AwaitingModel, command: ModelSaid | ModelHeld | ModelRemembered | ModelReplied | ModelFailed
+) -> bool:
     return (command.turn, command.reply_no, command.attempt) == (state.turn, state.reply_no, state.attempt)
 
 

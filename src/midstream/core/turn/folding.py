@@ -25,6 +25,7 @@ from midstream.core.records import (
     EpochStarted,
     ExchangeCommitted,
     HistoryCompacted,
+    MemoryJudged,
     MessageAccepted,
     MessageQueued,
     MessageWithdrawn,
@@ -115,6 +116,7 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
             | CallProgressed()
             | ResultArrivedLate()
             | ToolsChanged()
+            | MemoryJudged()
             | StallNoticed()
             | StallEnded()
         ):
