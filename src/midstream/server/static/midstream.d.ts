@@ -139,6 +139,24 @@ export type JournalRecord =
   /** The conversation was too long: the model is shown nothing of its first `cut` entries any more. */
   | { type: "history_compacted"; turn: number; reply: number; cut: number; at: number }
   /** The tools that come and go (those of MCP servers) are others than the session's readers were told last. */
+  /** What a pool made of the request, and how it goes on: once more where a fresh agent takes a failed one's place. */
+  | {
+      type: "memory_judged";
+      turn: number;
+      reply: number;
+      attempt: number;
+      judgement: {
+        kind: string;
+        why: string;
+        way: string;
+        field?: string;
+        index?: number;
+        common?: number;
+        new?: number;
+        rebuilt?: string;
+      };
+      at: number;
+    }
   | { type: "tools_changed"; turn: number; at: number; added?: string[]; removed?: string[]; unreachable?: string[] }
   | { type: "reply_completed"; turn: number; reply: number; attempt: number; body: Reply; at: number }
   /** `arguments` where a person changed the model's. */
