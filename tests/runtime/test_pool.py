@@ -14,7 +14,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from midstream.core.messages import Exchange, Finish, History, Text, Thinking, Usage, UserMessage
-from midstream.core.records import Judgement
 from midstream.core.replies import (
     CallRequested,
     Finished,
@@ -772,33 +771,3 @@ async def _listen(host: Host, request: ModelRequest) -> None:
 
 async def _all_of(pool: Pooled, request: ModelRequest) -> list[ModelEvent]:
     return [event async for event in pool.stream(request)]
-
-
-@spec("REUSE-78")
-async def test_who_listens_is_told_what_was_judged_before_the_agent_is_told_anything() -> None:
-    bench = Bench()
-    host = await bench.host()
-    await host.say("one")
-    assert host.judged == [Judgement("new", "nothing is known of it", "fresh", "record", new=1)]
-    await host.say("two")
-    assert host.judged == [Judgement("continuation", "1 new at the end", "resumed", "users", 1, 1, 1)]
-    host.history = host.history.then(UserMessage.of("three"))
-    events = host.pool.stream(ModelRequest("", host.history, session="s"))
-    assert isinstance(await anext(events), Judged)
-    assert len(bench.told()) == 2
-    await cast("AsyncGenerator[ModelEvent, None]", events).aclose()
-
-
-@spec("REUSE-78")
-async def test_a_fresh_agent_in_the_place_of_another_is_a_second_judgement_with_its_reason() -> None:
-    bench = Bench()
-    host = await bench.host()
-    await host.say("one")
-    bench.trouble(Trouble.GONE)
-    await host.say("two")
-    assert [(each.kind, each.way, each.rebuilt) for each in host.judged] == [
-        ("continuation", "resumed", ""),
-        ("continuation", "fresh", "upstream_gone"),
-    ]
-    assert host.report.field == "users"
-    assert host.report.index == 1
