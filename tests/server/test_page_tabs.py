@@ -18,6 +18,7 @@ from midstream.server.app import App
 from midstream.server.pages import FOLDER
 from midstream.testing.models import Step, text
 from midstream.version import __version__
+from midstream.world import World
 from tests.server.serving import make_app, served
 from tests.server.test_page import CHROMIUM, WAIT_MS, WAIT_S, WORDS, Chat, opened, two_halves
 from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name
@@ -32,6 +33,7 @@ pytestmark = [
 HALF = "".join(WORDS[: len(WORDS) // 2])
 WHOLE = "".join(WORDS)
 LOOK_S = 0.02
+WORLD = World()
 
 
 def turns(*replies: Sequence[Step] | Callable[[ModelRequest], Sequence[Step]]) -> App:
@@ -48,7 +50,7 @@ def turns(*replies: Sequence[Step] | Callable[[ModelRequest], Sequence[Step]]) -
 async def until(is_so: Callable[[], bool]) -> None:
     async with asyncio.timeout(WAIT_S):
         while not is_so():  # noqa: ASYNC110 - nobody is told of a connection's end
-            await asyncio.sleep(LOOK_S)
+            await WORLD.sleep(LOOK_S)
 
 
 async def said_elsewhere(app: App, session: str, words: str) -> None:
