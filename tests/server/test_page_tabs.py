@@ -49,7 +49,7 @@ def turns(*replies: Sequence[Step] | Callable[[ModelRequest], Sequence[Step]]) -
 
 async def until(is_so: Callable[[], bool]) -> None:
     async with asyncio.timeout(WAIT_S):
-        while not is_so():  # noqa: ASYNC110 - nobody is told of a connection's end
+        while not is_so():
             await WORLD.sleep(LOOK_S)
 
 
