@@ -25,12 +25,26 @@ from midstream.core.records import (
 )
 from midstream.core.replies import Finished, ModelEvent, ModelRequest, TextDelta, Working
 from midstream.core.server_stream import waiting_on
-from midstream.core.turn import Answer, Cancel, SendMessage
+from midstream.core.session import Session
+from midstream.core.timing import StallBudgets
+from midstream.core.turn import (
+    AgentQuestion,
+    Answer,
+    AskModel,
+    AwaitingModel,
+    Cancel,
+    PermissionAsked,
+    PermissionDropped,
+    SendMessage,
+    TellAgent,
+    UseAnswer,
+)
 from midstream.errors import AnswerMismatchError, MidstreamError, QuestionClosedError
 from midstream.runtime.agent import Agent
-from midstream.runtime.asking import ARGUMENTS_CHARS_MAX, NOT_ASKED, TOO_LONG
+from midstream.runtime.asking import ARGUMENTS_CHARS_MAX, NOT_ASKED, TOO_LONG, AgentQuestions
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
+from midstream.runtime.watchdog import Watch
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import records_until_end
 from midstream.testing.worlds import Crashed, FakeWorld
@@ -398,3 +412,35 @@ async def test_what_was_allowed_and_not_used_when_the_process_died_is_not_asked_
     (_, repeated) = (each for each in _journal(memory) if isinstance(each, QuestionAsked))
     assert repeated.repeats
     await second.stop()
+
+
+@spec("TURN-79", "TURN-53")
+async def test_a_process_that_was_frozen_tells_its_agent_nothing() -> None:
+    """What a new owner of the session found used up is asked about again there; here it must not happen too."""
+
+    class Taken:
+        """A session that another process has taken over since."""
+
+        async def insist(self, command: PermissionAsked | PermissionDropped | UseAnswer) -> None:
+            """It was journaled before."""
+
+        def note(self, command: PermissionDropped) -> None:
+            """Nobody hears it."""
+
+        async def confirm(self) -> None:
+            raise asyncio.CancelledError
+
+    world = FakeWorld()
+    questions = AgentQuestions(world, Taken())
+    asking = AskModel(1, 1, 1)
+    watch = Watch(world, StallBudgets(), ("s", 1, 1, ""), lambda _: None)
+    waiting = asyncio.ensure_future(questions.person(asking, watch)(MAKE, Ask()))
+    await asyncio.sleep(0)
+    ((_, question_id),) = questions._waiting
+    asked = AgentQuestion(question_id, 1, "Bash", "{}", "d", 1.0, choice=Choice.ALLOW)
+    session = Session(turn=AwaitingModel(1, 1, attempt=1, questions=(asked,)), turns=1)
+    with pytest.raises(asyncio.CancelledError):
+        await questions.tell(TellAgent(1, 1, 1, question_id), session)
+    assert not waiting.done()
+    questions.end(asking)
+    assert await waiting == NOT_ASKED

@@ -106,7 +106,7 @@ class Noted:
     async def report(self, command: Command) -> None:
         self.reports.append(command)
 
-    async def insist(self, command: PermissionAsked | UseAnswer) -> None:
+    async def insist(self, command: PermissionAsked | PermissionDropped | UseAnswer) -> None:
         self.reports.append(command)
 
     def note(self, command: PermissionDropped) -> None:

@@ -38,7 +38,7 @@ TOO_LONG = (
 class Notes(Protocol):
     """Where it is journaled what an agent asks: the session's runner."""
 
-    async def insist(self, command: PermissionAsked | UseAnswer) -> None:
+    async def insist(self, command: PermissionAsked | PermissionDropped | UseAnswer) -> None:
         """Journal this before what it announces.
 
         Raises:
@@ -47,6 +47,9 @@ class Notes(Protocol):
 
     def note(self, command: PermissionDropped) -> None:
         """Journal this soon."""
+
+    async def confirm(self) -> None:
+        """Make sure that the session was not taken while this process was frozen; where it was, be cancelled."""
 
 
 class AgentQuestions:
@@ -71,12 +74,14 @@ class AgentQuestions:
         waiting = next((each for (_, name), each in self._waiting.items() if name == owed.question_id), None)
         try:
             if waiting is None:  # it has given up meanwhile
-                self._notes.note(PermissionDropped(*place))
-                await asyncio.get_running_loop().create_future()  # until that is on record
+                await self._notes.insist(PermissionDropped(*place))
                 return
             await self._notes.insist(UseAnswer(*place))
         except MidstreamError:
             return  # its attempt has ended, and with it whoever waited
+        await (
+            self._notes.confirm()
+        )  # as before a tool (TURN-53): whoever took the session over asks for itself
         if not waiting.done():
             waiting.set_result(_decision_of(_question(session, owed.question_id)))
 

@@ -129,9 +129,6 @@ class Reports(Notes, Protocol):
     async def report(self, command: Command) -> None:
         """Journal an outcome and wait for it."""
 
-    async def confirm(self) -> None:
-        """Make sure that the session was not taken while this process was frozen; where it was, be cancelled."""
-
     async def report_within(self, owed: RunCall, run: Callable[[Attempt], CallFinished]) -> None:
         """Let a call run in the append of its outcome, and wait for it."""
 
