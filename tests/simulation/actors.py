@@ -12,6 +12,7 @@ from msgspec import Struct
 from midstream.core.calls import CHOICES, Choice, QuestionKind, Site
 from midstream.core.frames import EventId
 from midstream.core.messages import Result, UserMessage
+from midstream.core.questions import questions_of
 from midstream.core.records import (
     CallStarted,
     MessageAccepted,
@@ -27,7 +28,6 @@ from midstream.core.turn import (
     Cancel,
     Command,
     Resume,
-    RunningCalls,
     SendMessage,
     WhenBusy,
     Withdraw,
@@ -159,17 +159,12 @@ def _decision(chance: random.Random, asked: QuestionAsked) -> Answer:
 async def answer_everything(lab: Lab, chance: random.Random) -> None:
     """Answer every question that is open now in any session."""
     for name in list(lab.memory.sessions):
-        turn = lab.folded(name).turn
-        if not isinstance(turn, RunningCalls):
-            continue
-        for call in turn.calls:
-            if call.is_asking and call.asked is not None:
-                kind = call.asked
-                choice = {QuestionKind.APPROVAL: Choice.ALLOW, QuestionKind.QUESTION: Choice.REPLY}.get(
-                    kind, Choice.SKIP
-                )
-                answer = Answer(turn.turn, turn.reply_no, call.call.id, call.plan.digest, choice, "at last")
-                await submit(lab, chance, name, answer)
+        for question in questions_of(name, lab.folded(name)):
+            choice = {QuestionKind.APPROVAL: Choice.ALLOW, QuestionKind.QUESTION: Choice.REPLY}.get(
+                question.kind, Choice.SKIP
+            )
+            place = (question.turn, question.reply, question.call_id, question.digest)
+            await submit(lab, chance, name, Answer(*place, choice, "at last"))
 
 
 class Meddler:
