@@ -180,7 +180,7 @@ class _Asking:
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Ask, and write down what was allowed; then say what there is to say."""
         chance = self._outside.chance
-        if request.person is not None and chance.random() < 0.1:
+        if request.person is not None and chance.random() < 0.2:
             wanted = Permission("agent", "act", "execute", ARGUMENTS, is_vague=chance.random() < 0.2)
             terms = Ask("Sure?", chance.choice([0.0, 60.0]))
             asking = asyncio.ensure_future(request.person(wanted, terms))
