@@ -219,7 +219,7 @@ class Performer:
     async def _attempt(self, owed: AskModel, session: Session, turn: AwaitingModel, kept: _Kept) -> None:
         own = await self._read_tools(owed)
         theirs = {each.spec.name: of_client(each) for each in turn.terms.tools if each.spec.name not in own}
-        tools = {**own, **theirs}
+        tools = {**own, **theirs} if theirs else own
         try:
             history = await self._whole(session.shown) if session.has_blobs else session.shown
         except MidstreamError as error:

@@ -357,10 +357,13 @@ class _Queue:
         await self._idle.wait()
 
     def _commit_next(self) -> None:
-        alone = (number for number, asked in enumerate(self._waiting[:BATCH_MAX]) if asked.is_alone)
-        count = next(alone, BATCH_MAX) or 1
-        batch = self._waiting[:count]
-        del self._waiting[:count]
+        if len(self._waiting) == 1:
+            batch, self._waiting = self._waiting, []
+        else:
+            alone = (number for number, asked in enumerate(self._waiting[:BATCH_MAX]) if asked.is_alone)
+            count = next(alone, BATCH_MAX) or 1
+            batch = self._waiting[:count]
+            del self._waiting[:count]
         self._is_shared = len(batch) > 1
         self._thread.tell(partial(self._writer.commit, batch), partial(self._committed, batch))
 
