@@ -33,6 +33,7 @@ TARGETS_MAX = 64
 
 _END = b"\r\n\r\n"
 _LINE_END = b"\r\n"
+_LINE_END_BYTES = 2
 _STATUS = re.compile(rb"HTTP/1\.([0-9]) ([0-9]{3})(?: |$)")
 _SIZE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n")
 _FIRST_FINAL = 200
@@ -247,7 +248,6 @@ class _Line(asyncio.Protocol):
         assert reading is not None
         while not reading.pieces:
             if reading.is_done:
-                self._stop_watching()
                 self.is_whole, self.is_kept = True, reading.is_kept and not self.is_over
                 return b""
             await self._news()
@@ -407,18 +407,18 @@ class _Reading:
     def _read_chunks(self, data: bytes, at: int) -> int:
         """Read chunks; return where what was read ends."""
         while not self._is_trailing:
-            if self._left > len(_LINE_END):
-                before = self._left
-                self._take(data[at : at + before - len(_LINE_END)])
-                at += before - self._left
-                if self._left > len(_LINE_END):
+            if self._left > _LINE_END_BYTES:
+                piece = data[at : at + self._left - _LINE_END_BYTES]
+                self._take(piece)
+                at += len(piece)
+                if self._left > _LINE_END_BYTES:
                     return at
             if self._left:
-                if len(data) - at < len(_LINE_END):
-                    return at
                 if not data.startswith(_LINE_END, at):
+                    if len(data) - at < _LINE_END_BYTES:
+                        return at
                     raise _broken("a chunk of the answer has another size")
-                at += len(_LINE_END)
+                at += _LINE_END_BYTES
                 self._left = 0
             found = _SIZE.match(data, at)
             if found is None:
@@ -427,11 +427,11 @@ class _Reading:
                 return at
             at = found.end()
             size = int(found[1], 16)
-            self._left = size + len(_LINE_END) if size else 0
+            self._left = size + _LINE_END_BYTES if size else 0
             self._is_trailing = not size
         while (end := data.find(_LINE_END, at)) >= 0:
             self.is_done = end == at
-            at = end + len(_LINE_END)
+            at = end + _LINE_END_BYTES
             if self.is_done:
                 break
         return at
