@@ -176,7 +176,7 @@ async def test_a_body_that_was_not_read_to_its_end_costs_the_connection() -> Non
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 async def test_it_does_not_matter_where_the_network_cuts(size: int) -> None:
     answer = b"HTTP/1.1 103 Early Hints\r\n\r\n" + CHUNKED + b"2\r\nhe\r\n3;x=y\r\nllo\r\n0\r\na: b\r\n\r\n"
-    reading = plain_http._Reading(has_body=True)
+    reading = plain_http._Reading()
     for at in range(0, len(answer), size):
         assert not reading.is_done
         reading.feed(answer[at : at + size])

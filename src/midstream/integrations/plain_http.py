@@ -128,7 +128,7 @@ class PlainAnswer:
         target = _target_of(url)
         line = self._line = await self._client.line_to(target.host, target.port)
         try:
-            line.ask(_head_of(method, target, headers, len(content)) + content, has_body=method != "HEAD")
+            line.ask(_head_of(method, target, headers, len(content)) + content)
             self.status_code, self.headers = await line.head()
         except BaseException:
             await self._client.aclose()
@@ -225,12 +225,12 @@ class _Line(asyncio.Protocol):
 
     # --- the reader's side ------------------------------------------------------------------------------------
 
-    def ask(self, request: bytes, *, has_body: bool) -> None:
+    def ask(self, request: bytes) -> None:
         """Send a request; its answer is read by `head` and `piece`."""
         assert self._transport is not None
         self.is_kept = self.is_whole = False
         self._error = None
-        self._reading = _Reading(has_body=has_body)
+        self._reading = _Reading()
         self._since = self._loop.time()
         self._transport.write(request)
 
@@ -308,7 +308,7 @@ class _Line(asyncio.Protocol):
 class _Reading:
     """One answer as it is read, without I/O: `feed` it what comes, then look what of it is there."""
 
-    def __init__(self, *, has_body: bool) -> None:
+    def __init__(self) -> None:
         self.status = 0
         """0 until the head is whole."""
         self.headers: dict[str, str] = {}
@@ -318,7 +318,6 @@ class _Reading:
         """Bytes of `pieces`."""
         self.is_done = False
         self.is_kept = False
-        self._has_body = has_body
         self._is_chunked = False
         self._left = _UNKNOWN
         """Bytes still to come: of the body, or of a chunk and the line's end behind it."""
@@ -381,7 +380,7 @@ class _Reading:
             raise _broken("the answer is compressed, which nobody asked for")
         self._is_chunked = "chunked" in headers.get("transfer-encoding", "").lower()
         length = headers.get("content-length")
-        if status in _NO_BODY or not self._has_body:
+        if status in _NO_BODY:
             self._is_chunked, length = False, "0"
         if self._is_chunked:
             self._left = 0
