@@ -421,7 +421,10 @@ async def test_a_process_that_was_frozen_tells_its_agent_nothing() -> None:
     class Taken:
         """A session that another process has taken over since."""
 
-        async def insist(self, command: PermissionAsked | PermissionDropped | UseAnswer) -> None:
+        async def show(self, command: PermissionAsked) -> None:
+            """It was journaled before."""
+
+        async def insist(self, command: PermissionDropped | UseAnswer) -> None:
             """It was journaled before."""
 
         def note(self, command: PermissionDropped) -> None:

@@ -100,13 +100,13 @@ class Noted:
     def tell(self, progress: CallProgress | Stalled | StallOver) -> None:
         self.reports.append(progress)
 
-    async def show(self, command: ChildSpoke) -> None:
+    async def show(self, command: ChildSpoke | PermissionAsked) -> None:
         self.reports.append(command)
 
-    async def report(self, command: Command) -> None:
+    def report(self, command: Command) -> None:
         self.reports.append(command)
 
-    async def insist(self, command: PermissionAsked | PermissionDropped | UseAnswer) -> None:
+    async def insist(self, command: PermissionDropped | UseAnswer) -> None:
         self.reports.append(command)
 
     def note(self, command: PermissionDropped) -> None:

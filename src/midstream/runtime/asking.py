@@ -38,8 +38,15 @@ TOO_LONG = (
 class Notes(Protocol):
     """Where it is journaled what an agent asks: the session's runner."""
 
-    async def insist(self, command: PermissionAsked | PermissionDropped | UseAnswer) -> None:
-        """Journal this before what it announces.
+    async def show(self, command: PermissionAsked) -> None:
+        """Journal what an agent asks, and wait for it.
+
+        Raises:
+            MidstreamError: It was refused, or the session has failed. Nothing was written.
+        """
+
+    async def insist(self, command: UseAnswer | PermissionDropped) -> None:
+        """Journal this before what it announces, and end an obligation by it.
 
         Raises:
             MidstreamError: It was refused, or the session has failed. Nothing was written.
@@ -109,7 +116,7 @@ class AgentQuestions:
         self._waiting[owed, question_id] = decided
         try:
             with watch.paused():
-                await self._notes.insist(asked)
+                await self._notes.show(asked)
                 return await decided
         except MidstreamError:
             return NOT_ASKED
