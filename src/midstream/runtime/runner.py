@@ -643,10 +643,10 @@ class Runner:
                 self._doing[obligation] = self._world.spawn(self._perform(obligation, self.state), name=name)
 
     def _is_cut(self, obligation: Obligation) -> bool:
-        if self._is_patient and isinstance(obligation, TellAgent | AskModel):
-            return (
-                isinstance(obligation, AskModel) and obligation not in self._doing
-            )  # what goes on, or waits
+        if self._is_patient and isinstance(obligation, TellAgent):
+            return False  # the reply that may go on waits for it
+        if self._is_patient and isinstance(obligation, AskModel) and obligation in self._doing:
+            return False
         return self._is_quiescing and self._performer.is_repeatable(obligation)
 
     async def _perform(self, obligation: Obligation, owing: Session) -> None:
