@@ -13,6 +13,7 @@ pytest.importorskip("cursor_sdk", reason="the package is not installed here: `ma
 from midstream.core.messages import UserMessage
 from midstream.core.replies import TextDelta
 from midstream.core.reuse.servers import McpServer
+from midstream.core.timing import RETRY_AFTER_MAX_S
 from midstream.errors import (
     ModelAccessError,
     ModelError,
@@ -88,10 +89,10 @@ async def test_only_a_message_that_never_left_is_said_again(tmp_path: Path) -> N
         bridge.die_unopened()
         with pytest.raises(UpstreamFailedError):
             await _said(agent, "one")
-        bridge.is_full = True
+        bridge.is_full, bridge.retry_after = True, "Thu, 31 Dec 2099 23:59:59 GMT"
         with pytest.raises(ModelUnavailableError) as raised:
             await _said(agent, "two")
-        assert type(raised.value) is ModelUnavailableError
+        assert (type(raised.value), raised.value.retry_after_s) == (ModelUnavailableError, RETRY_AFTER_MAX_S)
         assert [told.text for told in bridge.told()] == ["one"]
 
 
