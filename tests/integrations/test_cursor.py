@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from midstream.errors import (
     UpstreamGoneError,
     UsageError,
 )
-from midstream.integrations.cursor import RULES_FILE, RULES_SENTINEL, Cursor
+from midstream.integrations.cursor import RULES_FILE, RULES_SENTINEL, Cursor, write_rules
 from midstream.runtime.upstreams import Opened, Said, Setup, UpstreamAgent, UpstreamEvent
 from midstream.testing.pool_contract import PoolContract
 from midstream.testing.upstream_contract import UpstreamContract
@@ -152,6 +153,21 @@ async def test_instructions_are_left_in_a_file_of_ours_and_never_over_another(tm
             path.write_text("my own rules")
             await upstream.open(Setup("be brief"))
             assert path.read_text() == "my own rules"
+
+
+def test_several_processes_may_leave_instructions_at_once(tmp_path: Path) -> None:
+    path = tmp_path / RULES_FILE
+
+    def write(writer: str) -> None:
+        for time in range(100):
+            write_rules(path, f"be {writer}", draft=f"{writer}-{time}")
+
+    writers = ["brief", "thorough", "kind"]
+    with ThreadPoolExecutor(len(writers)) as pool:
+        for written in [pool.submit(write, writer) for writer in writers]:
+            written.result()
+    assert path.read_text().split()[-1] in writers
+    assert list(path.parent.iterdir()) == [path]
 
 
 async def test_a_bridge_that_does_not_start_is_missing_software(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import click
 import msgspec
 
 from midstream.cli import Surroundings
+from midstream.cli.listening import LOCAL_HOSTS, address_options, log_to_stderr, telling_options
 from midstream.cli.places import made
-from midstream.cli.serve import LOCAL_HOSTS, LOG_LEVELS, log_to_stderr
 from midstream.cli.terminal import clean
 from midstream.cli.upstreams import find_upstream
 from midstream.errors import UsageError
@@ -47,14 +47,7 @@ TOKEN_FILE = "gateway-token"  # noqa: S105 - the name of a file
     metavar="VARIABLE",
     help="The environment variable that has the upstream's key, where it does not find its own.",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=8100,
-    show_default=True,
-    help="Port to listen on; 0 takes a free one.",
-)
+@address_options(port=8100)
 @click.option(
     "--store",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -72,13 +65,6 @@ TOKEN_FILE = "gateway-token"  # noqa: S105 - the name of a file
     help="Answer only to this name of a model; may be repeated (default: to any).",
 )
 @click.option(
-    "--allow-host",
-    "allowed_hosts",
-    multiple=True,
-    metavar="NAME",
-    help="Host name under which clients may ask, where --host is not this machine alone; * for any.",
-)
-@click.option(
     "--grace",
     "grace_s",
     type=click.FloatRange(0, 3600),
@@ -87,8 +73,7 @@ TOKEN_FILE = "gateway-token"  # noqa: S105 - the name of a file
     help="Seconds that an answer goes on when nobody reads it any more.",
 )
 @click.option("--hide-tools", "hides_tools", is_flag=True, help="Do not show the tools an agent runs itself.")
-@click.option("--log-level", type=click.Choice(LOG_LEVELS), default="warning", show_default=True)
-@click.option("--json", "is_json", is_flag=True, help="Print one JSON object when it listens.")
+@telling_options
 @click.pass_obj
 def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN401 - click passes options so
     """Put an agent or a model behind the APIs of OpenAI and Anthropic.

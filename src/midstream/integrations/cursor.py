@@ -139,6 +139,7 @@ class Cursor:
         self._bridge = _Bridge(client, bridge, folder, world)
         self._forwarding = Forwarding(self.name, self.abilities)
         self._is_instructing = is_instructing
+        self._world = world
 
     @property
     def identity(self) -> Mapping[str, str]:
@@ -158,7 +159,8 @@ class Cursor:
             UpstreamMismatchError: The bridge took up another agent. Nothing was said to it.
         """
         if self._is_instructing:
-            _write_rules(self._folder / RULES_FILE, setup.instructions)
+            draft = self._world.new_id("midstream")
+            write_rules(self._folder / RULES_FILE, setup.instructions, draft=draft)
         options = sdk.AgentOptions(
             model=self._model,
             api_key=self._key or None,
@@ -447,18 +449,27 @@ def _server(server: McpServer) -> sdk.HttpMcpServerConfig | sdk.StdioMcpServerCo
     return sdk.HttpMcpServerConfig(server.url, server.transport, dict(server.headers), auth)
 
 
-def _write_rules(path: Path, instructions: str) -> None:
-    """Leave the instructions for agents to read; never over a file that is not ours."""
-    is_there = path.exists()
-    if is_there and RULES_SENTINEL not in path.read_text("utf-8", "replace"):
-        return
+def write_rules(path: Path, instructions: str, *, draft: str) -> None:
+    """Leave the instructions for agents to read; never over a file that is not ours. Several processes may.
+
+    Args:
+        path: The file.
+        instructions: What it says; "" removes it.
+        draft: A name that nobody else uses, for the file while it is written.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if RULES_SENTINEL not in path.read_text("utf-8", "replace"):
+            return
     if not instructions:
         path.unlink(missing_ok=True)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(".tmp")
-    fresh.write_text(f"---\nalwaysApply: true\n---\n{RULES_SENTINEL}\n\n{instructions}\n", "utf-8")
-    fresh.replace(path)
+    fresh = path.with_name(f".{draft}.tmp")
+    try:
+        fresh.write_text(f"---\nalwaysApply: true\n---\n{RULES_SENTINEL}\n\n{instructions}\n", "utf-8")
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 async def _bounded(work: Awaitable[object]) -> None:

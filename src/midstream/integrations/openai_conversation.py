@@ -14,11 +14,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import msgspec
 import openai
+from msgspec import Struct
 from openai.types.responses import ResponseStreamEvent
 
 from midstream.core.formats.openai_responses_stream import ResponsesReader, render_tools
@@ -61,8 +61,7 @@ _NOT_TAKEN = {409, 429, 503}
 """Statuses of a server that did not begin: a conflict, too many requests, no room."""
 
 
-@dataclass(frozen=True)
-class _Way:
+class _Way(Struct, frozen=True):
     """How the server is asked; what an upstream and its agents share."""
 
     name: str
