@@ -121,7 +121,7 @@ def _responses(item: Json, at: int) -> Shaped:
         case "function_call_output":
             return _with_words(said, "output")
         case "reasoning" if "id" not in said:
-            return Shaped({**said, "id": f"rs_{at}"}, said)
+            return Shaped({**said, "id": f"rs_unnamed_{at}"}, said)
         case "message":
             return _responses_message(said)
     return Shaped(said, said)
