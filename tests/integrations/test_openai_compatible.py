@@ -37,6 +37,7 @@ from midstream.core.replies import (
 from midstream.core.reuse.prefix import cache_key_of
 from midstream.core.sse import EVENT_BYTES_MAX
 from midstream.core.turn import Cancel, SendMessage
+from midstream.core.wishes import Wishes
 from midstream.errors import (
     ContextOverflowError,
     ModelAccessError,
@@ -206,6 +207,25 @@ async def test_anthropics_marks_are_sent_where_they_are_asked_for(
     mark = {"type": "ephemeral"} | ({"ttl": "1h"} if "cache_ttl" in options else {})
     expected = [{"type": "text", "text": "hi", "cache_control": mark}] if is_marked else "hi"
     assert message["content"] == expected
+
+
+async def test_an_answer_is_made_as_it_was_wished_unless_every_request_says_otherwise() -> None:
+    wishes = Wishes(temperature=0.0, top_p=0.5, top_k=3, tokens_max=9, stop=("END",), forced_tool="read")
+    async with chat_server(HELLO) as server:
+        async with OpenAICompatible(server.url, "m", extra={"top_p": 1}) as model:
+            await answered(model, ModelRequest("", ASKED.history, wishes=wishes))
+            assert "top_p" not in model.grants
+        body = server.bodies[0]
+    assert (body["temperature"], body["top_p"], body["max_tokens"], body["stop"]) == (0.0, 1, 9, ["END"])
+    assert body["tool_choice"] == {"type": "function", "function": {"name": "read"}}
+    assert "top_k" not in body
+    assert list(body)[-1] == "messages"
+
+
+async def test_openai_has_another_name_for_the_longest_answer() -> None:
+    model = OpenAICompatible("https://api.openai.com/v1", "m", extra={"max_completion_tokens": 5})
+    assert "tokens_max" not in model.grants
+    await model.aclose()
 
 
 async def test_a_field_the_server_does_not_know_can_be_left_out() -> None:

@@ -27,6 +27,7 @@ from midstream.core.provider_errors import error_of
 from midstream.core.rendering import render
 from midstream.core.replies import Finished
 from midstream.core.timing import Backoff, retry_after_s
+from midstream.core.wishes import RESPONSES_GRANTS, RESPONSES_NAMES, granted_by, responses_fields
 from midstream.errors import (
     ModelError,
     ModelStalledError,
@@ -70,6 +71,7 @@ class _Way(Struct, frozen=True):
     memory: Memory
     is_background: bool
     extra: Mapping[str, object]
+    grants: frozenset[str]
     world: World
     running: set[str]
     """Background replies that somebody here reads."""
@@ -112,6 +114,7 @@ class _ResponsesUpstream:
         world: World = World(),
     ) -> None:
         self.name = f"openai:{model}"
+        grants = granted_by(RESPONSES_GRANTS, model, extra or {}, RESPONSES_NAMES)
         self.abilities = Abilities(
             takes_tools=True,
             takes_history=True,
@@ -119,6 +122,7 @@ class _ResponsesUpstream:
             can_reinstruct=True,
             can_retool=True,
             can_fork=self._memory == "responses",
+            grants=grants,
         )
         self._is_ours = client is None
         self._way = _Way(
@@ -131,6 +135,7 @@ class _ResponsesUpstream:
             memory=self._memory,
             is_background=is_background,
             extra=dict(extra or {}),
+            grants=grants,
             world=world,
             running=set(),
             openings=Openings(self.name, world),
@@ -338,6 +343,7 @@ class OpenAIAgent:
             "background": way.is_background or None,
             named_by: self._came_from or None,
         }
+        body |= responses_fields(said.wishes.only(way.grants))
         body |= way.extra
         return {name: value for name, value in body.items() if value is not None}
 
