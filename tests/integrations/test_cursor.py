@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("cursor_sdk", reason="the package is not installed here: `make contract` has it")
+pytest.importorskip("cursor_sdk", reason="the package is not installed here: `make test` installs it")
 
 from midstream.core.messages import UserMessage
 from midstream.core.replies import TextDelta
