@@ -83,6 +83,8 @@ def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN
     """
     log_to_stderr(options["log_level"])
     token = _token_of(surroundings, options)
+    if options["host"] not in LOCAL_HOSTS:
+        _check_names(surroundings, options)
     path = options["store"] or made(surroundings.places.data) / surroundings.places.gateway_store.name
     store = SQLiteStore(path)
     model = find_upstream(
@@ -130,6 +132,19 @@ def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN
         click.echo(err=True)  # the shell's prompt stands on a line of its own, not behind "^C"
 
 
+def _check_names(surroundings: Surroundings, options: dict[str, Any]) -> None:
+    """Let the network in only under names, and say what it can read.
+
+    Raises:
+        UsageError: There are no names.
+    """
+    if not options["allowed_hosts"]:
+        message = f"--host {options['host']} lets the network in"
+        raise UsageError(f"{message}: name the hosts under which clients may ask with --allow-host")
+    warning = "Warning: keys and words cross the network as they are: put a proxy with TLS in front."
+    click.echo(surroundings.talk.yellow(warning), err=True, color=True)
+
+
 def _token_of(surroundings: Surroundings, options: dict[str, Any]) -> str | None:
     """Return what clients must show: what was said, or what an earlier start has made, or a new one."""
     if options["is_open"]:
@@ -144,6 +159,8 @@ def _token_of(surroundings: Surroundings, options: dict[str, Any]) -> str | None
             return kept
     except FileNotFoundError:
         pass
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{str(path)!r} holds no key: remove it, and a new one is made") from error
     token = World().new_secret()
     # Nobody else may read it, not even for the instant between making and writing.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
