@@ -88,6 +88,7 @@ def test_any_tool_and_any_json() -> None:
         ("qwen3", {}, set()),
         ("qwen3", {"temperature": 1, "response_format": None}, {"temperature", "reply_format"}),
         ("gpt-4o", {}, set()),
+        ("gpt-5-chat-latest", {}, set()),
         ("gpt-5-mini", {}, {"temperature", "top_p", "frequency_penalty", "presence_penalty", "stop"}),
         ("openai/o3", {}, {"temperature", "top_p", "frequency_penalty", "presence_penalty", "stop"}),
     ],

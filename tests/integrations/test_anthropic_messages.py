@@ -206,7 +206,7 @@ async def test_an_answer_is_made_as_it_was_wished() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"thinking": {"type": "adaptive"}}, {"headers": {"anthropic-version": "2026-10-21"}}]
+    "options", [{"thinking": {"type": "adaptive"}}, {"headers": {"Anthropic-Version": "2026-10-21"}}]
 )
 async def test_what_the_api_refuses_beside_thinking_is_not_passed_on(options: dict[str, Any]) -> None:
     wishes = Wishes(temperature=0.5, tokens_max=9, stop=("END",), forced_tool="read")

@@ -18,7 +18,7 @@ Json = dict[str, Any]
 ANY_TOOL = ""
 """As a forced tool: whichever the model chooses."""
 
-_REASONING = re.compile(r"(o\d|gpt-5)")
+_REASONING = re.compile(r"o\d|gpt-5(?!-chat)")
 """How the models of OpenAI are called that refuse to be told how to draw their words."""
 
 

@@ -78,7 +78,8 @@ class AnthropicMessages:
         self._extra = ({} if thinking is None else {"thinking": dict(thinking)}) | dict(extra or {})
         self.grants = granted_by(MESSAGES_GRANTS, model, self._extra, MESSAGES_NAMES)
         """Which wishes for the making of an answer are passed on: while it thinks, only where it is to stop."""
-        if "thinking" in self._extra or sent.get("anthropic-version", API_VERSION) != API_VERSION:
+        version = next((value for name, value in sent.items() if name.lower() == "anthropic-version"), "")
+        if "thinking" in self._extra or version != API_VERSION:
             self.grants &= {"stop"}
         self._is_cached = is_cached
         self._cache_ttl = cache_ttl
