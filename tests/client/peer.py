@@ -122,6 +122,8 @@ class Cutter:
         self.target = (host, int(port))
         self.url = ""
         self.connections = 0
+        self.cuts = 0
+        """Connections that were reset because they had carried what they may."""
         self.cut_after: list[int] = []
         """Bytes that connection n may carry to the client before it is reset."""
         self._writers: set[asyncio.StreamWriter] = set()
@@ -151,20 +153,23 @@ class Cutter:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(_pump(reader, there_writer, None))
-                await _pump(there_reader, writer, allowed)
+                self.cuts += await _pump(there_reader, writer, allowed)
                 writer.transport.abort()
                 there_writer.transport.abort()
         finally:
             self._writers -= {writer, there_writer}
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, allowed: int | None) -> None:
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, allowed: int | None) -> bool:
+    """Carry bytes until their end, or as many as are allowed; return whether it was the limit."""
     with contextlib.suppress(OSError):
         while allowed is None or allowed > 0:
             piece = await reader.read(65536 if allowed is None else min(allowed, 65536))
             if not piece:
-                return
+                return False
             writer.write(piece)
             await writer.drain()
             if allowed is not None:
                 allowed -= len(piece)
+        return True
+    return False

@@ -32,6 +32,7 @@ class Wire:
         self.sent: list[bytes] = []
         self.is_closed = False
         self.reads = 0
+        self.received_bytes = 0
         self._incoming: asyncio.Queue[bytes | ConnectionLostError] = asyncio.Queue()
 
     def hears(self, *said: ServerFrame | bytes) -> None:
@@ -63,6 +64,7 @@ class Bench:
         self.wires: list[Wire] = []
         self.refusals: list[MidstreamError] = []
         self.reconnecting: list[bool] = []
+        self.stalled: list[str] = []
         self.file = CheckpointFile(None, server="http://s", world=self.world)
         self.stream = stream or ClientStream("a", "secret", now=self.world.monotonic())
         self.attachment = Attachment(
@@ -73,6 +75,7 @@ class Bench:
             tools=None,
             world=self.world,
             on_reconnecting=self.reconnecting.append,
+            on_stalled=self.stalled.append,
         )
 
     async def connect(self) -> Wire:

@@ -23,6 +23,7 @@ from midstream.server.connection import CONNECTIONS_MAX, Connections
 from midstream.server.guards import check_origin
 from midstream.server.http import EventsEndpoint, HttpEndpoints, StreamCutError
 from midstream.server.pages import page_routes
+from midstream.server.poll import PollEndpoint
 from midstream.server.problems import internal_problem, problem_of, problem_of_http, refuse
 from midstream.server.websocket import WebSocketEndpoint
 from midstream.store.contract import Store
@@ -37,7 +38,9 @@ _CHUNK_HEADERS = (
     "last-event-id",
     "x-idempotency-event-id",
     "x-idempotency-key",
+    "x-idempotency-next-seqno",
     "x-idempotent-encryption-key",
+    "x-midstream-connection",
 )
 
 
@@ -181,6 +184,7 @@ def _router_of(host: Host, connections: Connections, retention_s: float) -> Rout
     routes = [
         *HttpEndpoints(host, connections).routes(),
         Route(f"{one}/events", events, methods=["GET"]),
+        Route(f"{one}/poll", PollEndpoint(host, connections, retention_s=retention_s), methods=["GET"]),
         WebSocketRoute(f"{one}/stream", stream),
         *page_routes(),
     ]
