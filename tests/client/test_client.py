@@ -42,11 +42,13 @@ from midstream.testing import Gate, calls, text
 from midstream.testing.worlds import Crashed, FakeWorld
 from midstream.tools import Tool, tool
 from midstream.world import Fault, World
+from tests.client.http_peer import HttpPeer
 from tests.client.peer import Cutter, Peer, breaks_in_a_frame, says
 from tests.server.serving import Served, make_app, served
 from tests.spec import spec
 
 Dial = Callable[..., Client]
+Scripted = type[Peer] | type[HttpPeer]
 WAIT_S = 20.0
 CUTS_MAX = 200
 LIVES_MAX = 100
@@ -77,9 +79,20 @@ class Hand:
 
 
 @pytest.fixture(params=[*Way])
-def dial(request: pytest.FixtureRequest) -> Dial:
+def way(request: pytest.FixtureRequest) -> Way:
     """Every promise holds over every transport."""
-    return partial(connect, transport=request.param)
+    return Way(request.param)
+
+
+@pytest.fixture
+def dial(way: Way) -> Dial:
+    return partial(connect, transport=way)
+
+
+@pytest.fixture
+def scripted(way: Way) -> Scripted:
+    """A server that may say what a correct one does not."""
+    return Peer if way is Way.WEBSOCKET else HttpPeer
 
 
 @pytest.fixture
@@ -94,6 +107,7 @@ async def _all(events: AsyncIterator[Event]) -> list[Event]:
         return [event async for event in events]
 
 
+@spec("STREAM-49")
 async def test_a_turn_is_iterated_to_its_end(dial: Dial) -> None:
     async with served(make_app([text(WORDS)])) as server, dial(server.url) as client:
         events = await _all(client.send("s1", "hi"))
@@ -281,9 +295,7 @@ async def test_one_state_file_serves_one_process_at_a_time(tmp_path: Path) -> No
 
 
 @spec("STREAM-14", "STREAM-21")
-@pytest.mark.parametrize(
-    ("dial", "step"), [*((way, 401) for way in Way), (Way.WEBSOCKET, 53)], indirect=["dial"]
-)
+@pytest.mark.parametrize(("way", "step"), [*((way, 401) for way in Way), (Way.WEBSOCKET, 53)])
 async def test_a_turn_survives_a_cut_at_every_so_many_bytes(dial: Dial, step: int) -> None:
     script = [calls(("c1", "push", '{"button":"red"}')), text(WORDS)]
     async with served(make_app(script)) as server, Cutter(server.url).listening() as wire:
@@ -341,13 +353,12 @@ async def test_a_server_that_is_not_there_ends_patience_and_loses_nothing(tmp_pa
 
 @spec("STREAM-11", "STREAM-18", "STREAM-24")
 @pytest.mark.parametrize(
-    ("dial", "point", "policy"),
+    ("way", "point", "policy"),
     [
         *((Way.WEBSOCKET, point, policy) for point in DEATHS for policy in ("unknown", "rerun")),
         (Way.SSE, Fault.AFTER_CHECKPOINT, "unknown"),
         (Way.POLL, Fault.AFTER_TOOL, "rerun"),
     ],
-    indirect=["dial"],
 )
 async def test_a_client_that_dies_anywhere_is_taken_up_by_the_next(
     dial: Dial, tmp_path: Path, point: Fault, policy: str
@@ -405,9 +416,9 @@ async def _live(client: Client, session: str, seen: dict[str, Event]) -> None:
 # --- what no correct server does -----------------------------------------------------------------------------------
 
 
-async def test_a_frame_that_breaks_in_the_middle_is_read_again() -> None:
+async def test_a_frame_that_breaks_in_the_middle_is_read_again(dial: Dial, scripted: Scripted) -> None:
     script = breaks_in_a_frame(Welcome("", "1-1", "1-1"))
-    async with Peer(script).serving() as peer, dial(peer.url) as client:
+    async with scripted(script).serving() as peer, dial(peer.url) as client:
         assert _status(await _turn_at(peer, client)) is TurnStatus.COMPLETED
 
 
@@ -424,8 +435,10 @@ async def test_a_frame_that_breaks_in_the_middle_is_read_again() -> None:
         [Error("store_full", "no room", "later", seqno=0, retry_after_s=0.0)],
     ],
 )
-async def test_a_server_out_of_its_mind_is_left_and_asked_again(said: list[Ack | bytes]) -> None:
-    async with Peer(says(*said)).serving() as peer, dial(peer.url) as client:
+async def test_a_server_out_of_its_mind_is_left_and_asked_again(
+    dial: Dial, scripted: Scripted, said: list[Ack | bytes]
+) -> None:
+    async with scripted(says(*said)).serving() as peer, dial(peer.url) as client:
         assert _status(await _turn_at(peer, client)) is TurnStatus.COMPLETED
 
 
@@ -440,17 +453,19 @@ async def test_a_server_out_of_its_mind_is_left_and_asked_again(said: list[Ack |
     ],
 )
 async def test_a_classified_refusal_is_raised_as_its_type(
-    error: Error, kind: type[MidstreamError], *, is_kept: bool
+    dial: Dial, scripted: Scripted, error: Error, kind: type[MidstreamError], *, is_kept: bool
 ) -> None:
-    async with Peer(says(Welcome("", "1-1", "1-1"), error)).serving() as peer, dial(peer.url) as client:
+    async with scripted(says(Welcome("", "1-1", "1-1"), error)).serving() as peer, dial(peer.url) as client:
         with pytest.raises(kind):
             await _all(client.send("s1", "hi"))
         assert len(await client.resume_interrupted()) == is_kept
 
 
 @pytest.mark.parametrize("status", [401, 403])
-async def test_a_refusal_in_http_is_raised_and_nothing_is_lost(status: int) -> None:
-    async with Peer(status).serving() as peer, dial(peer.url, headers={"authorization": "x"}) as client:
+async def test_a_refusal_in_http_is_raised_and_nothing_is_lost(
+    dial: Dial, scripted: Scripted, status: int
+) -> None:
+    async with scripted(status).serving() as peer, dial(peer.url, headers={"authorization": "x"}) as client:
         with pytest.raises(AccessError):
             await _all(client.send("s1", "hi"))
         (turn,) = await client.resume_interrupted()
@@ -461,8 +476,8 @@ async def test_a_refusal_in_http_is_raised_and_nothing_is_lost(status: int) -> N
 
 
 @spec("STREAM-9")
-async def test_a_degraded_server_is_used_once_and_nothing_is_kept() -> None:
-    peer = Peer(degraded_reason="no disk")
+async def test_a_degraded_server_is_used_once_and_nothing_is_kept(dial: Dial, scripted: Scripted) -> None:
+    peer = scripted(degraded_reason="no disk")
     hand = Hand()
     async with peer.serving(), dial(peer.url, tools=[hand.tool]) as client:
         turn = client.send("s1", "hi")
@@ -483,8 +498,8 @@ async def test_a_degraded_server_is_used_once_and_nothing_is_kept() -> None:
 
 
 @spec("STREAM-23")
-async def test_events_that_are_gone_are_to_be_forgotten() -> None:
-    async with Peer().serving() as peer, dial(peer.url) as client:
+async def test_events_that_are_gone_are_to_be_forgotten(dial: Dial, scripted: Scripted) -> None:
+    async with scripted().serving() as peer, dial(peer.url) as client:
         turn = client.send("s1", "hi")
         seen = [await asyncio.wait_for(anext(turn), WAIT_S) for _ in range(3)]
         model = peer.host.session.turn
@@ -506,14 +521,14 @@ async def test_events_that_are_gone_are_to_be_forgotten() -> None:
         assert whole == told
 
 
-async def _turn_at(peer: Peer, client: Client) -> list[Event]:
+async def _turn_at(peer: Peer | HttpPeer, client: Client) -> list[Event]:
     answering = asyncio.create_task(_answer(peer))
     events = await _all(client.send("s1", "hi"))
     await answering
     return events
 
 
-async def _ask_for_push(peer: Peer) -> None:
+async def _ask_for_push(peer: Peer | HttpPeer) -> None:
     """Let the peer's model ask for the client's tool."""
     reply = Reply((Call("c1", "push", '{"button":"red"}'),), Finish.CALLS)
     plans = (CallPlan("c1", "digest", Site.CLIENT),)
@@ -521,7 +536,7 @@ async def _ask_for_push(peer: Peer) -> None:
     await peer.feed()
 
 
-async def _answer(peer: Peer) -> None:
+async def _answer(peer: Peer | HttpPeer) -> None:
     """Let the peer's model answer as soon as it is asked."""
     async with asyncio.timeout(WAIT_S):
         while not isinstance(turn := peer.host.session.turn, AwaitingModel):  # noqa: ASYNC110 - it rings no bell

@@ -146,6 +146,7 @@ class Ways:
         self._base = base_url(server)
         if transport != AUTO and transport not in set(Way):
             raise UsageError(f"a transport is {AUTO} or one of {', '.join(Way)}, not {transport!r}")
+        self.first_frame_s = FIRST_FRAME_S
         self._fixed = None if transport == AUTO else Way(transport)
         self._headers = headers
         self._remembered = remembered
@@ -262,10 +263,10 @@ class Trial:
         while not self._is_settled:
             assert self._transport is not None, "it was begun"
             try:
-                async with asyncio.timeout(FIRST_FRAME_S):
+                async with asyncio.timeout(self._ways.first_frame_s):
                     frame = await self._transport.receive()
             except TimeoutError:
-                message = f"nothing came over {self._order[0]} within {FIRST_FRAME_S:g} s"
+                message = f"nothing came over {self._order[0]} within {self._ways.first_frame_s:g} s"
                 await self._change(ConnectionLostError(message), is_silent=True)
             except MidstreamError as error:
                 await self._change(error)

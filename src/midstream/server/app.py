@@ -24,6 +24,7 @@ from midstream.server.guards import check_origin
 from midstream.server.http import EventsEndpoint, HttpEndpoints, StreamCutError
 from midstream.server.pages import page_routes
 from midstream.server.poll import PollEndpoint
+from midstream.server.probe import ProbeEndpoints
 from midstream.server.problems import internal_problem, problem_of, problem_of_http, refuse
 from midstream.server.websocket import WebSocketEndpoint
 from midstream.store.contract import Store
@@ -186,6 +187,7 @@ def _router_of(host: Host, connections: Connections, retention_s: float) -> Rout
         Route(f"{one}/events", events, methods=["GET"]),
         Route(f"{one}/poll", PollEndpoint(host, connections, retention_s=retention_s), methods=["GET"]),
         WebSocketRoute(f"{one}/stream", stream),
+        *ProbeEndpoints(host.world).routes(),
         *page_routes(),
     ]
     return Router(routes, redirect_slashes=False, default=_not_found)

@@ -40,6 +40,10 @@ class Transport(Protocol):
     ends_with_turn: bool
     """Whether it is over when the turn of its stream is, as a body is that somebody reads to its end."""
 
+    @property
+    def is_full(self) -> bool:
+        """Whether it is over because it takes no more, as one whole answer is once there is something to say."""
+
     async def receive(self) -> bytes | None:
         """Return the next frame of the client; None when it has gone. Cancelling loses no frame."""
 
@@ -344,7 +348,7 @@ class Connection:
         except OSError:
             self.is_gone = True
             self._is_over.set()
-        if self._stream.is_closed:
+        if self._stream.is_closed or self._transport.is_full:
             self._is_over.set()
 
     async def _say_last_words(self) -> None:

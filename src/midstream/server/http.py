@@ -13,7 +13,7 @@ from itertools import count
 import msgspec
 from msgspec import Struct
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -236,7 +236,7 @@ class HttpEndpoints:
 
     async def answer(self, request: Request) -> Response:
         """Answer an open question of a call: an approval, a question, or a call in doubt."""
-        body = await _body_of(request)
+        body = await body_of(request)
         try:
             said = msgspec.json.decode(body, type=AnswerPayload)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -266,7 +266,7 @@ class HttpEndpoints:
         """
         key, secret = stream_of(request)
         session_id = request.path_params["session_id"]
-        frame = decode_client(await _body_of(request))
+        frame = decode_client(await body_of(request))
         match frame:
             case Chunk():
                 return await self._chunk(session_id, key, secret, frame, connection_name_of(request))
@@ -300,6 +300,8 @@ class HttpEndpoints:
 
 class SseTransport:
     """Frames as server-sent events in the body of one answer; the way up is `POST …/chunks`."""
+
+    is_full = False
 
     def __init__(self, receive: Receive, send: Send, *, ends_with_turn: bool) -> None:
         self.ends_with_turn = ends_with_turn
@@ -399,7 +401,7 @@ def _event_id_of(request: Request) -> str | None:
     return named or request.query_params.get("after") or None
 
 
-async def _body_of(request: Request) -> bytes:
+async def body_of(request: Request) -> bytes:
     """Read a body, and not more of it than a frame may have.
 
     Raises:
@@ -422,7 +424,7 @@ async def _body_of(request: Request) -> bytes:
     return b"".join(pieces)
 
 
-def number_of(request: Request, name: str, *, least: int = 0, most: int = 2**53) -> int | None:
+def number_of(request: HTTPConnection, name: str, *, least: int = 0, most: int = 2**53) -> int | None:
     """Return a number of the query, or None where it is missing; 2**53 is the last one JavaScript counts to.
 
     Raises:

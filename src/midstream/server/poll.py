@@ -7,7 +7,6 @@ for it here between two of them. The way up is `POST …/chunks`, as for server-
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from starlette.exceptions import HTTPException
@@ -15,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from midstream.core.frames import encode
+from midstream.core.frames import HEARTBEAT_S, encode
 from midstream.core.server_stream import ServerStream
 from midstream.runtime.host import Host
 from midstream.server.connection import Connection, Connections
@@ -31,25 +30,21 @@ class PollTransport:
         self.ends_with_turn = ends_with_turn
         self.frames: list[bytes] = []
         self._receive = receive
-        self._is_over = asyncio.Event()
+
+    @property
+    def is_full(self) -> bool:
+        """See `Transport.is_full`."""
+        return bool(self.frames)
 
     async def receive(self) -> bytes | None:
-        """Wait until there is something to answer, or the client has gone: it says nothing here."""
-        async with asyncio.TaskGroup() as group:
-            gone = group.create_task(self._disconnected())
-            await self._is_over.wait()
-            gone.cancel()
-        return None
-
-    async def _disconnected(self) -> None:
+        """Wait until the client has gone: it says nothing here."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._is_over.set()
+        return None
 
     async def send(self, frames: Sequence[bytes]) -> None:
         """See `Transport.send`."""
         self.frames += frames
-        self._is_over.set()
 
 
 class PollEndpoint:
@@ -63,6 +58,8 @@ class PollEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one poll; `?n=` numbers those of a connection, and the first one, 0, opens it.
 
+        `?wait=` is for how many seconds it may wait for news, where a proxy has less patience than a heartbeat.
+
         Raises:
             MidstreamError: It is refused; an ordinary HTTP error.
         """
@@ -70,7 +67,9 @@ class PollEndpoint:
             raise HTTPException(405, headers={"allow": "GET"})
         request = Request(scope)
         opening, number = opening_of(request), number_of(request, "n") or 0
-        stream = ServerStream(retention_s=self._retention_s, now=self._host.world.monotonic())
+        wait_s = number_of(request, "wait", least=1, most=int(HEARTBEAT_S)) or HEARTBEAT_S
+        now = self._host.world.monotonic()
+        stream = ServerStream(heartbeat_s=wait_s, retention_s=self._retention_s, now=now)
         transport = PollTransport(receive, ends_with_turn=bool(opening.stream))
         with Connection(
             self._host,
@@ -88,7 +87,8 @@ class PollEndpoint:
             if not frames:
                 failure = await connection.run()
                 frames = transport.frames
-                has_more = failure is None and not (transport.ends_with_turn and connection.is_turn_over)
+                is_over = transport.ends_with_turn and connection.is_turn_over
+                has_more = bool(frames) and failure is None and not is_over
             else:
                 has_more = True
         await _answer(frames, has_more=has_more)(scope, receive, send)
