@@ -234,7 +234,7 @@ class Attachment:
             self._connecting = self._spawn(self._connect(), "connect")
         is_paused = len(self._unread) >= EVENTS_UNREAD_MAX
         if self._is_paused and not is_paused:
-            self.stream.was_heard(now=now)
+            self.stream.listens_again(now=now)
         self._is_paused = is_paused
         if self._transport is not None and self._receiving is None and not is_paused:
             self._receiving = self._spawn(self._transport.receive(), "receive")

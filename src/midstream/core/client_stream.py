@@ -474,9 +474,15 @@ class ClientStream:
         self.was_heard(now=now)
 
     def was_heard(self, *, now: float) -> None:
-        """Count the server's silence from now on; for a shell that did not read for a while."""
+        """Count the server's silence from now on; for a shell that heard a part of a frame (STREAM-46)."""
         if self._state in (_State.OPENING, _State.LIVE):
             self._deadline = Deadline(now + self._silence_s, "the server owes a sign of life")
+
+    def listens_again(self, *, now: float) -> None:
+        """Count all silence from now on; for a shell that did not read for a while."""
+        self.was_heard(now=now)
+        if self._stall_at is not None:
+            self._stall_at = now + self._stall_after_s
 
     def handle_deadline(self, *, now: float) -> None:
         """Do what is owed by now; harmless when it is early."""
