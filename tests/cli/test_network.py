@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import json
-import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -15,9 +14,9 @@ from midstream.client.probe import POST, Finding, NetworkReport, Probed
 from midstream.client.ways import Way
 from tests.cli.conftest import Run
 from tests.client.proxies import Proxy, Upgrades
+from tests.server.in_thread import in_a_thread
 from tests.server.serving import make_app, served
 
-WAIT_S = 20.0
 WORKS = (
     Probed("websocket", Finding.WORKS, 5, 0.012),
     Probed("sse", Finding.WORKS, 5, 0.02),
@@ -26,28 +25,19 @@ WORKS = (
 )
 
 
+@contextlib.asynccontextmanager
+async def _proxied() -> AsyncIterator[str]:
+    async with served(make_app()) as app:
+        proxy = Proxy(app.url, upgrades=Upgrades.REFUSED, is_buffering=True)
+        async with proxy.listening():
+            yield proxy.url
+
+
 @pytest.fixture
 def proxied() -> Iterator[str]:
-    """The address of a proxy that holds answers back, and of a server behind it, in a thread of their own."""
-    address: list[str] = []
-    is_up, loop = threading.Event(), asyncio.new_event_loop()
-    over = asyncio.Event()
-
-    async def live() -> None:
-        async with served(make_app()) as app:
-            proxy = Proxy(app.url, upgrades=Upgrades.REFUSED, is_buffering=True)
-            async with proxy.listening():
-                address.append(proxy.url)
-                is_up.set()
-                await over.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(live(),))
-    thread.start()
-    assert is_up.wait(WAIT_S)
-    yield address[0]
-    loop.call_soon_threadsafe(over.set)
-    thread.join(WAIT_S)
-    loop.close()
+    """The address of a proxy that holds answers back, and of a server behind it."""
+    with in_a_thread(_proxied) as url:
+        yield url
 
 
 def test_a_script_reads_json_and_the_exit_code(run: Run, proxied: str) -> None:

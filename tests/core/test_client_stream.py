@@ -418,17 +418,19 @@ def _stalling(waiting_on: str) -> ClientStream:
 @pytest.mark.parametrize("waiting_on", ["model", "tool", "client"])
 def test_a_turn_that_stands_still_is_told_once_and_nothing_is_done(waiting_on: str) -> None:
     stream = _stalling(waiting_on)
-    stream.handle_deadline(now=59.9)
-    assert not stream.is_stalled
-    stream.handle_deadline(now=60.0)
-    assert (stream.is_stalled, stream.is_connection_wanted, stream.waiting_on) == (True, True, waiting_on)
+    told: list[bool] = []
+    for at in (59.9, 60.0):
+        stream.handle_deadline(now=at)
+        told.append(stream.is_stalled)
+    assert (told, stream.is_connection_wanted, stream.waiting_on) == ([False, True], True, waiting_on)
     assert _due_at(stream) == 85.0, "only the server's silence is owed now"
-    stream.receive(frames.encode(Heartbeat("1-4", waiting_on)), now=70.0)
-    assert stream.is_stalled, "a heartbeat is no event"
-    stream.receive(frames.encode(Events((_event(4, _delta("on")),))), now=80.0)
-    assert not stream.is_stalled
-    stream.receive(frames.encode(Heartbeat("1-4", waiting_on)), now=105.0)
-    stream.receive(frames.encode(Heartbeat("1-4", waiting_on)), now=130.0)
+    word = Events((_event(4, _delta("on")),))
+    for frame, at in ((Heartbeat("1-4", waiting_on), 70.0), (word, 80.0)):
+        stream.receive(frames.encode(frame), now=at)
+        told.append(stream.is_stalled)
+    assert told[2:] == [True, False], "a heartbeat is no event"
+    for at in (105.0, 130.0):
+        stream.receive(frames.encode(Heartbeat("1-4", waiting_on)), now=at)
     stream.handle_deadline(now=140.0)
     assert stream.is_stalled, "another silence is told again"
 
@@ -438,11 +440,11 @@ def test_a_turn_that_stands_still_is_told_once_and_nothing_is_done(waiting_on: s
 def test_a_turn_that_waits_for_a_person_does_not_stand_still(waiting_on: str) -> None:
     stream = _stalling(waiting_on)
     stream.handle_deadline(now=60.0)
-    assert not stream.is_stalled
-    stream.receive(frames.encode(Heartbeat("1-3", "tool")), now=80.0)
-    stream.receive(frames.encode(Heartbeat("1-3", "tool")), now=105.0)
+    told = [stream.is_stalled]
+    for at in (80.0, 105.0):
+        stream.receive(frames.encode(Heartbeat("1-3", "tool")), now=at)
     stream.handle_deadline(now=120.0)
-    assert stream.is_stalled, "once the person has answered it may"
+    assert [*told, stream.is_stalled] == [False, True], "once the person has answered it may"
 
 
 @spec("STREAM-47")
@@ -540,6 +542,24 @@ def test_detaching_leaves_everything_as_it_is() -> None:
     assert stream.frames_to_send() == [frames.encode(Close())]
     stream.detach()
     assert stream.frames_to_send() == []
+
+
+@spec("STREAM-18")
+def test_what_is_said_after_leaving_is_kept_for_whoever_resumes() -> None:
+    # A tool that ends while its client goes: its outcome is kept, so that its chunk has to be.
+    stream = _begun()
+    stream.detach()
+    stream.frames_to_send()
+    assert stream.submit(DONE) == 1
+    assert (stream.writes(), stream.frames_to_send()) == ([ChunkKept(1, frames.encode(DONE))], [])
+
+
+def test_what_is_said_after_the_end_of_the_turn_goes_nowhere() -> None:
+    stream = _begun()
+    _receive(stream, Events((_event(4, TurnEnded(1, TurnStatus.COMPLETED, 2.0)),)))
+    stream.writes()
+    stream.submit(DONE)
+    assert stream.writes() == []
 
 
 def test_a_resumed_stream_goes_on_from_its_checkpoint() -> None:

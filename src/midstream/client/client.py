@@ -62,7 +62,7 @@ class InterruptedTurn(Struct, frozen=True):
 
     session: str
     at: float
-    resume: Callable[[], AsyncIterator[Event]]
+    resume: Callable[[], AsyncGenerator[Event, None]]
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self.resume()

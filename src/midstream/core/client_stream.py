@@ -359,7 +359,8 @@ class ClientStream:
     def submit(self, payload: Payload) -> int:
         """Number a payload, keep it and send it until it is acknowledged; return its number.
 
-        After the end it is numbered and goes nowhere: the turn it was about is over.
+        On a stream that was left and can be resumed it is kept for the one who does. After the end of the turn it is
+        numbered and goes nowhere.
 
         Raises:
             FrameTooLargeError: It does not fit a frame. Nothing was changed.
@@ -374,7 +375,7 @@ class ClientStream:
             raise UsageError(f"a stream takes {CHUNKS_MAX} chunks at most")
         seqno = self._next_seqno
         self._next_seqno += 1
-        if not self.is_ended:
+        if not self.is_ended or (self._is_kept and self._end is None):
             self._unacked[seqno] = body
             self._keep(ChunkKept(seqno, body))
             self._send_chunks()
