@@ -34,11 +34,10 @@ class Asked(Struct, frozen=True):
 
     @property
     def opening(self) -> Open:
-        """What its headers say as an `open`; the query counts where the header is missing."""
-        key = self.headers.get("x-idempotency-key", "")
-        secret = self.headers.get("x-idempotent-encryption-key", "")
-        event_id = self.headers.get("last-event-id") or self.query.get("after", [None])[0]
-        return Open(key, secret, event_id, int(self.headers.get("x-idempotency-next-seqno", "0")))
+        """The `open` that is its body."""
+        frame = decode_client(self.body)
+        assert isinstance(frame, Open)
+        return frame
 
     @property
     def is_opening(self) -> bool:
@@ -116,7 +115,7 @@ class HttpPeer:
 
     def _admitted(self, asked: Asked, wire: Wire) -> ServerStream:
         stream = ServerStream(wire=wire, degraded_reason=self._degraded_reason, now=time.monotonic())
-        stream.receive(frames.encode(asked.opening), now=time.monotonic())
+        stream.receive(asked.body, now=time.monotonic())
         return stream
 
     async def _poll(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
@@ -134,10 +133,10 @@ class HttpPeer:
         frame = decode_client(asked.body)
         if not isinstance(frame, Chunk):
             return 204, b""
-        opening = asked.opening
-        digest = secret_digest_of(opening.secret)
+        stream = asked.headers["x-idempotency-key"]
+        digest = secret_digest_of(asked.headers["x-idempotent-encryption-key"])
         try:
-            self.host.do(read_chunk(frame, stream=opening.stream, secret_digest=digest), at=time.monotonic())
+            self.host.do(read_chunk(frame, stream=stream, secret_digest=digest), at=time.monotonic())
         except Refused as refused:
             problem = problem_of(refused.error)
             return problem.status, msgspec.json.encode(problem)

@@ -70,7 +70,7 @@ class ScriptedWays(Ways):
     """Ways whose transports do what a table says: an error at once, an error later, or work."""
 
     def __init__(self, remembered: RememberedWays, world: FakeWorld) -> None:
-        super().__init__(SERVER, headers={}, remembered=remembered, world=world)
+        super().__init__(SERVER, headers=dict, remembered=remembered, world=world)
         self.at_once: dict[Way, MidstreamError] = {}
         self.later: dict[Way, MidstreamError] = {}
         self.tried: list[Way] = []
@@ -139,7 +139,7 @@ async def test_a_proxy_without_websockets_is_passed_by_events_and_known_the_next
     ):
         events = await _all(proxy.url, state)
         assert ("".join(event.text for event in events), proxy.asked[0]) == (WORDS, "upgrade")
-        assert "GET /v1/sessions/s1/events" in proxy.asked
+        assert "POST /v1/sessions/s1/events" in proxy.asked
         kept = RememberedWays(tmp_path / REMEMBERED).get(proxy.url)
         assert kept is not None
         assert kept.transport is Way.SSE
@@ -170,7 +170,7 @@ async def test_a_socket_that_is_made_and_lets_nothing_through_is_left(tmp_path: 
     ):
         events = await _all(proxy.url, tmp_path / "state.db")
         assert "".join(event.text for event in events) == WORDS
-        assert "GET /v1/sessions/s1/events" in proxy.asked
+        assert "POST /v1/sessions/s1/events" in proxy.asked
         snapshot = (await server.http.get("/v1/sessions/s1")).json()
         assert snapshot["turns"] == 1, "what was said over both was taken once"
 
@@ -179,7 +179,7 @@ async def test_a_transport_that_is_named_is_taken_and_no_other(tmp_path: Path) -
     async with served(make_app([text(WORDS)])) as server, Proxy(server.url).listening() as proxy:
         events = await _all(proxy.url, tmp_path / "state.db", transport="poll")
         assert "".join(event.text for event in events) == WORDS
-        assert {asked for asked in proxy.asked if asked.startswith("GET")} == {"GET /v1/sessions/s1/poll"}
+        assert {*proxy.asked} == {"POST /v1/sessions/s1/poll", "POST /v1/sessions/s1/chunks"}
     assert not (tmp_path / REMEMBERED).exists()
 
 

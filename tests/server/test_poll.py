@@ -116,6 +116,22 @@ async def test_a_second_poll_may_come_before_the_first_chunk() -> None:
         assert set(kinds_of((await waiting).json())) == {"events"}
 
 
+@spec("STREAM-37")
+async def test_an_open_may_be_the_body_of_a_post() -> None:
+    async with called(make_app([text("one")])) as client, asyncio.timeout(WAIT_S):
+        await post(client, chunk())
+        named = {"x-midstream-connection": "one"}
+        first = await client.post(f"{URL}?n=0", json=opening(event_id="7-3"), headers=named)
+        assert kinds_of(first.json()) == ["welcome", "gone"]
+        answer = await client.post(
+            "/v1/sessions/s1/events", json=opening(event_id="0-0", next_seqno=1), headers=named
+        )
+        assert answer.text.count("event: record") > 5
+        for body in (chunk(), {"type": "ping"}, opening(version=0)):
+            refused = await client.post(f"{URL}?n=0", json=body)
+            assert (refused.status_code, refused.json()["code"]) == (400, "malformed_frame")
+
+
 @spec("STREAM-6", "STREAM-37")
 async def test_a_stream_that_was_forgotten_is_known_by_the_number_in_the_header() -> None:
     async with called(make_app([text("one")])) as client:

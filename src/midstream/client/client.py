@@ -114,7 +114,9 @@ def connect(
         tools=named,
         world=world,
         headers=headers or {},
-        ways=Ways(url, transport=transport, headers=headers or {}, remembered=remembered, world=world),
+        ways=Ways(
+            url, transport=transport, headers=lambda: headers or {}, remembered=remembered, world=world
+        ),
         patience_s=patience_s,
         stall_after_s=stall_after_s,
         on_reconnecting=on_reconnecting or _ignore,

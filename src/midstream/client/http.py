@@ -56,18 +56,20 @@ class HttpPaths(Struct, frozen=True):
     connection: str
     headers: Mapping[str, str]
 
-    def headers_of(self, opening: Open) -> dict[str, str]:
-        """Return the headers of a request that follows: what an `open` frame says (STREAM-37)."""
-        named = {
+    def headers_down(self) -> dict[str, str]:
+        """Return the headers of a request whose body is the `open` frame."""
+        return {
             **self.headers,
             "accept-encoding": "identity",  # a compressor in between would hold words back
             "cache-control": "no-cache",
+            "content-type": "application/json",
             "x-midstream-connection": self.connection,
         }
-        if opening.stream:
-            named |= {"x-idempotency-key": opening.stream, "x-idempotent-encryption-key": opening.secret}
-            named["x-idempotency-next-seqno"] = str(opening.next_seqno)
-        return named
+
+    def headers_up(self, opening: Open) -> dict[str, str]:
+        """Return the headers of a request that says something on a stream."""
+        of_stream = {"x-idempotency-key": opening.stream, "x-idempotent-encryption-key": opening.secret}
+        return {**self.headers_down(), **of_stream} if opening.stream else self.headers_down()
 
 
 class WayDown(Protocol):
@@ -182,8 +184,8 @@ class HttpTransport:
 
     async def _post(self, frame: ClientFrame, body: bytes) -> bytes:
         """Send one frame up; return the frame that answers it, b"" where none does."""
-        headers = {**self._paths.headers_of(self._opening), "content-type": "application/json"}
-        response = await self._client.post(f"{self._paths.session}/chunks", content=body, headers=headers)
+        url, headers = f"{self._paths.session}/chunks", self._paths.headers_up(self._opening)
+        response = await self._client.post(url, content=body, headers=headers)
         if response.status_code < _BAD_REQUEST:
             return b"" if response.status_code == _NO_CONTENT else response.content
         if not isinstance(frame, Chunk):
@@ -213,11 +215,10 @@ class EventStream:
 
     async def read(self, client: httpx2.AsyncClient, paths: HttpPaths, opening: Open) -> AsyncIterator[bytes]:
         """See `WayDown.read`."""
-        headers = {**paths.headers_of(opening), "accept": "text/event-stream"}
-        if opening.event_id is not None:
-            headers["last-event-id"] = opening.event_id
+        headers = {**paths.headers_down(), "accept": "text/event-stream"}
         decoder = SseDecoder(event_bytes_max=SERVER_FRAME_BYTES_MAX)
-        async with client.stream("GET", f"{paths.session}/events", headers=headers) as response:
+        url, body = f"{paths.session}/events", encode(opening)
+        async with client.stream("POST", url, content=body, headers=headers) as response:
             if response.status_code >= _BAD_REQUEST:
                 raise _refusal(response, await _whole(response), self._world)
             if not response.headers.get("content-type", "").startswith("text/event-stream"):
@@ -274,10 +275,10 @@ class LongPoll:
 
     async def read(self, client: httpx2.AsyncClient, paths: HttpPaths, opening: Open) -> AsyncIterator[bytes]:
         """See `WayDown.read`."""
-        after, number, has_more = opening.event_id, 0, True
+        number, has_more = 0, True
         while has_more:
-            query = {"n": str(number)} if after is None else {"n": str(number), "after": after}
-            body = await self._ask(client, paths, opening, query)
+            body = await self._ask(client, paths, opening, number)
+            after = opening.event_id
             try:
                 polled = _polled.decode(body)
                 places = [_placed.decode(frame) for frame in polled.frames]
@@ -289,13 +290,11 @@ class LongPoll:
             has_more = polled.more and bool(polled.frames)
             number += 1
             # The welcome has judged it; from here on the server may not have seen the first chunk yet.
-            opening = msgspec.structs.replace(opening, next_seqno=0)
+            opening = msgspec.structs.replace(opening, event_id=after, next_seqno=0)
 
-    async def _ask(
-        self, client: httpx2.AsyncClient, paths: HttpPaths, opening: Open, query: Mapping[str, str]
-    ) -> bytes:
-        headers = paths.headers_of(opening)
-        async with client.stream("GET", f"{paths.session}/poll", headers=headers, params=query) as response:
+    async def _ask(self, client: httpx2.AsyncClient, paths: HttpPaths, opening: Open, number: int) -> bytes:
+        url, body = f"{paths.session}/poll?n={number}", encode(opening)
+        async with client.stream("POST", url, content=body, headers=paths.headers_down()) as response:
             if response.status_code >= _BAD_REQUEST:
                 raise _refusal(response, await _whole(response), self._world)
             pieces: list[bytes] = []

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -127,7 +127,7 @@ class Ways:
     Args:
         server: Its address.
         transport: `auto`, or the one to take.
-        headers: Sent with each connection.
+        headers: What to send with a connection, asked for each.
         remembered: What worked before.
 
     Raises:
@@ -139,7 +139,7 @@ class Ways:
         server: str,
         *,
         transport: str = AUTO,
-        headers: Mapping[str, str],
+        headers: Callable[[], Mapping[str, str]],
         remembered: RememberedWays,
         world: World = World(),
     ) -> None:
@@ -182,13 +182,13 @@ class Ways:
         address = f"{self._base}{session_path(session)}"
         if way is Way.WEBSOCKET:
             url = websocket_url(f"{address}/stream")
-            return await connect_websocket(url, headers=self._headers, world=self._world)
+            return await connect_websocket(url, headers=self._headers(), world=self._world)
         # Loaded by who needs it: most clients never do.
         from midstream.client import http  # noqa: PLC0415
 
         if self._http is None:
             self._http = http.http_client(self._base)
-        paths = http.HttpPaths(address, self._world.new_id("connection"), self._headers)
+        paths = http.HttpPaths(address, self._world.new_id("connection"), self._headers())
         down = http.EventStream(self._world) if way is Way.SSE else http.LongPoll(self._world)
         return http.HttpTransport(self._http, paths, down, world=self._world)
 

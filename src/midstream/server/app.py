@@ -184,8 +184,10 @@ def _router_of(host: Host, connections: Connections, retention_s: float) -> Rout
     stream = WebSocketEndpoint(host, connections, retention_s=retention_s)
     routes = [
         *HttpEndpoints(host, connections).routes(),
-        Route(f"{one}/events", events, methods=["GET"]),
-        Route(f"{one}/poll", PollEndpoint(host, connections, retention_s=retention_s), methods=["GET"]),
+        Route(f"{one}/events", events, methods=["GET", "POST"]),
+        Route(
+            f"{one}/poll", PollEndpoint(host, connections, retention_s=retention_s), methods=["GET", "POST"]
+        ),
         WebSocketRoute(f"{one}/stream", stream),
         *ProbeEndpoints(host.world).routes(),
         *page_routes(),

@@ -333,11 +333,9 @@ class EventsEndpoint:
         Raises:
             StreamCutError: The server ended it (draining, fenced, a store that fails); the body stays open-ended.
         """
-        if scope["method"] != "GET":
-            raise HTTPException(405, headers={"allow": "GET"})
-        request = Request(scope)
+        request = Request(scope, receive)
+        opening, name = await opening_of(request), connection_name_of(request)
         stream = ServerStream(wire=SSE, retention_s=self._retention_s, now=self._host.world.monotonic())
-        opening, name = opening_of(request), connection_name_of(request)
         transport = SseTransport(receive, send, ends_with_turn=bool(opening.stream))
         session_id = scope["path_params"]["session_id"]
         with Connection(
@@ -367,12 +365,21 @@ def stream_of(request: Request) -> tuple[str, str]:
     return key, secret
 
 
-def opening_of(request: Request) -> Open:
-    """Return the `open` frame that the headers of a request stand for.
+async def opening_of(request: Request) -> Open:
+    """Return the `open` frame of a request: the body of a POST, or what the headers of a GET stand for (STREAM-37).
 
     Raises:
-        MalformedFrameError: One of them is too long, or is no number.
+        MalformedFrameError: It is none; a header is too long, or is no number.
+        FrameTooLargeError, ConnectionLostError: As `body_of` does.
+        HTTPException: The request is neither a GET nor a POST.
     """
+    if request.method == "POST":
+        frame = decode_client(await body_of(request))
+        if not isinstance(frame, Open):
+            raise MalformedFrameError("the body of this request is one `open` frame")
+        return frame
+    if request.method != "GET":
+        raise HTTPException(405, headers={"allow": "GET, POST"})
     key, secret = stream_of(request)
     numbered = request.headers.get("x-idempotency-next-seqno") or "0"
     if not (numbered.isascii() and numbered.isdecimal() and len(numbered) <= SEQNO_DIGITS_MAX):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -63,10 +62,8 @@ class PollEndpoint:
         Raises:
             MidstreamError: It is refused; an ordinary HTTP error.
         """
-        if scope["method"] != "GET":
-            raise HTTPException(405, headers={"allow": "GET"})
-        request = Request(scope)
-        opening, number = opening_of(request), number_of(request, "n") or 0
+        request = Request(scope, receive)
+        opening, number = await opening_of(request), number_of(request, "n") or 0
         wait_s = number_of(request, "wait", least=1, most=int(HEARTBEAT_S)) or HEARTBEAT_S
         now = self._host.world.monotonic()
         stream = ServerStream(heartbeat_s=wait_s, retention_s=self._retention_s, now=now)
