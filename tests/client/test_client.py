@@ -8,12 +8,15 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from midstream.client import Client, Event, connect
+from midstream.client import Client, Event, PlaybackLost, connect
+from midstream.client.checkpoint import StreamBegun
 from midstream.client.ways import Way
 from midstream.core import records
 from midstream.core.calls import CallPlan, Site
+from midstream.core.client_stream import ChunkKept
 from midstream.core.frames import Ack, Error, Gone, Welcome
 from midstream.core.messages import Call, Finish, Outcome, Reply, Text
 from midstream.core.records import (
@@ -33,6 +36,7 @@ from midstream.errors import (
     SessionBusyError,
     SessionNotFoundError,
     StoreBusyError,
+    StoreDamagedError,
     StreamFencedError,
     StreamNotFoundError,
     UsageError,
@@ -252,6 +256,72 @@ async def test_a_stop_that_was_never_acknowledged_is_said_again(dial: Dial, tmp_
         async with dial(server.url, state=state) as client:
             assert await client.resume_interrupted() == []
             assert _status(await _all(turn)) is TurnStatus.CANCELLED
+
+
+async def _left_and_damaged(dial: Dial, url: str, state: Path) -> None:
+    """Leave a turn whose stop was not acknowledged, and damage what was kept of it."""
+    async with dial(url, state=state) as client:
+        turn = client.send("s1", "hi")
+        await anext(turn)
+        await turn.aclose()
+        (kept,) = await client._file.streams()
+        await client._file.write(kept.checkpoint.stream, [ChunkKept(1, b"what is this")])
+
+
+@spec("STREAM-48")
+async def test_what_cannot_be_played_back_is_said_with_the_session_as_it_is_and_the_rest_follows(
+    dial: Dial, tmp_path: Path
+) -> None:
+    state, gate = tmp_path / "state.db", asyncio.Event()
+    async with served(make_app([[TextDelta("half a"), Gate(gate), *text(" sentence")]])) as server:
+        await _left_and_damaged(dial, server.url, state)
+        async with dial(server.url, state=state) as client:
+            (turn,) = await client.resume_interrupted()
+            events = aiter(turn)
+            first = await asyncio.wait_for(anext(events), WAIT_S)
+            assert isinstance(first.record, PlaybackLost)
+            assert "another version" in first.record.reason
+            session = msgspec.json.decode(first.record.session)
+            assert (session["event_id"], session["turns"]) == (first.id, 1)
+            gate.set()
+            rest = await _all(events)
+            assert _status(rest) is TurnStatus.COMPLETED
+            assert _positions([first, *rest]) == list(range(_position(first), _position(rest[-1]) + 1))
+            assert await client.resume_interrupted() == []
+
+
+@spec("STREAM-48")
+async def test_a_lost_playback_is_said_again_until_it_was_heard_and_a_session_at_rest_has_no_more(
+    tmp_path: Path,
+) -> None:
+    state, gate = tmp_path / "state.db", asyncio.Event()
+    async with served(make_app([[Gate(gate), *text(WORDS)]])) as server:
+        await _left_and_damaged(connect, server.url, state)
+        gate.set()
+        async with connect(server.url) as other:
+            async for event in other.follow("s1", "0-0"):
+                if event.is_end:
+                    break
+        async with connect(server.url, state=state) as client:
+            (turn,) = await client.resume_interrupted()
+            events = turn.resume()
+            assert isinstance((await anext(events)).record, PlaybackLost)
+            await events.aclose()
+            (turn,) = await client.resume_interrupted()
+            (only,) = await _all(aiter(turn))
+            assert isinstance(only.record, PlaybackLost)
+            assert await client.resume_interrupted() == []
+
+
+@spec("STREAM-48")
+async def test_a_playback_that_nobody_ever_saw_is_lost_with_an_error(tmp_path: Path) -> None:
+    async with served(make_app()) as server, connect(server.url, state=tmp_path / "s.db") as client:
+        chunk = ChunkKept(0, b"what is this")
+        await client._file.write("stream-1", [StreamBegun("s1", "secret"), chunk])
+        (turn,) = await client.resume_interrupted()
+        with pytest.raises(StoreDamagedError, match="say it again"):
+            await _all(aiter(turn))
+        assert await client.resume_interrupted() == []
 
 
 async def test_a_reader_sees_what_others_say(dial: Dial) -> None:

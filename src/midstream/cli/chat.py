@@ -23,7 +23,7 @@ from midstream.cli.screen import Screen
 from midstream.cli.session_options import DEFAULT_URL
 from midstream.cli.sources import ServerSource, SessionNow
 from midstream.cli.terminal import Ink, clean, columns, escaped_json
-from midstream.client import Client, Event, connect
+from midstream.client import Client, Event, PlaybackLost, connect
 from midstream.client.ways import AUTO, Way
 from midstream.core.frames import Gone
 from midstream.core.records import MessageAccepted, TurnEnded, TurnStatus
@@ -321,7 +321,7 @@ class Talk:
     def _show(self, event: Event, shown: LastShown, *, is_ours: bool) -> None:
         if isinstance(event.record, Gone):
             shown.end(event.record.resume_from)
-        elif shown.has(event.id):
+        elif shown.has(event.id) and not isinstance(event.record, PlaybackLost):
             return
         elif shown.may_have(event.id):
             self._screen.note(

@@ -11,6 +11,7 @@ async with connect("http://127.0.0.1:8000", state="agent.db", tools=[read_file])
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from enum import StrEnum
@@ -19,13 +20,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import msgspec
 from msgspec import Struct
 
 from midstream.client.attachment import Attachment
 from midstream.client.checkpoint import CheckpointFile, KeptStream, StreamBegun
-from midstream.client.events import Event, event_of
+from midstream.client.events import Event, PlaybackLost, event_of
 from midstream.client.local_tools import LocalTools, offered, refuse_foreign
-from midstream.client.requests import questions
+from midstream.client.requests import questions, snapshot
 from midstream.client.ways import AUTO, RememberedWays, Ways
 from midstream.core.calls import Choice
 from midstream.core.client_stream import STALL_AFTER_S, ClientStream, Forgotten
@@ -42,11 +44,13 @@ from midstream.core.messages import UserMessage
 from midstream.core.questions import Question
 from midstream.core.records import QuestionAsked
 from midstream.core.turn import LOOK_BACK_S, WhenBusy
-from midstream.errors import MidstreamError, UsageError
+from midstream.errors import MidstreamError, SessionNotFoundError, StoreDamagedError, UsageError
 from midstream.tools import Tool, by_name, tool
 from midstream.world import World
 
 E = TypeVar("E", bound=StrEnum)
+
+_log = logging.getLogger(__name__)
 
 REMEMBERED = "midstream-transports.json"
 """The file beside the state file that says which transport worked at which server."""
@@ -312,10 +316,10 @@ class Client:
 
         Iterating over one goes on after the last event that was handled. Stops, answers and withdrawals whose ack was
         never seen are sent again at once, in the background. What is older than the look-back, or never said anything,
-        is cleared.
+        is cleared. A turn of which something cannot be read any more begins with a `PlaybackLost`.
 
         Raises:
-            StoreDamagedError: The state file has lost something; nothing was sent.
+            StoreDamagedError: The state file cannot be read at all; nothing was sent.
         """
         interrupted: list[InterruptedTurn] = []
         attached = {attachment.stream.stream for attachment in self._attachments}
@@ -326,6 +330,9 @@ class Client:
                 continue
             if checkpoint.next_seqno == 0 or now - kept.touched_at > look_back_s:
                 await self._file.write(checkpoint.stream, [Forgotten()])
+            elif kept.damage:
+                shown = partial(self._shown_instead, kept)
+                interrupted.append(InterruptedTurn(kept.session, kept.touched_at, shown))
             elif self._resumed(kept).is_finishing:
                 self._attach(kept.session, self._resumed(kept))
             else:
@@ -399,6 +406,26 @@ class Client:
         async with aclosing(self._deliver(self._attach(kept.session, stream, None, tools))) as events:
             async for event in events:
                 yield event
+
+    async def _shown_instead(self, kept: KeptStream) -> AsyncGenerator[Event, None]:
+        """Say that a stream cannot go on, show its session, and follow that to the end of the turn (STREAM-48)."""
+        stream = kept.checkpoint.stream
+        _log.warning("the stream %s cannot be resumed: %s", stream, kept.damage)
+        try:
+            newest, is_at_rest, session = await snapshot(self._url, kept.session, self._headers)
+        except SessionNotFoundError as error:
+            await self._file.write(stream, [Forgotten()])
+            message = f"{kept.damage}, and the server never saw session {kept.session!r}: say it again"
+            raise StoreDamagedError(message) from error
+        yield Event(newest, PlaybackLost(kept.damage, msgspec.Raw(session)))
+        await self._file.write(stream, [Forgotten()])
+        if is_at_rest:
+            return
+        async with aclosing(self.follow(kept.session, newest)) as events:
+            async for event in events:
+                yield event
+                if event.is_end:
+                    return
 
     async def _local_tools(self, session: str, stream: ClientStream) -> LocalTools | None:
         kept = await self._file.calls(stream.stream)
