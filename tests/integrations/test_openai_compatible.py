@@ -48,6 +48,7 @@ from midstream.errors import (
 )
 from midstream.integrations import provider_http
 from midstream.integrations.openai_compatible import OpenAICompatible
+from midstream.integrations.provider_http import RETRY_AFTER_MAX_S
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
 from midstream.runtime.models import Model
@@ -225,18 +226,29 @@ async def test_after_429_the_same_model_answers() -> None:
         assert (await answered(model))[0] == TextDelta("Hel")
 
 
-async def test_a_server_may_ask_for_a_pause_until_a_date() -> None:
+@pytest.mark.parametrize(
+    ("said", "wait_s"),
+    [
+        ("Thu, 01 Jan 1970 00:01:40 GMT", 90.0),
+        ("Thu, 01 Jan 1970 00:00:01 GMT", 0.0),
+        ("1e9", RETRY_AFTER_MAX_S),
+        ("-1", 0.0),
+        ("nan", None),
+        ("soon", None),
+    ],
+)
+async def test_the_pause_a_server_asks_for_is_bounded(said: str, wait_s: float | None) -> None:
     class TenSecondsIn(World):
         def now(self) -> float:
             return 10.0
 
     async with (
-        chat_server(refusal(503, **{"retry-after": "Thu, 01 Jan 1970 00:01:40 GMT"})) as server,
+        chat_server(refusal(503, **{"retry-after": said})) as server,
         OpenAICompatible(server.url, "m", world=TenSecondsIn()) as model,
     ):
         with pytest.raises(ModelUnavailableError) as caught:
             await answered(model)
-    assert caught.value.retry_after_s == 90.0
+    assert caught.value.retry_after_s == wait_s
 
 
 @pytest.mark.parametrize(

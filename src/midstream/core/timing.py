@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import email.utils
 import math
 
@@ -66,7 +66,7 @@ def retry_after_s(said: str, *, now: float) -> float | None:
         try:
             date = email.utils.parsedate_to_datetime(said)
             if date.tzinfo is None:  # the form of asctime: all dates of HTTP are UTC
-                date = date.replace(tzinfo=datetime.UTC)
+                date = date.replace(tzinfo=dt.UTC)
             seconds = date.timestamp() - now
         except (ValueError, OverflowError):
             return None

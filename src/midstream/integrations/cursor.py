@@ -31,7 +31,6 @@ from midstream.core.replies import (
     Working,
 )
 from midstream.core.reuse.servers import McpServer
-from midstream.core.timing import retry_after_s
 from midstream.errors import (
     ModelAccessError,
     ModelError,
@@ -48,7 +47,6 @@ from midstream.errors import (
 from midstream.runtime.forwarding import Forwarding
 from midstream.runtime.openings import Openings
 from midstream.runtime.upstreams import Abilities, Opened, Said, Setup, UpstreamEvent, doubtful, is_never_sent
-from midstream.world import World
 
 LAUNCH_S = 30.0
 """Seconds the bridge has to start."""
@@ -123,7 +121,6 @@ class Cursor:
         bridge: Sequence[str] | None = None,
         options: Mapping[str, Any] | None = None,
         is_instructing: bool = False,
-        world: World = World(),
     ) -> None:
         folder = Path(cwd).resolve()
         if not folder.is_dir():
@@ -136,7 +133,7 @@ class Cursor:
         self._model = model
         self._folder = folder
         self._options = dict(options or {})
-        self._bridge = _Bridge(client, bridge, folder, world)
+        self._bridge = _Bridge(client, bridge, folder)
         self._forwarding = Forwarding(self.name, self.abilities)
         self._is_instructing = is_instructing
 
@@ -354,14 +351,11 @@ def _is_never_sent(error: BaseException | None) -> bool:
 class _Bridge:
     """The client of the bridge: yours, or one with a bridge of our own, which is started anew when it died."""
 
-    def __init__(
-        self, client: AsyncClient | None, command: Sequence[str] | None, folder: Path, world: World
-    ) -> None:
+    def __init__(self, client: AsyncClient | None, command: Sequence[str] | None, folder: Path) -> None:
         self._yours = client
         self._ours: AsyncClient | None = None
         self._command = list(command) if command is not None else None
         self._folder = folder
-        self._world = world
         self._starting = asyncio.Lock()
         self.openings = Openings("the bridge of cursor-sdk")
 
@@ -381,8 +375,7 @@ class _Bridge:
                 await self._restart_if_dead()
             kind = next((ours for theirs, ours in _ERRORS if isinstance(error, theirs)), UpstreamFailedError)
             raise kind(
-                f"the agent's bridge answered: {error.message}",
-                retry_after_s=retry_after_s(error.retry_after or "", now=self._world.now()),
+                f"the agent's bridge answered: {error.message}", retry_after_s=_wait_s(error)
             ) from error
 
     def is_open(self, client: AsyncClient) -> bool:
@@ -436,6 +429,11 @@ def _usage_of(usage: sdk.TokenUsage | None) -> Usage | None:
 
 def _text_of(value: object) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()
+
+
+def _wait_s(error: sdk.CursorAgentError) -> float | None:
+    said = error.retry_after or ""
+    return float(said) if said.replace(".", "", 1).isdecimal() else None
 
 
 def _server(server: McpServer) -> sdk.HttpMcpServerConfig | sdk.StdioMcpServerConfig:

@@ -26,7 +26,7 @@ from midstream.core.messages import History, Result
 from midstream.core.provider_errors import error_of
 from midstream.core.rendering import render
 from midstream.core.replies import Finished
-from midstream.core.timing import Backoff, retry_after_s
+from midstream.core.timing import Backoff
 from midstream.errors import (
     ModelError,
     ModelStalledError,
@@ -161,7 +161,7 @@ class _ResponsesUpstream:
             return False
         except openai.APIStatusError as error:
             if error.status_code != _NOT_FOUND:
-                raise _refusal(error, now=self._way.world.now()) from error
+                raise _refusal(error) from error
         except openai.APIConnectionError as error:
             raise _no_connection(self.name, error) from error
         return True
@@ -299,7 +299,7 @@ class OpenAIAgent:
                     # Without validation: what this version of the package does not know is kept.
                     yield event.to_json(indent=None).encode()
         except openai.APIStatusError as error:
-            raise _refusal(error, now=self._way.world.now()) from error
+            raise _refusal(error) from error
         except openai.APIConnectionError as error:
             raise _no_connection(self._way.name, error) from error
         except openai.APIError as error:
@@ -364,8 +364,9 @@ def _output(result: Result) -> dict[str, str]:
     return {"type": "function_call_output", "call_id": result.call_id, "output": result.content}
 
 
-def _refusal(error: openai.APIStatusError, *, now: float) -> ModelError:
-    wait_s = retry_after_s(error.response.headers.get("retry-after", ""), now=now)
+def _refusal(error: openai.APIStatusError) -> ModelError:
+    said = error.response.headers.get("retry-after", "")
+    wait_s = float(said) if said.replace(".", "", 1).isdecimal() else None
     return _typed(error.body, error_of(error.body, status=error.status_code, retry_after_s=wait_s))
 
 
