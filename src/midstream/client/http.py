@@ -38,6 +38,8 @@ FRAMES_WAITING_MAX = 8
 """Frames that were read and not yet taken; above it nothing more is read (2 MiB of events)."""
 POLL_BYTES_MAX = 64 * 1024 * 1024
 """Bytes of one poll's answer: 512 records, each with a large result."""
+PROBLEM_BYTES_MAX = 64 * 1024
+"""Bytes of a refusal that are read."""
 
 _BAD_REQUEST = 400
 _NO_CONTENT = 204
@@ -316,10 +318,6 @@ async def _whole(response: httpx2.Response) -> bytes:
         if len(pieces) > PROBLEM_BYTES_MAX:
             break
     return pieces
-
-
-PROBLEM_BYTES_MAX = 64 * 1024
-"""Bytes of a refusal that are read."""
 
 
 def _refusal(response: httpx2.Response, body: bytes, world: World) -> MidstreamError:
