@@ -192,9 +192,11 @@ async def test_a_long_frame_on_a_slow_line_is_no_silence() -> None:
 async def test_a_turn_that_stands_still_is_told_once() -> None:
     async with Bench() as bench:
         wire = await bench.connected()
-        wire.hears(Welcome("a", "0-0", "0-0"))
-        for _ in range(9):
-            wire.hears(Ack(0), Heartbeat("0-0", "tool"))
+        wire.hears(Welcome("a", "0-0", "0-0"), Ack(0))
+        await bench.until(lambda: wire.reads == 3)
+        for count in range(4, 13):
+            wire.hears(Heartbeat("0-0", "tool"))
+            await bench.until(lambda: wire.reads == count)  # noqa: B023 - it is asked now
             await bench.world.advance(10.0)
         assert (bench.stalled, len(bench.wires)) == (["tool"], 1)
 
