@@ -159,6 +159,11 @@ class Pooled:
         """What to show people: the upstream's name."""
         return self._upstream.name
 
+    @property
+    def grants(self) -> frozenset[str]:
+        """Which wishes for the making of an answer the upstream takes."""
+        return self._upstream.abilities.grants
+
     def last(self, session: str) -> TurnReport | None:
         """Return what became of the last turn of a session in this process, if that is still known."""
         return self._reports.get(session)
@@ -186,7 +191,8 @@ class Pooled:
             request.key,
             request.session,
             request.is_ephemeral,
-            request.person,
+            wishes=request.wishes,
+            person=request.person,
         )
         async with contextlib.aclosing(self._streamed(resent, chain)) as events:
             async for event in events:

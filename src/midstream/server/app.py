@@ -22,7 +22,10 @@ from midstream.runtime.host import Host
 from midstream.server.connection import CONNECTIONS_MAX, Connections
 from midstream.server.guards import check_origin
 from midstream.server.http import EventsEndpoint, HttpEndpoints, StreamCutError
+from midstream.server.lifespan import live
 from midstream.server.pages import page_routes
+from midstream.server.poll import PollEndpoint
+from midstream.server.probe import ProbeEndpoints
 from midstream.server.problems import internal_problem, problem_of, problem_of_http, refuse
 from midstream.server.websocket import WebSocketEndpoint
 from midstream.store.contract import Store
@@ -37,7 +40,9 @@ _CHUNK_HEADERS = (
     "last-event-id",
     "x-idempotency-event-id",
     "x-idempotency-key",
+    "x-idempotency-next-seqno",
     "x-idempotent-encryption-key",
+    "x-midstream-connection",
 )
 
 
@@ -131,7 +136,7 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, a WebSocket, or the life of the server."""
         if scope["type"] == "lifespan":
-            await self._live(receive, send)
+            await live(self.start, self.stop, receive, send)
             return
         is_begun = False
 
@@ -161,18 +166,6 @@ class App:
         # Errors come here and not to the handlers of an app that mounts this one.
         await self._router({**scope, "app": self, "starlette.exception_handlers": ({}, {})}, receive, send)
 
-    async def _live(self, receive: Receive, send: Send) -> None:
-        await receive()  # lifespan.startup
-        try:
-            await self.start()
-        except MidstreamError as error:
-            await send({"type": "lifespan.startup.failed", "message": f"{error.code}: {error.message}"})
-            return
-        await send({"type": "lifespan.startup.complete"})
-        await receive()  # lifespan.shutdown
-        await self.stop()
-        await send({"type": "lifespan.shutdown.complete"})
-
 
 def _router_of(host: Host, connections: Connections, retention_s: float) -> Router:
     one = "/v1/sessions/{session_id}"
@@ -180,8 +173,12 @@ def _router_of(host: Host, connections: Connections, retention_s: float) -> Rout
     stream = WebSocketEndpoint(host, connections, retention_s=retention_s)
     routes = [
         *HttpEndpoints(host, connections).routes(),
-        Route(f"{one}/events", events, methods=["GET"]),
+        Route(f"{one}/events", events, methods=["GET", "POST"]),
+        Route(
+            f"{one}/poll", PollEndpoint(host, connections, retention_s=retention_s), methods=["GET", "POST"]
+        ),
         WebSocketRoute(f"{one}/stream", stream),
+        *ProbeEndpoints(host.world).routes(),
         *page_routes(),
     ]
     return Router(routes, redirect_slashes=False, default=_not_found)

@@ -10,13 +10,14 @@ from midstream.core.messages import History, ToolSpec
 from midstream.core.permissions import Person
 from midstream.core.replies import ModelRequest
 from midstream.core.reuse.fingerprint import Heard
+from midstream.core.wishes import NO_WISHES, Wishes
 
 
 class ResentRequest(Struct, frozen=True):
     """A `ModelRequest` of whose history only the end was read: what stands before it was read in an earlier turn.
 
     Args:
-        instructions, tools, key, session, is_ephemeral, person: See `ModelRequest`.
+        instructions, tools, key, session, is_ephemeral, wishes, person: See `ModelRequest`.
         heard: What matters of the whole history.
         tail: Its last entries, at least those that are new; perhaps all of it.
         whole: Returns all of it. It may cost what reading it for the first time did.
@@ -30,6 +31,7 @@ class ResentRequest(Struct, frozen=True):
     key: str = ""
     session: str = ""
     is_ephemeral: bool = False
+    wishes: Wishes = NO_WISHES
     person: Person | None = None
 
     def request(self) -> ModelRequest:
@@ -41,5 +43,6 @@ class ResentRequest(Struct, frozen=True):
             key=self.key,
             session=self.session,
             is_ephemeral=self.is_ephemeral,
+            wishes=self.wishes,
             person=self.person,
         )
