@@ -97,7 +97,7 @@ def test_the_first_message_travels_right_behind_the_open() -> None:
     assert stream.is_connection_wanted
     stream.connected(now=0.0)
     stream.writes()
-    assert stream.frames_to_send() == [frames.encode(Open("a", "secret", None, 1)), _chunk(0, HI)]
+    assert stream.frames_to_send() == [frames.encode(Open("a", "secret", None, 1, 1)), _chunk(0, HI)]
 
 
 @spec("STREAM-13")
@@ -122,7 +122,7 @@ def test_unacked_chunks_are_played_back_with_the_same_bytes() -> None:
     _receive(stream, Ack(0))
     _reconnect(stream)
     assert stream.frames_to_send() == [
-        frames.encode(Open("a", "secret", None, 3)),
+        frames.encode(Open("a", "secret", None, 3, 2)),
         _chunk(1, DONE),
         _chunk(2, AbortPayload(1)),
     ]
@@ -158,7 +158,7 @@ def test_an_event_that_does_not_follow_drops_the_connection(event_id: str) -> No
     _receive(stream, Events((Event(event_id, _raw(_delta("x"))),)))
     assert (stream.is_connection_wanted, stream.events()) == (False, [])
     _reconnect(stream)
-    assert stream.frames_to_send()[0] == frames.encode(Open("a", "secret", "1-3", 1))
+    assert stream.frames_to_send()[0] == frames.encode(Open("a", "secret", "1-3", 1, 2))
 
 
 @spec("STREAM-22")
@@ -174,7 +174,7 @@ def test_a_stream_the_server_has_not_seen_asks_to_begin_where_it_begins() -> Non
     stream = _live(HI)
     _receive(stream, Events((_event(1, EpochStarted(1, "host", 1.0)),)))
     _reconnect(stream)
-    assert stream.frames_to_send()[0] == frames.encode(Open("a", "secret", None, 1))
+    assert stream.frames_to_send()[0] == frames.encode(Open("a", "secret", None, 1, 2))
 
 
 @spec("STREAM-13")
@@ -474,6 +474,20 @@ def test_detaching_leaves_everything_as_it_is() -> None:
     assert stream.frames_to_send() == []
 
 
+@spec("STREAM-50")
+def test_connections_are_numbered_upwards_also_by_the_next_process() -> None:
+    checkpoint = Checkpoint("a", "secret", EventId(1, 7), 1)
+    numbers = []
+    for life in (0, 1, 5):
+        stream = ClientStream.resume(checkpoint, life=life, now=0.0)
+        for _ in range(2):
+            _reconnect(stream)
+            opened = frames.decode_client(stream.frames_to_send()[0])
+            assert isinstance(opened, Open)
+            numbers.append(opened.connection)
+    assert numbers == sorted(set(numbers))
+
+
 def test_a_resumed_stream_goes_on_from_its_checkpoint() -> None:
     checkpoint = Checkpoint(
         "a", "secret", EventId(1, 7), 3, ((1, frames.encode(DONE)), (2, b'{"type":"abort"}'))
@@ -482,7 +496,7 @@ def test_a_resumed_stream_goes_on_from_its_checkpoint() -> None:
     stream.handle_deadline(now=0.0)
     stream.connected(now=0.0)
     assert stream.frames_to_send() == [
-        frames.encode(Open("a", "secret", "1-7", 3)),
+        frames.encode(Open("a", "secret", "1-7", 3, 1)),
         _chunk(1, DONE),
         frames.encode(Chunk(2, msgspec.Raw(b'{"type":"abort"}'))),
     ]

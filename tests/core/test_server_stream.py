@@ -109,6 +109,7 @@ def test_a_connection_that_never_opens_is_ended() -> None:
         frames.encode(Open("a", SECRET, event_id="x")),
         frames.encode(Open("a", SECRET, event_id="9999999999999999999-1")),
         frames.encode(Open("a", SECRET, next_seqno=-1)),
+        frames.encode(Open("a", SECRET, connection=-1)),
         frames.encode(Open("a", SECRET, version=0)),
         b'"' + b"x" * frames.FRAME_BYTES_MAX + b'"',
     ],
@@ -458,6 +459,18 @@ def _with_call(site: Site) -> Session:
     reply = Reply((Call("c", "look"),), Finish.CALLS)
     plans = (CallPlan("c", "digest", site),)
     return _session(*_said(), ReplyCompleted(1, 1, 1, reply, 3.0, plans), CallStarted(1, 1, "c", 1, 3.0))
+
+
+@spec("STREAM-50")
+@pytest.mark.parametrize(
+    ("number", "other", "is_before"),
+    [(1, 2, True), (2, 2, False), (3, 2, False), (0, 2, False), (2, 0, False)],
+)
+def test_the_older_of_two_connections_is_the_one_with_the_lower_number(
+    number: int, other: int, *, is_before: bool
+) -> None:
+    connections = [_admitted(Open("a", SECRET, connection=each)) for each in (number, other)]
+    assert connections[0].is_before(connections[1]) is is_before
 
 
 @spec("STREAM-36")

@@ -300,8 +300,8 @@ class Client:
                 continue
             if checkpoint.next_seqno == 0 or now - kept.touched_at > look_back_s:
                 await self._file.write(checkpoint.stream, [Forgotten()])
-            elif self._resumed(kept).is_finishing:
-                self._attach(kept.session, self._resumed(kept))
+            elif checkpoint.is_finishing:
+                self._attach(kept.session, await self._resumed(kept))
             else:
                 resume = partial(self._resume, kept)
                 interrupted.append(InterruptedTurn(kept.session, kept.touched_at, resume))
@@ -354,12 +354,12 @@ class Client:
         key = self._world.new_id("stream")
         return ClientStream(key, secret, patience_s=self._patience_s, now=now), StreamBegun(session, secret)
 
-    def _resumed(self, kept: KeptStream) -> ClientStream:
-        now = self._world.monotonic()
-        return ClientStream.resume(kept.checkpoint, patience_s=self._patience_s, now=now)
+    async def _resumed(self, kept: KeptStream) -> ClientStream:
+        life, now = await self._file.start_epoch(), self._world.monotonic()
+        return ClientStream.resume(kept.checkpoint, life=life, patience_s=self._patience_s, now=now)
 
     async def _resume(self, kept: KeptStream) -> AsyncGenerator[Event, None]:
-        stream = self._resumed(kept)
+        stream = await self._resumed(kept)
         tools = await self._local_tools(kept.session, stream)
         async with aclosing(self._deliver(self._attach(kept.session, stream, None, tools))) as events:
             async for event in events:

@@ -79,6 +79,8 @@ HEARTBEAT_S_MAX = 300.0
 """No server may ask for more patience with its silence."""
 RETRY_AFTER_S_MAX = 300.0
 """No server may ask for a longer wait before the next try."""
+CONNECTIONS_OF_A_LIFE = 2**24
+"""Connections one process makes of a stream: the numbers of the next process begin above them."""
 CHUNK_OVERHEAD_BYTES = 64
 """What a chunk's frame adds to its payload, at most."""
 _KEEPS_CHECKPOINT = frozenset(("access", "connection_lost", "stream_fenced", "record_undecodable"))
@@ -101,6 +103,12 @@ class Checkpoint(Struct, frozen=True):
     event_id: EventId | None = None
     next_seqno: int = 0
     unacked: tuple[tuple[int, bytes], ...] = ()
+
+    @property
+    def is_finishing(self) -> bool:
+        """Whether nothing but acks is owed: the stream stopped, answered or took back, and follows no turn."""
+        first = decode_payload(self.unacked[0][1]) if self.unacked and self.unacked[0][0] == 0 else None
+        return isinstance(first, AbortPayload | AnswerPayload | WithdrawPayload)
 
 
 # --- what is to be written into the checkpoint --------------------------------------------------------------------
@@ -168,6 +176,7 @@ class ClientStream:
         stream: The stream key; "" for a reader, who says nothing and never ends by itself.
         secret: The stream's secret; "" for a reader.
         after: Where a reader begins: after this event, or at the session's end where it is None.
+        life: A number above those of the processes that had this stream before.
         patience_s: Seconds without any working connection after which the stream ends with
             `ConnectionLostError`; it can still be resumed.
     """
@@ -178,6 +187,7 @@ class ClientStream:
         secret: str = "",
         *,
         after: EventId | None = None,
+        life: int = 0,
         backoff: Backoff = RECONNECT_BACKOFF,
         patience_s: float = LOOK_BACK_S,
         now: float,
@@ -204,6 +214,7 @@ class ClientStream:
         """Its message waits for the turns before it, which are not its business."""
         self._end: EventId | None = None
         # Connection.
+        self._connection = life * CONNECTIONS_OF_A_LIFE
         self._is_kept = bool(stream)
         self._is_degraded = False
         self._is_reconnecting = False
@@ -226,15 +237,17 @@ class ClientStream:
         cls,
         checkpoint: Checkpoint,
         *,
+        life: int = 0,
         backoff: Backoff = RECONNECT_BACKOFF,
         patience_s: float = LOOK_BACK_S,
         now: float,
     ) -> ClientStream:
-        """Go on with a stream of an earlier process."""
+        """Go on with a stream of an earlier process, which had a lower `life`."""
         stream = cls(
             checkpoint.stream,
             checkpoint.secret,
             after=checkpoint.event_id,
+            life=life,
             backoff=backoff,
             patience_s=patience_s,
             now=now,
@@ -243,9 +256,9 @@ class ClientStream:
         stream._next_seqno = checkpoint.next_seqno
         stream._unacked = dict(checkpoint.unacked)
         stream._acked = checkpoint.next_seqno - len(checkpoint.unacked)
-        unacked = {seqno: decode_payload(payload) for seqno, payload in checkpoint.unacked}
-        stream._is_abort_numbered = any(isinstance(each, AbortPayload) for each in unacked.values())
-        stream._is_finishing = isinstance(unacked.get(0), AbortPayload | AnswerPayload | WithdrawPayload)
+        said = [decode_payload(payload) for _, payload in checkpoint.unacked]
+        stream._is_abort_numbered = any(isinstance(each, AbortPayload) for each in said)
+        stream._is_finishing = checkpoint.is_finishing
         return stream
 
     # --- what the shell may ask ---------------------------------------------------------------------------------
@@ -396,7 +409,9 @@ class ClientStream:
         self._state = _State.OPENING
         self._sent = self._acked
         event_id = str(self._received) if self._is_begun and self._received is not None else None
-        self._queue(Open(self._stream, self._secret, event_id, self._next_seqno))
+        self._connection += 1
+        number = self._connection if self._stream else 0
+        self._queue(Open(self._stream, self._secret, event_id, self._next_seqno, number))
         self._send_chunks()
         self.was_heard(now=now)
 

@@ -77,12 +77,15 @@ class Open(Struct, frozen=True, tag="open", tag_field="type", omit_defaults=True
         event_id: The last event the client has; None for a new stream (begin where the stream begins) or to
             follow from the end.
         next_seqno: How many chunks the client has numbered; the server tells which it has.
+        connection: Its number among the stream's connections, each higher than those made before; 0 where the client
+            does not count.
     """
 
     stream: str = ""
     secret: str = ""
     event_id: str | None = None
     next_seqno: int = 0
+    connection: int = 0
     version: int = PROTOCOL_VERSION
 
 

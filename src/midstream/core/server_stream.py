@@ -182,6 +182,13 @@ class ServerStream:
         """The key of the client's stream; "" for a reader and before the `open`."""
         return self._open.stream
 
+    def is_before(self, other: ServerStream) -> bool:
+        """Whether the client made this connection before `other` one of the same stream, and told so (STREAM-50).
+
+        A network may hold a connection back until after the one that replaced it.
+        """
+        return 0 < self._open.connection < other._open.connection
+
     @property
     def cursor(self) -> int:
         """Position after which `deliver` goes on."""
@@ -346,8 +353,8 @@ class ServerStream:
                 assert_never(frame)
 
     def _take_open(self, frame: Open) -> None:
-        if frame.version < 1 or frame.next_seqno < 0:
-            raise MalformedFrameError("versions begin with 1, sequence numbers with 0")
+        if frame.version < 1 or frame.next_seqno < 0 or frame.connection < 0:
+            raise MalformedFrameError("versions begin with 1, sequence and connection numbers with 0")
         if len(frame.stream) > KEY_CHARS_MAX or len(frame.secret) > KEY_CHARS_MAX:
             raise MalformedFrameError(f"stream keys and secrets have {KEY_CHARS_MAX} characters at most")
         if frame.stream and not frame.secret:

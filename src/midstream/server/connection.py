@@ -85,11 +85,15 @@ class Connections:
             del self._speakers[connection.place]
 
     def fence(self, connection: Connection) -> None:
-        """Let an admitted connection speak for its stream; the one that did so before is ended (STREAM-8)."""
+        """Let an admitted connection speak for its stream; the older one is ended (STREAM-8, STREAM-50)."""
+        error = StreamFencedError("a newer connection of this client took the stream over")
         older = self._speakers.get(connection.place)
+        if older is not None and connection.is_before(older):
+            connection.end(error)
+            return
         self._speakers[connection.place] = connection
         if older is not None and older is not connection:
-            older.end(StreamFencedError("a newer connection of this client took the stream over"))
+            older.end(error)
 
     def drain(self, error: DrainingError) -> None:
         """End all connections, and refuse new ones."""
@@ -136,6 +140,10 @@ class Connection:
     def place(self) -> tuple[str, str]:
         """The session and the stream it speaks for."""
         return self._session_id, self._stream.stream
+
+    def is_before(self, other: Connection) -> bool:
+        """Whether the client made it before the other one of the same stream, and told so."""
+        return self._stream.is_before(other._stream)
 
     def end(self, error: MidstreamError) -> None:
         """End it with an `error` frame. Calling it again is harmless."""
