@@ -109,6 +109,43 @@ def test_acks_are_cumulative_and_may_repeat() -> None:
     assert (stream.writes(), stream.frames_to_send()) == ([], [])
 
 
+@spec("STREAM-53")
+def test_an_ack_of_one_chunk_alone_takes_only_that_one() -> None:
+    stream = _live(HI, DONE, AbortPayload(1))
+    _receive(stream, Ack(1, is_single=True))
+    assert (stream.writes(), stream.is_acknowledged) == ([], False)
+    _reconnect(stream)
+    assert stream.frames_to_send()[1:] == [_chunk(0, HI), _chunk(2, AbortPayload(1))]
+    _receive(stream, Welcome("a", "1-1", "1-1"), Ack(0, is_single=True))
+    assert stream.writes() == [ChunksAcked(1)]
+    _receive(stream, Ack(2, is_single=True))
+    assert (stream.writes(), stream.is_acknowledged) == ([ChunksAcked(2)], True)
+    _receive(stream, Ack(7, is_single=True))
+    assert not stream.is_connection_wanted
+
+
+@spec("STREAM-17", "STREAM-53")
+def test_chunks_acknowledged_alone_make_room_for_others() -> None:
+    stream = _opening(HI, *(DONE for _ in range(5)))
+    _reconnect(stream)
+    stream.frames_to_send()
+    _receive(stream, Welcome("a", "1-1", "1-1", in_flight_max=2))
+    for _ in range(3):
+        stream.submit(DONE)
+    stream.writes()
+    assert stream.frames_to_send() == []
+
+
+@spec("STREAM-55")
+def test_the_wish_to_be_waited_for_goes_with_every_connection() -> None:
+    stream = ClientStream("a", "secret", cancel_after_s=5.0, now=0.0)
+    for _ in range(2):
+        _reconnect(stream)
+        opened = frames.decode_client(stream.frames_to_send()[0])
+        assert isinstance(opened, Open)
+        assert opened.cancel_after_s == 5.0
+
+
 def test_an_ack_of_what_was_never_sent_drops_the_connection() -> None:
     stream = _live(HI)
     _receive(stream, Ack(1))

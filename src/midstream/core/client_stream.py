@@ -176,6 +176,7 @@ class ClientStream:
         stream: The stream key; "" for a reader, who says nothing and never ends by itself.
         secret: The stream's secret; "" for a reader.
         after: Where a reader begins: after this event, or at the session's end where it is None.
+        cancel_after_s: See `Open`: the server stops the turn when this client was gone for so long.
         life: A number above those of the processes that had this stream before.
         patience_s: Seconds without any working connection after which the stream ends with
             `ConnectionLostError`; it can still be resumed.
@@ -187,6 +188,7 @@ class ClientStream:
         secret: str = "",
         *,
         after: EventId | None = None,
+        cancel_after_s: float | None = None,
         life: int = 0,
         backoff: Backoff = RECONNECT_BACKOFF,
         patience_s: float = LOOK_BACK_S,
@@ -194,6 +196,7 @@ class ClientStream:
     ) -> None:
         self._stream = stream
         self._secret = secret
+        self._cancel_after_s = cancel_after_s
         self._backoff = backoff
         self._patience_s = patience_s
         self._state = _State.WAITING
@@ -202,6 +205,8 @@ class ClientStream:
         # Outbound: chunks below `_acked` are done, those below `_sent` were sent on this connection.
         self._acked = self._sent = self._next_seqno = 0
         self._unacked: dict[int, bytes] = {}
+        self._acked_apart: set[int] = set()
+        """Chunks above `_acked` that were acknowledged one by one; after a restart they are played back once more."""
         self._in_flight_max = IN_FLIGHT_MAX
         self._is_abort_numbered = False
         self._is_finishing = False
@@ -411,7 +416,9 @@ class ClientStream:
         event_id = str(self._received) if self._is_begun and self._received is not None else None
         self._connection += 1
         number = self._connection if self._stream else 0
-        self._queue(Open(self._stream, self._secret, event_id, self._next_seqno, number))
+        self._queue(
+            Open(self._stream, self._secret, event_id, self._next_seqno, number, self._cancel_after_s)
+        )
         self._send_chunks()
         self.was_heard(now=now)
 
@@ -492,7 +499,7 @@ class ClientStream:
             case Welcome():
                 self._take_welcome(frame)
             case Ack():
-                self._take_ack(frame.seqno)
+                self._take_one_ack(frame.seqno) if frame.is_single else self._take_ack(frame.seqno)
             case Events():
                 self._take_events(frame)
             case Gone():
@@ -536,12 +543,24 @@ class ClientStream:
             for each in range(self._acked, seqno + 1):
                 del self._unacked[each]
             self._acked = seqno + 1
+            self._acked_apart = {each for each in self._acked_apart if each > seqno}
             self._sent = max(self._sent, self._acked)
             self._keep(ChunksAcked(seqno))
             self._failures = self._unanswered = 0
             self._trouble = None
         self._send_chunks()
         self._end_if_finished()
+
+    def _take_one_ack(self, seqno: int) -> None:
+        """Take an ack of one chunk alone (STREAM-53)."""
+        if not 0 <= seqno < self._next_seqno:
+            raise ProtocolError(f"chunk {seqno} was acknowledged and never sent")
+        if seqno > self._acked:
+            self._acked_apart.add(seqno)
+            return
+        while seqno + 1 in self._acked_apart:
+            seqno += 1
+        self._take_ack(seqno)
 
     def _take_events(self, frame: Events) -> None:
         for event in frame.events:
@@ -663,7 +682,10 @@ class ClientStream:
             self._sent = seqno + 1
 
     def _sendable(self) -> Iterator[int]:
-        return iter(range(self._sent, min(self._next_seqno, self._acked + self._in_flight_max)))
+        room = self._acked + len(self._acked_apart) + self._in_flight_max
+        return (
+            each for each in range(self._sent, min(self._next_seqno, room)) if each not in self._acked_apart
+        )
 
     def _queue(self, frame: ClientFrame) -> None:
         self._frames.append(encode(frame))

@@ -15,6 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from midstream.core.settings import StreamSettings
 from midstream.core.turn import LOOK_BACK_S
 from midstream.errors import DrainingError, MidstreamError
 from midstream.runtime.agent import Agent
@@ -35,8 +36,11 @@ _CHUNK_HEADERS = (
     "content-type",
     "idempotency-key",
     "last-event-id",
+    "x-idempotency-cancel-after",
+    "x-idempotency-connection",
     "x-idempotency-event-id",
     "x-idempotency-key",
+    "x-idempotency-next-seqno",
     "x-idempotent-encryption-key",
 )
 
@@ -47,6 +51,7 @@ def asgi(
     store: str | Path | Store = "midstream.db",
     world: World | None = None,
     look_back_s: float = LOOK_BACK_S,
+    settings: StreamSettings | None = None,
     allowed_origins: Collection[str] = (),
     connections_max: int = CONNECTIONS_MAX,
 ) -> App:
@@ -57,29 +62,29 @@ def asgi(
         store: A SQLite file, made where it is missing, or a store of your own.
         world: Clock, chance and tasks; the real ones by default.
         look_back_s: Seconds after which an interrupted turn is ended at start-up instead of carried on.
+        settings: How streams are served, with a look-back of their own; `App.settings` changes them later.
         allowed_origins: Origins such as `https://app.example` whose pages may ask, beside the app's own.
         connections_max: Streams that may be open at once.
     """
     world = world or World()
     if isinstance(store, str | Path):
         store = SQLiteStore(store, world=world)
-    host = Host(agent, store, world=world, look_back_s=look_back_s)
-    connections = Connections(limit=connections_max)
-    return App(host, connections, allowed_origins=allowed_origins, retention_s=look_back_s)
+    settings = settings or StreamSettings(look_back_s=look_back_s)
+    host = Host(agent, store, world=world, look_back_s=settings.look_back_s)
+    connections = Connections(limit=connections_max, settings=settings)
+    return App(host, connections, allowed_origins=allowed_origins)
 
 
 class App:
     """An ASGI app around a host. Make it with `asgi`."""
 
-    def __init__(
-        self, host: Host, connections: Connections, *, allowed_origins: Collection[str], retention_s: float
-    ) -> None:
+    def __init__(self, host: Host, connections: Connections, *, allowed_origins: Collection[str]) -> None:
         self.host = host
         self.connections = connections
         self._allowed_origins = frozenset(allowed_origins)
         self._starting = asyncio.Lock()
         self._is_started = False
-        self._router = _router_of(host, connections, retention_s)
+        self._router = _router_of(host, connections)
         self._shared: ASGIApp = self._guarded
         if allowed_origins:
             self._shared = CORSMiddleware(
@@ -99,6 +104,16 @@ class App:
     def open_streams(self) -> int:
         """Streams that are open now."""
         return len(self.connections)
+
+    @property
+    def settings(self) -> StreamSettings:
+        """How streams are served. Setting it holds for the connections and the recoveries that begin after it."""
+        return self.connections.settings
+
+    @settings.setter
+    def settings(self, settings: StreamSettings) -> None:
+        self.connections.settings = settings
+        self.host.look_back_s = settings.look_back_s
 
     async def start(self) -> None:
         """Open the store and begin recovery. Calling it again is harmless.
@@ -174,10 +189,10 @@ class App:
         await send({"type": "lifespan.shutdown.complete"})
 
 
-def _router_of(host: Host, connections: Connections, retention_s: float) -> Router:
+def _router_of(host: Host, connections: Connections) -> Router:
     one = "/v1/sessions/{session_id}"
-    events = EventsEndpoint(host, connections, retention_s=retention_s)
-    stream = WebSocketEndpoint(host, connections, retention_s=retention_s)
+    events = EventsEndpoint(host, connections)
+    stream = WebSocketEndpoint(host, connections)
     routes = [
         *HttpEndpoints(host, connections).routes(),
         Route(f"{one}/events", events, methods=["GET"]),

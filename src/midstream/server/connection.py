@@ -15,10 +15,12 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from midstream.core.frames import EVENTS_PER_FRAME_MAX, HEARTBEAT_S, START, EventId
-from midstream.core.server_stream import Admit, Request, ServerStream, Submit, waiting_on
+from midstream.core.server_stream import Admit, Request, ServerStream, Submit, Wire, waiting_on
+from midstream.core.settings import StreamSettings
 from midstream.errors import DrainingError, MidstreamError, OverloadedError, StreamFencedError
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
+from midstream.server.presence import Presence
 from midstream.world import Fault
 
 CONNECTIONS_MAX = 5000
@@ -53,13 +55,16 @@ class Connections:
 
     Args:
         limit: How many may be open at once.
+        settings: How streams are served; may be replaced at any time.
     """
 
-    def __init__(self, *, limit: int = CONNECTIONS_MAX) -> None:
+    def __init__(self, *, limit: int = CONNECTIONS_MAX, settings: StreamSettings | None = None) -> None:
+        self.settings = settings or StreamSettings()
         self._limit = limit
         self._open: set[Connection] = set()
         self._speakers: dict[tuple[str, str], Connection] = {}
         self._ending: MidstreamError | None = None
+        self._presence: Presence | None = None
 
     def __len__(self) -> int:
         return len(self._open)
@@ -95,9 +100,22 @@ class Connections:
         if older is not None and older is not connection:
             older.end(error)
 
+    def stream(self, host: Host, *, wire: Wire | None = None) -> ServerStream:
+        """Make the half of the protocol for a new connection, as the settings are now."""
+        now = host.world.monotonic()
+        return ServerStream.under(self.settings, stalls=host.agent.stalls, wire=wire, now=now)
+
+    def presence(self, host: Host) -> Presence:
+        """Return who knows which clients of a host are here."""
+        if self._presence is None:
+            self._presence = Presence(host)
+        return self._presence
+
     def drain(self, error: DrainingError) -> None:
         """End all connections, and refuse new ones."""
         self._ending = error
+        if self._presence is not None:
+            self._presence.stop()
         for connection in [*self._open]:
             connection.end(error)
 
@@ -118,6 +136,8 @@ class Connection:
         self._transport = transport
         self._among = among
         self._runner: Runner | None = None
+        self._mark: bytes | None = None
+        """That it is here, where its turn is not to go on without its client."""
         self._is_over = asyncio.Event()
         self.is_gone = False
         """The client has gone or stopped reading: there is nobody to send last words to."""
@@ -135,6 +155,8 @@ class Connection:
         self._among.leave(self)
         if self._runner is not None:
             self._runner.detach()
+        if self._mark is not None:
+            self._among.presence(self._host).left(self.place, self._mark, self._stream.cancels_after_s)
 
     @property
     def place(self) -> tuple[str, str]:
@@ -268,6 +290,8 @@ class Connection:
         runner.attach()
         if self._stream.stream:
             self._among.fence(self)
+        if self._stream.cancels_after_s is not None:
+            self._mark = await self._among.presence(self._host).arrived(self.place)
         self._is_admitted.set()
 
     def _meet_deadline(self, now: float) -> None:

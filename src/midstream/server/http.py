@@ -24,7 +24,6 @@ from midstream.core.frames import (
     Ack,
     AnswerPayload,
     Chunk,
-    Open,
     decode_client,
     encode,
     secret_digest_of,
@@ -32,7 +31,7 @@ from midstream.core.frames import (
 from midstream.core.questions import Question, questions_of
 from midstream.core.records import encode as encode_record
 from midstream.core.records import salvaged
-from midstream.core.server_stream import KEY_CHARS_MAX, ServerStream, Wire, answer_of, read_chunk
+from midstream.core.server_stream import Wire, answer_of, read_chunk
 from midstream.core.sse import event_of_frame, events_of_records
 from midstream.core.turn import Cancel, Resume, Withdraw
 from midstream.errors import (
@@ -47,6 +46,7 @@ from midstream.runtime.children import CHILD_MARK
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
 from midstream.server.connection import Connection, Connections
+from midstream.server.identity import open_of, stream_of
 from midstream.server.snapshot import snapshot_of
 from midstream.store.contract import RUNNING, WAITING, SessionInfo, Stored
 from midstream.version import __version__
@@ -290,10 +290,9 @@ class SseTransport:
 class EventsEndpoint:
     """`/v1/sessions/{id}/events`: follow a session by server-sent events."""
 
-    def __init__(self, host: Host, connections: Connections, *, retention_s: float) -> None:
+    def __init__(self, host: Host, connections: Connections) -> None:
         self._host = host
         self._connections = connections
-        self._retention_s = retention_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one reader. What is refused before the first event is an ordinary HTTP error.
@@ -304,12 +303,12 @@ class EventsEndpoint:
         if scope["method"] != "GET":
             raise HTTPException(405, headers={"allow": "GET"})
         request = Request(scope)
-        stream = ServerStream(wire=SSE, retention_s=self._retention_s, now=self._host.world.monotonic())
-        key, secret = stream_of(request)
-        transport = SseTransport(receive, send, ends_with_turn=bool(key))
+        stream = self._connections.stream(self._host, wire=SSE)
+        opened = open_of(request)
+        transport = SseTransport(receive, send, ends_with_turn=bool(opened.stream))
         session_id = scope["path_params"]["session_id"]
         with Connection(self._host, session_id, stream, transport, self._connections) as connection:
-            await connection.admit(encode(Open(key, secret, _event_id_of(request))))
+            await connection.admit(encode(opened))
             await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
             await send({"type": "http.response.body", "body": SSE_PREAMBLE, "more_body": True})
             failure = await connection.run()
@@ -318,26 +317,6 @@ class EventsEndpoint:
         if failure is not None:
             raise StreamCutError(failure.code) from failure
         await send({"type": "http.response.body", "body": b""})
-
-
-def stream_of(request: Request) -> tuple[str, str]:
-    """Return the stream key and secret of a request's headers, each "" where it is missing.
-
-    Raises:
-        MalformedFrameError: One of them is too long.
-    """
-    key = request.headers.get("x-idempotency-key") or request.headers.get("idempotency-key") or ""
-    secret = request.headers.get("x-idempotent-encryption-key") or ""
-    if len(key) > KEY_CHARS_MAX or len(secret) > KEY_CHARS_MAX:
-        raise MalformedFrameError(f"stream keys and secrets have {KEY_CHARS_MAX} characters at most")
-    return key, secret
-
-
-def _event_id_of(request: Request) -> str | None:
-    """A browser that reconnects sends the header beside the address it first used, so the header counts first."""
-    headers = request.headers
-    named = headers.get("last-event-id") or headers.get("x-idempotency-event-id")
-    return named or request.query_params.get("after") or None
 
 
 async def _body_of(request: Request) -> bytes:

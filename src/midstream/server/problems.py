@@ -25,6 +25,7 @@ from midstream.errors import (
     ProtocolError,
     SeqnoGapError,
     StoreDamagedError,
+    StreamReusedError,
     UnavailableError,
     UsageError,
 )
@@ -40,6 +41,7 @@ _STATUSES: dict[type[MidstreamError], int] = {
     NotFoundError: 404,
     ConflictError: 409,
     EventGoneError: 410,
+    StreamReusedError: 422,
     FrameTooLargeError: 413,
     MidstreamError: 500,
     StoreDamagedError: 500,
@@ -71,6 +73,7 @@ _NEXT = {
     "store_full": "Free some space on the server's disk and try again.",
     "stream_fenced": "A newer connection of this client has the stream; use that one.",
     "stream_not_found": "Open a new stream.",
+    "stream_reused": "Open a new stream for another message; the first one stands.",
     "usage": "Correct the request; the same one is refused again.",
     "wrong_secret": "Show the secret that this stream was opened with.",
 }
