@@ -22,6 +22,7 @@ END_TO_END = frozenset(
         "cli/demo/test_story.py",
         "cli/test_answering.py",
         "cli/test_chat.py",
+        "cli/test_conformance.py",
         "cli/test_gateway.py",
         "cli/test_resume.py",
         "cli/test_session_actions.py",
