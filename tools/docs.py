@@ -160,6 +160,25 @@ def turn_machine() -> str:
     return diagram(explored())
 
 
+@cache
+def stream_machines() -> str:
+    """Return the states of both halves of the stream protocol, as a search of their code finds them."""
+    sys.path.append(str(ROOT))
+    from tests.protocol import halves  # noqa: PLC0415 - see error_codes
+
+    client = halves.diagram(halves.client_edges(), "waiting")
+    return f"The client:\n\n{client}\nThe server:\n\n{halves.diagram(halves.server_edges(), 'opening')}"
+
+
+@cache
+def stream_errors() -> str:
+    """Return what a client does about each error of the wire, as a client of ours does it."""
+    sys.path.append(str(ROOT))
+    from tests.protocol import halves  # noqa: PLC0415 - see error_codes
+
+    return halves.error_table()
+
+
 def _ahead() -> dict[str, str]:
     """One row for each peer and hard shape on which it goes quadratic."""
     return {
@@ -184,6 +203,8 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "numbers": numbers,
     "provider-errors": provider_errors,
     "public-names": public_names,
+    "stream-errors": stream_errors,
+    "stream-machines": stream_machines,
     "turn-machine": turn_machine,
 }
 
