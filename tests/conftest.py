@@ -42,6 +42,7 @@ END_TO_END = frozenset(
         "oracles/test_chat_templates.py",
         "oracles/test_judgement.py",
         "server/gateway/test_cut_sdks.py",
+        "server/test_autobahn.py",
         "server/gateway/test_other_clients.py",
         "server/gateway/test_remembering.py",
         "server/gateway/test_runs.py",
