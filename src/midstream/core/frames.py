@@ -8,10 +8,10 @@ type it does not know with `error`; the version in `open` and `welcome` says whi
 from __future__ import annotations
 
 import hashlib
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from midstream.core.calls import Choice
 from midstream.core.messages import Result, UserPart
@@ -119,7 +119,7 @@ class SayPayload(Struct, frozen=True, tag="say", tag_field="type", omit_defaults
     While another turn runs, it waits for its end, or is refused, as `when_busy` says.
     """
 
-    parts: tuple[UserPart, ...]
+    parts: Annotated[tuple[UserPart, ...], Meta(min_length=1)]
     tools: tuple[ClientTool, ...] = ()
     when_busy: WhenBusy = WhenBusy.QUEUE
 

@@ -479,8 +479,6 @@ def _command_of(payload: Payload, seqno: int) -> Command:
         case SayPayload():
             if seqno != 0:
                 raise MalformedFrameError("a message is chunk 0: open a new stream for the next turn")
-            if not payload.parts:
-                raise MalformedFrameError("a message needs a part")
             return SendMessage(UserMessage(payload.parts), payload.tools, when_busy=payload.when_busy)
         case ResultPayload():
             return CallFinished(payload.turn, payload.reply, payload.result)

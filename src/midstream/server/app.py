@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from http import HTTPStatus
 from pathlib import Path
 
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Route, Router, WebSocketRoute
+from starlette.routing import Match, Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from midstream.core.settings import StreamSettings
@@ -23,6 +24,7 @@ from midstream.runtime.host import Host
 from midstream.server.connection import CONNECTIONS_MAX, Connections
 from midstream.server.guards import check_origin
 from midstream.server.http import EventsEndpoint, HttpEndpoints, StreamCutError
+from midstream.server.openapi import openapi_route
 from midstream.server.pages import page_routes
 from midstream.server.problems import internal_problem, problem_of, problem_of_http, refuse
 from midstream.server.websocket import WebSocketEndpoint
@@ -164,11 +166,23 @@ class App:
                 raise
             await refuse(problem_of(error), scope, receive, send)
         except HTTPException as error:
-            await refuse(problem_of_http(error), scope, receive, send)
+            await refuse(problem_of_http(error), scope, receive, send, self._allowed(scope, error))
         except Exception:
             if not is_begun:
                 await refuse(internal_problem(), scope, receive, send)
             raise
+
+    def _allowed(self, scope: Scope, error: HTTPException) -> dict[str, str]:
+        """Return the header that names what may be asked at an address where something else was (RFC 9110, 15.5.6)."""
+        if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED:
+            return {}
+        methods = {
+            method
+            for route in self._router.routes
+            if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE
+            for method in route.methods or ()
+        }
+        return {"allow": ", ".join(sorted(methods))}
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_origin(scope, self._allowed_origins)
@@ -197,6 +211,7 @@ def _router_of(host: Host, connections: Connections) -> Router:
         *HttpEndpoints(host, connections).routes(),
         Route(f"{one}/events", events, methods=["GET"]),
         WebSocketRoute(f"{one}/stream", stream),
+        openapi_route(),
         *page_routes(),
     ]
     return Router(routes, redirect_slashes=False, default=_not_found)

@@ -301,7 +301,7 @@ class EventsEndpoint:
             StreamCutError: The server ended it (draining, fenced, a store that fails); the body stays open-ended.
         """
         if scope["method"] != "GET":
-            raise HTTPException(405, headers={"allow": "GET"})
+            raise HTTPException(405)
         request = Request(scope)
         stream = self._connections.stream(self._host, wire=SSE)
         opened = open_of(request)
