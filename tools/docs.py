@@ -247,6 +247,16 @@ def problems(page: Path, root: Path = ROOT) -> Iterator[str]:
             yield f"{name}: there is no `{code}`"
 
 
+OPENAPI = ROOT / "docs" / "reference" / "openapi.json"
+
+
+def openapi() -> str:
+    """Return the description of the HTTP interface as the file in `docs/reference` holds it."""
+    from midstream.server.openapi import description  # noqa: PLC0415 - see error_codes
+
+    return json.dumps(description(), indent=1, ensure_ascii=False) + "\n"
+
+
 def main() -> int:
     if "--check" not in sys.argv[1:]:
         for page in pages():
@@ -254,7 +264,10 @@ def main() -> int:
             if (fresh := with_fresh_blocks(text)) != text:
                 page.write_text(fresh, encoding="utf-8")
                 print(f"wrote {page.relative_to(ROOT)}")
+        OPENAPI.write_text(openapi(), encoding="utf-8")
     found = [problem for page in pages() for problem in problems(page)]
+    if OPENAPI.read_text(encoding="utf-8") != openapi():
+        found.append(f"{OPENAPI.relative_to(ROOT)} is stale: run `make docs`")
     for problem in found:
         print(problem, file=sys.stderr)
     print(f"{len(pages())} pages, {len(found)} problems")
