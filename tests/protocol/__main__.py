@@ -19,7 +19,6 @@ LARGE = {
     "a tool, a death and another server": Scenario(
         losses=0, client_deaths=1, takeovers=1, has_tool=True, words=0
     ),
-    "a tool and two losses": Scenario(losses=2, has_tool=True, words=0),
     "a tool, a stop and a loss": Scenario(losses=1, aborts=1, has_tool=True, words=0),
     "a stop, a loss and another server": Scenario(losses=1, aborts=1, takeovers=1, words=0),
     "two servers die": Scenario(losses=1, takeovers=2),

@@ -21,6 +21,7 @@ from midstream.core.frames import (
     Ack,
     AnswerPayload,
     Chunk,
+    ClientFrame,
     Close,
     Error,
     Event,
@@ -55,16 +56,14 @@ PAYLOADS = [
         ResumePayload(1),
     )
 ]
-CLIENT_FRAMES = [
-    frames.encode(frame)
-    for frame in (
-        Open("a", SECRET, "1-1", 1, 1, 5.0),
-        *(Chunk(number, msgspec.Raw(payload)) for number, payload in enumerate(PAYLOADS)),
-        Chunk(0, msgspec.Raw(PAYLOADS[0])),
-        Ping(),
-        Close(),
-    )
-]
+GOOD: tuple[ClientFrame, ...] = (
+    Open("a", SECRET, "1-1", 1, 1, 5.0),
+    *(Chunk(number, msgspec.Raw(payload)) for number, payload in enumerate(PAYLOADS)),
+    Chunk(0, msgspec.Raw(PAYLOADS[0])),
+    Ping(),
+    Close(),
+)
+CLIENT_FRAMES = [frames.encode(frame) for frame in GOOD]
 
 
 def _event(position: int, record: records.Record) -> Event:
