@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,9 @@ from midstream.store.sqlite import SQLiteStore
 from midstream.world import World
 
 TOKEN_FILE = "gateway-token"  # noqa: S105 - the name of a file
+COLLECT_AFTER = 5_000
+"""Objects made, less those gone again, after which Python looks for what only holds itself: a hundred answers make
+thousands, nearly none of them so, and all of them stand still while it looks."""
 
 
 @click.command(short_help="Put an agent behind the APIs of OpenAI and Anthropic.")
@@ -117,6 +121,8 @@ def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN
     )
 
     def tell(url: str) -> None:
+        gc.freeze()  # what is loaded by now stays: nobody needs to look through it again
+        gc.set_threshold(COLLECT_AFTER)
         if options["is_json"]:
             ready = {
                 "url": url,

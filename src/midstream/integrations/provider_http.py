@@ -26,7 +26,7 @@ from midstream.errors import (
     ModelUnavailableError,
     UsageError,
 )
-from midstream.integrations.plain_http import PlainTransport, is_plain
+from midstream.integrations.plain_http import PlainAnswer, PlainClient, is_plain
 from midstream.world import World
 
 CONNECT_S = 10.0
@@ -43,6 +43,9 @@ RETRY_AFTER_MAX_S = 3600.0
 KEPT_CONNECTIONS_MAX = 100
 """Idle connections that are kept for later replies."""
 _TIMEOUT = httpx2.Timeout(connect=CONNECT_S, read=READ_S, write=WRITE_S, pool=POOL_S)
+
+_Client = httpx2.AsyncClient | PlainClient
+"""One connection at a time."""
 
 _NO_STREAM = {"application/json", "text/html"}
 """What a server that took the request and a proxy that did not pass it on answer instead of a stream."""
@@ -93,18 +96,18 @@ class _Connections:
 
     def __init__(self, url: httpx2.URL) -> None:
         self._is_plain = is_plain(url)
-        self._idle: list[httpx2.AsyncClient] = []
+        self._idle: list[_Client] = []
         self._is_retired = False
 
-    def take(self) -> httpx2.AsyncClient:
+    def take(self) -> _Client:
         """Return a client for one reply: the one that was used last, or a new one."""
         if self._idle:
             return self._idle.pop()
         if self._is_plain:
-            return httpx2.AsyncClient(timeout=_TIMEOUT, transport=PlainTransport())
+            return PlainClient(_TIMEOUT)
         return httpx2.AsyncClient(timeout=_TIMEOUT, verify=_tls())
 
-    async def give_back(self, client: httpx2.AsyncClient) -> None:
+    async def give_back(self, client: _Client) -> None:
         """Take a client back whose reply is over."""
         if self._is_retired or len(self._idle) >= KEPT_CONNECTIONS_MAX:
             await _close(client)
@@ -119,7 +122,7 @@ class _Connections:
             await asyncio.gather(*map(_close, idle))
 
 
-async def _close(client: httpx2.AsyncClient) -> None:
+async def _close(client: _Client) -> None:
     """Close a client within `CLOSE_S`: a peer that is gone must not hold up a cancel."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(CLOSE_S):
@@ -239,7 +242,9 @@ class Provider:
         connections = self._connections_here()
         client = connections.take()
         try:
-            answer = await client.post(self._base_url + path, headers=self._headers)
+            async with client.stream("POST", self._base_url + path, headers=self._headers) as answer:
+                async for _ in answer.aiter_bytes():
+                    pass
         except httpx2.HTTPError as error:
             raise ModelUnavailableError(f"the connection to {self.name} failed") from error
         finally:
@@ -253,7 +258,11 @@ class Provider:
             await connections.retire()
 
     def _connections_here(self) -> _Connections:
-        return self._connections.setdefault(asyncio.get_running_loop(), _Connections(self._url))
+        loop = asyncio.get_running_loop()
+        found = self._connections.get(loop)
+        if found is None:
+            found = self._connections[loop] = _Connections(self._url)
+        return found
 
     def _retire(self, connections: _Connections) -> None:
         """Let no later request use these connections; other replies on them go on."""
@@ -264,7 +273,7 @@ class Provider:
     def _is_retired(self, connections: _Connections) -> bool:
         return self._connections.get(asyncio.get_running_loop()) is not connections
 
-    async def _refusal(self, response: httpx2.Response, media_type: str) -> ModelError:
+    async def _refusal(self, response: httpx2.Response | PlainAnswer, media_type: str) -> ModelError:
         body = bytearray()
         async for piece in response.aiter_bytes():
             body += piece

@@ -7,7 +7,7 @@ iterator stops the work upstream at once: a cancelled turn closes it. Only a `Re
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 from midstream.core.replies import (
     CallRequested,
@@ -89,6 +89,6 @@ class RememberingModel(Model, Protocol):
 
 def events_of(model: Model, request: ResentRequest) -> AsyncIterator[ModelEvent]:
     """Return a model's answer; one that keeps nothing is given the whole history."""
-    if isinstance(model, RememberingModel):
-        return model.stream_resent(request)
+    if hasattr(model, "stream_resent"):  # what `isinstance` looks at too, and a hundred times as long
+        return cast("RememberingModel", model).stream_resent(request)
     return model.stream(request.request())

@@ -66,6 +66,30 @@ def is_same(fast: Read, whole: Read) -> None:
         assert fast.gist.place == place_of(scope_of(whole.asked), whole.tail)
 
 
+@pytest.mark.parametrize("dialect", Dialect)
+@pytest.mark.parametrize("is_sound", [True, False])
+def test_a_body_too_short_to_be_known_says_the_same(
+    dialect: Dialect,
+    is_sound: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    host = Host(random.Random(dialect.value), dialect, is_sound=is_sound)
+    bodies: dict[bytes, bytes] = {}
+    for _ in range(TURNS):
+        body = host.body()
+        try:
+            whole = read(dialect, {}, body)
+        except MalformedFrameError as error:
+            with pytest.raises(type(error)):
+                read(dialect, {}, body, bytes_min=len(body) + 1)
+            continue
+        short = read(dialect, {}, body, bytes_min=len(body) + 1)
+        is_same(msgspec.structs.replace(short, digest=whole.digest), whole)
+        assert not short.beginnings
+        assert read(dialect, {}, body, bytes_min=len(body)) == whole
+        assert bodies.setdefault(short.digest, body) == body
+    assert len(bodies) > 1
+
+
 @spec("REUSE-27")
 @pytest.mark.parametrize("dialect", Dialect)
 @pytest.mark.parametrize("is_sound", [True, False])

@@ -209,7 +209,8 @@ class Gateway:
             check_token(headers, self._token)
         await self.start()
         body = await body_of(headers, receive) if method == "POST" else b""
-        query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+        said = scope["query_string"].decode("latin-1")
+        query = dict(parse_qsl(said, keep_blank_values=True)) if said else {}
         arrived = Arrived(method, "/" + "/".join(parts), query, headers, body)
         await self._answer(parts, arrived, receive, send)
 

@@ -68,7 +68,8 @@ class Asking:
             MidstreamError: The request has another form, or nothing can be begun now. Nothing was.
         """
         owner = shown_key(arrived.headers)
-        found = read(dialect, arrived.headers, arrived.body, self._beginnings.of(dialect, owner))
+        beginnings = self._beginnings.of(dialect, owner)
+        found = read(dialect, arrived.headers, arrived.body, beginnings, bytes_min=self._beginnings.bytes_min)
         asked = found.asked
         self.check_model(asked.model)
         before, session = await self._before(asked, found.session)
