@@ -25,6 +25,7 @@ NOT_SEEN_AT_A_SERVER = {
     "STREAM-53": "of clients: a server may acknowledge as it likes",
     "STREAM-55": "a server may take its time: tests/server/test_presence.py",
     "STREAM-56": "of an operator",
+    "STREAM-59": "of what is inside",
 }
 """Clause: why no script can look for it from outside."""
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import email.utils
 import functools
-import math
 import ssl
 import weakref
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
@@ -18,6 +16,7 @@ import msgspec
 from midstream.core.provider_errors import error_of
 from midstream.core.replies import Heartbeat, ModelEvent
 from midstream.core.sse import ServerSentEvent, SseDecoder
+from midstream.core.timing import retry_after_s
 from midstream.errors import (
     FrameTooLargeError,
     ModelError,
@@ -37,8 +36,6 @@ POOL_S = 5.0
 CLOSE_S = 1.0
 ERROR_BYTES_MAX = 64 * 1024
 """Bytes of an error's body that are read; the reason stands in the first few."""
-RETRY_AFTER_MAX_S = 3600.0
-"""A server that asks for a longer pause is taken at an hour."""
 
 KEPT_CONNECTIONS_MAX = 100
 """Idle connections that are kept for later replies."""
@@ -288,17 +285,5 @@ class Provider:
             if isinstance(parsed, dict) and "error" in parsed:
                 return error_of(error)
             return ModelUnavailableError(f"{self.name} answered with {media_type} instead of a stream")
-        wait_s = self._retry_after_s(response.headers)
+        wait_s = retry_after_s(response.headers.get("retry-after", ""), now=self._world.now())
         return error_of(error, status=response.status_code, retry_after_s=wait_s)
-
-    def _retry_after_s(self, headers: Mapping[str, str]) -> float | None:
-        """Read `Retry-After`: seconds, or an HTTP date."""
-        said = headers.get("retry-after", "")
-        try:
-            seconds = float(said)
-        except ValueError:
-            try:
-                seconds = email.utils.parsedate_to_datetime(said).timestamp() - self._world.now()
-            except (ValueError, OverflowError):
-                return None
-        return min(max(seconds, 0.0), RETRY_AFTER_MAX_S) if math.isfinite(seconds) else None

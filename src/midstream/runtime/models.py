@@ -27,6 +27,7 @@ from midstream.core.reuse.resent import ResentRequest
 __all__ = [
     "CallRequested",
     "Finished",
+    "GrantingModel",
     "Heartbeat",
     "Model",
     "ModelEvent",
@@ -41,6 +42,7 @@ __all__ = [
     "UpstreamCallStarted",
     "Working",
     "events_of",
+    "grants_of",
 ]
 
 
@@ -85,6 +87,20 @@ class RememberingModel(Model, Protocol):
 
     def stream_resent(self, request: ResentRequest) -> AsyncIterator[ModelEvent]:
         """Answer as `stream` does, and read the whole history only where it is needed."""
+
+
+@runtime_checkable
+class GrantingModel(Model, Protocol):
+    """A model that can be told how to make an answer: `ModelRequest.wishes`."""
+
+    @property
+    def grants(self) -> frozenset[str]:
+        """The names of those `midstream.core.wishes.Wishes` that it takes."""
+
+
+def grants_of(model: Model) -> frozenset[str]:
+    """Return which wishes for the making of an answer a model takes."""
+    return model.grants if isinstance(model, GrantingModel) else frozenset()
 
 
 def events_of(model: Model, request: ResentRequest) -> AsyncIterator[ModelEvent]:
