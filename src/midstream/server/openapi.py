@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
@@ -38,7 +38,7 @@ NUMBER_MAX = 2**53
 class FirstChunk(Struct, frozen=True, tag="chunk", tag_field="type"):
     """The first chunk of a stream."""
 
-    seqno: Literal[0]
+    seqno: Annotated[int, Meta(ge=0, le=0)]
     payload: Payload
 
 
