@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format-check lint types arrows fmt fault search sim pool-search hooks contract contract-newest clients bench bench-durable bench-peers docs lock clean
+.PHONY: help demo test check format-check lint types arrows fmt fault search explore api-search sim pool-search hooks contract contract-newest clients bench bench-durable bench-peers docs lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -84,6 +84,12 @@ $(VENV)/.clients: requirements/clients.txt | $(VENV)/.made
 	$(VENV)/clients/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
 	@touch $@
 
+# Tries our HTTP interface by its description: with pins of its own, so apart.
+$(VENV)/.schemathesis: requirements/schemathesis.txt | $(VENV)/.made
+	$(PYTHON) -m venv $(VENV)/schemathesis
+	$(VENV)/schemathesis/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@touch $@
+
 # Judges of repaired histories that are no Python packages: npm's and a source package's files.
 $(VENV)/.node: tests/oracles/node/package-lock.json tests/oracles/node/.npmrc tools/judges.py | $(VENV)/.dev
 	$(BIN)/python tools/judges.py node $(VENV)/node
@@ -115,7 +121,7 @@ demo: $(VENV)/.self  ## Kill a server in the middle of a sentence and watch the 
 
 test: format-check lint types arrows $(if $(ARGS),,hooks)  ## Everything, with the short kill matrix; ARGS for pytest choose a part
 	@$(MAKE) --silent --no-print-directory $(VENV)/.local || echo "No wheels of the local model here: its tests are skipped." >&2
-	@for judge in node templates clients; do \
+	@for judge in node templates clients schemathesis; do \
 	  $(MAKE) --silent --no-print-directory $(VENV)/.$$judge || echo "No $$judge here: the tests that ask it are skipped." >&2; \
 	done
 	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
@@ -145,6 +151,12 @@ fault: $(VENV)/.dev  ## The full kill matrix: every fault point, every way to di
 search: $(VENV)/.dev  ## Search by chance for what breaks a property, TIMES=10 times as long; SEED= repeats a search
 	@seed=$(SEED); : $${seed:=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; echo "SEED=$$seed"; \
 	MIDSTREAM_SEARCH=$(TIMES) $(BIN)/python -m pytest -n $(JOBS) -m hypothesis --timeout 7200 --hypothesis-seed=$$seed $(ARGS)
+
+api-search: $(VENV)/.dev $(VENV)/.schemathesis  ## Let schemathesis look for faults of the HTTP interface, TIMES=10 times as long as the tests do
+	$(BIN)/python -m tests.server.api_search $(TIMES)
+
+explore: $(VENV)/.dev  ## Try everything that can happen to the stream protocol in small worlds; ARGS= chooses some by name
+	$(BIN)/python -m tests.protocol $(ARGS)
 
 sim: $(VENV)/.dev  ## Live through simulated worlds for minutes; ARGS=SEED replays one with its trace
 	$(BIN)/python -m tests.simulation $(ARGS)
@@ -193,6 +205,7 @@ lock:  ## Resolve requirements/*.txt anew (needs uv; UPGRADE=--upgrade takes new
 	$(LOCK) $(UPGRADE) --group local --no-deps -o requirements/local.txt
 	$(LOCK) $(UPGRADE) --group upstreams --no-deps -o requirements/upstreams.txt
 	$(LOCK) $(UPGRADE) --group clients -o requirements/clients.txt
+	$(LOCK) $(UPGRADE) --group api -o requirements/schemathesis.txt
 	$(LOCK) $(UPGRADE) --group peers-durable pyproject.toml -c requirements/build.txt -o requirements/peers-durable.txt
 	$(LOCK) $(UPGRADE) --group peers-durable-apart -o requirements/peers-durable-apart.txt
 	$(LOCK) $(UPGRADE) --group templates --no-deps -o requirements/templates.txt

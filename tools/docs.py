@@ -160,6 +160,25 @@ def turn_machine() -> str:
     return diagram(explored())
 
 
+@cache
+def stream_machines() -> str:
+    """Return the states of both halves of the stream protocol, as a search of their code finds them."""
+    sys.path.append(str(ROOT))
+    from tests.protocol import halves  # noqa: PLC0415 - see error_codes
+
+    client = halves.diagram(halves.client_edges(), "waiting")
+    return f"The client:\n\n{client}\nThe server:\n\n{halves.diagram(halves.server_edges(), 'opening')}"
+
+
+@cache
+def stream_errors() -> str:
+    """Return what a client does about each error of the wire, as a client of ours does it."""
+    sys.path.append(str(ROOT))
+    from tests.protocol import halves  # noqa: PLC0415 - see error_codes
+
+    return halves.error_table()
+
+
 def _ahead() -> dict[str, str]:
     """One row for each peer and hard shape on which it goes quadratic."""
     return {
@@ -184,6 +203,8 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "numbers": numbers,
     "provider-errors": provider_errors,
     "public-names": public_names,
+    "stream-errors": stream_errors,
+    "stream-machines": stream_machines,
     "turn-machine": turn_machine,
 }
 
@@ -226,6 +247,16 @@ def problems(page: Path, root: Path = ROOT) -> Iterator[str]:
             yield f"{name}: there is no `{code}`"
 
 
+OPENAPI = ROOT / "docs" / "reference" / "openapi.json"
+
+
+def openapi() -> str:
+    """Return the description of the HTTP interface as the file in `docs/reference` holds it."""
+    from midstream.server.openapi import description  # noqa: PLC0415 - see error_codes
+
+    return json.dumps(description(), indent=1, ensure_ascii=False) + "\n"
+
+
 def main() -> int:
     if "--check" not in sys.argv[1:]:
         for page in pages():
@@ -233,7 +264,10 @@ def main() -> int:
             if (fresh := with_fresh_blocks(text)) != text:
                 page.write_text(fresh, encoding="utf-8")
                 print(f"wrote {page.relative_to(ROOT)}")
+        OPENAPI.write_text(openapi(), encoding="utf-8")
     found = [problem for page in pages() for problem in problems(page)]
+    if OPENAPI.read_text(encoding="utf-8") != openapi():
+        found.append(f"{OPENAPI.relative_to(ROOT)} is stale: run `make docs`")
     for problem in found:
         print(problem, file=sys.stderr)
     print(f"{len(pages())} pages, {len(found)} problems")

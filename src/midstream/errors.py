@@ -25,6 +25,7 @@ MidstreamError
 │   ├── AnswerMismatchError
 │   ├── SeqnoGapError
 │   ├── SeqnoReusedError
+│   │   └── StreamReusedError      the stream began with another message
 │   ├── NothingToResumeError
 │   ├── QuestionClosedError    somebody answered before, or the turn ended
 │   ├── AnswerMismatchError    the answer is about other arguments, or none the question takes
@@ -255,6 +256,12 @@ class SeqnoReusedError(ConflictError):
     """This number was accepted before with another payload. The first one stands."""
 
     code = "seqno_reused"
+
+
+class StreamReusedError(SeqnoReusedError):
+    """The stream's key was used for another first message. Nothing was written; open a new stream."""
+
+    code = "stream_reused"
 
 
 class CallReusedError(ConflictError):

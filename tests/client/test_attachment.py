@@ -109,7 +109,7 @@ class Bench:
 async def test_what_is_sent_is_kept_first() -> None:
     async with Bench() as bench:
         wire = await bench.connected()
-        assert wire.sent[0] == frames.encode(Open("a", "secret", None, 1))
+        assert wire.sent[0] == frames.encode(Open("a", "secret", None, 1, 1))
         (kept,) = await bench.file.streams()
         assert kept.checkpoint.unacked == ((0, frames.encode(HI)),)
 
@@ -131,7 +131,7 @@ async def test_a_lost_connection_is_made_anew_and_the_user_is_told() -> None:
     async with Bench() as bench:
         (await bench.connected()).breaks()
         again = await bench.connected(2)
-        assert again.sent == [frames.encode(Open("a", "secret", None, 1)), bench.wires[0].sent[1]]
+        assert again.sent == [frames.encode(Open("a", "secret", None, 1, 2)), bench.wires[0].sent[1]]
         assert bench.reconnecting == [True]
         again.hears(Welcome("a", "0-0", "0-0"), Ack(0))
         await asyncio.wait_for(bench.attachment.acknowledged(), WAIT_S)

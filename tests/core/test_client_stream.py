@@ -98,7 +98,7 @@ def test_the_first_message_travels_right_behind_the_open() -> None:
     assert stream.is_connection_wanted
     stream.connected(now=0.0)
     stream.writes()
-    assert stream.frames_to_send() == [frames.encode(Open("a", "secret", None, 1)), _chunk(0, HI)]
+    assert stream.frames_to_send() == [frames.encode(Open("a", "secret", None, 1, 1)), _chunk(0, HI)]
 
 
 @spec("STREAM-13")
@@ -108,6 +108,43 @@ def test_acks_are_cumulative_and_may_repeat() -> None:
     assert stream.writes() == [ChunksAcked(1)]
     _receive(stream, Ack(0), Ack(1))
     assert (stream.writes(), stream.frames_to_send()) == ([], [])
+
+
+@spec("STREAM-53")
+def test_an_ack_of_one_chunk_alone_takes_only_that_one() -> None:
+    stream = _live(HI, DONE, AbortPayload(1))
+    _receive(stream, Ack(1, is_single=True))
+    assert (stream.writes(), stream.is_acknowledged) == ([], False)
+    _reconnect(stream)
+    assert stream.frames_to_send()[1:] == [_chunk(0, HI), _chunk(2, AbortPayload(1))]
+    _receive(stream, Welcome("a", "1-1", "1-1"), Ack(0, is_single=True))
+    assert stream.writes() == [ChunksAcked(1)]
+    _receive(stream, Ack(2, is_single=True))
+    assert (stream.writes(), stream.is_acknowledged) == ([ChunksAcked(2)], True)
+    _receive(stream, Ack(7, is_single=True))
+    assert not stream.is_connection_wanted
+
+
+@spec("STREAM-17", "STREAM-53")
+def test_chunks_acknowledged_alone_make_room_for_others() -> None:
+    stream = _opening(HI, *(DONE for _ in range(5)))
+    _reconnect(stream)
+    stream.frames_to_send()
+    _receive(stream, Welcome("a", "1-1", "1-1", in_flight_max=2))
+    for _ in range(3):
+        stream.submit(DONE)
+    stream.writes()
+    assert stream.frames_to_send() == []
+
+
+@spec("STREAM-55")
+def test_the_wish_to_be_waited_for_goes_with_every_connection() -> None:
+    stream = ClientStream("a", "secret", cancel_after_s=5.0, now=0.0)
+    for _ in range(2):
+        _reconnect(stream)
+        opened = frames.decode_client(stream.frames_to_send()[0])
+        assert isinstance(opened, Open)
+        assert opened.cancel_after_s == 5.0
 
 
 def test_an_ack_of_what_was_never_sent_drops_the_connection() -> None:
@@ -123,7 +160,7 @@ def test_unacked_chunks_are_played_back_with_the_same_bytes() -> None:
     _receive(stream, Ack(0))
     _reconnect(stream)
     assert stream.frames_to_send() == [
-        frames.encode(Open("a", "secret", None, 3)),
+        frames.encode(Open("a", "secret", None, 3, 2)),
         _chunk(1, DONE),
         _chunk(2, AbortPayload(1)),
     ]
@@ -159,7 +196,7 @@ def test_an_event_that_does_not_follow_drops_the_connection(event_id: str) -> No
     _receive(stream, Events((Event(event_id, _raw(_delta("x"))),)))
     assert (stream.is_connection_wanted, stream.events()) == (False, [])
     _reconnect(stream)
-    assert stream.frames_to_send()[0] == frames.encode(Open("a", "secret", "1-3", 1))
+    assert stream.frames_to_send()[0] == frames.encode(Open("a", "secret", "1-3", 1, 2))
 
 
 @spec("STREAM-22")
@@ -175,7 +212,7 @@ def test_a_stream_the_server_has_not_seen_asks_to_begin_where_it_begins() -> Non
     stream = _live(HI)
     _receive(stream, Events((_event(1, EpochStarted(1, "host", 1.0)),)))
     _reconnect(stream)
-    assert stream.frames_to_send()[0] == frames.encode(Open("a", "secret", None, 1))
+    assert stream.frames_to_send()[0] == frames.encode(Open("a", "secret", None, 1, 2))
 
 
 @spec("STREAM-13")
@@ -562,6 +599,20 @@ def test_what_is_said_after_the_end_of_the_turn_goes_nowhere() -> None:
     assert stream.writes() == []
 
 
+@spec("STREAM-50")
+def test_connections_are_numbered_upwards_also_by_the_next_process() -> None:
+    checkpoint = Checkpoint("a", "secret", EventId(1, 7), 1)
+    numbers = []
+    for life in (0, 1, 5):
+        stream = ClientStream.resume(checkpoint, life=life, now=0.0)
+        for _ in range(2):
+            _reconnect(stream)
+            opened = frames.decode_client(stream.frames_to_send()[0])
+            assert isinstance(opened, Open)
+            numbers.append(opened.connection)
+    assert numbers == sorted(set(numbers))
+
+
 def test_a_resumed_stream_goes_on_from_its_checkpoint() -> None:
     checkpoint = Checkpoint(
         "a", "secret", EventId(1, 7), 3, ((1, frames.encode(DONE)), (2, b'{"type":"abort"}'))
@@ -570,7 +621,7 @@ def test_a_resumed_stream_goes_on_from_its_checkpoint() -> None:
     stream.handle_deadline(now=0.0)
     stream.connected(now=0.0)
     assert stream.frames_to_send() == [
-        frames.encode(Open("a", "secret", "1-7", 3)),
+        frames.encode(Open("a", "secret", "1-7", 3, 1)),
         _chunk(1, DONE),
         frames.encode(Chunk(2, msgspec.Raw(b'{"type":"abort"}'))),
     ]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -38,6 +41,8 @@ from midstream.core.records import (
     ChunkAccepted,
     EpochStarted,
     MessageAccepted,
+    MessageQueued,
+    MessageWithdrawn,
     Record,
     ReplyCompleted,
     StreamOpened,
@@ -53,9 +58,12 @@ from midstream.core.server_stream import (
     Submit,
     events_frames,
     status_of,
+    turn_status_of,
     waiting_on,
 )
 from midstream.core.session import CHUNKS_MAX, Received, Session, fold
+from midstream.core.settings import StreamSettings
+from midstream.core.timing import StallBudgets
 from midstream.core.turn import Answer, CallFinished, Cancel, Resume, SendMessage, WhenBusy, Withdraw
 from midstream.errors import DrainingError, MidstreamError, SeqnoGapError, SessionBusyError, StreamFencedError
 from tests.spec import spec
@@ -109,6 +117,9 @@ def test_a_connection_that_never_opens_is_ended() -> None:
         frames.encode(Open("a", SECRET, event_id="x")),
         frames.encode(Open("a", SECRET, event_id="9999999999999999999-1")),
         frames.encode(Open("a", SECRET, next_seqno=-1)),
+        frames.encode(Open("a", SECRET, connection=-1)),
+        frames.encode(Open("a", SECRET, cancel_after_s=-1.0)),
+        frames.encode(Open("a", SECRET, cancel_after_s=3601.0)),
         frames.encode(Open("a", SECRET, version=0)),
         b'"' + b"x" * frames.FRAME_BYTES_MAX + b'"',
     ],
@@ -220,7 +231,9 @@ def test_more_chunks_in_flight_than_the_welcome_allows_end_the_connection() -> N
 def test_a_known_stream_goes_on_where_the_client_was() -> None:
     stream = _opened(Open("a", SECRET, event_id="3-4", next_seqno=1))
     stream.admit(_session(*_said()), epoch_at=3, now=0.0)
-    welcome = Welcome("a", event_id="3-5", resume_from="3-4", acked=1, turn=1, status="model")
+    welcome = Welcome(
+        "a", event_id="3-5", resume_from="3-4", acked=1, turn=1, turn_status="running", status="model"
+    )
     assert _sent(stream) == [welcome]
     assert stream.cursor == 4
 
@@ -229,7 +242,9 @@ def test_a_known_stream_goes_on_where_the_client_was() -> None:
 def test_a_known_stream_without_an_event_id_begins_where_it_began() -> None:
     stream = _opened(Open("a", SECRET, next_seqno=1))
     stream.admit(_session(*_said()), epoch_at=None, now=0.0)
-    assert _sent(stream) == [Welcome("a", "3-5", "3-1", acked=1, turn=1, status="model")]
+    assert _sent(stream) == [
+        Welcome("a", "3-5", "3-1", acked=1, turn=1, turn_status="running", status="model")
+    ]
 
 
 @spec("STREAM-19", "STREAM-23")
@@ -238,7 +253,7 @@ def test_an_event_that_is_not_on_the_line_is_gone(event_id: str, epoch_at: int |
     stream = _opened(Open("a", SECRET, event_id=event_id, next_seqno=1))
     stream.admit(_session(*_said()), epoch_at=epoch_at, now=0.0)
     welcome, gone = _sent(stream)
-    assert welcome == Welcome("a", "3-5", "3-1", acked=1, turn=1, status="model")
+    assert welcome == Welcome("a", "3-5", "3-1", acked=1, turn=1, turn_status="running", status="model")
     assert gone == Gone("3-1", f"the event {event_id} is not on this session's line")
     assert stream.cursor == 1
 
@@ -458,6 +473,107 @@ def _with_call(site: Site) -> Session:
     reply = Reply((Call("c", "look"),), Finish.CALLS)
     plans = (CallPlan("c", "digest", site),)
     return _session(*_said(), ReplyCompleted(1, 1, 1, reply, 3.0, plans), CallStarted(1, 1, "c", 1, 3.0))
+
+
+@spec("STREAM-54")
+@pytest.mark.parametrize(
+    ("more", "status"),
+    [
+        ((), "running"),
+        ((TurnEnded(1, TurnStatus.CANCELLED, 3.0),), "cancelled"),
+        ((TurnEnded(1, TurnStatus.FAILED, 3.0), MessageAccepted(2, UserMessage.of("x"), 4.0)), "failed"),
+        (
+            (
+                TurnEnded(1, TurnStatus.COMPLETED, 3.0),
+                MessageAccepted(2, UserMessage.of("x"), 4.0),
+                TurnEnded(2, TurnStatus.COMPLETED, 5.0),
+            ),
+            "ended",
+        ),
+    ],
+)
+def test_the_welcome_says_how_the_streams_turn_stands(more: tuple[Record, ...], status: str) -> None:
+    assert turn_status_of(_session(*_said(), *more), "a") == status
+    assert turn_status_of(_session(*_said(), *more), "b") == ""
+
+
+@spec("STREAM-54")
+def test_a_queued_message_is_a_turn_that_waits() -> None:
+    session = _session(
+        *_said(), StreamOpened("b", DIGEST), MessageQueued(1, UserMessage.of("x"), 3.0, stream="b")
+    )
+    assert turn_status_of(session, "b") == "queued"
+    session = fold([(3, MessageWithdrawn(1, 4.0, "b"))], session)
+    assert turn_status_of(session, "b") == "ended"
+
+
+@spec("STREAM-54", "STREAM-56")
+def test_the_welcome_tells_the_settings_and_what_silence_means() -> None:
+    settings = StreamSettings(is_recovery_on=False, look_back_s=60.0, heartbeat_s=2.0, in_flight_max=3)
+    stalls = StallBudgets(first_token_s=math.inf, tool_s=5.0)
+    stream = ServerStream.under(settings, stalls=stalls, now=0.0)
+    stream.receive(frames.encode(Open("a", SECRET)), now=0.0)
+    stream.admit(Session(), epoch_at=None, now=0.0)
+    (welcome,) = _sent(stream)
+    assert isinstance(welcome, Welcome)
+    assert (welcome.retention_s, welcome.heartbeat_s, welcome.in_flight_max) == (60.0, 2.0, 3)
+    assert (welcome.is_degraded, welcome.reason) == (True, settings.degraded_reason)
+    assert (welcome.stall_s["first_token_s"], welcome.stall_s["tool_s"]) == (None, 5.0)
+
+
+@spec("STREAM-17", "STREAM-56")
+def test_a_client_that_sends_more_than_it_was_told_is_ended() -> None:
+    stream = ServerStream.under(StreamSettings(in_flight_max=1), now=0.0)
+    stream.receive(frames.encode(Open("a", SECRET)), now=0.0)
+    stream.admit(Session(), epoch_at=None, now=0.0)
+    for seqno in range(2):
+        stream.receive(_chunk(seqno, frames.encode(HI if not seqno else AbortPayload())), now=0.0)
+    assert (_code(_sent(stream)[-1]), stream.is_closed) == ("protocol", True)
+
+
+def _lost(stream: ServerStream) -> None:
+    del stream
+
+
+def _closes(stream: ServerStream) -> None:
+    stream.receive(frames.encode(Close()), now=0.0)
+
+
+def _breaks_a_rule(stream: ServerStream) -> None:
+    stream.receive(b"not a frame", now=0.0)
+
+
+@spec("STREAM-55")
+@pytest.mark.parametrize(
+    ("end", "after_s"),
+    [
+        (_lost, 5.0),
+        (_breaks_a_rule, 5.0),
+        (_closes, None),
+        (lambda stream: stream.fail(DrainingError("bye"), now=0.0), None),
+        (lambda stream: stream.fail(StreamFencedError("bye"), now=0.0), None),
+    ],
+)
+def test_only_a_lost_connection_stops_a_turn(
+    end: Callable[[ServerStream], None], after_s: float | None
+) -> None:
+    stream = _admitted(Open("a", SECRET, cancel_after_s=5.0))
+    end(stream)
+    assert stream.cancels_after_s == after_s
+    assert _opened(Open("a", SECRET, cancel_after_s=5.0)).cancels_after_s is None
+    assert _admitted(Open("a", SECRET)).cancels_after_s is None
+
+
+@spec("STREAM-50")
+@pytest.mark.parametrize(
+    ("number", "other", "is_before"),
+    [(1, 2, True), (2, 2, False), (3, 2, False), (0, 2, False), (2, 0, False)],
+)
+def test_the_older_of_two_connections_is_the_one_with_the_lower_number(
+    number: int, other: int, *, is_before: bool
+) -> None:
+    connections = [_admitted(Open("a", SECRET, connection=each)) for each in (number, other)]
+    assert connections[0].is_before(connections[1]) is is_before
 
 
 @spec("STREAM-36")

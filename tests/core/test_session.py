@@ -95,6 +95,7 @@ from midstream.errors import (
     SeqnoGapError,
     SeqnoReusedError,
     SessionBusyError,
+    StreamReusedError,
     WrongSecretError,
 )
 from midstream.store.contract import Stored
@@ -471,10 +472,19 @@ def test_a_repeated_chunk_is_not_processed_again() -> None:
     assert decide(_taken(session, _chunk(1, Cancel())), _chunk(0, say()), epoch=1, at=AT) == ()
 
 
+@spec("STREAM-12", "STREAM-52")
+def test_a_later_number_with_another_payload_is_a_conflict_of_its_own_kind() -> None:
+    session = _taken(OPENED, _chunk(0, say()), _chunk(1, Cancel()))
+    with pytest.raises(Refused) as refused:
+        decide(session, _chunk(1, Cancel(7)), epoch=1, at=AT)
+    assert type(refused.value.error) is SeqnoReusedError
+
+
+@spec("STREAM-52")
 @pytest.mark.parametrize(
     ("chunk", "error"),
     [
-        (_chunk(0, say("other words")), SeqnoReusedError),
+        (_chunk(0, say("other words")), StreamReusedError),
         (_chunk(2, Cancel()), SeqnoGapError),
         (_chunk(1, Cancel(), secret="another"), WrongSecretError),
         (_chunk(0, say(), secret="another"), WrongSecretError),

@@ -33,6 +33,7 @@ def test_the_pins_are_these_files() -> None:
         "peers-durable-apart.txt",
         "peers-durable.txt",
         "peers.txt",
+        "schemathesis.txt",
         "templates.txt",
         "upstreams.txt",
     ]

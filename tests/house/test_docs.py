@@ -40,3 +40,7 @@ def test_a_stale_block_is_found_and_made_anew(tmp_path: Path) -> None:
     page.write_text(docs.with_fresh_blocks(page.read_text()))
     assert "| `make check` |" in page.read_text()
     assert list(docs.problems(page, tmp_path)) == []
+
+
+def test_the_description_of_the_http_interface_is_current() -> None:
+    assert docs.OPENAPI.read_text(encoding="utf-8") == docs.openapi()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from midstream.errors import ModelError, ModelMissingError, ModelStalledError, UpstreamFailedError
-from midstream.runtime.permissions import Verdict
+from midstream.runtime.permissions import Decision
 from midstream.testing.upstream_contract import CLOSE_S, LIMIT_S
 from midstream.world import World
 
@@ -24,7 +24,7 @@ from midstream.integrations.acp_process import AcpProcess
 WORLD = World()
 
 
-async def nobody(_: str, __: ToolCallUpdate) -> Verdict:
+async def nobody(_: str, __: ToolCallUpdate) -> Decision:
     return "nobody is there"
 
 

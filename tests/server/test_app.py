@@ -92,6 +92,7 @@ async def test_mounted_in_another_app_it_starts_with_the_first_requests_once() -
     assert page.content == file.content
     assert (missing.status_code, missing.json()["code"]) == (404, "not_found")
     assert (wrong.status_code, wrong.json()["code"]) == (405, "method_not_allowed")
+    assert wrong.headers["allow"]
 
 
 async def test_errors_of_a_mounted_app_are_its_own_answers() -> None:

@@ -20,6 +20,7 @@ from midstream.testing.models import Gate, ScriptedModel, Stall, Step, text
 from midstream.testing.worlds import FakeWorld
 from midstream.world import Fault
 from tests.server.serving import WAIT_S, Json, abort, chunk, opening, records_of
+from tests.spec import spec
 
 
 class Wire:
@@ -229,6 +230,21 @@ async def test_one_connection_speaks_for_a_stream_and_others_read_on() -> None:
         assert first.sent[-1]["code"] == "stream_fenced"
         assert second.heard("ack")
         assert records_of(reader.sent)
+
+
+@spec("STREAM-50")
+async def test_an_older_connection_that_comes_late_is_ended_and_the_newer_one_goes_on() -> None:
+    async with bench([Stall()]) as on:
+        newer, late = Wire(), Wire()
+        newer.say(opening(connection=2))
+        speaking = on.connect(newer)
+        await on.world.settle()
+        late.say(opening(connection=1))
+        assert await ended(on.connect(late)) == "stream_fenced"
+        newer.say(chunk())
+        await on.world.settle()
+        assert newer.heard("ack")
+        assert not speaking.done()
 
 
 async def test_a_fenced_connection_that_does_not_read_ends_too() -> None:

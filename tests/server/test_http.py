@@ -253,8 +253,17 @@ async def test_a_gap_says_which_number_is_expected() -> None:
 async def test_another_payload_under_a_used_number_is_a_conflict() -> None:
     async with called(make_app([[Stall()]])) as client:
         await post(client, chunk(words="one"))
-        answer = await post(client, chunk(words="two"))
+        await post(client, abort(1))
+        answer = await post(client, {**abort(1), "payload": {"type": "abort", "turn": 7}})
     assert (answer.status_code, answer.json()["code"]) == (409, "seqno_reused")
+
+
+@spec("STREAM-52")
+async def test_the_same_key_with_another_first_message_is_unprocessable() -> None:
+    async with called(make_app([[Stall()]])) as client:
+        await post(client, chunk(words="one"))
+        answer = await post(client, chunk(words="two"))
+    assert (answer.status_code, answer.json()["code"]) == (422, "stream_reused")
 
 
 async def test_a_wrong_secret_is_refused_on_the_way_up_and_down() -> None:

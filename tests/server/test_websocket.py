@@ -9,6 +9,7 @@ import pytest
 import websockets
 
 from midstream.core.frames import FRAME_BYTES_MAX
+from midstream.core.settings import StreamSettings
 from midstream.errors import (
     DrainingError,
     FrameTooLargeError,
@@ -24,6 +25,7 @@ from midstream.store.memory import MemoryStore
 from midstream.testing.models import Gate, Stall, text
 from midstream.testing.stores import FailingStore
 from tests.server.serving import (
+    SECRET,
     Json,
     Socket,
     abort,
@@ -34,6 +36,7 @@ from tests.server.serving import (
     served,
     words_of,
 )
+from tests.spec import spec
 
 
 async def test_a_message_is_acknowledged_and_its_turn_told_to_the_end() -> None:
@@ -191,7 +194,7 @@ async def test_refused_chunks_are_named_and_the_connection_goes_on() -> None:
         assert (await socket.hear_until("ack"))[-1] == {"type": "ack", "seqno": 1}
 
     assert (gap["code"], gap["seqno"], gap["expected"]) == ("seqno_gap", 2, 0)
-    assert (reused["code"], reused["seqno"], reused.get("retry")) == ("seqno_reused", 0, None)
+    assert (reused["code"], reused["seqno"], reused.get("retry")) == ("stream_reused", 0, None)
 
 
 async def test_a_second_message_while_a_turn_runs_is_refused_where_it_wants_that() -> None:
@@ -317,3 +320,44 @@ async def test_an_unknown_address_refuses_the_handshake() -> None:
 )
 def test_the_close_code_says_what_the_error_said(failure: MidstreamError | None, code: int) -> None:
     assert close_code_of(failure) == code
+
+
+@spec("STREAM-56")
+async def test_settings_change_while_the_server_runs() -> None:
+    app = make_app([text("hi")])
+    async with served(app) as server:
+        async with Socket(server.socket()) as socket:
+            await socket.say(opening())
+            before = await socket.hear()
+        app.settings = StreamSettings(is_recovery_on=False, look_back_s=60.0, heartbeat_s=3.0)
+        async with Socket(server.socket()) as socket:
+            await socket.say(opening())
+            after = await socket.hear()
+    assert (before["is_degraded"], before["retention_s"], before["heartbeat_s"]) == (False, 7200.0, 10.0)
+    assert (after["is_degraded"], after["retention_s"], after["heartbeat_s"]) == (True, 60.0, 3.0)
+    assert after["reason"] == app.settings.degraded_reason
+    assert app.host.look_back_s == 60.0
+
+
+@spec("STREAM-51")
+async def test_a_handshake_that_shows_a_stream_key_opens_the_stream() -> None:
+    headers = {
+        "x-idempotency-key": "k1",
+        "x-idempotent-encryption-key": SECRET,
+        "x-idempotency-next-seqno": "0",
+        "x-idempotency-connection": "3",
+    }
+    async with served(make_app([text("hi")])) as server:
+        async with Socket(server.socket(headers=headers)) as socket:
+            assert (await socket.hear())["type"] == "welcome"
+            await socket.say(chunk())
+            await socket.hear_until("turn_ended")
+        wrong = {**headers, "x-idempotent-encryption-key": "t" * 43}
+        with pytest.raises(websockets.InvalidStatus) as refused:
+            async with Socket(server.socket(headers=wrong)):
+                pass
+        assert refused.value.response.status_code == 403
+        with pytest.raises(websockets.InvalidStatus) as malformed:
+            async with Socket(server.socket(headers={**headers, "x-idempotency-connection": "x"})):
+                pass
+        assert malformed.value.response.status_code == 400

@@ -28,6 +28,10 @@ __all__ = ["Surroundings", "main", "midstream_command"]
 COMMANDS: dict[str, tuple[str, str]] = {
     "cache": ("midstream.cli.cache:cache", "Show what of each model call came from the provider's cache."),
     "chat": ("midstream.cli.chat:chat", "Talk to an agent; survives Ctrl-C, cuts and restarts."),
+    "conformance": (
+        "midstream.cli.conformance:conformance",
+        "Try a server of the stream protocol, clause by clause.",
+    ),
     "demo": ("midstream.cli.demo.command:demo", "Watch a session survive a cut and a SIGKILL."),
     "doctor": ("midstream.cli.doctor:doctor", "Find and repair broken histories; probe the way to a server."),
     "gateway": ("midstream.cli.gateway:gateway", "Put an agent behind the APIs of OpenAI and Anthropic."),

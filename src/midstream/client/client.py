@@ -181,7 +181,12 @@ class Client:
     # --- what an application does -------------------------------------------------------------------------------
 
     def send(
-        self, session: str, message: str | UserMessage, *, when_busy: WhenBusy | str = WhenBusy.QUEUE
+        self,
+        session: str,
+        message: str | UserMessage,
+        *,
+        when_busy: WhenBusy | str = WhenBusy.QUEUE,
+        cancel_after_s: float | None = None,
     ) -> AsyncGenerator[Event, None]:
         """Say something in a session, new or known, and iterate over the turn it opens, to its end.
 
@@ -192,6 +197,9 @@ class Client:
         only `cancel` stops it. An event counts as handled when the next one is asked for: an application that dies
         before that gets it again in its next life.
 
+        With `cancel_after_s` (up to an hour) a connection that is lost, and not made again for so many seconds, stops
+        the turn; leaving the loop does not.
+
         Raises:
             SessionBusyError: A turn runs there and `when_busy` is "refuse", or 100 messages wait. Nothing was said.
             FrameTooLargeError: The message is larger than 1 MiB. Nothing was said.
@@ -200,7 +208,7 @@ class Client:
         """
         said = UserMessage.of(message) if isinstance(message, str) else message
         payload = SayPayload(said.parts, offered(self._tools.values()), _named(WhenBusy, when_busy))
-        return self._take_part(session, payload)
+        return self._take_part(session, payload, cancel_after_s=cancel_after_s)
 
     def resume(self, session: str, turn: int | None = None) -> AsyncGenerator[Event, None]:
         """Go on with the session's last turn, which was interrupted or failed, and iterate over the rest of it.
@@ -333,8 +341,8 @@ class Client:
             elif kept.damage:
                 shown = partial(self._shown_instead, kept)
                 interrupted.append(InterruptedTurn(kept.session, kept.touched_at, shown))
-            elif self._resumed(kept).is_finishing:
-                self._attach(kept.session, self._resumed(kept))
+            elif checkpoint.is_finishing:
+                self._attach(kept.session, await self._resumed(kept))
             else:
                 resume = partial(self._resume, kept)
                 interrupted.append(InterruptedTurn(kept.session, kept.touched_at, resume))
@@ -365,10 +373,10 @@ class Client:
     # --- streams ------------------------------------------------------------------------------------------------
 
     async def _take_part(
-        self, session: str, payload: SayPayload | ResumePayload
+        self, session: str, payload: SayPayload | ResumePayload, *, cancel_after_s: float | None = None
     ) -> AsyncGenerator[Event, None]:
         """Open a stream with a payload that gives it a turn, and iterate over that."""
-        stream, begun = self._new_stream(session)
+        stream, begun = self._new_stream(session, cancel_after_s)
         stream.submit(payload)
         tools = await self._local_tools(session, stream)
         async with aclosing(self._deliver(self._attach(session, stream, begun, tools))) as events:
@@ -383,25 +391,36 @@ class Client:
         async for _ in self._deliver(self._attach(session, stream, begun)):
             pass
 
-    def _new_stream(self, session: str) -> tuple[ClientStream, StreamBegun]:
+    def _new_stream(
+        self, session: str, cancel_after_s: float | None = None
+    ) -> tuple[ClientStream, StreamBegun]:
         if not session:
             raise UsageError("a session needs an id of at least one character")
         secret = self._world.new_secret()
         now = self._world.monotonic()
         key = self._world.new_id("stream")
         stream = ClientStream(
-            key, secret, patience_s=self._patience_s, stall_after_s=self._stall_after_s, now=now
+            key,
+            secret,
+            cancel_after_s=cancel_after_s,
+            patience_s=self._patience_s,
+            stall_after_s=self._stall_after_s,
+            now=now,
         )
         return stream, StreamBegun(session, secret)
 
-    def _resumed(self, kept: KeptStream) -> ClientStream:
-        now = self._world.monotonic()
+    async def _resumed(self, kept: KeptStream) -> ClientStream:
+        life, now = await self._file.start_epoch(), self._world.monotonic()
         return ClientStream.resume(
-            kept.checkpoint, patience_s=self._patience_s, stall_after_s=self._stall_after_s, now=now
+            kept.checkpoint,
+            life=life,
+            patience_s=self._patience_s,
+            stall_after_s=self._stall_after_s,
+            now=now,
         )
 
     async def _resume(self, kept: KeptStream) -> AsyncGenerator[Event, None]:
-        stream = self._resumed(kept)
+        stream = await self._resumed(kept)
         tools = await self._local_tools(kept.session, stream)
         async with aclosing(self._deliver(self._attach(kept.session, stream, None, tools))) as events:
             async for event in events:

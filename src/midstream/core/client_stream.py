@@ -81,6 +81,8 @@ RETRY_AFTER_S_MAX = 300.0
 """No server may ask for a longer wait before the next try."""
 STALL_AFTER_S = 60.0
 """Seconds without an event after which a turn that waits for a machine counts as stalled: six heartbeats."""
+CONNECTIONS_OF_A_LIFE = 2**24
+"""Connections one process makes of a stream: the numbers of the next process begin above them."""
 CHUNK_OVERHEAD_BYTES = 64
 """What a chunk's frame adds to its payload, at most."""
 _MACHINES = ("model", "tool", "client")
@@ -105,6 +107,12 @@ class Checkpoint(Struct, frozen=True):
     event_id: EventId | None = None
     next_seqno: int = 0
     unacked: tuple[tuple[int, bytes], ...] = ()
+
+    @property
+    def is_finishing(self) -> bool:
+        """Whether nothing but acks is owed: the stream stopped, answered or took back, and follows no turn."""
+        first = decode_payload(self.unacked[0][1]) if self.unacked and self.unacked[0][0] == 0 else None
+        return isinstance(first, AbortPayload | AnswerPayload | WithdrawPayload)
 
 
 # --- what is to be written into the checkpoint --------------------------------------------------------------------
@@ -172,6 +180,8 @@ class ClientStream:
         stream: The stream key; "" for a reader, who says nothing and never ends by itself.
         secret: The stream's secret; "" for a reader.
         after: Where a reader begins: after this event, or at the session's end where it is None.
+        cancel_after_s: See `Open`: the server stops the turn when this client was gone for so long.
+        life: A number above those of the processes that had this stream before.
         patience_s: Seconds without any working connection after which the stream ends with
             `ConnectionLostError`; it can still be resumed.
         stall_after_s: Seconds without an event after which `is_stalled` says so.
@@ -183,6 +193,8 @@ class ClientStream:
         secret: str = "",
         *,
         after: EventId | None = None,
+        cancel_after_s: float | None = None,
+        life: int = 0,
         backoff: Backoff = RECONNECT_BACKOFF,
         patience_s: float = LOOK_BACK_S,
         stall_after_s: float = STALL_AFTER_S,
@@ -190,6 +202,7 @@ class ClientStream:
     ) -> None:
         self._stream = stream
         self._secret = secret
+        self._cancel_after_s = cancel_after_s
         self._backoff = backoff
         self._patience_s = patience_s
         self._stall_after_s = stall_after_s
@@ -199,6 +212,8 @@ class ClientStream:
         # Outbound: chunks below `_acked` are done, those below `_sent` were sent on this connection.
         self._acked = self._sent = self._next_seqno = 0
         self._unacked: dict[int, bytes] = {}
+        self._acked_apart: set[int] = set()
+        """Chunks above `_acked` that were acknowledged one by one; after a restart they are played back once more."""
         self._in_flight_max = IN_FLIGHT_MAX
         self._is_abort_numbered = False
         self._is_finishing = False
@@ -211,6 +226,7 @@ class ClientStream:
         """Its message waits for the turns before it, which are not its business."""
         self._end: EventId | None = None
         # Connection.
+        self._connection = life * CONNECTIONS_OF_A_LIFE
         self._is_kept = bool(stream)
         self._is_degraded = False
         self._is_reconnecting = False
@@ -236,16 +252,18 @@ class ClientStream:
         cls,
         checkpoint: Checkpoint,
         *,
+        life: int = 0,
         backoff: Backoff = RECONNECT_BACKOFF,
         patience_s: float = LOOK_BACK_S,
         stall_after_s: float = STALL_AFTER_S,
         now: float,
     ) -> ClientStream:
-        """Go on with a stream of an earlier process."""
+        """Go on with a stream of an earlier process, which had a lower `life`."""
         stream = cls(
             checkpoint.stream,
             checkpoint.secret,
             after=checkpoint.event_id,
+            life=life,
             backoff=backoff,
             patience_s=patience_s,
             stall_after_s=stall_after_s,
@@ -255,9 +273,9 @@ class ClientStream:
         stream._next_seqno = checkpoint.next_seqno
         stream._unacked = dict(checkpoint.unacked)
         stream._acked = checkpoint.next_seqno - len(checkpoint.unacked)
-        unacked = {seqno: decode_payload(payload) for seqno, payload in checkpoint.unacked}
-        stream._is_abort_numbered = any(isinstance(each, AbortPayload) for each in unacked.values())
-        stream._is_finishing = isinstance(unacked.get(0), AbortPayload | AnswerPayload | WithdrawPayload)
+        said = [decode_payload(payload) for _, payload in checkpoint.unacked]
+        stream._is_abort_numbered = any(isinstance(each, AbortPayload) for each in said)
+        stream._is_finishing = checkpoint.is_finishing
         return stream
 
     # --- what the shell may ask ---------------------------------------------------------------------------------
@@ -416,7 +434,11 @@ class ClientStream:
         self._state = _State.OPENING
         self._sent = self._acked
         event_id = str(self._received) if self._is_begun and self._received is not None else None
-        self._queue(Open(self._stream, self._secret, event_id, self._next_seqno))
+        self._connection += 1
+        number = self._connection if self._stream else 0
+        self._queue(
+            Open(self._stream, self._secret, event_id, self._next_seqno, number, self._cancel_after_s)
+        )
         self._send_chunks()
         self.was_heard(now=now)
 
@@ -517,7 +539,7 @@ class ClientStream:
             case Welcome():
                 self._take_welcome(frame)
             case Ack():
-                self._take_ack(frame.seqno)
+                self._take_one_ack(frame.seqno) if frame.is_single else self._take_ack(frame.seqno)
             case Events():
                 self._take_events(frame)
             case Gone():
@@ -561,12 +583,24 @@ class ClientStream:
             for each in range(self._acked, seqno + 1):
                 del self._unacked[each]
             self._acked = seqno + 1
+            self._acked_apart = {each for each in self._acked_apart if each > seqno}
             self._sent = max(self._sent, self._acked)
             self._keep(ChunksAcked(seqno))
             self._failures = self._unanswered = 0
             self._trouble = None
         self._send_chunks()
         self._end_if_finished()
+
+    def _take_one_ack(self, seqno: int) -> None:
+        """Take an ack of one chunk alone (STREAM-53)."""
+        if not 0 <= seqno < self._next_seqno:
+            raise ProtocolError(f"chunk {seqno} was acknowledged and never sent")
+        if seqno > self._acked:
+            self._acked_apart.add(seqno)
+            return
+        while seqno + 1 in self._acked_apart:
+            seqno += 1
+        self._take_ack(seqno)
 
     def _take_events(self, frame: Events) -> None:
         for event in frame.events:
@@ -690,7 +724,10 @@ class ClientStream:
             self._sent = seqno + 1
 
     def _sendable(self) -> Iterator[int]:
-        return iter(range(self._sent, min(self._next_seqno, self._acked + self._in_flight_max)))
+        room = self._acked + len(self._acked_apart) + self._in_flight_max
+        return (
+            each for each in range(self._sent, min(self._next_seqno, room)) if each not in self._acked_apart
+        )
 
     def _queue(self, frame: ClientFrame) -> None:
         self._frames.append(encode(frame))

@@ -8,10 +8,10 @@ type it does not know with `error`; the version in `open` and `welcome` says whi
 from __future__ import annotations
 
 import hashlib
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct, field
 
 from midstream.core.calls import Choice
 from midstream.core.messages import Result, UserPart
@@ -77,12 +77,18 @@ class Open(Struct, frozen=True, tag="open", tag_field="type", omit_defaults=True
         event_id: The last event the client has; None for a new stream (begin where the stream begins) or to
             follow from the end.
         next_seqno: How many chunks the client has numbered; the server tells which it has.
+        cancel_after_s: Seconds after which the turn is stopped where this connection is lost and no other one of the
+            stream takes its place (STREAM-55); None never stops it.
+        connection: Its number among the stream's connections, each higher than those made before; 0 where the client
+            does not count.
     """
 
     stream: str = ""
     secret: str = ""
     event_id: str | None = None
     next_seqno: int = 0
+    connection: int = 0
+    cancel_after_s: float | None = None
     version: int = PROTOCOL_VERSION
 
 
@@ -113,7 +119,7 @@ class SayPayload(Struct, frozen=True, tag="say", tag_field="type", omit_defaults
     While another turn runs, it waits for its end, or is refused, as `when_busy` says.
     """
 
-    parts: tuple[UserPart, ...]
+    parts: Annotated[tuple[UserPart, ...], Meta(min_length=1)]
     tools: tuple[ClientTool, ...] = ()
     when_busy: WhenBusy = WhenBusy.QUEUE
 
@@ -173,10 +179,14 @@ class Welcome(Struct, frozen=True, tag="welcome", tag_field="type"):
         resume_from: The event after which this connection's events begin.
         acked: Chunks of this stream accepted so far: the seqno expected next.
         turn: The stream's turn, 0 before its first chunk.
+        turn_status: How that turn stands: "" (there is none yet), queued, running, completed, cancelled, failed,
+            interrupted, or ended (how, its events say).
         status: What the session is doing: idle, model, tools, cancelling.
         heartbeat_s: Seconds of silence after which a heartbeat comes.
         frame_bytes_max, in_flight_max: Limits.
         retention_s: How long after its last record a stream can be resumed.
+        stall_s: Seconds of silence of a turn after which the server tells it (`first_token_s`, `between_tokens_s`,
+            `tool_s`), and after which it cuts a model (the names that end in `_max_s`); null is never.
     """
 
     stream: str
@@ -184,6 +194,7 @@ class Welcome(Struct, frozen=True, tag="welcome", tag_field="type"):
     resume_from: str
     acked: int = 0
     turn: int = 0
+    turn_status: str = ""
     status: str = "idle"
     is_degraded: bool = False
     reason: str = ""
@@ -191,13 +202,18 @@ class Welcome(Struct, frozen=True, tag="welcome", tag_field="type"):
     frame_bytes_max: int = FRAME_BYTES_MAX
     in_flight_max: int = IN_FLIGHT_MAX
     retention_s: float = 7200.0
+    stall_s: dict[str, float | None] = field(default_factory=dict)
     version: int = PROTOCOL_VERSION
 
 
-class Ack(Struct, frozen=True, tag="ack", tag_field="type"):
-    """Every chunk up to and with `seqno` is in the journal, on disk. Cumulative; may repeat."""
+class Ack(Struct, frozen=True, tag="ack", tag_field="type", omit_defaults=True):
+    """Every chunk up to and with `seqno` is in the journal, on disk. Cumulative; may repeat.
+
+    `is_single` says so of this one chunk alone (STREAM-53).
+    """
 
     seqno: int
+    is_single: bool = False
 
 
 class Event(Struct, frozen=True):

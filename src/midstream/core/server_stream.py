@@ -16,11 +16,13 @@ Clause numbers refer to `docs/spec/stream.md`.
 from __future__ import annotations
 
 import hmac
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
-from typing import assert_never
+from typing import Self, assert_never
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from midstream.core.calls import Site
 from midstream.core.frames import (
@@ -54,7 +56,8 @@ from midstream.core.frames import (
 )
 from midstream.core.messages import UserMessage
 from midstream.core.session import CHUNKS_MAX, Received, Session
-from midstream.core.timing import Deadline
+from midstream.core.settings import StreamSettings
+from midstream.core.timing import Deadline, StallBudgets
 from midstream.core.turn import (
     LOOK_BACK_S,
     Answer,
@@ -75,7 +78,9 @@ from midstream.errors import (
     MidstreamError,
     ProtocolError,
     SeqnoGapError,
+    StreamFencedError,
     StreamNotFoundError,
+    UnavailableError,
     WrongSecretError,
 )
 
@@ -83,6 +88,8 @@ OPEN_WITHIN_S = 10.0
 """Seconds a new connection has for its `open`."""
 EVENTS_BYTES_MAX = 256 * 1024
 """Bytes of records after which an `events` frame is full; a record above it travels alone."""
+CANCEL_AFTER_S_MAX = 3600.0
+"""Seconds a turn may be left alone where its client wants it stopped after some."""
 KEY_CHARS_MAX = 256
 """Characters of a stream key or of a secret."""
 
@@ -130,6 +137,8 @@ class ServerStream:
         heartbeat_s: Seconds of silence after which a heartbeat goes out.
         retention_s: What the welcome says of how long the stream can be resumed.
         degraded_reason: Why nothing can be resumed here; "" where it can.
+        in_flight_max: Chunks that may wait for their acks.
+        stalls: What the welcome says of how long a turn may be silent.
         wire: How frames are written down; `NATIVE` by default.
         now: The shell's clock, as in every call.
     """
@@ -140,6 +149,8 @@ class ServerStream:
         heartbeat_s: float = HEARTBEAT_S,
         retention_s: float = LOOK_BACK_S,
         degraded_reason: str = "",
+        in_flight_max: int = IN_FLIGHT_MAX,
+        stalls: StallBudgets | None = None,
         wire: Wire | None = None,
         now: float,
     ) -> None:
@@ -147,6 +158,8 @@ class ServerStream:
         self._heartbeat_s = heartbeat_s
         self._retention_s = retention_s
         self._degraded_reason = degraded_reason
+        self._in_flight_max = in_flight_max
+        self._stalls = stalls
         self._wire = wire or NATIVE
         self._failure: MidstreamError | None = None
         self._deadline: Deadline | None = Deadline(now + OPEN_WITHIN_S, "the client owes its open frame")
@@ -154,11 +167,35 @@ class ServerStream:
         self._event_id: EventId | None = None
         self._secret_digest = ""
         self._cursor = START.position
+        self._was_admitted = False
+        self._is_left = False
+        """The client said `close`: it leaves the turn to itself."""
         self._in_flight: set[int] = set()
         self._requests: list[Request] = []
         self._held: list[Request] = []
         """Chunks that came before the admission; they are requested after it or never."""
         self._frames: list[bytes] = []
+
+    @classmethod
+    def under(
+        cls,
+        settings: StreamSettings,
+        *,
+        stalls: StallBudgets | None = None,
+        degraded_reason: str = "",
+        wire: Wire | None = None,
+        now: float,
+    ) -> Self:
+        """Make a connection's half as an operator's settings say; a reason of the server's own comes first."""
+        return cls(
+            heartbeat_s=settings.heartbeat_s,
+            retention_s=settings.look_back_s,
+            degraded_reason=degraded_reason or settings.degraded_reason,
+            in_flight_max=settings.in_flight_max,
+            stalls=stalls,
+            wire=wire,
+            now=now,
+        )
 
     # --- what the shell may ask ---------------------------------------------------------------------------------
 
@@ -181,6 +218,24 @@ class ServerStream:
     def stream(self) -> str:
         """The key of the client's stream; "" for a reader and before the `open`."""
         return self._open.stream
+
+    def is_before(self, other: ServerStream) -> bool:
+        """Whether the client made this connection before `other` one of the same stream, and told so (STREAM-50).
+
+        A network may hold a connection back until after the one that replaced it.
+        """
+        return 0 < self._open.connection < other._open.connection
+
+    @property
+    def cancels_after_s(self) -> float | None:
+        """Seconds after which the turn is stopped unless the client comes back; None where it goes on (STREAM-55).
+
+        Meant for the moment the connection is over. One that the server ended for reasons of its own, or gave to a
+        newer one, or that the client closed with a word, is not lost.
+        """
+        is_ours = isinstance(self._failure, UnavailableError | StreamFencedError)
+        is_lost = self._was_admitted and not (self._is_left or is_ours)
+        return self._open.cancel_after_s if is_lost else None
 
     @property
     def cursor(self) -> int:
@@ -256,6 +311,7 @@ class ServerStream:
             resume_from = self._event_id or begin or newest
         self._cursor = resume_from.position
         self._state = _State.ADMITTED
+        self._was_admitted = True
         self._queue(
             Welcome(
                 stream=self._open.stream,
@@ -263,11 +319,14 @@ class ServerStream:
                 resume_from=str(resume_from),
                 acked=len(known.digests) if known else 0,
                 turn=known.turn if known else 0,
+                turn_status=turn_status_of(session, self._open.stream),
                 status=status_of(session),
                 is_degraded=bool(self._degraded_reason),
                 reason=self._degraded_reason,
                 heartbeat_s=self._heartbeat_s,
+                in_flight_max=self._in_flight_max,
                 retention_s=self._retention_s,
+                stall_s=stalls_told(self._stalls),
             ),
             now=now,
         )
@@ -341,17 +400,22 @@ class ServerStream:
                 if self.is_admitted:
                     self._deadline = Deadline(now, "the client asked for a heartbeat")
             case Close():
+                self._is_left = True
                 self._end()
             case _:
                 assert_never(frame)
 
     def _take_open(self, frame: Open) -> None:
-        if frame.version < 1 or frame.next_seqno < 0:
-            raise MalformedFrameError("versions begin with 1, sequence numbers with 0")
+        if frame.version < 1 or frame.next_seqno < 0 or frame.connection < 0:
+            raise MalformedFrameError("versions begin with 1, sequence and connection numbers with 0")
         if len(frame.stream) > KEY_CHARS_MAX or len(frame.secret) > KEY_CHARS_MAX:
             raise MalformedFrameError(f"stream keys and secrets have {KEY_CHARS_MAX} characters at most")
         if frame.stream and not frame.secret:
             raise MalformedFrameError("a stream needs a secret")
+        if frame.cancel_after_s is not None and not 0 <= frame.cancel_after_s <= CANCEL_AFTER_S_MAX:
+            raise MalformedFrameError(
+                f"a turn is stopped after 0 to {CANCEL_AFTER_S_MAX:g} seconds alone, or never"
+            )
         self._event_id = EventId.parse(frame.event_id) if frame.event_id is not None else None
         self._secret_digest = secret_digest_of(frame.secret)
         self._open = frame
@@ -364,8 +428,8 @@ class ServerStream:
             raise ProtocolError("a reader has no stream to send chunks on")
         chunk = read_chunk(frame, stream=self._open.stream, secret_digest=self._secret_digest)
         self._in_flight.add(chunk.seqno)
-        if len(self._in_flight) > IN_FLIGHT_MAX:
-            raise ProtocolError(f"more than {IN_FLIGHT_MAX} chunks wait for their acks")
+        if len(self._in_flight) > self._in_flight_max:
+            raise ProtocolError(f"more than {self._in_flight_max} chunks wait for their acks")
         queue = self._requests if self.is_admitted else self._held
         queue.append(Submit(chunk.seqno, chunk))
 
@@ -415,8 +479,6 @@ def _command_of(payload: Payload, seqno: int) -> Command:
         case SayPayload():
             if seqno != 0:
                 raise MalformedFrameError("a message is chunk 0: open a new stream for the next turn")
-            if not payload.parts:
-                raise MalformedFrameError("a message needs a part")
             return SendMessage(UserMessage(payload.parts), payload.tools, when_busy=payload.when_busy)
         case ResultPayload():
             return CallFinished(payload.turn, payload.reply, payload.result)
@@ -482,6 +544,25 @@ def status_of(session: Session) -> str:
             return "cancelling"
         case _:
             assert_never(session.turn)
+
+
+def turn_status_of(session: Session, stream: str) -> str:
+    """Return how a stream's turn stands, see `Welcome.turn_status`."""
+    known = session.streams.get(stream)
+    if known is None or not (known.turn or known.queued):
+        return ""
+    if not known.turn:
+        return "queued" if any(each.number == known.queued for each in session.queue) else "ended"
+    if known.turn == session.turns and session.is_live:
+        return "running"
+    last = session.last_turn
+    return last.status.value if last is not None and last.turn == known.turn else "ended"
+
+
+def stalls_told(stalls: StallBudgets | None) -> dict[str, float | None]:
+    """Return stall budgets as a welcome tells them."""
+    told = {} if stalls is None else asdict(stalls)
+    return {name: seconds if math.isfinite(seconds) else None for name, seconds in told.items()}
 
 
 def waiting_on(session: Session) -> str:

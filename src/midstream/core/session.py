@@ -61,6 +61,7 @@ from midstream.errors import (
     SeqnoReusedError,
     SessionBusyError,
     SessionNotFoundError,
+    StreamReusedError,
     UsageError,
     WrongSecretError,
 )
@@ -299,6 +300,8 @@ def _decide_received(session: Session, chunk: Received, *, epoch: int, at: float
         raise Refused(WrongSecretError("this stream was opened with another secret"))
     if chunk.seqno < len(digests):
         if digests[chunk.seqno] != chunk.digest:
+            if chunk.seqno == 0:  # STREAM-52
+                raise Refused(StreamReusedError("this stream key was used for another first message"))
             message = f"chunk {chunk.seqno} was already accepted with another payload"
             raise Refused(SeqnoReusedError(message))
         return ()  # STREAM: a repeated chunk is acknowledged again and changes nothing

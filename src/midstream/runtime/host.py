@@ -91,7 +91,7 @@ class Host:
         self.world = world or World()
         self.recovery = Recovery()
         self.is_draining = False
-        self._look_back_s = look_back_s
+        self.look_back_s = look_back_s
         self._owner = self.world.new_id("owner")
         self._awake: dict[str, Runner] = {}
         self._opening: dict[str, asyncio.Task[Runner]] = {}
@@ -347,7 +347,7 @@ class Host:
             self.world,
             owner=self._owner,
             family=self,
-            look_back_s=self._look_back_s,
+            look_back_s=self.look_back_s,
             on_failed=self._runner_failed,
             on_followed=self._caretaker.look_again,
         )

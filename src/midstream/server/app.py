@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from http import HTTPStatus
 from pathlib import Path
 
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Route, Router, WebSocketRoute
+from starlette.routing import Match, Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from midstream.core.settings import StreamSettings
 from midstream.core.turn import LOOK_BACK_S
 from midstream.errors import DrainingError, MidstreamError
 from midstream.runtime.agent import Agent
@@ -23,6 +25,7 @@ from midstream.server.connection import CONNECTIONS_MAX, Connections
 from midstream.server.guards import check_origin
 from midstream.server.http import EventsEndpoint, HttpEndpoints, StreamCutError
 from midstream.server.lifespan import live
+from midstream.server.openapi import openapi_route
 from midstream.server.pages import page_routes
 from midstream.server.poll import PollEndpoint
 from midstream.server.probe import ProbeEndpoints
@@ -38,6 +41,8 @@ _CHUNK_HEADERS = (
     "content-type",
     "idempotency-key",
     "last-event-id",
+    "x-idempotency-cancel-after",
+    "x-idempotency-connection",
     "x-idempotency-event-id",
     "x-idempotency-key",
     "x-idempotency-next-seqno",
@@ -52,6 +57,7 @@ def asgi(
     store: str | Path | Store = "midstream.db",
     world: World | None = None,
     look_back_s: float = LOOK_BACK_S,
+    settings: StreamSettings | None = None,
     allowed_origins: Collection[str] = (),
     connections_max: int = CONNECTIONS_MAX,
 ) -> App:
@@ -62,29 +68,29 @@ def asgi(
         store: A SQLite file, made where it is missing, or a store of your own.
         world: Clock, chance and tasks; the real ones by default.
         look_back_s: Seconds after which an interrupted turn is ended at start-up instead of carried on.
+        settings: How streams are served, with a look-back of their own; `App.settings` changes them later.
         allowed_origins: Origins such as `https://app.example` whose pages may ask, beside the app's own.
         connections_max: Streams that may be open at once.
     """
     world = world or World()
     if isinstance(store, str | Path):
         store = SQLiteStore(store, world=world)
-    host = Host(agent, store, world=world, look_back_s=look_back_s)
-    connections = Connections(limit=connections_max)
-    return App(host, connections, allowed_origins=allowed_origins, retention_s=look_back_s)
+    settings = settings or StreamSettings(look_back_s=look_back_s)
+    host = Host(agent, store, world=world, look_back_s=settings.look_back_s)
+    connections = Connections(limit=connections_max, settings=settings)
+    return App(host, connections, allowed_origins=allowed_origins)
 
 
 class App:
     """An ASGI app around a host. Make it with `asgi`."""
 
-    def __init__(
-        self, host: Host, connections: Connections, *, allowed_origins: Collection[str], retention_s: float
-    ) -> None:
+    def __init__(self, host: Host, connections: Connections, *, allowed_origins: Collection[str]) -> None:
         self.host = host
         self.connections = connections
         self._allowed_origins = frozenset(allowed_origins)
         self._starting = asyncio.Lock()
         self._is_started = False
-        self._router = _router_of(host, connections, retention_s)
+        self._router = _router_of(host, connections)
         self._shared: ASGIApp = self._guarded
         if allowed_origins:
             self._shared = CORSMiddleware(
@@ -104,6 +110,16 @@ class App:
     def open_streams(self) -> int:
         """Streams that are open now."""
         return len(self.connections)
+
+    @property
+    def settings(self) -> StreamSettings:
+        """How streams are served. Setting it holds for the connections and the recoveries that begin after it."""
+        return self.connections.settings
+
+    @settings.setter
+    def settings(self, settings: StreamSettings) -> None:
+        self.connections.settings = settings
+        self.host.look_back_s = settings.look_back_s
 
     async def start(self) -> None:
         """Open the store and begin recovery. Calling it again is harmless.
@@ -154,11 +170,23 @@ class App:
                 raise
             await refuse(problem_of(error), scope, receive, send)
         except HTTPException as error:
-            await refuse(problem_of_http(error), scope, receive, send)
+            await refuse(problem_of_http(error), scope, receive, send, self._allowed(scope, error))
         except Exception:
             if not is_begun:
                 await refuse(internal_problem(), scope, receive, send)
             raise
+
+    def _allowed(self, scope: Scope, error: HTTPException) -> dict[str, str]:
+        """Return the header that names what may be asked at an address where something else was (RFC 9110, 15.5.6)."""
+        if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED:
+            return {}
+        methods = {
+            method
+            for route in self._router.routes
+            if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE
+            for method in route.methods or ()
+        }
+        return {"allow": ", ".join(sorted(methods))}
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_origin(scope, self._allowed_origins)
@@ -167,18 +195,17 @@ class App:
         await self._router({**scope, "app": self, "starlette.exception_handlers": ({}, {})}, receive, send)
 
 
-def _router_of(host: Host, connections: Connections, retention_s: float) -> Router:
+def _router_of(host: Host, connections: Connections) -> Router:
     one = "/v1/sessions/{session_id}"
-    events = EventsEndpoint(host, connections, retention_s=retention_s)
-    stream = WebSocketEndpoint(host, connections, retention_s=retention_s)
+    events = EventsEndpoint(host, connections)
+    stream = WebSocketEndpoint(host, connections)
     routes = [
         *HttpEndpoints(host, connections).routes(),
         Route(f"{one}/events", events, methods=["GET", "POST"]),
-        Route(
-            f"{one}/poll", PollEndpoint(host, connections, retention_s=retention_s), methods=["GET", "POST"]
-        ),
+        Route(f"{one}/poll", PollEndpoint(host, connections), methods=["GET", "POST"]),
         WebSocketRoute(f"{one}/stream", stream),
         *ProbeEndpoints(host.world).routes(),
+        openapi_route(),
         *page_routes(),
     ]
     return Router(routes, redirect_slashes=False, default=_not_found)

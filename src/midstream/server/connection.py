@@ -15,11 +15,15 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
+import msgspec
+
 from midstream.core.frames import EVENTS_PER_FRAME_MAX, HEARTBEAT_S, START, Close, EventId, encode
-from midstream.core.server_stream import Admit, Request, ServerStream, Submit, waiting_on
+from midstream.core.server_stream import Admit, Request, ServerStream, Submit, Wire, waiting_on
+from midstream.core.settings import StreamSettings
 from midstream.errors import DrainingError, MidstreamError, OverloadedError, StreamFencedError
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
+from midstream.server.presence import Presence
 from midstream.world import Fault
 
 CONNECTIONS_MAX = 5000
@@ -63,14 +67,17 @@ class Connections:
 
     Args:
         limit: How many may be open at once.
+        settings: How streams are served; may be replaced at any time.
     """
 
-    def __init__(self, *, limit: int = CONNECTIONS_MAX) -> None:
+    def __init__(self, *, limit: int = CONNECTIONS_MAX, settings: StreamSettings | None = None) -> None:
+        self.settings = settings or StreamSettings()
         self._limit = limit
         self._open: set[Connection] = set()
         self._speakers: dict[tuple[str, str], Connection] = {}
         self._names: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._ending: MidstreamError | None = None
+        self._presence: Presence | None = None
 
     def __len__(self) -> int:
         return len(self._open)
@@ -96,12 +103,16 @@ class Connections:
             del self._speakers[connection.place]
 
     def fence(self, connection: Connection) -> None:
-        """Let an admitted connection speak for its stream; the one that did so before is ended (STREAM-8).
+        """Let an admitted connection speak for its stream; the older one is ended (STREAM-8, STREAM-50).
 
         Raises:
             StreamFencedError: It is one request more of a connection that was fenced between two of them.
         """
         place = connection.place
+        older = self._speakers.get(place)
+        if older is not None and connection.is_before(older):
+            connection.end(_fenced())
+            return
         if connection.is_continued:
             self.check(place, connection.name)
         if connection.name or place in self._names:
@@ -109,7 +120,6 @@ class Connections:
             self._names.move_to_end(place)
             if len(self._names) > NAMES_MAX:
                 self._names.popitem(last=False)
-        older = self._speakers.get(place)
         self._speakers[place] = connection
         if older is not None and older is not connection:
             older.end(_fenced())
@@ -129,9 +139,27 @@ class Connections:
         if speaker is not None and speaker.name == name:
             speaker.hang_up()
 
+    def stream(
+        self, host: Host, *, wire: Wire | None = None, heartbeat_s: float | None = None
+    ) -> ServerStream:
+        """Make the half of the protocol for a new connection, as the settings are now, or with its own heartbeat."""
+        settings = self.settings
+        if heartbeat_s is not None:
+            settings = msgspec.structs.replace(settings, heartbeat_s=heartbeat_s)
+        now = host.world.monotonic()
+        return ServerStream.under(settings, stalls=host.agent.stalls, wire=wire, now=now)
+
+    def presence(self, host: Host) -> Presence:
+        """Return who knows which clients of a host are here."""
+        if self._presence is None:
+            self._presence = Presence(host)
+        return self._presence
+
     def drain(self, error: DrainingError) -> None:
         """End all connections, and refuse new ones."""
         self._ending = error
+        if self._presence is not None:
+            self._presence.stop()
         for connection in [*self._open]:
             connection.end(error)
 
@@ -170,6 +198,8 @@ class Connection:
         self._transport = transport
         self._among = among
         self._runner: Runner | None = None
+        self._mark: bytes | None = None
+        """That it is here, where its turn is not to go on without its client."""
         self._is_over = asyncio.Event()
         self.is_gone = False
         """The client has gone or stopped reading: there is nobody to send last words to."""
@@ -187,11 +217,17 @@ class Connection:
         self._among.leave(self)
         if self._runner is not None:
             self._runner.detach()
+        if self._mark is not None:
+            self._among.presence(self._host).left(self.place, self._mark, self._stream.cancels_after_s)
 
     @property
     def place(self) -> tuple[str, str]:
         """The session and the stream it speaks for."""
         return self._session_id, self._stream.stream
+
+    def is_before(self, other: Connection) -> bool:
+        """Whether the client made it before the other one of the same stream, and told so."""
+        return self._stream.is_before(other._stream)
 
     def end(self, error: MidstreamError) -> None:
         """End it with an `error` frame. Calling it again is harmless."""
@@ -327,6 +363,8 @@ class Connection:
         runner.attach()
         if self._stream.stream:
             self._among.fence(self)
+        if self._stream.cancels_after_s is not None:
+            self._mark = await self._among.presence(self._host).arrived(self.place)
         self._is_admitted.set()
 
     def _meet_deadline(self, now: float) -> None:

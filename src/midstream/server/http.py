@@ -35,14 +35,7 @@ from midstream.core.frames import (
 from midstream.core.questions import Question, questions_of
 from midstream.core.records import encode as encode_record
 from midstream.core.records import salvaged
-from midstream.core.server_stream import (
-    KEY_CHARS_MAX,
-    ServerStream,
-    Wire,
-    answer_of,
-    read_chunk,
-    waiting_on,
-)
+from midstream.core.server_stream import Wire, answer_of, read_chunk, waiting_on
 from midstream.core.sse import event_of_frame, events_of_records
 from midstream.core.turn import Cancel, Resume, Withdraw
 from midstream.errors import (
@@ -57,6 +50,7 @@ from midstream.runtime.children import CHILD_MARK
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
 from midstream.server.connection import Connection, Connections
+from midstream.server.identity import connection_name_of, open_of, stream_of
 from midstream.server.snapshot import snapshot_of
 from midstream.store.contract import RUNNING, WAITING, SessionInfo, Stored
 from midstream.version import __version__
@@ -68,7 +62,6 @@ SESSIONS_PER_PAGE = 50
 SESSIONS_PER_PAGE_MAX = 200
 QUESTIONS_MAX = 500
 """Open questions in one answer; nobody decides about more at a time."""
-SEQNO_DIGITS_MAX = 9
 RECORDS_PER_READ = 1000
 """Records of an export that are in memory at a time."""
 
@@ -322,10 +315,9 @@ class SseTransport:
 class EventsEndpoint:
     """`/v1/sessions/{id}/events`: follow a session by server-sent events."""
 
-    def __init__(self, host: Host, connections: Connections, *, retention_s: float) -> None:
+    def __init__(self, host: Host, connections: Connections) -> None:
         self._host = host
         self._connections = connections
-        self._retention_s = retention_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one reader. What is refused before the first event is an ordinary HTTP error.
@@ -335,7 +327,7 @@ class EventsEndpoint:
         """
         request = Request(scope, receive)
         opening, name = await opening_of(request), connection_name_of(request)
-        stream = ServerStream(wire=SSE, retention_s=self._retention_s, now=self._host.world.monotonic())
+        stream = self._connections.stream(self._host, wire=SSE)
         transport = SseTransport(receive, send, ends_with_turn=bool(opening.stream))
         session_id = scope["path_params"]["session_id"]
         with Connection(
@@ -350,19 +342,6 @@ class EventsEndpoint:
         if failure is not None:
             raise StreamCutError(failure.code) from failure
         await send({"type": "http.response.body", "body": b""})
-
-
-def stream_of(request: Request) -> tuple[str, str]:
-    """Return the stream key and secret of a request's headers, each "" where it is missing.
-
-    Raises:
-        MalformedFrameError: One of them is too long.
-    """
-    key = request.headers.get("x-idempotency-key") or request.headers.get("idempotency-key") or ""
-    secret = request.headers.get("x-idempotent-encryption-key") or ""
-    if len(key) > KEY_CHARS_MAX or len(secret) > KEY_CHARS_MAX:
-        raise MalformedFrameError(f"stream keys and secrets have {KEY_CHARS_MAX} characters at most")
-    return key, secret
 
 
 async def opening_of(request: Request) -> Open:
@@ -380,32 +359,7 @@ async def opening_of(request: Request) -> Open:
         return frame
     if request.method != "GET":
         raise HTTPException(405, headers={"allow": "GET, POST"})
-    key, secret = stream_of(request)
-    numbered = request.headers.get("x-idempotency-next-seqno") or "0"
-    if not (numbered.isascii() and numbered.isdecimal() and len(numbered) <= SEQNO_DIGITS_MAX):
-        raise MalformedFrameError(
-            "`x-idempotency-next-seqno` is the number of chunks the client has numbered"
-        )
-    return Open(key, secret, _event_id_of(request), int(numbered))
-
-
-def connection_name_of(request: Request) -> str:
-    """Return what a client calls the connection that a request is part of; "" where it does not say.
-
-    Raises:
-        MalformedFrameError: It is too long.
-    """
-    name = request.headers.get("x-midstream-connection") or ""
-    if len(name) > KEY_CHARS_MAX:
-        raise MalformedFrameError(f"the name of a connection has {KEY_CHARS_MAX} characters at most")
-    return name
-
-
-def _event_id_of(request: Request) -> str | None:
-    """A browser that reconnects sends the header beside the address it first used, so the header counts first."""
-    headers = request.headers
-    named = headers.get("last-event-id") or headers.get("x-idempotency-event-id")
-    return named or request.query_params.get("after") or None
+    return open_of(request)
 
 
 async def body_of(request: Request) -> bytes:

@@ -14,10 +14,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from midstream.core.frames import HEARTBEAT_S, encode
-from midstream.core.server_stream import ServerStream
 from midstream.runtime.host import Host
 from midstream.server.connection import Connection, Connections
-from midstream.server.http import connection_name_of, number_of, opening_of
+from midstream.server.http import number_of, opening_of
+from midstream.server.identity import connection_name_of
 
 POLL_HEADERS = {"cache-control": "no-store, no-transform", "x-content-type-options": "nosniff"}
 
@@ -49,10 +49,9 @@ class PollTransport:
 class PollEndpoint:
     """`/v1/sessions/{id}/poll`: follow a session by one request after the other."""
 
-    def __init__(self, host: Host, connections: Connections, *, retention_s: float) -> None:
+    def __init__(self, host: Host, connections: Connections) -> None:
         self._host = host
         self._connections = connections
-        self._retention_s = retention_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one poll; `?n=` numbers those of a connection, and the first one, 0, opens it.
@@ -65,8 +64,7 @@ class PollEndpoint:
         request = Request(scope, receive)
         opening, number = await opening_of(request), number_of(request, "n") or 0
         wait_s = number_of(request, "wait", least=1, most=int(HEARTBEAT_S)) or HEARTBEAT_S
-        now = self._host.world.monotonic()
-        stream = ServerStream(heartbeat_s=wait_s, retention_s=self._retention_s, now=now)
+        stream = self._connections.stream(self._host, heartbeat_s=wait_s)
         transport = PollTransport(receive, ends_with_turn=bool(opening.stream))
         with Connection(
             self._host,

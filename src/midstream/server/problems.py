@@ -6,6 +6,7 @@ A problem says what happened (`detail`), with a stable `code` to match on, when 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from http import HTTPStatus
 
 import msgspec
@@ -25,6 +26,7 @@ from midstream.errors import (
     ProtocolError,
     SeqnoGapError,
     StoreDamagedError,
+    StreamReusedError,
     UnavailableError,
     UsageError,
 )
@@ -40,6 +42,7 @@ _STATUSES: dict[type[MidstreamError], int] = {
     NotFoundError: 404,
     ConflictError: 409,
     EventGoneError: 410,
+    StreamReusedError: 422,
     FrameTooLargeError: 413,
     MidstreamError: 500,
     StoreDamagedError: 500,
@@ -71,6 +74,7 @@ _NEXT = {
     "store_full": "Free some space on the server's disk and try again.",
     "stream_fenced": "A newer connection of this client has the stream; use that one.",
     "stream_not_found": "Open a new stream.",
+    "stream_reused": "Open a new stream for another message; the first one stands.",
     "usage": "Correct the request; the same one is refused again.",
     "wrong_secret": "Show the secret that this stream was opened with.",
 }
@@ -155,20 +159,24 @@ def _problem(
     )
 
 
-def response_of(problem: Problem) -> Response:
-    """Return a problem as a whole HTTP answer."""
+def response_of(problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a problem as a whole HTTP answer, with further headers."""
     body = msgspec.json.encode(problem)
-    return Response(body, problem.status, headers=problem.headers, media_type=MEDIA_TYPE)
+    return Response(
+        body, problem.status, headers={**problem.headers, **(headers or {})}, media_type=MEDIA_TYPE
+    )
 
 
-async def refuse(problem: Problem, scope: Scope, receive: Receive, send: Send) -> None:
+async def refuse(
+    problem: Problem, scope: Scope, receive: Receive, send: Send, headers: Mapping[str, str] | None = None
+) -> None:
     """Answer a request, or a WebSocket handshake that was not accepted yet, with a problem."""
     if scope["type"] == "http":
-        await response_of(problem)(scope, receive, send)
+        await response_of(problem, headers)(scope, receive, send)
     elif "websocket.http.response" in scope.get("extensions", {}):
-        headers = [(name.encode(), value.encode()) for name, value in problem.headers.items()]
-        headers.append((b"content-type", MEDIA_TYPE.encode()))
-        await send({"type": "websocket.http.response.start", "status": problem.status, "headers": headers})
+        told = [(name.encode(), value.encode()) for name, value in problem.headers.items()]
+        told.append((b"content-type", MEDIA_TYPE.encode()))
+        await send({"type": "websocket.http.response.start", "status": problem.status, "headers": told})
         await send({"type": "websocket.http.response.body", "body": msgspec.json.encode(problem)})
     else:
         await send({"type": "websocket.close", "code": 1008, "reason": problem.code})

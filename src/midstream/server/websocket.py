@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
+from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
 
-from midstream.core.server_stream import ServerStream
+from midstream.core.frames import encode
 from midstream.errors import (
     DrainingError,
     FrameTooLargeError,
@@ -17,6 +18,7 @@ from midstream.errors import (
 )
 from midstream.runtime.host import Host
 from midstream.server.connection import Connection, Connections
+from midstream.server.identity import open_of
 
 CLOSED = 1000
 """WebSocket close codes (RFC 6455, section 7.4): the client said `close`."""
@@ -68,18 +70,20 @@ class WebSocketTransport:
 class WebSocketEndpoint:
     """`/v1/sessions/{id}/stream` as a plain ASGI callable: nothing stands between a frame and the socket."""
 
-    def __init__(self, host: Host, connections: Connections, *, retention_s: float) -> None:
+    def __init__(self, host: Host, connections: Connections) -> None:
         self._host = host
         self._connections = connections
-        self._retention_s = retention_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one WebSocket."""
+        """Serve one WebSocket. A handshake that shows a stream key opens the stream; it is refused by a status."""
         await receive()  # websocket.connect
         session_id = scope["path_params"]["session_id"]
-        stream = ServerStream(retention_s=self._retention_s, now=self._host.world.monotonic())
+        stream = self._connections.stream(self._host)
         transport = WebSocketTransport(receive, send)
         with Connection(self._host, session_id, stream, transport, self._connections) as connection:
+            opened = open_of(HTTPConnection(scope))
+            if opened.stream:
+                await connection.admit(encode(opened))  # STREAM-51
             await send({"type": "websocket.accept"})
             failure = await connection.run()
         if connection.is_gone:

@@ -1,0 +1,133 @@
+"""`midstream conformance`: try any server of the stream protocol, clause by clause."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+
+import click
+import msgspec
+
+from midstream.cli import Surroundings
+from midstream.cli.exits import VERIFICATION
+from midstream.cli.sources import ServerSource
+from midstream.cli.terminal import Ink, clean
+from midstream.client.transports import base_url, session_path, websocket_url
+from midstream.client.websocket import connect_websocket
+from midstream.conformance.scripts import Script, scripts
+from midstream.conformance.server_side import WAIT_S, Outcome, ServerTrial, Wire
+from midstream.errors import MidstreamError, UsageError
+from midstream.world import World
+
+
+@click.command(short_help="Try a server of the stream protocol, clause by clause.")
+@click.argument("url")
+@click.option(
+    "--only", "words", metavar="WORDS", default="", help="Only scripts whose name or clauses hold this."
+)
+@click.option(
+    "--header",
+    "named",
+    metavar="NAME:VALUE",
+    multiple=True,
+    help="Sent with each connection, such as an authorization; may be given more than once.",
+)
+@click.option(
+    "--wait",
+    "wait_s",
+    metavar="S",
+    type=float,
+    default=WAIT_S,
+    show_default=True,
+    help="Seconds for each answer.",
+)
+@click.option("--keep", "is_kept", is_flag=True, help="Leave the sessions that the scripts open.")
+@click.option("--json", "is_json", is_flag=True, help="One JSON object for each script.")
+@click.pass_obj
+def conformance(
+    surroundings: Surroundings,
+    url: str,
+    words: str,
+    named: tuple[str, ...],
+    wait_s: float,
+    is_kept: bool,  # noqa: FBT001 - click passes options so
+    is_json: bool,  # noqa: FBT001 - see above
+) -> int:
+    """Try a server of the stream protocol at URL, clause by clause.
+
+    Each script opens a session of its own and says a few words to the agent there, whose answers do not matter. The
+    sessions are deleted in the end. For every difference it is said which step met it, and what the server said.
+    """
+    headers = _headers(named)
+    chosen = [each for each in scripts("server") if words in each.name or words in each.clauses]
+    if not chosen:
+        raise UsageError(f"no script is about {words!r}")
+    base_url(url)
+    return asyncio.run(
+        _try(surroundings, url.rstrip("/"), headers, chosen, wait_s, is_kept=is_kept, is_json=is_json)
+    )
+
+
+def _headers(named: Sequence[str]) -> dict[str, str]:
+    headers = {}
+    for each in named:
+        name, colon, value = each.partition(":")
+        if not (name and colon):
+            raise UsageError("a header looks like 'authorization: Bearer …'")
+        headers[name.strip()] = value.strip()
+    return headers
+
+
+async def _try(
+    surroundings: Surroundings,
+    url: str,
+    headers: Mapping[str, str],
+    chosen: Sequence[Script],
+    wait_s: float,
+    *,
+    is_kept: bool,
+    is_json: bool,
+) -> int:
+    async def connect(session: str) -> Wire:
+        return await connect_websocket(
+            websocket_url(f"{base_url(url)}{session_path(session)}/stream"), headers=headers
+        )
+
+    trial = ServerTrial(connect, world=World(), wait_s=wait_s)
+    different = 0
+    try:
+        for number, script in enumerate(chosen, start=1):
+            if surroundings.talk.is_terminal:
+                click.echo(f"\r\x1b[K{number}/{len(chosen)} {script.name}"[:100], err=True, nl=False)
+            outcome = await trial.run(script)
+            if surroundings.talk.is_terminal:
+                click.echo("\r\x1b[K", err=True, nl=False)
+            different += not outcome.is_kept
+            _show(outcome, surroundings.out, is_json=is_json)
+    finally:
+        if not is_kept:
+            await asyncio.to_thread(_clear, url, trial.sessions)
+    click.echo(f"{len(chosen) - different} of {len(chosen)} scripts are kept.", err=True)
+    return VERIFICATION if different else 0
+
+
+def _show(outcome: Outcome, ink: Ink, *, is_json: bool) -> None:
+    if is_json:
+        click.echo(json.dumps({**msgspec.to_builtins(outcome), "is_kept": outcome.is_kept}))
+        return
+    verdict = ink.green("kept") if outcome.is_kept else ink.red("BROKEN")
+    click.echo(f"{verdict}  {outcome.script} ({', '.join(outcome.clauses)})", color=True)
+    if not outcome.is_kept:
+        click.echo(f"        step {outcome.step}: {clean(outcome.problem, is_one_line=True)}", color=True)
+        for frame in outcome.heard:
+            click.echo(f"        heard: {clean(frame, is_one_line=True)}", color=True)
+
+
+def _clear(url: str, sessions: Sequence[str]) -> None:
+    """Delete what the scripts opened, where the server deletes; a foreign one need not."""
+    source = ServerSource(url)
+    for session in sessions:
+        with contextlib.suppress(MidstreamError):
+            source.delete(session)

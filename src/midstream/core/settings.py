@@ -1,0 +1,49 @@
+"""What the operator of a server decides about streams, and may change while it runs."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from midstream.core.frames import HEARTBEAT_S, IN_FLIGHT_MAX
+from midstream.core.turn import LOOK_BACK_S
+from midstream.errors import UsageError
+
+HEARTBEAT_S_MIN = 0.1
+HEARTBEAT_S_MAX = 300.0
+"""Clients have no more patience than that with a server's silence."""
+LOOK_BACK_S_MAX = 366 * 24 * 3600.0
+SWITCHED_OFF = "resuming is switched off at this server"
+
+
+class StreamSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """How streams are served. A change holds for the connections that are made after it.
+
+    Args:
+        is_recovery_on: Whether streams can be resumed at all. Where not, every welcome is degraded: clients keep
+            nothing and retry nothing. What is accepted is kept in the journal all the same.
+        look_back_s: Seconds after its last record in which a stream can be resumed; a turn that a dead process left is
+            carried on if it is younger.
+        heartbeat_s: Seconds of silence after which a server sends a heartbeat.
+        in_flight_max: Chunks a client may have sent and not seen acknowledged.
+
+    Raises:
+        UsageError: A number is out of its bounds.
+    """
+
+    is_recovery_on: bool = True
+    look_back_s: float = LOOK_BACK_S
+    heartbeat_s: float = HEARTBEAT_S
+    in_flight_max: int = IN_FLIGHT_MAX
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.look_back_s <= LOOK_BACK_S_MAX:
+            raise UsageError(f"a look-back has 0 to {LOOK_BACK_S_MAX:g} seconds")
+        if not HEARTBEAT_S_MIN <= self.heartbeat_s <= HEARTBEAT_S_MAX:
+            raise UsageError(f"heartbeats are {HEARTBEAT_S_MIN:g} to {HEARTBEAT_S_MAX:g} seconds apart")
+        if not 1 <= self.in_flight_max <= IN_FLIGHT_MAX:
+            raise UsageError(f"1 to {IN_FLIGHT_MAX} chunks may be in flight")
+
+    @property
+    def degraded_reason(self) -> str:
+        """Why nothing can be resumed; "" where it can."""
+        return "" if self.is_recovery_on else SWITCHED_OFF

@@ -1,0 +1,83 @@
+"""Who a connection is for, by the headers of its request: what an `open` says, for those who send none (STREAM-51)."""
+
+from __future__ import annotations
+
+from starlette.requests import HTTPConnection
+
+from midstream.core.frames import Open
+from midstream.core.server_stream import KEY_CHARS_MAX
+from midstream.errors import MalformedFrameError
+
+NUMBER_MAX = 2**53
+"""The last number JavaScript counts to."""
+
+
+def stream_of(request: HTTPConnection) -> tuple[str, str]:
+    """Return the stream key and secret of a request's headers, each "" where it is missing.
+
+    Raises:
+        MalformedFrameError: One of them is too long.
+    """
+    key = request.headers.get("x-idempotency-key") or request.headers.get("idempotency-key") or ""
+    secret = request.headers.get("x-idempotent-encryption-key") or ""
+    if len(key) > KEY_CHARS_MAX or len(secret) > KEY_CHARS_MAX:
+        raise MalformedFrameError(f"stream keys and secrets have {KEY_CHARS_MAX} characters at most")
+    return key, secret
+
+
+def open_of(request: HTTPConnection) -> Open:
+    """Return what the headers of a request say in the place of an `open`.
+
+    Raises:
+        MalformedFrameError: A header has another form.
+    """
+    key, secret = stream_of(request)
+    return Open(
+        key,
+        secret,
+        event_id_of(request),
+        _number(request, "x-idempotency-next-seqno"),
+        _number(request, "x-idempotency-connection"),
+        _seconds(request, "x-idempotency-cancel-after"),
+    )
+
+
+def connection_name_of(request: HTTPConnection) -> str:
+    """Return what a client calls the connection that a request is part of; "" where it does not say.
+
+    Raises:
+        MalformedFrameError: It is too long.
+    """
+    name = request.headers.get("x-midstream-connection") or ""
+    if len(name) > KEY_CHARS_MAX:
+        raise MalformedFrameError(f"the name of a connection has {KEY_CHARS_MAX} characters at most")
+    return name
+
+
+def event_id_of(request: HTTPConnection) -> str | None:
+    """Return the event that a client has.
+
+    A browser that reconnects sends the header beside the address it first used, so the header counts first.
+    """
+    headers = request.headers
+    named = headers.get("last-event-id") or headers.get("x-idempotency-event-id")
+    return named or request.query_params.get("after") or None
+
+
+def _number(request: HTTPConnection, name: str) -> int:
+    text = request.headers.get(name) or "0"
+    if (
+        not (text.isascii() and text.isdecimal() and len(text) <= len(str(NUMBER_MAX)))
+        or int(text) > NUMBER_MAX
+    ):
+        raise MalformedFrameError(f"the header `{name}` is a number from 0 to {NUMBER_MAX}")
+    return int(text)
+
+
+def _seconds(request: HTTPConnection, name: str) -> float | None:
+    text = request.headers.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal()):
+        raise MalformedFrameError(f"the header `{name}` is a whole number of seconds")
+    return float(text)

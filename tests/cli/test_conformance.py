@@ -1,0 +1,54 @@
+"""`midstream conformance` against a server of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from click.testing import CliRunner, Result
+
+from midstream.cli import midstream_command
+from midstream.cli.exits import FAILURE, USAGE, VERIFICATION
+from midstream.conformance.scripts import scripts
+from midstream.testing.models import text
+from tests.cli.conftest import Run
+from tests.server.serving import make_app, served
+
+
+async def tried(*arguments: str) -> tuple[Result, int]:
+    """Run the command against a server; return how it ended, and how many sessions it left there."""
+    async with served(make_app([text("ready")] * 200)) as server:
+        command = ["conformance", server.url, "--wait", "5", *arguments]
+        result = await asyncio.to_thread(CliRunner().invoke, midstream_command, command)
+        left = (await server.http.get("/v1/sessions?limit=200")).json()["sessions"]
+        return result, len(left)
+
+
+async def test_our_own_server_keeps_everything_and_is_left_clean() -> None:
+    result, left = await tried("--json")
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [line for line in lines if not line["is_kept"]] == []
+    assert (len(lines), result.exit_code, left) == (len(scripts("server")), 0, 0)
+    assert f"{len(lines)} of {len(lines)} scripts are kept." in result.stderr
+
+
+async def test_some_scripts_may_be_chosen_by_clause_and_their_sessions_kept() -> None:
+    result, left = await tried("--only", "STREAM-8", "--keep")
+    assert result.exit_code == 0
+    assert left == len(result.stdout.splitlines()) == 2
+    assert all(line.startswith("kept  ") for line in result.stdout.splitlines())
+
+
+async def test_a_header_without_which_nobody_comes_in_is_sent() -> None:
+    result, _ = await tried("--only", "STREAM-31", "--header", "origin: https://elsewhere.example")
+    assert result.exit_code == VERIFICATION
+    assert "step 1: foreign_origin" in result.stdout
+    assert "0 of 1 scripts are kept." in result.stderr
+
+
+def test_what_cannot_be_done_is_said(run: Run) -> None:
+    assert run("conformance", "http://127.0.0.1:9", "--only", "no such words").exit_code == USAGE
+    assert run("conformance", "nowhere").exit_code == USAGE
+    assert run("conformance", "http://127.0.0.1:9", "--header", "x").exit_code == USAGE
+    unreachable = run("conformance", "http://127.0.0.1:9", "--only", "STREAM-31")
+    assert unreachable.exit_code in (FAILURE, VERIFICATION)

@@ -1,0 +1,34 @@
+"""The scripts that are played to a client, against ours."""
+
+from __future__ import annotations
+
+import pytest
+
+from midstream.conformance.client_side import ClientTrial
+from midstream.conformance.scripts import Script, scripts
+from midstream.conformance.server_side import Outcome
+
+
+@pytest.mark.parametrize("script", scripts("client"), ids=lambda script: script.name)
+def test_our_client_keeps_every_script(script: Script) -> None:
+    assert ClientTrial().run(script) == Outcome(script.name, script.clauses)
+
+
+@pytest.mark.parametrize(
+    ("steps", "problem"),
+    [
+        (({"sent": [{"type": "open"}]},), "0 frames were sent, not 1: []"),
+        (({"connected": True}, {"sent": [{"type": "close"}]}), "frame 0: type is 'open', not 'close'"),
+        (({"told": ["1-1"]},), "the application was told [], not ['1-1']"),
+        (({"connected": True}, {"waits": True}), "the client does not wait"),
+        (({"connected": True}, {"dropped": True}), "the connection was kept"),
+        (({"detach": True}, {"connected": True}), "no connection is wanted"),
+        (({"ended": None},), "the stream has not ended"),
+        (({"detach": True}, {"ended": "protocol"}), "the stream ended with None, not 'protocol'"),
+        (({"kept": False},), "kept is True"),
+        (({"sing": True},), "the script has a step that nobody knows: ['sing']"),
+    ],
+)
+def test_a_difference_is_told(steps: tuple[dict[str, object], ...], problem: str) -> None:
+    outcome = ClientTrial().run(Script("a script", (), steps))
+    assert (outcome.problem, outcome.step, outcome.is_kept) == (problem, len(steps), False)

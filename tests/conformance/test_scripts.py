@@ -1,0 +1,49 @@
+"""The scripts as data: what they cite exists, and what a server can be seen to keep has one."""
+
+from __future__ import annotations
+
+import re
+
+from midstream.conformance.scripts import scripts
+from tests.house.source import ROOT
+
+CLAUSE = re.compile(r"^\*\*(STREAM-\d+)\*\*", re.MULTILINE)
+
+NOT_SEEN_AT_A_SERVER = {
+    "STREAM-9": "no server is degraded by wish; the client's scripts have it",
+    "STREAM-10": "of clients",
+    "STREAM-11": "of clients",
+    "STREAM-18": "of clients that run tools",
+    "STREAM-21": "of clients",
+    "STREAM-22": "of clients",
+    "STREAM-24": "of clients",
+    "STREAM-27": "of transports whose body has an end: the tests of each transport have it",
+    "STREAM-29": "of clients",
+    "STREAM-30": "of clients",
+    "STREAM-32": "of clients",
+    "STREAM-51": "of the requests below the frames: tests/server/test_websocket.py, tests/server/test_identity.py",
+    "STREAM-53": "of clients: a server may acknowledge as it likes",
+    "STREAM-55": "a server may take its time: tests/server/test_presence.py",
+    "STREAM-56": "of an operator",
+    "STREAM-59": "of what is inside",
+}
+"""Clause: why no script can look for it from outside."""
+
+
+def test_every_clause_that_a_server_can_be_seen_to_keep_has_a_script() -> None:
+    clauses = set(CLAUSE.findall((ROOT / "docs/spec/stream.md").read_text(encoding="utf-8")))
+    cited = {clause for script in scripts("server") for clause in script.clauses}
+    assert sorted(clauses - cited - NOT_SEEN_AT_A_SERVER.keys()) == []
+    assert sorted(cited & NOT_SEEN_AT_A_SERVER.keys()) == []
+
+
+def test_every_cited_clause_exists() -> None:
+    clauses = set(CLAUSE.findall((ROOT / "docs/spec/stream.md").read_text(encoding="utf-8")))
+    cited = {clause for side in ("server", "client") for script in scripts(side) for clause in script.clauses}
+    assert sorted((cited | NOT_SEEN_AT_A_SERVER.keys()) - clauses) == []
+
+
+def test_scripts_have_names_of_their_own() -> None:
+    for side in ("server", "client"):
+        names = [script.name for script in scripts(side)]
+        assert len(names) == len(set(names)) > 30

@@ -1,0 +1,115 @@
+"""The scripts against the core, against our server, and against servers that break a rule."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from midstream.client.transports import base_url, session_path, websocket_url
+from midstream.client.websocket import connect_websocket
+from midstream.conformance.scripts import Script, scripts
+from midstream.conformance.server_side import Outcome, ServerTrial, Wire
+from midstream.errors import ConnectionLostError, DrainingError
+from midstream.testing.models import text
+from midstream.world import World
+from tests.conformance.core_server import CoreServer, CoreWire
+from tests.server.serving import make_app, served
+
+SERVER = scripts("server")
+WAIT_S = 5.0
+
+
+@pytest.mark.parametrize("script", SERVER, ids=lambda script: script.name)
+async def test_the_core_keeps_every_script(script: Script) -> None:
+    trial = ServerTrial(CoreServer().connect, world=World(), wait_s=WAIT_S)
+    assert await trial.run(script) == Outcome(script.name, script.clauses)
+
+
+async def test_our_server_keeps_every_script_over_websockets() -> None:
+    async with served(make_app([text("ready")] * (3 * len(SERVER)))) as server:
+
+        async def connect(session: str) -> Wire:
+            return await connect_websocket(
+                websocket_url(f"{base_url(server.url)}{session_path(session)}/stream"), headers={}
+            )
+
+        trial = ServerTrial(connect, world=World(), wait_s=WAIT_S)
+        outcomes = [await trial.run(script) for script in SERVER]
+    assert [outcome for outcome in outcomes if not outcome.is_kept] == []
+
+
+class _Altered(CoreWire):
+    """A server that breaks one rule."""
+
+    alter: Callable[[dict[str, Any]], dict[str, Any] | None]
+
+    async def receive(self) -> bytes:
+        while True:
+            frame = self.alter(json.loads(await super().receive()))
+            if frame is not None:
+                return json.dumps(frame).encode()
+
+
+def _without(kind: str) -> Callable[[dict[str, Any]], dict[str, Any] | None]:
+    return lambda frame: None if frame["type"] == kind else frame
+
+
+def _with(kind: str, **members: object) -> Callable[[dict[str, Any]], dict[str, Any] | None]:
+    return lambda frame: {**frame, **members} if frame["type"] == kind else frame
+
+
+def _with_a_hole(frame: dict[str, Any]) -> dict[str, Any]:
+    return {**frame, "events": frame["events"][1:]} if frame["type"] == "events" else frame
+
+
+@pytest.mark.parametrize(
+    ("alter", "problem"),
+    [
+        (_without("welcome"), "the first frame is"),
+        (_without("ack"), "nothing came within"),
+        (_without("heartbeat"), "nothing came within"),
+        (_with("welcome", acked=1), "welcome: acked is 1, not 0"),
+        (_with("welcome", resume_from="x"), "resume_from is 'x' and no event id"),
+        (_with("welcome", turn_status="running"), "welcome: turn_status is 'running', not ''"),
+        (_with("ack", seqno=7), "ack: seqno is 7, not 0"),
+        (_with("error", code="other"), "error: code is 'other'"),
+        (_with_a_hole, "does not follow"),
+        (_with("heartbeat", type="beat"), "came where nothing was to come"),
+    ],
+)
+async def test_a_server_that_breaks_a_rule_is_found(
+    alter: Callable[[dict[str, Any]], dict[str, Any] | None], problem: str
+) -> None:
+    server = CoreServer()
+
+    async def connect(session: str) -> Wire:
+        wire = _Altered(server, session)
+        wire.alter = alter
+        server.wires.setdefault(session, []).append(wire)
+        return wire
+
+    trial = ServerTrial(connect, world=World(), wait_s=0.05)
+    problems = [(await trial.run(script)).problem for script in SERVER]
+    assert [each for each in problems if problem in each] != []
+
+
+async def test_a_server_that_hangs_up_is_found() -> None:
+    async def connect(session: str) -> Wire:
+        wire = await CoreServer().connect(session)
+        wire.stream.fail(DrainingError("bye"), now=0.0)
+        return wire
+
+    outcome = await ServerTrial(connect, world=World(), wait_s=0.05).run(SERVER[0])
+    assert (outcome.problem, outcome.step) == ("error: type is 'error', not 'welcome'", 2)
+    assert "draining" in outcome.heard[0]
+
+
+async def test_a_server_that_cannot_be_reached_breaks_every_script() -> None:
+    async def connect(session: str) -> Wire:
+        raise ConnectionLostError("nobody is there")
+
+    outcome = await ServerTrial(connect, world=World(), wait_s=0.05).run(SERVER[0])
+    assert (outcome.problem, outcome.step) == ("connection_lost: nobody is there", 1)

@@ -1,0 +1,53 @@
+"""Explore the larger worlds: python -m tests.protocol [WORDS OF A NAME]; exits with 1 where a promise is broken."""
+
+from __future__ import annotations
+
+import sys
+from time import perf_counter
+
+from tests.protocol.explorer import explore
+from tests.protocol.test_model import SMALL
+from tests.protocol.world import Scenario, World
+
+STATES_MAX = 5_000_000
+
+LARGE = {
+    "three losses": Scenario(losses=3),
+    "three losses and a stop": Scenario(losses=3, aborts=1, words=0),
+    "the client dies twice": Scenario(losses=1, client_deaths=2, words=0),
+    "a tool, a loss and a death": Scenario(losses=1, client_deaths=1, has_tool=True, words=0),
+    "a tool, a death and another server": Scenario(
+        losses=0, client_deaths=1, takeovers=1, has_tool=True, words=0
+    ),
+    "a tool, a stop and a loss": Scenario(losses=1, aborts=1, has_tool=True, words=0),
+    "a stop, a loss and another server": Scenario(losses=1, aborts=1, takeovers=1, words=0),
+    "two servers die": Scenario(losses=1, takeovers=2),
+    "the power fails twice": Scenario(losses=1, power_cuts=2),
+    "two processes of one checkpoint, a loss": Scenario(losses=1, clients=2),
+    "two processes of one checkpoint, a death": Scenario(losses=0, clients=2, client_deaths=1, words=0),
+    "everything once": Scenario(losses=1, client_deaths=1, takeovers=1, aborts=1, words=0),
+    "heartbeats and two losses": Scenario(losses=2, beats=3),
+}
+
+
+def main() -> int:
+    wanted = " ".join(sys.argv[1:])
+    worlds = {name: scenario for name, scenario in {**SMALL, **LARGE}.items() if wanted in name}
+    is_broken = False
+    for name, scenario in worlds.items():
+        began = perf_counter()
+        explored = explore(World(scenario), states_max=STATES_MAX)
+        spent = perf_counter() - began
+        print(  # noqa: T201 - a command talks to a terminal
+            f"{name}: {explored.states:,} states, {explored.transitions:,} transitions, {explored.ends:,} ends,"
+            f" {spent:.1f} s",
+            flush=True,
+        )
+        if explored.found is not None:
+            is_broken = True
+            print(explored.found)  # noqa: T201 - see above
+    return 1 if is_broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""What must hold in every state of the small world, and what its end looks like."""
+
+from __future__ import annotations
+
+from midstream.core import frames, records
+from midstream.core.records import ChunkAccepted, StreamOpened, TurnEnded
+from midstream.errors import StreamFencedError
+from tests.protocol.client_process import Process
+from tests.protocol.world import World
+
+_decoded: dict[bytes, records.Record] = {}
+
+
+def check(world: World) -> None:
+    """Raise `AssertionError` with what does not hold."""
+    kept = [_read(body) for _, body in world.line]
+    accepted = [record for record in kept if isinstance(record, ChunkAccepted)]
+    numbers = [record.seqno for record in accepted]
+    assert numbers == list(range(len(numbers))), f"chunks were accepted as {numbers}"
+    synced = sum(isinstance(record, ChunkAccepted) for record in kept[: world.synced])
+    for process in world.processes:
+        _check_chunks(process, accepted, synced)
+        _check_events(process, world)
+        assert all(count <= 1 for count in process.disk.runs.values()), (
+            f"a tool ran twice: {process.disk.runs}"
+        )
+    ended = [record.turn for record in kept if isinstance(record, TurnEnded)]
+    assert len(ended) <= 1, f"turns ended: {ended}"
+
+
+def _check_chunks(process: Process, accepted: list[ChunkAccepted], synced: int) -> None:
+    numbered = process.disk.numbered
+    for record in accepted[: len(numbered)]:
+        is_said = record.digest == frames.digest_of(numbered[record.seqno])
+        assert is_said, f"chunk {record.seqno} was accepted with a payload that nobody said"
+    state = process.disk.state
+    if state is not None:
+        acked = state.next_seqno - len(state.unacked)
+        assert acked <= synced, f"{acked} chunks were acknowledged, {synced} are kept"
+
+
+def _check_events(process: Process, world: World) -> None:
+    """What the application was told is the journal's line from the stream's first record on, each event once."""
+    log = process.disk.log
+    positions = [event_id.position for event_id, _ in log]
+    assert positions == list(range(positions[0], positions[0] + len(positions))) if positions else True, (
+        f"the application has {positions}"
+    )
+    if log and not world.may_lose_tail:
+        assert isinstance(_read(log[0][1]), StreamOpened), (
+            "the application's log does not begin with the stream"
+        )
+        begin = positions[0] - 1
+        assert log == world.line[begin : begin + len(log)], "the application has what the journal has not"
+    state = process.disk.state
+    if state is not None and state.event_id is not None and not world.may_lose_tail:
+        assert log, "the cursor stands at an event that was lost"
+        assert log[-1][0] >= state.event_id, (
+            f"the cursor {state.event_id} is past the log, which ends at {log[-1][0]}"
+        )
+
+
+def is_at_end(world: World) -> bool:
+    """Whether everything that was to happen has happened: the turn has ended, and everybody knows."""
+    if world.session.is_live or not world.session.turns:
+        return False
+    told = [process for process in world.processes if not isinstance(process.stream.error, StreamFencedError)]
+    return bool(told) and all(_is_told_all(process, world) for process in told)
+
+
+def _is_told_all(process: Process, world: World) -> bool:
+    kinds = [type(_read(body)) for _, body in world.line]
+    first, last = kinds.index(StreamOpened), kinds.index(TurnEnded)
+    is_over = process.stream.is_ended and process.stream.error is None and process.disk.state is None
+    return is_over and not process.has_unread and process.disk.log == world.line[first : last + 1]
+
+
+def _read(body: bytes) -> records.Record:
+    if body not in _decoded:
+        _decoded[body] = records.decode(body)
+    return _decoded[body]

@@ -1,0 +1,224 @@
+"""A client's process in the small world: its half of the protocol, its tools, its application; and its disk."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from copy import copy
+from typing import Self
+
+from msgspec.structs import replace
+
+from midstream.client.checkpoint import (
+    CallAnswered,
+    CallAsked,
+    CallIntended,
+    CallNoted,
+    FileWrite,
+    KeptCall,
+    StreamBegun,
+)
+from midstream.client.local_tools import LocalTools, Place
+from midstream.core import frames, records
+from midstream.core.calls import CallState
+from midstream.core.client_stream import (
+    Applied,
+    Checkpoint,
+    ChunkKept,
+    ChunksAcked,
+    ClientStream,
+    CursorMoved,
+    Forget,
+    Forgotten,
+)
+from midstream.core.frames import EventId
+from midstream.core.messages import Result
+from midstream.core.timing import Backoff
+from tests.protocol.values import copied, told_apart
+
+AT = 0.0
+"""When everything happens: nothing that is checked here depends on how long it took."""
+AT_ONCE = Backoff(first_s=0.0, most_s=0.0)
+
+
+class Disk:
+    """What survives a client's process: its checkpoint, the log its application keeps, and what it did to the world."""
+
+    def __init__(self, stream: str, secret: str) -> None:
+        self.state: Checkpoint | None = Checkpoint(stream, secret)
+        self.calls: dict[Place, KeptCall] = {}
+        self.lives = 0
+        self.log: tuple[tuple[EventId, bytes], ...] = ()
+        self.numbered: tuple[bytes, ...] = ()
+        """Every payload that was ever numbered, as they were; nobody may look here but the checks."""
+        self.runs: dict[Place, int] = {}
+        """How often each tool really ran: the outside world."""
+
+    def copied(self) -> Disk:
+        """What somebody has who copied the folder."""
+        other = copy(self)
+        other.calls, other.runs = dict(self.calls), dict(self.runs)
+        return other
+
+    def fingerprint(self) -> Hashable:
+        calls, runs = tuple(self.calls.items()), tuple(self.runs.items())
+        return self.state, calls, self.lives, hash(self.log), self.numbered, runs
+
+    def write(self, writes: Iterable[FileWrite]) -> None:
+        """Keep changes, all or none."""
+        for write in writes:
+            self._apply(write)
+
+    def _apply(self, write: FileWrite) -> None:
+        state = self.state
+        assert state is not None, f"{write} after it was forgotten"
+        match write:
+            case ChunkKept(seqno, payload):
+                assert seqno == state.next_seqno, f"{write} where {state.next_seqno} was next"
+                unacked = (*state.unacked, (seqno, payload))
+                self.state = replace(state, next_seqno=seqno + 1, unacked=unacked)
+                self.numbered = (*self.numbered, payload)
+            case ChunksAcked(seqno):
+                self.state = replace(state, unacked=tuple(each for each in state.unacked if each[0] > seqno))
+            case CursorMoved(event_id):
+                self.state = replace(state, event_id=event_id)
+            case Forgotten():
+                self.state = None
+            case CallNoted(turn, reply, call, plan):
+                self.calls[turn, reply, call.id] = KeptCall(
+                    turn, reply, CallState(call, plan), is_asked=False
+                )
+            case CallAsked(turn, reply, call_id):
+                kept = self.calls[turn, reply, call_id]
+                self.calls[turn, reply, call_id] = replace(kept, is_asked=True)
+            case CallIntended(turn, reply, call_id, run, epoch):
+                kept = self.calls[turn, reply, call_id]
+                state_of = replace(kept.state, runs=run, epoch=epoch)
+                self.calls[turn, reply, call_id] = replace(kept, state=state_of)
+            case CallAnswered(turn, reply, result):
+                kept = self.calls[turn, reply, result.call_id]
+                state_of = replace(kept.state, result=result)
+                self.calls[turn, reply, result.call_id] = replace(kept, state=state_of)
+            case StreamBegun():
+                raise AssertionError("the world begins with it")
+
+
+class Process:
+    """One life of a client. After anything was done to it: `settle`."""
+
+    def __init__(self, disk: Disk) -> None:
+        self.disk = disk
+        self.begin()
+
+    def begin(self) -> None:
+        """Go on with what is on the disk."""
+        assert self.disk.state is not None
+        self.disk.lives += 1
+        self.stream = self.resumed(self.disk.state)
+        kept = self.disk.calls.values()
+        self.tools = LocalTools("s", {}, epoch=self.disk.lives, kept=kept)
+        self.unread: tuple[Applied | Forget, ...] = ()
+        self.in_hand: EventId | None = None
+        self.starts: tuple[Place, ...] = ()
+        """Tools that run now."""
+        self.can_abort = True
+        self.told: EventId | None = None
+        """The last event its application was told."""
+
+    def resumed(self, checkpoint: Checkpoint) -> ClientStream:
+        """Take a stream up."""
+        patience = float("inf")
+        return ClientStream.resume(
+            checkpoint, life=self.disk.lives, backoff=AT_ONCE, patience_s=patience, now=AT
+        )
+
+    def clone(self) -> Self:
+        other = copy(self)
+        other.disk = self.disk.copied()
+        other.stream, other.tools = copied(self.stream), copied(self.tools)
+        return other
+
+    def fingerprint(self) -> Hashable:
+        unread = tuple(each.event_id for each in self.unread)
+        seen = (unread, self.in_hand, self.starts, self.can_abort, self.told)
+        return self.disk.fingerprint(), told_apart(self.stream), told_apart(self.tools), seen
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether the application has something to do."""
+        return bool(self.unread) or self.in_hand is not None
+
+    def settle(self) -> tuple[bytes, ...]:
+        """Keep, then send, then act, then tell; return what is sent."""
+        events = self.stream.events()
+        for event in events:
+            if isinstance(event, Applied):
+                self.tools.take(event.record)
+        self.keep()
+        sent = tuple(self.stream.frames_to_send())
+        self.starts += tuple(start.place for start in self.tools.to_start())
+        stopped = self.tools.to_stop()
+        self.starts = tuple(place for place in self.starts if place not in stopped)
+        self.unread += tuple(events)
+        return sent
+
+    def keep(self) -> None:
+        """Write down what the halves ask for, each time all or nothing."""
+        while writes := self.writes():
+            self.disk.write(writes)
+
+    def writes(self) -> list[FileWrite]:
+        """Return what one transaction must keep."""
+        for payload in self.tools.answers():
+            self.stream.submit(payload)
+        kept = self.tools.writes() if self.stream.is_kept else []
+        return [*self.stream.writes(), *kept]
+
+    # --- what the application does ------------------------------------------------------------------------------
+
+    def say(self, payload: frames.Payload) -> None:
+        """Say something on the stream."""
+        self.stream.submit(payload)
+
+    def abort(self) -> None:
+        """Stop the turn."""
+        self.can_abort = False
+        self.stream.abort()
+
+    def read(self) -> None:
+        """Be done with the event in hand, then take the next one and write it down at once."""
+        if self.in_hand is not None:
+            self.stream.handled(self.in_hand)
+            self.in_hand = None
+        if self.unread:
+            event, self.unread = self.unread[0], self.unread[1:]
+            self.apply(event)
+
+    def apply(self, event: Applied | Forget) -> None:
+        """Keep an event by its position, as STREAM-24 asks."""
+        if isinstance(event, Forget):
+            self.told = None
+            self.disk.log = tuple(
+                each for each in self.disk.log if each[0].position <= event.event_id.position
+            )
+            return
+        is_new = self.told is None or event.event_id > self.told
+        assert is_new, f"the application was told {event.event_id} after {self.told}"
+        self.told = event.event_id
+        before = tuple(each for each in self.disk.log if each[0].position < event.event_id.position)
+        self.disk.log = (*before, (event.event_id, records.encode(event.record)))
+        self.in_hand = event.event_id
+
+    def run(self, place: Place) -> None:
+        """Let a tool run: from here on the world has changed."""
+        kept = self.disk.calls[place]
+        assert kept.state.runs > self.disk.runs.get(place, 0), f"{place} runs without an intent"
+        self.disk.runs[place] = self.disk.runs.get(place, 0) + 1
+        self.starts = tuple(each for each in self.starts if each != place)
+        self.tools.ended(place, Result(place[2], "done"))
+
+    def die(self) -> None:
+        """Lose everything that is not on the disk; what was not forgotten is taken up."""
+        if self.disk.state is not None:
+            self.begin()
+        else:
+            self.unread, self.in_hand, self.starts = (), None, ()

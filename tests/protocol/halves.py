@@ -1,0 +1,224 @@
+"""The machines of both halves, found by trying every inlet in every state: no edge is written down by hand."""
+
+from __future__ import annotations
+
+import inspect
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from midstream import errors
+from midstream.core import frames, records
+from midstream.core.client_stream import ClientStream
+from midstream.core.frames import (
+    AbortPayload,
+    Ack,
+    Chunk,
+    Close,
+    Error,
+    Event,
+    EventId,
+    Events,
+    Gone,
+    Heartbeat,
+    Open,
+    Ping,
+    SayPayload,
+    ServerFrame,
+    Welcome,
+)
+from midstream.core.messages import Text, UserMessage
+from midstream.core.records import MessageAccepted, StreamOpened, TurnEnded, TurnStatus
+from midstream.core.server_stream import ServerStream
+from midstream.core.session import Session
+from midstream.errors import DrainingError, MidstreamError, ModelError, SeqnoGapError
+from midstream.server.problems import status_of
+from tests.protocol.values import copied, told_apart
+
+SECRET = "s" * 43
+STATES_MAX = 400
+"""States of a half that are looked at; by far more than its machine has edges."""
+
+Half = TypeVar("Half", ClientStream, ServerStream)
+
+
+class Edge(NamedTuple):
+    """One way in which a half goes from one state to another."""
+
+    before: str
+    inlet: str
+    after: str
+
+
+def _hears(frame: ServerFrame | bytes) -> Callable[[ClientStream], None]:
+    body = frame if isinstance(frame, bytes) else frames.encode(frame)
+    return lambda half: half.receive(body, now=0.0)
+
+
+def _event(position: int, record: records.Record) -> Event:
+    return Event(f"1-{position}", msgspec.Raw(records.encode(record)))
+
+
+def _waits(half: ClientStream) -> None:
+    if (deadline := half.next_deadline()) is not None:
+        half.handle_deadline(now=deadline.at)
+
+
+_TOLD = Events(
+    (
+        _event(2, StreamOpened("a", "d")),
+        _event(3, MessageAccepted(1, UserMessage.of("hi"), 0.0, stream="a")),
+        _event(4, TurnEnded(1, TurnStatus.COMPLETED, 0.0)),
+    )
+)
+
+CLIENT: Mapping[str, Callable[[ClientStream], None]] = {
+    "time": _waits,
+    "connected": lambda half: half.connected(now=0.0),
+    "disconnected": lambda half: half.disconnected(chance=0.0, now=0.0),
+    "refused for good": lambda half: half.disconnected(errors.AccessError("no"), chance=0.0, now=0.0),
+    "welcome": _hears(Welcome("a", "1-1", "1-1", acked=1)),
+    "degraded welcome": _hears(Welcome("a", "1-1", "1-1", is_degraded=True, reason="no disk")),
+    "ack": _hears(Ack(0)),
+    "heartbeat": _hears(Heartbeat("1-1")),
+    "gone": _hears(Gone("1-1", "pruned")),
+    "end of the turn": _hears(_TOLD),
+    "final error": _hears(Error("wrong_secret", "no")),
+    "passing error": _hears(Error("draining", "no", "later")),
+    "broken frame": _hears(b"?"),
+    "detach": lambda half: half.detach(),
+    "abort": lambda half: half.abort(),
+}
+
+
+def _serves_time(half: ServerStream) -> None:
+    if (deadline := half.next_deadline()) is not None:
+        half.handle_deadline(newest=EventId(1, 1), waiting_on="nothing", now=deadline.at)
+
+
+SERVER: Mapping[str, Callable[[ServerStream], None]] = {
+    "open": lambda half: half.receive(frames.encode(Open("a", SECRET)), now=0.0),
+    "broken frame": lambda half: half.receive(b"?", now=0.0),
+    "chunk": lambda half: half.receive(
+        frames.encode(Chunk(0, msgspec.Raw(frames.encode(SayPayload((Text("hi"),)))))), now=0.0
+    ),
+    "ping": lambda half: half.receive(frames.encode(Ping()), now=0.0),
+    "close": lambda half: half.receive(frames.encode(Close()), now=0.0),
+    "admit": lambda half: half.admit(Session(), epoch_at=None, now=0.0),
+    "accepted": lambda half: half.accepted(0, now=0.0),
+    "refused": lambda half: half.refused(0, SeqnoGapError("no", expected=0), now=0.0),
+    "time": _serves_time,
+    "fail": lambda half: half.fail(DrainingError("bye"), now=0.0),
+}
+
+
+def client_edges() -> set[Edge]:
+    """Return the edges of the client's half."""
+    stream = ClientStream("a", SECRET, now=0.0)
+    stream.submit(SayPayload((Text("hi"),)))
+    return set(_edges(stream, CLIENT))
+
+
+def server_edges() -> set[Edge]:
+    """Return the edges of the server's half."""
+    return set(_edges(ServerStream(now=0.0), SERVER))
+
+
+def _edges(first: Half, inlets: Mapping[str, Callable[[Half], None]]) -> Iterator[Edge]:
+    seen = {told_apart(first)}
+    front = deque([first])
+    while front and len(seen) < STATES_MAX:
+        half = front.popleft()
+        for name, inlet in inlets.items():
+            after = copied(half)
+            inlet(after)
+            _settle(after)
+            yield Edge(state_of(half), name, state_of(after))
+            if (mark := told_apart(after)) not in seen:
+                seen.add(mark)
+                front.append(after)
+
+
+def _settle(half: ClientStream | ServerStream) -> None:
+    if isinstance(half, ClientStream):
+        half.writes()
+        half.events()
+    else:
+        half.requests()
+    half.frames_to_send()
+
+
+def state_of(half: ClientStream | ServerStream) -> str:
+    """Return the state a half is in, by its name."""
+    return str(half._state.value)
+
+
+def diagram(edges: set[Edge], first: str) -> str:
+    """Return a machine as a Mermaid diagram: which inlets lead from state to state."""
+    ways: dict[tuple[str, str], set[str]] = {}
+    for edge in edges:
+        if edge.before != edge.after:
+            ways.setdefault((edge.before, edge.after), set()).add(edge.inlet)
+    lines = [f"    {a} --> {b}: {', '.join(sorted(names))}" for (a, b), names in sorted(ways.items())]
+    return f"```mermaid\nstateDiagram-v2\n    [*] --> {first}\n" + "\n".join(lines) + "\n```\n"
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+
+def reaction_to(kind: type[MidstreamError]) -> str:
+    """Return what a client does about an error of this kind that ends its connection, or refuses its chunk."""
+    stream = ClientStream("a", SECRET, now=0.0)
+    stream.submit(AbortPayload(1))
+    _waits(stream)
+    stream.connected(now=0.0)
+    stream.writes()
+    _hears(Welcome("a", "1-1", "1-1"))(stream)
+    stream.frames_to_send()
+    _hears(Error(kind.code, "no", kind.retry, 0, 0 if kind is SeqnoGapError else None))(stream)
+    if not stream.is_ended:
+        is_playback = kind is SeqnoGapError
+        return "plays back from `expected`, or ends" if is_playback else "reconnects"
+    return "ends, keeps the checkpoint" if stream.is_kept else "ends, forgets the stream"
+
+
+def kinds_on_the_wire() -> list[type[MidstreamError]]:
+    """Return the kinds of errors that may stand in an `error` frame, by their codes: all but those of models."""
+    kinds = {
+        kind
+        for _, kind in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(kind, MidstreamError)
+        and kind is not MidstreamError
+        and not issubclass(kind, ModelError)
+    }
+    return sorted(kinds - _AT_HOME, key=lambda kind: kind.code)
+
+
+_AT_HOME = {
+    errors.ToolDefinitionError,
+    errors.AgentNotFoundError,
+    errors.InvalidHistoryError,
+    errors.HistoryRefusedError,
+    errors.UnreadableHistoryError,
+    errors.PortTakenError,
+    errors.ToolsUnavailableError,
+    errors.ShelfMovedError,
+    errors.CallReusedError,
+    errors.EventGoneError,
+}
+"""Told to the program that calls, and to nobody over a wire."""
+
+
+def _status_of(kind: type[MidstreamError]) -> int:
+    return status_of(SeqnoGapError("no", expected=0) if kind is SeqnoGapError else kind("no"))
+
+
+def error_table() -> str:
+    """Return the errors of the wire as a table: code, HTTP status, retry, and what the client does."""
+    rows = "".join(
+        f"| `{kind.code}` | {_status_of(kind)} | {kind.retry} | {reaction_to(kind)} |\n"
+        for kind in kinds_on_the_wire()
+    )
+    return f"| code | status | retry | the client |\n| --- | --- | --- | --- |\n{rows}"

@@ -1,0 +1,280 @@
+"""Bugs that the explorer must find: each is our own code with one promise left out."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from contextlib import suppress
+
+from msgspec.structs import replace
+
+from midstream.client.checkpoint import CallIntended, FileWrite
+from midstream.core.client_stream import Applied, Checkpoint, ChunkKept, ClientStream, CursorMoved, Forget
+from midstream.core.frames import EventId, Open, encode
+from midstream.core.records import EpochStarted, Record
+from midstream.core.server_stream import Admit, ServerStream, Submit
+from midstream.core.session import Received
+from midstream.core.turn import Recover, Refused
+from tests.protocol.client_process import AT, AT_ONCE, Disk, Process
+from tests.protocol.world import Action, Connection, Scenario, World
+
+
+class EventsFirst(World):
+    """No bug: the events of a chunk overtake its ack."""
+
+    def acknowledge(self, server: ServerStream, seqno: int) -> None:
+        self.feed()
+        super().acknowledge(server, seqno)
+
+
+# --- the server -------------------------------------------------------------------------------------------------
+
+
+class AckBeforeAppend(World):
+    """It says that a chunk is kept, and keeps it a little later."""
+
+    unkept: tuple[Received, ...] = ()
+
+    def submit(self, connection: Connection, request: Submit) -> None:
+        assert connection.server is not None
+        connection.server.accepted(request.seqno, now=AT)
+        self.unkept += (request.chunk,)
+
+    def progress(self) -> Iterator[Action]:
+        if self.unkept:
+            yield ("append",)
+        yield from super().progress()
+
+    def act(self, action: Action) -> None:
+        if action != ("append",):
+            super().act(action)
+            return
+        chunk, self.unkept = self.unkept[0], self.unkept[1:]
+        with suppress(Refused):
+            self.do(chunk)
+
+    def take_over(self) -> None:
+        self.unkept = ()
+        super().take_over()
+
+    def fingerprint(self) -> int:
+        return hash((super().fingerprint(), tuple(each.digest for each in self.unkept)))
+
+
+class AckBeforeSync(World):
+    """It says that a chunk is on disk where it is in the system's memory."""
+
+    def append(self, decided: tuple[Record, ...], *, epoch: int | None = None) -> None:
+        synced = self.synced
+        super().append(decided, epoch=epoch)
+        if not any(isinstance(record, EpochStarted) for record in decided):
+            self.synced = synced
+
+
+class NoDedupe(World):
+    """A number that was accepted is accepted again."""
+
+    def submit(self, connection: Connection, request: Submit) -> None:
+        known = self.session.streams.get(request.chunk.stream)
+        if known and request.seqno < len(known.digests):
+            forgetful = replace(known, digests=known.digests[: request.seqno])
+            self.session = replace(
+                self.session, streams={**self.session.streams, request.chunk.stream: forgetful}
+            )
+        super().submit(connection, request)
+
+
+class NoDigest(World):
+    """A number that was accepted is acknowledged again, whatever it carries now."""
+
+    def submit(self, connection: Connection, request: Submit) -> None:
+        known = self.session.streams.get(request.chunk.stream)
+        if known and request.seqno < len(known.digests):
+            assert connection.server is not None
+            self.acknowledge(connection.server, request.seqno)
+        else:
+            super().submit(connection, request)
+
+
+class FencedByArrival(World):
+    """The connection that arrived last counts as the newest."""
+
+    def is_before(self, connection: ServerStream, speaker: ServerStream) -> bool:
+        del connection, speaker
+        return False
+
+
+class ReplayTooLate(World):
+    """Replay begins one event after the next one."""
+
+    def admit(self, connection: Connection, request: Admit) -> None:
+        if request.event_id is not None and request.event_id.position < len(self.line):
+            position = request.event_id.position + 1
+            request = Admit(request.open, EventId(request.event_id.epoch, position))
+            assert connection.server is not None
+            vars(connection.server)["_event_id"] = request.event_id
+        super().admit(connection, request)
+
+
+class EpochReused(World):
+    """Whoever takes over goes on in the epoch of the one before."""
+
+    def start_epoch(self) -> None:
+        epoch = max(self.session.epoch, 1)
+        self.append((EpochStarted(epoch, "host", AT),), epoch=epoch)
+        self.do(Recover())
+
+
+# --- the client -------------------------------------------------------------------------------------------------
+
+
+class NoPlayback(ClientStream):
+    """What was sent on the connection before is not sent again."""
+
+    def connected(self, *, now: float) -> None:
+        sent = self._sent
+        super().connected(now=now)
+        opened = self._frames[:1]
+        self._sent = max(sent, self._sent)
+        self._frames = [*opened, *self._frames[1 + sent - self._acked :]]
+
+
+class TellsTwice(ClientStream):
+    """It begins at the beginning with every connection and forgets what it has told."""
+
+    def _is_next(self, event_id: EventId) -> bool:
+        del event_id
+        return True
+
+    def connected(self, *, now: float) -> None:
+        super().connected(now=now)
+        self._frames[0] = encode(Open(self._stream, self._secret, None, self._next_seqno, self._connection))
+
+
+class ForgetsTooEarly(ClientStream):
+    """The checkpoint goes when the end of the turn arrives, and not when the application has handled it."""
+
+    def _finish_at(self, end: EventId) -> None:
+        super()._finish_at(end)
+        self._forget()
+
+    def handled(self, event_id: EventId) -> None:
+        if self.is_kept:
+            super().handled(event_id)
+
+
+class MovesTooEarly(ClientStream):
+    """The cursor that is kept is the last event that arrived."""
+
+    def _apply(self, event: Applied) -> None:
+        super()._apply(event)
+        if self._events and self._end is None:
+            self._keep(CursorMoved(event.event_id))
+
+
+class _With(Process):
+    """A process with another half of the protocol."""
+
+    half: type[ClientStream]
+
+    def resumed(self, checkpoint: Checkpoint) -> ClientStream:
+        patience = float("inf")
+        return self.half.resume(
+            checkpoint, life=self.disk.lives, backoff=AT_ONCE, patience_s=patience, now=AT
+        )
+
+
+class WritesLate(Process):
+    """Something is written down a little later than it should be."""
+
+    unwritten: tuple[FileWrite, ...] = ()
+
+    def fingerprint(self) -> Hashable:
+        return super().fingerprint(), self.unwritten
+
+    def begin(self) -> None:
+        self.unwritten = ()
+        super().begin()
+
+    def write(self) -> None:
+        if self.disk.state is not None:
+            self.disk.write(self.unwritten)
+        self.unwritten = ()
+
+
+class SendBeforeWrite(WritesLate):
+    """What is said is on the wire before it is on the disk."""
+
+    def keep(self) -> None:
+        self.unwritten += tuple(self.writes())
+
+
+class OutcomeApart(WritesLate):
+    """An outcome is kept, and its chunk a little later."""
+
+    def keep(self) -> None:
+        writes = self.writes()
+        chunks = tuple(write for write in writes if isinstance(write, ChunkKept))
+        self.unwritten += chunks
+        self.disk.write([write for write in writes if write not in chunks])
+
+
+class RunBeforeIntent(WritesLate):
+    """A tool starts, and its intent is kept a little later."""
+
+    def keep(self) -> None:
+        writes = self.writes()
+        intents = tuple(write for write in writes if isinstance(write, CallIntended))
+        self.unwritten += intents
+        self.disk.write([write for write in writes if write not in intents])
+
+
+class AppliesLate(Process):
+    """The application says that it has handled an event, and keeps it a little later."""
+
+    unapplied: Applied | Forget | None = None
+
+    def read(self) -> None:
+        if self.unapplied is not None:
+            self.apply(self.unapplied)
+            self.unapplied, self.in_hand = None, None
+            return
+        event, self.unread = self.unread[0], self.unread[1:]
+        self.unapplied, self.in_hand = event, event.event_id
+        self.stream.handled(event.event_id)
+
+    def begin(self) -> None:
+        self.unapplied = None
+        super().begin()
+
+
+def at_client(kind: type[Process | ClientStream]) -> type[World]:
+    """Return the world whose clients are of a kind."""
+    made: type[Process] = (
+        type(kind.__name__, (_With,), {"half": kind}) if issubclass(kind, ClientStream) else kind
+    )
+
+    class Of(World):
+        def __init__(self, scenario: Scenario) -> None:
+            super().__init__(scenario)
+            for process in self.processes:
+                if isinstance(process, WritesLate):
+                    process.write()  # the message that was said before the world began
+
+        def process(self, disk: Disk) -> Process:
+            return made(disk)
+
+        def progress(self) -> Iterator[Action]:
+            yield from super().progress()
+            for number, process in enumerate(self.processes):
+                if isinstance(process, WritesLate) and process.unwritten:
+                    yield "write", number
+
+        def act_at_client(self, name: str, owner: int, place: Action) -> None:
+            process = self.processes[owner]
+            if name == "write" and isinstance(process, WritesLate):
+                process.write()
+            else:
+                super().act_at_client(name, owner, place)
+
+    Of.__name__ = made.__name__
+    return Of

@@ -1,0 +1,162 @@
+"""The machines that the specification draws, and the order in which it says things are judged."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from midstream.core import frames
+from midstream.core.calls import Choice
+from midstream.core.client_stream import _State as ClientState
+from midstream.core.frames import (
+    FRAME_BYTES_MAX,
+    AbortPayload,
+    Ack,
+    AnswerPayload,
+    Chunk,
+    Error,
+    Open,
+    ResumePayload,
+    SayPayload,
+)
+from midstream.core.messages import Text
+from midstream.core.server_stream import _State as ServerState
+from midstream.core.session import CHUNKS_MAX
+from midstream.errors import StreamFencedError, WrongSecretError
+from tests.conformance.core_server import CoreServer, CoreWire
+from tests.protocol import halves
+from tests.spec import spec
+
+SECRET = "s" * 43
+
+
+@spec("STREAM-59")
+def test_every_state_of_both_halves_is_reached_and_the_last_ones_are_left_by_nothing() -> None:
+    for edges, states, last in (
+        (halves.client_edges(), ClientState, "ended"),
+        (halves.server_edges(), ServerState, "closed"),
+    ):
+        assert {edge.before for edge in edges} == {each.value for each in states}
+        assert [edge for edge in edges if edge.before == last != edge.after] == []
+
+
+@spec("STREAM-59")
+def test_nothing_but_a_welcome_makes_a_connection_live_and_nothing_but_admission_an_admitted_one() -> None:
+    to_live = {edge.inlet for edge in halves.client_edges() if edge.after == "live" != edge.before}
+    to_admitted = {edge.inlet for edge in halves.server_edges() if edge.after == "admitted" != edge.before}
+    assert (to_live, to_admitted) == ({"welcome", "degraded welcome"}, {"admit"})
+
+
+@spec("STREAM-28")
+def test_every_error_of_the_wire_has_its_line_in_the_table() -> None:
+    table = halves.error_table()
+    assert f"| `{WrongSecretError.code}` | 403 | never | ends, forgets the stream |" in table
+    assert f"| `{StreamFencedError.code}` | 409 | never | ends, keeps the checkpoint |" in table
+    assert len(halves.kinds_on_the_wire()) == table.count("\n") - 2
+
+
+HI = SayPayload((Text("hi"),))
+BAD = b'{"type":"sing"}'
+JUDGED: tuple[tuple[str, bytes, str, str], ...] = (
+    # What is said, on which stream, with which secret; and the code of the first line that holds.
+    ("frame_too_large", b"x" * (FRAME_BYTES_MAX + 1), "", SECRET),
+    ("malformed_frame", b"x", "", SECRET),
+    ("protocol", frames.encode(Chunk(-1, msgspec.Raw(BAD))), "", SECRET),
+    ("malformed_frame", frames.encode(Chunk(-1, msgspec.Raw(frames.encode(HI)))), "a", SECRET),
+    ("malformed_frame", frames.encode(Chunk(CHUNKS_MAX + 1, msgspec.Raw(frames.encode(HI)))), "a", SECRET),
+    ("malformed_frame", frames.encode(Chunk(0, msgspec.Raw(BAD))), "a", SECRET),
+    ("malformed_frame", frames.encode(Chunk(0, msgspec.Raw(frames.encode(SayPayload(()))))), "a", SECRET),
+    ("malformed_frame", frames.encode(Chunk(1, msgspec.Raw(frames.encode(HI)))), "a", SECRET),
+    ("malformed_frame", frames.encode(Chunk(1, msgspec.Raw(frames.encode(ResumePayload())))), "a", SECRET),
+    ("wrong_secret", frames.encode(Chunk(0, msgspec.Raw(frames.encode(AbortPayload(9))))), "a", "t" * 43),
+    ("stream_reused", frames.encode(Chunk(0, msgspec.Raw(frames.encode(AbortPayload(9))))), "a", SECRET),
+    ("ack", frames.encode(Chunk(0, msgspec.Raw(frames.encode(HI)))), "a", SECRET),
+    ("seqno_gap", frames.encode(Chunk(7, msgspec.Raw(frames.encode(AbortPayload())))), "a", SECRET),
+    ("session_busy", frames.encode(Chunk(0, msgspec.Raw(frames.encode(ResumePayload())))), "b", SECRET),
+    (
+        "question_closed",
+        frames.encode(Chunk(1, msgspec.Raw(frames.encode(AnswerPayload(1, 1, "c", "d", Choice.DENY))))),
+        "a",
+        SECRET,
+    ),
+    ("ack", frames.encode(Chunk(1, msgspec.Raw(frames.encode(AbortPayload())))), "a", SECRET),
+)
+
+
+@spec("STREAM-57")
+@pytest.mark.parametrize(("code", "said", "stream", "secret"), JUDGED)
+async def test_a_chunk_is_judged_in_the_order_of_the_specification(
+    code: str, said: bytes, stream: str, secret: str
+) -> None:
+    server = CoreServer()
+    first = await _opened(server, "a", SECRET)
+    await first.send([frames.encode(Chunk(0, msgspec.Raw(frames.encode(HI))))])
+    wire = await _opened(server, stream, secret)
+    await wire.send([said])
+    frame = [frames.decode_server(each) for each in wire.stream.frames_to_send()]
+    answers = [each for each in frame if isinstance(each, Ack | Error)]
+    assert [each.code if isinstance(each, Error) else "ack" for each in answers] == [code]
+
+
+@spec("STREAM-57")
+async def test_where_nothing_was_said_only_a_message_is_taken() -> None:
+    wire = await _opened(CoreServer(), "a", SECRET)
+    await wire.send([frames.encode(Chunk(0, msgspec.Raw(frames.encode(AbortPayload()))))])
+    (refused,) = [
+        each for each in map(frames.decode_server, wire.stream.frames_to_send()) if isinstance(each, Error)
+    ]
+    assert (refused.code, refused.seqno) == ("session_not_found", 0)
+
+
+EVENT_IDS = (
+    # The event id and the seqno that an open shows, on which stream and with which secret; and what comes of it.
+    ("x", 1, "c", "t" * 43, "malformed_frame"),
+    ("9" * 20 + "-1", 1, "a", SECRET, "malformed_frame"),
+    ("7-7", 1, "a", "t" * 43, "wrong_secret"),
+    ("7-7", 1, "c", SECRET, "stream_not_found"),
+    (None, 1, "c", SECRET, "1-5"),
+    (None, 1, "a", SECRET, "1-1"),
+    (None, 0, "", "", "1-5"),
+    ("0-0", 1, "a", SECRET, "0-0"),
+    ("1-3", 1, "a", SECRET, "1-3"),
+    ("2-3", 1, "a", SECRET, "gone 1-1"),
+    ("1-99", 1, "a", SECRET, "gone 1-1"),
+    ("2-3", 0, "", "", "gone 0-0"),
+)
+
+
+@spec("STREAM-58")
+@pytest.mark.parametrize(("event_id", "next_seqno", "stream", "secret", "what"), EVENT_IDS)
+async def test_an_event_id_is_judged_in_the_order_of_the_specification(
+    event_id: str | None, next_seqno: int, stream: str, secret: str, what: str
+) -> None:
+    server = CoreServer()
+    first = await _opened(server, "a", SECRET)
+    await first.send([frames.encode(Chunk(0, msgspec.Raw(frames.encode(HI))))])
+    assert server.host("s").newest.position == 5
+    wire = await server.connect("s")
+    await wire.send([frames.encode(Open(stream, secret, event_id, next_seqno))])
+    said = [frames.decode_server(each) for each in wire.stream.frames_to_send()]
+    assert _outcome(said) == what
+
+
+def _outcome(said: list[frames.ServerFrame]) -> str:
+    first, second = (*said, None)[:2]
+    match first, second:
+        case frames.Error(code=code), _:
+            return code
+        case _, frames.Gone(resume_from=begin):
+            return f"gone {begin}"
+        case frames.Welcome(resume_from=begin), _:
+            return begin
+    raise AssertionError(said)
+
+
+async def _opened(server: CoreServer, stream: str, secret: str) -> CoreWire:
+    wire = await server.connect("s")
+    await wire.send([frames.encode(Open(stream, SECRET if stream else ""))])
+    wire.stream.frames_to_send()
+    vars(wire.stream)["_secret_digest"] = frames.secret_digest_of(
+        secret
+    )  # as of a POST, which nobody admitted
+    return wire

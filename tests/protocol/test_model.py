@@ -1,0 +1,81 @@
+"""Both halves of the stream protocol in every small world: nothing lost, nothing twice, and an end from everywhere.
+
+`make explore` tries larger worlds; `docs/design/model.md` says what they are and how many states they have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.protocol import plants
+from tests.protocol.explorer import explore
+from tests.protocol.world import Scenario, World
+from tests.spec import spec
+
+STATES_MAX = 30_000
+
+SMALL = {
+    "two losses": Scenario(losses=2),
+    "the client dies": Scenario(losses=1, client_deaths=1, words=0),
+    "another server takes over": Scenario(losses=1, takeovers=1),
+    "a stop": Scenario(losses=1, aborts=1),
+    "a stop and another server": Scenario(losses=0, aborts=1, takeovers=1, words=0),
+    "the power fails": Scenario(losses=1, power_cuts=1),
+    "a tool at a client": Scenario(losses=2, has_tool=True, words=0),
+    "a tool at a client that dies": Scenario(losses=0, client_deaths=1, has_tool=True, words=0),
+    "two processes of one checkpoint": Scenario(losses=0, clients=2, words=0),
+    "chunks arrive twice": Scenario(losses=1, repeats=1, words=0),
+    "heartbeats": Scenario(losses=1, beats=2, words=0),
+}
+
+
+@spec("STREAM-8", "STREAM-12", "STREAM-13", "STREAM-14", "STREAM-18", "STREAM-21", "STREAM-24", "STREAM-50")
+@pytest.mark.parametrize("name", SMALL)
+def test_every_state_of_a_small_world_keeps_the_promises(
+    name: str, record_property: Callable[[str, object], None]
+) -> None:
+    explored = explore(World(SMALL[name]), states_max=STATES_MAX)
+    record_property("states", explored.states)
+    assert explored.found is None, str(explored.found)
+    assert explored.ends > 0
+
+
+def test_events_may_overtake_acks() -> None:
+    assert explore(plants.EventsFirst(Scenario(losses=1)), states_max=STATES_MAX).found is None
+
+
+PLANTED: dict[type[World], tuple[Scenario, str]] = {
+    plants.AckBeforeAppend: (Scenario(losses=0, takeovers=1, words=0), "acknowledged"),
+    plants.AckBeforeSync: (Scenario(losses=0, power_cuts=1, words=0), "acknowledged"),
+    plants.NoDedupe: (Scenario(losses=1, words=0), "not the end"),
+    plants.FencedByArrival: (Scenario(losses=1, words=0), "not the end"),
+    plants.ReplayTooLate: (Scenario(losses=1, words=1), "no end came"),
+    plants.EpochReused: (Scenario(losses=0, power_cuts=1, words=1), "not the end"),
+    plants.at_client(plants.NoPlayback): (Scenario(losses=1, words=0), "not the end"),
+    plants.at_client(plants.TellsTwice): (Scenario(losses=1, words=0), "was told"),
+    plants.at_client(plants.ForgetsTooEarly): (Scenario(losses=0, client_deaths=1, words=0), "not the end"),
+    plants.at_client(plants.MovesTooEarly): (Scenario(losses=0, client_deaths=1, words=0), "was lost"),
+    plants.at_client(plants.SendBeforeWrite): (
+        Scenario(losses=0, client_deaths=1, aborts=1, words=0),
+        "not the end",
+    ),
+    plants.at_client(plants.OutcomeApart): (
+        Scenario(losses=0, client_deaths=1, has_tool=True, words=0),
+        "not the end",
+    ),
+    plants.at_client(plants.RunBeforeIntent): (
+        Scenario(losses=0, has_tool=True, words=0),
+        "without an intent",
+    ),
+    plants.at_client(plants.AppliesLate): (Scenario(losses=0, client_deaths=1, words=0), "was lost"),
+}
+
+
+@pytest.mark.parametrize("world", PLANTED, ids=lambda world: world.__name__)
+def test_a_planted_bug_is_found(world: type[World]) -> None:
+    scenario, words = PLANTED[world]
+    explored = explore(world(scenario), states_max=STATES_MAX)
+    assert explored.found is not None
+    assert words in explored.found.what

@@ -1,0 +1,46 @@
+"""Halves of the protocol as values: copied, and told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, TypeVar
+
+from midstream.core.server_stream import Submit
+
+T = TypeVar("T")
+
+
+def copied(half: T) -> T:
+    """Copy a half of the protocol: all its attributes are values or flat containers of values."""
+    other = object.__new__(type(half))
+    attributes = vars(other)
+    for name, value in vars(half).items():
+        attributes[name] = value.copy() if type(value) in _CONTAINERS else value
+    return other
+
+
+_CONTAINERS = frozenset((list, dict, set))
+UNSEEN = frozenset(
+    ("_backoff", "_deadline", "_failures", "_lost_at", "_patience_s", "_retry_after_s", "_silence_s", "_wire")
+)
+"""What no behaviour depends on while time stands still."""
+
+
+def told_apart(half: object) -> Hashable:
+    """Return what distinguishes a half from others of its kind."""
+    return tuple([_flat(value) for name, value in vars(half).items() if name not in UNSEEN])
+
+
+def _flat(value: Any) -> Hashable:  # noqa: ANN401 - whatever a half keeps
+    kind = type(value)
+    if kind is list:
+        return tuple([_flat(each) for each in value])
+    if kind is dict:
+        return tuple([(key, _flat(each)) for key, each in value.items()])
+    if kind is set:
+        return frozenset(value)
+    if kind is Submit:
+        return value.seqno, value.chunk.digest
+    if isinstance(value, Exception):
+        return kind.__name__
+    return value  # type: ignore[no-any-return]  # hashable, or the caller learns

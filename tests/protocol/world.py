@@ -1,0 +1,426 @@
+"""A small world in which both halves of the stream protocol live: clients, a server with its journal, a bad network.
+
+Nothing here is a stand-in for our own code but the shells: the halves are the real ones, the journal is folded and
+decided by `core/session.py`, a client's tools are `LocalTools`. A world is a value: it is copied, one thing happens
+in the copy, and `fingerprint` tells two worlds apart in which different things can happen from now on.
+
+The network delivers what goes through one connection in order, until that breaks. A client may lose a connection at
+any time, and the server learns of it later or never: what the older connection carried up is still taken while a
+newer one speaks, also when it arrives after it. The server's process dies with all its connections; a client's
+process dies and the next one knows what was written down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from copy import copy
+from typing import Self
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from midstream.core import records
+from midstream.core.calls import CallPlan, Site, digest_of
+from midstream.core.frames import START, Chunk, EventId, SayPayload, decode_client
+from midstream.core.messages import Call, Finish, Reply, Text
+from midstream.core.records import EpochStarted, Record, Sync, sync_of
+from midstream.core.server_stream import Admit, ServerStream, Submit, waiting_on
+from midstream.core.session import Received, Session, decide, fold
+from midstream.core.turn import AwaitingModel, Command, ModelReplied, ModelSaid, Recover, Refused
+from midstream.errors import StreamFencedError
+from tests.core.stories import heard
+from tests.protocol.client_process import AT, Disk, Process
+from tests.protocol.values import copied, told_apart
+
+SECRET = "s" * 43
+ZOMBIES_MAX = 1
+"""Connections of one client that it gave up and the server still holds."""
+
+Line = tuple[EventId, bytes]
+Action = tuple[str | int, ...]
+
+
+class Scenario(Struct, frozen=True):
+    """What may happen, how often.
+
+    Args:
+        clients: Processes that resume the same stream; all but the first from a copy of its checkpoint.
+        has_tool: Whether the model asks for a tool of the client before it answers.
+        words: Pieces of the model's answers.
+        aborts, losses, client_deaths, takeovers, power_cuts, repeats, beats: How often.
+    """
+
+    clients: int = 1
+    has_tool: bool = False
+    words: int = 1
+    aborts: int = 0
+    losses: int = 2
+    client_deaths: int = 0
+    takeovers: int = 0
+    power_cuts: int = 0
+    repeats: int = 0
+    beats: int = 0
+
+
+class Connection:
+    """One connection: the server's half of the protocol, and what is under way in both directions."""
+
+    def __init__(self, owner: int) -> None:
+        self.owner = owner
+        """Which client made it."""
+        self.is_held = True
+        """Whether the client has it still."""
+        self.server: ServerStream | None = ServerStream(now=AT)
+        """None once the server's process died."""
+        self.up: tuple[bytes, ...] = ()
+        self.down: tuple[bytes, ...] = ()
+
+    def clone(self) -> Self:
+        other = copy(self)
+        other.server = self.server and copied(self.server)
+        return other
+
+    def fingerprint(self) -> Hashable:
+        server = self.server and told_apart(self.server)
+        return self.owner, self.is_held, server, self.up, self.down
+
+    def flush(self) -> None:
+        """Put on the line what the server's half says; what a client has given up it does not hear."""
+        if self.server is not None:
+            sent = tuple(self.server.frames_to_send())
+            self.down += sent if self.is_held else ()
+
+
+class World:
+    """See the module's text. `actions` says what can happen, `act` lets it happen, `check` says what must hold."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.left = scenario
+        """How often things may still happen."""
+        self.may_lose_tail = scenario.power_cuts > 0
+        self.session = Session()
+        self.line: tuple[Line, ...] = ()
+        self.line_mark = 0
+        self.synced = 0
+        """Records that survive a power cut."""
+        self.connections: tuple[Connection, ...] = ()
+        """In the order in which they were made."""
+        self.speaker: Connection | None = None
+        self.start_epoch()
+        disk = Disk("a", SECRET)
+        first = self.process(disk)
+        first.say(SayPayload((Text("hi"),)))
+        first.settle()
+        self.processes = (first, *(self.process(disk.copied()) for _ in range(scenario.clients - 1)))
+
+    def process(self, disk: Disk) -> Process:
+        """Start a client's process."""
+        return Process(disk)
+
+    def clone(self) -> Self:
+        other = copy(self)
+        other.connections = tuple(each.clone() for each in self.connections)
+        if self.speaker is not None:
+            other.speaker = other.connections[self.connections.index(self.speaker)]
+        other.processes = tuple(each.clone() for each in self.processes)
+        return other
+
+    def fingerprint(self) -> int:
+        speaker = self.connections.index(self.speaker) if self.speaker else None
+        connections = tuple(each.fingerprint() for each in self.connections)
+        processes = tuple(each.fingerprint() for each in self.processes)
+        return hash((self.left, self.line_mark, self.synced, speaker, connections, processes))
+
+    # --- the journal --------------------------------------------------------------------------------------------
+
+    @property
+    def newest(self) -> EventId:
+        return self.line[-1][0] if self.line else START
+
+    def start_epoch(self) -> None:
+        epoch = self.session.epoch + 1
+        self.append((EpochStarted(epoch, "host", AT),), epoch=epoch)
+        self.do(Recover())
+
+    def do(self, command: Command | Received) -> None:
+        self.append(decide(self.session, command, epoch=self.session.epoch, at=AT))
+        self.feed()
+
+    def append(self, decided: tuple[Record, ...], *, epoch: int | None = None) -> None:
+        epoch = epoch or self.session.epoch
+        for record in decided:
+            line = (EventId(epoch, len(self.line) + 1), records.encode(record))
+            self.line = (*self.line, line)
+            self.line_mark = hash((self.line_mark, line))
+        self.session = fold(((epoch, record) for record in decided), self.session)
+        if decided and sync_of(decided) is Sync.FULL:
+            self.synced = len(self.line)
+
+    # --- what can happen ----------------------------------------------------------------------------------------
+
+    def actions(self) -> Iterator[Action]:
+        """Yield everything that can happen, faults last; the order is that of a good network."""
+        yield from self.progress()
+        left = self.left
+        for number, connection in enumerate(self.connections):
+            if connection.server is not None and connection.up and left.repeats:
+                yield "repeat", number
+            if connection.is_held and left.losses:
+                yield "lose", connection.owner
+        for number, process in enumerate(self.processes):
+            if left.aborts and not process.stream.is_ended and process.can_abort:
+                yield "abort", number
+            if left.client_deaths and (process.disk.state is not None or process.has_unread):
+                yield "die", number
+        if left.takeovers:
+            yield ("takeover",)
+        if left.power_cuts:
+            yield ("power cut",)
+
+    def progress(self) -> Iterator[Action]:
+        """Yield what happens without faults."""
+        for number, connection in enumerate(self.connections):
+            server = connection.server
+            if server is None:
+                continue
+            if connection.up and not server.is_closed:
+                yield "up", number
+            if self.left.beats and server.is_admitted and connection.is_held:
+                yield "beat", number
+            if not connection.is_held:
+                yield "end", number
+        for number, process in enumerate(self.processes):
+            held = self.held(number)
+            if held is not None and not process.stream.is_connection_wanted:
+                yield "drop", number
+            elif held is not None and held.down:
+                yield "down", number
+            elif held is not None and (held.server is None or held.server.is_closed):
+                yield "drop", number
+            if held is None and not process.stream.is_ended:
+                yield "connect", number
+            if process.has_unread:
+                yield "read", number
+            for place in process.starts:
+                yield "run", number, *place
+        yield from self.model()
+
+    def model(self) -> Iterator[Action]:
+        turn = self.session.turn
+        if isinstance(turn, AwaitingModel) and turn.attempt:
+            if self.left.words:
+                yield ("word",)
+            yield ("reply",)
+
+    def held(self, owner: int) -> Connection | None:
+        """Return the connection that a client has."""
+        return next((each for each in self.connections if each.is_held and each.owner == owner), None)
+
+    # --- what happens -------------------------------------------------------------------------------------------
+
+    def act(self, action: Action) -> None:
+        """Let it happen."""
+        match action:
+            case "up", int(number):
+                self.up(self.connections[number])
+            case "end", int(number):
+                self.forget(self.connections[number])
+            case "beat", int(number):
+                self.beat(self.connections[number])
+            case "repeat", int(number):
+                self.count("repeats")
+                self.repeat(self.connections[number])
+            case ("word",):
+                self.count("words")
+                self.say_word()
+            case ("reply",):
+                self.reply()
+            case ("takeover",):
+                self.count("takeovers")
+                self.take_over()
+            case ("power cut",):
+                self.count("power_cuts")
+                self.lose_tail()
+                self.take_over()
+            case str(name), int(owner), *place:
+                self.act_at_client(name, owner, tuple(place))
+            case _:
+                raise AssertionError(action)
+
+    def act_at_client(self, name: str, owner: int, place: Action) -> None:
+        process = self.processes[owner]
+        match name:
+            case "down":
+                held = self.held(owner)
+                assert held is not None
+                body, held.down = held.down[0], held.down[1:]
+                process.stream.receive(body, now=AT)
+            case "connect":
+                self.connect(owner)
+            case "drop" | "lose":
+                if name == "lose":
+                    self.count("losses")
+                self.let_go(owner)
+                process.stream.disconnected(chance=0.0, now=AT)
+            case "read":
+                process.read()
+            case "run":
+                process.run(next(each for each in process.starts if each == place))
+            case "abort":
+                self.count("aborts")
+                process.abort()
+            case "die":
+                self.count("client_deaths")
+                self.let_go(owner)
+                process.die()
+            case _:
+                raise AssertionError(name)
+        sent = process.settle()
+        while process.has_unread and not self.left.client_deaths:
+            process.read()  # nothing can come between
+            process.settle()
+        held = self.held(owner)
+        if held is not None:
+            held.up += sent
+
+    def count(self, what: str) -> None:
+        self.left = replace(self.left, **{what: getattr(self.left, what) - 1})
+
+    def connect(self, owner: int) -> None:
+        stream = self.processes[owner].stream
+        deadline = stream.next_deadline()
+        if deadline is not None:
+            stream.handle_deadline(now=deadline.at)
+        self.connections = (*self.connections, Connection(owner))
+        stream.connected(now=AT)
+
+    def let_go(self, owner: int) -> None:
+        """Let the client forget its connection; the server does not know yet."""
+        held = self.held(owner)
+        if held is None:
+            return
+        held.is_held, held.down = False, ()
+        if held.server is None or held.server.is_closed or not held.up:
+            self.forget(held)
+        zombies = [each for each in self.connections if each.owner == owner and not each.is_held]
+        if len(zombies) > ZOMBIES_MAX:
+            self.forget(zombies[0])
+
+    def forget(self, connection: Connection) -> None:
+        self.connections = tuple(each for each in self.connections if each is not connection)
+        if self.speaker is connection:
+            self.speaker = None
+
+    def up(self, connection: Connection) -> None:
+        body, connection.up = connection.up[0], connection.up[1:]
+        self.take(connection, body)
+        if not (connection.is_held or connection.up):
+            self.forget(connection)
+
+    def repeat(self, connection: Connection) -> None:
+        """Deliver a chunk a second time, as a POST that is sent again."""
+        if isinstance(decode_client(connection.up[0]), Chunk):
+            self.take(connection, connection.up[0])
+
+    def take(self, connection: Connection, body: bytes) -> None:
+        """Let a frame reach the server, which does at once what its half asks for."""
+        server = connection.server
+        assert server is not None
+        server.receive(body, now=AT)
+        for request in server.requests():
+            match request:
+                case Admit():
+                    self.admit(connection, request)
+                case Submit():
+                    self.submit(connection, request)
+        connection.flush()
+
+    def admit(self, connection: Connection, request: Admit) -> None:
+        server = connection.server
+        assert server is not None
+        server.admit(self.session, epoch_at=self.epoch_at(request.event_id), now=AT)
+        if not server.is_admitted:
+            return
+        older, fenced = self.speaker, self.speaker
+        if older is not None and older.server is not None and self.is_before(server, older.server):
+            fenced = connection
+        else:
+            self.speaker = connection
+        if fenced is not None and fenced.server is not None:
+            fenced.server.fail(StreamFencedError("a newer connection took the stream over"), now=AT)
+            fenced.flush()
+        connection.flush()
+        self.feed()
+
+    def is_before(self, connection: ServerStream, speaker: ServerStream) -> bool:
+        """Whether the connection that was just admitted is older than the one that speaks."""
+        return connection.is_before(speaker)
+
+    def submit(self, connection: Connection, request: Submit) -> None:
+        server = connection.server
+        assert server is not None
+        try:
+            decided = decide(self.session, request.chunk, epoch=self.session.epoch, at=AT)
+        except Refused as refused:
+            server.refused(request.seqno, refused.error, now=AT)
+        else:
+            self.append(decided)
+            self.acknowledge(server, request.seqno)
+
+    def acknowledge(self, server: ServerStream, seqno: int) -> None:
+        """Say that a chunk is in the journal; its events have their own way, and may come later."""
+        server.accepted(seqno, now=AT)
+        self.feed()
+
+    def epoch_at(self, event_id: EventId | None) -> int | None:
+        if event_id is None or not 0 < event_id.position <= len(self.line):
+            return None
+        return self.line[event_id.position - 1][0].epoch
+
+    def feed(self) -> None:
+        """Send every reader what the journal gained."""
+        for connection in self.connections:
+            server = connection.server
+            if server is not None and server.is_admitted:
+                server.deliver(self.line[server.cursor :], now=AT)
+                connection.flush()
+
+    def beat(self, connection: Connection) -> None:
+        self.count("beats")
+        assert connection.server is not None
+        deadline = connection.server.next_deadline()
+        if deadline is not None:
+            waits = waiting_on(self.session)
+            connection.server.handle_deadline(newest=self.newest, waiting_on=waits, now=deadline.at)
+            connection.flush()
+
+    def say_word(self) -> None:
+        turn = self.session.turn
+        assert isinstance(turn, AwaitingModel)
+        said: ModelSaid = heard("word", turn=turn.turn, reply=turn.reply_no, attempt=turn.attempt)
+        self.do(said)
+
+    def reply(self) -> None:
+        """Let the model ask for the client's tool in its first reply, and answer in the next."""
+        turn = self.session.turn
+        assert isinstance(turn, AwaitingModel)
+        reply, plans = Reply((Text("word"),)), tuple[CallPlan, ...]()
+        if self.left.has_tool and turn.reply_no == 1:
+            reply = Reply((Call("c", "look"),), Finish.CALLS)
+            plans = (CallPlan("c", digest_of("look", "{}"), Site.CLIENT),)
+        self.do(ModelReplied(turn.turn, turn.reply_no, turn.attempt, reply, plans))
+
+    def take_over(self) -> None:
+        """The server's process dies with its connections; another one begins a new epoch."""
+        self.speaker = None
+        for connection in self.connections:
+            connection.server, connection.up = None, ()
+        self.connections = tuple(each for each in self.connections if each.is_held)
+        self.start_epoch()
+
+    def lose_tail(self) -> None:
+        self.line = self.line[: self.synced]
+        self.line_mark = 0
+        for line in self.line:
+            self.line_mark = hash((self.line_mark, line))
+        self.session = fold((event_id.epoch, records.decode(body)) for event_id, body in self.line)

@@ -1,0 +1,94 @@
+"""The cases of the Autobahn test suite, by a runner of today (`kosoku`), against what carries our WebSockets.
+
+The suite itself runs on Python 2 only. Most of its cases want their messages back: so an echo stands where our endpoint
+stands, under the same server with the same limits. Then all of them meet the endpoint itself, which must refuse what
+is no frame of ours, and go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+import pytest
+from kosoku import FailureError, run_fuzzingclient
+from starlette.types import Receive, Scope, Send
+
+from midstream.server.serve import serve
+from midstream.world import World
+from tests.server.serving import WAIT_S, Socket, make_app, opening, served
+
+WITHIN_S = 50.0
+BEYOND_OUR_LIMITS = ["9.*", "12.*", "13.*"]
+"""Messages above 1 MiB, and compression, which is switched off."""
+DIFFERENT_BELOW_US = {
+    "7.1.5": "websockets answers a close within a fragmented message with 1002, where the suite wants 1000 or nothing",
+}
+"""Case: what the library below us does differently, on purpose."""
+
+FRAMING = ("3.", "4.", "7.3.", "7.5.", "7.7.", "7.9.")
+WANTS_AN_ECHO = {"3.4"}
+
+
+class Echo:
+    """A server that sends back what it is sent."""
+
+    world = World()
+    open_streams = 0
+
+    async def start(self) -> None:
+        """Nothing to do."""
+
+    def drain(self) -> None:
+        """Nothing to do."""
+
+    async def stop(self, *, grace_s: float) -> None:
+        """Nothing to do."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        while (message := await receive())["type"] == "websocket.receive":
+            await send({**message, "type": "websocket.send"})
+
+
+@contextlib.asynccontextmanager
+async def echoing() -> AsyncIterator[str]:
+    listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    stop = asyncio.Event()
+    serving = asyncio.create_task(serve(Echo(), port=0, on_listening=listening.set_result, stop=stop))
+    yield await asyncio.wait_for(listening, WAIT_S)
+    stop.set()
+    await asyncio.wait_for(serving, WAIT_S)
+
+
+async def failures(address: str) -> list[str]:
+    """Run the suite; return the cases that did not go as it wants."""
+    trial = run_fuzzingclient(address, exclude_cases=BEYOND_OUR_LIMITS, concurrency=4)
+    try:
+        results = await asyncio.wait_for(trial, WITHIN_S)
+    except FailureError as error:
+        return [each.case_id for each in error.results if not each.passed]
+    assert len(results) > 200
+    return []
+
+
+async def test_the_websockets_below_us_keep_the_suite() -> None:
+    async with echoing() as url:
+        assert await failures(url.removeprefix("http://")) == [*DIFFERENT_BELOW_US]
+
+
+async def test_our_endpoint_meets_the_suite_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    async with served(make_app()) as server:
+        address = f"{server.url.removeprefix('http://')}/v1/sessions/s1/stream"
+        unlike_an_echo = await failures(address)
+        async with Socket(server.socket()) as socket:
+            await socket.say(opening())
+            assert (await socket.hear())["type"] == "welcome"
+    # Broken framing is refused as the suite wants, before any message of ours is looked at.
+    assert [case for case in unlike_an_echo if case.startswith(FRAMING) and case not in WANTS_AN_ECHO] == []
+    assert server.app.open_streams == 0
+    told = {record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR}
+    assert told <= {"Invalid UTF-8 sequence received from client."}

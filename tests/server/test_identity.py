@@ -1,0 +1,52 @@
+"""The headers that say what an `open` says."""
+
+from __future__ import annotations
+
+import pytest
+from starlette.requests import HTTPConnection
+
+from midstream.core.frames import Open
+from midstream.errors import MalformedFrameError
+from midstream.server.identity import open_of
+from tests.spec import spec
+
+
+def asked(query: str = "", **headers: str) -> HTTPConnection:
+    named = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    return HTTPConnection({"type": "http", "headers": named, "query_string": query.encode(), "path": "/"})
+
+
+@spec("STREAM-51")
+def test_every_header_has_its_place_in_the_open() -> None:
+    request = asked(
+        x_idempotency_key="k",
+        x_idempotent_encryption_key="s",
+        x_idempotency_event_id="1-2",
+        x_idempotency_next_seqno="3",
+        x_idempotency_connection="4",
+        x_idempotency_cancel_after="5",
+    )
+    assert open_of(request) == Open("k", "s", "1-2", 3, 4, 5.0)
+
+
+@spec("STREAM-51")
+def test_the_common_names_are_as_good() -> None:
+    assert open_of(asked(idempotency_key="k", last_event_id="1-2")) == Open("k", "", "1-2")
+    assert open_of(asked("after=1-2")) == Open(event_id="1-2")
+    assert open_of(asked("after=1-2", last_event_id="1-3")) == Open(event_id="1-3")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x_idempotency_key": "k" * 257},
+        {"x_idempotency_next_seqno": "x"},
+        {"x_idempotency_next_seqno": "-1"},
+        {"x_idempotency_connection": str(2**53 + 1)},
+        {"x_idempotency_connection": "9" * 5000},
+        {"x_idempotency_cancel_after": "soon"},
+    ],
+)
+def test_a_header_of_another_form_is_refused(headers: dict[str, str]) -> None:
+    with pytest.raises(MalformedFrameError):
+        open_of(asked(**headers))
