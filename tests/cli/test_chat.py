@@ -15,7 +15,7 @@ import pytest
 from midstream.cli import Surroundings
 from midstream.cli.chat import Talk
 from midstream.cli.chats import Chats
-from midstream.cli.places import Places
+from midstream.places import Places
 from midstream.errors import StoreFullError
 from tests.cli.conftest import Run
 from tests.cli.on_terminal import Terminal

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from midstream.cli import Surroundings
-from midstream.cli.places import Places
+from midstream.places import Places
 from midstream.cli.session_options import json_of, source_of
 from midstream.cli.sources import FileSource, ServerSource
 from midstream.errors import UsageError

@@ -18,9 +18,9 @@ from typing import Any, NoReturn
 import click
 
 from midstream.cli.exits import EXIT_CODES, INTERRUPTED, USAGE, of_bug, of_error, of_system, of_usage
-from midstream.cli.places import Places
 from midstream.cli.terminal import COLOR_MODES, Ink, clean
 from midstream.errors import MidstreamError
+from midstream.places import Places
 from midstream.version import __version__
 
 __all__ = ["Surroundings", "main", "midstream_command"]

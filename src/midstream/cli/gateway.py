@@ -12,11 +12,11 @@ import click
 import msgspec
 
 from midstream.cli import Surroundings
-from midstream.cli.places import made
 from midstream.cli.serve import LOCAL_HOSTS, LOG_LEVELS, log_to_stderr
 from midstream.cli.terminal import clean
 from midstream.cli.upstreams import find_upstream
 from midstream.errors import UsageError
+from midstream.places import made
 from midstream.server.gateway.app import gateway as gateway_app
 from midstream.server.gateway.runs import GRACE_S
 from midstream.server.serve import serve

@@ -12,9 +12,9 @@ import msgspec
 
 from midstream.cli import Surroundings
 from midstream.cli.agents import find_agent, find_server
-from midstream.cli.places import made
 from midstream.cli.terminal import clean
 from midstream.errors import UsageError
+from midstream.places import made
 from midstream.server.app import asgi
 from midstream.server.serve import serve as serve_app
 

@@ -81,7 +81,9 @@ RETRY_AFTER_S_MAX = 300.0
 """No server may ask for a longer wait before the next try."""
 CHUNK_OVERHEAD_BYTES = 64
 """What a chunk's frame adds to its payload, at most."""
-_KEEPS_CHECKPOINT = frozenset(("access", "connection_lost", "stream_fenced", "record_undecodable"))
+_KEEPS_CHECKPOINT = frozenset(
+    ("access", "connection_lost", "stream_fenced", "record_undecodable", "unauthorized")
+)
 """Ends after which the stream may still be resumed: log in, wait, leave it to the newer connection, update."""
 
 

@@ -19,9 +19,12 @@ from midstream.core.turn import LOOK_BACK_S
 from midstream.errors import DrainingError, MidstreamError
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
-from midstream.server.connection import CONNECTIONS_MAX, Connections
-from midstream.server.guards import check_origin
+from midstream.server.access import Access
+from midstream.server.access_routes import AccessRoutes
+from midstream.server.connection import Connections
+from midstream.server.door import Door
 from midstream.server.http import EventsEndpoint, HttpEndpoints, StreamCutError
+from midstream.server.limits import Limits
 from midstream.server.pages import page_routes
 from midstream.server.problems import internal_problem, problem_of, problem_of_http, refuse
 from midstream.server.websocket import WebSocketEndpoint
@@ -32,12 +35,14 @@ from midstream.world import World
 GRACE_S = 5.0
 """Seconds that running tools have to end when the app is stopped."""
 _CHUNK_HEADERS = (
+    "authorization",
     "content-type",
     "idempotency-key",
     "last-event-id",
     "x-idempotency-event-id",
     "x-idempotency-key",
     "x-idempotent-encryption-key",
+    "x-midstream",
 )
 
 
@@ -48,7 +53,8 @@ def asgi(
     world: World | None = None,
     look_back_s: float = LOOK_BACK_S,
     allowed_origins: Collection[str] = (),
-    connections_max: int = CONNECTIONS_MAX,
+    access: Access | None = None,
+    limits: Limits = Limits(),
 ) -> App:
     """Make the ASGI app that hosts an agent: run it with `midstream serve`, or mount it in your own.
 
@@ -58,34 +64,46 @@ def asgi(
         world: Clock, chance and tasks; the real ones by default.
         look_back_s: Seconds after which an interrupted turn is ended at start-up instead of carried on.
         allowed_origins: Origins such as `https://app.example` whose pages may ask, beside the app's own.
-        connections_max: Streams that may be open at once.
+        access: Who may come in, and what they may do there. None lets in whoever reaches it: for an app that is mounted
+            in one with a login of its own, or that nobody but you can reach.
+        limits: What callers may do.
+
+    Raises:
+        UsageError: `access` is given, and the store keeps no small values (`Shelf`).
     """
     world = world or World()
     if isinstance(store, str | Path):
         store = SQLiteStore(store, world=world)
     host = Host(agent, store, world=world, look_back_s=look_back_s)
-    connections = Connections(limit=connections_max)
-    return App(host, connections, allowed_origins=allowed_origins, retention_s=look_back_s)
+    door = Door(host, access, limits, allowed_origins)
+    connections = Connections(limit=limits.connections_max)
+    return App(host, connections, door, allowed_origins=allowed_origins, retention_s=look_back_s)
 
 
 class App:
     """An ASGI app around a host. Make it with `asgi`."""
 
     def __init__(
-        self, host: Host, connections: Connections, *, allowed_origins: Collection[str], retention_s: float
+        self,
+        host: Host,
+        connections: Connections,
+        door: Door,
+        *,
+        allowed_origins: Collection[str],
+        retention_s: float,
     ) -> None:
         self.host = host
         self.connections = connections
-        self._allowed_origins = frozenset(allowed_origins)
+        self.door = door
         self._starting = asyncio.Lock()
         self._is_started = False
-        self._router = _router_of(host, connections, retention_s)
+        self._router = _router_of(host, connections, door, retention_s)
         self._shared: ASGIApp = self._guarded
         if allowed_origins:
             self._shared = CORSMiddleware(
                 self._guarded,
                 allow_origins=[*allowed_origins],
-                allow_methods=["GET", "POST", "DELETE"],
+                allow_methods=["GET", "POST", "PUT", "DELETE"],
                 allow_headers=_CHUNK_HEADERS,
                 expose_headers=["retry-after", "x-midstream-replayed"],
             )
@@ -94,6 +112,11 @@ class App:
     def world(self) -> World:
         """Clock, chance and tasks."""
         return self.host.world
+
+    @property
+    def asks_who(self) -> bool:
+        """Whether strangers are kept out."""
+        return self.door.access is not None
 
     @property
     def open_streams(self) -> int:
@@ -111,6 +134,7 @@ class App:
         async with self._starting:
             if not self._is_started:
                 await self.host.start()
+                await self.door.open()
                 self._is_started = True
 
     def drain(self) -> None:
@@ -156,8 +180,9 @@ class App:
             raise
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
-        check_origin(scope, self._allowed_origins)
+        self.door.look_at(scope)
         await self.start()
+        scope = await self.door.admit(scope)
         # Errors come here and not to the handlers of an app that mounts this one.
         await self._router({**scope, "app": self, "starlette.exception_handlers": ({}, {})}, receive, send)
 
@@ -174,12 +199,13 @@ class App:
         await send({"type": "lifespan.shutdown.complete"})
 
 
-def _router_of(host: Host, connections: Connections, retention_s: float) -> Router:
+def _router_of(host: Host, connections: Connections, door: Door, retention_s: float) -> Router:
     one = "/v1/sessions/{session_id}"
     events = EventsEndpoint(host, connections, retention_s=retention_s)
     stream = WebSocketEndpoint(host, connections, retention_s=retention_s)
     routes = [
         *HttpEndpoints(host, connections).routes(),
+        *(AccessRoutes(door).routes() if door.access is not None else ()),
         Route(f"{one}/events", events, methods=["GET"]),
         WebSocketRoute(f"{one}/stream", stream),
         *page_routes(),

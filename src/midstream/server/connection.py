@@ -1,34 +1,42 @@
 """One client connection, whatever carries it: a `ServerStream` on one side, a live session on the other.
 
-Three loops share one stream: `_listen` takes what the client says, `_follow` sends what the journal gained, and
-`_keep_time` calls the stream at its deadlines. Nothing is queued: `_follow` reads the next records only after the
-transport has taken those before, so that a slow reader costs its position and one write. A connection that ends,
-for whatever reason, cancels nothing of the turn.
+Four loops share one stream: `_listen` takes what the client says, `_follow` sends what the journal gained,
+`_keep_time` calls the stream at its deadlines, and `_keep_door` ends it when the client may no longer be here. Nothing
+is queued: `_follow` reads the next records only after the transport has taken those before, so that a slow reader costs
+its position and one write. A connection that ends, for whatever reason, cancels nothing of the turn.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
 from midstream.core.frames import EVENTS_PER_FRAME_MAX, HEARTBEAT_S, START, EventId
 from midstream.core.server_stream import Admit, Request, ServerStream, Submit, waiting_on
+from midstream.core.session import Received, Session
 from midstream.errors import DrainingError, MidstreamError, OverloadedError, StreamFencedError
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
+from midstream.server.limits import CONNECTIONS_MAX, Places
+from midstream.server.subjects import Action
+from midstream.server.visits import Stranger, Visitor
 from midstream.world import Fault
 
-CONNECTIONS_MAX = 5000
-"""Open streams of one process: about 100 MiB of connection state, and below usual limits of open files."""
 SEND_S = 30.0
 """Seconds a client may leave one write unread (three heartbeats) before its connection is given up."""
 LAST_WORDS_S = 1.0
 """Seconds for the last frame of a connection that the server ends."""
 
 _log = logging.getLogger(__name__)
+
+
+def is_played_back(session: Session, chunk: Received) -> bool:
+    """Whether a chunk was accepted before: it costs nothing more."""
+    known = session.streams.get(chunk.stream)
+    return known is not None and chunk.seqno < len(known.digests)
 
 
 class Transport(Protocol):
@@ -105,7 +113,13 @@ class Connection:
     """
 
     def __init__(
-        self, host: Host, session_id: str, stream: ServerStream, transport: Transport, among: Connections
+        self,
+        host: Host,
+        session_id: str,
+        stream: ServerStream,
+        transport: Transport,
+        among: Connections,
+        visitor: Visitor | None = None,
     ) -> None:
         self._host = host
         self._world = host.world
@@ -113,6 +127,7 @@ class Connection:
         self._stream = stream
         self._transport = transport
         self._among = among
+        self._visitor = visitor or Stranger(Places(0, ""), "")
         self._runner: Runner | None = None
         self._is_over = asyncio.Event()
         self.is_gone = False
@@ -122,13 +137,19 @@ class Connection:
         self._sending_since: float | None = None
 
     def __enter__(self) -> Self:
-        self._among.enter(self)
+        self._visitor.enter()
+        try:
+            self._among.enter(self)
+        except MidstreamError:
+            self._visitor.leave()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._among.leave(self)
+        self._visitor.leave()
         if self._runner is not None:
             self._runner.detach()
 
@@ -160,14 +181,18 @@ class Connection:
         After None the client has gone, said `close`, or has been sent its turn to the end.
         """
         async with asyncio.TaskGroup() as group:
-            loops = [group.create_task(loop) for loop in (self._listen(), self._follow(), self._keep_time())]
+            loops = [group.create_task(loop) for loop in self._loops()]
             await self._is_over.wait()
             for loop in loops:
                 loop.cancel()
         await self._say_last_words()
         return self._stream.failure
 
-    # --- the three loops ----------------------------------------------------------------------------------------
+    def _loops(self) -> list[Coroutine[None, None, None]]:
+        loops = [self._listen(), self._follow(), self._keep_time()]
+        return [*loops, self._keep_door()] if self._visitor.is_known else loops
+
+    # --- the loops ---------------------------------------------------------------------------------------------
 
     async def _listen(self) -> None:
         await self._settle()
@@ -211,6 +236,9 @@ class Connection:
                 self.is_gone = True
                 self._is_over.set()
 
+    async def _keep_door(self) -> None:
+        self.end(await self._visitor.until_unwelcome())
+
     def _next_check_at(self, now: float) -> float:
         if self._sending_since is not None:
             return self._sending_since + SEND_S
@@ -238,6 +266,8 @@ class Connection:
             case Submit():
                 assert self._runner is not None
                 try:
+                    if not is_played_back(self._runner.state, request.chunk):
+                        self._visitor.speak(request.chunk.command)
                     await self._runner.submit(request.chunk)
                 except MidstreamError as error:
                     self._stream.refused(request.seqno, error, now=self._now())
@@ -248,6 +278,10 @@ class Connection:
     async def _admit(self, request: Admit) -> None:
         # A stream may begin a session; who has seen events of it knows that there was one.
         is_new = bool(request.open.stream) and request.event_id is None
+        if is_new:
+            await self._visitor.begin()
+        elif request.open.stream:
+            await self._visitor.require(Action.SPEAK)
         runner = await self._host.session(self._session_id, create=is_new)
         epoch_at = None
         if request.event_id is not None and request.event_id.position > 0:

@@ -17,6 +17,7 @@ from midstream.errors import (
 )
 from midstream.runtime.host import Host
 from midstream.server.connection import Connection, Connections
+from midstream.server.visits import visitor_of
 
 CLOSED = 1000
 """WebSocket close codes (RFC 6455, section 7.4): the client said `close`."""
@@ -78,7 +79,8 @@ class WebSocketEndpoint:
         session_id = scope["path_params"]["session_id"]
         stream = ServerStream(retention_s=self._retention_s, now=self._host.world.monotonic())
         transport = WebSocketTransport(receive, send)
-        with Connection(self._host, session_id, stream, transport, self._connections) as connection:
+        visitor = visitor_of(scope)
+        with Connection(self._host, session_id, stream, transport, self._connections, visitor) as connection:
             await send({"type": "websocket.accept"})
             failure = await connection.run()
         if connection.is_gone:

@@ -20,8 +20,8 @@ from midstream.cli.demo.server import DemoServer
 from midstream.cli.demo.story import Story
 from midstream.cli.exits import VERIFICATION
 from midstream.cli.interrupts import Interrupts
-from midstream.cli.places import made
 from midstream.cli.terminal import Ink
+from midstream.places import made
 from midstream.world import World
 
 LOCAL_MODEL = "The model runs in it (SmolLM2, 135M parameters): no network, no key."
