@@ -43,6 +43,7 @@ from midstream.core.questions import Question
 from midstream.core.records import QuestionAsked
 from midstream.core.turn import LOOK_BACK_S, WhenBusy
 from midstream.errors import MidstreamError, UsageError
+from midstream.local_keys import shown_to
 from midstream.tools import Tool, by_name, tool
 from midstream.world import World
 
@@ -82,7 +83,8 @@ def connect(
         state: A file in which streams are kept, so that another process can go on; made where it is missing,
             readable by its owner only, used by one process at a time. None keeps them in memory.
         tools: Functions that run here, where the client is, when the model calls them.
-        headers: Sent with each connection, such as an authorization. Not kept in the file.
+        headers: Sent with each connection, such as an `authorization`. Not kept in the file. Without one the token of
+            the variable MIDSTREAM_TOKEN is shown, or to a server of this machine the one its user's servers expect.
         patience_s: Seconds without a working connection after which an iterator raises `ConnectionLostError`.
         on_reconnecting: Called with the session, and whether its connection is being made anew, on each change.
 
@@ -194,7 +196,7 @@ class Client:
             ConnectionLostError: The server did not answer.
             MidstreamError: It refused.
         """
-        return await questions(self._url, session, self._headers)
+        return await questions(self._url, session, self._shown())
 
     async def answer(
         self,
@@ -381,7 +383,7 @@ class Client:
         url = stream_url(self._url, session)
         attachment = Attachment(
             stream,
-            partial(connect_websocket, url, headers=self._headers),
+            lambda: connect_websocket(url, headers=self._shown()),
             file=self._file,
             begun=begun,
             tools=tools,
@@ -391,6 +393,11 @@ class Client:
         self._attachments[attachment] = session
         attachment.start()
         return attachment
+
+    def _shown(self) -> Mapping[str, str]:
+        """Return the headers of a connection; the key of a server of this machine may be newer than this client."""
+        is_told = any(name.lower() == "authorization" for name in self._headers)
+        return self._headers if is_told else {**shown_to(self._url), **self._headers}
 
     async def _deliver(self, attachment: Attachment) -> AsyncGenerator[Event, None]:
         try:

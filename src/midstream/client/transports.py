@@ -6,7 +6,6 @@ refuses in words of HTTP becomes the error those words stand for.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 from urllib.parse import quote, urlsplit
@@ -24,8 +23,10 @@ from midstream.errors import (
     MidstreamError,
     NotFoundError,
     ProtocolError,
+    UnauthorizedError,
     UsageError,
 )
+from midstream.local_keys import is_loopback
 
 SERVER_FRAME_BYTES_MAX = 16 * 1024 * 1024
 """Largest frame taken from a server. A result is in its record up to 64 KiB; servers of before wrote up to 512 Ki
@@ -131,16 +132,6 @@ async def connect_websocket(url: str, *, headers: Mapping[str, str]) -> WebSocke
     return WebSocketTransport(connection)
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address is this machine's own, which no proxy can reach."""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def refusal_of(status: int, body: bytes, retry_after: str = "") -> MidstreamError:
     """Return what an HTTP refusal means: the server's own words where it is ours, else what its status says."""
     try:
@@ -155,7 +146,9 @@ def refusal_of(status: int, body: bytes, retry_after: str = "") -> MidstreamErro
     if status in _TRY_AGAIN:
         after_s = float(retry_after) if retry_after.isascii() and retry_after.isdecimal() else None
         return ConnectionLostError(message, retry_after_s=after_s)
-    if status in {401, 403, 407}:
+    if status in {401, 407}:
+        return UnauthorizedError(message)
+    if status in {403, 451}:
         return AccessError(message)
     if status in {404, 410}:
         return NotFoundError(f"{message}: is a midstream server at this address?")

@@ -10,6 +10,7 @@ None for a stranger.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
@@ -19,8 +20,9 @@ from msgspec import Struct
 from starlette.requests import HTTPConnection
 
 from midstream.errors import UsageError
+from midstream.local_keys import token_for
 from midstream.server.rights import Owner
-from midstream.server.subjects import Action, Subject
+from midstream.server.subjects import OPERATOR, Action, Subject
 
 T = TypeVar("T")
 Authenticate = Callable[[HTTPConnection], Subject | Awaitable[Subject | None] | None]
@@ -110,6 +112,18 @@ def token_file(path: Path) -> Authenticate:
         if stamp != read_at:
             known, read_at = tokens(_tokens_in(path)), stamp
         return await settled(known(connection))
+
+    return authenticate
+
+
+def this_user(key: str) -> Authenticate:
+    """Know the user of this machine by a token made of their key: the operator. See `midstream.local_keys`."""
+
+    def authenticate(connection: HTTPConnection) -> Subject | None:
+        server = connection.scope.get("server")
+        expected = token_for(key, server[1] if server else 0)
+        is_theirs = hmac.compare_digest(expected.encode(), bearer_token(connection).encode())
+        return OPERATOR if is_theirs else None
 
     return authenticate
 

@@ -27,12 +27,9 @@ from midstream.server.judge import Judge
 from midstream.server.limits import Limits, address_of
 from midstream.server.passes import LOGIN_LINK_S, Kind, Passes
 from midstream.server.rights import Rights, name_in_store
-from midstream.server.subjects import Action, Subject
+from midstream.server.subjects import OPERATOR, Action, Subject
 from midstream.server.visits import VISIT, Counters, Stranger, Visit
 from midstream.store.contract import Shelf
-
-OPERATOR = Subject("operator", is_operator=True)
-"""The person who runs a server that has nobody else."""
 
 _SESSION = re.compile(r"/v1/sessions/(?P<session>[^/]+)(?P<what>/.*)?")
 _OPEN = re.compile(r"/|/health|/ready|/static/.*|/v1/login")

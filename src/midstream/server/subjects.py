@@ -58,3 +58,7 @@ class Subject(Struct, frozen=True):
     def key(self) -> str:
         """What tells them from everybody else, the tenant first."""
         return f"{self.tenant}:{self.id}"
+
+
+OPERATOR = Subject("operator", is_operator=True)
+"""The person who runs a server that has nobody else."""

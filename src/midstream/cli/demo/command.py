@@ -105,7 +105,7 @@ class Show:
             self._write(f"\n {badly if problems else well}\n")
             self._report(story, model, problems)
             if not is_once:
-                address = ink.cyan(f"{server.url}/#{story.session}")
+                address = ink.cyan(f"{server.page}&open={story.session}")
                 self._write(f"\n The server is still up: {address}\n Ctrl-C ends it.\n")
                 with Interrupts() as interrupts:
                     await interrupts.reached(1)

@@ -10,13 +10,14 @@
  * `Stream`, one socket at a time and one timer, and obeys. `IndexedStorage` (storage.js) keeps what must survive
  * a reload.
  *
- * No dependency and no build step: to use it elsewhere, copy these three files and midstream.d.ts.
+ * No dependency and no build step: to use it elsewhere, copy these four files and midstream.d.ts.
  */
 
 import { IndexedStorage, MemoryStorage, sortInterrupted } from "./storage.js";
 import { MidstreamError, Stream } from "./stream.js";
 
 export { LOOK_BACK_MS } from "./storage.js";
+export { ticketed } from "./ticket.js";
 export { MidstreamError, PROTOCOL_VERSION, parseEventId } from "./stream.js";
 
 /** Events waiting for a slow consumer; above it the socket is closed and the rest is asked for later. */
@@ -445,7 +446,8 @@ export class Client {
 /**
  * Make a client of the server at `url` (default: where the page came from).
  *
- * `onstate(connection, stream)` hears of every change of a connection. `storage` is for tests.
+ * `onstate(connection, stream)` hears of every change of a connection. `makeSocket` makes the sockets: see `ticketed`
+ * for a page of another site. `storage` is for tests.
  */
 export async function connect({ url = globalThis.location?.origin, onstate = () => {}, ...other } = {}) {
   const client = new Client({
