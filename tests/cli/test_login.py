@@ -10,33 +10,36 @@ from tests.cli.conftest import Run
 from tests.cli.processes import Serving
 
 
-def _ask(
-    server: Serving, path: str, headers: dict[str, str], body: object = None
-) -> http.client.HTTPResponse:
+def _ask(server: Serving, path: str, headers: dict[str, str], body: object = None) -> tuple[int, str]:
+    """Return the status of an answer and the cookie it sets."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
     method = "GET" if body is None else "POST"
     headers = {"connection": "close", "content-type": "application/json", **headers}
     connection.request(method, path, body=None if body is None else json.dumps(body), headers=headers)
-    return connection.getresponse()
+    answer = connection.getresponse()
+    cookie = (answer.getheader("set-cookie") or "").partition(";")[0]
+    answer.read()
+    connection.close()
+    return answer.status, cookie
 
 
 def test_a_link_and_a_token_open_a_server_that_is_closed_to_others(run: Run, tmp_path: Path) -> None:
     with Serving(tmp_path) as server:
-        assert _ask(server, "/v1/sessions", {}).status == 401
+        assert _ask(server, "/v1/sessions", {}) == (401, "")
 
         token = run("token", server.url).stdout.strip()
-        assert _ask(server, "/v1/sessions", {"authorization": f"Bearer {token}"}).status == 200
+        assert _ask(server, "/v1/sessions", {"authorization": f"Bearer {token}"}) == (200, "")
 
         link = run("login", server.url).stdout.strip()
         page, _, login = link.partition("#login=")
         assert page == f"{server.url}/"
-        answer = _ask(server, "/v1/login", {}, {"login": login})
-        cookie = (answer.getheader("set-cookie") or "").partition(";")[0]
-        assert _ask(server, "/v1/sessions", {"cookie": cookie}).status == 200
-        assert _ask(server, "/v1/login", {}, {"login": login}).status == 401
+        status, cookie = _ask(server, "/v1/login", {}, {"login": login})
+        assert status == 200
+        assert _ask(server, "/v1/sessions", {"cookie": cookie}) == (200, "")
+        assert _ask(server, "/v1/login", {}, {"login": login}) == (401, "")
 
         printed = server.listening["page"].partition("#login=")[2]
-        assert _ask(server, "/v1/login", {}, {"login": printed}).status == 200
+        assert _ask(server, "/v1/login", {}, {"login": printed})[0] == 200
 
 
 def test_who_has_no_key_is_told_so(run: Run) -> None:

@@ -82,7 +82,11 @@ class Served(Struct):
 
 @contextlib.asynccontextmanager
 async def served(
-    app: App, *, allowed_hosts: Sequence[str] = (), stop_within_s: float = STOP_WITHIN_S
+    app: App,
+    *,
+    allowed_hosts: Sequence[str] = (),
+    trusted_proxies: Sequence[str] = (),
+    stop_within_s: float = STOP_WITHIN_S,
 ) -> AsyncIterator[Served]:
     """Serve an app until the end of the block."""
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -91,6 +95,7 @@ async def served(
         app,
         port=0,
         allowed_hosts=allowed_hosts,
+        trusted_proxies=trusted_proxies,
         stop_within_s=stop_within_s,
         on_listening=listening.set_result,
         stop=stop,

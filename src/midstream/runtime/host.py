@@ -27,6 +27,7 @@ from midstream.runtime.agent import Agent, SubAgent
 from midstream.runtime.caretaker import Caretaker
 from midstream.runtime.children import CHILD_MARK
 from midstream.runtime.journal import Journal, require_session_id
+from midstream.runtime.observing import Observers
 from midstream.runtime.runner import Runner
 from midstream.store.contract import Store, Transactional
 from midstream.world import World
@@ -90,6 +91,8 @@ class Host:
         self.store = store
         self.world = world or World()
         self.recovery = Recovery()
+        self.observers = Observers()
+        """Told of every record that is appended here."""
         self.is_draining = False
         self._look_back_s = look_back_s
         self._owner = self.world.new_id("owner")
@@ -340,7 +343,7 @@ class Host:
         return await asyncio.shield(opening)
 
     async def _open(self, session_id: str) -> Runner:
-        journal = Journal(self.store, session_id, self.world)
+        journal = Journal(self.store, session_id, self.world, self.observers)
         runner = Runner(
             journal,
             partial(self._agent_of, session_id),

@@ -39,6 +39,8 @@ _LOOKS = re.compile(r"/records|/blobs/[^/]+|/events|/tickets|/stream")
 _SPEAKS = frozenset({"/cancel", "/answer", "/resume", "/withdraw", "/chunks"})
 _STREAMS = frozenset({"/events", "/stream"})
 """What a ticket opens."""
+_BEGINNINGS = frozenset({"/chunks", "/events", "/stream", "/tickets"})
+"""What may come before its session is there."""
 
 
 def action_of(method: str, what: str) -> Action:
@@ -76,6 +78,7 @@ class Door:
             return
         if not isinstance(host.store, Shelf):
             raise UsageError("a server that asks who comes needs a store that is a `Shelf` too")
+        host.observers.add(self._counters)
         self.rights = Rights(host.store, host.world)
         self.passes = Passes(host.store, host.world)
         self._judge = Judge(access, host.store, self.rights, self.passes)
@@ -179,8 +182,10 @@ class Door:
             session = inside
         visit = self._visit(subject, session, connection, address)
         self._counters.requests.count(visit.caller)
-        if session:
+        if what in _BEGINNINGS:
             await visit.require(action)
+        elif session:
+            await visit.require_there(action)
         return {**scope, VISIT: visit}
 
     async def _by_ticket(self, ticket: str, connection: HTTPConnection, session: str) -> Subject:

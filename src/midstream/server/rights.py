@@ -108,12 +108,12 @@ def root_of(session: str) -> str:
 
 def is_of_tenant(session: str, tenant: str) -> bool:
     """Whether a session of the store can belong to a tenant; without tenants they all can."""
-    return not tenant or session.startswith(f"{tenant}:")
+    return not tenant or root_of(session).startswith(f"{tenant}:")
 
 
 def name_in_store(session: str, tenant: str) -> str:
     """Return the name under which the store knows a tenant's session; a name that has it already stays."""
-    return session if is_of_tenant(session, tenant) else f"{tenant}:{session}"
+    return session if not tenant or session.startswith(f"{tenant}:") else f"{tenant}:{session}"
 
 
 def name_outside(session: str, tenant: str) -> str:

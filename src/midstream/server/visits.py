@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Protocol
 
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
+from midstream.core.records import Record, ReplyCompleted
 from midstream.core.turn import Command, Resume, SendMessage
 from midstream.errors import MidstreamError, SessionNotFoundError, UnauthorizedError, UsageError
 from midstream.runtime.host import Host
 from midstream.server.judge import Judge, Verdict
-from midstream.server.limits import HOUR_S, Limits, Places, Rate, RunningTurns
-from midstream.server.rights import Rights, name_outside
+from midstream.server.limits import CALLERS_MAX, HOUR_S, Limits, Places, Rate, RunningTurns
+from midstream.server.rights import Rights, name_outside, root_of
 from midstream.server.subjects import Action, Subject
 from midstream.world import Cancellable, World
 
@@ -29,9 +32,24 @@ class Counters:
         self.refusals = Rate(limits.refusals_per_minute, "wrong credentials", world)
         self.sessions = Rate(limits.sessions_begun_per_minute, "new sessions", world)
         self.tokens = Rate(limits.tokens_per_subject_hour_max, "tokens", world, within_s=HOUR_S)
+        self._spenders: OrderedDict[str, str] = OrderedDict()
         self.turns = RunningTurns(limits.turns_per_subject_max, world)
         self.streams = Places(limits.streams_per_subject_max, "streams")
         self.addresses = Places(limits.connections_per_address_max, "connections of this address")
+
+    def spends(self, session: str, caller: str) -> None:
+        """Know who pays for what models say in a session from now on: who spoke there last."""
+        self._spenders[root_of(session)] = caller
+        self._spenders.move_to_end(root_of(session))
+        if len(self._spenders) > CALLERS_MAX:
+            self._spenders.popitem(last=False)
+
+    def appended(self, session: str, records: Sequence[Record]) -> None:
+        """See `Observer.appended`: count tokens."""
+        for record in records:
+            if isinstance(record, ReplyCompleted) and (usage := record.body.usage) is not None:
+                caller = self._spenders.get(root_of(session), "")
+                self.tokens.add(caller, usage.input_tokens + usage.output_tokens)
 
 
 class Visitor(Protocol):
@@ -196,8 +214,13 @@ class Visit:
         self._counters.addresses.free(self._address)
 
     async def require(self, action: Action) -> None:
-        """See `Visitor.require`."""
+        """See `Visitor.require`. A session that is not there yet may be begun by whoever this lets pass."""
         await self._judge.require(self.subject, self.session, action)
+
+    async def require_there(self, action: Action) -> None:
+        """As `require`, for what begins no session: one that is not there yet is refused as a foreign one is."""
+        if await self._judge.require(self.subject, self.session, action) is Verdict.BEGIN:
+            raise SessionNotFoundError(f"there is no session {self.session!r}")
 
     async def begin(self) -> None:
         """See `Visitor.begin`."""
@@ -214,6 +237,7 @@ class Visit:
         if isinstance(command, SendMessage | Resume):
             self._counters.tokens.check(self.caller)
             self._counters.turns.begin(self.caller, self.session, self._is_live)
+            self._counters.spends(self.session, self.caller)
 
     async def may_see(self, session: str) -> bool:
         """See `Visitor.may_see`."""
