@@ -60,13 +60,11 @@ async def test_rule_1_who_knows_every_id_of_somebody_else_finds_nothing_on_any_r
         assert len(routes) >= 15
         for method, path in routes:
             foreign = await client.request(method, path, headers={**KEYS, **BOB}, json=chunk())
-            missing = await client.request(
-                method, path.replace("s1", "s2"), headers={**KEYS, **BOB}, json=abort(1)
-            )
             assert told(foreign) == (404, "session_not_found"), (method, path)
-            # A ticket may be asked for before its session is there.
-            if not path.endswith("/tickets"):
-                assert told(missing)[0] == 404, (method, path)
+            if path.rpartition("/")[2] in {"chunks", "events", "tickets"}:
+                continue  # with these a session is begun
+            missing = await client.request(method, path.replace("s1", "s2"), headers={**KEYS, **BOB})
+            assert told(missing) == (404, "session_not_found"), (method, path)
         listed = [
             (await client.get("/v1/sessions", headers=who)).json()["sessions"] for who in (ADA, BOB, OPERATOR)
         ]

@@ -291,6 +291,8 @@ export interface ConnectOptions {
   onstate?: (connection: Connection, stream: LiveStream) => void;
   /** Makes the sockets; `ticketed` for a page of another site, which the server has to allow. */
   makeSocket?: (address: string) => WebSocketLike;
+  /** Whether tabs that follow the same session share one connection; default: true, where the browser can. */
+  isShared?: boolean;
 }
 
 /** What is used of a WebSocket. */
