@@ -84,6 +84,7 @@ class Page {
       find("suggestions").append(button);
     }
     await this.#open();
+    await this.#tellStranger();
     for (const stream of await this.#client.resumeInterrupted()) stream.detach(); // unsent words of other sessions
     setInterval(() => document.visibilityState === "visible" && this.#list(), LIST_EVERY_MS);
     setInterval(() => this.#tick(), 500);
@@ -102,6 +103,9 @@ class Page {
         body: JSON.stringify({ login }),
       });
     }
+  }
+
+  async #tellStranger() {
     const known = await fetch(`${BASE}/v1/sessions?limit=1`, { cache: "no-store" }).catch(() => null);
     if (known?.status === 401)
       this.#tell("This server does not know this browser. Run “midstream login” beside it, and open the link it prints.");
