@@ -38,7 +38,7 @@ class House:
         self.living: set[Visit] = set()
 
     def visit(self, subject: Subject, session: str = "s1") -> Visit:
-        connection = HTTPConnection({"type": "http", "headers": []})
+        connection = HTTPConnection({"type": "http", "path": "/", "headers": []})
         return Visit(
             subject,
             session,
