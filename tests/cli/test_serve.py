@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from midstream.local_keys import shown_to
 from tests.cli.conftest import Run
 from tests.cli.processes import APP, WAIT_S, Serving, run
 
@@ -72,6 +73,15 @@ def test_a_door_that_would_stand_open_is_refused(
     done = run("serve", "told:agent", "--port", "0", *options)
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert words in done.stderr
+
+
+def test_it_can_be_watched(tmp_path: Path) -> None:
+    with Serving(tmp_path, options=["--metrics", "--otel", "--log-format", "json"]) as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        connection.request("GET", "/metrics", headers=shown_to(server.url))
+        page = connection.getresponse().read().decode()
+        connection.close()
+    assert "midstream_streams 0.0" in page
 
 
 def test_a_store_that_is_no_database_is_said_in_one_line(

@@ -12,7 +12,8 @@ import click
 import msgspec
 
 from midstream.cli import Surroundings
-from midstream.cli.serve import LOCAL_HOSTS, LOG_LEVELS, log_to_stderr
+from midstream.cli.logs import LOG_LEVELS, log_to_stderr
+from midstream.cli.serve import LOCAL_HOSTS
 from midstream.cli.terminal import clean
 from midstream.cli.upstreams import find_upstream
 from midstream.errors import UsageError

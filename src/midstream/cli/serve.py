@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import importlib
 import os
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,18 @@ import msgspec
 
 from midstream.cli import Surroundings
 from midstream.cli.agents import find_access, find_agent, find_server
+from midstream.cli.logs import LOG_FORMATS, LOG_LEVELS, log_to_stderr
 from midstream.cli.terminal import clean
 from midstream.errors import UsageError
 from midstream.local_keys import made_key
 from midstream.places import made
+from midstream.runtime.agent import Agent
+from midstream.runtime.observing import Observer
 from midstream.server.access import Access, this_user, token_file
 from midstream.server.app import asgi
 from midstream.server.serve import serve as serve_app
 from midstream.world import World
 
-LOG_LEVELS = ("debug", "info", "warning", "error")
 LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
@@ -77,7 +79,18 @@ LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
     metavar="NAME=COMMAND|URL",
     help="Add the tools of this MCP server: a command to start, or an address; may be repeated.",
 )
+@click.option("--metrics", "has_metrics", is_flag=True, help="Serve counters for Prometheus at /metrics.")
+@click.option(
+    "--otel", "has_spans", is_flag=True, help="Tell OpenTelemetry, as this process has it configured."
+)
 @click.option("--log-level", type=click.Choice(LOG_LEVELS), default="warning", show_default=True)
+@click.option(
+    "--log-format",
+    type=click.Choice(LOG_FORMATS),
+    default="text",
+    show_default=True,
+    help="json: one object a line, with ids and without anything that was said.",
+)
 @click.option("--json", "is_json", is_flag=True, help="Print one JSON object when it listens.")
 @click.pass_obj
 def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN401 - click passes options so
@@ -87,14 +100,19 @@ def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN40
     --no-auth, --token-file, --auth). Interrupted turns of an earlier process are carried on. Ctrl-C ends within 10 s;
     what is cut then is carried on by the next start.
     """
-    log_to_stderr(options["log_level"])
+    log_to_stderr(options["log_level"], options["log_format"])
     agent = find_agent(options["agent_name"])
     if options["servers"]:
         agent = agent.with_tools(*map(find_server, options["servers"]))
     path = options["store"] or made(surroundings.places.data) / surroundings.places.store.name
     _refuse_open_doors(options)
     login = "" if _is_asking_otherwise(options) else World().new_id("login")
-    app = asgi(agent, store=path, access=_access_of(surroundings, options, login))
+    app = asgi(
+        agent,
+        store=path,
+        access=_access_of(surroundings, options, login),
+        observers=_observers_of(agent, options),
+    )
 
     def tell(url: str) -> None:
         page = f"{url}/#login={login}" if login else f"{url}/"
@@ -118,6 +136,27 @@ def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN40
             on_listening=tell,
         )
     )
+
+
+def _observers_of(agent: Agent, options: dict[str, Any]) -> list[Observer]:
+    """Return who is told of what happens.
+
+    Raises:
+        UsageError: The extra is not installed.
+    """
+    observers: list[Observer] = []
+    try:
+        if options["has_metrics"]:
+            prometheus = importlib.import_module("midstream.integrations.prometheus")
+            observers.append(prometheus.Prometheus())
+        if options["has_spans"]:
+            otel = importlib.import_module("midstream.integrations.opentelemetry")
+            observers.append(otel.OpenTelemetry(agent=agent.name))
+    except ImportError as error:
+        raise UsageError(
+            "this needs an extra: pip install 'midstream[prometheus]', 'midstream[otel]'"
+        ) from error
+    return observers
 
 
 def _is_asking_otherwise(options: dict[str, Any]) -> bool:
@@ -158,19 +197,3 @@ def _access_of(surroundings: Surroundings, options: dict[str, Any], login: str) 
     if options["token_file"]:
         return Access(authenticate=token_file(options["token_file"]))
     return Access(authenticate=this_user(made_key(surroundings.places.data)), login=login)
-
-
-class _WithSession(logging.Formatter):
-    """Names the session a line is about."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line = super().format(record)
-        session = getattr(record, "session", None)
-        return clean(f"{line} [session {session}]" if session else line)
-
-
-def log_to_stderr(level: str) -> None:
-    """Let log lines of this level and above go to stderr, each with the session it is about."""
-    log = logging.StreamHandler()
-    log.setFormatter(_WithSession("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=level.upper(), handlers=[log])

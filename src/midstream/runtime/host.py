@@ -211,6 +211,16 @@ class Host:
         """Return a session if it is awake."""
         return self._awake.get(session_id)
 
+    @property
+    def sessions_awake(self) -> int:
+        """How many sessions are in memory."""
+        return len(self._awake)
+
+    @property
+    def turns_running(self) -> int:
+        """In how many of them a turn is open, here or at another owner."""
+        return sum(runner.state.is_live for runner in self._awake.values())
+
     async def glance(self, session_id: str) -> Session:
         """Return what is known of a session without waking it; an empty one where there is none."""
         awake = self._awake.get(session_id)

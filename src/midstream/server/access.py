@@ -98,7 +98,8 @@ def tokens(known: Mapping[str, Subject]) -> Authenticate:
 def token_file(path: Path) -> Authenticate:
     """Know everybody by a file with a line `TOKEN SUBJECT [TENANT]` each; read again when it has changed.
 
-    Lines that begin with `#` are skipped. A line that is taken out ends its streams within `recheck_s`.
+    `*` instead of a tenant is an operator. Lines that begin with `#` are skipped. A line that is taken out ends its
+    streams within `recheck_s`.
 
     Raises:
         UsageError: It cannot be read, others than its owner may read it, or a line has another form.
@@ -183,7 +184,9 @@ def _tokens_in(path: Path) -> dict[str, Subject]:
             raise UsageError(
                 f"line {number} of {path} is not TOKEN SUBJECT [TENANT], with a token of {TOKEN_CHARS_MIN} characters"
             )
-        known[words[0]] = Subject(words[1], tenant="".join(words[2:]))
+        is_operator = words[2:] == ["*"]
+        tenant = "" if is_operator else "".join(words[2:])
+        known[words[0]] = Subject(words[1], tenant=tenant, is_operator=is_operator)
     return known
 
 

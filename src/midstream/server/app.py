@@ -7,7 +7,7 @@ about its life: then it starts with the first request, and whoever mounts it cal
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from starlette.exceptions import HTTPException
@@ -19,12 +19,14 @@ from midstream.core.turn import LOOK_BACK_S
 from midstream.errors import DrainingError, MidstreamError
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
+from midstream.runtime.observing import Observer
 from midstream.server.access import Access
 from midstream.server.access_routes import AccessRoutes
 from midstream.server.connection import Connections
 from midstream.server.door import Door
 from midstream.server.http import EventsEndpoint, HttpEndpoints, StreamCutError
 from midstream.server.limits import Limits
+from midstream.server.metrics import Metrics, MetricsPage
 from midstream.server.pages import page_routes
 from midstream.server.problems import internal_problem, problem_of, problem_of_http, refuse
 from midstream.server.websocket import WebSocketEndpoint
@@ -55,6 +57,7 @@ def asgi(
     allowed_origins: Collection[str] = (),
     access: Access | None = None,
     limits: Limits = Limits(),
+    observers: Sequence[Observer] = (),
 ) -> App:
     """Make the ASGI app that hosts an agent: run it with `midstream serve`, or mount it in your own.
 
@@ -67,6 +70,8 @@ def asgi(
         access: Who may come in, and what they may do there. None lets in whoever reaches it: for an app that is mounted
             in one with a login of its own, or that nobody but you can reach.
         limits: What callers may do.
+        observers: Told of what is appended here, such as `midstream.integrations.opentelemetry.OpenTelemetry`. The
+            first that is a `MetricsPage` too is served at `/metrics`.
 
     Raises:
         UsageError: `access` is given, and the store keeps no small values (`Shelf`).
@@ -75,9 +80,12 @@ def asgi(
     if isinstance(store, str | Path):
         store = SQLiteStore(store, world=world)
     host = Host(agent, store, world=world, look_back_s=look_back_s)
+    for observer in observers:
+        host.observers.add(observer)
+    page = next((each for each in observers if isinstance(each, MetricsPage)), None)
     door = Door(host, access, limits, allowed_origins)
     connections = Connections(limit=limits.connections_max)
-    return App(host, connections, door, allowed_origins=allowed_origins, retention_s=look_back_s)
+    return App(host, connections, door, page, allowed_origins=allowed_origins, retention_s=look_back_s)
 
 
 class App:
@@ -88,6 +96,7 @@ class App:
         host: Host,
         connections: Connections,
         door: Door,
+        page: MetricsPage | None = None,
         *,
         allowed_origins: Collection[str],
         retention_s: float,
@@ -98,6 +107,8 @@ class App:
         self._starting = asyncio.Lock()
         self._is_started = False
         self._router = _router_of(host, connections, door, retention_s)
+        if page is not None:
+            self._router.routes.append(Metrics(page, self._figures).route())
         self._shared: ASGIApp = self._guarded
         if allowed_origins:
             self._shared = CORSMiddleware(
@@ -178,6 +189,16 @@ class App:
             if not is_begun:
                 await refuse(internal_problem(), scope, receive, send)
             raise
+
+    def _figures(self) -> dict[str, float]:
+        """Return how this server stands, for its metrics."""
+        return {
+            "streams": self.open_streams,
+            "sessions_awake": self.host.sessions_awake,
+            "turns_running": self.host.turns_running,
+            "recovery_left": self.host.recovery.total - self.host.recovery.done,
+            "is_draining": self.host.is_draining,
+        }
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.door.look_at(scope)
