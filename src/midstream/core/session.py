@@ -350,7 +350,7 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
             return after  # of every step; what follows is looked through case by case
         case CallEnded():
             unsettled = _with_unsettled(session, record)
-            return replace(after, unsettled=unsettled)
+            return after if unsettled is session.unsettled else replace(after, unsettled=unsettled)
         case ExchangeCommitted():
             return _with_exchange(after, turns.exchange_of(session.turn))
         case MessageAccepted():
