@@ -88,6 +88,19 @@ async def test_rule_1_neither_a_resume_nor_a_replay_of_a_foreign_stream_says_tha
             assert (await owner.hear())["type"] == "welcome"
 
 
+@pytest.mark.parametrize("end", ["%0A", "%0a%0a", "%00", "%0D", "/", "//", "%2F", "%20", "%E2%80%A8"])
+async def test_rule_1_no_way_of_writing_a_path_leads_around_the_door(end: str) -> None:
+    async with called(guarded_app()) as client:
+        assert (await say(client, "s1", ADA)).status_code == 200
+        for what in ("", "/records", "/events", "/owner", "/cancel"):
+            for method in ("GET", "POST"):
+                path = f"/v1/sessions/s1{what}{end}"
+                answer = await client.request(method, path, headers={**BOB, "x-midstream": "test"})
+                assert answer.status_code in {400, 404, 405}, (method, path)
+                assert "Hello" not in answer.text
+        assert (await client.get(f"/v1/sessions{end}", headers=BOB)).status_code in {404, 405}
+
+
 # --- 2. tenants -----------------------------------------------------------------------------------
 
 
@@ -161,19 +174,22 @@ async def _unwelcome(socket: Socket) -> tuple[str, int]:
 @spec("STREAM-71")
 @pytest.mark.parametrize("end", ["locked out", "token withdrawn", "expired", "reader removed"])
 async def test_rule_3_a_stream_ends_when_its_permission_does(end: str) -> None:
-    known = {**KNOWN}
-    app = guarded_app(known=known, recheck_s=0.05 if end == "token withdrawn" else 300.0)
+    known, world = {**KNOWN}, Later()
+    app = guarded_app(known=known, world=world, recheck_s=0.05 if end == "token withdrawn" else 300.0)
     async with served(app) as server:
         assert (await say(server.http, "s1", BOB if end == "reader removed" else ADA)).status_code == 200
         if end == "reader removed":
             assert (await server.http.put("/v1/sessions/s1/readers/ada", headers=BOB)).status_code == 200
         if end == "expired":
-            known["the-token-of-ada"] = Subject("ada", expires_at=app.world.now() + 0.2)
+            known["the-token-of-ada"] = Subject("ada", expires_at=world.now() + 1000.0)
         async with Socket(server.socket(headers=ADA)) as reader:
             await reader.say({"type": "open"})
             assert (await reader.hear())["type"] == "welcome"
             if end == "locked out":
                 await app.door.lock_out(Subject("ada"))
+            elif end == "expired":
+                world.ahead_s = 1000.0
+                app.door.look_again()
             elif end == "token withdrawn":
                 del known["the-token-of-ada"]
             elif end == "reader removed":

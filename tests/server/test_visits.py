@@ -94,6 +94,31 @@ async def test_a_stream_ends_at_the_second_its_credential_does() -> None:
     assert isinstance(await waiting, UnauthorizedError)
 
 
+async def test_a_stream_that_spoke_ends_when_it_may_only_look() -> None:
+    house = House()
+    await house.store.open()
+    owner = house.visit(Subject("ada"))
+    await owner.begin()
+    await house.store.claim("s1", at=house.world.now())
+    reader = house.visit(Subject("bob"))
+    house.known = Subject("bob")
+    await house.rights.share("s1", ["bob"])
+    await reader.require(Action.READ)
+    waiting = asyncio.create_task(reader.until_unwelcome())
+    await house.world.advance(300.0)
+    assert not waiting.done()
+    waiting.cancel()
+
+    house.known = Subject("ada")
+    speaking = asyncio.create_task(owner.until_unwelcome())
+    await house.world.settle()
+    await house.rights.forget("s1")
+    await house.rights.claim("s1", Subject("bob"))
+    await house.rights.share("s1", ["ada"])
+    owner.look_again()
+    assert isinstance(await asyncio.wait_for(speaking, 10), UnauthorizedError)
+
+
 async def test_streams_are_counted_while_they_last_and_an_operators_are_not() -> None:
     house = House(Limits(streams_per_subject_max=1, turns_per_subject_max=1))
     first, second = house.visit(Subject("ada")), house.visit(Subject("ada"), "s2")

@@ -23,7 +23,7 @@ from midstream.errors import UnauthorizedError, UsageError
 from midstream.runtime.host import Host
 from midstream.server.access import Access
 from midstream.server.guards import check_intent, check_origin, check_page
-from midstream.server.judge import Judge
+from midstream.server.judge import Judge, has_shown_something
 from midstream.server.limits import Limits, address_of
 from midstream.server.passes import LOGIN_LINK_S, Kind, Passes
 from midstream.server.rights import Rights, name_in_store
@@ -31,7 +31,7 @@ from midstream.server.subjects import OPERATOR, Action, Subject
 from midstream.server.visits import VISIT, Counters, Stranger, Visit
 from midstream.store.contract import Shelf
 
-_SESSION = re.compile(r"/v1/sessions/(?P<session>[^/]+)(?P<what>/.*)?")
+_SESSION = re.compile(r"/v1/sessions/(?P<session>[^/]+)(?P<what>/.*)?", re.DOTALL)
 _OPEN = re.compile(r"/|/health|/ready|/static/.*|/v1/login")
 """What strangers may ask for: the page's own files, whether the server lives, and to become known."""
 _LOOKS = re.compile(r"/records|/blobs/[^/]+|/events|/tickets|/stream")
@@ -94,14 +94,14 @@ class Door:
         Raises:
             ForeignOriginError: A page of another site asks.
             LimitReachedError: Its address asks too often.
-            HTTPException: Its headers are too large.
+            HTTPException: Its headers are too large, or its path is none.
         """
-        if (
-            sum(len(name) + len(value) for name, value in scope["headers"])
-            > self._limits.header_bytes_max
-            > 0
-        ):
+        size = sum(len(name) + len(value) for name, value in scope["headers"])
+        if size > self._limits.header_bytes_max > 0:
             raise HTTPException(431)
+        if not scope["path"].isprintable():
+            # A router may overlook a line's end that the tables above do not.
+            raise HTTPException(404)
         check_origin(scope, self._allowed_origins)
         self._counters.requests.count(address_of(scope))
 
@@ -126,14 +126,16 @@ class Door:
             LimitReachedError: Wrong credentials came too often from its address.
         """
         address = address_of(scope)
+        connection = HTTPConnection(scope)
         self._counters.refusals.check(address)
         try:
-            subject = await self._judge.subject_of(HTTPConnection(scope))
+            subject = await self._judge.subject_of(connection)
         except UnauthorizedError:
             self._counters.refusals.add(address)
             raise
         if subject is None:
-            self._counters.refusals.add(address)
+            if has_shown_something(connection):
+                self._counters.refusals.add(address)
             raise UnauthorizedError("this server asks who you are: show a credential")
         return subject
 

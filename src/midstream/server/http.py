@@ -165,7 +165,8 @@ class HttpEndpoints:
     async def questions(self, request: Request) -> Response:
         """List what waits for a person, the longest first; `?session=` of that session and its sub-agents."""
         visitor = visitor_of(request.scope)
-        named = request.query_params.get("session")
+        asked = request.query_params.get("session")
+        named = None if asked is None else visitor.shown(asked)
         found: list[Question] = []
         async for info in self._host.store.list():
             if info.mark.status not in (RUNNING, WAITING):

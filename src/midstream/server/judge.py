@@ -149,6 +149,11 @@ def _runs_everything(subject: Subject) -> bool:
     return subject.is_operator and not subject.tenant
 
 
+def has_shown_something(connection: HTTPConnection) -> bool:
+    """Whether a request came with a credential, good or not."""
+    return "authorization" in connection.headers or bool(cookie_of(connection))
+
+
 def cookie_of(connection: HTTPConnection) -> str:
     """Return the value of our cookie, "" where there is none."""
     return connection.cookies.get(HOST_COOKIE) or connection.cookies.get(cookie_name(connection)) or ""

@@ -12,7 +12,7 @@ from starlette.types import Scope
 
 from midstream.core.records import Record, ReplyCompleted
 from midstream.core.turn import Command, Resume, SendMessage
-from midstream.errors import MidstreamError, SessionNotFoundError, UnauthorizedError, UsageError
+from midstream.errors import AccessError, MidstreamError, SessionNotFoundError, UnauthorizedError, UsageError
 from midstream.runtime.host import Host
 from midstream.server.judge import Judge, Verdict
 from midstream.server.limits import CALLERS_MAX, HOUR_S, Limits, Places, Rate, RunningTurns
@@ -191,6 +191,8 @@ class Visit:
         self._recheck_s = recheck_s
         self._began_at = host.world.now()
         self._must_look = asyncio.Event()
+        self._does = {Action.READ}
+        """What it was let in for, and must be allowed as long as it stays."""
 
     @property
     def caller(self) -> str:
@@ -216,6 +218,7 @@ class Visit:
     async def require(self, action: Action) -> None:
         """See `Visitor.require`. A session that is not there yet may be begun by whoever this lets pass."""
         await self._judge.require(self.subject, self.session, action)
+        self._does.add(action)
 
     async def require_there(self, action: Action) -> None:
         """As `require`, for what begins no session: one that is not there yet is refused as a foreign one is."""
@@ -225,6 +228,7 @@ class Visit:
     async def begin(self) -> None:
         """See `Visitor.begin`."""
         verdict = await self._judge.require(self.subject, self.session, Action.SPEAK)
+        self._does.add(Action.SPEAK)
         if verdict is not Verdict.BEGIN:
             return
         self._counters.sessions.count(self.caller)
@@ -267,8 +271,10 @@ class Visit:
             self._must_look.clear()
             try:
                 await self._require_still_welcome()
-            except SessionNotFoundError:
-                return UnauthorizedError("this session is no longer yours to see")
+            except (SessionNotFoundError, AccessError) as error:
+                if isinstance(error, UnauthorizedError):
+                    return error
+                return UnauthorizedError("what this stream does is no longer allowed")
             except MidstreamError as error:
                 return error
 
@@ -285,7 +291,8 @@ class Visit:
             if subject is None or subject.key != self.subject.key:
                 raise UnauthorizedError("the credential of this connection is no longer good")
             self.subject = subject
-        await self._judge.require(self.subject, self.session, Action.READ)
+        for action in self._does:
+            await self._judge.require(self.subject, self.session, action)
 
     def _is_live(self, session: str) -> bool:
         runner = self._host.awake(session)
