@@ -23,6 +23,7 @@ END_TO_END = frozenset(
         "cli/test_answering.py",
         "cli/test_chat.py",
         "cli/test_gateway.py",
+        "cli/test_login.py",
         "cli/test_resume.py",
         "cli/test_session_actions.py",
         "client/test_client.py",
@@ -45,6 +46,8 @@ END_TO_END = frozenset(
         "server/gateway/test_remembering.py",
         "server/gateway/test_runs.py",
         "server/gateway/test_stored.py",
+        "server/test_access_rules.py",
+        "server/test_page_login.py",
         "server/test_serve.py",
         "server/test_websocket.py",
     }

@@ -22,6 +22,7 @@ from midstream.errors import (
     MidstreamError,
     NotFoundError,
     ProtocolError,
+    UnauthorizedError,
     UsageError,
 )
 from tests.client.peer import Peer, says
@@ -58,7 +59,7 @@ def _problem(code: str, retry: str, after_s: float | None = None) -> bytes:
     [
         (503, _problem("draining", "later", 2.5), "", DrainingError, 2.5),
         (403, _problem("access", "never"), "", AccessError, None),
-        (401, b"<html>", "", AccessError, None),
+        (401, b"<html>", "", UnauthorizedError, None),
         (404, b"", "", NotFoundError, None),
         (429, b"slow down", "7", ConnectionLostError, 7.0),
         (502, b"", "soon", ConnectionLostError, None),

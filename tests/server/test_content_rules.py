@@ -191,7 +191,7 @@ async def test_rule_13_the_page_runs_nothing_from_its_content_and_holds_no_crede
         "new Function",
         "srcdoc",
     )
-    scripts = [path for path in FOLDER.iterdir() if path.suffix in {".js", ".html"}]
+    scripts = [path for path in FOLDER.rglob("*") if path.suffix in {".js", ".html"}]
     assert len(scripts) >= 8
     for script in scripts:
         words = script.read_text(encoding="utf-8")

@@ -202,8 +202,7 @@ async def test_malformed_requests_do_not_harm_the_server() -> None:
 PROGRAM = """
     import asyncio
     from midstream import Agent, asgi
-    from midstream.server.access import Access
-from midstream.server.serve import serve
+    from midstream.server.serve import serve
     from midstream.testing.models import ScriptedModel, Stall
 
     app = asgi(Agent(ScriptedModel([[Stall()]])), store="sessions.db")

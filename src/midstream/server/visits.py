@@ -181,6 +181,8 @@ class Visit:
     ) -> None:
         self.subject = subject
         self.session = session
+        self.caller = "" if subject.is_operator else subject.key
+        """Under which name it is counted; "" is not counted."""
         self._connection = connection
         self._address = address
         self._judge = judge
@@ -193,11 +195,6 @@ class Visit:
         self._must_look = asyncio.Event()
         self._does = {Action.READ}
         """What it was let in for, and must be allowed as long as it stays."""
-
-    @property
-    def caller(self) -> str:
-        """Under which name it is counted; "" is not counted."""
-        return "" if self.subject.is_operator else self.subject.key
 
     def enter(self) -> None:
         """See `Visitor.enter`."""
