@@ -42,4 +42,4 @@ def test_a_json_line_has_ids_and_where_it_was_raised_and_nothing_else() -> None:
 def test_a_line_for_people_names_the_session_and_is_one_of_words() -> None:
     record = logging.LogRecord("midstream.x", logging.INFO, "x.py", 1, "a\x1b[31mb", (), None)
     record.session = "s1"
-    assert WithSession("%(message)s").format(record) == "ab [session s1]"
+    assert WithSession().format(record).endswith(" INFO midstream.x: ab [session s1]")

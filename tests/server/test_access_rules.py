@@ -508,6 +508,7 @@ async def test_rule_9_an_address_has_limits_of_its_own_and_this_machine_has_none
 # --- 10. cost -------------------------------------------------------------------------------------
 
 
+@spec("STREAM-75")
 async def test_rule_10_who_has_spent_their_tokens_opens_no_further_turn_for_a_while() -> None:
     world = Later()
     reply = [*text("Hello.")[:-1], Finished(usage=Usage(900, 200))]

@@ -9,14 +9,15 @@ import msgspec
 
 from midstream.cli.terminal import clean
 
-LOG_LEVELS = ("debug", "info", "warning", "error")
-LOG_FORMATS = ("text", "json")
 IDS = ("session", "turn", "stream", "call_id", "epoch", "code", "recovery")
 """What of a line's `extra` is written: ids and counts, and nothing that somebody adds one day without thinking."""
 
 
 class WithSession(logging.Formatter):
     """Names the session a line is about."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter.format`."""
@@ -44,11 +45,5 @@ class JsonLines(logging.Formatter):
         return msgspec.json.encode(line, enc_hook=str).decode()
 
 
-def log_to_stderr(level: str, log_format: str = "text") -> None:
-    """Let log lines of this level and above go to stderr."""
-    log = logging.StreamHandler()
-    is_json = log_format == "json"
-    log.setFormatter(
-        JsonLines() if is_json else WithSession("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    )
-    logging.basicConfig(level=level.upper(), handlers=[log])
+FORMATS: dict[str, type[logging.Formatter]] = {"text": WithSession, "json": JsonLines}
+"""By the name that `--log-format` has."""

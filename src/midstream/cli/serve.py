@@ -13,7 +13,7 @@ import msgspec
 
 from midstream.cli import Surroundings
 from midstream.cli.agents import find_access, find_agent, find_server
-from midstream.cli.logs import LOG_FORMATS, LOG_LEVELS, log_to_stderr
+from midstream.cli.listening import LOCAL_HOSTS, address_options, log_to_stderr, telling_options
 from midstream.cli.terminal import clean
 from midstream.errors import UsageError
 from midstream.local_keys import made_key
@@ -25,19 +25,10 @@ from midstream.server.app import asgi
 from midstream.server.serve import serve as serve_app
 from midstream.world import World
 
-LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
-
 
 @click.command(short_help="Serve an agent.")
 @click.argument("agent_name", metavar="MODULE:AGENT")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=8000,
-    show_default=True,
-    help="Port to listen on; 0 takes a free one.",
-)
+@address_options(port=8000)
 @click.option(
     "--share-port",
     "shares_port",
@@ -48,13 +39,6 @@ LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
     "--store",
     type=click.Path(dir_okay=False, path_type=Path),
     help="The database of all sessions, made where it is missing (default: in midstream's data folder).",
-)
-@click.option(
-    "--allow-host",
-    "allowed_hosts",
-    multiple=True,
-    metavar="NAME",
-    help="Host name under which clients may ask, where --host is not this machine alone; * for any.",
 )
 @click.option("--no-auth", "is_open", is_flag=True, help="Let in everybody on this machine.")
 @click.option(
@@ -83,15 +67,7 @@ LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 @click.option(
     "--otel", "has_spans", is_flag=True, help="Tell OpenTelemetry, as this process has it configured."
 )
-@click.option("--log-level", type=click.Choice(LOG_LEVELS), default="warning", show_default=True)
-@click.option(
-    "--log-format",
-    type=click.Choice(LOG_FORMATS),
-    default="text",
-    show_default=True,
-    help="json: one object a line, with ids and without anything that was said.",
-)
-@click.option("--json", "is_json", is_flag=True, help="Print one JSON object when it listens.")
+@telling_options
 @click.pass_obj
 def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN401 - click passes options so
     """Serve an agent: MODULE:AGENT names a `midstream.Agent`, searched in the current folder first.

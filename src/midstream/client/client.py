@@ -383,7 +383,7 @@ class Client:
         url = stream_url(self._url, session)
         attachment = Attachment(
             stream,
-            lambda: connect_websocket(url, headers=self._shown()),
+            lambda: connect_websocket(url, headers=self._shown(), world=self._world),
             file=self._file,
             begun=begun,
             tools=tools,

@@ -25,6 +25,7 @@ from midstream.server.access_routes import AccessRoutes
 from midstream.server.connection import Connections
 from midstream.server.door import Door
 from midstream.server.http import EventsEndpoint, HttpEndpoints, StreamCutError
+from midstream.server.lifespan import live
 from midstream.server.limits import Limits
 from midstream.server.metrics import Metrics, MetricsPage
 from midstream.server.pages import page_routes
@@ -166,7 +167,7 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, a WebSocket, or the life of the server."""
         if scope["type"] == "lifespan":
-            await self._live(receive, send)
+            await live(self.start, self.stop, receive, send)
             return
         is_begun = False
 
@@ -206,18 +207,6 @@ class App:
         scope = await self.door.admit(scope)
         # Errors come here and not to the handlers of an app that mounts this one.
         await self._router({**scope, "app": self, "starlette.exception_handlers": ({}, {})}, receive, send)
-
-    async def _live(self, receive: Receive, send: Send) -> None:
-        await receive()  # lifespan.startup
-        try:
-            await self.start()
-        except MidstreamError as error:
-            await send({"type": "lifespan.startup.failed", "message": f"{error.code}: {error.message}"})
-            return
-        await send({"type": "lifespan.startup.complete"})
-        await receive()  # lifespan.shutdown
-        await self.stop()
-        await send({"type": "lifespan.shutdown.complete"})
 
 
 def _router_of(host: Host, connections: Connections, door: Door, retention_s: float) -> Router:
