@@ -59,6 +59,7 @@ class Stuck:
     """A transport whose client has stopped reading: its first write never returns."""
 
     ends_with_turn = False
+    is_full = False
 
     def __init__(self) -> None:
         self.sent = 0

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from midstream.cli.subagents import SubAgents
 from midstream.cli.terminal import Ink, clean, indented, shortened, width_of
 from midstream.cli.transcript import INDENT, Called, call_line, note_of, ran_elsewhere, words_of
+from midstream.client import PlaybackLost
 from midstream.core.frames import Gone
 from midstream.core.messages import Call, UpstreamCall
 from midstream.core.records import (
@@ -109,7 +110,7 @@ class Screen:
         self._elsewhere = ""
         """The id of that call, where the upstream runs it."""
 
-    def show(self, record: Record | Gone) -> None:
+    def show(self, record: Record | Gone | PlaybackLost) -> None:
         """Show one event."""
         match record:
             case Delta():
@@ -131,6 +132,8 @@ class Screen:
                 self._turn_ended(record)
             case Gone():
                 self.note(f"the server has lost what came after event {record.resume_from}: forget it")
+            case PlaybackLost():
+                self.note(f"what was said last is lost, say it again: {record.reason}")
             case ChildSaid():
                 for line in self._below.lines(record):
                     self.remark(line)

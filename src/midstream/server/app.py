@@ -29,6 +29,8 @@ from midstream.server.lifespan import live
 from midstream.server.limits import Limits
 from midstream.server.metrics import Metrics, MetricsPage
 from midstream.server.pages import page_routes
+from midstream.server.poll import PollEndpoint
+from midstream.server.probe import ProbeEndpoints
 from midstream.server.problems import internal_problem, problem_of, problem_of_http, refuse
 from midstream.server.websocket import WebSocketEndpoint
 from midstream.store.contract import Store
@@ -44,8 +46,10 @@ _CHUNK_HEADERS = (
     "last-event-id",
     "x-idempotency-event-id",
     "x-idempotency-key",
+    "x-idempotency-next-seqno",
     "x-idempotent-encryption-key",
     "x-midstream",
+    "x-midstream-connection",
 )
 
 
@@ -216,8 +220,12 @@ def _router_of(host: Host, connections: Connections, door: Door, retention_s: fl
     routes = [
         *HttpEndpoints(host, connections).routes(),
         *(AccessRoutes(door).routes() if door.access is not None else ()),
-        Route(f"{one}/events", events, methods=["GET"]),
+        Route(f"{one}/events", events, methods=["GET", "POST"]),
+        Route(
+            f"{one}/poll", PollEndpoint(host, connections, retention_s=retention_s), methods=["GET", "POST"]
+        ),
         WebSocketRoute(f"{one}/stream", stream),
+        *ProbeEndpoints(host.world).routes(),
         *page_routes(),
     ]
     return Router(routes, redirect_slashes=False, default=_not_found)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
-from midstream.core.frames import EVENTS_PER_FRAME_MAX, HEARTBEAT_S, START, EventId
+from midstream.core.frames import EVENTS_PER_FRAME_MAX, HEARTBEAT_S, START, Close, EventId, encode
 from midstream.core.server_stream import Admit, Request, ServerStream, Submit, waiting_on
 from midstream.core.session import Received, Session
 from midstream.errors import DrainingError, MidstreamError, OverloadedError, StreamFencedError
@@ -29,6 +30,8 @@ SEND_S = 30.0
 """Seconds a client may leave one write unread (three heartbeats) before its connection is given up."""
 LAST_WORDS_S = 1.0
 """Seconds for the last frame of a connection that the server ends."""
+NAMES_MAX = 10_000
+"""Streams of which it is remembered which named connection spoke last; about 2 MiB."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +48,10 @@ class Transport(Protocol):
     ends_with_turn: bool
     """Whether it is over when the turn of its stream is, as a body is that somebody reads to its end."""
 
+    @property
+    def is_full(self) -> bool:
+        """Whether it is over because it takes no more, as one whole answer is once there is something to say."""
+
     async def receive(self) -> bytes | None:
         """Return the next frame of the client; None when it has gone. Cancelling loses no frame."""
 
@@ -59,6 +66,9 @@ class Transport(Protocol):
 class Connections:
     """The open connections of one process: how many there are, and which one speaks for each stream.
 
+    A connection over plain HTTP is several requests, which show its name; the name that spoke last is remembered
+    between them, so that the requests of an older connection are told that it is one.
+
     Args:
         limit: How many may be open at once.
     """
@@ -67,6 +77,7 @@ class Connections:
         self._limit = limit
         self._open: set[Connection] = set()
         self._speakers: dict[tuple[str, str], Connection] = {}
+        self._names: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._ending: MidstreamError | None = None
 
     def __len__(self) -> int:
@@ -93,11 +104,38 @@ class Connections:
             del self._speakers[connection.place]
 
     def fence(self, connection: Connection) -> None:
-        """Let an admitted connection speak for its stream; the one that did so before is ended (STREAM-8)."""
-        older = self._speakers.get(connection.place)
-        self._speakers[connection.place] = connection
+        """Let an admitted connection speak for its stream; the one that did so before is ended (STREAM-8).
+
+        Raises:
+            StreamFencedError: It is one request more of a connection that was fenced between two of them.
+        """
+        place = connection.place
+        if connection.is_continued:
+            self.check(place, connection.name)
+        if connection.name or place in self._names:
+            self._names[place] = connection.name
+            self._names.move_to_end(place)
+            if len(self._names) > NAMES_MAX:
+                self._names.popitem(last=False)
+        older = self._speakers.get(place)
+        self._speakers[place] = connection
         if older is not None and older is not connection:
-            older.end(StreamFencedError("a newer connection of this client took the stream over"))
+            older.end(_fenced())
+
+    def check(self, place: tuple[str, str], name: str) -> None:
+        """Let a request of a named connection pass if no newer one speaks for its stream, as far as is known here.
+
+        Raises:
+            StreamFencedError: A newer one does.
+        """
+        if self._names.get(place, name) != name:
+            raise _fenced()
+
+    def hang_up(self, place: tuple[str, str], name: str) -> None:
+        """End what a client has said `close` to in a request of its own, where it is open here."""
+        speaker = self._speakers.get(place)
+        if speaker is not None and speaker.name == name:
+            speaker.hang_up()
 
     def drain(self, error: DrainingError) -> None:
         """End all connections, and refuse new ones."""
@@ -106,10 +144,18 @@ class Connections:
             connection.end(error)
 
 
+def _fenced() -> StreamFencedError:
+    return StreamFencedError("a newer connection of this client took the stream over")
+
+
 class Connection:
     """Serve one client: `with` it, `await run()` (after `admit()`, to know first whether the client is let in).
 
     Entering raises what `Connections.enter` raises; leaving gives its place and its session back.
+
+    Args:
+        name: What a client calls a connection that is several requests; "" for one that is whole.
+        is_continued: This is not the first request of the named connection.
     """
 
     def __init__(
@@ -120,7 +166,12 @@ class Connection:
         transport: Transport,
         among: Connections,
         visitor: Visitor | None = None,
+        *,
+        name: str = "",
+        is_continued: bool = False,
     ) -> None:
+        self.name = name
+        self.is_continued = is_continued
         self._host = host
         self._world = host.world
         self._session_id = session_id
@@ -162,6 +213,16 @@ class Connection:
         """End it with an `error` frame. Calling it again is harmless."""
         self._stream.fail(error, now=self._now())
         self._is_over.set()
+
+    def hang_up(self) -> None:
+        """Take the client's `close`, which came another way. Calling it again is harmless."""
+        self._stream.receive(encode(Close()), now=self._now())
+        self._is_over.set()
+
+    @property
+    def is_turn_over(self) -> bool:
+        """Whether the turn of its stream has ended and was told to the end."""
+        return self._runner is not None and self._stream.is_turn_over(self._runner.state)
 
     async def admit(self, body: bytes) -> None:
         """Take the client's `open` before anything is sent.
@@ -216,7 +277,7 @@ class Connection:
                     events = [(EventId(record.epoch, record.position), record.body) for record in records]
                     stream.deliver(events, now=self._now())
                     await self._flush()
-                elif self._transport.ends_with_turn and stream.is_turn_over(runner.state):
+                elif self._transport.ends_with_turn and self.is_turn_over:
                     self._is_over.set()
                 else:
                     await runner.wait(stream.cursor)
@@ -276,8 +337,9 @@ class Connection:
                     self._stream.accepted(request.seqno, now=self._now())
 
     async def _admit(self, request: Admit) -> None:
-        # A stream may begin a session; who has seen events of it knows that there was one.
-        is_new = bool(request.open.stream) and request.event_id is None
+        # A stream may begin a session; who has seen events of it knows that there was one. The first chunk may
+        # come after the second request of its connection.
+        is_new = bool(request.open.stream) and (request.event_id is None or self.is_continued)
         if is_new:
             await self._visitor.begin()
         elif request.open.stream:
@@ -315,7 +377,7 @@ class Connection:
         except OSError:
             self.is_gone = True
             self._is_over.set()
-        if self._stream.is_closed:
+        if self._stream.is_closed or self._transport.is_full:
             self._is_over.set()
 
     async def _say_last_words(self) -> None:

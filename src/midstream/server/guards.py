@@ -25,6 +25,7 @@ DELIBERATE = (
     b"x-idempotency-key",
     b"idempotency-key",
     b"x-idempotent-encryption-key",
+    b"x-midstream-connection",
 )
 """Headers that make a browser ask before it sends them to another site."""
 _HARMLESS = frozenset({"GET", "HEAD", "OPTIONS"})

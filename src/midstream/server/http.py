@@ -13,7 +13,7 @@ from itertools import count
 import msgspec
 from msgspec import Struct
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -24,7 +24,10 @@ from midstream.core.frames import (
     Ack,
     AnswerPayload,
     Chunk,
+    Close,
+    Heartbeat,
     Open,
+    Ping,
     decode_client,
     encode,
     secret_digest_of,
@@ -32,7 +35,14 @@ from midstream.core.frames import (
 from midstream.core.questions import Question, questions_of
 from midstream.core.records import encode as encode_record
 from midstream.core.records import salvaged
-from midstream.core.server_stream import KEY_CHARS_MAX, ServerStream, Wire, answer_of, read_chunk
+from midstream.core.server_stream import (
+    KEY_CHARS_MAX,
+    ServerStream,
+    Wire,
+    answer_of,
+    read_chunk,
+    waiting_on,
+)
 from midstream.core.sse import event_of_frame, events_of_records
 from midstream.core.turn import Cancel, Resume, Withdraw
 from midstream.errors import (
@@ -48,7 +58,8 @@ from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
 from midstream.server.connection import Connection, Connections, is_played_back
 from midstream.server.snapshot import snapshot_of
-from midstream.server.visits import visitor_of
+from midstream.server.subjects import Action
+from midstream.server.visits import Visitor, visitor_of
 from midstream.store.contract import RUNNING, WAITING, SessionInfo, Stored
 from midstream.version import __version__
 from midstream.world import Fault
@@ -59,6 +70,7 @@ SESSIONS_PER_PAGE = 50
 SESSIONS_PER_PAGE_MAX = 200
 QUESTIONS_MAX = 500
 """Open questions in one answer; nobody decides about more at a time."""
+SEQNO_DIGITS_MAX = 9
 RECORDS_PER_READ = 1000
 """Records of an export that are in memory at a time."""
 
@@ -149,8 +161,8 @@ class HttpEndpoints:
 
     async def sessions(self, request: Request) -> Response:
         """List sessions, last changed first."""
-        limit = _number(request, "limit", least=1, most=SESSIONS_PER_PAGE_MAX) or SESSIONS_PER_PAGE
-        offset = _number(request, "offset") or 0
+        limit = number_of(request, "limit", least=1, most=SESSIONS_PER_PAGE_MAX) or SESSIONS_PER_PAGE
+        offset = number_of(request, "offset") or 0
         lines: list[SessionLine] = []
         number = count()
         visitor = visitor_of(request.scope)
@@ -188,8 +200,8 @@ class HttpEndpoints:
     async def records(self, request: Request) -> Response:
         """Export a session's records, a line each."""
         session_id = request.path_params["session_id"]
-        after = _number(request, "after") or 0
-        limit = _number(request, "limit")
+        after = number_of(request, "after") or 0
+        limit = number_of(request, "limit")
         if await self._host.store.find(session_id) is None:
             raise SessionNotFoundError(f"there is no session {session_id!r}")
         return StreamingResponse(
@@ -226,7 +238,7 @@ class HttpEndpoints:
 
     async def cancel(self, request: Request) -> Response:
         """Stop the running turn, if there is one; `?turn=` stops that turn and no later one."""
-        turn = _number(request, "turn")
+        turn = number_of(request, "turn")
         runner = await self._host.session(request.path_params["session_id"])
         await runner.submit(Cancel(turn))
         return _accepted(runner)
@@ -244,7 +256,7 @@ class HttpEndpoints:
 
     async def resume(self, request: Request) -> Response:
         """Go on with the last turn, which was interrupted or failed; `?turn=` resumes that one and no other."""
-        turn = _number(request, "turn")
+        turn = number_of(request, "turn")
         visitor_of(request.scope).speak(Resume(turn))
         runner = await self._host.session(request.path_params["session_id"])
         await runner.submit(Resume(turn))
@@ -252,26 +264,52 @@ class HttpEndpoints:
 
     async def withdraw(self, request: Request) -> Response:
         """Take back the queued message `?number=`, or all that wait."""
-        number = _number(request, "number")
+        number = number_of(request, "number")
         runner = await self._host.session(request.path_params["session_id"])
         await runner.submit(Withdraw(number))
         return _accepted(runner)
 
     async def chunks(self, request: Request) -> Response:
-        """Take one chunk of a stream; the answer is its ack."""
+        """Take one frame of a client, which is the way up of a stream over plain HTTP.
+
+        A chunk is answered with its ack, a ping with a heartbeat, a close with nothing (STREAM-39).
+        """
         key, secret = stream_of(request)
+        session_id = request.path_params["session_id"]
+        frame = decode_client(await body_of(request))
+        visitor = visitor_of(request.scope)
+        match frame:
+            case Chunk():
+                name = connection_name_of(request)
+                return await self._chunk(session_id, key, secret, frame, name, visitor)
+            case Ping():
+                runner = await self._host.session(session_id)
+                return _raw_json(encode(Heartbeat(str(runner.newest), waiting_on(runner.state))))
+            case Close():
+                if key:
+                    await visitor.require(Action.SPEAK)
+                self._connections.hang_up((session_id, key), connection_name_of(request))
+                return Response(status_code=204, headers=NO_STORE)
+            case _:
+                raise MalformedFrameError(
+                    "the body of this request is a `chunk`, a `ping` or a `close`; a GET opens"
+                )
+
+    async def _chunk(
+        self, session_id: str, key: str, secret: str, frame: Chunk, name: str, visitor: Visitor
+    ) -> Response:
         if not key or not secret:
             raise MalformedFrameError(
                 "a chunk needs the headers `x-idempotency-key` and `x-idempotent-encryption-key`"
             )
-        frame = decode_client(await body_of(request))
-        if not isinstance(frame, Chunk):
-            raise MalformedFrameError("the body of this request is one `chunk` frame")
         chunk = read_chunk(frame, stream=key, secret_digest=secret_digest_of(secret))
-        visitor = visitor_of(request.scope)
         if chunk.seqno == 0:
             await visitor.begin()
-        runner = await self._host.session(request.path_params["session_id"], create=chunk.seqno == 0)
+        else:
+            await visitor.require(Action.SPEAK)
+        if name:
+            self._connections.check((session_id, key), name)
+        runner = await self._host.session(session_id, create=chunk.seqno == 0)
         is_replayed = is_played_back(runner.state, chunk)
         if not is_replayed:
             visitor.speak(chunk.command)
@@ -283,6 +321,8 @@ class HttpEndpoints:
 
 class SseTransport:
     """Frames as server-sent events in the body of one answer; the way up is `POST …/chunks`."""
+
+    is_full = False
 
     def __init__(self, receive: Receive, send: Send, *, ends_with_turn: bool) -> None:
         self.ends_with_turn = ends_with_turn
@@ -314,16 +354,16 @@ class EventsEndpoint:
         Raises:
             StreamCutError: The server ended it (draining, fenced, a store that fails); the body stays open-ended.
         """
-        if scope["method"] != "GET":
-            raise HTTPException(405, headers={"allow": "GET"})
-        request = Request(scope)
+        request = Request(scope, receive)
+        opening, name = await opening_of(request), connection_name_of(request)
         stream = ServerStream(wire=SSE, retention_s=self._retention_s, now=self._host.world.monotonic())
-        key, secret = stream_of(request)
-        transport = SseTransport(receive, send, ends_with_turn=bool(key))
+        transport = SseTransport(receive, send, ends_with_turn=bool(opening.stream))
         session_id = scope["path_params"]["session_id"]
         visitor = visitor_of(scope)
-        with Connection(self._host, session_id, stream, transport, self._connections, visitor) as connection:
-            await connection.admit(encode(Open(key, secret, _event_id_of(request))))
+        with Connection(
+            self._host, session_id, stream, transport, self._connections, visitor, name=name
+        ) as connection:
+            await connection.admit(encode(opening))
             await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
             await send({"type": "http.response.body", "body": SSE_PREAMBLE, "more_body": True})
             failure = await connection.run()
@@ -345,6 +385,42 @@ def stream_of(request: Request) -> tuple[str, str]:
     if len(key) > KEY_CHARS_MAX or len(secret) > KEY_CHARS_MAX:
         raise MalformedFrameError(f"stream keys and secrets have {KEY_CHARS_MAX} characters at most")
     return key, secret
+
+
+async def opening_of(request: Request) -> Open:
+    """Return the `open` frame of a request: the body of a POST, or what the headers of a GET stand for (STREAM-37).
+
+    Raises:
+        MalformedFrameError: It is none; a header is too long, or is no number.
+        FrameTooLargeError, ConnectionLostError: As `body_of` does.
+        HTTPException: The request is neither a GET nor a POST.
+    """
+    if request.method == "POST":
+        frame = decode_client(await body_of(request))
+        if not isinstance(frame, Open):
+            raise MalformedFrameError("the body of this request is one `open` frame")
+        return frame
+    if request.method != "GET":
+        raise HTTPException(405, headers={"allow": "GET, POST"})
+    key, secret = stream_of(request)
+    numbered = request.headers.get("x-idempotency-next-seqno") or "0"
+    if not (numbered.isascii() and numbered.isdecimal() and len(numbered) <= SEQNO_DIGITS_MAX):
+        raise MalformedFrameError(
+            "`x-idempotency-next-seqno` is the number of chunks the client has numbered"
+        )
+    return Open(key, secret, _event_id_of(request), int(numbered))
+
+
+def connection_name_of(request: Request) -> str:
+    """Return what a client calls the connection that a request is part of; "" where it does not say.
+
+    Raises:
+        MalformedFrameError: It is too long.
+    """
+    name = request.headers.get("x-midstream-connection") or ""
+    if len(name) > KEY_CHARS_MAX:
+        raise MalformedFrameError(f"the name of a connection has {KEY_CHARS_MAX} characters at most")
+    return name
 
 
 def _event_id_of(request: Request) -> str | None:
@@ -377,7 +453,7 @@ async def body_of(request: Request) -> bytes:
     return b"".join(pieces)
 
 
-def _number(request: Request, name: str, *, least: int = 0, most: int = 2**53) -> int | None:
+def number_of(request: HTTPConnection, name: str, *, least: int = 0, most: int = 2**53) -> int | None:
     """Return a number of the query, or None where it is missing; 2**53 is the last one JavaScript counts to.
 
     Raises:
