@@ -48,6 +48,7 @@ from midstream.core.session import (
     decide,
     evolve,
     fold,
+    limited,
     owed,
 )
 from midstream.core.turn import (
@@ -67,9 +68,12 @@ from midstream.core.turn import (
     Idle,
     ModelFailed,
     ModelHeld,
+    ModelRemembered,
     ModelReplied,
     ModelSaid,
     Obligation,
+    PermissionAsked,
+    PermissionDropped,
     ProbeCall,
     QuestionExpired,
     Recover,
@@ -81,6 +85,7 @@ from midstream.core.turn import (
     Stalled,
     StallOver,
     TurnExpired,
+    UseAnswer,
     WhenBusy,
     Withdraw,
 )
@@ -202,7 +207,9 @@ def test_a_command_about_something_else_changes_nothing(life: Life) -> None:
 def _is_about(session: Session, command: Command) -> bool:
     """Say, from what is owed alone, whether a command concerns the session now."""
     match command:
-        case ModelSaid() | ModelHeld() | ModelReplied() | ModelFailed():
+        case (
+            ModelSaid() | ModelHeld() | ModelRemembered() | ModelReplied() | ModelFailed() | PermissionAsked()
+        ):
             ids = (command.turn, command.reply_no, command.attempt)
             asked = (each for each in owed(session) if isinstance(each, AskModel))
             return any((each.turn, each.reply_no, each.attempt) == ids for each in asked)
@@ -220,6 +227,13 @@ def _is_about(session: Session, command: Command) -> bool:
             return any((each.turn, each.reply_no, each.call_id) == place for each in probes)
         case Answer() | QuestionExpired():
             return _is_question_open(session, command)
+        case PermissionDropped() | UseAnswer():
+            waiting = getattr(session.turn, "questions", ())
+            is_known = any(
+                (each.attempt, each.id) == (command.attempt, command.question_id) for each in waiting
+            )
+            at_reply = (session.turns, getattr(session.turn, "reply_no", 0))
+            return is_known and (command.turn, command.reply_no) == at_reply
         case TurnExpired():
             return (
                 not isinstance(session.turn, Cancelling) and session.is_live and command.turn == session.turns
@@ -252,10 +266,13 @@ def _is_call_open(session: Session, turn: int, reply: int, call_id: str) -> bool
 
 
 def _is_question_open(session: Session, command: Answer | QuestionExpired) -> bool:
-    if not isinstance(session.turn, RunningCalls):
+    if not isinstance(session.turn, AwaitingModel | RunningCalls):
         return False
     numbers = (session.turn.turn, session.turn.reply_no)
-    ids = {call.call.id for call in session.turn.calls if call.is_asking}
+    if isinstance(session.turn, AwaitingModel):
+        ids = {each.id for each in session.turn.questions if each.is_open}
+    else:
+        ids = {call.call.id for call in session.turn.calls if call.is_asking}
     return (command.turn, command.reply_no) == numbers and command.call_id in ids
 
 
@@ -716,3 +733,15 @@ def test_tools_found_for_another_model_call_are_no_news() -> None:
     session = fold((1, record) for record in decide(Session(), say(), epoch=1, at=AT))
     assert decide(session, _found("a", attempt=2), epoch=1, at=AT) == ()
     assert decide(session, _found("a", turn=2), epoch=1, at=AT) == ()
+
+
+def test_a_message_without_a_limit_of_its_own_gets_the_agents() -> None:
+    said = SendMessage(UserMessage.of("hi"))
+    short = SendMessage(UserMessage.of("hi"), timeout_s=5.0)
+    received = Received("stream", "secret", 0, "digest", said)
+    timed = SendMessage(UserMessage.of("hi"), timeout_s=60.0)
+    assert limited(said, 0.0) is said
+    assert limited(said, 60.0) == timed
+    assert limited(short, 60.0) is short
+    assert limited(received, 60.0) == Received("stream", "secret", 0, "digest", timed)
+    assert limited(Cancel(), 60.0) == Cancel()
