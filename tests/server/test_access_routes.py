@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from midstream.server.rights import READERS_MAX
 from tests.server.people import ADA, BOB, OPERATOR, guarded_app, say, told
-from tests.server.serving import called, make_app
+from tests.server.serving import KEYS, called, make_app
 
 
 async def test_a_reader_may_look_until_the_owner_says_otherwise() -> None:
@@ -18,6 +18,12 @@ async def test_a_reader_may_look_until_the_owner_says_otherwise() -> None:
         shared = await client.put("/v1/sessions/s1/readers/bob", headers=ADA)
         assert shared.json()["readers"] == ["bob"]
         assert (await client.get("/v1/sessions/s1", headers=BOB)).status_code == 200
+        chunks = "/v1/sessions/s1/chunks"
+        ping = await client.post(chunks, json={"type": "ping"}, headers=BOB)
+        assert ping.json()["type"] == "heartbeat"  # a reader over plain HTTP asks for a sign of life so
+        assert told(await say(client, "s1", BOB)) == (403, "access")
+        close = await client.post(chunks, json={"type": "close"}, headers={**KEYS, **BOB})
+        assert told(close) == (403, "access")
         for method, path in (
             ("GET", "owner"),
             ("PUT", "readers/bob"),
