@@ -32,12 +32,14 @@ MidstreamError
 │   ├── CallReusedError        a call id came again with other arguments
 │   └── StreamFencedError
 ├── AccessError           the caller may not do this
+│   ├── UnauthorizedError      nobody knows who asks, or no longer: show a credential
 │   ├── WrongSecretError
 │   └── ForeignOriginError
 ├── UnavailableError      nothing is wrong with the request: try again later
 │   ├── RecoveringError
 │   ├── DrainingError
 │   ├── OverloadedError
+│   ├── LimitReachedError      this caller has or does as much as it may
 │   ├── StoreBusyError
 │   ├── StoreFullError
 │   ├── PortTakenError
@@ -282,6 +284,12 @@ class AccessError(MidstreamError):
     code = "access"
 
 
+class UnauthorizedError(AccessError):
+    """No credential was shown, or it is not, or no longer, good. Nothing was done."""
+
+    code = "unauthorized"
+
+
 class WrongSecretError(AccessError):
     """The stream exists under another secret."""
 
@@ -317,6 +325,12 @@ class OverloadedError(UnavailableError):
     """The server has as many open connections as it allows: come back, or try another one."""
 
     code = "overloaded"
+
+
+class LimitReachedError(UnavailableError):
+    """This caller has, or does, as much as a server allows one caller. Nothing was done."""
+
+    code = "limit_reached"
 
 
 class StoreBusyError(UnavailableError):

@@ -21,10 +21,16 @@ from tests.cli.on_terminal import OnTerminal, runner
 Run = Callable[..., Result]
 
 
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`run("sessions", "list")` runs that command line with a home of its own."""
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let this process, and all that it starts, keep things in a folder of the test."""
     monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`run("sessions", "list")` runs that command line with a home of its own."""
     for name in ("NO_COLOR", "FORCE_COLOR", "TERM"):
         monkeypatch.delenv(name, raising=False)
 

@@ -35,7 +35,7 @@ def server(tmp_path: Path) -> Iterator[Serving]:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    return {"MIDSTREAM_HOME": str(tmp_path / "home"), "TERM": "xterm", "NO_COLOR": "1"}
+    return {"MIDSTREAM_HOME": str(tmp_path), "TERM": "xterm", "NO_COLOR": "1"}
 
 
 def paid(server: Serving) -> list[str]:

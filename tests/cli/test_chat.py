@@ -15,8 +15,8 @@ import pytest
 from midstream.cli import Surroundings
 from midstream.cli.chat import Talk
 from midstream.cli.chats import Chats
-from midstream.cli.places import Places
 from midstream.errors import StoreFullError
+from midstream.places import Places
 from tests.cli.conftest import Run
 from tests.cli.on_terminal import Terminal
 from tests.cli.processes import WAIT_S, Serving, run
@@ -32,7 +32,7 @@ def server(tmp_path: Path) -> Iterator[Serving]:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    return {"MIDSTREAM_HOME": str(tmp_path / "home"), "TERM": "xterm", "NO_COLOR": "1"}
+    return {"MIDSTREAM_HOME": str(tmp_path), "TERM": "xterm", "NO_COLOR": "1"}
 
 
 def exported(server: Serving, session: str) -> list[dict[str, Any]]:
@@ -95,7 +95,7 @@ def test_a_session_that_is_no_name_is_refused_before_anything_is_kept(
     done = run("chat", server.url, "--session", "../../x", "--message", "hello", environment=environment)
     assert (done.returncode, done.stdout) == (2, "")
     assert "'../../x'" in done.stderr
-    assert not Path(environment["MIDSTREAM_HOME"]).exists()
+    assert not (Path(environment["MIDSTREAM_HOME"]) / "chats").exists()
 
 
 def test_a_path_without_midstream_is_told_as_such(server: Serving, environment: dict[str, str]) -> None:

@@ -51,7 +51,7 @@ def test_a_session_that_is_not_there_is_told_as_such(run: Run, server: Serving) 
 
 def test_a_turn_that_waits_for_a_person_is_taken_up_by_whoever_comes(server: Serving, tmp_path: Path) -> None:
     say(server, "mine", "ask", until="question_asked")
-    environment = {"MIDSTREAM_HOME": str(tmp_path / "home"), "TERM": "xterm", "NO_COLOR": "1"}
+    environment = {"MIDSTREAM_HOME": str(tmp_path), "TERM": "xterm", "NO_COLOR": "1"}
     terminal = Terminal(["resume", "mine", "--url", server.url], environment)
     terminal.until("turn 1 of mine runs: it waits for person")
     terminal.until("your answer >")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from midstream.local_keys import shown_to
 from tests.cli.conftest import Run
 from tests.cli.processes import APP, WAIT_S, Serving, run
 
@@ -45,21 +46,42 @@ def test_an_agent_that_is_not_there_is_said_in_one_line(run: Run) -> None:
     assert "[agent_not_found]" in done.stderr
 
 
-def test_the_network_is_let_in_only_under_named_hosts(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--host", "0.0.0.0"), "--token-file or --auth"),
+        (("--host", "0.0.0.0", "--no-auth"), "for this machine alone"),
+        (("--host", "0.0.0.0", "--token-file", "tokens"), "--allow-host"),
+        (("--no-auth", "--token-file", "tokens"), "give one of them"),
+        (("--token-file", "open-tokens"), "others may read"),
+        (("--token-file", "short-tokens"), "line 1 of"),
+        (("--auth", "told:agent"), "MODULE:NAME"),
+    ],
+)
+def test_a_door_that_would_stand_open_is_refused(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], words: str
 ) -> None:
     (tmp_path / "told.py").write_text(APP)
+    for name, token, mode in (
+        ("tokens", "a-token-of-ada-1", 0o600),
+        ("open-tokens", "a-token-of-ada-1", 0o644),
+        ("short-tokens", "short", 0o600),
+    ):
+        (tmp_path / name).write_text(f"{token} ada\n")
+        (tmp_path / name).chmod(mode)
     monkeypatch.chdir(tmp_path)
-    done = run("serve", "told:agent", "--host", "0.0.0.0")
-    assert (done.exit_code, "--allow-host" in done.stderr) == (2, True)
+    done = run("serve", "told:agent", "--port", "0", *options)
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert words in done.stderr
 
 
-def test_an_open_address_is_warned_of(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "told.py").write_text(APP)
-    monkeypatch.chdir(tmp_path)
-    done = run("serve", "told:agent", "--host", "192.0.2.1", "--allow-host", "agent.example")
-    assert done.exit_code == 2  # no machine has this address, so nothing was opened by this test
-    assert "Warning: there is no login yet" in done.stderr
+def test_it_can_be_watched(tmp_path: Path) -> None:
+    with Serving(tmp_path, options=["--metrics", "--otel", "--log-format", "json"]) as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        connection.request("GET", "/metrics", headers=shown_to(server.url))
+        page = connection.getresponse().read().decode()
+        connection.close()
+    assert "midstream_streams 0.0" in page
 
 
 def test_a_store_that_is_no_database_is_said_in_one_line(

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from midstream.local_keys import shown_to
 from tests.cli.conftest import Run
 from tests.cli.on_terminal import OnTerminal
 from tests.cli.processes import Serving
@@ -24,6 +25,7 @@ def server(tmp_path: Path) -> Iterator[Serving]:
 def say(server: Serving, session: str, words: str, *, until: str, key: str = "k1") -> None:
     """Say something and read the events until a record of this kind comes."""
     headers = {"x-idempotency-key": key, "x-idempotent-encryption-key": "s" * 43}
+    headers |= shown_to(server.url)
     with httpx2.Client(base_url=server.url, headers=headers, timeout=20) as client:
         sent = client.post(f"/v1/sessions/{session}/chunks", json=chunk(words=words))
         assert sent.status_code == 200
@@ -132,7 +134,8 @@ def test_a_failed_turn_is_resumed(run: Run, server: Serving) -> None:
     say(server, "a", "fail once", until="turn_ended")
     done = run("sessions", "resume", "a", "--url", server.url)
     assert (done.exit_code, done.stdout) == (0, "")
-    with httpx2.stream("GET", f"{server.url}/v1/sessions/a/events?after=0-0", timeout=20) as events:
+    events_of_a = f"{server.url}/v1/sessions/a/events?after=0-0"
+    with httpx2.stream("GET", events_of_a, headers=shown_to(server.url), timeout=20) as events:
         assert any('"status":"completed"' in line for line in events.iter_lines())
     again = run("sessions", "resume", "a", "--turn", "1", "--url", server.url)
     assert (again.exit_code, "[nothing_to_resume]" in again.stderr) == (4, True)

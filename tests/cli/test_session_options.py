@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from midstream.cli import Surroundings
-from midstream.cli.places import Places
 from midstream.cli.session_options import json_of, source_of
 from midstream.cli.sources import FileSource, ServerSource
 from midstream.errors import UsageError
+from midstream.places import Places
 
 
 def test_one_place_is_looked_into(tmp_path: Path) -> None:

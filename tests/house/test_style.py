@@ -44,6 +44,7 @@ MAY_CATCH_EVERYTHING: dict[str, str] = {
     "integrations/claude_agent.py": "the SDK raises bare `Exception`s; each is typed, or is the end of a process",
     "integrations/mcp.py": "an SDK over a network: whatever ends a connection or an answer, it is said to who waits",
     "integrations/outgoing.py": "a request is worth more than its repair; what failed is logged, it goes as it was",
+    "runtime/observing.py": "who looks on must not stop what it looks at: its error is logged, without its words",
     "runtime/agent_runs.py": "an upstream is somebody else's code; what it raises goes to who waits for the answer",
     "runtime/live_agents.py": "closing and forgetting is an upstream's code, on the way out: nothing depends on it",
     "runtime/performers.py": "stopping a reply is a model's code, on the way out: nothing depends on how it ends",

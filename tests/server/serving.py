@@ -15,8 +15,9 @@ from msgspec import Struct
 from websockets.typing import Origin
 
 from midstream.runtime.agent import Agent
+from midstream.server.access import Access
 from midstream.server.app import App, asgi
-from midstream.server.connection import CONNECTIONS_MAX
+from midstream.server.limits import CONNECTIONS_MAX, Limits
 from midstream.server.serve import STOP_WITHIN_S, serve
 from midstream.store.contract import Store
 from midstream.store.memory import MemoryStore
@@ -38,6 +39,8 @@ def make_app(
     world: World | None = None,
     allowed_origins: Sequence[str] = (),
     connections_max: int = CONNECTIONS_MAX,
+    access: Access | None = None,
+    limits: Limits | None = None,
 ) -> App:
     """Make an app with a scripted model and a store in memory."""
     return asgi(
@@ -45,7 +48,8 @@ def make_app(
         store=store or MemoryStore(),
         world=world,
         allowed_origins=allowed_origins,
-        connections_max=connections_max,
+        access=access,
+        limits=limits or Limits(connections_max=connections_max),
     )
 
 
@@ -78,7 +82,11 @@ class Served(Struct):
 
 @contextlib.asynccontextmanager
 async def served(
-    app: App, *, allowed_hosts: Sequence[str] = (), stop_within_s: float = STOP_WITHIN_S
+    app: App,
+    *,
+    allowed_hosts: Sequence[str] = (),
+    trusted_proxies: Sequence[str] = (),
+    stop_within_s: float = STOP_WITHIN_S,
 ) -> AsyncIterator[Served]:
     """Serve an app until the end of the block."""
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -87,6 +95,7 @@ async def served(
         app,
         port=0,
         allowed_hosts=allowed_hosts,
+        trusted_proxies=trusted_proxies,
         stop_within_s=stop_within_s,
         on_listening=listening.set_result,
         stop=stop,

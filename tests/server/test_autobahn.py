@@ -37,6 +37,7 @@ class Echo:
 
     world = World()
     open_streams = 0
+    asks_who = False
 
     async def start(self) -> None:
         """Nothing to do."""

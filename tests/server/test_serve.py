@@ -19,6 +19,7 @@ import pytest
 
 from midstream.core.replies import DELTA_CHARS_MAX, TextDelta
 from midstream.errors import PortTakenError, StoreDamagedError, UsageError
+from midstream.server.access import Access
 from midstream.server.serve import listen, serve
 from midstream.store.memory import MemoryStore
 from midstream.testing.models import Gate, Stall, calls, text
@@ -70,8 +71,11 @@ def test_an_address_that_cannot_be_listened_on_is_a_mistake_of_the_caller(host: 
 
 
 async def test_the_network_is_let_in_only_under_named_hosts() -> None:
-    with pytest.raises(UsageError, match="no login of its own"):
-        await serve(make_app(), host="0.0.0.0", port=0)
+    with pytest.raises(UsageError, match="asks nobody who they are"):
+        await serve(make_app(), host="0.0.0.0", port=0, allowed_hosts=["agents.example"])
+    app = make_app(access=Access(authenticate=lambda _: None))
+    with pytest.raises(UsageError, match="name the hosts"):
+        await serve(app, host="0.0.0.0", port=0)
 
 
 async def test_a_damaged_store_ends_the_start_and_frees_the_port() -> None:

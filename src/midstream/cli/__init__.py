@@ -18,9 +18,9 @@ from typing import Any, NoReturn
 import click
 
 from midstream.cli.exits import EXIT_CODES, INTERRUPTED, USAGE, of_bug, of_error, of_system, of_usage
-from midstream.cli.places import Places
 from midstream.cli.terminal import COLOR_MODES, Ink, clean
 from midstream.errors import MidstreamError
+from midstream.places import Places
 from midstream.version import __version__
 
 __all__ = ["Surroundings", "main", "midstream_command"]
@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("midstream.cli.demo.command:demo", "Watch a session survive a cut and a SIGKILL."),
     "doctor": ("midstream.cli.doctor:doctor", "Find and repair broken histories; probe the way to a server."),
     "gateway": ("midstream.cli.gateway:gateway", "Put an agent behind the APIs of OpenAI and Anthropic."),
+    "login": ("midstream.cli.login:login", "Print a link that logs a browser in, once."),
     "pool": ("midstream.cli.pool:pool", "Look at the agents a pool would resume, or forget them."),
     "resume": ("midstream.cli.resume:resume", "Go on with a turn that was interrupted or failed."),
     "serve": ("midstream.cli.serve:serve", "Serve an agent."),
@@ -42,6 +43,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "midstream.cli.sessions:sessions",
         "List, show, answer, resume, stop, export and delete sessions.",
     ),
+    "token": ("midstream.cli.login:token", "Print the token of a server of this machine."),
 }
 """Name: where it lives, and what it is for (a test compares this with the command's own help)."""
 

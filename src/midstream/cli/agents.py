@@ -12,6 +12,7 @@ from types import ModuleType
 
 from midstream.errors import AgentNotFoundError, UsageError
 from midstream.runtime.agent import Agent
+from midstream.server.access import Access
 from midstream.tools import ToolSource
 
 
@@ -33,6 +34,19 @@ def find_agent(name: str) -> Agent:
         raise AgentNotFoundError(f"module {module_name!r} has no {attribute!r}: {_agents_in(module)}")
     kind = type(found).__name__
     raise AgentNotFoundError(f"{name!r} is no Agent but of type {kind}: {_agents_in(module)}")
+
+
+def find_access(name: str) -> Access:
+    """Import the module (from the current folder first) and return how its application asks who comes.
+
+    Raises:
+        UsageError: There is no such module or attribute, or it is no `Access`.
+    """
+    module_name, colon, attribute = name.partition(":")
+    found = getattr(_imported(module_name), attribute, None) if colon and module_name and attribute else None
+    if not isinstance(found, Access):
+        raise UsageError(f"name a `midstream.server.access.Access` as MODULE:NAME, not {name!r}")
+    return found
 
 
 def find_server(text: str) -> ToolSource:

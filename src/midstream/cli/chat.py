@@ -28,6 +28,7 @@ from midstream.client.ways import AUTO, Way
 from midstream.core.frames import Gone
 from midstream.core.records import MessageAccepted, TurnEnded, TurnStatus
 from midstream.errors import MidstreamError, SessionNotFoundError, UsageError
+from midstream.local_keys import shown_to
 from midstream.world import World
 
 SECOND_CTRL_C_S = 3.0
@@ -145,6 +146,7 @@ class Talk:
         self.transport = AUTO
         """How frames are carried."""
         self._state = chats.state(session)
+        self._places = surroundings.places
         self._chats = chats
         self._is_json = is_json
         self._ink = surroundings.out
@@ -244,7 +246,13 @@ class Talk:
         def tell(session: str, is_reconnecting: bool) -> None:  # noqa: FBT001 - the client's callback
             self._tell_of_connection(client.trouble(session), is_reconnecting=is_reconnecting)
 
-        client = connect(self.url, state=self._state, transport=self.transport, on_reconnecting=tell)
+        client = connect(
+            self.url,
+            state=self._state,
+            headers=shown_to(self.url, self._places),
+            transport=self.transport,
+            on_reconnecting=tell,
+        )
         return client
 
     def _tell_of_connection(self, trouble: MidstreamError | None, *, is_reconnecting: bool) -> None:

@@ -16,9 +16,9 @@ from typing import Self
 
 import msgspec
 
-from midstream.cli.places import made
 from midstream.core.frames import EVENT_ID_CHARS_MAX, START, EventId
 from midstream.errors import MalformedFrameError, SessionNotFoundError, UsageError
+from midstream.places import made
 
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 """What a server takes for a session's name; files are named after it here."""

@@ -14,10 +14,10 @@ import msgspec
 
 from midstream.cli import Surroundings
 from midstream.cli.listening import LOCAL_HOSTS, address_options, log_to_stderr, telling_options
-from midstream.cli.places import made
 from midstream.cli.terminal import clean
 from midstream.cli.upstreams import find_upstream
 from midstream.errors import UsageError
+from midstream.places import made
 from midstream.server.gateway.app import gateway as gateway_app
 from midstream.server.gateway.runs import GRACE_S
 from midstream.server.serve import serve
@@ -85,7 +85,7 @@ def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN
     Hosts are pointed at it by their base URL: agents that remember are sent only what is new, and an answer survives
     the connection it was asked over. Ctrl-C ends within 10 s.
     """
-    log_to_stderr(options["log_level"])
+    log_to_stderr(options["log_level"], options["log_format"])
     token = _token_of(surroundings, options)
     if options["host"] not in LOCAL_HOSTS:
         _check_names(surroundings, options)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from midstream.cli.terminal import clean
+from midstream.cli.logs import FORMATS
 
 F = TypeVar("F", bound=Callable[..., Any])  # whatever click decorates
 
@@ -41,23 +41,21 @@ def telling_options(command: F) -> F:
     log_option = click.option(
         "--log-level", type=click.Choice(LOG_LEVELS), default="warning", show_default=True
     )
+    format_option = click.option(
+        "--log-format",
+        type=click.Choice([*FORMATS]),
+        default="text",
+        show_default=True,
+        help="json: one object a line, with ids and without anything that was said.",
+    )
     json_option = click.option(
         "--json", "is_json", is_flag=True, help="Print one JSON object when it listens."
     )
-    return log_option(json_option(command))
+    return log_option(format_option(json_option(command)))
 
 
-class _WithSession(logging.Formatter):
-    """Names the session a line is about."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line = super().format(record)
-        session = getattr(record, "session", None)
-        return clean(f"{line} [session {session}]" if session else line)
-
-
-def log_to_stderr(level: str) -> None:
+def log_to_stderr(level: str, log_format: str) -> None:
     """Let log lines of this level and above go to stderr, each with the session it is about."""
     log = logging.StreamHandler()
-    log.setFormatter(_WithSession("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    log.setFormatter(FORMATS[log_format]())
     logging.basicConfig(level=level.upper(), handlers=[log])

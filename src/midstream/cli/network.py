@@ -14,6 +14,7 @@ from midstream.cli import Surroundings
 from midstream.cli.exits import FAILURE, VERIFICATION
 from midstream.cli.terminal import COLUMNS, Ink, clean, columns
 from midstream.client.probe import Finding, NetworkProbe, NetworkReport, Probed
+from midstream.local_keys import shown_to
 
 NAMES = {"websocket": "WebSocket", "sse": "events (SSE)", "poll": "long poll", "post": "POST"}
 _GOOD = {Finding.WORKS}
@@ -31,7 +32,7 @@ def check_network(surroundings: Surroundings, url: str, *, is_json: bool) -> int
     Raises:
         MidstreamError: Nothing answers there, or no midstream server does.
     """
-    report = asyncio.run(NetworkProbe(url).run())
+    report = asyncio.run(NetworkProbe(url, headers=shown_to(url)).run())
     if is_json:
         click.echo(json.dumps({"is_clear": report.is_clear, **msgspec.to_builtins(report)}))
     else:

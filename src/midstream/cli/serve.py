@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
 
 from midstream.cli import Surroundings
-from midstream.cli.agents import find_agent, find_server
+from midstream.cli.agents import find_access, find_agent, find_server
 from midstream.cli.listening import LOCAL_HOSTS, address_options, log_to_stderr, telling_options
-from midstream.cli.places import made
 from midstream.cli.terminal import clean
 from midstream.errors import UsageError
+from midstream.local_keys import made_key
+from midstream.places import made
+from midstream.runtime.agent import Agent
+from midstream.runtime.observing import Observer
+from midstream.server.access import Access, this_user, token_file
 from midstream.server.app import asgi
 from midstream.server.serve import serve as serve_app
+from midstream.world import World
 
 
 @click.command(short_help="Serve an agent.")
@@ -33,6 +40,22 @@ from midstream.server.serve import serve as serve_app
     type=click.Path(dir_okay=False, path_type=Path),
     help="The database of all sessions, made where it is missing (default: in midstream's data folder).",
 )
+@click.option("--no-auth", "is_open", is_flag=True, help="Let in everybody on this machine.")
+@click.option(
+    "--token-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Who may come in: a line TOKEN SUBJECT [TENANT] each, readable by you alone.",
+)
+@click.option(
+    "--auth", "access_name", metavar="MODULE:ACCESS", help="Who may come in: an `Access` of your own."
+)
+@click.option(
+    "--trust-proxy",
+    "trusted_proxies",
+    multiple=True,
+    metavar="ADDRESS",
+    help="A proxy whose X-Forwarded-For and X-Forwarded-Proto are believed; may be repeated.",
+)
 @click.option(
     "--mcp",
     "servers",
@@ -40,54 +63,113 @@ from midstream.server.serve import serve as serve_app
     metavar="NAME=COMMAND|URL",
     help="Add the tools of this MCP server: a command to start, or an address; may be repeated.",
 )
+@click.option("--metrics", "has_metrics", is_flag=True, help="Serve counters for Prometheus at /metrics.")
+@click.option(
+    "--otel", "has_spans", is_flag=True, help="Tell OpenTelemetry, as this process has it configured."
+)
 @telling_options
 @click.pass_obj
-def serve(
-    surroundings: Surroundings,
-    agent_name: str,
-    host: str,
-    port: int,
-    shares_port: bool,  # noqa: FBT001 - click passes options so
-    store: Path | None,
-    allowed_hosts: tuple[str, ...],
-    servers: tuple[str, ...],
-    log_level: str,
-    is_json: bool,  # noqa: FBT001 - click passes options so
-) -> None:
+def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN401 - click passes options so
     """Serve an agent: MODULE:AGENT names a `midstream.Agent`, searched in the current folder first.
 
-    Interrupted turns of an earlier process are carried on. Ctrl-C ends within 10 s; what is cut then is carried on
-    by the next start.
+    Only its user is let in: by commands of this machine, and by a browser that opened the link it prints (see
+    --no-auth, --token-file, --auth). Interrupted turns of an earlier process are carried on. Ctrl-C ends within 10 s;
+    what is cut then is carried on by the next start.
     """
-    log_to_stderr(log_level)
-    agent = find_agent(agent_name)
-    if servers:
-        agent = agent.with_tools(*map(find_server, servers))
-    path = store or made(surroundings.places.data) / surroundings.places.store.name
-    if host not in LOCAL_HOSTS:
-        if not allowed_hosts:
-            raise UsageError(
-                f"--host {host} lets the network in: name the hosts under which clients may ask with --allow-host"
-            )
-        warning = "Warning: there is no login yet: whoever reaches this address can use and read everything."
-        click.echo(surroundings.talk.yellow(warning), err=True, color=True)
-    app = asgi(agent, store=path)
+    log_to_stderr(options["log_level"], options["log_format"])
+    agent = find_agent(options["agent_name"])
+    if options["servers"]:
+        agent = agent.with_tools(*map(find_server, options["servers"]))
+    path = options["store"] or made(surroundings.places.data) / surroundings.places.store.name
+    _refuse_open_doors(options)
+    login = "" if _is_asking_otherwise(options) else World().new_id("login")
+    app = asgi(
+        agent,
+        store=path,
+        access=_access_of(surroundings, options, login),
+        observers=_observers_of(agent, options),
+    )
 
     def tell(url: str) -> None:
-        if is_json:
-            ready = {"url": url, "pid": os.getpid(), "store": str(path), "agent": agent.name}
+        page = f"{url}/#login={login}" if login else f"{url}/"
+        if options["is_json"]:
+            ready = {"url": url, "pid": os.getpid(), "store": str(path), "agent": agent.name, "page": page}
             click.echo(msgspec.json.encode(ready))
             return
         click.echo(f"{clean(agent.name)} on {url}, sessions in {path}. Ctrl-C ends it.", err=True)
-        click.echo(f"Talk to it in a browser, or with: midstream chat {url}", err=True)
+        once = " (once; `midstream login` prints another link)" if login else ""
+        click.echo(f"Talk to it in a browser: {page}{once}", err=True)
+        click.echo(f"or with: midstream chat {url}", err=True)
 
     asyncio.run(
         serve_app(
             app,
-            host=host,
-            port=port,
-            shares_port=shares_port,
-            allowed_hosts=allowed_hosts,
+            host=options["host"],
+            port=options["port"],
+            shares_port=options["shares_port"],
+            allowed_hosts=options["allowed_hosts"],
+            trusted_proxies=options["trusted_proxies"],
             on_listening=tell,
         )
     )
+
+
+def _observers_of(agent: Agent, options: dict[str, Any]) -> list[Observer]:
+    """Return who is told of what happens.
+
+    Raises:
+        UsageError: The extra is not installed.
+    """
+    observers: list[Observer] = []
+    try:
+        if options["has_metrics"]:
+            prometheus = importlib.import_module("midstream.integrations.prometheus")
+            observers.append(prometheus.Prometheus())
+        if options["has_spans"]:
+            otel = importlib.import_module("midstream.integrations.opentelemetry")
+            observers.append(otel.OpenTelemetry(agent=agent.name))
+    except ImportError as error:
+        raise UsageError(
+            "this needs an extra: pip install 'midstream[prometheus]', 'midstream[otel]'"
+        ) from error
+    return observers
+
+
+def _is_asking_otherwise(options: dict[str, Any]) -> bool:
+    return bool(options["is_open"] or options["token_file"] or options["access_name"])
+
+
+def _refuse_open_doors(options: dict[str, Any]) -> None:
+    """Refuse what would let strangers in.
+
+    Raises:
+        UsageError: The options contradict one another, or leave a door open.
+    """
+    ways = [bool(options[name]) for name in ("is_open", "token_file", "access_name")]
+    if sum(ways) > 1:
+        raise UsageError(
+            "--no-auth, --token-file and --auth are three answers to one question: give one of them"
+        )
+    host = options["host"]
+    if host in LOCAL_HOSTS:
+        return
+    if options["is_open"]:
+        raise UsageError("--no-auth is for this machine alone: leave out --host")
+    if not any(ways):
+        raise UsageError(
+            f"--host {host} lets the network in: say who may come in with --token-file or --auth"
+        )
+    if not options["allowed_hosts"]:
+        raise UsageError(
+            f"--host {host} lets the network in: name the hosts under which clients may ask with --allow-host"
+        )
+
+
+def _access_of(surroundings: Surroundings, options: dict[str, Any], login: str) -> Access | None:
+    if options["is_open"]:
+        return None
+    if options["access_name"]:
+        return find_access(options["access_name"])
+    if options["token_file"]:
+        return Access(authenticate=token_file(options["token_file"]))
+    return Access(authenticate=this_user(made_key(surroundings.places.data)), login=login)

@@ -13,10 +13,10 @@ import msgspec
 from click.shell_completion import CompletionItem
 
 from midstream.cli import Surroundings
-from midstream.cli.places import Places
 from midstream.cli.sources import FileSource, ServerSource, Source
 from midstream.cli.terminal import clean, escaped_json
 from midstream.errors import MidstreamError, UsageError
+from midstream.places import Places
 
 F = TypeVar("F", bound=Callable[..., Any])  # whatever click decorates
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 from urllib.parse import quote, urlsplit
 
+import click
 import msgspec
 from msgspec import Struct
 
+from midstream.cli import Surroundings
 from midstream.core.frames import EventId
 from midstream.core.questions import Question, questions_of
 from midstream.core.records import decode
@@ -24,6 +26,8 @@ from midstream.errors import (
     SessionNotFoundError,
     UsageError,
 )
+from midstream.local_keys import shown_to
+from midstream.places import Places
 from midstream.runtime.children import CHILD_MARK
 from midstream.store.contract import RUNNING, WAITING, SessionInfo
 from midstream.store.sqlite import Reader, SQLiteStore, reading
@@ -228,6 +232,10 @@ class _Health(Struct, frozen=True):
     status: str
 
 
+class _Issued(Struct, frozen=True):
+    word: str
+
+
 class _Problem(Struct, frozen=True):
     """What our servers say of an error (RFC 9457 with a code)."""
 
@@ -250,6 +258,7 @@ class ServerSource:
         self._url = url
         self._connection = kind(parts.hostname, parts.port, timeout=ANSWER_S)
         self._path = parts.path.rstrip("/")
+        self._shown = shown_to(url, _places())
 
     def list(self) -> Iterator[SessionLine]:
         """See `Source.list`."""
@@ -305,6 +314,14 @@ class ServerSource:
         """See `Source.delete`."""
         self._ask("DELETE", f"/v1/sessions/{quote(session, safe='')}").read()
 
+    def login_link(self) -> str:
+        """Return a word that logs a browser in, once.
+
+        Raises:
+            UnauthorizedError: The server does not know us.
+        """
+        return self._read(self._ask("POST", "/v1/login-links").read(), _Issued).word
+
     def greet(self) -> None:
         """Ask whether a server is there.
 
@@ -320,7 +337,7 @@ class ServerSource:
     def _ask(self, method: str, path: str, body: bytes = b"") -> http.client.HTTPResponse:
         try:
             # A connection each: nobody has to remember to close it.
-            headers = {"connection": "close"}
+            headers = {"connection": "close", "x-midstream": "cli", **self._shown}
             self._connection.request(method, self._path + path, body=body or None, headers=headers)
             answer = self._connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
@@ -336,6 +353,13 @@ class ServerSource:
             return msgspec.json.decode(body, type=kind)
         except msgspec.DecodeError as error:
             raise ProtocolError(f"{self._url} does not answer like a midstream server") from error
+
+
+def _places() -> Places | None:
+    """Return the places of the command that runs, which `--home` may have named."""
+    context = click.get_current_context(silent=True)
+    surroundings = context.find_object(Surroundings) if context else None
+    return surroundings.places if surroundings else None
 
 
 def error_of(code: str, message: str) -> MidstreamError:

@@ -45,6 +45,7 @@ from midstream.core.questions import Question
 from midstream.core.records import QuestionAsked
 from midstream.core.turn import LOOK_BACK_S, WhenBusy
 from midstream.errors import MidstreamError, SessionNotFoundError, StoreDamagedError, UsageError
+from midstream.local_keys import shown_to
 from midstream.tools import Tool, by_name, tool
 from midstream.world import World
 
@@ -93,7 +94,8 @@ def connect(
             readable by its owner only, used by one process at a time. None keeps them in memory. Beside it,
             `midstream-transports.json` says which transport worked at which server.
         tools: Functions that run here, where the client is, when the model calls them.
-        headers: Sent with each connection, such as an authorization. Not kept in the file.
+        headers: Sent with each connection, such as an `authorization`. Not kept in the file. Without one the token of
+            the variable MIDSTREAM_TOKEN is shown, or to a server of this machine the one its user's servers expect.
         transport: How frames are carried: `websocket`, `sse` (server-sent events) or `poll` (whole answers);
             `auto` tries them in this order and remembers what worked.
         patience_s: Seconds without a working connection after which an iterator raises `ConnectionLostError`.
@@ -110,6 +112,7 @@ def connect(
     named = by_name(each if isinstance(each, Tool) else tool(each) for each in tools)
     refuse_foreign(named.values())
     world = world or World()
+    shown = partial(_shown, url, headers or {})
     beside = None if state is None else Path(state).with_name(REMEMBERED)
     remembered = RememberedWays(beside, world=world)
     return Client(
@@ -117,10 +120,8 @@ def connect(
         state=state,
         tools=named,
         world=world,
-        headers=headers or {},
-        ways=Ways(
-            url, transport=transport, headers=lambda: headers or {}, remembered=remembered, world=world
-        ),
+        headers=shown,
+        ways=Ways(url, transport=transport, headers=shown, remembered=remembered, world=world),
         patience_s=patience_s,
         stall_after_s=stall_after_s,
         on_reconnecting=on_reconnecting or _ignore,
@@ -138,7 +139,7 @@ class Client:
         state: str | Path | None,
         tools: Mapping[str, Tool],
         world: World,
-        headers: Mapping[str, str],
+        headers: Callable[[], Mapping[str, str]],
         ways: Ways,
         patience_s: float,
         stall_after_s: float,
@@ -148,7 +149,7 @@ class Client:
         self._url = url.rstrip("/")
         self._tools = tools
         self._world = world
-        self._headers = headers
+        self._shown = headers
         self._ways = ways
         self._patience_s = patience_s
         self._stall_after_s = stall_after_s
@@ -232,7 +233,7 @@ class Client:
             ConnectionLostError: The server did not answer.
             MidstreamError: It refused.
         """
-        return await questions(self._url, session, self._headers)
+        return await questions(self._url, session, self._shown())
 
     async def answer(
         self,
@@ -431,7 +432,7 @@ class Client:
         stream = kept.checkpoint.stream
         _log.warning("the stream %s cannot be resumed: %s", stream, kept.damage)
         try:
-            newest, is_at_rest, session = await snapshot(self._url, kept.session, self._headers)
+            newest, is_at_rest, session = await snapshot(self._url, kept.session, self._shown())
         except SessionNotFoundError as error:
             await self._file.write(stream, [Forgotten()])
             message = f"{kept.damage}, and the server never saw session {kept.session!r}: say it again"
@@ -492,3 +493,9 @@ def _named(kind: type[E], name: str) -> E:
 def _ignore(session: str, news: object) -> None:
     """Be told, and do nothing about it."""
     del session, news
+
+
+def _shown(url: str, headers: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the headers of a connection; the key of a server of this machine may be newer than this client."""
+    is_told = any(name.lower() == "authorization" for name in headers)
+    return headers if is_told else {**shown_to(url), **headers}

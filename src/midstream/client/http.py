@@ -22,7 +22,6 @@ from midstream.client.transports import (
     CONNECT_S,
     SERVER_FRAME_BYTES_MAX,
     Problem,
-    is_loopback,
     refusal_of,
 )
 from midstream.core.frames import Chunk, ClientFrame, Close, Error, EventId, Open, decode_client, encode
@@ -30,6 +29,7 @@ from midstream.core.server_stream import events_frames
 from midstream.core.sse import ServerSentEvent, SseDecoder
 from midstream.core.timing import retry_after_s
 from midstream.errors import ConnectionLostError, MidstreamError, ProtocolError
+from midstream.local_keys import is_loopback
 from midstream.world import World
 
 ANSWER_S = 30.0

@@ -13,10 +13,11 @@ import websockets
 from msgspec import Struct
 
 from midstream.client.http import http_client
-from midstream.client.transports import base_url, is_loopback, websocket_url
+from midstream.client.transports import base_url, websocket_url
 from midstream.client.ways import Way
 from midstream.core.sse import SseDecoder
 from midstream.errors import ConnectionLostError, MidstreamError, NotFoundError
+from midstream.local_keys import is_loopback
 from midstream.world import World
 
 POST = "post"

@@ -6,7 +6,6 @@ refuses in words of HTTP becomes the error those words stand for.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Sequence
 from typing import Protocol
 from urllib.parse import quote, urlsplit
@@ -22,6 +21,7 @@ from midstream.errors import (
     MidstreamError,
     NotFoundError,
     ProtocolError,
+    UnauthorizedError,
     UsageError,
 )
 
@@ -90,16 +90,6 @@ def session_path(session: str) -> str:
     return f"/v1/sessions/{quote(session, safe='')}"
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address is this machine's own, which no proxy can reach."""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def refusal_of(status: int, body: bytes, wait_s: float | None = None) -> MidstreamError:
     """Return what an HTTP refusal means: the server's own words where it is ours, else what its status says.
 
@@ -117,7 +107,9 @@ def refusal_of(status: int, body: bytes, wait_s: float | None = None) -> Midstre
     message = f"the server refused the connection with HTTP status {status}"
     if status in _TRY_AGAIN:
         return ConnectionLostError(message, retry_after_s=wait_s)
-    if status in {401, 403, 407}:
+    if status in {401, 407}:
+        return UnauthorizedError(message)
+    if status in {403, 451}:
         return AccessError(message)
     if status in {404, 410}:
         return NotFoundError(f"{message}: is a midstream server at this address?")

@@ -12,11 +12,11 @@ from midstream.client.transports import (
     CLOSE_S,
     CONNECT_S,
     SERVER_FRAME_BYTES_MAX,
-    is_loopback,
     refusal_of,
 )
 from midstream.core.timing import retry_after_s
 from midstream.errors import ConnectionLostError
+from midstream.local_keys import is_loopback
 from midstream.world import World
 
 

@@ -87,7 +87,9 @@ CHUNK_OVERHEAD_BYTES = 64
 """What a chunk's frame adds to its payload, at most."""
 _MACHINES = ("model", "tool", "client")
 """What a turn should not wait for in silence; a person may take days."""
-_KEEPS_CHECKPOINT = frozenset(("access", "connection_lost", "stream_fenced", "record_undecodable"))
+_KEEPS_CHECKPOINT = frozenset(
+    ("access", "connection_lost", "stream_fenced", "record_undecodable", "unauthorized")
+)
 """Ends after which the stream may still be resumed: log in, wait, leave it to the newer connection, update."""
 
 

@@ -91,6 +91,9 @@ class Open(Struct, frozen=True, tag="open", tag_field="type", omit_defaults=True
     cancel_after_s: float | None = None
     version: int = PROTOCOL_VERSION
 
+    def __repr__(self) -> str:
+        return f"Open(stream={self.stream!r}, event_id={self.event_id!r}, next_seqno={self.next_seqno})"
+
 
 class Chunk(Struct, frozen=True, tag="chunk", tag_field="type"):
     """A numbered payload. Its bytes are the same whenever it is played back."""

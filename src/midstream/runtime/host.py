@@ -27,6 +27,7 @@ from midstream.runtime.agent import Agent, SubAgent
 from midstream.runtime.caretaker import Caretaker
 from midstream.runtime.children import CHILD_MARK
 from midstream.runtime.journal import Journal, require_session_id
+from midstream.runtime.observing import Observers
 from midstream.runtime.runner import Runner
 from midstream.store.contract import Store, Transactional
 from midstream.world import World
@@ -90,6 +91,8 @@ class Host:
         self.store = store
         self.world = world or World()
         self.recovery = Recovery()
+        self.observers = Observers()
+        """Told of every record that is appended here."""
         self.is_draining = False
         self.look_back_s = look_back_s
         self._owner = self.world.new_id("owner")
@@ -207,6 +210,16 @@ class Host:
     def awake(self, session_id: str) -> Runner | None:
         """Return a session if it is awake."""
         return self._awake.get(session_id)
+
+    @property
+    def sessions_awake(self) -> int:
+        """How many sessions are in memory."""
+        return len(self._awake)
+
+    @property
+    def turns_running(self) -> int:
+        """In how many of them a turn is open, here or at another owner."""
+        return sum(runner.state.is_live for runner in self._awake.values())
 
     async def glance(self, session_id: str) -> Session:
         """Return what is known of a session without waking it; an empty one where there is none."""
@@ -340,7 +353,7 @@ class Host:
         return await asyncio.shield(opening)
 
     async def _open(self, session_id: str) -> Runner:
-        journal = Journal(self.store, session_id, self.world)
+        journal = Journal(self.store, session_id, self.world, self.observers)
         runner = Runner(
             journal,
             partial(self._agent_of, session_id),

@@ -19,6 +19,7 @@ from midstream.errors import (
     RecordUndecodableError,
     UsageError,
 )
+from midstream.runtime.observing import Observers
 from midstream.store.contract import Appendix, Attempt, Store, Stored, Transactional
 from midstream.world import Fault, World
 
@@ -43,9 +44,17 @@ def require_session_id(session_id: str) -> None:
 
 
 class Journal:
-    """Append to a session's journal and let readers follow it. Readers are positions, never queues."""
+    """Append to a session's journal and let readers follow it. Readers are positions, never queues.
 
-    def __init__(self, store: Store, session_id: str, world: World) -> None:
+    Args:
+        store, session_id: Where it lies.
+        world: Clock and fault points.
+        observers: Told of what is appended here.
+    """
+
+    def __init__(
+        self, store: Store, session_id: str, world: World, observers: Observers | None = None
+    ) -> None:
         self.session_id = session_id
         self.newest = START
         self.epoch = 0
@@ -56,6 +65,7 @@ class Journal:
         """When it was last certain that this process owns the session, on its own clock."""
         self._store = store
         self._world = world
+        self._observers = observers
         self._reader = JournalReader()
         self._damaged: dict[int, Stored] = {}
         """What stands for outcomes that cannot be read any more, by position."""
@@ -184,6 +194,8 @@ class Journal:
             [Stored(start + number, self.epoch, body) for number, body in enumerate(bodies, start=1)]
         )
         self._wake()
+        if self._observers is not None:
+            self._observers.appended(self.session_id, bodies)
         self._world.reach(Fault.AFTER_PUBLISH)
 
     async def blob(self, digest: str) -> bytes | None:

@@ -7,7 +7,7 @@ about its life: then it starts with the first request, and whoever mounts it cal
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from http import HTTPStatus
 from pathlib import Path
 
@@ -21,10 +21,15 @@ from midstream.core.turn import LOOK_BACK_S
 from midstream.errors import DrainingError, MidstreamError
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
-from midstream.server.connection import CONNECTIONS_MAX, Connections
-from midstream.server.guards import check_origin
+from midstream.runtime.observing import Observer
+from midstream.server.access import Access
+from midstream.server.access_routes import AccessRoutes
+from midstream.server.connection import Connections
+from midstream.server.door import Door
 from midstream.server.http import EventsEndpoint, HttpEndpoints, StreamCutError
 from midstream.server.lifespan import live
+from midstream.server.limits import Limits
+from midstream.server.metrics import Metrics, MetricsPage
 from midstream.server.openapi import openapi_route
 from midstream.server.pages import page_routes
 from midstream.server.poll import PollEndpoint
@@ -38,6 +43,7 @@ from midstream.world import World
 GRACE_S = 5.0
 """Seconds that running tools have to end when the app is stopped."""
 _CHUNK_HEADERS = (
+    "authorization",
     "content-type",
     "idempotency-key",
     "last-event-id",
@@ -47,6 +53,7 @@ _CHUNK_HEADERS = (
     "x-idempotency-key",
     "x-idempotency-next-seqno",
     "x-idempotent-encryption-key",
+    "x-midstream",
     "x-midstream-connection",
 )
 
@@ -59,7 +66,9 @@ def asgi(
     look_back_s: float = LOOK_BACK_S,
     settings: StreamSettings | None = None,
     allowed_origins: Collection[str] = (),
-    connections_max: int = CONNECTIONS_MAX,
+    access: Access | None = None,
+    limits: Limits = Limits(),
+    observers: Sequence[Observer] = (),
 ) -> App:
     """Make the ASGI app that hosts an agent: run it with `midstream serve`, or mount it in your own.
 
@@ -70,33 +79,54 @@ def asgi(
         look_back_s: Seconds after which an interrupted turn is ended at start-up instead of carried on.
         settings: How streams are served, with a look-back of their own; `App.settings` changes them later.
         allowed_origins: Origins such as `https://app.example` whose pages may ask, beside the app's own.
-        connections_max: Streams that may be open at once.
+        access: Who may come in, and what they may do there. None lets in whoever reaches it: for an app that is mounted
+            in one with a login of its own, or that nobody but you can reach.
+        limits: What callers may do.
+        observers: Told of what is appended here, such as `midstream.integrations.opentelemetry.OpenTelemetry`. The
+            first that is a `MetricsPage` too is served at `/metrics`.
+
+    Raises:
+        UsageError: `access` is given, and the store keeps no small values (`Shelf`).
     """
     world = world or World()
     if isinstance(store, str | Path):
         store = SQLiteStore(store, world=world)
     settings = settings or StreamSettings(look_back_s=look_back_s)
     host = Host(agent, store, world=world, look_back_s=settings.look_back_s)
-    connections = Connections(limit=connections_max, settings=settings)
-    return App(host, connections, allowed_origins=allowed_origins)
+    for observer in observers:
+        host.observers.add(observer)
+    page = next((each for each in observers if isinstance(each, MetricsPage)), None)
+    door = Door(host, access, limits, allowed_origins)
+    connections = Connections(limit=limits.connections_max, settings=settings)
+    return App(host, connections, door, page, allowed_origins=allowed_origins)
 
 
 class App:
     """An ASGI app around a host. Make it with `asgi`."""
 
-    def __init__(self, host: Host, connections: Connections, *, allowed_origins: Collection[str]) -> None:
+    def __init__(
+        self,
+        host: Host,
+        connections: Connections,
+        door: Door,
+        page: MetricsPage | None = None,
+        *,
+        allowed_origins: Collection[str],
+    ) -> None:
         self.host = host
         self.connections = connections
-        self._allowed_origins = frozenset(allowed_origins)
+        self.door = door
         self._starting = asyncio.Lock()
         self._is_started = False
-        self._router = _router_of(host, connections)
+        self._router = _router_of(host, connections, door)
+        if page is not None:
+            self._router.routes.append(Metrics(page, self._figures).route())
         self._shared: ASGIApp = self._guarded
         if allowed_origins:
             self._shared = CORSMiddleware(
                 self._guarded,
                 allow_origins=[*allowed_origins],
-                allow_methods=["GET", "POST", "DELETE"],
+                allow_methods=["GET", "POST", "PUT", "DELETE"],
                 allow_headers=_CHUNK_HEADERS,
                 expose_headers=["retry-after", "x-midstream-replayed"],
             )
@@ -105,6 +135,11 @@ class App:
     def world(self) -> World:
         """Clock, chance and tasks."""
         return self.host.world
+
+    @property
+    def asks_who(self) -> bool:
+        """Whether strangers are kept out."""
+        return self.door.access is not None
 
     @property
     def open_streams(self) -> int:
@@ -132,6 +167,7 @@ class App:
         async with self._starting:
             if not self._is_started:
                 await self.host.start()
+                await self.door.open()
                 self._is_started = True
 
     def drain(self) -> None:
@@ -188,19 +224,31 @@ class App:
         }
         return {"allow": ", ".join(sorted(methods))}
 
+    def _figures(self) -> dict[str, float]:
+        """Return how this server stands, for its metrics."""
+        return {
+            "streams": self.open_streams,
+            "sessions_awake": self.host.sessions_awake,
+            "turns_running": self.host.turns_running,
+            "recovery_left": self.host.recovery.total - self.host.recovery.done,
+            "is_draining": self.host.is_draining,
+        }
+
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
-        check_origin(scope, self._allowed_origins)
+        self.door.look_at(scope)
         await self.start()
+        scope = await self.door.admit(scope)
         # Errors come here and not to the handlers of an app that mounts this one.
         await self._router({**scope, "app": self, "starlette.exception_handlers": ({}, {})}, receive, send)
 
 
-def _router_of(host: Host, connections: Connections) -> Router:
+def _router_of(host: Host, connections: Connections, door: Door) -> Router:
     one = "/v1/sessions/{session_id}"
     events = EventsEndpoint(host, connections)
     stream = WebSocketEndpoint(host, connections)
     routes = [
         *HttpEndpoints(host, connections).routes(),
+        *(AccessRoutes(door).routes() if door.access is not None else ()),
         Route(f"{one}/events", events, methods=["GET", "POST"]),
         Route(f"{one}/poll", PollEndpoint(host, connections), methods=["GET", "POST"]),
         WebSocketRoute(f"{one}/stream", stream),

@@ -1,9 +1,9 @@
 """One client connection, whatever carries it: a `ServerStream` on one side, a live session on the other.
 
-Three loops share one stream: `_listen` takes what the client says, `_follow` sends what the journal gained, and
-`_keep_time` calls the stream at its deadlines. Nothing is queued: `_follow` reads the next records only after the
-transport has taken those before, so that a slow reader costs its position and one write. A connection that ends,
-for whatever reason, cancels nothing of the turn.
+Four loops share one stream: `_listen` takes what the client says, `_follow` sends what the journal gained,
+`_keep_time` calls the stream at its deadlines, and `_keep_door` ends it when the client may no longer be here. Nothing
+is queued: `_follow` reads the next records only after the transport has taken those before, so that a slow reader costs
+its position and one write. A connection that ends, for whatever reason, cancels nothing of the turn.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -19,15 +19,17 @@ import msgspec
 
 from midstream.core.frames import EVENTS_PER_FRAME_MAX, HEARTBEAT_S, START, Close, EventId, encode
 from midstream.core.server_stream import Admit, Request, ServerStream, Submit, Wire, waiting_on
+from midstream.core.session import Received, Session
 from midstream.core.settings import StreamSettings
 from midstream.errors import DrainingError, MidstreamError, OverloadedError, StreamFencedError
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
+from midstream.server.limits import CONNECTIONS_MAX, Places
 from midstream.server.presence import Presence
+from midstream.server.subjects import Action
+from midstream.server.visits import Stranger, Visitor
 from midstream.world import Fault
 
-CONNECTIONS_MAX = 5000
-"""Open streams of one process: about 100 MiB of connection state, and below usual limits of open files."""
 SEND_S = 30.0
 """Seconds a client may leave one write unread (three heartbeats) before its connection is given up."""
 LAST_WORDS_S = 1.0
@@ -36,6 +38,12 @@ NAMES_MAX = 10_000
 """Streams of which it is remembered which named connection spoke last; about 2 MiB."""
 
 _log = logging.getLogger(__name__)
+
+
+def is_played_back(session: Session, chunk: Received) -> bool:
+    """Whether a chunk was accepted before: it costs nothing more."""
+    known = session.streams.get(chunk.stream)
+    return known is not None and chunk.seqno < len(known.digests)
 
 
 class Transport(Protocol):
@@ -185,6 +193,7 @@ class Connection:
         stream: ServerStream,
         transport: Transport,
         among: Connections,
+        visitor: Visitor | None = None,
         *,
         name: str = "",
         is_continued: bool = False,
@@ -197,6 +206,7 @@ class Connection:
         self._stream = stream
         self._transport = transport
         self._among = among
+        self._visitor = visitor or Stranger(Places(0, ""), "")
         self._runner: Runner | None = None
         self._mark: bytes | None = None
         """That it is here, where its turn is not to go on without its client."""
@@ -208,13 +218,19 @@ class Connection:
         self._sending_since: float | None = None
 
     def __enter__(self) -> Self:
-        self._among.enter(self)
+        self._visitor.enter()
+        try:
+            self._among.enter(self)
+        except MidstreamError:
+            self._visitor.leave()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._among.leave(self)
+        self._visitor.leave()
         if self._runner is not None:
             self._runner.detach()
         if self._mark is not None:
@@ -262,14 +278,18 @@ class Connection:
         After None the client has gone, said `close`, or has been sent its turn to the end.
         """
         async with asyncio.TaskGroup() as group:
-            loops = [group.create_task(loop) for loop in (self._listen(), self._follow(), self._keep_time())]
+            loops = [group.create_task(loop) for loop in self._loops()]
             await self._is_over.wait()
             for loop in loops:
                 loop.cancel()
         await self._say_last_words()
         return self._stream.failure
 
-    # --- the three loops ----------------------------------------------------------------------------------------
+    def _loops(self) -> list[Coroutine[None, None, None]]:
+        loops = [self._listen(), self._follow(), self._keep_time()]
+        return [*loops, self._keep_door()] if self._visitor.is_known else loops
+
+    # --- the loops ---------------------------------------------------------------------------------------------
 
     async def _listen(self) -> None:
         await self._settle()
@@ -313,6 +333,9 @@ class Connection:
                 self.is_gone = True
                 self._is_over.set()
 
+    async def _keep_door(self) -> None:
+        self.end(await self._visitor.until_unwelcome())
+
     def _next_check_at(self, now: float) -> float:
         if self._sending_since is not None:
             return self._sending_since + SEND_S
@@ -340,6 +363,8 @@ class Connection:
             case Submit():
                 assert self._runner is not None
                 try:
+                    if not is_played_back(self._runner.state, request.chunk):
+                        self._visitor.speak(request.chunk.command)
                     await self._runner.submit(request.chunk)
                 except MidstreamError as error:
                     self._stream.refused(request.seqno, error, now=self._now())
@@ -351,6 +376,10 @@ class Connection:
         # A stream may begin a session; who has seen events of it knows that there was one. The first chunk may
         # come after the second request of its connection.
         is_new = bool(request.open.stream) and (request.event_id is None or self.is_continued)
+        if is_new:
+            await self._visitor.begin()
+        elif request.open.stream:
+            await self._visitor.require(Action.SPEAK)
         runner = await self._host.session(self._session_id, create=is_new)
         epoch_at = None
         if request.event_id is not None and request.event_id.position > 0:

@@ -18,6 +18,17 @@ from midstream.server.problems import problem_of, refuse
 
 ANY_HOST = "*"
 _HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^:,\[\]]+))(?::[0-9]+)?")
+DELIBERATE = (
+    b"authorization",
+    b"x-midstream",
+    b"x-api-key",
+    b"x-idempotency-key",
+    b"idempotency-key",
+    b"x-idempotent-encryption-key",
+    b"x-midstream-connection",
+)
+"""Headers that make a browser ask before it sends them to another site."""
+_HARMLESS = frozenset({"GET", "HEAD", "OPTIONS"})
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -36,6 +47,46 @@ def check_origin(scope: Scope, allowed: Collection[str]) -> None:
         return
     if urlsplit(origin).netloc.lower() != _header(scope, b"host").lower():
         raise ForeignOriginError("a page of another site may not ask this server")
+
+
+def page_of(scope: Scope) -> str:
+    """Return the host (and port) of the page that asks: ours too, where the browser says so without an `Origin`."""
+    if origin := _header(scope, b"origin"):
+        return urlsplit(origin).netloc.lower()
+    return _header(scope, b"host").lower() if _header(scope, b"sec-fetch-site") == "same-origin" else ""
+
+
+def check_page(scope: Scope, *, is_stream: bool) -> None:
+    """Let a request pass that cannot be a trick of a foreign page with a credential that browsers add by themselves.
+
+    What changes something, or opens a stream, has a header that no page can send elsewhere without being asked for
+    first (`DELIBERATE`); a stream may come from a page of ours instead, or of an allowed origin.
+
+    Raises:
+        ForeignOriginError: It has none.
+    """
+    is_change = scope["type"] == "http" and scope["method"] not in _HARMLESS
+    if not (is_change or is_stream) or _is_deliberate(scope) or (is_stream and page_of(scope)):
+        return
+    message = (
+        "this needs a header that foreign pages cannot send, such as `x-midstream: 1` or `Authorization`"
+    )
+    raise ForeignOriginError(message)
+
+
+def check_intent(scope: Scope) -> None:
+    """As `check_page` for changes, where nobody is asked for a name: of pages alone, since programs are not tricked.
+
+    Raises:
+        ForeignOriginError: A page asks for a change, by a request that a form could have sent.
+    """
+    if _header(scope, b"origin") or _header(scope, b"sec-fetch-site"):
+        check_page(scope, is_stream=False)
+
+
+def _is_deliberate(scope: Scope) -> bool:
+    media_type = _header(scope, b"content-type").partition(";")[0].strip().lower()
+    return media_type == "application/json" or any(_header(scope, name) for name in DELIBERATE)
 
 
 class HostGuard:

@@ -49,9 +49,11 @@ from midstream.errors import (
 from midstream.runtime.children import CHILD_MARK
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
-from midstream.server.connection import Connection, Connections
+from midstream.server.connection import Connection, Connections, is_played_back
 from midstream.server.identity import connection_name_of, open_of, stream_of
 from midstream.server.snapshot import snapshot_of
+from midstream.server.subjects import Action
+from midstream.server.visits import Visitor, visitor_of
 from midstream.store.contract import RUNNING, WAITING, SessionInfo, Stored
 from midstream.version import __version__
 from midstream.world import Fault
@@ -156,23 +158,28 @@ class HttpEndpoints:
         offset = number_of(request, "offset") or 0
         lines: list[SessionLine] = []
         number = count()
+        visitor = visitor_of(request.scope)
         async for info in self._host.store.list():
-            if next(number) < offset:
+            if not await visitor.may_see(info.session) or next(number) < offset:
                 continue
             if len(lines) == limit:
                 return _json(SessionPage(lines, f"?limit={limit}&offset={offset + limit}"))
-            lines.append(_line_of(info))
+            lines.append(_line_of(info, visitor.shown(info.session)))
         return _json(SessionPage(lines, None))
 
     async def questions(self, request: Request) -> Response:
         """List what waits for a person, the longest first; `?session=` of that session and its sub-agents."""
-        named = request.query_params.get("session")
+        visitor = visitor_of(request.scope)
+        asked = request.query_params.get("session")
+        named = None if asked is None else visitor.shown(asked)
         found: list[Question] = []
         async for info in self._host.store.list():
             if info.mark.status not in (RUNNING, WAITING):
                 continue
-            if named is None or info.session == named or info.session.startswith(named + CHILD_MARK):
-                found += questions_of(info.session, await self._host.glance(info.session))
+            name = visitor.shown(info.session)
+            is_asked_for = named is None or name == named or name.startswith(named + CHILD_MARK)
+            if is_asked_for and await visitor.may_see(info.session):
+                found += questions_of(name, await self._host.glance(info.session))
         found.sort(key=lambda question: question.asked_at)
         return _json(QuestionPage(found[:QUESTIONS_MAX], is_complete=len(found) <= QUESTIONS_MAX))
 
@@ -180,7 +187,8 @@ class HttpEndpoints:
         """Return a session's transcript, whole, and the event to follow it from."""
         session_id = request.path_params["session_id"]
         runner = await self._host.session(session_id)
-        return _json(snapshot_of(session_id, runner.state, str(runner.newest)))
+        name = visitor_of(request.scope).shown(session_id)
+        return _json(snapshot_of(name, runner.state, str(runner.newest)))
 
     async def records(self, request: Request) -> Response:
         """Export a session's records, a line each."""
@@ -190,7 +198,7 @@ class HttpEndpoints:
         if await self._host.store.find(session_id) is None:
             raise SessionNotFoundError(f"there is no session {session_id!r}")
         return StreamingResponse(
-            self._lines(session_id, after, limit), media_type="application/x-ndjson", headers=_NO_STORE
+            self._lines(session_id, after, limit), media_type="application/x-ndjson", headers=NO_STORE
         )
 
     async def blob(self, request: Request) -> Response:
@@ -218,7 +226,8 @@ class HttpEndpoints:
     async def delete(self, request: Request) -> Response:
         """Remove an idle session for good."""
         await self._host.delete(request.path_params["session_id"])
-        return Response(status_code=204, headers=_NO_STORE)
+        await visitor_of(request.scope).forget()
+        return Response(status_code=204, headers=NO_STORE)
 
     async def cancel(self, request: Request) -> Response:
         """Stop the running turn, if there is one; `?turn=` stops that turn and no later one."""
@@ -241,6 +250,7 @@ class HttpEndpoints:
     async def resume(self, request: Request) -> Response:
         """Go on with the last turn, which was interrupted or failed; `?turn=` resumes that one and no other."""
         turn = number_of(request, "turn")
+        visitor_of(request.scope).speak(Resume(turn))
         runner = await self._host.session(request.path_params["session_id"])
         await runner.submit(Resume(turn))
         return _accepted(runner)
@@ -260,31 +270,42 @@ class HttpEndpoints:
         key, secret = stream_of(request)
         session_id = request.path_params["session_id"]
         frame = decode_client(await body_of(request))
+        visitor = visitor_of(request.scope)
         match frame:
             case Chunk():
-                return await self._chunk(session_id, key, secret, frame, connection_name_of(request))
+                name = connection_name_of(request)
+                return await self._chunk(session_id, key, secret, frame, name, visitor)
             case Ping():
                 runner = await self._host.session(session_id)
                 return _raw_json(encode(Heartbeat(str(runner.newest), waiting_on(runner.state))))
             case Close():
+                if key:
+                    await visitor.require(Action.SPEAK)
                 self._connections.hang_up((session_id, key), connection_name_of(request))
-                return Response(status_code=204, headers=_NO_STORE)
+                return Response(status_code=204, headers=NO_STORE)
             case _:
                 raise MalformedFrameError(
                     "the body of this request is a `chunk`, a `ping` or a `close`; a GET opens"
                 )
 
-    async def _chunk(self, session_id: str, key: str, secret: str, frame: Chunk, name: str) -> Response:
+    async def _chunk(
+        self, session_id: str, key: str, secret: str, frame: Chunk, name: str, visitor: Visitor
+    ) -> Response:
         if not key or not secret:
             raise MalformedFrameError(
                 "a chunk needs the headers `x-idempotency-key` and `x-idempotent-encryption-key`"
             )
         chunk = read_chunk(frame, stream=key, secret_digest=secret_digest_of(secret))
+        if chunk.seqno == 0:
+            await visitor.begin()
+        else:
+            await visitor.require(Action.SPEAK)
         if name:
             self._connections.check((session_id, key), name)
         runner = await self._host.session(session_id, create=chunk.seqno == 0)
-        known = runner.state.streams.get(key)
-        is_replayed = known is not None and chunk.seqno < len(known.digests)
+        is_replayed = is_played_back(runner.state, chunk)
+        if not is_replayed:
+            visitor.speak(chunk.command)
         await runner.submit(chunk)
         self._host.world.reach(Fault.BEFORE_ACK)
         headers = {"x-midstream-replayed": "true"} if is_replayed else {}
@@ -330,8 +351,9 @@ class EventsEndpoint:
         stream = self._connections.stream(self._host, wire=SSE)
         transport = SseTransport(receive, send, ends_with_turn=bool(opening.stream))
         session_id = scope["path_params"]["session_id"]
+        visitor = visitor_of(scope)
         with Connection(
-            self._host, session_id, stream, transport, self._connections, name=name
+            self._host, session_id, stream, transport, self._connections, visitor, name=name
         ) as connection:
             await connection.admit(encode(opening))
             await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
@@ -404,9 +426,9 @@ def _accepted(runner: Runner) -> Response:
     return _json({"event_id": str(runner.newest), "is_running": runner.state.is_live}, status=202)
 
 
-def _line_of(info: SessionInfo) -> SessionLine:
+def _line_of(info: SessionInfo, name: str) -> SessionLine:
     mark = info.mark
-    return SessionLine(info.session, mark.title, mark.status, mark.turns, info.created_at, mark.at)
+    return SessionLine(name, mark.title, mark.status, mark.turns, info.created_at, mark.at)
 
 
 def _json_of(stored: Stored) -> bytes:
@@ -426,7 +448,7 @@ _AS_DATA = {
     # It never changes; a session that is deleted should not stay in browsers for long.
     "cache-control": "private, max-age=86400, immutable",
 }
-_NO_STORE = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+NO_STORE = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 
 def _json(value: object, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -434,5 +456,5 @@ def _json(value: object, *, status: int = 200, headers: dict[str, str] | None = 
 
 
 def _raw_json(body: bytes, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    merged = {**_NO_STORE, **(headers or {})}
+    merged = {**NO_STORE, **(headers or {})}
     return Response(body, status, headers=merged, media_type="application/json")

@@ -18,6 +18,7 @@ from midstream.runtime.host import Host
 from midstream.server.connection import Connection, Connections
 from midstream.server.http import number_of, opening_of
 from midstream.server.identity import connection_name_of
+from midstream.server.visits import visitor_of
 
 POLL_HEADERS = {"cache-control": "no-store, no-transform", "x-content-type-options": "nosniff"}
 
@@ -72,6 +73,7 @@ class PollEndpoint:
             stream,
             transport,
             self._connections,
+            visitor_of(scope),
             name=connection_name_of(request),
             is_continued=number > 0,
         ) as connection:

@@ -20,6 +20,7 @@ from midstream.errors import (
     ConflictError,
     EventGoneError,
     FrameTooLargeError,
+    LimitReachedError,
     MidstreamError,
     ModelError,
     NotFoundError,
@@ -27,6 +28,7 @@ from midstream.errors import (
     SeqnoGapError,
     StoreDamagedError,
     StreamReusedError,
+    UnauthorizedError,
     UnavailableError,
     UsageError,
 )
@@ -38,6 +40,7 @@ RETRY_AFTER_S = 1.0
 _STATUSES: dict[type[MidstreamError], int] = {
     UsageError: 400,
     ProtocolError: 400,
+    UnauthorizedError: 401,
     AccessError: 403,
     NotFoundError: 404,
     ConflictError: 409,
@@ -46,6 +49,7 @@ _STATUSES: dict[type[MidstreamError], int] = {
     FrameTooLargeError: 413,
     MidstreamError: 500,
     StoreDamagedError: 500,
+    LimitReachedError: 429,
     ModelError: 502,
     UnavailableError: 503,
 }
@@ -58,6 +62,7 @@ _NEXT = {
     "frame_too_large": "Send less in one chunk.",
     "internal": "Try again; if it stays, look into the log of the server.",
     "lease_held": "Another server process works on this session: ask that one, or try again later.",
+    "limit_reached": "Do less at once, or come back after `retry_after_s`.",
     "malformed_frame": "Correct the request; the same one is refused again.",
     "not_found": "Look at the address.",
     "overloaded": "Try again later, or at another server.",
@@ -75,6 +80,7 @@ _NEXT = {
     "stream_fenced": "A newer connection of this client has the stream; use that one.",
     "stream_not_found": "Open a new stream.",
     "stream_reused": "Open a new stream for another message; the first one stands.",
+    "unauthorized": "Show a credential: a bearer token, a cookie from `/v1/login`, or a fresh ticket.",
     "usage": "Correct the request; the same one is refused again.",
     "wrong_secret": "Show the secret that this stream was opened with.",
 }
@@ -106,6 +112,8 @@ class Problem(Struct, frozen=True, omit_defaults=True):
         headers = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
         if self.retry_after_s is not None:
             headers["retry-after"] = str(max(1, round(self.retry_after_s)))
+        if self.status == HTTPStatus.UNAUTHORIZED:
+            headers["www-authenticate"] = "Bearer"
         return headers
 
 

@@ -46,6 +46,10 @@ class Servable(Protocol):
         """Its clock."""
 
     @property
+    def asks_who(self) -> bool:
+        """Whether strangers are kept out."""
+
+    @property
     def open_streams(self) -> int:
         """How many answers have not come to their end."""
 
@@ -69,6 +73,7 @@ async def serve(
     port: int = 8000,
     shares_port: bool = False,
     allowed_hosts: Collection[str] = (),
+    trusted_proxies: Collection[str] = (),
     stop_within_s: float = STOP_WITHIN_S,
     on_listening: Callable[[str], None] | None = None,
     stop: asyncio.Event | None = None,
@@ -83,25 +88,29 @@ async def serve(
         port: 0 takes a free one.
         shares_port: Whether other servers of this user may listen there too; the system then deals connections out.
         allowed_hosts: Host names under which requests may come; those of this machine by default. Needed where
-            `host` is not loopback: midstream has no login of its own, so a proxy that has one stands in front.
+            `host` is not loopback.
+        trusted_proxies: Addresses of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed; nobody's by
+            default.
         stop_within_s: Bound of the whole shutdown.
         on_listening: Called with the address, such as `http://127.0.0.1:8000`, once connections are accepted.
         stop: Set it to end as by a signal.
 
     Raises:
         PortTakenError: Another program listens there. Nothing was started.
-        UsageError: There is no such address, or it is open to the network and `allowed_hosts` is empty.
+        UsageError: There is no such address; or it is open to the network, and the app asks nobody who they are or
+            `allowed_hosts` is empty.
         StoreBusyError, StoreFullError, StoreDamagedError: The store cannot be opened. Nothing was changed.
     """
     is_local = host in LOOPBACK_NAMES
+    if not is_local and not app.asks_who:
+        raise UsageError(f"listening on {host!r} lets the network in, and this app asks nobody who they are")
     if not is_local and not allowed_hosts:
-        message = (
-            f"listening on {host!r} lets the network in, and midstream has no login of its own: put a proxy"
+        raise UsageError(
+            f"listening on {host!r} lets the network in: name the hosts that clients use (`*` for any)"
         )
-        raise UsageError(f"{message} with one in front and name the hosts that clients use (`*` for any)")
     names = {*allowed_hosts, *LOOPBACK_NAMES} if is_local else {*allowed_hosts}
     listener = listen(host, port, shares_port=shares_port)
-    server = _Server(app, names, listener, on_listening, stop)
+    server = _Server(app, names, listener, trusted_proxies, on_listening, stop)
     noise = PeerNoise(app.world)
     logging.getLogger("uvicorn.error").addFilter(noise)
     try:
@@ -149,6 +158,7 @@ class _Server(uvicorn.Server):
         app: Servable,
         names: Collection[str],
         listener: socket.socket,
+        trusted_proxies: Collection[str],
         on_listening: Callable[[str], None] | None,
         stop: asyncio.Event | None,
     ) -> None:
@@ -158,6 +168,9 @@ class _Server(uvicorn.Server):
             log_config=None,
             access_log=False,
             server_header=False,
+            # uvicorn would believe whoever asks from this machine.
+            proxy_headers=bool(trusted_proxies),
+            forwarded_allow_ips=[*trusted_proxies],
             ws="websockets-sansio",
             ws_max_size=WS_FRAME_BYTES_MAX,
             # Half the client's time and much of the memory, for words that come a few at a time.

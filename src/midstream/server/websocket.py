@@ -19,6 +19,7 @@ from midstream.errors import (
 from midstream.runtime.host import Host
 from midstream.server.connection import Connection, Connections
 from midstream.server.identity import open_of
+from midstream.server.visits import visitor_of
 
 CLOSED = 1000
 """WebSocket close codes (RFC 6455, section 7.4): the client said `close`."""
@@ -80,7 +81,8 @@ class WebSocketEndpoint:
         session_id = scope["path_params"]["session_id"]
         stream = self._connections.stream(self._host)
         transport = WebSocketTransport(receive, send)
-        with Connection(self._host, session_id, stream, transport, self._connections) as connection:
+        visitor = visitor_of(scope)
+        with Connection(self._host, session_id, stream, transport, self._connections, visitor) as connection:
             opened = open_of(HTTPConnection(scope))
             if opened.stream:
                 await connection.admit(encode(opened))  # STREAM-51

@@ -43,7 +43,7 @@ def test_the_server_is_left_up_until_ctrl_c(tmp_path: Path) -> None:
     terminal.until("The server is still up: ")
     terminal.until("Ctrl-C ends it.")
     address = terminal.text.partition("still up: ")[2].split()[0]
-    page, _, session = address.partition("#")
+    page, _, session = address.partition("&open=")
     with urllib.request.urlopen(page, timeout=10) as answer:
         assert answer.status == 200
     assert len(journal_of(tmp_path / "sessions.db", session)) > 50

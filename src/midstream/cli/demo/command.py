@@ -20,8 +20,8 @@ from midstream.cli.demo.server import DemoServer
 from midstream.cli.demo.story import Story
 from midstream.cli.exits import VERIFICATION
 from midstream.cli.interrupts import Interrupts
-from midstream.cli.places import made
 from midstream.cli.terminal import Ink
+from midstream.places import made
 from midstream.world import World
 
 LOCAL_MODEL = "The model runs in it (SmolLM2, 135M parameters): no network, no key."
@@ -105,7 +105,7 @@ class Show:
             self._write(f"\n {badly if problems else well}\n")
             self._report(story, model, problems)
             if not is_once:
-                address = ink.cyan(f"{server.url}/#{story.session}")
+                address = ink.cyan(f"{server.page}&open={story.session}")
                 self._write(f"\n The server is still up: {address}\n Ctrl-C ends it.\n")
                 with Interrupts() as interrupts:
                     await interrupts.reached(1)

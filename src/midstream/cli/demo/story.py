@@ -18,6 +18,7 @@ from midstream.cli.terminal import Ink, indented
 from midstream.client import Client, Event, connect
 from midstream.core.records import Delta, EpochStarted
 from midstream.errors import UnavailableError
+from midstream.local_keys import shown_to
 from midstream.world import World
 
 WIDTH = 80
@@ -85,7 +86,12 @@ class Story:
         )
         async with (
             Cutter(self._server.port, self._world) as cutter,
-            connect(cutter.url, state=self._folder.client, patience_s=PATIENCE_S) as client,
+            connect(
+                cutter.url,
+                state=self._folder.client,
+                headers=shown_to(self._server.url),  # the relay has another port
+                patience_s=PATIENCE_S,
+            ) as client,
         ):
             self._chapter(
                 3,

@@ -124,6 +124,11 @@ class Gateway:
         self._is_draining = False
 
     @property
+    def asks_who(self) -> bool:
+        """Whether strangers are kept out."""
+        return self._token is not None
+
+    @property
     def open_streams(self) -> int:
         """Answers that are being made."""
         return len(self.runs)

@@ -68,6 +68,7 @@ class Page {
   };
 
   async start() {
+    await this.#logIn();
     this.#client = await connect({
       url: BASE,
       onstate: (connection, stream) => this.#heard(connection, stream),
@@ -84,9 +85,31 @@ class Page {
       find("suggestions").append(button);
     }
     await this.#open();
+    await this.#tellStranger();
     for (const stream of await this.#client.resumeInterrupted()) stream.detach(); // unsent words of other sessions
     setInterval(() => document.visibilityState === "visible" && this.#list(), LIST_EVERY_MS);
     setInterval(() => this.#tick(), 500);
+  }
+
+  /** The link that the server printed brings a word that is good for one login; it must not stay in the address. */
+  async #logIn() {
+    const brought = new URLSearchParams(location.hash.slice(1));
+    const login = brought.get("login");
+    const session = encodeURIComponent(brought.get("open") ?? "");
+    if (login !== null) {
+      history.replaceState(null, "", session ? `#${session}` : location.pathname);
+      await fetch(`${BASE}/v1/login`, {
+        method: "POST",
+        headers: { "content-type": "application/json" },
+        body: JSON.stringify({ login }),
+      });
+    }
+  }
+
+  async #tellStranger() {
+    const known = await fetch(`${BASE}/v1/sessions?limit=1`, { cache: "no-store" }).catch(() => null);
+    if (known?.status === 401)
+      this.#tell("This server does not know this browser. Run “midstream login” beside it, and open the link it prints.");
   }
 
   // --- which session ---

@@ -330,9 +330,29 @@ export interface ConnectOptions {
   /** Of the server, without `/v1`; default: where the page came from. */
   url?: string;
   onstate?: (connection: Connection, stream: LiveStream) => void;
+  /** Makes the sockets; `ticketed` for a page of another site, which the server has to allow. */
+  makeSocket?: (address: string) => WebSocketLike;
   /** Whether tabs that follow the same session share one connection; default: true, where the browser can. */
   isShared?: boolean;
 }
+
+/** What is used of a WebSocket. */
+export interface WebSocketLike {
+  onopen: ((event?: unknown) => void) | null;
+  onmessage: ((event: { data: string }) => void) | null;
+  onclose: ((event?: unknown) => void) | null;
+  send(frame: string): void;
+  close(): void;
+}
+
+/**
+ * Open each connection by a ticket, which is asked for with these headers (such as `authorization`) right before.
+ * With `action` "read" it can only look.
+ */
+export function ticketed(
+  headers: () => Record<string, string> | Promise<Record<string, string>>,
+  options?: { action?: "speak" | "read" },
+): (address: string) => WebSocketLike;
 
 export function connect(options?: ConnectOptions): Promise<Client>;
 /** Random bytes as base64url. */

@@ -18,6 +18,7 @@ import { IndexedStorage, MemoryStorage, sortInterrupted } from "./storage.js";
 import { MidstreamError, Stream } from "./stream.js";
 
 export { LOOK_BACK_MS } from "./storage.js";
+export { ticketed } from "./ticket.js";
 export { MidstreamError, PROTOCOL_VERSION, parseEventId } from "./stream.js";
 
 /** Events waiting for a slow consumer; above it the socket is closed and the rest is asked for later. */
@@ -450,7 +451,8 @@ export class Client {
  * Make a client of the server at `url` (default: where the page came from).
  *
  * `onstate(connection, stream)` hears of every change of a connection. Tabs that follow the same session share one
- * connection, unless `isShared` is false. `storage` is for tests.
+ * connection, unless `isShared` is false. `makeSocket` makes the sockets: see `ticketed` for a page of another site.
+ * `storage` is for tests.
  */
 export async function connect({ url = globalThis.location?.origin, onstate = () => {}, ...other } = {}) {
   const client = new Client({

@@ -19,6 +19,9 @@ const HEARTBEATS_MISSED_MAX = 3;
 /** Refusals that the same frame will meet again, whatever their `retry` says of other frames. */
 const FINAL_CODES = new Set(["session_busy", "seqno_reused", "stream_fenced", "wrong_secret"]);
 
+/** Ends after which the stream may go on: elsewhere, or when its user has logged in again. */
+const KEPT_CODES = new Set(["access", "stream_fenced", "unauthorized"]);
+
 /** What a server refused, or what went wrong here. `code` is stable; `retry` is "never", "later", "now" or "ask". */
 export class MidstreamError extends Error {
   constructor(code, message, retry = "never", retryAfterS = null) {
@@ -391,8 +394,7 @@ export class Stream {
   #end(error, now) {
     if (this.phase === "ended") return;
     if (this.phase === "live") this.#frames.push('{"type":"close"}');
-    // A fenced stream lives on elsewhere, and so does what is written down of it.
-    if (this.key && error?.code !== "stream_fenced") this.#writes.push({ op: "forget", key: this.key });
+    if (this.key && !KEPT_CODES.has(error?.code)) this.#writes.push({ op: "forget", key: this.key });
     this.error = error;
     this.endedAt = now;
     this.#rest();

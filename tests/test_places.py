@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream.cli.places import Places, made
+from midstream.places import Places, made
 
 
 @pytest.fixture(autouse=True)

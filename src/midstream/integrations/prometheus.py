@@ -1,0 +1,82 @@
+"""Prometheus: counters and times at `/metrics`, from the journal.
+
+    asgi(agent, observers=[Prometheus()])
+
+Labels are words of ours and names of models: their number is bounded by the configuration, not by what people do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from midstream.core.intervals import Interval, Intervals, Kind
+from midstream.core.records import QuestionAsked, Record, StallNoticed
+
+_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+class Prometheus:
+    """An `Observer` that counts, and a `MetricsPage` that shows it.
+
+    Args:
+        registry: Where the metrics are registered; one of its own by default.
+    """
+
+    media_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or CollectorRegistry()
+        self._intervals = Intervals()
+        ended = ("kind", "outcome")
+        self._ended = Counter(
+            "midstream_ended", "Turns, model calls and tool calls that ended.", ended, registry=self.registry
+        )
+        self._seconds = Histogram(
+            "midstream_seconds", "How long they took.", ("kind",), buckets=_SECONDS, registry=self.registry
+        )
+        self._tokens = Counter(
+            "midstream_tokens",
+            "Tokens, as providers counted them.",
+            ("type", "model"),
+            registry=self.registry,
+        )
+        self._questions = Counter(
+            "midstream_questions", "Questions people were asked.", ("kind",), registry=self.registry
+        )
+        self._stalls = Counter(
+            "midstream_stalls", "Silences that were noticed.", ("waiting_for",), registry=self.registry
+        )
+        self._gauges: dict[str, Gauge] = {}
+
+    def appended(self, session: str, records: Sequence[Record]) -> None:
+        """See `Observer.appended`."""
+        for record in records:
+            match record:
+                case QuestionAsked():
+                    self._questions.labels(record.kind.value).inc()
+                case StallNoticed():
+                    self._stalls.labels(record.waiting_for.value).inc()
+                case _:
+                    for interval in self._intervals.add(session, record):
+                        self._count(interval)
+
+    def page(self, figures: Mapping[str, float]) -> bytes:
+        """See `MetricsPage.page`."""
+        for name, value in figures.items():
+            if name not in self._gauges:
+                self._gauges[name] = Gauge(f"midstream_{name}", "See the guide.", registry=self.registry)
+            self._gauges[name].set(value)
+        return generate_latest(self.registry)
+
+    def _count(self, interval: Interval) -> None:
+        if interval.is_open:
+            return
+        self._ended.labels(interval.kind.value, interval.outcome).inc()
+        self._seconds.labels(interval.kind.value).observe(interval.seconds)
+        if interval.kind is Kind.MODEL and interval.usage is not None:
+            self._tokens.labels("input", interval.name).inc(interval.usage.input_tokens)
+            self._tokens.labels("output", interval.name).inc(interval.usage.output_tokens)
+            self._tokens.labels("cached", interval.name).inc(interval.usage.cached_tokens)

@@ -1,0 +1,236 @@
+"""The door: every request and handshake comes through here before it meets a route.
+
+In this order: how large its headers are, which page asks, how often its address asks, who asks, how often that subject
+asks, and whether it may do with this session what its method and path do. What is not in the tables below is for the
+session's owner alone, so that a route somebody forgot to put there is closed, not open.
+
+Behind the door the scope names the session as the store does, and has a visit (`visits.visitor_of`), which endpoints
+ask for what the door cannot know: whether a stream begins a session, which sessions of a list may be shown, and how
+long a stream may live.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from urllib.parse import parse_qsl
+
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
+from starlette.types import Scope
+
+from midstream.errors import UnauthorizedError, UsageError
+from midstream.runtime.host import Host
+from midstream.server.access import Access
+from midstream.server.guards import check_intent, check_origin, check_page
+from midstream.server.judge import Judge, has_shown_something
+from midstream.server.limits import Limits, address_of
+from midstream.server.passes import LOGIN_LINK_S, Kind, Passes
+from midstream.server.rights import Rights, name_in_store
+from midstream.server.subjects import OPERATOR, Action, Subject
+from midstream.server.visits import VISIT, Counters, Stranger, Visit
+from midstream.store.contract import Shelf
+
+_SESSION = re.compile(r"/v1/sessions/(?P<session>[^/]+)(?P<what>/.*)?", re.DOTALL)
+_OPEN = re.compile(r"/|/health|/ready|/static/.*|/v1/login")
+"""What strangers may ask for: the page's own files, whether the server lives, and to become known."""
+_LOOKS = re.compile(r"/records|/blobs/[^/]+|/events|/poll|/chunks|/tickets|/stream")
+"""Open to whoever may look; a stream, a frame or a ticket that speaks is asked for more when it says so."""
+_SPEAKS = frozenset({"/cancel", "/answer", "/resume", "/withdraw"})
+_STREAMS = frozenset({"/events", "/poll", "/stream"})
+"""What a ticket opens."""
+_BEGINNINGS = frozenset({"/chunks", "/events", "/poll", "/stream", "/tickets"})
+"""What may come before its session is there."""
+
+
+def action_of(method: str, what: str) -> Action:
+    """Return what a request wants with its session: `what` is the path behind its name."""
+    if what in _SPEAKS:
+        return Action.SPEAK
+    if _LOOKS.fullmatch(what) or (what == "" and method in {"GET", "HEAD"}):
+        return Action.READ
+    return Action.OWN
+
+
+class Door:
+    """Let requests in, or not.
+
+    Args:
+        host: Whose sessions are behind it.
+        access: Who may come in; None where an application in front has asked already.
+        limits: What callers may do.
+        allowed_origins: Whose pages may ask beside our own.
+
+    Raises:
+        UsageError: The store of the host keeps no small values, and `access` needs them.
+    """
+
+    def __init__(
+        self, host: Host, access: Access | None, limits: Limits, allowed_origins: Collection[str]
+    ) -> None:
+        self.access = access
+        self._host = host
+        self._limits = limits
+        self._allowed_origins = frozenset(allowed_origins)
+        self._counters = Counters(limits, host.world)
+        self._living: set[Visit] = set()
+        if access is None:
+            return
+        if not isinstance(host.store, Shelf):
+            raise UsageError("a server that asks who comes needs a store that is a `Shelf` too")
+        host.observers.add(self._counters)
+        self.rights = Rights(host.store, host.world)
+        self.passes = Passes(host.store, host.world)
+        self._judge = Judge(access, host.store, self.rights, self.passes)
+
+    async def open(self) -> None:
+        """Make ready, when the store is."""
+        if self.access is not None and self.access.login:
+            await self.passes.keep(self.access.login, Kind.LOGIN, OPERATOR, for_s=LOGIN_LINK_S)
+
+    def look_at(self, scope: Scope) -> None:
+        """Turn away what can be seen from outside, before anything is opened for it.
+
+        Raises:
+            ForeignOriginError: A page of another site asks.
+            LimitReachedError: Its address asks too often.
+            HTTPException: Its headers are too large, or its path is none.
+        """
+        size = sum(len(name) + len(value) for name, value in scope["headers"])
+        if size > self._limits.header_bytes_max > 0:
+            raise HTTPException(431)
+        if not scope["path"].isprintable():
+            # A router may overlook a line's end that the tables above do not.
+            raise HTTPException(404)
+        check_origin(scope, self._allowed_origins)
+        self._counters.requests.count(address_of(scope))
+
+    async def admit(self, scope: Scope) -> Scope:
+        """Return the scope to serve, with its visit.
+
+        Raises:
+            MidstreamError: It is refused.
+        """
+        address = address_of(scope)
+        path = _path_of(scope)
+        if self.access is None or _OPEN.fullmatch(path):
+            check_intent(scope)
+            return {**scope, VISIT: Stranger(self._counters.addresses, address)}
+        return await self._known(scope, path, address)
+
+    async def subject_of(self, scope: Scope) -> Subject:
+        """Return who makes a request, by anything but a ticket.
+
+        Raises:
+            UnauthorizedError: Nobody that is known.
+            LimitReachedError: Wrong credentials came too often from its address.
+        """
+        address = address_of(scope)
+        connection = HTTPConnection(scope)
+        self._counters.refusals.check(address)
+        try:
+            subject = await self._judge.subject_of(connection)
+        except UnauthorizedError:
+            self._counters.refusals.add(address)
+            raise
+        if subject is None:
+            if has_shown_something(connection):
+                self._counters.refusals.add(address)
+            raise UnauthorizedError("this server asks who you are: show a credential")
+        return subject
+
+    async def subject_by_link(self, word: str, scope: Scope) -> Subject:
+        """Use up a link to log in with and return whom it is for.
+
+        Raises:
+            UnauthorizedError: It is none, was used, or came late.
+            LimitReachedError: Wrong credentials came too often from this address.
+        """
+        address = address_of(scope)
+        self._counters.refusals.check(address)
+        try:
+            return (await self.passes.take(Kind.LOGIN, word)).subject
+        except UnauthorizedError:
+            self._counters.refusals.add(address)
+            raise
+
+    async def lock_out(self, subject: Subject) -> None:
+        """Let a subject's cookies, tickets and passes be none, and end its streams: here at once, in other processes
+        that share the store at their next look (`Access.recheck_s`).
+        """
+        await self.rights.lock_out(subject)
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Look now whether each living stream may go on: rights have changed."""
+        for visit in self._living:
+            visit.look_again()
+
+    async def _known(self, scope: Scope, path: str, address: str) -> Scope:
+        found = _SESSION.fullmatch(path)
+        session, what = (found["session"], found["what"] or "") if found else ("", "")
+        action = action_of(scope.get("method", "GET"), what)
+        connection: HTTPConnection | None = HTTPConnection(scope)
+        ticket = _ticket_of(scope) if what in _STREAMS else ""
+        if ticket:
+            subject = await self._by_ticket(ticket, HTTPConnection(scope), session)
+            connection = None
+        else:
+            subject = await self.subject_of(scope)
+            check_page(scope, is_stream=what in _STREAMS)
+        if session:
+            inside = name_in_store(session, subject.tenant)
+            scope = _renamed(scope, session, inside)
+            session = inside
+        visit = self._visit(subject, session, connection, address)
+        self._counters.requests.count(visit.caller)
+        if what in _BEGINNINGS:
+            await visit.require(action)
+        elif session:
+            await visit.require_there(action)
+        return {**scope, VISIT: visit}
+
+    async def _by_ticket(self, ticket: str, connection: HTTPConnection, session: str) -> Subject:
+        address = address_of(connection.scope)
+        self._counters.refusals.check(address)
+        try:
+            return await self._judge.by_ticket(ticket, connection, session)
+        except UnauthorizedError:
+            self._counters.refusals.add(address)
+            raise
+
+    def _visit(
+        self, subject: Subject, session: str, connection: HTTPConnection | None, address: str
+    ) -> Visit:
+        assert self.access is not None
+        return Visit(
+            subject,
+            session,
+            connection,
+            address,
+            judge=self._judge,
+            rights=self.rights,
+            counters=self._counters,
+            host=self._host,
+            living=self._living,
+            recheck_s=self.access.recheck_s,
+        )
+
+
+def _path_of(scope: Scope) -> str:
+    """Return the path below the place where this app is mounted, as the router sees it."""
+    root, path = scope.get("root_path", ""), str(scope["path"])
+    is_below = bool(root) and path.startswith(f"{root}/")
+    return path[len(root) :] if is_below else path
+
+
+def _ticket_of(scope: Scope) -> str:
+    query: list[tuple[str, str]] = parse_qsl(scope["query_string"].decode("latin-1"))
+    return next((value for name, value in query if name == "ticket"), "")
+
+
+def _renamed(scope: Scope, session: str, inside: str) -> Scope:
+    """Return a scope whose path names the session otherwise."""
+    path: str = scope["path"]
+    head = len(path) - len(_path_of(scope)) + len("/v1/sessions/")
+    return {**scope, "path": f"{path[:head]}{inside}{path[head + len(session) :]}"}

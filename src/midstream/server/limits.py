@@ -1,0 +1,191 @@
+"""What one server lets its callers do: named limits, and the counters that keep them.
+
+A caller is a subject where one is known, else an address. Addresses of this machine are not counted: behind them are
+the person who runs the server, or a proxy with everybody behind it (whose callers have addresses of their own where
+the proxy is trusted). An operator is not counted either.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+
+from msgspec import Struct
+from starlette.types import Scope
+
+from midstream.errors import LimitReachedError
+from midstream.world import World
+
+CONNECTIONS_MAX = 5000
+"""Open streams of one process: about 100 MiB of connection state, and below usual limits of open files."""
+CALLERS_MAX = 10_000
+"""Callers whose rates are kept in mind, about 2 MiB; beyond it the one that was heard longest ago is forgotten."""
+MINUTE_S = 60.0
+HOUR_S = 3600.0
+STARTING_S = 5.0
+"""Seconds in which a turn that was just asked for counts as running."""
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """What callers may do. 0 is no limit.
+
+    Args:
+        connections_max: Streams open at once, of all callers.
+        connections_per_address_max: Streams open at once from one address that is not this machine's.
+        streams_per_subject_max: Streams and readers that one subject has open at once.
+        turns_per_subject_max: Sessions in which a turn of one subject runs at once: each costs money.
+        tokens_per_subject_hour_max: Tokens, in and out, that models have counted for one subject in this process
+            within an hour; with so many it opens no further turn. Off by default: what is too much, only you know.
+        sessions_begun_per_minute: Sessions that one subject may begin.
+        requests_per_minute: Requests and handshakes of one caller.
+        refusals_per_minute: Wrong credentials from one address before it has to wait.
+        header_bytes_max: Bytes of all headers of a request; uvicorn itself takes 64 KiB.
+    """
+
+    connections_max: int = CONNECTIONS_MAX
+    connections_per_address_max: int = 100
+    streams_per_subject_max: int = 50
+    turns_per_subject_max: int = 20
+    tokens_per_subject_hour_max: int = 0
+    sessions_begun_per_minute: int = 60
+    requests_per_minute: int = 1200
+    refusals_per_minute: int = 20
+    header_bytes_max: int = 16 * 1024
+
+
+class Rate:
+    """How much each caller did lately: a bucket each, which holds `most` and runs out evenly over `within_s` seconds.
+
+    Args:
+        most: How much a caller may do within `within_s`; 0 for no limit.
+        what: What is counted, for the message.
+    """
+
+    def __init__(self, most: int, what: str, world: World, *, within_s: float = MINUTE_S) -> None:
+        self._most = most
+        self._what = what
+        self._world = world
+        self._within_s = within_s
+        self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def add(self, caller: str, amount: int = 1) -> None:
+        """Count what a caller did; "" is nobody that is counted."""
+        if self._most and caller:
+            self._levels[caller] = (self._level_of(caller) + amount, self._world.monotonic())
+            self._levels.move_to_end(caller)
+            if len(self._levels) > CALLERS_MAX:
+                self._levels.popitem(last=False)
+
+    def check(self, caller: str, amount: int = 1) -> None:
+        """Look whether a caller may do this much more.
+
+        Raises:
+            LimitReachedError: Not now. Nothing was counted.
+        """
+        over = self._level_of(caller) + amount - self._most
+        if not self._most or not caller or over <= 0:
+            return
+        period = "hour" if self._within_s == HOUR_S else "minute"
+        message = f"more than {self._most} {self._what} in one {period}"
+        raise LimitReachedError(message, retry_after_s=over * self._within_s / self._most)
+
+    def count(self, caller: str) -> None:
+        """Check, then add one.
+
+        Raises:
+            LimitReachedError: Not now. Nothing was counted.
+        """
+        self.check(caller)
+        self.add(caller)
+
+    def _level_of(self, caller: str) -> float:
+        level, at = self._levels.get(caller, (0.0, 0.0))
+        return max(0.0, level - (self._world.monotonic() - at) * self._most / self._within_s)
+
+
+class Places:
+    """How many of something each caller has at once.
+
+    Args:
+        most: How many one caller may have; 0 for no limit.
+        what: What is counted, for the message.
+    """
+
+    def __init__(self, most: int, what: str) -> None:
+        self._most = most
+        self._what = what
+        self._taken: Counter[str] = Counter()
+
+    def take(self, caller: str) -> None:
+        """Take a place; "" is nobody that is counted.
+
+        Raises:
+            LimitReachedError: The caller has as many as it may. Nothing was taken.
+        """
+        if not caller:
+            return
+        if self._most and self._taken[caller] >= self._most:
+            raise LimitReachedError(f"{self._most} {self._what} are open, which is all one caller may have")
+        self._taken[caller] += 1
+
+    def free(self, caller: str) -> None:
+        """Give a place back."""
+        if self._taken[caller] > 1:
+            self._taken[caller] -= 1
+        else:
+            del self._taken[caller]
+
+
+class RunningTurns:
+    """In how many sessions a turn of each subject runs.
+
+    Args:
+        most: How many may; 0 for no limit.
+    """
+
+    def __init__(self, most: int, world: World) -> None:
+        self._most = most
+        self._world = world
+        self._asked_at: dict[str, dict[str, float]] = {}
+
+    def begin(self, caller: str, session: str, is_live: Callable[[str], bool]) -> None:
+        """Count a turn that a caller is about to open.
+
+        Raises:
+            LimitReachedError: It has as many running as it may. Nothing was counted.
+        """
+        if not self._most or not caller:
+            return
+        now = self._world.monotonic()
+        asked = self._asked_at.pop(caller, {})
+        running = {
+            name: at
+            for name, at in asked.items()
+            if name != session and (now < at + STARTING_S or is_live(name))
+        }
+        is_over = len(running) >= self._most
+        if not is_over or session in asked:
+            running[session] = now
+        if running:
+            self._asked_at[caller] = running
+        if is_over and session not in asked:
+            message = f"turns run in {self._most} sessions of one caller, which is all it may have"
+            raise LimitReachedError(message, retry_after_s=STARTING_S)
+
+
+def address_of(scope: Scope) -> str:
+    """Return the address a request came from; "" where it is this machine's, or no address."""
+    client = scope.get("client")
+    if not client:
+        return ""
+    try:
+        address = ipaddress.ip_address(client[0])
+    except ValueError:
+        return ""
+    if address.is_loopback:
+        return ""
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:
+        # One customer of a provider has at least a /64, and a new address whenever it likes.
+        return str(ipaddress.ip_network((address, 64), strict=False).network_address)
+    return str(address)

@@ -1,0 +1,62 @@
+/**
+ * Sockets for pages of other sites: a browser lets a WebSocket show no credential, so each connection is opened by a
+ * ticket that is asked for with one, right before. A ticket is good for half a minute, once, for this page.
+ *
+ *     connect({ url, makeSocket: ticketed(() => ({ authorization: `Bearer ${token()}` })) })
+ */
+
+const CONNECTING = 0;
+const CLOSED = 3;
+
+/** Return a `makeSocket` for `connect`; `headers` returns (or promises) those that show who asks. */
+export function ticketed(headers, { action = "speak" } = {}) {
+  return (address) => new TicketedSocket(address, headers, action);
+}
+
+/** A WebSocket that fetches its ticket first. */
+class TicketedSocket {
+  onopen = null;
+  onmessage = null;
+  onclose = null;
+  #socket = null;
+  #isClosed = false;
+
+  constructor(address, headers, action) {
+    this.#open(address, headers, action).catch(() => this.#end());
+  }
+
+  get readyState() {
+    if (this.#isClosed) return CLOSED;
+    return this.#socket?.readyState ?? CONNECTING;
+  }
+
+  send(frame) {
+    this.#socket?.send(frame);
+  }
+
+  close() {
+    this.#isClosed = true;
+    this.#socket?.close();
+  }
+
+  async #open(address, headers, action) {
+    const place = address.replace(/^ws/, "http").replace(/\/stream$/, "/tickets");
+    const answer = await fetch(place, {
+      method: "POST",
+      headers: { "content-type": "application/json", ...(await headers()) },
+      body: JSON.stringify({ action }),
+    });
+    if (!answer.ok) throw new Error(`${answer.status}`);
+    const { word } = await answer.json();
+    if (this.#isClosed) return;
+    this.#socket = new WebSocket(`${address}?ticket=${encodeURIComponent(word)}`);
+    this.#socket.onopen = (event) => this.onopen?.(event);
+    this.#socket.onmessage = (event) => this.onmessage?.(event);
+    this.#socket.onclose = () => this.#end();
+  }
+
+  #end() {
+    this.#isClosed = true;
+    this.onclose?.();
+  }
+}

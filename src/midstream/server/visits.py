@@ -1,0 +1,314 @@
+"""What an endpoint may ask about whoever asks it: the same questions, whether anybody was asked for a name or not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Protocol
+
+from starlette.requests import HTTPConnection
+from starlette.types import Scope
+
+from midstream.core.records import Record, ReplyCompleted
+from midstream.core.turn import Command, Resume, SendMessage
+from midstream.errors import AccessError, MidstreamError, SessionNotFoundError, UnauthorizedError, UsageError
+from midstream.runtime.host import Host
+from midstream.server.judge import Judge, Verdict
+from midstream.server.limits import CALLERS_MAX, HOUR_S, Limits, Places, Rate, RunningTurns
+from midstream.server.rights import Rights, name_outside, root_of
+from midstream.server.subjects import Action, Subject
+from midstream.world import Cancellable, World
+
+VISIT = "midstream.visit"
+"""Where a scope has its visit."""
+
+
+class Counters:
+    """What callers have and do, against the limits of this server."""
+
+    def __init__(self, limits: Limits, world: World) -> None:
+        self.requests = Rate(limits.requests_per_minute, "requests", world)
+        self.refusals = Rate(limits.refusals_per_minute, "wrong credentials", world)
+        self.sessions = Rate(limits.sessions_begun_per_minute, "new sessions", world)
+        self.tokens = Rate(limits.tokens_per_subject_hour_max, "tokens", world, within_s=HOUR_S)
+        self._spenders: OrderedDict[str, str] = OrderedDict()
+        self.turns = RunningTurns(limits.turns_per_subject_max, world)
+        self.streams = Places(limits.streams_per_subject_max, "streams")
+        self.addresses = Places(limits.connections_per_address_max, "connections of this address")
+
+    def spends(self, session: str, caller: str) -> None:
+        """Know who pays for what models say in a session from now on: who spoke there last."""
+        self._spenders[root_of(session)] = caller
+        self._spenders.move_to_end(root_of(session))
+        if len(self._spenders) > CALLERS_MAX:
+            self._spenders.popitem(last=False)
+
+    def appended(self, session: str, records: Sequence[Record]) -> None:
+        """See `Observer.appended`: count tokens."""
+        for record in records:
+            if isinstance(record, ReplyCompleted) and (usage := record.body.usage) is not None:
+                caller = self._spenders.get(root_of(session), "")
+                self.tokens.add(caller, usage.input_tokens + usage.output_tokens)
+
+
+class Visitor(Protocol):
+    """What an endpoint may ask."""
+
+    is_known: bool
+    """Whether it has a name, which may become unwelcome."""
+
+    def enter(self) -> None:
+        """Count a connection of this caller.
+
+        Raises:
+            LimitReachedError: It has as many as it may. Nothing was counted.
+        """
+
+    def leave(self) -> None:
+        """Count it no longer."""
+
+    async def require(self, action: Action) -> None:
+        """Let something be done with the session, or raise.
+
+        Raises:
+            SessionNotFoundError: The session is none that this caller may see.
+            AccessError: It may be seen, and this may not be done.
+        """
+
+    async def begin(self) -> None:
+        """Let the caller speak, also in a session that is not there yet: it is theirs from now on.
+
+        Raises:
+            MidstreamError: As `require`.
+            LimitReachedError: The caller has begun as many in this minute as it may.
+        """
+
+    def speak(self, command: Command | None) -> None:
+        """Count what a command costs.
+
+        Raises:
+            LimitReachedError: The caller may not spend more now. Nothing was counted.
+        """
+
+    async def may_see(self, session: str) -> bool:
+        """Whether a session of the store may be shown in a list."""
+
+    def shown(self, session: str) -> str:
+        """Return the name by which the caller knows a session of the store."""
+
+    async def forget(self) -> None:
+        """The session was deleted: it is nobody's."""
+
+    async def until_unwelcome(self) -> MidstreamError:
+        """Wait until the caller may not stay any longer, and return why."""
+
+
+class Stranger:
+    """A caller that nobody asks for a name: an application has, or there is nobody else on this machine.
+
+    Args:
+        addresses: Counts the connections of each address.
+        address: The caller's; "" is not counted.
+    """
+
+    is_known = False
+
+    def __init__(self, addresses: Places, address: str) -> None:
+        self._addresses = addresses
+        self._address = address
+
+    def enter(self) -> None:
+        """See `Visitor.enter`."""
+        self._addresses.take(self._address)
+
+    def leave(self) -> None:
+        """See `Visitor.leave`."""
+        self._addresses.free(self._address)
+
+    async def require(self, action: Action) -> None:
+        """See `Visitor.require`."""
+
+    async def begin(self) -> None:
+        """See `Visitor.begin`."""
+
+    def speak(self, command: Command | None) -> None:
+        """See `Visitor.speak`."""
+
+    async def may_see(self, session: str) -> bool:  # noqa: ARG002 - see Visitor
+        """See `Visitor.may_see`."""
+        return True
+
+    def shown(self, session: str) -> str:
+        """See `Visitor.shown`."""
+        return session
+
+    async def forget(self) -> None:
+        """See `Visitor.forget`."""
+
+    async def until_unwelcome(self) -> MidstreamError:
+        """See `Visitor.until_unwelcome`."""
+        raise AssertionError("only who is known becomes unwelcome")
+
+
+class Visit:
+    """A request or a stream of somebody who is known.
+
+    Args:
+        subject: Who.
+        session: The session it is about, as the store names it; "" for none.
+        connection: What it was known by; None where that was a ticket, which cannot be shown again.
+        address: Where it came from; "" is not counted.
+        living: Where it stands among the others while it is a stream.
+        recheck_s: Seconds between two looks at whether it may go on.
+    """
+
+    is_known = True
+
+    def __init__(
+        self,
+        subject: Subject,
+        session: str,
+        connection: HTTPConnection | None,
+        address: str,
+        *,
+        judge: Judge,
+        rights: Rights,
+        counters: Counters,
+        host: Host,
+        living: set[Visit],
+        recheck_s: float,
+    ) -> None:
+        self.subject = subject
+        self.session = session
+        self.caller = "" if subject.is_operator else subject.key
+        """Under which name it is counted; "" is not counted."""
+        self._connection = connection
+        self._address = address
+        self._judge = judge
+        self._rights = rights
+        self._counters = counters
+        self._host = host
+        self._living = living
+        self._recheck_s = recheck_s
+        self._began_at = host.world.now()
+        self._must_look = asyncio.Event()
+        self._does = {Action.READ}
+        """What it was let in for, and must be allowed as long as it stays."""
+
+    def enter(self) -> None:
+        """See `Visitor.enter`."""
+        self._counters.streams.take(self.caller)
+        try:
+            self._counters.addresses.take(self._address)
+        except MidstreamError:
+            self._counters.streams.free(self.caller)
+            raise
+        self._living.add(self)
+
+    def leave(self) -> None:
+        """See `Visitor.leave`."""
+        self._living.discard(self)
+        self._counters.streams.free(self.caller)
+        self._counters.addresses.free(self._address)
+
+    async def require(self, action: Action) -> None:
+        """See `Visitor.require`. A session that is not there yet may be begun by whoever this lets pass."""
+        await self._judge.require(self.subject, self.session, action)
+        self._does.add(action)
+
+    async def require_there(self, action: Action) -> None:
+        """As `require`, for what begins no session: one that is not there yet is refused as a foreign one is."""
+        if await self._judge.require(self.subject, self.session, action) is Verdict.BEGIN:
+            raise SessionNotFoundError(f"there is no session {self.session!r}")
+
+    async def begin(self) -> None:
+        """See `Visitor.begin`."""
+        verdict = await self._judge.require(self.subject, self.session, Action.SPEAK)
+        self._does.add(Action.SPEAK)
+        if verdict is not Verdict.BEGIN:
+            return
+        self._counters.sessions.count(self.caller)
+        owner = await self._rights.claim(self.session, self.subject)
+        if (owner.tenant, owner.subject) != (self.subject.tenant, self.subject.id):
+            raise SessionNotFoundError(f"there is no session {self.session!r}")
+
+    def speak(self, command: Command | None) -> None:
+        """See `Visitor.speak`."""
+        if isinstance(command, SendMessage | Resume):
+            self._counters.tokens.check(self.caller)
+            self._counters.turns.begin(self.caller, self.session, self._is_live)
+            self._counters.spends(self.session, self.caller)
+
+    async def may_see(self, session: str) -> bool:
+        """See `Visitor.may_see`."""
+        verdict = await self._judge.verdict(self.subject, session, Action.READ)
+        return verdict in {Verdict.LOOK, Verdict.ALL}
+
+    def shown(self, session: str) -> str:
+        """See `Visitor.shown`."""
+        return name_outside(session, self.subject.tenant)
+
+    async def forget(self) -> None:
+        """See `Visitor.forget`."""
+        await self._rights.forget(self.session)
+
+    def look_again(self) -> None:
+        """Look now whether it may go on: something was revoked."""
+        self._must_look.set()
+
+    async def until_unwelcome(self) -> MidstreamError:
+        """See `Visitor.until_unwelcome`. What cannot be found out now ends it as well: it comes again and is asked."""
+        while True:
+            timer = self._look_again_later()
+            try:
+                await self._must_look.wait()
+            finally:
+                timer.cancel()
+            self._must_look.clear()
+            try:
+                await self._require_still_welcome()
+            except (SessionNotFoundError, AccessError) as error:
+                if isinstance(error, UnauthorizedError):
+                    return error
+                return UnauthorizedError("what this stream does is no longer allowed")
+            except MidstreamError as error:
+                return error
+
+    def _look_again_later(self) -> Cancellable:
+        wait_s = self._recheck_s
+        if self.subject.expires_at is not None:
+            wait_s = min(wait_s, max(0.0, self.subject.expires_at - self._host.world.now()))
+        return self._host.world.later(wait_s, self._must_look.set)
+
+    async def _require_still_welcome(self) -> None:
+        await self._judge.require_still(self.subject, self._began_at, self._host.world.now())
+        if self._connection is not None:
+            subject = await self._judge.subject_of(self._connection)
+            if subject is None or subject.key != self.subject.key:
+                raise UnauthorizedError("the credential of this connection is no longer good")
+            self.subject = subject
+        for action in self._does:
+            await self._judge.require(self.subject, self.session, action)
+
+    def _is_live(self, session: str) -> bool:
+        runner = self._host.awake(session)
+        return runner is not None and runner.state.is_live
+
+
+def visitor_of(scope: Scope) -> Visitor:
+    """Return who visits."""
+    visitor: Visitor = scope.get(VISIT) or Stranger(Places(0, ""), "")
+    return visitor
+
+
+def visit_of(scope: Scope) -> Visit:
+    """Return the visit of somebody who is known.
+
+    Raises:
+        UsageError: This server asks nobody for a name.
+    """
+    visit = scope.get(VISIT)
+    if not isinstance(visit, Visit):
+        raise UsageError("this server asks nobody for a name: there is nothing to hand out")
+    return visit

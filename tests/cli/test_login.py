@@ -1,0 +1,47 @@
+"""Into a server of this machine: a link for a browser, a token for a script."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from pathlib import Path
+
+from tests.cli.conftest import Run
+from tests.cli.processes import Serving
+
+
+def _ask(server: Serving, path: str, headers: dict[str, str], body: object = None) -> tuple[int, str]:
+    """Return the status of an answer and the cookie it sets."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    method = "GET" if body is None else "POST"
+    headers = {"connection": "close", "content-type": "application/json", **headers}
+    connection.request(method, path, body=None if body is None else json.dumps(body), headers=headers)
+    answer = connection.getresponse()
+    cookie = (answer.getheader("set-cookie") or "").partition(";")[0]
+    answer.read()
+    connection.close()
+    return answer.status, cookie
+
+
+def test_a_link_and_a_token_open_a_server_that_is_closed_to_others(run: Run, tmp_path: Path) -> None:
+    with Serving(tmp_path) as server:
+        assert _ask(server, "/v1/sessions", {}) == (401, "")
+
+        token = run("token", server.url).stdout.strip()
+        assert _ask(server, "/v1/sessions", {"authorization": f"Bearer {token}"}) == (200, "")
+
+        link = run("login", server.url).stdout.strip()
+        page, _, login = link.partition("#login=")
+        assert page == f"{server.url}/"
+        status, cookie = _ask(server, "/v1/login", {}, {"login": login})
+        assert status == 200
+        assert _ask(server, "/v1/sessions", {"cookie": cookie}) == (200, "")
+        assert _ask(server, "/v1/login", {}, {"login": login}) == (401, "")
+
+        printed = server.listening["page"].partition("#login=")[2]
+        assert _ask(server, "/v1/login", {}, {"login": printed})[0] == 200
+
+
+def test_who_has_no_key_is_told_so(run: Run) -> None:
+    done = run("token", "https://agents.example")
+    assert (done.exit_code, done.stdout, "[unauthorized]" in done.stderr) == (1, "", True)

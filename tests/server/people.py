@@ -1,0 +1,88 @@
+"""What the tests of access share: an app that asks who comes, and three people it knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import httpx2
+import msgspec
+
+from midstream.runtime.agent import Agent
+from midstream.server.access import Access, Authorize, Verify, bearer
+from midstream.server.app import App, asgi
+from midstream.server.limits import Limits
+from midstream.server.subjects import Subject
+from midstream.store.contract import Store
+from midstream.store.memory import MemoryStore
+from midstream.testing.models import Script, ScriptedModel, text
+from midstream.tools import Tool
+from midstream.world import World
+from tests.server.serving import KEYS, Json, chunk
+
+ADA = {"authorization": "Bearer the-token-of-ada"}
+BOB = {"authorization": "Bearer the-token-of-bob"}
+EVE = {"authorization": "Bearer the-token-of-eve"}
+OPERATOR = {"authorization": "Bearer the-token-of-the-operator"}
+KNOWN = {
+    "the-token-of-ada": Subject("ada"),
+    "the-token-of-bob": Subject("bob"),
+    "the-token-of-the-operator": Subject("root", is_operator=True),
+}
+TENANTS = {
+    "the-token-of-ada": Subject("ada", tenant="acme"),
+    "the-token-of-bob": Subject("bob", tenant="acme"),
+    "the-token-of-eve": Subject("ada", tenant="other"),
+}
+
+
+class Later(World):
+    """The real world, with clocks that a test may put forward."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.ahead_s
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead_s
+
+
+def guarded_app(
+    script: Script | None = None,
+    *,
+    known: Mapping[str, Subject] | Verify = KNOWN,
+    store: Store | None = None,
+    world: World | None = None,
+    limits: Limits | None = None,
+    authorize: Authorize | None = None,
+    recheck_s: float = 300.0,
+    allowed_origins: Sequence[str] = (),
+    tools: Sequence[Tool] = (),
+) -> App:
+    """Make an app that knows people by their tokens; a mapping may be changed while it runs."""
+    verify = known if callable(known) else known.get
+    access = Access(authenticate=bearer(verify), authorize=authorize, recheck_s=recheck_s)
+    model = ScriptedModel(script or (lambda _: text("Hello.")))
+    return asgi(
+        Agent(model, tools=tools),
+        store=store or MemoryStore(),
+        world=world,
+        access=access,
+        limits=limits or Limits(),
+        allowed_origins=allowed_origins,
+    )
+
+
+async def say(
+    client: httpx2.AsyncClient, session: str, headers: Mapping[str, str], **more: str
+) -> httpx2.Response:
+    """Say something by POST, as chunk 0 of a stream."""
+    sent = {**KEYS, **headers, **more}
+    return await client.post(f"/v1/sessions/{session}/chunks", json=chunk(), headers=sent)
+
+
+def told(answer: httpx2.Response) -> tuple[int, str]:
+    """Return the status and the code of a problem."""
+    problem: Json = msgspec.json.decode(answer.content)
+    return answer.status_code, problem["code"]

@@ -1,0 +1,404 @@
+"""The rules of access that are about content, errors, defaults and what we stand on (11 to 19).
+
+The numbers are those of `docs/guides/security.md`.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import http.client
+import itertools
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from importlib.metadata import distribution, requires
+from pathlib import Path
+
+import httpx2
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.requests import HTTPConnection
+
+from midstream import errors
+from midstream.cli.terminal import clean
+from midstream.core.frames import Open, encode
+from midstream.core.messages import UserMessage
+from midstream.core.replies import ModelRequest
+from midstream.core.server_stream import ServerStream
+from midstream.core.turn import SendMessage
+from midstream.errors import MidstreamError, ModelUnavailableError, SeqnoGapError, UsageError
+from midstream.runtime.agent import Agent
+from midstream.runtime.host import Host
+from midstream.server.access import Access, proxy_user
+from midstream.server.connection import SEND_S, Connection, Connections
+from midstream.server.pages import FOLDER
+from midstream.server.problems import problem_of
+from midstream.server.serve import serve
+from midstream.server.subjects import Subject
+from midstream.store.contract import SessionInfo
+from midstream.store.memory import MemoryStore
+from midstream.testing.models import ScriptedModel, Step, calls, text
+from midstream.testing.worlds import FakeWorld
+from midstream.tools import tool
+from tests.server.people import ADA, BOB, guarded_app, say, told
+from tests.server.serving import KEYS, Socket, called, chunk, make_app, served
+
+SRC = Path(__file__).parents[2] / "src" / "midstream"
+EVENTS = "/v1/sessions/s1/events"
+
+
+# --- 11. slow readers -----------------------------------------------------------------------------
+
+
+class Stuck:
+    """A transport whose client has stopped reading: its first write never returns."""
+
+    ends_with_turn = False
+    is_full = False
+
+    def __init__(self) -> None:
+        self.sent = 0
+
+    async def receive(self) -> bytes | None:
+        await asyncio.Event().wait()
+        return None
+
+    async def send(self, frames: Sequence[bytes]) -> None:
+        self.sent += len(frames)
+        await asyncio.Event().wait()
+
+
+async def test_rule_11_a_reader_that_stopped_reading_holds_nothing_and_is_dropped() -> None:
+    world = FakeWorld()
+    host = Host(Agent(ScriptedModel(lambda _: text("w " * 400))), MemoryStore(), world=world)
+    await host.start()
+    stream, stuck, connections = ServerStream(now=world.monotonic()), Stuck(), Connections()
+    stream.receive(encode(Open()), now=world.monotonic())
+    runner = await host.session("s1", create=True)
+    await runner.submit(SendMessage(UserMessage.of("hi")))
+    with Connection(host, "s1", stream, stuck, connections) as connection:
+        running = asyncio.create_task(connection.run())
+        await world.settle()
+        assert stuck.sent == 1  # the welcome, which it never took
+        held = stream.cursor  # what the next write will be, one page at most
+        await runner.submit(SendMessage(UserMessage.of("more")))
+        await world.advance(1.0)
+        assert (stuck.sent, stream.cursor) == (1, held)
+        assert runner.newest.position > held
+        await world.advance(SEND_S)
+        assert await asyncio.wait_for(running, 10) is None
+        assert connection.is_gone
+    assert len(connections) == 0
+    await host.stop(grace_s=0)
+
+
+# --- 12. logs -------------------------------------------------------------------------------------
+
+
+async def test_rule_12_nothing_that_was_said_or_shown_is_in_a_log_an_error_or_a_repr(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    canaries = {
+        name: f"canary-{name}-{number:016x}"
+        for number, name in enumerate(
+            ("words", "token", "guess", "secret", "query", "header", "frame", "tool", "bug")
+        )
+    }
+
+    @tool(has_effects=False)
+    def look() -> str:
+        """Look."""
+        raise RuntimeError(canaries["tool"])
+
+    def reply(request: ModelRequest) -> list[Step]:
+        said = request.history.entries[-1]
+        if hasattr(said, "parts"):
+            return calls(("look", "{}"), say=canaries["words"])
+        raise ModelUnavailableError(f"the provider said {canaries['bug']}")
+
+    app = guarded_app(reply, known={canaries["token"]: Subject("ada")}, tools=[look])
+    who = {"authorization": f"Bearer {canaries['token']}", "x-idempotent-encryption-key": canaries["secret"]}
+    async with served(app) as server:
+        body = chunk(words=canaries["words"])
+        sent = {"x-idempotency-key": "k1", **who}
+        assert (await server.http.post("/v1/sessions/s1/chunks", json=body, headers=sent)).status_code == 200
+        answers = [
+            await server.http.get("/v1/sessions", headers={"authorization": f"Bearer {canaries['guess']}"}),
+            await server.http.get(f"{EVENTS}?ticket={canaries['query']}"),
+            await server.http.get(
+                f"/v1/sessions/s1?x={canaries['query']}", headers={"x-a": canaries["header"]}
+            ),
+            await server.http.post("/v1/sessions/s1/chunks", content=canaries["frame"], headers=sent),
+            await server.http.post("/v1/sessions/s1/answer", content=canaries["frame"], headers=who),
+            await server.http.post("/v1/login", json={"login": canaries["guess"]}),
+        ]
+        assert [answer.status_code for answer in answers] == [401, 401, 401, 400, 400, 401]
+        async with Socket(server.socket(headers={**who, "x-a": canaries["header"]})) as peer:
+            await peer.say(canaries["frame"])
+            heard = [await peer.hear()]
+            await peer.hear_close()
+        raw = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=10)
+        await asyncio.to_thread(raw.request, "GET", f"/{canaries['query']}?{canaries['query']}")
+        answers_raw = (await asyncio.to_thread(raw.getresponse)).read()
+        raw.close()
+    logged = "\n".join(
+        f"{record.getMessage()} {record.exc_text} {vars(record)}" for record in _of_server(caplog)
+    )
+    seen = {
+        "log": logged,
+        "errors": "".join(answer.text for answer in answers) + json.dumps(heard) + answers_raw.decode(),
+        "reprs": f"{app.door.access!r} {Open('k', canaries['secret'])!r}",
+    }
+    found = [(where, name) for where, text in seen.items() for name, word in canaries.items() if word in text]
+    assert found == []
+    assert logged  # something was logged, and looked at
+
+
+def _of_server(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """The lines of this side: those of the test's own clients name what they send."""
+    clients = ("httpcore", "httpx", "websockets.client", "asyncio", "hpack")
+    return [record for record in caplog.records if not record.name.startswith(clients)]
+
+
+# --- 13. content in the page ----------------------------------------------------------------------
+
+
+async def test_rule_13_the_page_runs_nothing_from_its_content_and_holds_no_credential() -> None:
+    async with called(guarded_app()) as client:
+        for path in ("/", "/static/app.js"):
+            headers = (await client.get(path)).headers
+            policy = dict(
+                part.strip().partition(" ")[::2] for part in headers["content-security-policy"].split(";")
+            )
+            assert policy["default-src"] == "'self'"
+            assert (policy["frame-ancestors"], policy["base-uri"], policy["form-action"]) == 3 * ("'none'",)
+            assert "unsafe" not in headers["content-security-policy"]
+            assert (headers["x-content-type-options"], headers["referrer-policy"]) == (
+                "nosniff",
+                "no-referrer",
+            )
+    doors = (
+        "innerHTML",
+        "outerHTML",
+        "insertAdjacentHTML",
+        "document.write",
+        "eval(",
+        "new Function",
+        "srcdoc",
+    )
+    scripts = [path for path in FOLDER.rglob("*") if path.suffix in {".js", ".html"}]
+    assert len(scripts) >= 8
+    for script in scripts:
+        words = script.read_text(encoding="utf-8")
+        assert [door for door in doors if door in words] == [], script.name
+        assert [word for word in ("document.cookie", "sessionStorage", "localStorage") if word in words] == []
+    assert "<script>" not in (FOLDER / "index.html").read_text(encoding="utf-8")
+
+
+# --- 14. content in the terminal ------------------------------------------------------------------
+
+
+@given(st.text(alphabet=st.characters(), max_size=40))
+def test_rule_14_what_could_act_on_a_terminal_does_not_reach_it(words: str) -> None:
+    hostile = "\x1b]0;title\x07\x1b[31m\x9b2J\u202e\u2066\x08\r"
+    shown = clean(f"{hostile}{words}{hostile}")
+    bidi = {*map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C))}
+    acting = {each for each in shown if (ord(each) < 32 or 0x7F <= ord(each) < 0xA0) and each not in "\t\n"}
+    assert (acting, bidi & set(shown)) == (set(), set())
+
+
+# --- 15. unsafe reading ---------------------------------------------------------------------------
+
+
+async def test_rule_15_nothing_is_unpickled_or_evaluated_and_depth_is_no_way_in() -> None:
+    forbidden = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "jsonpickle", "yaml"}
+    found = []
+    for path in SRC.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            found += [(path.name, name) for name in names if name.split(".")[0] in forbidden]
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                continue
+            if node.func.id in {"eval", "exec", "__import__"}:
+                found.append((path.name, node.func.id))
+    assert found == []
+    async with called(guarded_app()) as client:
+        for deep in (
+            b"[" * 100_000,
+            b'{"type":"chunk","seqno":0,"payload":' + b'{"a":' * 50_000,
+            b"\xff\xfe",
+            b"null",
+        ):
+            answer = await client.post("/v1/sessions/s1/chunks", content=deep, headers={**KEYS, **ADA})
+            assert told(answer) == (400, "malformed_frame")
+            for place in ("/v1/sessions/s1/tickets", "/v1/login"):
+                answer = await client.post(place, content=deep, headers=ADA)
+                assert told(answer) == (400, "malformed_frame")
+
+
+# --- 16. results of the past ----------------------------------------------------------------------
+
+
+async def _until(events: httpx2.Response, word: str) -> AsyncIterator[str]:
+    async for line in events.aiter_lines():
+        yield line
+        if word in line:
+            return
+
+
+async def test_rule_16_an_approval_is_good_for_the_arguments_it_was_given_for() -> None:
+    @tool(needs_approval=True)
+    def pay(amount: int) -> str:
+        """Pay."""
+        return f"paid {amount}"
+
+    async with served(guarded_app(lambda _: calls(("pay", '{"amount": 3}')), tools=[pay])) as server:
+        client = server.http
+        assert (await say(client, "s1", ADA)).status_code == 200
+        async with client.stream("GET", EVENTS, headers={**KEYS, **ADA}) as events:
+            assert [line async for line in _until(events, "question_asked")]
+        open_ones = (await client.get("/v1/questions", headers=ADA)).json()["questions"]
+        question = open_ones[0]
+        place = {name: question[name] for name in ("turn", "reply", "call_id", "digest")}
+        other = {**place, "digest": "0" * len(place["digest"]), "choice": "allow"}
+        answer = await client.post("/v1/sessions/s1/answer", json=other, headers=ADA)
+        assert told(answer) == (409, "answer_mismatch")
+        assert told(await client.post("/v1/sessions/s1/answer", json=other, headers=BOB)) == (
+            404,
+            "session_not_found",
+        )
+        assert (await client.get("/v1/questions", headers=BOB)).json()["questions"] == []
+        again = (await client.get("/v1/questions", headers=ADA)).json()["questions"]
+        assert [each["digest"] for each in again] == [question["digest"]]
+
+
+# --- 17. errors -----------------------------------------------------------------------------------
+
+
+def _kinds(kind: type[MidstreamError]) -> list[type[MidstreamError]]:
+    return [kind, *itertools.chain.from_iterable(map(_kinds, kind.__subclasses__()))]
+
+
+def test_rule_17_every_error_is_a_problem_with_a_stable_code_and_a_next_step() -> None:
+    kinds = [kind for kind in _kinds(MidstreamError) if kind.__module__ == errors.__name__]
+    assert len(kinds) > 40
+    for kind in kinds:
+        error = kind("text", expected=3) if kind is SeqnoGapError else kind("text")
+        problem = msgspec.to_builtins(problem_of(error))
+        assert problem["type"] == f"urn:midstream:error:{kind.code}"
+        assert (problem["code"], problem["detail"]) == (kind.code, "text")
+        assert 400 <= problem["status"] < 600
+        assert problem["next"]
+
+
+async def test_rule_17_a_bug_says_nothing_of_itself_and_a_foreign_thing_is_as_a_missing_one() -> None:
+    class Broken(MemoryStore):
+        def list(self, *, live: bool | None = None) -> AsyncIterator[SessionInfo]:
+            if live:
+                return super().list(live=live)
+            raise RuntimeError("select secret from journal where tenant = 'acme'")
+
+    app = guarded_app(store=Broken())
+    async with called(app) as client:
+        answer = await client.get("/v1/sessions", headers=ADA)
+        assert told(answer) == (500, "internal")
+        assert "secret" not in answer.text
+        assert (await say(client, "s1", ADA)).status_code == 200
+        foreign = await client.get("/v1/sessions/s1", headers=BOB)
+        missing = await client.get("/v1/sessions/s9", headers=BOB)
+        assert foreign.content == missing.content.replace(b"s9", b"s1")
+        assert {*foreign.headers} == {*missing.headers}
+
+
+# --- 18. defaults ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "asks", "names", "starts"),
+    [
+        ("127.0.0.1", "", (), "starts"),
+        ("127.0.0.1", "asks", (), "starts"),
+        ("0.0.0.0", "", (), ""),
+        ("0.0.0.0", "", ("*",), ""),
+        ("0.0.0.0", "asks", (), ""),
+        ("0.0.0.0", "asks", ("agents.example",), "starts"),
+    ],
+)
+async def test_rule_18_no_door_stands_open_by_default(
+    host: str, asks: str, names: tuple[str, ...], starts: str
+) -> None:
+    stop = asyncio.Event()
+    stop.set()
+    app = guarded_app() if asks else make_app()
+    serving = serve(app, host=host, port=0, allowed_hosts=names, stop=stop)
+    if starts:
+        await asyncio.wait_for(serving, 20)
+    else:
+        with pytest.raises(UsageError, match="lets the network in"):
+            await serving
+
+
+@pytest.mark.parametrize("proxies", [[], ["127.0.0.1"]])
+async def test_rule_18_a_proxy_is_believed_only_where_it_is_named(proxies: list[str]) -> None:
+    seen: list[tuple[str, str]] = []
+
+    def note(connection: HTTPConnection) -> None:
+        assert connection.client is not None
+        seen.append((connection.client.host, connection.url.scheme))
+
+    app = make_app(access=Access(authenticate=note))
+    async with served(app, trusted_proxies=proxies) as server:
+        forwarded = {"x-forwarded-for": "198.51.100.7", "x-forwarded-proto": "https"}
+        await server.http.get("/v1/sessions", headers=forwarded)
+    assert seen == [("198.51.100.7", "https") if proxies else ("127.0.0.1", "http")]
+
+
+async def test_rule_18_a_users_header_is_believed_only_from_its_proxy() -> None:
+    way = proxy_user("x-forwarded-user", proxies=["192.0.2.1"])
+    for address, expected in (("192.0.2.1", 200), ("192.0.2.2", 401)):
+        app = make_app(access=Access(authenticate=way))
+        transport = httpx2.ASGITransport(app=app, client=(address, 4711))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://testserver") as client:
+            answer = await client.get("/v1/sessions", headers={"x-forwarded-user": "ada"})
+            assert answer.status_code == expected
+        await app.stop(grace_s=0)
+
+
+# --- 19. supply chain -----------------------------------------------------------------------------
+
+
+def test_rule_19_what_a_server_loads_is_what_it_says_and_nothing_hooks_the_interpreter() -> None:
+    program = (
+        "import json, sys; import midstream.server.app, midstream.server.serve;"
+        "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=True, text=True, timeout=60
+    )
+    loaded = {name for name in json.loads(done.stdout) if name not in sys.stdlib_module_names}
+    allowed = {
+        "midstream",
+        "msgspec",
+        "starlette",
+        "uvicorn",
+        "apsw",
+        "click",
+        "h11",
+        "httptools",
+        "uvloop",
+        "anyio",
+    }
+    allowed |= {"python_multipart", "websockets", "idna", "sniffio", "typing_extensions", "_cffi_backend"}
+    assert {name for name in loaded if not name.startswith("_")} <= allowed
+    base = [each for each in requires("midstream") or () if "extra ==" not in each]
+    names = [each.partition(">")[0].strip() for each in base]
+    assert len(names) <= 12
+    hooks = [str(file) for name in names for file in distribution(name).files or () if file.suffix == ".pth"]
+    assert hooks == []

@@ -1,0 +1,101 @@
+"""Counters: how much one caller may do, and that others do not pay for it."""
+
+from __future__ import annotations
+
+import pytest
+from starlette.types import Scope
+
+from midstream.errors import LimitReachedError
+from midstream.server.limits import CALLERS_MAX, HOUR_S, Places, Rate, RunningTurns, address_of
+from midstream.testing.worlds import FakeWorld
+
+
+async def test_a_rate_runs_out_and_comes_back_evenly() -> None:
+    world = FakeWorld()
+    rate = Rate(60, "requests", world)
+    for _ in range(60):
+        rate.count("ada")
+    with pytest.raises(LimitReachedError, match="more than 60 requests in one minute") as refused:
+        rate.count("ada")
+    assert refused.value.retry_after_s == pytest.approx(1.0)
+    rate.count("bob")
+    rate.count("")
+    await world.advance(2.0)
+    rate.count("ada")
+    rate.count("ada")
+    with pytest.raises(LimitReachedError):
+        rate.count("ada")
+
+
+async def test_what_is_added_without_asking_is_paid_for_later() -> None:
+    world = FakeWorld()
+    tokens = Rate(1000, "tokens", world, within_s=HOUR_S)
+    tokens.add("ada", 3000)
+    with pytest.raises(LimitReachedError, match="hour"):
+        tokens.check("ada")
+    await world.advance(2 * HOUR_S + 10)
+    tokens.check("ada")
+
+
+def test_rates_of_any_number_of_callers_take_bounded_memory() -> None:
+    rate = Rate(1, "requests", FakeWorld())
+    for number in range(CALLERS_MAX + 10):
+        rate.count(str(number))
+    assert len(rate._levels) == CALLERS_MAX
+    rate.count("0")  # forgotten, and no harm done
+    with pytest.raises(LimitReachedError):
+        rate.count(str(CALLERS_MAX))
+
+
+def test_a_place_is_given_back() -> None:
+    places = Places(1, "streams")
+    places.take("ada")
+    places.take("bob")
+    places.take("")
+    with pytest.raises(LimitReachedError):
+        places.take("ada")
+    places.free("ada")
+    places.free("")
+    places.take("ada")
+
+
+async def test_turns_are_counted_while_they_run() -> None:
+    world, live = FakeWorld(), {"s1", "s2"}
+    turns = RunningTurns(2, world)
+    for session in ("s1", "s2", "s1"):
+        turns.begin("ada", session, live.__contains__)
+    await world.advance(10)
+    with pytest.raises(LimitReachedError):
+        turns.begin("ada", "s3", live.__contains__)
+    turns.begin("bob", "s3", live.__contains__)
+    live.remove("s1")
+    turns.begin("ada", "s3", live.__contains__)
+    # One that was just asked for counts before it runs.
+    with pytest.raises(LimitReachedError):
+        turns.begin("ada", "s4", live.__contains__)
+
+
+@pytest.mark.parametrize(
+    ("client", "address"),
+    [
+        (("198.51.100.7", 1), "198.51.100.7"),
+        (("2001:db8:1:2:3:4:5:6", 1), "2001:db8:1:2::"),
+        (("::ffff:198.51.100.7", 1), "::ffff:c633:6407"),
+        (("127.0.0.1", 1), ""),
+        (("::1", 1), ""),
+        (("testclient", 1), ""),
+        (None, ""),
+    ],
+)
+def test_an_address_is_one_caller_and_this_machine_is_none(
+    client: tuple[str, int] | None, address: str
+) -> None:
+    scope: Scope = {"type": "http", "client": client}
+    found = address_of(scope)
+    assert (found == "") == (address == "")
+    assert address_of({**scope, "client": client and (client[0], 2)}) == found
+
+
+def test_neighbours_in_one_network_are_one_caller() -> None:
+    first, second = ({"client": (f"2001:db8::{number}", 1)} for number in (1, 2))
+    assert address_of(first) == address_of(second) != ""

@@ -1,0 +1,88 @@
+"""The page of a server that knows its user: logged in by a link, once, with nothing left for anybody to take."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+from playwright.async_api import Browser, expect
+
+from midstream.runtime.agent import Agent
+from midstream.server.access import Access, this_user
+from midstream.server.app import App, asgi
+from midstream.store.memory import MemoryStore
+from midstream.testing.models import ScriptedModel, text
+from midstream.world import World
+from tests.server.people import ADA, guarded_app
+from tests.server.serving import served
+from tests.server.test_page import CHROMIUM, WAIT_MS, opened
+from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="no chromium here: apt-get install --no-install-recommends chromium"
+    ),
+]
+
+
+def local_app(login: str) -> App:
+    access = Access(authenticate=this_user("key"), login=login)
+    return asgi(Agent(ScriptedModel(lambda _: text("Hello."))), store=MemoryStore(), access=access)
+
+
+async def test_a_link_logs_one_browser_in_and_is_gone_from_its_address(browser: Browser) -> None:
+    login = World().new_id("login")
+    async with served(local_app(login)) as server:
+        chat = await opened(browser, f"{server.url}/#login={login}&open=my-session")
+        assert chat.session == "my-session"
+        await chat.say("hi")
+        await chat.sees("Hello.")
+        [kept] = await chat.page.context.cookies()
+        assert (kept["httpOnly"], kept["sameSite"]) == (True, "Strict")
+        assert login not in await chat.page.content()
+        await chat.page.reload()
+        await chat.sees("Hello.")
+
+        other = await opened(browser, f"{server.url}/#login={login}")
+        await expect(other.page.get_by_text("does not know this browser")).to_be_visible(timeout=WAIT_MS)
+        assert await other.page.context.cookies() == []
+
+
+SPEAK = """async ([url, token]) => {
+  const { connect, ticketed } = await import(`${url}/static/client/midstream.js`);
+  const makeSocket = ticketed(() => ({ authorization: token }));
+  const client = await connect({ url, makeSocket });
+  const words = [];
+  for await (const { record } of client.send("s1", "hi")) if (record.type === "delta") words.push(record.text);
+  return words.join("");
+}"""
+
+
+@contextlib.asynccontextmanager
+async def blank_site() -> AsyncIterator[str]:
+    """Another site of this machine, whose pages are empty."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            await reader.readuntil(b"\r\n\r\n")
+            body = b"<!doctype html>"
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\nconnection: close\r\n\r\n" + body)
+            await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_a_page_of_an_allowed_site_speaks_by_tickets(browser: Browser) -> None:
+    async with blank_site() as site, served(guarded_app(allowed_origins=[site])) as server:
+        page = await (await browser.new_context()).new_page()
+        await page.goto(f"{site}/")
+        assert await page.evaluate(SPEAK, [server.url, ADA["authorization"]]) == "Hello."
+        sent = await server.http.get("/v1/sessions", headers=ADA)
+        assert [line["id"] for line in sent.json()["sessions"]] == ["s1"]
+        await page.close()

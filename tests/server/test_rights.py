@@ -1,0 +1,65 @@
+"""Owners' rows: one for each session, first come, and none across tenants."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from midstream.errors import LimitReachedError, SessionNotFoundError
+from midstream.server.rights import READERS_MAX, Rights, is_of_tenant, name_in_store, name_outside
+from midstream.server.subjects import Subject
+from midstream.store.memory import MemoryStore
+from midstream.testing.worlds import FakeWorld
+
+NAMES = st.text("ab:.-_1", min_size=1, max_size=12)
+
+
+async def _rights() -> Rights:
+    store = MemoryStore()
+    await store.open()
+    return Rights(store, FakeWorld())
+
+
+async def test_of_two_who_begin_a_session_one_owns_it() -> None:
+    rights = await _rights()
+    ada, bob = Subject("ada"), Subject("bob")
+    owners = await asyncio.gather(rights.claim("s1", ada), rights.claim("s1", bob))
+    assert owners[0] == owners[1] == await rights.owner_of("s1") == await rights.owner_of("s1::1.1.0")
+    await rights.forget("s1")
+    assert await rights.owner_of("s1") is None
+    assert (await rights.claim("s1", bob)).subject == "bob"
+
+
+async def test_a_session_is_shared_with_so_many() -> None:
+    rights = await _rights()
+    with pytest.raises(SessionNotFoundError):
+        await rights.share("s1", ["bob"])
+    await rights.claim("s1", Subject("ada"))
+    assert (await rights.share("s1", ["bob"])).readers == ("bob",)
+    with pytest.raises(LimitReachedError):
+        await rights.share("s1", [str(number) for number in range(READERS_MAX + 1)])
+    found = await rights.owner_of("s1")
+    assert found is not None
+    assert found.readers == ("bob",)
+
+
+async def test_a_lock_out_is_remembered_with_its_time() -> None:
+    rights = await _rights()
+    assert await rights.locked_out_at(Subject("ada")) == 0.0
+    for _ in range(2):
+        await rights.lock_out(Subject("ada"))
+    assert await rights.locked_out_at(Subject("ada")) == FakeWorld().now()
+    assert await rights.locked_out_at(Subject("ada", tenant="other")) == 0.0
+
+
+@given(NAMES, st.sampled_from(["a", "b", "a-b"]), st.sampled_from(["a", "b", "a-b"]))
+def test_no_name_of_one_tenant_is_anothers(name: str, tenant: str, other: str) -> None:
+    inside = name_in_store(name, tenant)
+    assert name_in_store(inside, tenant) == inside
+    assert name_in_store(name_outside(inside, tenant), tenant) == inside
+    if is_of_tenant(inside, tenant) and tenant != other:
+        assert not is_of_tenant(inside, other)
+        assert name_in_store(inside, other) != inside

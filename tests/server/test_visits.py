@@ -1,0 +1,144 @@
+"""A visit: begun once, counted while it lasts, and over when it is no longer welcome."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from starlette.requests import HTTPConnection
+
+from midstream.core.turn import Cancel, Resume
+from midstream.errors import LimitReachedError, SessionNotFoundError, UnauthorizedError, UsageError
+from midstream.runtime.agent import Agent
+from midstream.runtime.host import Host
+from midstream.server.access import Access
+from midstream.server.judge import Judge
+from midstream.server.limits import Limits
+from midstream.server.passes import Passes
+from midstream.server.rights import Rights
+from midstream.server.subjects import Action, Subject
+from midstream.server.visits import VISIT, Counters, Stranger, Visit, visit_of, visitor_of
+from midstream.store.memory import MemoryStore
+from midstream.testing.models import ScriptedModel
+from midstream.testing.worlds import FakeWorld
+
+
+class House:
+    """What stands behind a door."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.world = FakeWorld()
+        self.store = MemoryStore()
+        self.host = Host(Agent(ScriptedModel([])), self.store, world=self.world)
+        self.rights = Rights(self.store, self.world)
+        self.known: Subject | None = Subject("ada")
+        access = Access(authenticate=lambda _: self.known)
+        self.judge = Judge(access, self.store, self.rights, Passes(self.store, self.world))
+        self.counters = Counters(limits or Limits(), self.world)
+        self.living: set[Visit] = set()
+
+    def visit(self, subject: Subject, session: str = "s1") -> Visit:
+        connection = HTTPConnection({"type": "http", "path": "/", "headers": []})
+        return Visit(
+            subject,
+            session,
+            connection,
+            "",
+            judge=self.judge,
+            rights=self.rights,
+            counters=self.counters,
+            host=self.host,
+            living=self.living,
+            recheck_s=300.0,
+        )
+
+
+async def test_who_begins_a_session_owns_it_and_others_find_nothing() -> None:
+    house = House(Limits(sessions_begun_per_minute=1))
+    await house.store.open()
+    ada, bob = house.visit(Subject("ada")), house.visit(Subject("bob"))
+    await ada.begin()
+    await ada.begin()
+    with pytest.raises(SessionNotFoundError):
+        await bob.begin()
+    with pytest.raises(LimitReachedError):
+        await house.visit(Subject("ada"), "s2").begin()
+    await ada.forget()
+    await bob.begin()
+    await bob.require(Action.OWN)
+
+
+async def test_a_stream_is_looked_at_again_and_ends_when_it_is_no_longer_welcome() -> None:
+    house = House()
+    await house.store.open()
+    visit = house.visit(Subject("ada"))
+    await visit.begin()
+    waiting = asyncio.create_task(visit.until_unwelcome())
+    await house.world.advance(10 * 300.0)
+    assert not waiting.done()
+    house.known = None
+    await house.world.advance(299.0)
+    assert not waiting.done()
+    await house.world.advance(1.0)
+    assert isinstance(await waiting, UnauthorizedError)
+
+
+async def test_a_stream_ends_at_the_second_its_credential_does() -> None:
+    house = House()
+    await house.store.open()
+    visit = house.visit(Subject("ada", expires_at=house.world.now() + 42.0))
+    waiting = asyncio.create_task(visit.until_unwelcome())
+    await house.world.advance(41.9)
+    assert not waiting.done()
+    await house.world.advance(0.2)
+    assert isinstance(await waiting, UnauthorizedError)
+
+
+async def test_a_stream_that_spoke_ends_when_it_may_only_look() -> None:
+    house = House()
+    await house.store.open()
+    owner = house.visit(Subject("ada"))
+    await owner.begin()
+    await house.store.claim("s1", at=house.world.now())
+    reader = house.visit(Subject("bob"))
+    house.known = Subject("bob")
+    await house.rights.share("s1", ["bob"])
+    await reader.require(Action.READ)
+    waiting = asyncio.create_task(reader.until_unwelcome())
+    await house.world.advance(300.0)
+    assert not waiting.done()
+    waiting.cancel()
+
+    house.known = Subject("ada")
+    speaking = asyncio.create_task(owner.until_unwelcome())
+    await house.world.settle()
+    await house.rights.forget("s1")
+    await house.rights.claim("s1", Subject("bob"))
+    await house.rights.share("s1", ["ada"])
+    owner.look_again()
+    assert isinstance(await asyncio.wait_for(speaking, 10), UnauthorizedError)
+
+
+async def test_streams_are_counted_while_they_last_and_an_operators_are_not() -> None:
+    house = House(Limits(streams_per_subject_max=1, turns_per_subject_max=1))
+    first, second = house.visit(Subject("ada")), house.visit(Subject("ada"), "s2")
+    first.enter()
+    assert house.living == {first}
+    with pytest.raises(LimitReachedError):
+        second.enter()
+    first.leave()
+    second.enter()
+    second.speak(Resume())
+    second.speak(Cancel())
+    with pytest.raises(LimitReachedError):
+        first.speak(Resume())
+    operator = [house.visit(Subject("root", is_operator=True), name) for name in ("a", "b")]
+    for each in operator:
+        each.enter()
+        each.speak(Resume())
+
+
+def test_a_stranger_has_no_visit() -> None:
+    assert isinstance(visitor_of({}), Stranger)
+    with pytest.raises(UsageError):
+        visit_of({VISIT: visitor_of({})})
