@@ -173,9 +173,16 @@ class StreamNotFoundError(NotFoundError):
 
 
 class EventGoneError(NotFoundError):
-    """The event id is not on this journal's line (pruned, or lost with a power cut): read from the start."""
+    """The event id is not on this journal's line (pruned, or lost with a power cut): take a snapshot.
+
+    `oldest` is the position of the oldest event that can be replayed.
+    """
 
     code = "event_gone"
+
+    def __init__(self, message: str, *, oldest: int = 1) -> None:
+        super().__init__(message)
+        self.oldest = oldest
 
 
 class ConflictError(MidstreamError):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from midstream.cli.subagents import SubAgents
 from midstream.cli.terminal import Ink, clean, indented, shortened, width_of
 from midstream.cli.transcript import INDENT, Called, call_line, note_of, ran_elsewhere, words_of
-from midstream.core.frames import Gone
+from midstream.core.frames import Gone, Snapshot
 from midstream.core.messages import Call, UpstreamCall
 from midstream.core.records import (
     AttemptStarted,
@@ -109,7 +109,7 @@ class Screen:
         self._elsewhere = ""
         """The id of that call, where the upstream runs it."""
 
-    def show(self, record: Record | Gone) -> None:
+    def show(self, record: Record | Gone | Snapshot) -> None:
         """Show one event."""
         match record:
             case Delta():
@@ -129,8 +129,14 @@ class Screen:
                 self._call_ended(record)
             case TurnEnded():
                 self._turn_ended(record)
+            case Gone(has_snapshot=True):
+                pass  # the snapshot says the rest
             case Gone():
                 self.note(f"the server has lost what came after event {record.resume_from}: forget it")
+            case Snapshot():
+                self.note(
+                    "what happened meanwhile is not kept any more: `sessions show` has the conversation"
+                )
             case ChildSaid():
                 for line in self._below.lines(record):
                     self.remark(line)

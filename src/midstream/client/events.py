@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from midstream.core.client_stream import Applied, ClientEvent
-from midstream.core.frames import Gone
+from midstream.core.client_stream import Applied, ClientEvent, Replaced
+from midstream.core.frames import Gone, Snapshot
 from midstream.core.messages import UpstreamCall
 from midstream.core.records import ChildSaid, Delta, QuestionAsked, Record, TurnEnded, decode
 
@@ -17,11 +17,12 @@ class Event(Struct, frozen=True):
         id: Its place on the session's line. Keep it beside what you make of the event: where it comes again, you
             have it.
         record: What happened; see `midstream.core.records`. A `Gone` says that what came after `id` is not on the
-            line any more (the server lost it in a power cut): forget it; what is there follows.
+            line any more (the server lost it in a power cut, or keeps it no longer): forget it; what is there follows.
+            A `Snapshot` is the session as it was at `id`: put it in the place of all that you have of it.
     """
 
     id: str
-    record: Record | Gone
+    record: Record | Gone | Snapshot
 
     @property
     def text(self) -> str:
@@ -48,7 +49,7 @@ class Event(Struct, frozen=True):
         return self._seen_through()[0]
 
     @property
-    def innermost(self) -> Record | Gone:
+    def innermost(self) -> Record | Gone | Snapshot:
         """What happened, seen through the sub-agents that report it: the record of the last session of `path`.
 
         Raises:
@@ -65,7 +66,7 @@ class Event(Struct, frozen=True):
         record = self.innermost
         return record if isinstance(record, QuestionAsked) else None
 
-    def _seen_through(self) -> tuple[tuple[str, ...], Record | Gone]:
+    def _seen_through(self) -> tuple[tuple[str, ...], Record | Gone | Snapshot]:
         path: list[str] = []
         record = self.record
         while isinstance(record, ChildSaid):
@@ -79,5 +80,8 @@ def event_of(event: ClientEvent) -> Event:
     match event:
         case Applied(event_id, record):
             return Event(str(event_id), record)
+        case Replaced(event_id, session):
+            return Event(str(event_id), Snapshot(str(event_id), session))
         case _:
-            return Event(str(event.event_id), Gone(str(event.event_id), event.reason))
+            gone = Gone(str(event.event_id), event.reason, has_snapshot=event.has_snapshot)
+            return Event(str(event.event_id), gone)

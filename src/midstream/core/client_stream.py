@@ -41,6 +41,8 @@ from midstream.core.frames import (
     Open,
     Payload,
     ServerFrame,
+    Snapshot,
+    SnapshotWhen,
     Welcome,
     WithdrawPayload,
     decode_payload,
@@ -147,9 +149,18 @@ class Forget(Struct, frozen=True):
 
     event_id: EventId
     reason: str
+    has_snapshot: bool = False
+    """A snapshot follows, which says all there is to know."""
 
 
-ClientEvent = Applied | Forget
+class Replaced(Struct, frozen=True):
+    """The session as it was at `event_id`, in the place of all that came before; see `frames.Snapshot`."""
+
+    event_id: EventId
+    session: msgspec.Raw
+
+
+ClientEvent = Applied | Forget | Replaced
 
 
 class _State(Enum):
@@ -168,6 +179,7 @@ class ClientStream:
         stream: The stream key; "" for a reader, who says nothing and never ends by itself.
         secret: The stream's secret; "" for a reader.
         after: Where a reader begins: after this event, or at the session's end where it is None.
+        snapshots: When a snapshot is taken in the place of events.
         patience_s: Seconds without any working connection after which the stream ends with
             `ConnectionLostError`; it can still be resumed.
     """
@@ -178,6 +190,7 @@ class ClientStream:
         secret: str = "",
         *,
         after: EventId | None = None,
+        snapshots: SnapshotWhen = SnapshotWhen.GONE,
         backoff: Backoff = RECONNECT_BACKOFF,
         patience_s: float = LOOK_BACK_S,
         now: float,
@@ -197,6 +210,7 @@ class ClientStream:
         self._is_finishing = False
         # Inbound.
         self._received = after
+        self._snapshots = snapshots
         self._is_begun = not stream
         """Whether the stream's first record was seen: what stands before it is not the stream's business."""
         self._turn = 0
@@ -396,7 +410,7 @@ class ClientStream:
         self._state = _State.OPENING
         self._sent = self._acked
         event_id = str(self._received) if self._is_begun and self._received is not None else None
-        self._queue(Open(self._stream, self._secret, event_id, self._next_seqno))
+        self._queue(Open(self._stream, self._secret, event_id, self._next_seqno, snapshots=self._snapshots))
         self._send_chunks()
         self.was_heard(now=now)
 
@@ -482,6 +496,8 @@ class ClientStream:
                 self._take_events(frame)
             case Gone():
                 self._take_gone(frame)
+            case Snapshot():
+                self._take_snapshot(frame)
             case Heartbeat():
                 self._take_heartbeat(frame)
             case _:
@@ -585,8 +601,17 @@ class ClientStream:
         self._received = EventId.parse(frame.resume_from)
         self._is_begun = not self._stream
         self._promised = None
-        self._events.append(Forget(self._received, frame.reason))
+        self._events.append(Forget(self._received, frame.reason, frame.has_snapshot))
         self._keep(CursorMoved(None))
+
+    def _take_snapshot(self, frame: Snapshot) -> None:
+        self._received = EventId.parse(frame.event_id)
+        self._is_begun = True  # what it was before is within
+        self._promised = None
+        self._failures = 0
+        self._events.append(Replaced(self._received, frame.session))
+        if frame.is_over and self._stream:
+            self._finish_at(self._received)
 
     def _take_heartbeat(self, frame: Heartbeat) -> None:
         newest = EventId.parse(frame.event_id)

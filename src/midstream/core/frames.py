@@ -8,10 +8,11 @@ type it does not know with `error`; the version in `open` and `welcome` says whi
 from __future__ import annotations
 
 import hashlib
+from enum import StrEnum
 from typing import TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from midstream.core.calls import Choice
 from midstream.core.messages import Result, UserPart
@@ -68,6 +69,16 @@ START = EventId(0, 0)
 # --- what a client says -----------------------------------------------------------------------------------------
 
 
+class SnapshotWhen(StrEnum):
+    """When a client takes a snapshot in the place of events."""
+
+    NEVER = "never"
+    GONE = "gone"
+    """Where the events that it is owed were pruned."""
+    BEGIN = "begin"
+    """Then, and for a reader without an event id also in the beginning, in the place of all events so far."""
+
+
 class Open(Struct, frozen=True, tag="open", tag_field="type", omit_defaults=True):
     """The first frame of a connection.
 
@@ -77,6 +88,8 @@ class Open(Struct, frozen=True, tag="open", tag_field="type", omit_defaults=True
         event_id: The last event the client has; None for a new stream (begin where the stream begins) or to
             follow from the end.
         next_seqno: How many chunks the client has numbered; the server tells which it has.
+        snapshots: When it takes a snapshot.
+        coalesce_s: Seconds (0.1 at most) for which events may be held back, so that several come at once.
     """
 
     stream: str = ""
@@ -84,6 +97,8 @@ class Open(Struct, frozen=True, tag="open", tag_field="type", omit_defaults=True
     event_id: str | None = None
     next_seqno: int = 0
     version: int = PROTOCOL_VERSION
+    snapshots: SnapshotWhen = SnapshotWhen.NEVER
+    coalesce_s: float = 0.0
 
 
 class Chunk(Struct, frozen=True, tag="chunk", tag_field="type"):
@@ -177,6 +192,8 @@ class Welcome(Struct, frozen=True, tag="welcome", tag_field="type"):
         heartbeat_s: Seconds of silence after which a heartbeat comes.
         frame_bytes_max, in_flight_max: Limits.
         retention_s: How long after its last record a stream can be resumed.
+        oldest: Position of the oldest event that can be replayed.
+        retention: The limits of what is kept, by their names in `Retention`; null is none.
     """
 
     stream: str
@@ -192,6 +209,8 @@ class Welcome(Struct, frozen=True, tag="welcome", tag_field="type"):
     in_flight_max: int = IN_FLIGHT_MAX
     retention_s: float = 7200.0
     version: int = PROTOCOL_VERSION
+    oldest: int = 1
+    retention: dict[str, float | None] = field(default_factory=dict)
 
 
 class Ack(Struct, frozen=True, tag="ack", tag_field="type"):
@@ -214,10 +233,31 @@ class Events(Struct, frozen=True, tag="events", tag_field="type"):
 
 
 class Gone(Struct, frozen=True, tag="gone", tag_field="type"):
-    """The client's event id is not on the line. Events after `resume_from` follow: forget what came later."""
+    """The client's event id is not on the line. Events after `resume_from` follow: forget what came later.
+
+    Args:
+        oldest: Position of the oldest event that can be replayed.
+        has_snapshot: A snapshot comes first, which replaces all that the client has.
+    """
 
     resume_from: str
     reason: str
+    oldest: int = 1
+    has_snapshot: bool = False
+
+
+class Snapshot(Struct, frozen=True, tag="snapshot", tag_field="type", omit_defaults=True):
+    """The session as it was at an event, in the place of all events so far; those after it follow.
+
+    Args:
+        event_id: That event.
+        session: What `GET /v1/sessions/{id}` answers.
+        is_over: The turn of this stream had ended by then.
+    """
+
+    event_id: str
+    session: msgspec.Raw
+    is_over: bool = False
 
 
 class Error(Struct, frozen=True, tag="error", tag_field="type", omit_defaults=True):
@@ -241,7 +281,7 @@ class Heartbeat(Struct, frozen=True, tag="heartbeat", tag_field="type"):
     waiting_on: str = "nothing"
 
 
-ServerFrame = Welcome | Ack | Events | Gone | Error | Heartbeat
+ServerFrame = Welcome | Ack | Events | Gone | Snapshot | Error | Heartbeat
 
 _encoder = msgspec.json.Encoder()
 _from_client: msgspec.json.Decoder[ClientFrame] = msgspec.json.Decoder(ClientFrame)

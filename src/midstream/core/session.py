@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Iterable
 
+import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -25,6 +26,7 @@ from midstream.core.records import (
     EpochStarted,
     ExchangeCommitted,
     HistoryCompacted,
+    JournalPruned,
     MessageAccepted,
     MessageQueued,
     MessageWithdrawn,
@@ -57,6 +59,7 @@ from midstream.core.turn import (
 )
 from midstream.errors import (
     MalformedFrameError,
+    RecordUndecodableError,
     SeqnoGapError,
     SeqnoReusedError,
     SessionBusyError,
@@ -131,7 +134,11 @@ class ToolsFound(Struct, frozen=True):
 
 
 class Session(Struct, frozen=True):
-    """Everything there is to know of a session; equal journals give equal sessions."""
+    """Everything there is to know of a session; equal journals give equal sessions.
+
+    A pruned journal begins with one, so its JSON is kept for ever: like those of records, fields may be added with a
+    default, never removed, renamed or given another meaning.
+    """
 
     position: int = 0
     """Position of the last folded record; the first record stands at 1."""
@@ -394,6 +401,8 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
             known = session.streams[record.stream]
             stream = replace(known, digests=(*known.digests, record.digest))
             return replace(after, streams={**session.streams, record.stream: stream})
+        case JournalPruned():
+            return restored(record)
         case EpochStarted():
             started_at = session.started_at or record.at
             return replace(after, epoch=record.epoch, started_at=started_at)
@@ -450,6 +459,36 @@ def fold(records: Iterable[tuple[int, Record]], session: Session | None = None) 
     for epoch, record in records:
         state = evolve(state, record, epoch=epoch)
     return state
+
+
+_session: msgspec.json.Decoder[Session] = msgspec.json.Decoder(Session)
+
+
+def is_prunable(session: Session) -> bool:
+    """Say whether a journal may begin here: no reply is being said, no call is open, nobody is asked anything.
+
+    Never within a turn of another loop: that loop takes it up from its records.
+    """
+    turn = session.turn
+    return isinstance(turn, Idle) or (isinstance(turn, AwaitingModel) and not (turn.said or session.driver))
+
+
+def pruned(session: Session, *, at: float) -> JournalPruned:
+    """Return what may stand for the records that folded to this session; only where `is_prunable`."""
+    assert is_prunable(session)
+    return JournalPruned(msgspec.Raw(msgspec.json.encode(session)), at)
+
+
+def restored(record: JournalPruned) -> Session:
+    """Return the session that `pruned` was given.
+
+    Raises:
+        RecordUndecodableError: A newer version wrote it, or it is damaged.
+    """
+    try:
+        return _session.decode(record.state)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RecordUndecodableError(f"the beginning of a pruned journal cannot be read: {error}") from error
 
 
 def owed(session: Session) -> tuple[Obligation, ...]:

@@ -15,14 +15,24 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from midstream.core.frames import EVENTS_PER_FRAME_MAX, HEARTBEAT_S, START, EventId
-from midstream.core.server_stream import Admit, Request, ServerStream, Submit, waiting_on
-from midstream.errors import DrainingError, MidstreamError, OverloadedError, StreamFencedError
+from midstream.core.server_stream import (
+    Admit,
+    Request,
+    ServerStream,
+    SnapshotDue,
+    Submit,
+    waiting_on,
+)
+from midstream.errors import DrainingError, EventGoneError, MidstreamError, OverloadedError, StreamFencedError
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
+from midstream.server.snapshot import body_within, snapshot_of
 from midstream.world import Fault
 
 CONNECTIONS_MAX = 5000
 """Open streams of one process: about 100 MiB of connection state, and below usual limits of open files."""
+SNAPSHOT_BYTES_MAX = 8 * 2**20
+"""Bytes of a snapshot in a stream: half of what our clients take as one frame. `GET` of the session has all of it."""
 SEND_S = 30.0
 """Seconds a client may leave one write unread (three heartbeats) before its connection is given up."""
 LAST_WORDS_S = 1.0
@@ -186,7 +196,14 @@ class Connection:
         assert runner is not None
         try:
             while not self._is_over.is_set():
-                records = await runner.read(after=stream.cursor, limit=EVENTS_PER_FRAME_MAX)
+                if stream.snapshot_due is not None:
+                    await self._show(runner, stream.snapshot_due)
+                try:
+                    records = await runner.read(after=stream.cursor, limit=EVENTS_PER_FRAME_MAX)
+                except EventGoneError:  # it was pruned before this reader came so far
+                    stream.lose(runner.events.pruned_to, now=self._now())
+                    await self._flush()
+                    continue
                 if records:
                     events = [(EventId(record.epoch, record.position), record.body) for record in records]
                     stream.deliver(events, now=self._now())
@@ -195,8 +212,19 @@ class Connection:
                     self._is_over.set()
                 else:
                     await runner.wait(stream.cursor)
+                    if stream.coalesce_s > 0:
+                        await self._world.sleep(stream.coalesce_s)
         except MidstreamError as error:
             self.end(error)
+
+    async def _show(self, runner: Runner, due: SnapshotDue) -> None:
+        if due is SnapshotDue.BEGINNING:
+            event_id, state = await runner.events.beginning()
+        else:
+            event_id, state = runner.newest, runner.state
+        snapshot = snapshot_of(self._session_id, state, str(event_id))
+        self._stream.show(state, event_id, body_within(snapshot, SNAPSHOT_BYTES_MAX), now=self._now())
+        await self._flush()
 
     async def _keep_time(self) -> None:
         while not self._is_over.is_set():
@@ -251,9 +279,10 @@ class Connection:
         runner = await self._host.session(self._session_id, create=is_new)
         epoch_at = None
         if request.event_id is not None and request.event_id.position > 0:
-            found = await runner.read(after=request.event_id.position - 1, limit=1)
-            epoch_at = found[0].epoch if found else None
-        self._stream.admit(runner.state, epoch_at=epoch_at, now=self._now())
+            epoch_at = await runner.events.epoch_at(request.event_id.position)
+        self._stream.admit(
+            runner.state, epoch_at=epoch_at, pruned_to=runner.events.pruned_to, now=self._now()
+        )
         if not self._stream.is_admitted:
             return
         self._runner = runner

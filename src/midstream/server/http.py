@@ -25,6 +25,7 @@ from midstream.core.frames import (
     AnswerPayload,
     Chunk,
     Open,
+    SnapshotWhen,
     decode_client,
     encode,
     secret_digest_of,
@@ -32,11 +33,19 @@ from midstream.core.frames import (
 from midstream.core.questions import Question, questions_of
 from midstream.core.records import encode as encode_record
 from midstream.core.records import salvaged
-from midstream.core.server_stream import KEY_CHARS_MAX, ServerStream, Wire, answer_of, read_chunk
+from midstream.core.server_stream import (
+    COALESCE_S_MAX,
+    KEY_CHARS_MAX,
+    ServerStream,
+    Wire,
+    answer_of,
+    read_chunk,
+)
 from midstream.core.sse import event_of_frame, events_of_records
 from midstream.core.turn import Cancel, Resume, Withdraw
 from midstream.errors import (
     ConnectionLostError,
+    EventGoneError,
     FrameTooLargeError,
     MalformedFrameError,
     NotFoundError,
@@ -183,8 +192,13 @@ class HttpEndpoints:
         session_id = request.path_params["session_id"]
         after = _number(request, "after") or 0
         limit = _number(request, "limit")
-        if await self._host.store.find(session_id) is None:
+        info = await self._host.store.find(session_id)
+        if info is None:
             raise SessionNotFoundError(f"there is no session {session_id!r}")
+        if 0 < after < info.oldest:
+            oldest = info.oldest + 1
+            message = f"events of session {session_id!r} before position {oldest} are not kept any more"
+            raise EventGoneError(message, oldest=oldest)
         return StreamingResponse(
             self._lines(session_id, after, limit), media_type="application/x-ndjson", headers=_NO_STORE
         )
@@ -290,10 +304,13 @@ class SseTransport:
 class EventsEndpoint:
     """`/v1/sessions/{id}/events`: follow a session by server-sent events."""
 
-    def __init__(self, host: Host, connections: Connections, *, retention_s: float) -> None:
+    def __init__(
+        self, host: Host, connections: Connections, *, retention_s: float, coalesce_s: float = 0.0
+    ) -> None:
         self._host = host
         self._connections = connections
         self._retention_s = retention_s
+        self._coalesce_s = coalesce_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one reader. What is refused before the first event is an ordinary HTTP error.
@@ -304,12 +321,18 @@ class EventsEndpoint:
         if scope["method"] != "GET":
             raise HTTPException(405, headers={"allow": "GET"})
         request = Request(scope)
-        stream = ServerStream(wire=SSE, retention_s=self._retention_s, now=self._host.world.monotonic())
+        stream = ServerStream(
+            wire=SSE,
+            retention_s=self._retention_s,
+            retention=self._host.retention,
+            coalesce_s=self._coalesce_s,
+            now=self._host.world.monotonic(),
+        )
         key, secret = stream_of(request)
         transport = SseTransport(receive, send, ends_with_turn=bool(key))
         session_id = scope["path_params"]["session_id"]
         with Connection(self._host, session_id, stream, transport, self._connections) as connection:
-            await connection.admit(encode(Open(key, secret, _event_id_of(request))))
+            await connection.admit(encode(_open_of(request, key, secret)))
             await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
             await send({"type": "http.response.body", "body": SSE_PREAMBLE, "more_body": True})
             failure = await connection.run()
@@ -331,6 +354,25 @@ def stream_of(request: Request) -> tuple[str, str]:
     if len(key) > KEY_CHARS_MAX or len(secret) > KEY_CHARS_MAX:
         raise MalformedFrameError(f"stream keys and secrets have {KEY_CHARS_MAX} characters at most")
     return key, secret
+
+
+def _open_of(request: Request, key: str, secret: str) -> Open:
+    """Return the `open` frame that a request for events is.
+
+    Raises:
+        UsageError: `snapshots` or `coalesce_ms` is none of theirs.
+    """
+    named = request.query_params.get("snapshots", SnapshotWhen.GONE)
+    if named not in [*SnapshotWhen]:
+        raise UsageError(f"`snapshots` is one of {', '.join(SnapshotWhen)}")
+    coalesce_ms = _number(request, "coalesce_ms", most=round(COALESCE_S_MAX * 1000)) or 0
+    return Open(
+        key,
+        secret,
+        _event_id_of(request),
+        snapshots=SnapshotWhen(named),
+        coalesce_s=coalesce_ms / 1000,
+    )
 
 
 def _event_id_of(request: Request) -> str | None:

@@ -67,16 +67,24 @@ class WebSocketTransport:
 class WebSocketEndpoint:
     """`/v1/sessions/{id}/stream` as a plain ASGI callable: nothing stands between a frame and the socket."""
 
-    def __init__(self, host: Host, connections: Connections, *, retention_s: float) -> None:
+    def __init__(
+        self, host: Host, connections: Connections, *, retention_s: float, coalesce_s: float = 0.0
+    ) -> None:
         self._host = host
         self._connections = connections
         self._retention_s = retention_s
+        self._coalesce_s = coalesce_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one WebSocket."""
         await receive()  # websocket.connect
         session_id = scope["path_params"]["session_id"]
-        stream = ServerStream(retention_s=self._retention_s, now=self._host.world.monotonic())
+        stream = ServerStream(
+            retention_s=self._retention_s,
+            retention=self._host.retention,
+            coalesce_s=self._coalesce_s,
+            now=self._host.world.monotonic(),
+        )
         transport = WebSocketTransport(receive, send)
         with Connection(self._host, session_id, stream, transport, self._connections) as connection:
             await send({"type": "websocket.accept"})

@@ -24,6 +24,7 @@ from midstream.core.records import (
     EpochStarted,
     ExchangeCommitted,
     HistoryCompacted,
+    JournalPruned,
     MessageAccepted,
     MessageQueued,
     MessageWithdrawn,
@@ -112,6 +113,7 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
             | ToolsChanged()
             | StallNoticed()
             | StallEnded()
+            | JournalPruned()
         ):
             return state
         case _:

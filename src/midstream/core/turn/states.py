@@ -66,14 +66,14 @@ class Left(Struct, frozen=True):
     terms: Terms = Terms()
 
 
-class Idle(Struct, frozen=True):
+class Idle(Struct, frozen=True, tag="idle"):
     """No turn. Nothing is owed and nothing is pending: the history says it all."""
 
     left: Left | None = None
     """Where the last turn stopped, if it was interrupted or failed."""
 
 
-class AwaitingModel(Struct, frozen=True):
+class AwaitingModel(Struct, frozen=True, tag="awaiting_model"):
     """A reply is owed. Nothing the model says is in the history until the whole reply is.
 
     `said` is a linked list of deltas, newest first, so that a long reply costs the same per token as a short one.
@@ -105,7 +105,7 @@ class AwaitingModel(Struct, frozen=True):
     """It was taken up again and has said nothing new since."""
 
 
-class RunningCalls(Struct, frozen=True):
+class RunningCalls(Struct, frozen=True, tag="running_calls"):
     """The model asked for tools; some outcomes may be in. Nothing of this exchange is in the history yet.
 
     A call may run, wait for its place in the order, or wait for a person: see `CallState`.
@@ -126,7 +126,7 @@ class RunningCalls(Struct, frozen=True):
         return any(call.is_asking for call in self.calls)
 
 
-class Cancelling(Struct, frozen=True):
+class Cancelling(Struct, frozen=True, tag="cancelling"):
     """Somebody stopped the turn while tools ran. The exchange is still out of the history; nothing more starts."""
 
     turn: int
