@@ -180,8 +180,8 @@ class EventGoneError(NotFoundError):
 
     code = "event_gone"
 
-    def __init__(self, message: str, *, oldest: int = 1) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, oldest: int = 1, retry_after_s: float | None = None) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
         self.oldest = oldest
 
 

@@ -78,14 +78,18 @@ class Served(Struct):
 
 @contextlib.asynccontextmanager
 async def served(
-    app: App, *, allowed_hosts: Sequence[str] = (), stop_within_s: float = STOP_WITHIN_S
+    app: App,
+    *,
+    port: int = 0,
+    allowed_hosts: Sequence[str] = (),
+    stop_within_s: float = STOP_WITHIN_S,
 ) -> AsyncIterator[Served]:
     """Serve an app until the end of the block."""
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
     work = serve(
         app,
-        port=0,
+        port=port,
         allowed_hosts=allowed_hosts,
         stop_within_s=stop_within_s,
         on_listening=listening.set_result,

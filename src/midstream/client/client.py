@@ -36,6 +36,7 @@ from midstream.core.frames import (
     Payload,
     ResumePayload,
     SayPayload,
+    SnapshotWhen,
     WithdrawPayload,
 )
 from midstream.core.messages import UserMessage
@@ -244,19 +245,32 @@ class Client:
         """
         await self._say_apart(session, WithdrawPayload(number))
 
-    async def follow(self, session: str, after: str | None = None) -> AsyncGenerator[Event, None]:
+    async def follow(
+        self,
+        session: str,
+        after: str | None = None,
+        *,
+        snapshots: SnapshotWhen | str = SnapshotWhen.GONE,
+    ) -> AsyncGenerator[Event, None]:
         """Iterate over what happens in a session, without end and without saying anything.
 
         Args:
             session: One that exists.
             after: Begin after this event (`"0-0"`: with the first one); None begins with what comes next.
+            snapshots: When an event whose record is a `Snapshot` comes in the place of many: `gone`, where they are not
+                kept any more; `begin`, also as the first one where `after` is None: the whole session so far; `never`.
 
         Raises:
             SessionNotFoundError: There is no such session.
             MalformedFrameError: `after` is no event id.
         """
         begin = None if after is None else EventId.parse(after)
-        stream = ClientStream(after=begin, patience_s=self._patience_s, now=self._world.monotonic())
+        stream = ClientStream(
+            after=begin,
+            snapshots=_named(SnapshotWhen, snapshots),
+            patience_s=self._patience_s,
+            now=self._world.monotonic(),
+        )
         async with aclosing(self._deliver(self._attach(session, stream))) as events:
             async for event in events:
                 yield event
@@ -352,11 +366,14 @@ class Client:
         secret = self._world.new_secret()
         now = self._world.monotonic()
         key = self._world.new_id("stream")
-        return ClientStream(key, secret, patience_s=self._patience_s, now=now), StreamBegun(session, secret)
+        stream = ClientStream(key, secret, snapshots=SnapshotWhen.GONE, patience_s=self._patience_s, now=now)
+        return stream, StreamBegun(session, secret)
 
     def _resumed(self, kept: KeptStream) -> ClientStream:
         now = self._world.monotonic()
-        return ClientStream.resume(kept.checkpoint, patience_s=self._patience_s, now=now)
+        return ClientStream.resume(
+            kept.checkpoint, snapshots=SnapshotWhen.GONE, patience_s=self._patience_s, now=now
+        )
 
     async def _resume(self, kept: KeptStream) -> AsyncGenerator[Event, None]:
         stream = self._resumed(kept)

@@ -145,7 +145,7 @@ class ServerStream:
     Args:
         heartbeat_s: Seconds of silence after which a heartbeat goes out.
         retention_s: What the welcome says of how long the stream can be resumed.
-        retention: What it says of how long events are kept.
+        retention: What it says of how long events are kept; None says nothing.
         coalesce_s: Seconds for which events are held back, so that several go out at once; a client may ask for more.
         degraded_reason: Why nothing can be resumed here; "" where it can.
         wire: How frames are written down; `NATIVE` by default.
@@ -157,7 +157,7 @@ class ServerStream:
         *,
         heartbeat_s: float = HEARTBEAT_S,
         retention_s: float = LOOK_BACK_S,
-        retention: Retention = Retention(),
+        retention: Retention | None = None,
         coalesce_s: float = 0.0,
         degraded_reason: str = "",
         wire: Wire | None = None,
@@ -310,7 +310,7 @@ class ServerStream:
                 heartbeat_s=self._heartbeat_s,
                 retention_s=self._retention_s,
                 oldest=pruned_to.position + 1,
-                retention=asdict(self._retention),
+                retention=asdict(self._retention) if self._retention else {},
             ),
             now=now,
         )

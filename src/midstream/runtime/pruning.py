@@ -122,8 +122,8 @@ class Pruner:
         """Say whether a journal is to be read, as far as its line in a listing tells."""
         count = info.end - info.oldest
         seen = self._seen.get(info.session)
-        events_max = self._retention.events_max or UNREAD_MAX
-        step = min(UNREAD_MAX, max(1, events_max // 2))
+        most = self._retention.events_max or 2 * UNREAD_MAX
+        step = min(UNREAD_MAX, max(1, most // 2))
         if count <= 0:
             return False
         if seen is not None:
