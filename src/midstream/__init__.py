@@ -13,6 +13,7 @@ from midstream.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from midstream.client import Client, connect
+    from midstream.core.retention import Retention
     from midstream.errors import MidstreamError
     from midstream.history import Repaired, check, convert, repair
     from midstream.runtime.agent import Agent, sub_agent
@@ -40,6 +41,7 @@ _HOMES = {
     "Model": "midstream.runtime.models",
     "Pooled": "midstream.runtime.pool",
     "Repaired": "midstream.history",
+    "Retention": "midstream.core.retention",
     "Tool": "midstream.tools",
     "asgi": "midstream.server.app",
     "check": "midstream.history",
@@ -63,6 +65,7 @@ __all__ = [
     "Model",
     "Pooled",
     "Repaired",
+    "Retention",
     "Tool",
     "asgi",
     "check",

@@ -16,6 +16,7 @@ from midstream.client.events import Event
 from midstream.core.frames import EventId, Gone, Snapshot, SnapshotWhen
 from midstream.core.messages import Exchange, Reply, Text, UserMessage
 from midstream.core.records import encode
+from midstream.core.replies import TextDelta
 from midstream.core.retention import Retention
 from midstream.core.server_stream import ServerStream
 from midstream.core.session import Session, fold, is_prunable, pruned
@@ -28,7 +29,7 @@ from midstream.server.connection import Connection, Connections
 from midstream.server.snapshot import body_within, snapshot_of
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import run_turn, text
-from midstream.testing.models import Gate, Script, TextDelta
+from midstream.testing.models import Gate, Script
 from midstream.world import World
 from tests.server.serving import (
     WAIT_S,

@@ -14,11 +14,13 @@ from midstream.cli import Surroundings
 from midstream.cli.agents import find_agent, find_server
 from midstream.cli.places import made
 from midstream.cli.terminal import clean
+from midstream.core.retention import EVENTS_FOR_S, Retention
 from midstream.errors import UsageError
 from midstream.server.app import asgi
 from midstream.server.serve import serve as serve_app
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+DAY_S = 24 * 60 * 60
 LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
@@ -57,6 +59,18 @@ LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
     metavar="NAME=COMMAND|URL",
     help="Add the tools of this MCP server: a command to start, or an address; may be repeated.",
 )
+@click.option(
+    "--keep-events-days",
+    type=click.FloatRange(0, min_open=True),
+    default=EVENTS_FOR_S / DAY_S,
+    show_default=True,
+    help="Days in which the events of a finished turn can be replayed; the conversation stays.",
+)
+@click.option(
+    "--keep-sessions-days",
+    type=click.FloatRange(0, min_open=True),
+    help="Days after its last change in which a session is kept; then it is deleted (default: for ever).",
+)
 @click.option("--log-level", type=click.Choice(LOG_LEVELS), default="warning", show_default=True)
 @click.option("--json", "is_json", is_flag=True, help="Print one JSON object when it listens.")
 @click.pass_obj
@@ -69,6 +83,8 @@ def serve(
     store: Path | None,
     allowed_hosts: tuple[str, ...],
     servers: tuple[str, ...],
+    keep_events_days: float,
+    keep_sessions_days: float | None,
     log_level: str,
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> None:
@@ -89,7 +105,11 @@ def serve(
             )
         warning = "Warning: there is no login yet: whoever reaches this address can use and read everything."
         click.echo(surroundings.talk.yellow(warning), err=True, color=True)
-    app = asgi(agent, store=path)
+    retention = Retention(
+        events_for_s=keep_events_days * DAY_S,
+        sessions_for_s=keep_sessions_days * DAY_S if keep_sessions_days else None,
+    )
+    app = asgi(agent, store=path, retention=retention)
 
     def tell(url: str) -> None:
         if is_json:

@@ -356,8 +356,7 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
         case Delta() | AttemptStarted() | ReplyCompleted() | CallStarted():
             return after  # of every step; what follows is looked through case by case
         case CallEnded():
-            unsettled = _with_unsettled(session, record)
-            return replace(after, unsettled=unsettled)
+            return replace(after, unsettled=_with_unsettled(session, record))
         case ExchangeCommitted():
             return _with_exchange(after, turns.exchange_of(session.turn))
         case MessageAccepted():
@@ -404,8 +403,7 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
         case JournalPruned():
             return restored(record)
         case EpochStarted():
-            started_at = session.started_at or record.at
-            return replace(after, epoch=record.epoch, started_at=started_at)
+            return replace(after, epoch=record.epoch, started_at=session.started_at or record.at)
         case TurnEnded():
             ended = Idle() if session.driver else turn  # only its driver could go on with it
             return replace(after, turn=ended, last_turn=record, driver="")
@@ -475,7 +473,6 @@ def is_prunable(session: Session) -> bool:
 
 def pruned(session: Session, *, at: float) -> JournalPruned:
     """Return what may stand for the records that folded to this session; only where `is_prunable`."""
-    assert is_prunable(session)
     return JournalPruned(msgspec.Raw(msgspec.json.encode(session)), at)
 
 
