@@ -43,7 +43,8 @@ MidstreamError
 │   ├── ToolsUnavailableError
 │   └── ConnectionLostError
 ├── StoreDamagedError     the data on disk cannot be trusted: a person must look
-│   └── RecordUndecodableError
+│   ├── RecordUndecodableError
+│   └── KeyMissingError        it is encrypted under a key that is not here
 └── ModelError            the model did not answer (see each class for whether to ask again)
     ├── ModelUnavailableError  network, 429, 5xx, timeout: asked again
     │   ├── ModelCutError          the provider goes on with the reply: taken up where it was cut
@@ -360,6 +361,13 @@ class RecordUndecodableError(StoreDamagedError):
     """A journal holds a record this version cannot read."""
 
     code = "record_undecodable"
+
+
+class KeyMissingError(StoreDamagedError):
+    """What is stored is encrypted under a key that this process was not given. Nothing had changed."""
+
+    code = "key_missing"
+    retry = "ask"
 
 
 class ModelError(MidstreamError):

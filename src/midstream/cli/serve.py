@@ -18,6 +18,8 @@ from midstream.core.retention import EVENTS_FOR_S, Retention
 from midstream.errors import UsageError
 from midstream.server.app import asgi
 from midstream.server.serve import serve as serve_app
+from midstream.store.contract import Store
+from midstream.store.sqlite import SQLiteStore
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 DAY_S = 24 * 60 * 60
@@ -71,6 +73,11 @@ LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
     type=click.FloatRange(0, min_open=True),
     help="Days after its last change in which a session is kept; then it is deleted (default: for ever).",
 )
+@click.option(
+    "--key-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Encrypt sessions under the first key of this file; made where there is neither it nor a store yet.",
+)
 @click.option("--log-level", type=click.Choice(LOG_LEVELS), default="warning", show_default=True)
 @click.option("--json", "is_json", is_flag=True, help="Print one JSON object when it listens.")
 @click.pass_obj
@@ -85,6 +92,7 @@ def serve(
     servers: tuple[str, ...],
     keep_events_days: float,
     keep_sessions_days: float | None,
+    key_file: Path | None,
     log_level: str,
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> None:
@@ -109,7 +117,7 @@ def serve(
         events_for_s=keep_events_days * DAY_S,
         sessions_for_s=keep_sessions_days * DAY_S if keep_sessions_days else None,
     )
-    app = asgi(agent, store=path, retention=retention)
+    app = asgi(agent, store=_store_of(path, key_file), retention=retention)
 
     def tell(url: str) -> None:
         if is_json:
@@ -129,6 +137,20 @@ def serve(
             on_listening=tell,
         )
     )
+
+
+def _store_of(path: Path, key_file: Path | None) -> Store:
+    store = SQLiteStore(path)
+    if key_file is None:
+        return store
+    try:
+        from midstream.store.ciphers import FileKeys  # noqa: PLC0415 - an extra that few need
+        from midstream.store.encrypted import encrypted  # noqa: PLC0415 - see above
+    except ModuleNotFoundError as error:
+        raise UsageError("--key-file needs more: pip install 'midstream[crypto]'") from error
+    if not key_file.exists() and not path.exists():
+        FileKeys.make(key_file)
+    return encrypted(store, FileKeys(key_file))
 
 
 class _WithSession(logging.Formatter):

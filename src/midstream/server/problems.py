@@ -55,6 +55,7 @@ _NEXT = {
     "foreign_origin": "Call from a page of this server, or let its operator allow your origin or host name.",
     "frame_too_large": "Send less in one chunk.",
     "internal": "Try again; if it stays, look into the log of the server.",
+    "key_missing": "Start the server with the key file that these sessions were written under.",
     "lease_held": "Another server process works on this session: ask that one, or try again later.",
     "malformed_frame": "Correct the request; the same one is refused again.",
     "not_found": "Look at the address.",
