@@ -3,9 +3,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { connect, randomText } from "../../src/midstream/server/static/midstream.js";
-import { LOOK_BACK_MS, MemoryStorage, sortInterrupted } from "../../src/midstream/server/static/storage.js";
-import { Stream, backoffMs, parseEventId } from "../../src/midstream/server/static/stream.js";
+import { connect, randomText } from "../../src/midstream/server/static/client/midstream.js";
+import { LOOK_BACK_MS, MemoryStorage, sortInterrupted } from "../../src/midstream/server/static/client/storage.js";
+import { Stream, backoffMs, parseEventId } from "../../src/midstream/server/static/client/stream.js";
 
 const NOW = 1_000_000;
 

@@ -520,7 +520,7 @@ async def test_nobody_can_speak_before_the_page_listens(browser: Browser) -> Non
     """A key pressed while the page's scripts are on their way would be heard by nobody."""
     gate = asyncio.Event()
     context = await browser.new_context()
-    await context.route("**/static/storage.js", held_until(gate))
+    await context.route("**/static/client/storage.js", held_until(gate))
     chat = Chat(await context.new_page(), [])
     async with served(make_app([text("heard")])) as server:
         await chat.page.goto(server.url, wait_until="commit")

@@ -25,12 +25,11 @@ async def test_the_first_page_is_served_under_a_strict_policy() -> None:
 
 async def test_every_file_is_served_and_asked_for_again_cheaply() -> None:
     async with called(make_app()) as client:
-        for path in FOLDER.iterdir():
-            answer = await client.get(f"/static/{path.name}")
+        for path in (path for path in FOLDER.rglob("*") if path.is_file()):
+            address = f"/static/{path.relative_to(FOLDER)}"
+            answer = await client.get(address)
             assert answer.content == path.read_bytes()
-            again = await client.get(
-                f"/static/{path.name}", headers={"if-none-match": answer.headers["etag"]}
-            )
+            again = await client.get(address, headers={"if-none-match": answer.headers["etag"]})
             assert again.status_code == 304
 
 

@@ -6,7 +6,7 @@
  * the other neither loses nor repeats anything.
  */
 
-import { MidstreamError, connect, randomText } from "./midstream.js";
+import { MidstreamError, connect, randomText } from "./client/midstream.js";
 import { Transcript } from "./transcript.js";
 import { TurnView, element, textOf, visible } from "./view.js";
 

@@ -6,7 +6,7 @@
  * counted in `attempts`, so that a reader can be told.
  */
 
-import { parseEventId } from "./stream.js";
+import { parseEventId } from "./client/stream.js";
 
 /** What a call is doing, in the order of its life. */
 export const CALL_STATES = [

@@ -315,6 +315,8 @@ export interface ConnectOptions {
   /** Of the server, without `/v1`; default: where the page came from. */
   url?: string;
   onstate?: (connection: Connection, stream: LiveStream) => void;
+  /** Whether tabs that follow the same session share one connection; default: true, where the browser can. */
+  isShared?: boolean;
 }
 
 export function connect(options?: ConnectOptions): Promise<Client>;

@@ -10,9 +10,10 @@
  * `Stream`, one socket at a time and one timer, and obeys. `IndexedStorage` (storage.js) keeps what must survive
  * a reload.
  *
- * No dependency and no build step: to use it elsewhere, copy these three files and midstream.d.ts.
+ * No dependency and no build step: to use it elsewhere, copy this folder.
  */
 
+import { SharedSocket, canShare } from "./shared.js";
 import { IndexedStorage, MemoryStorage, sortInterrupted } from "./storage.js";
 import { MidstreamError, Stream } from "./stream.js";
 
@@ -196,7 +197,7 @@ export class LiveStream {
   }
 
   #makeSocket() {
-    const socket = this.#means.makeSocket(this.session);
+    const socket = this.#means.makeSocket(this.session, this.key);
     this.#socket = socket;
     const ifCurrent = (act) => (event) => {
       if (this.#socket === socket) act(event);
@@ -296,7 +297,7 @@ export class Client {
   #live = new Map(); // LiveStream -> release of its lock
   #means;
 
-  constructor({ url, storage, onstate, makeSocket, now, chance }) {
+  constructor({ url, storage, onstate, isShared, makeSocket, now, chance }) {
     this.#url = url;
     this.#storage = storage;
     this.#onstate = onstate;
@@ -305,7 +306,10 @@ export class Client {
       storage,
       now,
       chance,
-      makeSocket: (session) => makeSocket(streamUrl(url, session)),
+      makeSocket: (session, key) => {
+        const address = streamUrl(url, session);
+        return key || !isShared ? makeSocket(address) : new SharedSocket(address, makeSocket);
+      },
       notify: (stream) => this.#onstate(stream.connection, stream),
       release: (stream) => {
         this.#live.get(stream)?.();
@@ -445,7 +449,8 @@ export class Client {
 /**
  * Make a client of the server at `url` (default: where the page came from).
  *
- * `onstate(connection, stream)` hears of every change of a connection. `storage` is for tests.
+ * `onstate(connection, stream)` hears of every change of a connection. Tabs that follow the same session share one
+ * connection, unless `isShared` is false. `storage` is for tests.
  */
 export async function connect({ url = globalThis.location?.origin, onstate = () => {}, ...other } = {}) {
   const client = new Client({
@@ -453,6 +458,7 @@ export async function connect({ url = globalThis.location?.origin, onstate = () 
     onstate,
     storage: other.storage ?? (await IndexedStorage.open().catch(() => new MemoryStorage())),
     makeSocket: other.makeSocket ?? ((address) => new WebSocket(address)),
+    isShared: (other.isShared ?? true) && canShare(),
     now: other.now ?? Date.now,
     chance: other.chance ?? Math.random,
   });

@@ -1,0 +1,177 @@
+"""Several tabs that follow one session: one connection, every word in each of them, whoever goes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Browser, Page, expect
+
+from midstream.core.messages import UserMessage
+from midstream.core.replies import ModelRequest
+from midstream.core.turn import SendMessage
+from midstream.server.app import App
+from midstream.server.pages import FOLDER
+from midstream.testing.models import Step, text
+from midstream.version import __version__
+from midstream.world import World
+from tests.server.serving import make_app, served
+from tests.server.test_page import CHROMIUM, WAIT_MS, WAIT_S, WORDS, Chat, opened, two_halves
+from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="no chromium here: apt-get install --no-install-recommends chromium"
+    ),
+]
+HALF = "".join(WORDS[: len(WORDS) // 2])
+WHOLE = "".join(WORDS)
+LOOK_S = 0.02
+WORLD = World()
+
+
+def turns(*replies: Sequence[Step] | Callable[[ModelRequest], Sequence[Step]]) -> App:
+    """Make an app whose model answers one turn after the other."""
+
+    def reply(request: ModelRequest) -> Sequence[Step]:
+        said = sum(isinstance(entry, UserMessage) for entry in request.history.entries)
+        steps = replies[said - 1]
+        return steps(request) if callable(steps) else steps
+
+    return make_app(reply)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not is_so():
+            await WORLD.sleep(LOOK_S)
+
+
+async def said_elsewhere(app: App, session: str, words: str) -> None:
+    """Let somebody else say something in the session."""
+    runner = await app.host.session(session, create=False)
+    await runner.submit(SendMessage(UserMessage.of(words)))
+
+
+async def tabs_of(chat: Chat, count: int) -> list[Chat]:
+    """Open more tabs at the same session, and wait until each shows it."""
+    tabs = [chat]
+    for _ in range(count - 1):
+        tab = Chat(await chat.page.context.new_page(), chat.problems)
+        await tab.page.goto(chat.page.url)
+        await tab.sees_light("live")
+        tabs.append(tab)
+    return tabs
+
+
+async def see(tabs: list[Chat], words: str) -> None:
+    await asyncio.gather(*(tab.sees(words) for tab in tabs))
+
+
+@contextlib.asynccontextmanager
+async def frozen(page: Page) -> AsyncIterator[None]:
+    """Let nothing of a tab run, as a browser does with those that nobody looks at; its connections stay open."""
+    debugger = await page.context.new_cdp_session(page)
+    await debugger.send("Debugger.enable")
+    paused = asyncio.Event()
+    debugger.once("Debugger.paused", lambda _: paused.set())
+    await debugger.send("Debugger.pause")
+    beating = asyncio.create_task(page.evaluate("1"))  # a statement to stop at
+    async with asyncio.timeout(WAIT_S):
+        await paused.wait()
+    yield
+    await debugger.send("Debugger.resume")
+    await beating
+
+
+async def test_tabs_share_a_connection_and_the_next_one_leads_where_the_first_is_closed(
+    browser: Browser,
+) -> None:
+    gate = asyncio.Event()
+    app = turns(text("Hello."), two_halves(gate), text("Still here."))
+    async with served(app) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("hello")
+        await chat.sees("Hello.")
+        first, *others = await tabs_of(chat, 3)
+        await until(lambda: app.open_streams == 1)
+        await said_elsewhere(app, chat.session, "go on")
+        await see([first, *others], HALF)
+        assert app.open_streams == 1
+        await first.page.close()
+        gate.set()
+        await see(others, WHOLE)
+        await until(lambda: app.open_streams == 1)
+        await said_elsewhere(app, chat.session, "and now?")
+        await see(others, "Still here.")
+        assert app.open_streams == 1
+        assert [await tab.page.locator(".turn").count() for tab in others] == [3, 3]
+        assert chat.problems == []
+
+
+async def test_a_leader_that_is_cut_costs_nobody_a_word(browser: Browser) -> None:
+    gate = asyncio.Event()
+    app = turns(text("Hello."), two_halves(gate))
+    async with served(app) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("hello")
+        await chat.sees("Hello.")
+        tabs = await tabs_of(chat, 3)
+        await until(lambda: app.open_streams == 1)
+        await said_elsewhere(app, chat.session, "go on")
+        await see(tabs, HALF)
+        await chat.page.locator("#cut").evaluate("button => button.click()")
+        gate.set()
+        await see(tabs, WHOLE)
+        await until(lambda: app.open_streams == 1)
+
+
+async def test_a_leader_that_is_frozen_loses_the_lead_and_follows_when_it_wakes(browser: Browser) -> None:
+    app = turns(text("Hello."), text("Without it."))
+    async with served(app) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("hello")
+        await chat.sees("Hello.")
+        async with frozen(chat.page):
+            others = (await tabs_of(chat, 3))[1:]
+            await until(
+                lambda: app.open_streams == 2
+            )  # the frozen one's, which nobody hears, and the new leader's
+            await said_elsewhere(app, chat.session, "go on")
+            await see(others, "Without it.")
+        await chat.sees("Without it.")
+        await until(lambda: app.open_streams == 1)
+        assert chat.problems == []
+
+
+async def test_who_speaks_in_one_tab_is_heard_in_all(browser: Browser) -> None:
+    gate = asyncio.Event()
+    app = turns(text("Hello."), two_halves(gate))
+    async with served(app) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("hello")
+        await chat.sees("Hello.")
+        tabs = await tabs_of(chat, 2)
+        await until(lambda: app.open_streams == 1)
+        await tabs[0].say("go on")
+        await see(tabs, HALF)
+        gate.set()
+        await see(tabs, WHOLE)
+        for tab in tabs:
+            await expect(tab.turn).to_have_attribute("data-status", "completed", timeout=WAIT_MS)
+        await until(lambda: app.open_streams == 1)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_folder_of_the_client_is_a_package() -> None:
+    folder = FOLDER / "client"
+    package = json.loads((folder / "package.json").read_text())
+    assert package["version"] == __version__
+    named = [package["main"], package["types"], *package["exports"]["."].values()]
+    assert all((folder / Path(name)).is_file() for name in named)
