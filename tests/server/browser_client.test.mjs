@@ -5,6 +5,7 @@ import { test } from "node:test";
 
 import { connect, randomText } from "../../src/midstream/server/static/client/midstream.js";
 import { LOOK_BACK_MS, MemoryStorage, sortInterrupted } from "../../src/midstream/server/static/client/storage.js";
+import { SharedSocket } from "../../src/midstream/server/static/client/shared.js";
 import { Stream, backoffMs, parseEventId } from "../../src/midstream/server/static/client/stream.js";
 
 const NOW = 1_000_000;
@@ -689,4 +690,31 @@ test("a stream that resumes has the turn that goes on", () => {
   assert.equal(stream.turn, 7);
   stream.receive(events(["1-3", { ...ended, turn: 7 }]), NOW);
   assert.equal(stream.phase, "ended");
+});
+
+test("a tab that is owed a snapshot keeps its own connection until the snapshot has come", async () => {
+  const held = Object.getOwnPropertyDescriptor(globalThis, "navigator");
+  const locks = { request: () => new Promise(() => {}) }; // another tab leads
+  Object.defineProperty(globalThis, "navigator", { value: { locks }, configurable: true });
+  const leader = new BroadcastChannel("midstream ws://x/shared");
+  try {
+    const socket = { send() {}, isClosed: false, close() { this.isClosed = true; } };
+    const shared = new SharedSocket("ws://x/shared", () => socket);
+    shared.send('{"type":"open","event_id":"1-2","snapshots":"gone"}');
+    const probe = new BroadcastChannel("midstream ws://x/shared");
+    const told = new Promise((resolve) => (probe.onmessage = resolve));
+    leader.postMessage({ at: 7 });
+    await told;
+    probe.close();
+    const hear = (frame) => socket.onmessage({ data: JSON.stringify(frame) });
+    hear({ type: "welcome", resume_from: "1-7", event_id: "1-7" });
+    hear({ type: "gone", resume_from: "1-7", has_snapshot: true });
+    assert.equal(socket.isClosed, false);
+    hear({ type: "snapshot", event_id: "1-7", session: {} });
+    assert.equal(socket.isClosed, true);
+    shared.close();
+  } finally {
+    leader.close();
+    Object.defineProperty(globalThis, "navigator", held ?? { value: undefined, configurable: true });
+  }
 });
