@@ -36,8 +36,9 @@ class OnDemand:
 
     def of(self, session: str) -> tuple[asyncio.Event, asyncio.Queue[CallRequested]]:
         """Return what says that the session waits for its model, and what lets the model answer."""
-        asked = self._asked.setdefault(session, asyncio.Event())
-        return asked, self._go.setdefault(session, asyncio.Queue())
+        if session not in self._asked:
+            self._asked[session], self._go[session] = asyncio.Event(), asyncio.Queue()
+        return self._asked[session], self._go[session]
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         """Wait to be told, then ask for a tool."""

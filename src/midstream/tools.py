@@ -406,16 +406,18 @@ async def run_call(found: Tool, call: Call, context: CallContext) -> Result:
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         return _unfit(call, error)
     limit = asyncio.timeout(found.timeout_s)
+    token = _current.set(context)
     try:
-        with running(context):
-            async with limit:
-                value = await _invoke(found.function, keywords)
+        async with limit:
+            value = await _invoke(found.function, keywords)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code: whatever it raises is its answer
         if limit.expired():
             message = f"{call.name!r} gave no answer within {found.timeout_s:g} s."
             outcome = Outcome.UNKNOWN if found.has_effects else Outcome.ERROR
             return Result(call.id, f"{message} It may or may not have taken effect.", outcome)
         return Result(call.id, storable(f"{type(error).__name__}: {error}"), Outcome.ERROR)
+    finally:
+        _current.reset(token)
     return _result_of(call, value)
 
 

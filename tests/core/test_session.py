@@ -750,3 +750,11 @@ def test_a_pruned_journal_of_before_folds_for_ever() -> None:
     assert state.history.entries == (UserMessage.of("hi"), Exchange(Reply((Text("hello"),))))
     assert state.streams["k"].digests == ("e",)
     assert state.last_turn == TurnEnded(1, TurnStatus.COMPLETED, 5.0)
+
+
+@spec("STREAM-61")
+def test_a_journal_does_not_begin_within_a_turn_that_another_loop_drives() -> None:
+    opened = MessageAccepted(1, UserMessage.of("hi"), AT, driver="pydantic-ai")
+    state = fold([(1, EpochStarted(1, "host", AT)), (1, opened)])
+    assert not is_prunable(state)
+    assert is_prunable(evolve(state, TurnEnded(1, TurnStatus.COMPLETED, AT), epoch=1))

@@ -212,11 +212,12 @@ async def test_who_follows_and_was_overtaken_goes_on_from_the_beginning_that_is_
     await there.open()
     follower = Journal(there, "s", World())
     await follower.load()
+    await writer.claim(at=2.0)
     await writer.append(Appendix(_bodies(3, 4, 5)), sync=Sync.NORMAL)
-    await _prune(here, 4)
+    await _prune(here, 4, epoch=2)
     [(_, begins), (_, last)] = await follower.catch_up()
     assert (type(begins).__name__, last) == ("JournalPruned", ExchangeCommitted(1, 5))
-    assert (follower.newest, follower.pruned_to) == (EventId(1, 5), EventId(1, 4))
+    assert (follower.newest, follower.pruned_to) == (EventId(2, 5), EventId(2, 4))
     assert [stored.position for stored in await follower.read(after=4, limit=9)] == [5]
     assert await _gone(follower, after=2) == 5
     await here.delete("s")

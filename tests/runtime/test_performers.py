@@ -92,7 +92,7 @@ class Noted:
     async def show(self, command: ChildSpoke) -> None:
         self.reports.append(command)
 
-    async def report(self, command: Command) -> None:
+    def report(self, command: Command) -> None:
         self.reports.append(command)
 
     async def confirm(self) -> None:

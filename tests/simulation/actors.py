@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Struct
 
-from midstream.core.calls import CHOICES, Choice, QuestionKind, Site
+from midstream.core.calls import CHOICES, CallState, Choice, QuestionKind, Site
 from midstream.core.frames import EventId
 from midstream.core.messages import Result, UserMessage
 from midstream.core.records import (
@@ -125,6 +125,18 @@ class Speaker:
         await self._send(CallFinished(turn, reply, Result(call_id, "from the client")))
 
 
+class PassingSpeaker(Speaker):
+    """Says its message and leaves. It comes back when all is at rest, and reads what became of it."""
+
+    async def live(self) -> None:
+        if await self._send(SendMessage(UserMessage.of("go on without me"))):
+            self._lab.following += 1
+            while not self._lab.is_over:
+                await pass_time(FOLLOW_S)
+            self._lab.following -= 1
+            await follow(self._lab, self._chance, self.log, self._apply)
+
+
 class Person:
     """Answers questions of all sessions, late, sometimes not, sometimes one that is closed already."""
 
@@ -158,12 +170,21 @@ def _decision(chance: random.Random, asked: QuestionAsked) -> Answer:
 
 async def answer_everything(lab: Lab, chance: random.Random) -> None:
     """Answer every question that is open now in any session."""
+    await _answer_all(lab, chance, lambda _: True)
+
+
+async def answer_what_stays(lab: Lab, chance: random.Random) -> None:
+    """Answer the questions that never expire, and leave all others to their sessions."""
+    await _answer_all(lab, chance, lambda call: not call.expires_at)
+
+
+async def _answer_all(lab: Lab, chance: random.Random, which: Callable[[CallState], bool]) -> None:
     for name in list(lab.memory.sessions):
         turn = lab.folded(name).turn
         if not isinstance(turn, RunningCalls):
             continue
         for call in turn.calls:
-            if call.is_asking and call.asked is not None:
+            if call.is_asking and call.asked is not None and which(call):
                 kind = call.asked
                 choice = {QuestionKind.APPROVAL: Choice.ALLOW, QuestionKind.QUESTION: Choice.REPLY}.get(
                     kind, Choice.SKIP

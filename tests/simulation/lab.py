@@ -133,7 +133,9 @@ class Lab:
         self.is_over = False
         """Nobody says anything new any more."""
         self.following = 0
-        """Clients that only read by now."""
+        """Clients that only read by now, or wait for the end."""
+        self.has_outlasted_runners = False
+        """Whether the store was away for longer than any runner has patience."""
         self.outside = Outside(self.chance("outside"), lambda *what: self.note("outside", *what))
         self._network = self.chance("network")
         self._tasks: dict[asyncio.Task[None], None] = {}

@@ -10,16 +10,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from midstream.core import session as sessions
-from midstream.core.records import CancelRequested, TurnEnded, decode
+from midstream.core.calls import Site
+from midstream.core.records import CancelRequested, EpochStarted, TurnEnded, decode
 from midstream.core.session import Session
-from midstream.core.turn.states import CANCEL_GRACE_S, CHILD_GRACE_S
+from midstream.core.turn.states import CANCEL_GRACE_S, CHILD_GRACE_S, Cancelling, RunningCalls
 from midstream.runtime.children import CHILD_MARK
 from midstream.store.contract import WAITING
 from midstream.testing.history_checker import ClientLog, Evidence, check_ended
 from tests.core.edges import Step, steps_of
-from tests.simulation.actors import Meddler, Person, Reader, Speaker, answer_everything
+from tests.simulation.actors import (
+    Meddler,
+    PassingSpeaker,
+    Person,
+    Reader,
+    Speaker,
+    answer_everything,
+    answer_what_stays,
+)
 from tests.simulation.lab import Lab, Server
 from tests.simulation.loop import SimulatedLoop, Stuck, current_process, pass_time
 
@@ -59,12 +69,19 @@ class Plan(Struct, frozen=True):
     cutting: float
     skew_s: float
     look_back_s: float
+    is_deserted: bool
+    """Who speaks leaves at once, and nobody else comes: only the host itself goes on with a turn. No process stops, but
+    the store is away, often for longer than any runner has patience."""
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether every process lives, and is awake, to the end."""
+        return not any((self.kills, self.drains, self.freezes, self.pauses))
 
     @property
     def is_calm(self) -> bool:
         """Whether servers and store do what they are there for."""
-        troubles = (self.kills, self.drains, self.freezes, self.outages, self.pauses, self.failing)
-        return not any(troubles)
+        return self.is_steady and not (self.outages or self.failing)
 
     @classmethod
     def of(cls, seed: int) -> Plan:
@@ -74,7 +91,7 @@ class Plan(Struct, frozen=True):
         def maybe(share: float) -> bool:
             return chance.random() < share
 
-        return cls(
+        drawn = cls(
             seed=seed,
             sessions=chance.choice([1, 1, 2]),
             speakers=chance.choice([1, 2, 3]),
@@ -92,6 +109,12 @@ class Plan(Struct, frozen=True):
             cutting=chance.choice([0.0, 0.1]),
             skew_s=chance.choice([0.0, 0.0, 3.0]),
             look_back_s=chance.choice([7200.0, 7200.0, 30.0]),
+            is_deserted=maybe(0.1),
+        )
+        if not drawn.is_deserted:
+            return drawn
+        return replace(
+            drawn, speakers=1, kills=False, drains=False, freezes=False, pauses=False, outages=True
         )
 
 
@@ -148,6 +171,8 @@ def run(seed: int) -> Outcome:
             lab.problems += _judged(lab, logs)
             if plan.is_calm:
                 lab.problems += _late_cancels(lab)
+            if plan.is_steady and not lab.has_outlasted_runners:
+                lab.problems += _needless_doubts(lab)
         except Stuck as stuck:
             lab.problems.append(f"stuck: {stuck}")
         lab.problems += [f"nobody took an error: {each}" for each in loop.complaints]
@@ -181,23 +206,26 @@ async def _live(lab: Lab, plan: Plan) -> list[ClientLog]:
     nemesis = Nemesis(lab, plan)
     await nemesis.live()
     lab.weather.failing = lab.outside.model_failing = lab.cutting = 0.0
-    await _come_to_rest(lab, logs)
+    await _come_to_rest(lab, plan)
     return logs
 
 
 def _populate(lab: Lab, plan: Plan) -> list[ClientLog]:
     """Let everybody live who speaks, answers, reads and meddles."""
     logs: list[ClientLog] = []
+    kind = PassingSpeaker if plan.is_deserted else Speaker
     for session in (f"s{number}" for number in range(plan.sessions)):
-        speakers = [Speaker(lab, session, number) for number in range(plan.speakers)]
+        speakers = [kind(lab, session, number) for number in range(plan.speakers)]
         for speaker in speakers:
             lab.spawn(_later(lab.chance(speaker.log.client), speaker))
             logs.append(speaker.log)
+        if plan.is_deserted:
+            continue
         reader = Reader(lab, session, 0, start=0)
         lab.spawn(reader.live())
         logs.append(reader.log)
         lab.spawn(Meddler(lab, session, acts=lab.chance(f"acts {session}").choice([0, 1, 3])).live())
-    for name in ("person", "other person"):
+    for name in () if plan.is_deserted else ("person", "other person"):
         Person(lab, name)
     return logs
 
@@ -239,8 +267,14 @@ class Nemesis:
         await self._stop()
 
     async def _stop(self) -> None:
-        """End all trouble, and have one process that starts afterwards, as after the last restart of a night."""
+        """End all trouble, and have one process that starts afterwards, as after the last restart of a night.
+
+        Where no process ever stopped there is none: it would take up what the others had left lying.
+        """
         self._is_over = True
+        if self._plan.is_steady:
+            self._lab.note("nemesis", "is over")
+            return
         for server in self._lab.servers:
             server.process.dies_in = None
             if server.process.is_frozen:
@@ -280,7 +314,9 @@ class Nemesis:
     async def _outage(self) -> None:
         weather = self._lab.weather
         weather.is_down, weather.is_full = True, self._chance.random() < 0.5
-        await pass_time(LONG_OUTAGE_S if self._chance.random() < 0.1 else self._chance.expovariate(0.3))
+        is_long = self._chance.random() < (0.5 if self._plan.is_deserted else 0.1)
+        self._lab.has_outlasted_runners |= is_long
+        await pass_time(LONG_OUTAGE_S if is_long else self._chance.expovariate(0.3))
         weather.is_down = False
 
     async def _pause(self) -> None:
@@ -305,13 +341,14 @@ class Nemesis:
         self._lab.loop.thaw(server.process)
 
 
-async def _come_to_rest(lab: Lab, logs: list[ClientLog]) -> None:
+async def _come_to_rest(lab: Lab, plan: Plan) -> None:
     """Wait until no turn is open and everybody has seen everything."""
+    answer = answer_what_stays if plan.is_deserted else answer_everything
     chance = lab.chance("rest")
     until = lab.loop.time() + REST_S
     while lab.loop.time() < until:
         await pass_time(LOOK_S)
-        await answer_everything(lab, chance)
+        await answer(lab, chance)
         if _open_turns(lab):
             continue
         lab.is_over = lab.is_over or len(lab.clients) == lab.following
@@ -349,6 +386,20 @@ def _late_cancels(lab: Lab) -> Iterator[str]:
                     yield f"the cancel of turn {turn} of {name!r} took {at - asked[turn]:.1f} s"
                 case _:
                     pass
+
+
+def _needless_doubts(lab: Lab) -> Iterator[str]:
+    """Say which calls lost their owner while they ran, though every process lived and the store came back in time."""
+    for name, found in lab.memory.sessions.items():
+        session = Session()
+        for stored in found.records:
+            record = decode(stored.body)
+            calls = session.turn.calls if isinstance(session.turn, RunningCalls | Cancelling) else ()
+            if isinstance(record, EpochStarted):
+                for call in calls:
+                    if call.is_running and call.plan.site is Site.SERVER:
+                        yield f"call {call.call.id!r} of {name!r} lost its owner, and nothing had happened to it"
+            session = sessions.evolve(session, record, epoch=stored.epoch)
 
 
 @contextmanager

@@ -274,6 +274,21 @@ async def test_those_who_ask_at_once_share_a_sync(folder: Path) -> None:
     await store.close()
 
 
+async def test_who_was_alone_last_time_waits_for_no_company(folder: Path) -> None:
+    disk = Disk("alone")
+    store = SQLiteStore(folder / "x.db", vfs=disk.name)
+    await store.open()
+    names = [f"s{number}" for number in range(30)]
+    epochs = [await store.claim(name, at=1.0) for name in names]
+    asked = zip(names, epochs, strict=True)
+    before = disk.syncs()
+    await asyncio.gather(
+        *(_append(store, b"x", expected=0, epoch=each, session=name) for name, each in asked)
+    )
+    assert disk.syncs() - before == 2  # the first at once, the 29 others together
+    await store.close()
+
+
 async def test_a_step_syncs_once_and_writes_little(folder: Path) -> None:
     """The bar of design.md, section 6, for a side-effecting step; `bench.steps` measures it at length."""
     disk = Disk("step")

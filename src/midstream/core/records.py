@@ -555,17 +555,19 @@ def decode_all(bodies: Iterable[bytes]) -> tuple[Record, ...]:
     return tuple(decode(body) for body in bodies)
 
 
-_FULL = (
-    EpochStarted,
-    StreamOpened,
-    ChunkAccepted,
-    MessageAccepted,
-    MessageQueued,
-    MessageWithdrawn,
-    TurnResumed,
-    QuestionAnswered,
-    CancelRequested,
-    TurnEnded,
+_FULL = frozenset(
+    {
+        EpochStarted,
+        StreamOpened,
+        ChunkAccepted,
+        MessageAccepted,
+        MessageQueued,
+        MessageWithdrawn,
+        TurnResumed,
+        QuestionAnswered,
+        CancelRequested,
+        TurnEnded,
+    }
 )
 
 
@@ -577,6 +579,6 @@ def sync_of(records: Sequence[Record]) -> Sync:
     lost outcome shows as a call in doubt, never as silence.
     """
     for record in records:
-        if isinstance(record, _FULL) or (isinstance(record, CallStarted) and record.has_effects):
+        if type(record) in _FULL or (isinstance(record, CallStarted) and record.has_effects):
             return Sync.FULL
     return Sync.NORMAL

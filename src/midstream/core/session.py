@@ -356,7 +356,7 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
         case Delta() | AttemptStarted() | ReplyCompleted() | CallStarted():
             return after  # of every step; what follows is looked through case by case
         case CallEnded():
-            return replace(after, unsettled=_with_unsettled(session, record))
+            return _noted(after, _with_unsettled(session, record))
         case ExchangeCommitted():
             return _with_exchange(after, turns.exchange_of(session.turn))
         case MessageAccepted():
@@ -444,6 +444,10 @@ def _with_unsettled(session: Session, ended: CallEnded) -> tuple[Unsettled, ...]
     site = next((call.plan.site for call in state.calls if call.call.id == ended.result.call_id), Site.SERVER)
     late = Unsettled(ended.turn, ended.reply, ended.result.call_id, site)
     return (*session.unsettled, late)[-UNSETTLED_MAX:]
+
+
+def _noted(session: Session, unsettled: tuple[Unsettled, ...]) -> Session:
+    return session if unsettled is session.unsettled else replace(session, unsettled=unsettled)
 
 
 def _settled(session: Session, came: ResultArrivedLate) -> tuple[Unsettled, ...]:

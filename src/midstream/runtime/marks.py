@@ -11,6 +11,9 @@ from midstream.store.contract import RUNNING, WAITING, Mark
 
 TITLE_CHARS_MAX = 80
 
+_MARKING = (MessageAccepted, TurnResumed, TurnEnded)
+"""Records that change the line; most do not."""
+
 
 def mark_of(records: Sequence[Record], before: Session, after: Session) -> Mark | None:
     """Return the session's new line where these records change it, else None.
@@ -20,6 +23,8 @@ def mark_of(records: Sequence[Record], before: Session, after: Session) -> Mark 
     """
     mark = None
     for record in records:
+        if not isinstance(record, _MARKING):
+            continue
         title = mark.title if mark else ""
         match record:
             case MessageAccepted():
@@ -31,8 +36,6 @@ def mark_of(records: Sequence[Record], before: Session, after: Session) -> Mark 
             case TurnEnded():
                 status = record.status.value
                 mark = Mark(is_live=False, at=record.at, title=title, turns=after.turns, status=status)
-            case _:
-                pass
     if after.is_live and after.rests_on_people != before.rests_on_people:
         at = max(getattr(record, "at", 0.0) for record in records)
         status = WAITING if after.rests_on_people else RUNNING

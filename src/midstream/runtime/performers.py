@@ -24,8 +24,18 @@ from midstream.core.calls import (
     digest_of,
 )
 from midstream.core.compaction import next_cut
-from midstream.core.messages import Call, Finish, History, Outcome, Reply, Result, UserMessage, storable
-from midstream.core.records import StalledOn
+from midstream.core.messages import (
+    Call,
+    Finish,
+    History,
+    Outcome,
+    Reply,
+    Result,
+    ToolSpec,
+    UserMessage,
+    storable,
+)
+from midstream.core.records import PromptHead, StalledOn
 from midstream.core.replies import (
     Heartbeat,
     ModelEvent,
@@ -122,8 +132,8 @@ class Reports(Protocol):
     async def show(self, command: ChildSpoke) -> None:
         """Journal what a child did."""
 
-    async def report(self, command: Command) -> None:
-        """Journal an outcome and wait for it."""
+    def report(self, command: Command) -> None:
+        """Journal an outcome, soon. Nothing may be left to do: whatever follows from it is owed anew."""
 
     async def confirm(self) -> None:
         """Make sure that the session was not taken while this process was frozen; where it was, be cancelled."""
@@ -153,6 +163,8 @@ class Performer:
         self._nursery = nursery
         self._toolset = Toolset(agent.tools)
         """What the last model call of this process was offered."""
+        self._prompt: tuple[tuple[str, tuple[ToolSpec, ...]], PromptHead] | None = None
+        """What its request began with, and the digests of that."""
 
     async def perform(self, obligation: Obligation, session: Session) -> None:
         """Do one obligation of `session` to its end."""
@@ -164,7 +176,7 @@ class Performer:
             case AwaitClient():
                 await self._until(obligation.deadline_at)
                 expired = CallExpired(obligation.turn, obligation.reply_no, obligation.call_id)
-                await self._reports.report(expired)
+                self._reports.report(expired)
             case RunChild():
                 await self._run_child(obligation, session)
             case ProbeCall():
@@ -172,13 +184,13 @@ class Performer:
             case AwaitPerson():
                 await self._until(obligation.deadline_at)
                 late = QuestionExpired(obligation.turn, obligation.reply_no, obligation.call_id)
-                await self._reports.report(late)
+                self._reports.report(late)
             case AwaitCancelled():
                 await self._until(obligation.deadline_at)
-                await self._reports.report(CancelExpired(obligation.turn))
+                self._reports.report(CancelExpired(obligation.turn))
             case AwaitEnd():
                 await self._until(obligation.deadline_at)
-                await self._reports.report(TurnExpired(obligation.turn))
+                self._reports.report(TurnExpired(obligation.turn))
             case _:
                 assert_never(obligation)
 
@@ -207,12 +219,12 @@ class Performer:
     async def _attempt(self, owed: AskModel, session: Session, turn: AwaitingModel, kept: _Kept) -> None:
         own = await self._read_tools(owed)
         theirs = {each.spec.name: of_client(each) for each in turn.terms.tools if each.spec.name not in own}
-        tools = {**own, **theirs}
+        tools = {**own, **theirs} if theirs else own
         try:
             history = await self._whole(session.shown) if session.has_blobs else session.shown
         except MidstreamError as error:
             unread = ModelUnavailableError(f"what the model is to read cannot be read: {error.message}")
-            await self._reports.report(self._failure(owed, unread, session))
+            self._reports.report(self._failure(owed, unread, session))
             return
         request = ModelRequest(
             self._agent.instructions,
@@ -228,14 +240,22 @@ class Performer:
         try:
             reply = await self._listen(owed, request, builder, kept)
         except ModelError as error:
-            await self._reports.report(self._failure(owed, error, session))
+            self._reports.report(self._failure(owed, error, session))
         else:
             plans = tuple(plan_call(call, tools, self._agent.approval) for call in reply.calls)
             if reply.finish is Finish.LENGTH:
                 plans = _without_cut(reply, plans)
-            prompt = head_of(request.instructions, request.tools)
-            replied = ModelReplied(owed.turn, owed.reply_no, owed.attempt, reply, plans, prompt)
-            await self._reports.report(replied)
+            replied = ModelReplied(
+                owed.turn, owed.reply_no, owed.attempt, reply, plans, self._head_of(request)
+            )
+            self._reports.report(replied)
+
+    def _head_of(self, request: ModelRequest) -> PromptHead:
+        """Return the digests of what a request begins with; most begin as the one before."""
+        asked = (request.instructions, request.tools)
+        if self._prompt is None or self._prompt[0] != asked:
+            self._prompt = (asked, head_of(*asked))
+        return self._prompt[1]
 
     async def _stop(self, token: str) -> None:
         """Tell the provider that nobody wants its reply any more; if that fails, it ends by itself."""
@@ -329,7 +349,7 @@ class Performer:
             self._world.reach(Fault.BEFORE_TOOL)
             await self._reports.confirm()  # TURN-53: whatever may take time comes before this
         except asyncio.CancelledError:
-            await self._report_stopped(owed, _untouched(owed))
+            self._report_stopped(owed, _untouched(owed))
             raise
         if found is not None and found.on_doubt is OnDoubt.IN_TRANSACTION:
             await self._run_within(owed, state, found)
@@ -339,18 +359,18 @@ class Performer:
             async with watch:
                 result = await self._result_of(owed, state, found, watch)
         except asyncio.CancelledError:
-            await self._report_stopped(owed, Result(owed.call_id, STOPPED_CONTENT, Outcome.UNKNOWN))
+            self._report_stopped(owed, Result(owed.call_id, STOPPED_CONTENT, Outcome.UNKNOWN))
             raise
         self._world.reach(Fault.AFTER_TOOL)
-        await self._finish(owed, result)
+        self._finish(owed, result)
 
-    async def _finish(self, owed: RunCall | RunChild, result: Result) -> None:
-        await self._reports.report(CallFinished(owed.turn, owed.reply_no, result))
+    def _finish(self, owed: RunCall | RunChild, result: Result) -> None:
+        self._reports.report(CallFinished(owed.turn, owed.reply_no, result))
 
-    async def _report_stopped(self, owed: RunCall, result: Result) -> None:
+    def _report_stopped(self, owed: RunCall, result: Result) -> None:
         """End a call that was cancelled by a user; let go by the process, it stays open for the next owner."""
         if not self._reports.is_closing:
-            await self._finish(owed, result)
+            self._finish(owed, result)
 
     async def _run_within(self, owed: RunCall, state: CallState, found: Tool) -> None:
         """Run a call in the append of its outcome: before and after that it did not happen, or it is on record."""
@@ -365,12 +385,12 @@ class Performer:
 
         try:
             if (why := self._refused(state, found)) is not None:
-                await self._finish(owed, Result(owed.call_id, why, Outcome.ERROR))
+                self._finish(owed, Result(owed.call_id, why, Outcome.ERROR))
             else:
                 await self._reports.report_within(owed, run)
         except asyncio.CancelledError:
             # It has not run, and now it will not.
-            await self._report_stopped(owed, Result(owed.call_id, NOT_STARTED_CONTENT, Outcome.CANCELLED))
+            self._report_stopped(owed, Result(owed.call_id, NOT_STARTED_CONTENT, Outcome.CANCELLED))
             raise
 
     def _refused(self, state: CallState, found: Tool) -> str | None:
@@ -390,7 +410,7 @@ class Performer:
         found = self._agent.tools.get(state.call.name)
         if not isinstance(found, SubAgent):  # the agent changed between two owners
             gone = f"The tool {state.call.name!r} no longer exists."
-            await self._finish(owed, Result(owed.call_id, gone, Outcome.ERROR))
+            self._finish(owed, Result(owed.call_id, gone, Outcome.ERROR))
             return
         try:
             result = await run_child(self._nursery, self._world, self._reports, owed, session, state, found)
@@ -404,7 +424,7 @@ class Performer:
             except MidstreamError as error:  # the cancel goes on without it at its deadline
                 _log.warning("a sub-agent was not stopped: %s", error.code, extra={"call": owed.call_id})
                 return
-        await self._finish(owed, result)
+        self._finish(owed, result)
 
     async def _result_of(self, owed: RunCall, state: CallState, found: Tool | None, watch: Watch) -> Result:
         if found is None:  # the agent changed between two owners: never a stuck turn
@@ -448,7 +468,7 @@ class Performer:
             result, may_run = None, False
         else:
             result, may_run = await probe_call(found, state.call, self._context(owed, state.runs))
-        await self._reports.report(CallProbed(owed.turn, owed.reply_no, owed.call_id, result, may_run))
+        self._reports.report(CallProbed(owed.turn, owed.reply_no, owed.call_id, result, may_run))
 
     def _context(self, owed: RunCall | ProbeCall, run: int, watch: Watch | None = None) -> CallContext:
         loop, here = asyncio.get_running_loop(), threading.get_ident()

@@ -25,8 +25,8 @@ from midstream.world import Fault, World
 
 SWEEP_S = 60.0
 """Seconds between two sweeps: so late may something go that is due. Each lists the sessions."""
-SWEEP_RECORDS_MAX = 200_000
-"""Records that one sweep reads at most, some seconds' work; the next one goes on."""
+SWEEP_RECORDS_MAX = 50_000
+"""Records that one sweep reads at most, about a second of work, but for the last journal; the next one goes on."""
 PAUSE_S = 0.005
 """Seconds of rest after each page that was read, so that readers of others do not wait for many."""
 LOOKS = 8

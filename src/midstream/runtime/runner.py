@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Protocol
 
@@ -23,12 +23,10 @@ from midstream.core import session as sessions
 from midstream.core.blobs import Blob, lifted
 from midstream.core.frames import EventId
 from midstream.core.records import CallStarted, EpochStarted, Parent, Record, encode, sync_of
-from midstream.core.replies import merge_deltas
 from midstream.core.session import Received, Session, ToolsFound
 from midstream.core.timing import Backoff
 from midstream.core.turn import (
     LOOK_BACK_S,
-    Answer,
     AskModel,
     CallFinished,
     CallProgress,
@@ -40,12 +38,10 @@ from midstream.core.turn import (
     Obligation,
     Recover,
     Refused,
-    Resume,
     RunCall,
     SendMessage,
     Stalled,
     StallOver,
-    Withdraw,
 )
 from midstream.errors import (
     DrainingError,
@@ -60,13 +56,12 @@ from midstream.runtime.agent import Agent
 from midstream.runtime.children import Nursery
 from midstream.runtime.handing import GIVE_UP, encode_command, once, position_of
 from midstream.runtime.journal import Journal
+from midstream.runtime.mailbox import Effect, Envelope, Mailbox, merged
 from midstream.runtime.marks import mark_of
 from midstream.runtime.performers import Performer
 from midstream.store.contract import Appendix, Attempt, Stored
 from midstream.world import World
 
-MAILBOX_MAX = 64
-"""Tokens of a model that may wait for their append; the model is not read further before there is room."""
 APPEND_TRIES_MAX = 60
 """Tries to append what a model or a tool said while the store is unavailable, before the runner gives up: some seven
 minutes. Past them the outcome of a tool that ran is lost, and its call in doubt."""
@@ -78,31 +73,6 @@ CONFIRM_TRIES_MAX = 3
 APPEND_BACKOFF = Backoff(first_s=0.05, most_s=10.0, jitter=0.5)
 
 _log = logging.getLogger(__name__)
-
-
-class Effect:
-    """A call that runs in the append of its outcome: `run` is called in the store's thread."""
-
-    def __init__(self, owed: RunCall, run: Callable[[Attempt], CallFinished]) -> None:
-        self.owed = owed
-        self.run = run
-
-
-class _Envelope:
-    """A command on its way, and who waits for it."""
-
-    __slots__ = ("command", "done", "reporter")
-
-    def __init__(
-        self,
-        command: Command | Received | ToolsFound | Effect | None,
-        done: asyncio.Future[int] | None,
-        reporter: asyncio.Task[None] | None = None,
-    ) -> None:
-        self.command = command
-        self.done = done
-        self.reporter = reporter
-        """The task whose obligation this command ends: it needs no stopping."""
 
 
 class Family(Nursery, Protocol):
@@ -139,12 +109,7 @@ class Runner:
         self._look_back_s = look_back_s
         self._on_failed = on_failed
         self._on_followed = on_followed
-        self._mailbox: deque[_Envelope] = deque()
-        self._arrived = asyncio.Event()
-        self._rested = asyncio.Event()
-        """Nothing is on its way to the journal."""
-        self._rested.set()
-        self._room = asyncio.Event()
+        self._mailbox = Mailbox()
         self._doing: dict[Obligation, asyncio.Task[None]] = {}
         self._stopping: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
@@ -207,13 +172,13 @@ class Runner:
     def is_idle(self) -> bool:
         """Whether nothing would be lost by letting this session go to sleep."""
         if self.state.rests_on_people:  # whoever answers wakes it
-            return not self.readers and self._rested.is_set()
+            return not self.readers and self._mailbox.is_at_rest
         return not (self.readers or self._is_busy or self._doing or self._stopping)
 
     @property
     def _is_busy(self) -> bool:
         """Whether a turn is open here, or something is on its way to the journal that may open one."""
-        return (self._has_begun and self.state.is_live) or not self._rested.is_set()
+        return (self._has_begun and self.state.is_live) or not self._mailbox.is_at_rest
 
     @property
     def is_stale(self) -> bool:
@@ -328,10 +293,10 @@ class Runner:
         """Start nothing new, cut model calls, and wait for the tools that run; their outcomes are kept."""
         self._is_quiescing = True
         self._stop_unowed(sessions.owed(self.state))
-        await self._rested.wait()
+        await self._mailbox.rest()
         while running := [*self._doing.values(), *self._stopping]:
             await asyncio.wait(running)
-            await self._rested.wait()
+            await self._mailbox.rest()
 
     async def wind_down(self) -> None:
         """Start nothing new, and wait for everything that runs, also for the model's reply."""
@@ -368,15 +333,14 @@ class Runner:
         """Journal a model's words, or its tools, soon; wait only while too many of them are on their way."""
         if self._failed is not None:
             return  # a model that does not mind being stopped talks to nobody
-        self._put(_Envelope(command, None))
-        while len(self._mailbox) >= MAILBOX_MAX and self._failed is None:
-            self._room.clear()
-            await self._room.wait()
+        self._mailbox.put(Envelope(command))
+        while self._mailbox.is_full and self._failed is None:
+            await self._mailbox.room()
 
     def tell(self, progress: CallProgress | Stalled | StallOver) -> None:
         """Journal how far a tool is, or that nothing comes, soon; left out while too much waits for its append."""
-        if self._failed is None and len(self._mailbox) < MAILBOX_MAX:
-            self._put(_Envelope(progress, None))
+        if self._failed is None and not self._mailbox.is_full:
+            self._mailbox.put(Envelope(progress))
 
     async def show(self, command: ChildSpoke) -> None:
         """Journal what a child did, and wait for it: the obligation goes on.
@@ -386,12 +350,10 @@ class Runner:
         """
         await self._post(command)
 
-    async def report(self, command: Command) -> None:
-        """Journal what came of an obligation; a runner that has failed meanwhile leaves it in doubt."""
-        try:
-            await self._post(command, asyncio.current_task())
-        except MidstreamError as error:
-            _log.debug("an outcome was not journaled: %s", error.code, extra={"session": self.session_id})
+    def report(self, command: Command) -> None:
+        """Journal what came of an obligation, soon; a runner that has failed meanwhile leaves it in doubt."""
+        if self._failed is None:
+            self._mailbox.put(Envelope(command, reporter=asyncio.current_task()))
 
     async def confirm(self) -> None:
         """Make sure that the session was not taken while this process was frozen; where it was, end here.
@@ -440,7 +402,7 @@ class Runner:
         if self._failed is not None:
             raise self._failed
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._put(_Envelope(command, done, reporter))
+        self._mailbox.put(Envelope(command, done, reporter))
         return await done
 
     async def _hand_over(self, command: Command | Received) -> int:
@@ -466,25 +428,16 @@ class Runner:
         finally:
             self._asking.discard(limit)
 
-    def _put(self, envelope: _Envelope) -> None:
-        self._mailbox.append(envelope)
-        self._arrived.set()
-        self._rested.clear()
-
     async def _run(self) -> None:
         try:
             while True:
-                await self._arrived.wait()
-                self._arrived.clear()
+                await self._mailbox.arrival()
                 if self._has_begun:
-                    await self._step_next()
+                    await self._step(self._mailbox.take())
                 else:
                     async with self._unclaimed:  # who stops it here must find the commands in the mailbox
-                        await self._step_next()
-                if self._mailbox:
-                    self._arrived.set()
-                else:
-                    self._rested.set()
+                        await self._step(self._mailbox.take())
+                self._mailbox.settle()
         except asyncio.CancelledError:
             # Also when a whole event loop is cancelled at its end: a tool that reports its own cancellation must
             # not wait for an append that nobody makes any more.
@@ -496,62 +449,46 @@ class Runner:
             _log.exception("a session ended on a bug", extra={"session": self.session_id})
             self._fail(_stopped_on(error, self.session_id))
 
-    async def _step_next(self) -> None:
-        if batch := self._next_batch():
-            await self._step(batch)
-
-    def _next_batch(self) -> list[_Envelope]:
-        """Take what waits, up to an effect; an effect alone, as it is decided in the store's own transaction."""
-        batch: list[_Envelope] = []
-        while self._mailbox:
-            is_effect = isinstance(self._mailbox[0].command, Effect)
-            if not (is_effect and batch):
-                batch.append(self._mailbox.popleft())
-            if is_effect:
-                break
-        self._room.set()
-        return batch
-
-    async def _step(self, batch: list[_Envelope]) -> None:
+    async def _step(self, batch: list[Envelope]) -> None:
         """Decide a batch of commands, append all they cause at once, then tell and act."""
-        if not self._has_begun and self._has_answered(batch):
+        if not batch or (not self._has_begun and self._has_answered(batch)):
             return
         try:
             if isinstance(effect := batch[0].command, Effect):
-                taken, has_written = batch, await self._append_effect(effect)
+                taken, has_written = batch, await self._append_effect(effect, batch)
             else:
                 taken, has_written = await self._append_decided(batch)
         except MidstreamError as error:
             for envelope in batch:
-                _answer(envelope, error)
+                envelope.answer(error)
             if isinstance(error, LeaseHeldError) and not self._has_begun:
                 return  # it is followed here
-            if isinstance(error, UnavailableError) and not any(_is_internal(each) for each in batch):
+            if isinstance(error, UnavailableError) and not any(each.is_internal for each in batch):
                 return  # nothing was written and only clients asked: they may ask again
             raise
         except (Exception, asyncio.CancelledError) as error:
             for envelope in batch:  # a bug ends the session, but nobody may wait for its answer for ever
-                _answer(envelope, _stopped_on(error, self.session_id))
+                envelope.answer(_stopped_on(error, self.session_id))
             raise
         self._has_begun = self._has_begun or has_written
         for envelope in taken:
-            _answer(envelope, self.newest.position)
-        self._reconcile(reporters={each.reporter for each in taken})
+            envelope.answer(self.newest.position)
+        self._reconcile({each.reporter for each in batch if each.reporter is not None})
 
-    async def _append_decided(self, batch: list[_Envelope]) -> tuple[list[_Envelope], bool]:
+    async def _append_decided(self, batch: list[Envelope]) -> tuple[list[Envelope], bool]:
         """Return what was taken of a batch, and whether that wrote anything."""
-        taken: list[_Envelope] = []
+        taken: list[Envelope] = []
         records: list[Record] = []
         blobs: list[Blob] = []
         state = await self._claim_if_needed(records)
         at = self._world.now()
-        for envelope in _merged(batch):
-            assert not isinstance(envelope.command, Effect)  # see `_next_batch`
+        for envelope in merged(batch):
+            assert not isinstance(envelope.command, Effect)  # see `Mailbox.take`
             if envelope.command is not None:
                 try:
                     decided, large = self._decided(state, envelope.command, at=at)
                 except Refused as refused:
-                    _answer(envelope, refused.error)
+                    envelope.answer(refused.error)
                     continue
                 state = self._folded(state, decided)
                 records.extend(decided)
@@ -560,11 +497,11 @@ class Runner:
         if records:
             appendix = _appendix(records, blobs, self.state, state)
             append = partial(self._journal.append, appendix, sync=sync_of(records))
-            await self._patiently(append, tries=APPEND_TRIES_MAX if any(map(_is_internal, taken)) else 1)
+            await self._patiently(append, taken)
         self.state = state
         return taken, bool(records)
 
-    async def _append_effect(self, effect: Effect) -> bool:
+    async def _append_effect(self, effect: Effect, batch: list[Envelope]) -> bool:
         """Run a call in the append of its outcome; return whether it was still owed, so that it ran."""
         if effect.owed not in sessions.owed(self.state):
             return False
@@ -578,7 +515,7 @@ class Runner:
             state = self._folded(self.state, records)
             return _appendix(records, blobs, self.state, state)
 
-        await self._patiently(partial(self._journal.append_within, work), tries=APPEND_TRIES_MAX)
+        await self._patiently(partial(self._journal.append_within, work), batch)
         self.state = state
         return True
 
@@ -589,7 +526,7 @@ class Runner:
         decided = sessions.decide(state, command, epoch=self._journal.epoch, at=at)
         return lifted(_without_starts(decided) if self._is_quiescing else decided)
 
-    def _has_answered(self, batch: list[_Envelope]) -> bool:
+    def _has_answered(self, batch: list[Envelope]) -> bool:
         """Answer a batch that would write nothing, so that a refused request does not claim the session."""
         if self.state.is_live:
             return False
@@ -607,7 +544,7 @@ class Runner:
                 return False
             answers.append(self.newest.position)
         for envelope, answer in zip(batch, answers, strict=True):
-            _answer(envelope, answer)
+            envelope.answer(answer)
         return True
 
     async def _claim_if_needed(self, records: list[Record]) -> Session:
@@ -642,36 +579,40 @@ class Runner:
             state = sessions.evolve(state, record, epoch=self._journal.epoch)
         return state
 
-    async def _patiently(self, append: Callable[[], Awaitable[None]], *, tries: int) -> None:
-        for failures in range(1, tries + 1):
+    async def _patiently(self, append: Callable[[], Awaitable[None]], batch: list[Envelope]) -> None:
+        for failures in itertools.count(1):
             try:
                 await append()
             except UnavailableError as error:
                 # What a model said or a tool did must not be lost to a disk that is full for a moment.
-                if failures == tries:
+                if failures == APPEND_TRIES_MAX or not any(each.is_internal for each in batch):
                     raise
                 _log.warning(
                     "append failed: %s; trying again", error.code, extra={"session": self.session_id}
                 )
-                self._refuse_clients(error)
+                self._mailbox.refuse_clients(error)
                 await self._world.sleep(APPEND_BACKOFF.wait_s(failures, chance=self._world.chance()))
             else:
                 return
 
-    def _reconcile(self, reporters: Collection[asyncio.Task[None] | None]) -> None:
+    def _reconcile(self, reporters: AbstractSet[asyncio.Task[None]]) -> None:
         """Start what is owed and not being done; stop what is being done and not owed."""
         owed = sessions.owed(self.state)
-        if self._doing.keys() == set(owed) and not self._is_quiescing:
+        if self._doing.keys() == set(owed) and not reporters and not self._is_quiescing:
             return
         self._stop_unowed(owed, reporters)
+        if not reporters.isdisjoint(self._doing.values()):
+            self._fail(_undone(self.session_id))
         if self._failed is None:
             self._start_owed(owed)
 
     def _stop_unowed(
-        self, owed: Sequence[Obligation], reporters: Collection[asyncio.Task[None] | None] = ()
+        self, owed: Sequence[Obligation], reporters: AbstractSet[asyncio.Task[None]] = frozenset()
     ) -> None:
         for obligation in [each for each in self._doing if each not in owed or self._is_cut(each)]:
             task = self._doing.pop(obligation)
+            if task.done():
+                continue  # it ended with its report
             self._stopping.add(task)
             task.add_done_callback(self._stopping.discard)
             if task not in reporters:
@@ -690,7 +631,7 @@ class Runner:
         return self._is_quiescing and self._performer.is_repeatable(obligation)
 
     async def _perform(self, obligation: Obligation, owing: Session) -> None:
-        """Do what is owed; where it ends and is owed still, such as by a model that cancels itself, nobody would."""
+        """Do what is owed; where it ends without a report, such as by a model that cancels itself, nobody would."""
         try:
             await self._performer.perform(obligation, owing)
         except Exception as error:  # noqa: BLE001 - a bug in there ends the session as a crash would
@@ -698,9 +639,10 @@ class Runner:
             _log.error("performing an obligation failed", exc_info=error, extra=extra)
             self._fail(_stopped_on(error, self.session_id))
         finally:
-            if self._doing.get(obligation) is asyncio.current_task():
+            task = asyncio.current_task()
+            if self._doing.get(obligation) is task and not self._mailbox.has_report_of(task):
                 del self._doing[obligation]
-                self._fail(UnavailableError(f"session {self.session_id!r} stopped: nobody does what it owes"))
+                self._fail(_undone(self.session_id))
 
     def _fail(self, error: MidstreamError) -> None:
         """End as a crash would: nothing more is written; whoever takes over finds the doubt in the journal."""
@@ -712,27 +654,15 @@ class Runner:
         self._failed = self._failed or error
         self._is_quiescing = True
         self._journal.close(error)
+        self._doing = {each: task for each, task in self._doing.items() if not task.done()}
         for task in [*self._doing.values(), *self._stopping]:
             task.cancel()
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
-        self._room.set()
-        self._rested.set()
         self._refuse_all(error)
 
-    def _refuse_clients(self, error: MidstreamError) -> None:
-        """Let nobody wait who can come again, while what cannot be said again waits for the store."""
-        waiting, self._mailbox = self._mailbox, deque()
-        for envelope in waiting:
-            if _is_internal(envelope):
-                self._mailbox.append(envelope)
-            else:
-                _answer(envelope, error)
-
     def _refuse_all(self, error: MidstreamError) -> None:
-        waiting, self._mailbox = self._mailbox, deque()
-        for envelope in waiting:
-            _answer(envelope, error)
+        self._mailbox.refuse_all(error)
         asking, self._asking = self._asking, set()
         for limit in asking:
             if not limit.expired():
@@ -741,21 +671,6 @@ class Runner:
 
 def _appendix(records: Sequence[Record], blobs: Sequence[Blob], before: Session, state: Session) -> Appendix:
     return Appendix([encode(record) for record in records], mark_of(records, before, state), blobs)
-
-
-def _merged(batch: list[_Envelope]) -> list[_Envelope]:
-    """Join neighbouring words of one model attempt, so that a fast model costs one record and not hundreds."""
-    if len(batch) == 1:
-        return batch
-    merged: list[_Envelope] = []
-    for ids, group in itertools.groupby(batch, key=_attempt_of):
-        if ids is None:
-            merged.extend(group)
-            continue
-        said = (each.command for each in group if isinstance(each.command, ModelSaid))
-        deltas = merge_deltas([delta for command in said for delta in command.deltas])
-        merged.append(_Envelope(ModelSaid(*ids, deltas), None))
-    return merged
 
 
 def _limited(command: Command | Received, turn_s: float) -> Command | Received:
@@ -769,29 +684,14 @@ def _limited(command: Command | Received, turn_s: float) -> Command | Received:
     return command
 
 
-def _attempt_of(envelope: _Envelope) -> tuple[int, int, int] | None:
-    said = envelope.command
-    return (said.turn, said.reply_no, said.attempt) if isinstance(said, ModelSaid) else None
-
-
 def _without_starts(records: Sequence[Record]) -> tuple[Record, ...]:
     """Leave the starts to the next owner: started here and not run, a call would be in doubt for nothing."""
     return tuple(record for record in records if not isinstance(record, CallStarted))
 
 
+def _undone(session_id: str) -> UnavailableError:
+    return UnavailableError(f"session {session_id!r} stopped: nobody does what it owes")
+
+
 def _stopped_on(error: BaseException, session_id: str) -> UnavailableError:
     return UnavailableError(f"session {session_id!r} stopped on {type(error).__name__}")
-
-
-def _answer(envelope: _Envelope, answer: int | MidstreamError) -> None:
-    if envelope.done is None or envelope.done.done():
-        return
-    if isinstance(answer, MidstreamError):
-        envelope.done.set_exception(answer)
-    else:
-        envelope.done.set_result(answer)
-
-
-def _is_internal(envelope: _Envelope) -> bool:
-    """Whether it says what a model or a tool did, which nobody would say again."""
-    return not isinstance(envelope.command, Received | SendMessage | Withdraw | Answer | Cancel | Resume)

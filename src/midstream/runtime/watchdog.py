@@ -96,6 +96,8 @@ class Watch:
         self._waiting_for = StalledOn.TOOL if self._call_id else StalledOn.FIRST_TOKEN
         self._since = world.monotonic()
         self._pinged_at: float | None = None
+        self._shortest_s = budgets.tool_s if self._call_id else min(budgets.between_tokens_s, budgets.tool_s)
+        """The least budget of a silence that may begin while this one lasts."""
         self._is_noticed = False
         self._is_held = False
         self._recent: deque[_Activity] = deque(maxlen=RECENT_MAX)
@@ -173,9 +175,7 @@ class Watch:
             self._is_noticed = True
             self._say(Level.ADVISORY, silent_s)
         # Who speaks meanwhile begins a silence with a budget of its own: never sleep past the end of that.
-        coming = (StalledOn.TOOL,) if self._cut is None else (StalledOn.BETWEEN_TOKENS, StalledOn.TOOL)
-        next_s = min(self._budgets.of(each)[0] for each in coming)
-        until_notice_s = min(next_s, advisory_s - silent_s if silent_s < advisory_s else advisory_s)
+        until_notice_s = min(self._shortest_s, advisory_s - silent_s if silent_s < advisory_s else advisory_s)
         wait_s = until_notice_s if limit_s is None else min(until_notice_s, limit_s - silent_s)
         return wait_s if wait_s < math.inf else None
 

@@ -37,6 +37,9 @@ LOG_BYTES_MAX = 64 * 2**20
 """Size to which a log is cut that a slow reader of another process had made grow."""
 BEGIN = "begin immediate"
 
+_NEVER = threading.Event()
+"""Never set: waiting for it is a pause."""
+
 
 class DatabaseFile:
     """A database as a file.
@@ -105,13 +108,12 @@ class DatabaseFile:
 
     def patiently(self, step: Callable[[], T]) -> T:
         """Do one step of SQLite's, again and again while another process has the lock."""
-        pause = threading.Event()
         for _ in range(BUSY_TRIES_MAX):
             try:
                 return step()
             except apsw.BusyError:
                 spread = BUSY_PAUSE_MAX_S - BUSY_PAUSE_MIN_S
-                pause.wait(BUSY_PAUSE_MIN_S + spread * self.world.chance())
+                _NEVER.wait(BUSY_PAUSE_MIN_S + spread * self.world.chance())
         return step()
 
     @contextlib.contextmanager

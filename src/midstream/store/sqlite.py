@@ -136,8 +136,9 @@ class SQLiteStore:
     ) -> int:
         """See `Store.append`."""
         opened = self._require_open(session)
-        if not all(isinstance(body, bytes) for body in bodies):
-            raise UsageError("a record's body is bytes")
+        for body in bodies:
+            if not isinstance(body, bytes):
+                raise UsageError("a record's body is bytes")
         appendix = Appendix(bodies, mark, blobs)
         # A claim is not synced by itself. The first append under its epoch syncs both, or a power cut could give
         # the same epoch, and the positions under it, to somebody else.
@@ -336,6 +337,8 @@ class _Queue:
         self._loop = asyncio.get_running_loop()
         self._waiting: list[_Asked] = []
         self._is_busy = False
+        self._is_shared = True
+        """Whether the last commit was of several, so that the next one is likely to be."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -345,8 +348,10 @@ class _Queue:
         if not self._is_busy:
             self._is_busy = True
             self._idle.clear()
-            # Not at once: who asks in the same moment shares the commit.
-            self._loop.call_soon(self._commit_next)
+            if self._is_shared:  # who asks in the same moment shares the commit
+                self._loop.call_soon(self._commit_next)
+            else:
+                self._commit_next()
         return answer
 
     async def clear_log(self) -> None:
@@ -358,10 +363,14 @@ class _Queue:
         await self._idle.wait()
 
     def _commit_next(self) -> None:
-        alone = (number for number, asked in enumerate(self._waiting[:BATCH_MAX]) if asked.is_alone)
-        count = next(alone, BATCH_MAX) or 1
-        batch = self._waiting[:count]
-        del self._waiting[:count]
+        if len(self._waiting) == 1:
+            batch, self._waiting = self._waiting, []
+        else:
+            alone = (number for number, asked in enumerate(self._waiting[:BATCH_MAX]) if asked.is_alone)
+            count = next(alone, BATCH_MAX) or 1
+            batch = self._waiting[:count]
+            del self._waiting[:count]
+        self._is_shared = len(batch) > 1
         self._thread.tell(partial(self._writer.commit, batch), partial(self._committed, batch))
 
     def _committed(self, batch: Sequence[_Asked], done: list[Any] | None, bug: BaseException | None) -> None:

@@ -167,18 +167,31 @@ def _evolve_reply(state: TurnState, record: ReplyCompleted) -> TurnState:
         CallState(call, plans.get(call.id) or CallPlan(call.id, digest_of(call.name, call.arguments)))
         for call in record.body.calls
     )
-    running = RunningCalls(record.turn, record.reply, record.body, calls, touched_at=record.at)
     if not isinstance(state, AwaitingModel):
-        return running
-    return replace(running, terms=state.terms, deadline_at=state.deadline_at, is_last=state.is_last)
+        return RunningCalls(record.turn, record.reply, record.body, calls, touched_at=record.at)
+    return RunningCalls(
+        record.turn,
+        record.reply,
+        record.body,
+        calls,
+        state.terms,
+        touched_at=record.at,
+        deadline_at=state.deadline_at,
+        is_last=state.is_last,
+    )
 
 
 def _evolve_commit(state: TurnState, record: ExchangeCommitted) -> TurnState:
-    after = AwaitingModel(record.turn, record.reply + 1)
     if isinstance(state, Idle):
-        return after
+        return AwaitingModel(record.turn, record.reply + 1)
     deadline_at = 0.0 if isinstance(state, Cancelling) else state.deadline_at
-    return replace(after, terms=state.terms, touched_at=state.touched_at, deadline_at=deadline_at)
+    return AwaitingModel(
+        record.turn,
+        record.reply + 1,
+        state.terms,
+        touched_at=state.touched_at,
+        deadline_at=deadline_at,
+    )
 
 
 def _evolve_cancel(state: TurnState, record: CancelRequested) -> TurnState:

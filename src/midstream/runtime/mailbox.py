@@ -1,0 +1,169 @@
+"""One session: commands on their way to its journal, in the order in which they came, and who waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from midstream.core.replies import merge_deltas
+from midstream.core.session import Received, ToolsFound
+from midstream.core.turn import (
+    Answer,
+    CallFinished,
+    Cancel,
+    Command,
+    ModelSaid,
+    Resume,
+    RunCall,
+    SendMessage,
+    Withdraw,
+)
+from midstream.errors import MidstreamError
+from midstream.store.contract import Attempt
+
+MAILBOX_MAX = 64
+"""Tokens of a model that may wait for their append; the model is not read further before there is room."""
+
+
+class Effect:
+    """A call that runs in the append of its outcome: `run` is called in the store's thread."""
+
+    def __init__(self, owed: RunCall, run: Callable[[Attempt], CallFinished]) -> None:
+        self.owed = owed
+        self.run = run
+
+
+class Envelope:
+    """A command on its way, and who waits for it."""
+
+    __slots__ = ("command", "done", "reporter")
+
+    def __init__(
+        self,
+        command: Command | Received | ToolsFound | Effect | None,
+        done: asyncio.Future[int] | None = None,
+        reporter: asyncio.Task[Any] | None = None,
+    ) -> None:
+        self.command = command
+        self.done = done
+        self.reporter = reporter
+        """The task whose obligation this command ends: it needs no stopping."""
+
+    @property
+    def is_internal(self) -> bool:
+        """Whether it says what a model or a tool did, which nobody would say again."""
+        return not isinstance(self.command, Received | SendMessage | Withdraw | Answer | Cancel | Resume)
+
+    def answer(self, answer: int | MidstreamError) -> None:
+        """Tell who waits the journal's end, or why the command was not taken; calling it again changes nothing."""
+        if self.done is None or self.done.done():
+            return
+        if isinstance(answer, MidstreamError):
+            self.done.set_exception(answer)
+        else:
+            self.done.set_result(answer)
+
+
+class Mailbox:
+    """Many put into it, one takes: a batch at a time, and calls `settle` when all it caused is durable."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Envelope] = deque()
+        self._arrival: asyncio.Future[None] | None = None
+        """What the one who takes waits for, where nothing is there."""
+        self._room = asyncio.Event()
+        self._rested = asyncio.Event()
+        self._rested.set()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether who can wait should not put anything."""
+        return len(self._waiting) >= MAILBOX_MAX
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing is on its way to the journal."""
+        return self._rested.is_set()
+
+    def put(self, envelope: Envelope) -> None:
+        """Put a command behind all others."""
+        self._waiting.append(envelope)
+        self._rested.clear()
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+    def has_report_of(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether a command waits here that ends the obligation of a task."""
+        return any(each.reporter is task for each in reversed(self._waiting))
+
+    async def arrival(self) -> None:
+        """Wait until there is something to take. Only one may wait."""
+        while not self._waiting:
+            self._arrival = asyncio.get_running_loop().create_future()
+            await self._arrival
+
+    def take(self) -> list[Envelope]:
+        """Take what waits, up to an effect; an effect alone, as it is decided in the store's own transaction."""
+        batch: list[Envelope] = []
+        while self._waiting:
+            is_effect = isinstance(self._waiting[0].command, Effect)
+            if not (is_effect and batch):
+                batch.append(self._waiting.popleft())
+            if is_effect:
+                break
+        self._room.set()
+        return batch
+
+    def settle(self) -> None:
+        """Say that what was taken is done with."""
+        if not self._waiting:
+            self._rested.set()
+
+    async def room(self) -> None:
+        """Wait until something was taken."""
+        self._room.clear()
+        await self._room.wait()
+
+    async def rest(self) -> None:
+        """Wait until nothing is on its way to the journal."""
+        await self._rested.wait()
+
+    def refuse_clients(self, error: MidstreamError) -> None:
+        """Let nobody wait who can come again, while what cannot be said again waits for the store."""
+        waiting, self._waiting = self._waiting, deque()
+        for envelope in waiting:
+            if envelope.is_internal:
+                self._waiting.append(envelope)
+            else:
+                envelope.answer(error)
+
+    def refuse_all(self, error: MidstreamError) -> None:
+        """Let nobody wait any more: nothing is taken from here on."""
+        waiting, self._waiting = self._waiting, deque()
+        for envelope in waiting:
+            envelope.answer(error)
+        self._room.set()
+        self._rested.set()
+
+
+def merged(batch: list[Envelope]) -> list[Envelope]:
+    """Join neighbouring words of one model attempt, so that a fast model costs one record and not hundreds."""
+    if len(batch) == 1:
+        return batch
+    joined: list[Envelope] = []
+    for ids, group in itertools.groupby(batch, key=_attempt_of):
+        if ids is None:
+            joined.extend(group)
+            continue
+        said = (each.command for each in group if isinstance(each.command, ModelSaid))
+        deltas = merge_deltas([delta for command in said for delta in command.deltas])
+        joined.append(Envelope(ModelSaid(*ids, deltas)))
+    return joined
+
+
+def _attempt_of(envelope: Envelope) -> tuple[int, int, int] | None:
+    said = envelope.command
+    return (said.turn, said.reply_no, said.attempt) if isinstance(said, ModelSaid) else None

@@ -1,0 +1,136 @@
+"""What waits for a session's journal: taken in order, joined where a model talks fast, refused where nobody will."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from midstream.core.messages import Result, UserMessage
+from midstream.core.records import Delta
+from midstream.core.turn import CallFinished, Cancel, ModelSaid, RunCall, SendMessage
+from midstream.errors import MidstreamError, StoreBusyError
+from midstream.runtime.mailbox import MAILBOX_MAX, Effect, Envelope, Mailbox, merged
+from midstream.store.contract import Attempt
+
+FINISHED = CallFinished(1, 1, Result("c1", "done"))
+
+
+def _said(text: str, attempt: int = 1) -> Envelope:
+    return Envelope(ModelSaid(1, 1, attempt, (Delta(1, 1, attempt, 0, "text", text),)))
+
+
+def _effect() -> Envelope:
+    def run(_attempt: Attempt) -> CallFinished:
+        return FINISHED
+
+    return Envelope(Effect(RunCall(1, 1, "c1", 1), run))
+
+
+def _asked(command: SendMessage | Cancel) -> tuple[Envelope, asyncio.Future[int]]:
+    done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    return Envelope(command, done), done
+
+
+async def test_it_is_at_rest_again_when_all_that_was_taken_is_done_with() -> None:
+    mailbox = Mailbox()
+    seen = [mailbox.is_at_rest]
+    mailbox.put(_said("a"))
+    seen.append(mailbox.is_at_rest)
+    mailbox.take()
+    mailbox.put(_said("b"))
+    mailbox.settle()
+    seen.append(mailbox.is_at_rest)
+    mailbox.take()
+    mailbox.settle()
+    assert [*seen, mailbox.is_at_rest] == [True, False, False, True]
+    async with asyncio.timeout(1):
+        await mailbox.rest()
+
+
+async def test_who_takes_waits_until_something_is_there() -> None:
+    mailbox = Mailbox()
+    waiting = asyncio.create_task(mailbox.arrival())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    mailbox.put(_said("a"))
+    mailbox.put(_said("b"))
+    async with asyncio.timeout(1):
+        await waiting
+        await mailbox.arrival()  # what is there need not arrive
+    assert len(mailbox.take()) == 2
+
+
+async def test_a_call_that_runs_in_its_append_is_taken_alone() -> None:
+    mailbox = Mailbox()
+    put = [_said("a"), _effect(), _effect(), _said("b")]
+    for envelope in put:
+        mailbox.put(envelope)
+    assert [mailbox.take() for _ in range(5)] == [put[:1], put[1:2], put[2:3], put[3:], []]
+
+
+async def test_a_full_one_has_room_when_something_was_taken() -> None:
+    mailbox = Mailbox()
+    for _ in range(MAILBOX_MAX):
+        assert not mailbox.is_full
+        mailbox.put(_said("a"))
+    assert mailbox.is_full
+    waiting = asyncio.create_task(mailbox.room())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    mailbox.take()
+    async with asyncio.timeout(1):
+        await waiting
+
+
+async def test_a_task_has_reported_while_its_command_waits() -> None:
+    mailbox = Mailbox()
+    ours, other = asyncio.create_task(asyncio.sleep(0)), asyncio.create_task(asyncio.sleep(0))
+    mailbox.put(Envelope(FINISHED, reporter=ours))
+    mailbox.put(_said("a"))
+    assert (mailbox.has_report_of(ours), mailbox.has_report_of(other)) == (True, False)
+    mailbox.take()
+    assert not mailbox.has_report_of(ours)
+    await asyncio.wait([ours, other])
+
+
+async def test_clients_come_again_but_what_a_tool_did_stays() -> None:
+    mailbox = Mailbox()
+    asked, done = _asked(SendMessage(UserMessage.of("hi")))
+    finished = Envelope(FINISHED)
+    mailbox.put(asked)
+    mailbox.put(finished)
+    mailbox.refuse_clients(StoreBusyError("busy"))
+    with pytest.raises(StoreBusyError):
+        await done
+    assert mailbox.take() == [finished]
+
+
+async def test_nobody_waits_for_a_session_that_has_ended() -> None:
+    mailbox = Mailbox()
+    asked, done = _asked(Cancel())
+    mailbox.put(asked)
+    mailbox.put(Envelope(FINISHED))
+    mailbox.refuse_all(StoreBusyError("busy"))
+    with pytest.raises(MidstreamError):
+        await done
+    assert (mailbox.take(), mailbox.is_at_rest) == ([], True)
+
+
+async def test_an_answer_is_given_once() -> None:
+    asked, done = _asked(Cancel())
+    asked.answer(3)
+    asked.answer(StoreBusyError("too late"))
+    assert await done == 3
+    Envelope(FINISHED).answer(3)  # nobody waits
+
+
+def test_neighbouring_words_of_one_attempt_are_one_command() -> None:
+    finished = Envelope(FINISHED)
+    batch = [_said("a"), _said("b"), finished, _said("c"), _said("d", attempt=2)]
+    assert [each.command for each in merged(batch)] == [
+        _said("ab").command,
+        FINISHED,
+        _said("c").command,
+        _said("d", attempt=2).command,
+    ]
