@@ -3,6 +3,15 @@
 A scripted peer speaks OpenAI's chat completions. The same load goes to it directly and through the gateway, in turns,
 in one run: each of 100 connections asks, notes when the first word came, reads to the end, pauses, and asks again.
 What the gateway adds is the difference of the two distributions at their medians and at their 99th percentiles.
+
+How the bar is read. "100 concurrent streams" is a closed loop: a hundred are open all the time (but for the pauses, a
+twentieth of it), each says 20 tokens a second, and new requests come among them as answers end, some 47 a second. Not a
+hundred POSTs in the same millisecond: that would measure how long a hundred requests stand in line for one core, with
+the peer's own line in front of it. What is asked before all hundred are open is not counted. No two requests are equal:
+none is answered by the run of another. The gateway is the command that people start, with its key and its database on
+disk, at the priority they start it with; peer, gateway and load are three processes on whatever cores there are, and
+share them on both sides. The upstream is one that keeps no conversations: what a pool and an agent's own SDK take comes
+on top, and an agent's first word comes after seconds.
 """
 
 from __future__ import annotations
@@ -23,6 +32,8 @@ STREAMS = 100
 TOKENS = 40
 TOKEN_S = 0.05
 """Seconds between tokens: each stream says 20 a second, all of them 2,000."""
+OPENING_S = TOKENS * TOKEN_S
+"""Seconds over which the streams of a round are opened: the length of one."""
 ROUND_S = 12.0
 ROUNDS = 3
 PATIENCE_S = 300.0
@@ -41,8 +52,7 @@ class Figure(msgspec.Struct):
 
 def run(folder: Path) -> list[Figure]:
     """Measure and compare with the bars."""
-    del folder
-    figures = asyncio.run(_measure())
+    figures = asyncio.run(_measure(folder))
     direct, through = figures
     for figure in figures:
         print(
@@ -57,13 +67,14 @@ def run(folder: Path) -> list[Figure]:
 
 
 class _Program:
-    """A server in a process of its own; it prints its port."""
+    """A server in a process of its own; it prints where it listens."""
 
     def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "bench.gateway_server", *arguments]
+        command = [sys.executable, "-m", *arguments]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
-        self.port = int(self._process.stdout.readline())
+        listening = msgspec.json.decode(self._process.stdout.readline(), type=_Listening)
+        self.port = int(listening.url.rpartition(":")[2])
 
     def stop(self) -> None:
         self._process.kill()
@@ -72,18 +83,29 @@ class _Program:
         self._process.stdout.close()
 
 
-async def _measure() -> list[Figure]:
+class _Listening(msgspec.Struct):
+    url: str
+
+
+def _gateway(peer: int, model: str, folder: Path) -> _Program:
+    upstream = f"openai-compatible:http://127.0.0.1:{peer}/v1"
+    store = str(folder / "gateway.db")
+    options = ("--model", model, "--token", TOKEN, "--port", "0", "--store", store, "--json")
+    return _Program("midstream", "gateway", "--upstream", upstream, *options)
+
+
+async def _measure(folder: Path) -> list[Figure]:
     model = f"{TOKENS}@{TOKEN_S}"
-    peer = _Program("peer")
-    through = _Program("gateway", str(peer.port), model)
+    peer = _Program("bench.gateway_server")
+    through = _gateway(peer.port, model, folder)
     try:
         async with asyncio.timeout(PATIENCE_S):
             ports = {"direct": peer.port, "gateway": through.port}
             rounds: dict[str, list[list[float]]] = {who: [] for who in ports}
-            await _load(through.port, model, 2.0)  # both are warm
-            for _ in range(ROUNDS):
+            await _load(through.port, model, "warm", OPENING_S)  # both are warm
+            for number in range(ROUNDS):
                 for who, port in ports.items():
-                    rounds[who].append(await _load(port, model, ROUND_S))
+                    rounds[who].append(await _load(port, model, f"{who} {number}", ROUND_S))
     finally:
         through.stop()
         peer.stop()
@@ -97,23 +119,31 @@ def _figure(who: str, rounds: list[list[float]]) -> Figure:
     return Figure(who, STREAMS, sum(map(len, rounds)), p50, p99)
 
 
-async def _load(port: int, model: str, seconds: float) -> list[float]:
-    """Keep `STREAMS` streams open; return the seconds to the first word of all that began in time."""
+async def _load(port: int, model: str, name: str, seconds: float) -> list[float]:
+    """Keep `STREAMS` streams open; return the seconds to the first word of what was asked while all were.
+
+    Args:
+        name: What this round's questions begin with.
+        seconds: How long new ones are asked once all are open.
+    """
     times: list[float] = []
-    until = time.monotonic() + seconds
-    await asyncio.gather(*(_ask_on(number, port, model, until, times) for number in range(STREAMS)))
+    opened = time.monotonic() + OPENING_S
+    streams = (
+        _ask_on(port, model, f"{name} {number}", opened, opened + seconds, times) for number in range(STREAMS)
+    )
+    await asyncio.gather(*streams)
     return times
 
 
-async def _ask_on(number: int, port: int, model: str, until: float, times: list[float]) -> None:
-    chance = random.Random(number)  # noqa: S311 - a load
+async def _ask_on(port: int, model: str, name: str, opened: float, until: float, times: list[float]) -> None:
+    chance = random.Random(name)  # noqa: S311 - a load
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    await asyncio.sleep(chance.random() * TOKENS * TOKEN_S)  # nobody begins together
+    await asyncio.sleep(chance.random() * OPENING_S)  # nobody begins together
     turn = 0
-    while time.monotonic() < until:
+    while (asked := time.monotonic()) < until:
         turn += 1
         messages = [{"role": "system", "content": "You are a coding agent. " * 50}]
-        messages += [{"role": "user", "content": f"question {number} {turn} {'word ' * 100}"}]
+        messages += [{"role": "user", "content": f"question {name} {turn} {'word ' * 100}"}]
         body = msgspec.json.encode({"model": model, "stream": True, "messages": messages})
         head = (
             f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nauthorization: Bearer {TOKEN}\r\n"
@@ -124,7 +154,8 @@ async def _ask_on(number: int, port: int, model: str, until: float, times: list[
         heard = b""
         while b"token" not in heard:
             heard += await _some(reader)
-        times.append(time.perf_counter() - began)
+        if asked >= opened:
+            times.append(time.perf_counter() - began)
         while not heard.endswith(b"0\r\n\r\n"):
             heard = heard[-8:] + await _some(reader)
         await asyncio.sleep(chance.random() * 0.2)

@@ -1,18 +1,11 @@
-"""What `bench/gateway.py` starts: `peer` says tokens by a script, `gateway URL` stands before it."""
+"""The peer of `bench/gateway.py`: it says tokens by a script, the first one at once."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
-import sys
 
 import msgspec
-import uvloop
-
-from midstream.integrations.openai_compatible import OpenAICompatible
-from midstream.server.gateway.app import gateway
-from midstream.server.serve import serve
 
 TOKEN = "bench"  # noqa: S105 - of no value to anybody
 _HEAD = (
@@ -60,21 +53,11 @@ async def _talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.close()
 
 
-async def _peer() -> None:
+async def _serve() -> None:
     server = await asyncio.start_server(_talk, "127.0.0.1", 0)
-    print(server.sockets[0].getsockname()[1], flush=True)
+    print(f'{{"url":"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"}}', flush=True)
     await server.serve_forever()
 
 
-async def _gateway(peer: str, model: str) -> None:
-    upstream = OpenAICompatible(f"http://127.0.0.1:{peer}/v1", model)
-    app = gateway(upstream, token=TOKEN)
-    gc.freeze()
-    await serve(app, port=0, on_listening=lambda url: print(url.rpartition(":")[2], flush=True))
-
-
 if __name__ == "__main__":
-    if sys.argv[1] == "peer":
-        asyncio.run(_peer())
-    else:
-        uvloop.run(_gateway(sys.argv[2], sys.argv[3]))
+    asyncio.run(_serve())

@@ -1,6 +1,7 @@
 """Session reuse: what it costs to know a conversation again, and what it saves upstream.
 
-Times are the processor's, so that a machine that is busy elsewhere makes none of them longer.
+Times are the processor's, so that a machine that is busy elsewhere makes none of them longer; only what waits for the
+disk is timed by the clock, and says so.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import time
 from collections.abc import Callable, MutableMapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from bench import reuse_path
 from bench.reuse_rules import AlwaysFresh, Contestant, Original, Ours, Request, said_bytes
+from midstream.core.dialects.conversations import place_of
 from midstream.core.messages import Entry, Exchange, File, History, Reply, Text, UserMessage
 from midstream.core.replies import Finished, TextDelta
 from midstream.core.reuse.abilities import Abilities
@@ -28,19 +31,25 @@ from midstream.core.reuse.records import answered, asked_fresh, confirmed
 from midstream.runtime.pool import Pooled
 from midstream.runtime.upstreams import UpstreamEvent
 from midstream.server.gateway.app import Gateway, gateway
+from midstream.server.gateway.conversations import Conversations
 from midstream.store.memory import MemoryStore
+from midstream.store.sqlite import SQLiteStore
 from midstream.testing.upstreams import ScriptedUpstream, Talk
+from midstream.world import World
 
 MESSAGES = 10_000
 CHARS = 300
 """Of one message: 10,000 of them are 3 MB."""
 ROUNDS = 40
+KEEPINGS = 400
+"""Answers of one conversation, each of which is waited for until it is on the shelf."""
 COLD_BAR_MS = 15.0
 TURNS = 50
 HALFWAY = 25
 SAID, REPLIED = 200, 1200
 """Characters of a question and of its answer in the conversations that are counted."""
 
+ANSWERED = {"role": "assistant", "content": "well"}
 IDENTITY = {"model": "opus", "folder": "/work"}
 CONTESTANTS: dict[str, Callable[[], Contestant]] = {
     "always fresh": AlwaysFresh,
@@ -83,8 +92,7 @@ class Report(msgspec.Struct):
 
 def run(folder: Path) -> Report:
     """Measure, print, return."""
-    del folder
-    times = [*_classifying(), *_reading(), *asyncio.run(_asking())]
+    times = [*_classifying(), *_reading(), *asyncio.run(_asking()), *asyncio.run(_keeping(folder))]
     is_met = times[0].best_ms < COLD_BAR_MS
     print(f"{MESSAGES} messages, {MESSAGES * CHARS / 1e6:.0f} MB{'best ms':>35}{'median':>10}")
     for row in times:
@@ -180,23 +188,30 @@ async def _asking() -> list[Time]:
     store = MemoryStore()
     upstream = ScriptedUpstream(answer=answer)
     app = gateway(Pooled(upstream, store), token=None, store=store)
-    talk = [
+    talk: list[dict[str, Any]] = [
         {"role": ("user", "assistant")[n % 2], "content": f"{n} ".ljust(CHARS, "x")} for n in range(MESSAGES)
     ]
+    dumped = {
+        "role": "assistant",
+        "content": "well",
+        "refusal": None,
+        "tool_calls": None,
+        "function_call": None,
+    }
     keys = itertools.count()
 
-    async def post(messages: list[dict[str, str]], key: str) -> float:
+    async def post(messages: list[dict[str, Any]], key: str) -> float:
         body = msgspec.json.encode({"model": "m", "messages": messages})
         start = time.process_time()
         await _posted(app, body, key)
         return (sent_at - start) * 1e3
 
-    async def rounds(what: str, key: Callable[[], str]) -> Time:
+    async def rounds(what: str, key: Callable[[], str], reply: dict[str, Any] = ANSWERED) -> Time:
         del talk[MESSAGES - 1 :]
         await post(talk, key())
         times = []
         for _ in range(ROUNDS):
-            talk.extend([{"role": "assistant", "content": "well"}, {"role": "user", "content": "and now?"}])
+            talk.extend([reply, {"role": "user", "content": "and now?"}])
             times.append(await post(talk, key()))
         return Time(what, min(times), statistics.median(times))
 
@@ -204,19 +219,43 @@ async def _asking() -> list[Time]:
         times = []
         for _ in range(ROUNDS):
             upstream.memory.talks.clear()  # it remembers nothing
-            talk.extend([{"role": "assistant", "content": "well"}, {"role": "user", "content": "and now?"}])
+            talk.extend([ANSWERED, {"role": "user", "content": "and now?"}])
             times.append(await post(talk, "me"))
         return Time("POST to send, known, told to a fresh agent", min(times), statistics.median(times))
 
     known = await rounds("POST to send, known messages", lambda: "me")
     told = await fresh()
+    shaped = await rounds("POST to send, known, replies as a dump", lambda: "dumps", dumped)
     cold = await rounds("POST to send, nothing known", lambda: f"{next(keys)}")
     times = [await post([{"role": "user", "content": f"{number}"}], "me") for number in range(ROUNDS)]
     short = Time("POST to send, one short message", min(times), statistics.median(times))
     raw = msgspec.json.encode({"model": "m", "messages": talk})
     ceiling = _timed("  SHA-256 of these bytes alone", lambda: hashlib.sha256(raw).digest())
     await app.stop()
-    return [known, ceiling, short, cold, told]
+    return [known, ceiling, shaped, short, cold, told]
+
+
+async def _keeping(folder: Path) -> list[Time]:
+    """Time what a conversation without a name costs at the end of each answer, by the clock: its place is kept."""
+    times = []
+    stores: dict[str, MemoryStore | SQLiteStore] = {
+        "in memory": MemoryStore(),
+        "in SQLite": SQLiteStore(folder / "conversations.db"),
+    }
+    for where, store in stores.items():
+        await store.open()
+        conversations, place, waits = Conversations(store, World()), place_of("m", History()), []
+        for number in range(KEEPINGS):
+            place = place.then([_question(number)])
+            start = time.perf_counter()
+            await conversations.said("conversation-1", place, Reply((Text(f"answer {number}"),)))
+            waits.append((time.perf_counter() - start) * 1e3)
+            place = place.then([Exchange(Reply((Text(f"answer {number}"),)))])
+        times.append(
+            Time(f"an unnamed conversation's place kept, {where}", min(waits), statistics.median(waits))
+        )
+        await store.close()
+    return times
 
 
 async def _posted(app: Gateway, body: bytes, key: str) -> None:

@@ -132,5 +132,6 @@ def test_what_is_no_request_is_refused(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "no.json"
     path.write_text("[]")
 
-    assert run("cache", "--diff", path, path).exit_code == 2
+    done = run("cache", "--diff", path, path)
+    assert (done.exit_code, f"{str(path)!r} holds no request" in done.stderr) == (2, True)
     assert run("cache", "--diff", path, tmp_path / "missing").exit_code == 2

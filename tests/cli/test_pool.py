@@ -94,7 +94,7 @@ def test_one_session_is_shown_by_the_beginning_of_its_name(run: Run, pooled: Pat
     ("arguments", "code", "words"),
     [
         (["show", "nobody"], 3, "no agent is known for session 'nobody'"),
-        (["show", "har"], 2, "several sessions begin with 'har'"),
+        (["show", "har"], 2, "several sessions begin with 'har': name one of 'harbour', 'harvest'"),
         (["clear"], 2, "name the sessions to clear, or say --all"),
         (["clear", "harbour"], 2, "say --yes where nobody can be asked"),
     ],
@@ -121,8 +121,20 @@ def test_all_records_can_be_cleared_damaged_ones_too(run: Run, pooled: Path) -> 
     assert (done.stdout, done.stderr) == ("", "No agents yet.\n")
 
 
-def test_without_a_store_it_says_so(run: Run) -> None:
-    assert run("pool", "ls").exit_code == 3
+def test_where_nothing_was_ever_pooled_there_are_no_agents(run: Run, tmp_path: Path) -> None:
+    done = run("pool", "ls", "--json")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "No agents yet.\n")
+    assert "0 records removed." in run("pool", "clear", "--all").stderr
+    assert run("pool", "show", "harbour").exit_code == 3
+    named = run("pool", "ls", "--store", tmp_path / "none.db")
+    assert (named.exit_code, "there is no database" in named.stderr) == (3, True)
+
+
+def test_who_is_asked_is_told_what_is_removed(on_terminal: OnTerminal, pooled: Path) -> None:
+    question = "Remove the record of 'harbour'? [y/N]"
+    seen = on_terminal("pool", "clear", "harbour", "--store", pooled, answers={question: "n\r"})
+    assert question in seen.text
+    assert "removed" not in seen.text
 
 
 @pytest.fixture

@@ -45,6 +45,15 @@ def test_an_extra_that_is_not_installed_is_named(
         find_upstream(f"{kind}:detail", SHELF)
 
 
+@pytest.mark.parametrize("named", ["acp:agent", "scripted"])
+def test_what_an_upstream_can_make_nothing_of_is_refused(named: str) -> None:
+    with pytest.raises(UsageError, match="takes no --model"):
+        find_upstream(named, SHELF, model="m")
+    for each in (named, "claude"):
+        with pytest.raises(UsageError, match="leave out --key-from"):
+            find_upstream(each, SHELF, key_variable="PATH")
+
+
 def test_a_key_is_taken_from_the_variable_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     named = "openai-compatible:http://127.0.0.1/v1"
     monkeypatch.delenv("SOME_KEY", raising=False)

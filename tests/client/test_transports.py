@@ -60,21 +60,21 @@ def _problem(code: str, retry: str, after_s: float | None = None) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "after", "kind", "after_s"),
+    ("status", "body", "said_s", "kind", "after_s"),
     [
-        (503, _problem("draining", "later", 2.5), "", DrainingError, 2.5),
-        (403, _problem("access", "never"), "", AccessError, None),
-        (401, b"<html>", "", AccessError, None),
-        (404, b"", "", NotFoundError, None),
-        (429, b"slow down", "7", ConnectionLostError, 7.0),
-        (502, b"", "soon", ConnectionLostError, None),
-        (400, b"", "", ProtocolError, None),
+        (503, _problem("draining", "later", 2.5), 9.0, DrainingError, 2.5),
+        (403, _problem("access", "never"), None, AccessError, None),
+        (401, b"<html>", None, AccessError, None),
+        (404, b"", None, NotFoundError, None),
+        (429, b"slow down", 7.0, ConnectionLostError, 7.0),
+        (502, b"", None, ConnectionLostError, None),
+        (400, b"", None, ProtocolError, None),
     ],
 )
 def test_a_refusal_in_http_is_a_typed_error(
-    status: int, body: bytes, after: str, kind: type[MidstreamError], after_s: float | None
+    status: int, body: bytes, said_s: float | None, kind: type[MidstreamError], after_s: float | None
 ) -> None:
-    error = refusal_of(status, body, after)
+    error = refusal_of(status, body, said_s)
     assert (type(error), error.retry_after_s) == (kind, after_s)
 
 

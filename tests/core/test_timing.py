@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.timing import MODEL_BACKOFF, RECONNECT_BACKOFF, Backoff, Deadline, StallBudgets
+from midstream.core.timing import (
+    MODEL_BACKOFF,
+    RECONNECT_BACKOFF,
+    RETRY_AFTER_MAX_S,
+    Backoff,
+    Deadline,
+    StallBudgets,
+    retry_after_s,
+)
 from midstream.errors import UsageError
 
 chances = st.floats(0.0, 1.0, exclude_max=True)
@@ -46,3 +54,35 @@ def test_no_model_is_waited_for_without_end(name: str) -> None:
     with pytest.raises(UsageError, match="finite"):
         StallBudgets(**{name: math.inf})
     assert StallBudgets(first_token_s=math.inf).first_token_s == math.inf
+
+
+@pytest.mark.parametrize(
+    ("said", "wait_s"),
+    [
+        ("7", 7.0),
+        (" 2.5 ", 2.5),
+        ("0", 0.0),
+        ("-1", 0.0),
+        ("1e9", RETRY_AFTER_MAX_S),
+        ("Sun, 06 Nov 1994 08:49:37 GMT", 37.0),
+        ("Sunday, 06-Nov-94 08:49:37 GMT", 37.0),
+        ("Sun Nov  6 08:49:37 1994", 37.0),
+        ("Sun, 06 Nov 1994 08:48:00 GMT", 0.0),
+        ("Sun, 06 Nov 2094 08:49:37 GMT", RETRY_AFTER_MAX_S),
+        ("", None),
+        ("nan", None),
+        ("inf", None),
+        ("soon", None),
+        ("Sun, 06 Nov 99999 08:49:37 GMT", None),
+    ],
+)
+def test_the_pause_a_server_asks_for_is_seconds_or_a_date_and_has_a_limit(
+    said: str, wait_s: float | None
+) -> None:
+    assert retry_after_s(said, now=784_111_740.0) == wait_s  # 08:49:00 of that day
+
+
+@given(st.text(max_size=40), st.floats(0.0, 1e12))
+def test_whatever_a_server_says_the_pause_is_in_its_limit_or_none(said: str, now: float) -> None:
+    wait_s = retry_after_s(said, now=now)
+    assert wait_s is None or 0.0 <= wait_s <= RETRY_AFTER_MAX_S

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from midstream.client import Client, Event, connect
-from midstream.core.frames import Gone
+from midstream.core.frames import Gone, Snapshot
 from midstream.core.records import CallStarted, TurnEnded, decode, encode
 from midstream.testing.worlds import KillingWorld
 from midstream.world import World
@@ -51,7 +51,7 @@ class Notes:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def add(self, event: Event) -> None:
-        assert not isinstance(event.record, Gone), "no power was cut"
+        assert not isinstance(event.record, Gone | Snapshot), "nothing was lost, nothing is old"
         if event.id not in self._ids:
             line = Shown(event.id, msgspec.Raw(encode(event.record)))
             os.write(self._file, msgspec.json.encode(line) + b"\n")

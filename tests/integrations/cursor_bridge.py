@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from midstream.integrations.cursor import Cursor
 from midstream.testing.upstream_contract import SEPARATOR, USAGE, Told, Trait
 from tests.integrations.chat_server import Json, served
+from tests.integrations.remembering_server import RememberingServer, answer_json, body_of, until_gone
 
 TOKEN = "bridge-token"
 _END = 0x02
@@ -26,14 +27,13 @@ threading.Event().wait()
 """The program the package starts: it says where the bridge is, and lives until it is told to end."""
 
 
-class CursorBridge:
+class CursorBridge(RememberingServer):
     """Takes what the package sends, and answers as the real bridge does; the controls are those of `Peer`."""
 
-    # A request that is on its way when the package's client is closed never ends.
     lacks = frozenset[Trait]()
 
     def __init__(self, folder: Path) -> None:
-        self.url = ""
+        super().__init__()
         self.folder = folder
         self.requests: list[tuple[str, Json]] = []
         """Method and message of each call."""
@@ -45,11 +45,7 @@ class CursorBridge:
         """Whether messages are refused for now."""
         self._agents: dict[str, list[str]] = {}
         self._busy: set[str] = set()
-        self._told: list[Told] = []
         self._stopped: dict[str, asyncio.Event] = {}
-        self._tools: list[tuple[str, str, str]] = []
-        self._is_mute = self._loses = False
-        self._hangs = self._errs = self._dies = self._refuses = False
 
     def upstream(self) -> Cursor:
         return Cursor("composer-2", cwd=self.folder, api_key="key-1", bridge=self.command())
@@ -65,9 +61,6 @@ class CursorBridge:
         }
         return [sys.executable, "-c", _BRIDGE, json.dumps(ready)]
 
-    def told(self) -> list[Told]:
-        return list(self._told)
-
     def runs(self) -> int:
         return len(self._stopped)
 
@@ -77,45 +70,16 @@ class CursorBridge:
     def be_busy(self, agent: str) -> None:
         self._busy.add(agent)
 
-    def hang(self) -> None:
-        self._hangs = True
-
-    def hang_unopened(self) -> None:
-        self._is_mute = True
-
-    def die_unopened(self) -> None:
-        self._loses = True
-
-    def echo_wrong_id(self) -> None:
-        self._errs = True
-
-    def die_mid_stream(self) -> None:
-        self._dies = True
-
-    def refuse_key(self) -> None:
-        self._refuses = True
-
-    def accept_key(self) -> None:
-        self._refuses = False
-
-    def run_tool(self, name: str, arguments: str, content: str) -> None:
-        self._tools.append((name, arguments, content))
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http"
         method = scope["path"].rpartition("/")[2]
-        body = b""
-        while True:
-            piece = await receive()
-            body += piece.get("body", b"")
-            if not piece.get("more_body"):
-                break
+        body = await body_of(receive)
         message: Json = json.loads(body[5:] if method == "Send" else body or b"{}")
         self.requests.append((method, message))
         if self._refuses and method in {"Me", "CreateAgent", "ResumeAgent", "Send"}:
             await _refuse(send, 401, "unauthenticated", "invalid API key")
         elif method == "Send" and self.is_full:
-            await _refuse(send, 429, "rate_limit_exceeded", "too many requests")
+            await _refuse(send, 429, "rate_limit_exceeded", "too many requests", self.retry_after)
         elif method == "Send":
             await self._send(message, receive, send)
         else:
@@ -138,7 +102,7 @@ class CursorBridge:
             del self._agents[agent]
         elif method == "Me":
             answer = {"user": {"email": "somebody"}}
-        await _answer(send, 200, answer)
+        await answer_json(send, 200, answer)
 
     def _made(self) -> str:
         agent = f"agent-{len(self.requests)}"
@@ -166,7 +130,7 @@ class CursorBridge:
                 return
             if self._is_mute:
                 self._is_mute = False
-                await self._wait_for_end(run, receive)
+                await until_gone(receive, self._stopped[run])
                 return
             await self._run(agent, run, receive, send)
         finally:
@@ -198,25 +162,13 @@ class CursorBridge:
             return  # the body ends without its last envelope
         if self._hangs:
             self._hangs = False
-            await self._wait_for_end(run, receive)
+            await until_gone(receive, self._stopped[run])
             await self._finish(send, agent, run, {"status": "RUN_LIFECYCLE_STATUS_CANCELLED"})
             return
         if self.is_live:
             await _delta(send, answer[half:])
         await say("assistant", message={"role": "assistant", "content": [{"type": "text", "text": answer}]})
         await self._finish(send, agent, run, {"status": "RUN_LIFECYCLE_STATUS_FINISHED", "result": answer})
-
-    async def _wait_for_end(self, run: str, receive: Receive) -> None:
-        async def gone() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-
-        tasks = [asyncio.ensure_future(self._stopped[run].wait()), asyncio.ensure_future(gone())]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
 
     async def _finish(self, send: Send, agent: str, run: str, result: Json) -> None:
         usage = {
@@ -247,14 +199,8 @@ async def _delta(send: Send, text: str) -> None:
     )
 
 
-async def _answer(send: Send, status: int, answer: Json) -> None:
-    headers = [(b"content-type", b"application/json")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": json.dumps(answer).encode()})
-
-
-async def _refuse(send: Send, status: int, code: str, words: str) -> None:
-    await _answer(send, status, {"code": code, "message": words})
+async def _refuse(send: Send, status: int, code: str, words: str, retry_after: str = "") -> None:
+    await answer_json(send, status, {"code": code, "message": words}, retry_after=retry_after)
 
 
 @contextlib.asynccontextmanager

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from midstream.integrations.openai_conversation import Memory, OpenAIChain, OpenAIConversation
 from midstream.testing.upstream_contract import SEPARATOR, USAGE, Told, Trait
 from tests.integrations.chat_server import Json, served
+from tests.integrations.remembering_server import RememberingServer, answer_json, body_of, until_gone
 from tests.integrations.responses_server import call_item, completed, event, said
 
 USED = {
@@ -23,7 +24,7 @@ USED = {
 }
 
 
-class OpenAIMemory:
+class OpenAIMemory(RememberingServer):
     """The server, with the controls of `Peer`.
 
     It answers each input with all user texts of the chain or of the conversation. `cuts` connections in a row break off
@@ -31,10 +32,9 @@ class OpenAIMemory:
     """
 
     def __init__(self, memory: Memory, *, is_background: bool = False) -> None:
-        self.url = ""
+        super().__init__()
         self.memory: Memory = memory
         self.is_background = is_background
-        # A connection that is being made when the package's client is closed is made all the same.
         self.lacks = frozenset({Trait.BUSY})
         self.requests: list[tuple[str, str, Json]] = []
         """Method, path and body of each request."""
@@ -50,18 +50,11 @@ class OpenAIMemory:
         self._texts: dict[str, list[str]] = {}
         """What was said up to each response, or in each conversation."""
         self._replies: dict[str, list[Json]] = {}
-        self._told: list[Told] = []
         self._running: dict[str, asyncio.Event] = {}
-        self._tools: list[tuple[str, str, str]] = []
-        self._is_mute = self._loses = False
-        self._hangs = self._errs = self._dies = self._refuses = False
 
     def upstream(self) -> OpenAIChain | OpenAIConversation:
         kind = OpenAIChain if self.memory == "responses" else OpenAIConversation
         return kind("gpt-5", api_key="key-1", base_url=self.url, is_background=self.is_background)
-
-    def told(self) -> list[Told]:
-        return list(self._told)
 
     def runs(self) -> int:
         return len(self._running)
@@ -72,38 +65,9 @@ class OpenAIMemory:
     def be_busy(self, agent: str) -> None:
         raise AssertionError(f"{agent} cannot be busy here")
 
-    def hang(self) -> None:
-        self._hangs = True
-
-    def hang_unopened(self) -> None:
-        self._is_mute = True
-
-    def die_unopened(self) -> None:
-        self._loses = True
-
-    def echo_wrong_id(self) -> None:
-        self._errs = True
-
-    def die_mid_stream(self) -> None:
-        self._dies = True
-
-    def refuse_key(self) -> None:
-        self._refuses = True
-
-    def accept_key(self) -> None:
-        self._refuses = False
-
-    def run_tool(self, name: str, arguments: str, content: str) -> None:
-        self._tools.append((name, arguments, content))
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http"
-        raw = b""
-        while True:
-            piece = await receive()
-            raw += piece.get("body", b"")
-            if not piece.get("more_body"):
-                break
+        raw = await body_of(receive)
         method, path = scope["method"], scope["path"].removeprefix("/v1")
         query = urllib.parse.parse_qs(scope["query_string"].decode())
         body: Json = json.loads(raw or b"{}")
@@ -113,17 +77,17 @@ class OpenAIMemory:
         if self._refuses:
             await _refuse(send, 401, "invalid_api_key")
         elif path.startswith("/models/"):
-            await _answer(send, 200, {"id": name, "object": "model"})
+            await answer_json(send, 200, {"id": name, "object": "model"})
         elif method == "DELETE":
             known = self._texts.pop(name, None)
-            await (_answer(send, 200, {"deleted": True}) if known else _refuse(send, 404, "not_found"))
+            await (answer_json(send, 200, {"deleted": True}) if known else _refuse(send, 404, "not_found"))
         elif path == "/conversations":
             made = f"conv_{len(self.requests)}"
             self._texts[made] = []
-            await _answer(send, 200, {"id": made, "object": "conversation"})
+            await answer_json(send, 200, {"id": made, "object": "conversation"})
         elif path.endswith("/cancel"):
             self._running[name].set()
-            await _answer(send, 200, {"id": name, "status": "cancelled"})
+            await answer_json(send, 200, {"id": name, "status": "cancelled"})
         elif method == "GET":
             after = int(query.get("starting_after", ["-1"])[0])
             await self._stream(name, after, receive, send)
@@ -133,7 +97,7 @@ class OpenAIMemory:
     async def _respond(self, body: Json, key: str, receive: Receive, send: Send) -> None:
         named = body.get("previous_response_id") or body.get("conversation") or ""
         if self.fails_with:
-            await _refuse(send, self.fails_with, "server_error")
+            await _refuse(send, self.fails_with, "server_error", retry_after=self.retry_after)
             return
         if self.locked:
             self.locked -= 1
@@ -163,7 +127,7 @@ class OpenAIMemory:
             await send({"type": "http.response.start", "status": 200, "headers": []})
             await send({"type": "http.response.body", "body": b": taken\n\n", "more_body": True})
             if is_mute:
-                await _until_gone(receive, asyncio.Event())
+                await until_gone(receive, asyncio.Event())
             return
         self._replies[made] = self._events(made, named, SEPARATOR.join(texts))
         if self._hangs or self._dies:
@@ -229,7 +193,7 @@ class OpenAIMemory:
             is_whole = bool(events) and events[-1]["type"] == "response.completed"
             if self._hangs:
                 self._hangs = False
-                await _until_gone(receive, self._running[name])
+                await until_gone(receive, self._running[name])
             self._dies = False
             if is_whole:
                 await send({"type": "http.response.body", "body": b""})
@@ -245,33 +209,13 @@ def _texts_in(item: Json) -> list[str]:
     return [content] if isinstance(content, str) else [piece["text"] for piece in content if "text" in piece]
 
 
-async def _until_gone(receive: Receive, stopped: asyncio.Event) -> None:
-    async def gone() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-    tasks = [asyncio.ensure_future(stopped.wait()), asyncio.ensure_future(gone())]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
 def _piece(body: bytes) -> dict[str, Any]:
     return {"type": "http.response.body", "body": body, "more_body": True}
 
 
-async def _answer(send: Send, status: int, answer: Json) -> None:
-    headers = [(b"content-type", b"application/json")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": json.dumps(answer).encode()})
-
-
-async def _refuse(send: Send, status: int, code: str, **fields: str) -> None:
-    await _answer(
-        send, status, {"error": {"message": f"refused: {code}", "code": code, "type": "x", **fields}}
-    )
+async def _refuse(send: Send, status: int, code: str, *, param: str = "", retry_after: str = "") -> None:
+    error = {"message": f"refused: {code}", "code": code, "type": "x", "param": param or None}
+    await answer_json(send, status, {"error": error}, retry_after=retry_after)
 
 
 @contextlib.asynccontextmanager

@@ -46,6 +46,7 @@ from midstream.core.replies import (
     UpstreamCallStarted,
     is_progress,
 )
+from midstream.core.wishes import Wishes
 from midstream.errors import (
     ContextOverflowError,
     ModelAccessError,
@@ -192,6 +193,29 @@ async def test_the_request_says_everything_and_carries_key_and_version() -> None
     assert (headers["x-api-key"], headers["anthropic-version"]) == ("secret", "2023-06-01")
     assert headers["idempotency-key"] == "s1/1/2"
     assert "authorization" not in headers
+
+
+async def test_an_answer_is_made_as_it_was_wished() -> None:
+    wishes = Wishes(temperature=0.5, top_k=3, tokens_max=9, seed=1, stop=("END",), forced_tool="read")
+    async with asked_with() as (server, model):
+        await answered(model, ModelRequest("", ASKED.history, (READ,), wishes=wishes))
+    body = server.bodies[0]
+    assert (body["temperature"], body["top_k"], body["max_tokens"]) == (0.5, 3, 9)
+    assert (body["stop_sequences"], body["tool_choice"]) == (["END"], {"type": "tool", "name": "read"})
+    assert "seed" not in body
+
+
+@pytest.mark.parametrize(
+    "options", [{"thinking": {"type": "adaptive"}}, {"headers": {"Anthropic-Version": "2026-10-21"}}]
+)
+async def test_what_the_api_refuses_beside_thinking_is_not_passed_on(options: dict[str, Any]) -> None:
+    wishes = Wishes(temperature=0.5, tokens_max=9, stop=("END",), forced_tool="read")
+    async with asked_with(**options) as (server, model):
+        await answered(model, ModelRequest("", ASKED.history, (READ,), wishes=wishes))
+        assert model.grants == {"stop"}
+    body = server.bodies[0]
+    assert (body["max_tokens"], body["stop_sequences"]) == (TOKENS_MAX, ["END"])
+    assert not body.keys() & {"temperature", "tool_choice"}
 
 
 async def test_other_servers_get_the_headers_and_fields_they_want() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("openai_codex", reason="the package is not installed here: `make contract` has it")
+pytest.importorskip("openai_codex", reason="the package is not installed here: `make test` installs it")
 
 from openai_codex import Sandbox
 from openai_codex.generated.notification_registry import NOTIFICATION_MODELS

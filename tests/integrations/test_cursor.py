@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("cursor_sdk", reason="the package is not installed here: `make contract` has it")
+pytest.importorskip("cursor_sdk", reason="the package is not installed here: `make test` installs it")
 
 from midstream.core.messages import UserMessage
 from midstream.core.replies import TextDelta
 from midstream.core.reuse.servers import McpServer
+from midstream.core.timing import RETRY_AFTER_MAX_S
 from midstream.errors import (
     ModelAccessError,
     ModelError,
@@ -22,7 +24,7 @@ from midstream.errors import (
     UpstreamGoneError,
     UsageError,
 )
-from midstream.integrations.cursor import RULES_FILE, RULES_SENTINEL, Cursor
+from midstream.integrations.cursor import RULES_FILE, RULES_SENTINEL, Cursor, write_rules
 from midstream.runtime.upstreams import Opened, Said, Setup, UpstreamAgent, UpstreamEvent
 from midstream.testing.pool_contract import PoolContract
 from midstream.testing.upstream_contract import UpstreamContract
@@ -88,10 +90,10 @@ async def test_only_a_message_that_never_left_is_said_again(tmp_path: Path) -> N
         bridge.die_unopened()
         with pytest.raises(UpstreamFailedError):
             await _said(agent, "one")
-        bridge.is_full = True
+        bridge.is_full, bridge.retry_after = True, "Thu, 31 Dec 2099 23:59:59 GMT"
         with pytest.raises(ModelUnavailableError) as raised:
             await _said(agent, "two")
-        assert type(raised.value) is ModelUnavailableError
+        assert (type(raised.value), raised.value.retry_after_s) == (ModelUnavailableError, RETRY_AFTER_MAX_S)
         assert [told.text for told in bridge.told()] == ["one"]
 
 
@@ -151,6 +153,21 @@ async def test_instructions_are_left_in_a_file_of_ours_and_never_over_another(tm
             path.write_text("my own rules")
             await upstream.open(Setup("be brief"))
             assert path.read_text() == "my own rules"
+
+
+def test_several_processes_may_leave_instructions_at_once(tmp_path: Path) -> None:
+    path = tmp_path / RULES_FILE
+
+    def write(writer: str) -> None:
+        for time in range(100):
+            write_rules(path, f"be {writer}", draft=f"{writer}-{time}")
+
+    writers = ["brief", "thorough", "kind"]
+    with ThreadPoolExecutor(len(writers)) as pool:
+        for written in [pool.submit(write, writer) for writer in writers]:
+            written.result()
+    assert path.read_text().split()[-1] in writers
+    assert list(path.parent.iterdir()) == [path]
 
 
 async def test_a_bridge_that_does_not_start_is_missing_software(tmp_path: Path) -> None:

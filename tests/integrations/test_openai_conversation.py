@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
 
 from midstream.core.messages import Result, ToolSpec, UserMessage
 from midstream.core.replies import CallRequested, TextDelta
+from midstream.core.timing import RETRY_AFTER_MAX_S
+from midstream.core.wishes import Wishes
 from midstream.errors import ModelError, ModelUnavailableError, UpstreamBusyError, UpstreamFailedError
 from midstream.integrations.openai_conversation import Memory, OpenAIChain, OpenAIConversation
 from midstream.runtime.upstreams import Opened, Said, Setup, UpstreamAgent, UpstreamEvent
@@ -119,6 +122,29 @@ async def test_a_server_that_fails_may_have_begun_and_one_that_is_full_has_not(
     async with openai_memory("conversation") as server:
         server.fails_with = status
         assert await _failure(server.upstream()) is expected
+
+
+async def test_a_server_that_is_full_may_ask_for_a_pause_until_a_date() -> None:
+    async with openai_memory("responses") as server, contextlib.aclosing(server.upstream()) as upstream:
+        server.fails_with, server.retry_after = 429, "Thu, 31 Dec 2099 23:59:59 GMT"
+        with pytest.raises(ModelUnavailableError) as raised:
+            await _said(await upstream.open(Setup()), Said(UserMessage.of("one")))
+    assert raised.value.retry_after_s == RETRY_AFTER_MAX_S
+
+
+async def test_an_answer_is_made_as_it_was_wished() -> None:
+    wishes = Wishes(temperature=0.0, tokens_max=9, stop=("END",), reply_format={"type": "json_object"})
+    for model, expected in (("gpt-4o", {"temperature": 0.0}), ("gpt-5", {})):
+        async with openai_memory("responses") as server:
+            async with contextlib.aclosing(
+                OpenAIChain(model, api_key="key-1", base_url=server.url)
+            ) as upstream:
+                await _said(await upstream.open(Setup()), Said(UserMessage.of("one"), wishes=wishes))
+            body = server.requests[-1][2]
+        told = {
+            name: body[name] for name in ("temperature", "max_output_tokens", "text", "stop") if name in body
+        }
+        assert told == {"max_output_tokens": 9, "text": {"format": {"type": "json_object"}}, **expected}
 
 
 async def test_a_background_reply_goes_on_over_new_connections() -> None:

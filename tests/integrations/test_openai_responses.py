@@ -33,6 +33,7 @@ from midstream.core.replies import (
 from midstream.core.reuse.prefix import cache_key_of
 from midstream.core.timing import Backoff
 from midstream.core.turn import Cancel, SendMessage, deciding
+from midstream.core.wishes import Wishes
 from midstream.errors import (
     ModelAccessError,
     ModelCutError,
@@ -195,6 +196,16 @@ async def test_what_the_provider_ended_is_typed_and_not_asked_for_there_again(
             await answered(model)
     assert type(caught.value) is kind
     assert [method for method, _ in server.asked] == ["POST"]
+
+
+async def test_an_answer_is_made_as_it_was_wished() -> None:
+    wishes = Wishes(temperature=0.0, tokens_max=9, seed=1, forced_tool="read")
+    async with responses_server(HELLO) as server, model_at(server) as model:
+        await answered(model, ModelRequest("", ASKED.history, (READ,), wishes=wishes))
+    body = server.bodies[0]
+    assert (body["temperature"], body["max_output_tokens"]) == (0.0, 9)
+    assert body["tool_choice"] == {"type": "function", "name": "read"}
+    assert "seed" not in body
 
 
 async def test_the_wire_carries_the_whole_conversation() -> None:

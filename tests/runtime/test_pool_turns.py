@@ -15,10 +15,12 @@ from midstream.core.messages import (
     UserMessage,
 )
 from midstream.core.reuse.abilities import Abilities
-from midstream.core.reuse.classification import Fresh, classify
+from midstream.core.reuse.classification import Fork, Fresh, classify
 from midstream.core.reuse.fingerprint import Heard
+from midstream.core.reuse.records import Mark
 from midstream.core.reuse.resent import ResentRequest
 from midstream.core.reuse.transcript import TranscriptBudget
+from midstream.core.wishes import Wishes
 from midstream.runtime.pool_turns import REBUILT_NOTE, Turn, without_notes
 from midstream.runtime.upstreams import Said, Setup
 
@@ -50,6 +52,16 @@ def test_another_agent_is_told_a_transcript_and_the_message_itself() -> None:
     assert said.before is None
     assert text.endswith("two")
     assert text.index("one") < text.index("yes")
+
+
+def test_only_the_answer_that_is_shown_is_made_as_it_was_wished() -> None:
+    history = History((ONE, TWO))
+    heard, wishes = Heard().then(history.entries), Wishes(temperature=0.0)
+    request = ResentRequest("", heard, history, lambda: history, session="s", wishes=wishes)
+    found = heard.outline("", (), (), {})
+    turn = Turn(request, found, classify(None, found), Fork(Mark(0, "a", "m"), 2), Setup(), None)
+    turn.begin("a", TAKES_HISTORY, TranscriptBudget())
+    assert turn.sends == [Said(ONE), Said(TWO, wishes=wishes)]
 
 
 @pytest.mark.parametrize(

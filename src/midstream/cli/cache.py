@@ -110,4 +110,9 @@ def _compare(before: Path, after: Path, *, is_json: bool) -> int:
 def _body(path: Path) -> bytes:
     if path.stat().st_size > REQUEST_BYTES_MAX:
         raise UsageError(f"{str(path)!r} is longer than any request ({REQUEST_BYTES_MAX:,} bytes)")
-    return path.read_bytes()
+    body = path.read_bytes()
+    try:
+        msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise UsageError(f"{str(path)!r} holds no request, which is a JSON object: {error}") from error
+    return body

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,8 @@ import click
 import msgspec
 
 from midstream.cli import Surroundings
+from midstream.cli.listening import LOCAL_HOSTS, address_options, log_to_stderr, telling_options
 from midstream.cli.places import made
-from midstream.cli.serve import LOCAL_HOSTS, LOG_LEVELS, log_to_stderr
 from midstream.cli.terminal import clean
 from midstream.cli.upstreams import find_upstream
 from midstream.errors import UsageError
@@ -24,6 +25,9 @@ from midstream.store.sqlite import SQLiteStore
 from midstream.world import World
 
 TOKEN_FILE = "gateway-token"  # noqa: S105 - the name of a file
+COLLECT_AFTER = 5_000
+"""Objects made, less those gone again, after which Python looks for what only holds itself: a hundred answers make
+thousands, nearly none of them so, and all of them stand still while it looks."""
 
 
 @click.command(short_help="Put an agent behind the APIs of OpenAI and Anthropic.")
@@ -47,14 +51,7 @@ TOKEN_FILE = "gateway-token"  # noqa: S105 - the name of a file
     metavar="VARIABLE",
     help="The environment variable that has the upstream's key, where it does not find its own.",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=8100,
-    show_default=True,
-    help="Port to listen on; 0 takes a free one.",
-)
+@address_options(port=8100)
 @click.option(
     "--store",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -72,13 +69,6 @@ TOKEN_FILE = "gateway-token"  # noqa: S105 - the name of a file
     help="Answer only to this name of a model; may be repeated (default: to any).",
 )
 @click.option(
-    "--allow-host",
-    "allowed_hosts",
-    multiple=True,
-    metavar="NAME",
-    help="Host name under which clients may ask, where --host is not this machine alone; * for any.",
-)
-@click.option(
     "--grace",
     "grace_s",
     type=click.FloatRange(0, 3600),
@@ -87,8 +77,7 @@ TOKEN_FILE = "gateway-token"  # noqa: S105 - the name of a file
     help="Seconds that an answer goes on when nobody reads it any more.",
 )
 @click.option("--hide-tools", "hides_tools", is_flag=True, help="Do not show the tools an agent runs itself.")
-@click.option("--log-level", type=click.Choice(LOG_LEVELS), default="warning", show_default=True)
-@click.option("--json", "is_json", is_flag=True, help="Print one JSON object when it listens.")
+@telling_options
 @click.pass_obj
 def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN401 - click passes options so
     """Put an agent or a model behind the APIs of OpenAI and Anthropic.
@@ -98,6 +87,8 @@ def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN
     """
     log_to_stderr(options["log_level"])
     token = _token_of(surroundings, options)
+    if options["host"] not in LOCAL_HOSTS:
+        _check_names(surroundings, options)
     path = options["store"] or made(surroundings.places.data) / surroundings.places.gateway_store.name
     store = SQLiteStore(path)
     model = find_upstream(
@@ -117,6 +108,8 @@ def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN
     )
 
     def tell(url: str) -> None:
+        gc.freeze()  # what is loaded by now stays: nobody needs to look through it again
+        gc.set_threshold(COLLECT_AFTER)
         if options["is_json"]:
             ready = {
                 "url": url,
@@ -145,6 +138,19 @@ def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN
         click.echo(err=True)  # the shell's prompt stands on a line of its own, not behind "^C"
 
 
+def _check_names(surroundings: Surroundings, options: dict[str, Any]) -> None:
+    """Let the network in only under names, and say what it can read.
+
+    Raises:
+        UsageError: There are no names.
+    """
+    if not options["allowed_hosts"]:
+        message = f"--host {options['host']} lets the network in"
+        raise UsageError(f"{message}: name the hosts under which clients may ask with --allow-host")
+    warning = "Warning: keys and words cross the network as they are: put a proxy with TLS in front."
+    click.echo(surroundings.talk.yellow(warning), err=True, color=True)
+
+
 def _token_of(surroundings: Surroundings, options: dict[str, Any]) -> str | None:
     """Return what clients must show: what was said, or what an earlier start has made, or a new one."""
     if options["is_open"]:
@@ -159,6 +165,8 @@ def _token_of(surroundings: Surroundings, options: dict[str, Any]) -> str | None
             return kept
     except FileNotFoundError:
         pass
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{str(path)!r} holds no key: remove it, and a new one is made") from error
     token = World().new_secret()
     # Nobody else may read it, not even for the instant between making and writing.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:

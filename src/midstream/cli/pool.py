@@ -23,6 +23,8 @@ from midstream.store.sqlite import SQLiteStore, reading
 
 SESSION_COLUMNS = 24
 STATE_COLUMNS = 9
+NAMED_MAX = 3
+"""Sessions that are named where the beginning of a name fits several."""
 HOSTS_NAME = re.compile("^[hm]:")
 """What the gateway sets before a name that a host gave in a header or in its metadata."""
 LOOK_BYTES = 4
@@ -151,10 +153,11 @@ def clear(
         raise UsageError("name the sessions to clear, or say --all")
     found = _found(_stores(surroundings, store))
     wanted = found if is_all else [line for name in sessions for line in _of_session(found, name)]
-    if not yes:
+    if wanted and not yes:
         if not sys.stdin.isatty():
             raise UsageError("say --yes where nobody can be asked")
-        click.confirm(f"Remove {_counted(len(wanted))}?", abort=True, err=True)
+        what = f"the record of {wanted[0].session!r}" if len(wanted) == 1 else _counted(len(wanted))
+        click.confirm(f"Remove {clean(what, is_one_line=True)}?", abort=True, err=True)
     removed: list[str] = []
     for path in sorted({line.store for line in wanted}):
         keys = [line.key for line in wanted if line.store == path]
@@ -181,11 +184,11 @@ async def _removed(path: Path, keys: Sequence[str]) -> list[str]:
 
 
 def _stores(surroundings: Surroundings, named: Path | None) -> list[Path]:
-    """Return the databases to look into: the one that is named, else those of the gateway and of `serve`."""
+    """Return the databases to look into: the one that is named, else those of the gateway and of `serve`, if any."""
     if named is not None:
         return [named]
     places = surroundings.places
-    return [path for path in (places.gateway_store, places.store) if path.exists()] or [places.store]
+    return [path for path in (places.gateway_store, places.store) if path.exists()]
 
 
 def _found(stores: Sequence[Path]) -> list[PoolLine]:
@@ -213,8 +216,10 @@ def _of_session(found: Sequence[PoolLine], name: str) -> list[PoolLine]:
         raise NotFoundError(
             f"no agent is known for session {name!r}: `midstream pool ls` shows what there is"
         )
-    if len({line.session for line in fitting}) > 1:
-        raise UsageError(f"several sessions begin with {name!r}: name one of them")
+    sessions = sorted({line.session for line in fitting})
+    if len(sessions) > 1:
+        some = ", ".join(map(repr, sessions[:NAMED_MAX])) + (", …" if len(sessions) > NAMED_MAX else "")
+        raise UsageError(f"several sessions begin with {name!r}: name one of {some}")
     return fitting
 
 

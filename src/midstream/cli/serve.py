@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import msgspec
 
 from midstream.cli import Surroundings
 from midstream.cli.agents import find_agent, find_server
+from midstream.cli.listening import LOCAL_HOSTS, address_options, log_to_stderr, telling_options
 from midstream.cli.places import made
 from midstream.cli.terminal import clean
 from midstream.core.retention import EVENTS_FOR_S, Retention
@@ -21,21 +21,12 @@ from midstream.server.serve import serve as serve_app
 from midstream.store.contract import Store
 from midstream.store.sqlite import SQLiteStore
 
-LOG_LEVELS = ("debug", "info", "warning", "error")
 DAY_S = 24 * 60 * 60
-LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 @click.command(short_help="Serve an agent.")
 @click.argument("agent_name", metavar="MODULE:AGENT")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=8000,
-    show_default=True,
-    help="Port to listen on; 0 takes a free one.",
-)
+@address_options(port=8000)
 @click.option(
     "--share-port",
     "shares_port",
@@ -46,13 +37,6 @@ LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
     "--store",
     type=click.Path(dir_okay=False, path_type=Path),
     help="The database of all sessions, made where it is missing (default: in midstream's data folder).",
-)
-@click.option(
-    "--allow-host",
-    "allowed_hosts",
-    multiple=True,
-    metavar="NAME",
-    help="Host name under which clients may ask, where --host is not this machine alone; * for any.",
 )
 @click.option(
     "--mcp",
@@ -78,8 +62,7 @@ LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
     type=click.Path(dir_okay=False, path_type=Path),
     help="Encrypt sessions under the first key of this file; made where there is neither it nor a store yet.",
 )
-@click.option("--log-level", type=click.Choice(LOG_LEVELS), default="warning", show_default=True)
-@click.option("--json", "is_json", is_flag=True, help="Print one JSON object when it listens.")
+@telling_options
 @click.pass_obj
 def serve(
     surroundings: Surroundings,
@@ -151,19 +134,3 @@ def _store_of(path: Path, key_file: Path | None) -> Store:
     if not key_file.exists() and not path.exists():
         FileKeys.make(key_file)
     return encrypted(store, FileKeys(key_file))
-
-
-class _WithSession(logging.Formatter):
-    """Names the session a line is about."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line = super().format(record)
-        session = getattr(record, "session", None)
-        return clean(f"{line} [session {session}]" if session else line)
-
-
-def log_to_stderr(level: str) -> None:
-    """Let log lines of this level and above go to stderr, each with the session it is about."""
-    log = logging.StreamHandler()
-    log.setFormatter(_WithSession("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=level.upper(), handlers=[log])

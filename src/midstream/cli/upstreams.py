@@ -36,12 +36,16 @@ class Wanted(Struct, frozen=True):
 
 
 class _Kind(Struct, frozen=True):
-    """A kind of upstream: its module and class, the extra it needs, and how it is made."""
+    """A kind of upstream: its module and class, the extra it needs, and how it is made.
+
+    `takes`: what it can make something of beside its detail and a folder (`model`, `key`).
+    """
 
     module: str
     name: str
     extra: str
     arguments: Callable[[Wanted], tuple[tuple[Any, ...], Mapping[str, Any]]]
+    takes: frozenset[str] = frozenset({"model", "key"})
     is_pooled: bool = True
 
 
@@ -83,8 +87,8 @@ def _compatible(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
 
 
 KINDS: Mapping[str, _Kind] = {
-    "acp": _Kind("midstream.integrations.acp", "AcpAgent", "acp", _acp),
-    "claude": _Kind("midstream.integrations.claude_agent", "Claude", "claude", _claude),
+    "acp": _Kind("midstream.integrations.acp", "AcpAgent", "acp", _acp, frozenset()),
+    "claude": _Kind("midstream.integrations.claude_agent", "Claude", "claude", _claude, frozenset({"model"})),
     "codex": _Kind("midstream.integrations.codex", "Codex", "codex", _codex),
     "cursor": _Kind("midstream.integrations.cursor", "Cursor", "cursor", _cursor),
     "openai": _Kind("midstream.integrations.openai_conversation", "OpenAIChain", "openai", _openai),
@@ -113,12 +117,17 @@ def find_upstream(
         UsageError: There is no such kind, its extra is not installed, or something it needs is not named.
     """
     kind_name, _, detail = named.partition(":")
-    if kind_name == SCRIPTED:
-        return ScriptedModel(_echo, name=SCRIPTED)
     kind = KINDS.get(kind_name)
-    if kind is None:
+    if kind is None and kind_name != SCRIPTED:
         known = ", ".join(sorted([*KINDS, SCRIPTED]))
         raise UsageError(f"there is no upstream {kind_name!r}; there are {known}")
+    takes = kind.takes if kind is not None else frozenset()
+    if model and "model" not in takes:
+        raise UsageError(f"the upstream {kind_name!r} takes no --model")
+    if key_variable and "key" not in takes:
+        raise UsageError(f"the upstream {kind_name!r} finds its own key: leave out --key-from")
+    if kind is None:
+        return ScriptedModel(_echo, name=SCRIPTED)
     api_key = os.environ.get(key_variable) if key_variable else None
     if key_variable and not api_key:
         raise UsageError(f"the variable {key_variable} is not set: it was to have the upstream's key")

@@ -398,7 +398,7 @@ class Client:
         url = stream_url(self._url, session)
         attachment = Attachment(
             stream,
-            partial(connect_websocket, url, headers=self._headers),
+            partial(connect_websocket, url, headers=self._headers, world=self._world),
             file=self._file,
             begun=begun,
             tools=tools,

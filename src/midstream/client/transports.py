@@ -18,6 +18,7 @@ from websockets.asyncio.client import ClientConnection
 
 from midstream.core.client_stream import error_of
 from midstream.core.frames import Error
+from midstream.core.timing import retry_after_s
 from midstream.errors import (
     AccessError,
     ConnectionLostError,
@@ -26,6 +27,7 @@ from midstream.errors import (
     ProtocolError,
     UsageError,
 )
+from midstream.world import World
 
 SERVER_FRAME_BYTES_MAX = 16 * 1024 * 1024
 """Largest frame taken from a server. A result is in its record up to 64 KiB; servers of before wrote up to 512 Ki
@@ -104,7 +106,9 @@ def stream_url(server: str, session: str) -> str:
     return f"{scheme}://{parts.netloc}{path}/v1/sessions/{quote(session, safe='')}/stream"
 
 
-async def connect_websocket(url: str, *, headers: Mapping[str, str]) -> WebSocketTransport:
+async def connect_websocket(
+    url: str, *, headers: Mapping[str, str], world: World = World()
+) -> WebSocketTransport:
     """Make a connection.
 
     Raises:
@@ -123,8 +127,8 @@ async def connect_websocket(url: str, *, headers: Mapping[str, str]) -> WebSocke
         )
     except websockets.InvalidStatus as error:
         response = error.response
-        after = response.headers.get("retry-after", "")
-        raise refusal_of(response.status_code, bytes(response.body or b""), after) from error
+        wait_s = retry_after_s(response.headers.get("retry-after", ""), now=world.now())
+        raise refusal_of(response.status_code, bytes(response.body or b""), wait_s) from error
     except (OSError, TimeoutError, websockets.InvalidHandshake) as error:
         reason = str(error) or type(error).__name__
         raise ConnectionLostError(f"the server cannot be reached: {reason}") from error
@@ -141,8 +145,12 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def refusal_of(status: int, body: bytes, retry_after: str = "") -> MidstreamError:
-    """Return what an HTTP refusal means: the server's own words where it is ours, else what its status says."""
+def refusal_of(status: int, body: bytes, wait_s: float | None = None) -> MidstreamError:
+    """Return what an HTTP refusal means: the server's own words where it is ours, else what its status says.
+
+    Args:
+        wait_s: Seconds it asked to wait, beside its words.
+    """
     try:
         problem = msgspec.json.decode(body, type=Problem)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -153,8 +161,7 @@ def refusal_of(status: int, body: bytes, retry_after: str = "") -> MidstreamErro
         )
     message = f"the server refused the connection with HTTP status {status}"
     if status in _TRY_AGAIN:
-        after_s = float(retry_after) if retry_after.isascii() and retry_after.isdecimal() else None
-        return ConnectionLostError(message, retry_after_s=after_s)
+        return ConnectionLostError(message, retry_after_s=wait_s)
     if status in {401, 403, 407}:
         return AccessError(message)
     if status in {404, 410}:

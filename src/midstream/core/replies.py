@@ -29,6 +29,7 @@ from midstream.core.messages import (
 )
 from midstream.core.records import Delta
 from midstream.core.upstream_calls import closed, ended, started
+from midstream.core.wishes import NO_WISHES, Wishes
 from midstream.errors import ModelForgotError
 
 DELTA_CHARS_MAX = 64 * 1024
@@ -47,6 +48,7 @@ class ModelRequest(Struct, frozen=True):
         resume: What a `Resumable` of this attempt named, to take that same reply up; "" asks for a new one.
         session: Whose conversation it is: what an upstream's memory of it is found by. "" has none.
         is_ephemeral: A side call, such as one that makes a title: it must leave no trace in anybody's memory.
+        wishes: How the answer is to be made, as far as the model grants it.
     """
 
     instructions: str
@@ -57,6 +59,7 @@ class ModelRequest(Struct, frozen=True):
     resume: str = ""
     session: str = ""
     is_ephemeral: bool = False
+    wishes: Wishes = NO_WISHES
 
 
 class TextDelta(Struct, frozen=True):

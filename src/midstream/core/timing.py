@@ -1,13 +1,18 @@
-"""Deadlines and backoff, as values. Time and chance come in as arguments."""
+"""Deadlines, backoff and the pauses servers ask for, as values. Time and chance come in as arguments."""
 
 from __future__ import annotations
 
+import datetime as dt
+import email.utils
 import math
 
 from msgspec import Struct
 
 from midstream.core.records import StalledOn
 from midstream.errors import UsageError
+
+RETRY_AFTER_MAX_S = 3600.0
+"""A server that asks for a longer pause is taken at an hour."""
 
 
 class Deadline(Struct, frozen=True, order=True):
@@ -46,6 +51,26 @@ MODEL_BACKOFF = Backoff(first_s=1.0, most_s=4.0, jitter=0.25)
 
 RECONNECT_BACKOFF = Backoff(first_s=1.0, most_s=30.0, jitter=1.0)
 """Between reconnects of a client, after a first one at once: 1 s to 30 s with full jitter."""
+
+
+def retry_after_s(said: str, *, now: float) -> float | None:
+    """Return the seconds that a `Retry-After` asks for, at most `RETRY_AFTER_MAX_S`; None where it asks for none.
+
+    Args:
+        said: Seconds, or an HTTP date in any of its three forms; anything may stand there.
+        now: The wall clock, in seconds since 1970.
+    """
+    try:
+        seconds = float(said)
+    except ValueError:
+        try:
+            date = email.utils.parsedate_to_datetime(said)
+            if date.tzinfo is None:  # the form of asctime: all dates of HTTP are UTC
+                date = date.replace(tzinfo=dt.UTC)
+            seconds = date.timestamp() - now
+        except (ValueError, OverflowError):
+            return None
+    return min(max(seconds, 0.0), RETRY_AFTER_MAX_S) if math.isfinite(seconds) else None
 
 
 class StallBudgets(Struct, frozen=True):

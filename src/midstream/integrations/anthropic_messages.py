@@ -13,6 +13,7 @@ from midstream.core.formats.anthropic_stream import MessageReader, render_tools
 from midstream.core.rendering import render
 from midstream.core.replies import ModelEvent, ModelRequest
 from midstream.core.reuse.prefix import anchored, canonical_tools
+from midstream.core.wishes import MESSAGES_GRANTS, MESSAGES_NAMES, granted_by, messages_fields
 from midstream.integrations.provider_http import Provider, read_reply
 from midstream.world import World
 
@@ -75,6 +76,11 @@ class AnthropicMessages:
         self._tokens_max = tokens_max
         self._upstream_tools = [dict(tool) for tool in upstream_tools]
         self._extra = ({} if thinking is None else {"thinking": dict(thinking)}) | dict(extra or {})
+        self.grants = granted_by(MESSAGES_GRANTS, model, self._extra, MESSAGES_NAMES)
+        """Which wishes for the making of an answer are passed on: while it thinks, only where it is to stop."""
+        version = next((value for name, value in sent.items() if name.lower() == "anthropic-version"), "")
+        if "thinking" in self._extra or version != API_VERSION:
+            self.grants &= {"stop"}
         self._is_cached = is_cached
         self._cache_ttl = cache_ttl
 
@@ -124,6 +130,7 @@ class AnthropicMessages:
         if sent.system:
             body["system"] = [{"type": "text", "text": sent.system}]
         # The messages come last: the body of the next turn begins with the bytes of this one.
+        body |= messages_fields(request.wishes.only(self.grants))
         body = body | self._extra | {"messages": self._extra.get("messages", sent.messages)}
         if sent.advice.thinking is False and "thinking" in body:
             # The tool loop in progress began without a thought: it is taken with thinking off only.

@@ -31,6 +31,7 @@ from midstream.core.replies import (
     Working,
 )
 from midstream.core.reuse.servers import McpServer
+from midstream.core.timing import retry_after_s
 from midstream.errors import (
     ModelAccessError,
     ModelError,
@@ -47,6 +48,7 @@ from midstream.errors import (
 from midstream.runtime.forwarding import Forwarding
 from midstream.runtime.openings import Openings
 from midstream.runtime.upstreams import Abilities, Opened, Said, Setup, UpstreamEvent, doubtful, is_never_sent
+from midstream.world import World
 
 LAUNCH_S = 30.0
 """Seconds the bridge has to start."""
@@ -121,6 +123,7 @@ class Cursor:
         bridge: Sequence[str] | None = None,
         options: Mapping[str, Any] | None = None,
         is_instructing: bool = False,
+        world: World = World(),
     ) -> None:
         folder = Path(cwd).resolve()
         if not folder.is_dir():
@@ -133,9 +136,10 @@ class Cursor:
         self._model = model
         self._folder = folder
         self._options = dict(options or {})
-        self._bridge = _Bridge(client, bridge, folder)
+        self._bridge = _Bridge(client, bridge, folder, world)
         self._forwarding = Forwarding(self.name, self.abilities)
         self._is_instructing = is_instructing
+        self._world = world
 
     @property
     def identity(self) -> Mapping[str, str]:
@@ -155,7 +159,8 @@ class Cursor:
             UpstreamMismatchError: The bridge took up another agent. Nothing was said to it.
         """
         if self._is_instructing:
-            _write_rules(self._folder / RULES_FILE, setup.instructions)
+            draft = self._world.new_id("midstream")
+            write_rules(self._folder / RULES_FILE, setup.instructions, draft=draft)
         options = sdk.AgentOptions(
             model=self._model,
             api_key=self._key or None,
@@ -351,11 +356,14 @@ def _is_never_sent(error: BaseException | None) -> bool:
 class _Bridge:
     """The client of the bridge: yours, or one with a bridge of our own, which is started anew when it died."""
 
-    def __init__(self, client: AsyncClient | None, command: Sequence[str] | None, folder: Path) -> None:
+    def __init__(
+        self, client: AsyncClient | None, command: Sequence[str] | None, folder: Path, world: World
+    ) -> None:
         self._yours = client
         self._ours: AsyncClient | None = None
         self._command = list(command) if command is not None else None
         self._folder = folder
+        self._world = world
         self._starting = asyncio.Lock()
         self.openings = Openings("the bridge of cursor-sdk")
 
@@ -375,7 +383,8 @@ class _Bridge:
                 await self._restart_if_dead()
             kind = next((ours for theirs, ours in _ERRORS if isinstance(error, theirs)), UpstreamFailedError)
             raise kind(
-                f"the agent's bridge answered: {error.message}", retry_after_s=_wait_s(error)
+                f"the agent's bridge answered: {error.message}",
+                retry_after_s=retry_after_s(error.retry_after or "", now=self._world.now()),
             ) from error
 
     def is_open(self, client: AsyncClient) -> bool:
@@ -431,11 +440,6 @@ def _text_of(value: object) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()
 
 
-def _wait_s(error: sdk.CursorAgentError) -> float | None:
-    said = error.retry_after or ""
-    return float(said) if said.replace(".", "", 1).isdecimal() else None
-
-
 def _server(server: McpServer) -> sdk.HttpMcpServerConfig | sdk.StdioMcpServerConfig:
     if server.transport == "stdio":
         return sdk.StdioMcpServerConfig(server.command, list(server.args), dict(server.env))
@@ -445,18 +449,27 @@ def _server(server: McpServer) -> sdk.HttpMcpServerConfig | sdk.StdioMcpServerCo
     return sdk.HttpMcpServerConfig(server.url, server.transport, dict(server.headers), auth)
 
 
-def _write_rules(path: Path, instructions: str) -> None:
-    """Leave the instructions for agents to read; never over a file that is not ours."""
-    is_there = path.exists()
-    if is_there and RULES_SENTINEL not in path.read_text("utf-8", "replace"):
-        return
+def write_rules(path: Path, instructions: str, *, draft: str) -> None:
+    """Leave the instructions for agents to read; never over a file that is not ours. Several processes may.
+
+    Args:
+        path: The file.
+        instructions: What it says; "" removes it.
+        draft: A name that nobody else uses, for the file while it is written.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if RULES_SENTINEL not in path.read_text("utf-8", "replace"):
+            return
     if not instructions:
         path.unlink(missing_ok=True)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(".tmp")
-    fresh.write_text(f"---\nalwaysApply: true\n---\n{RULES_SENTINEL}\n\n{instructions}\n", "utf-8")
-    fresh.replace(path)
+    fresh = path.with_name(f".{draft}.tmp")
+    try:
+        fresh.write_text(f"---\nalwaysApply: true\n---\n{RULES_SENTINEL}\n\n{instructions}\n", "utf-8")
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 async def _bounded(work: Awaitable[object]) -> None:

@@ -15,6 +15,7 @@ from midstream.core.profiles import profile_named
 from midstream.core.rendering import render
 from midstream.core.replies import ModelEvent, ModelRequest
 from midstream.core.reuse.prefix import anchored_chat, cache_key_of, canonical_tools, takes_cache_key
+from midstream.core.wishes import CHAT_GRANTS, CHAT_NAMES, chat_fields, granted_by
 from midstream.integrations.provider_http import Provider, read_reply
 from midstream.world import World
 
@@ -67,6 +68,10 @@ class OpenAICompatible:
         self._has_cache_marks = has_cache_marks
         self._cache_ttl = cache_ttl
         self._has_cache_key = takes_cache_key(self._provider.host) if has_cache_key is None else has_cache_key
+        # The older name is refused by OpenAI's newer models, and the newer one is not known to everybody else.
+        self._limit = "max_completion_tokens" if takes_cache_key(self._provider.host) else "max_tokens"
+        self.grants = granted_by(CHAT_GRANTS, model, self._extra, {"tokens_max": self._limit, **CHAT_NAMES})
+        """Which wishes for the making of an answer are passed on."""
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Answer `request`; closing the iterator closes the connection, on which servers stop.
@@ -111,6 +116,7 @@ class OpenAICompatible:
         if self._has_cache_key and request.session and not request.is_ephemeral:
             body["prompt_cache_key"] = cache_key_of(request.session)
         # The messages come last: the body of the next turn begins with the bytes of this one.
+        body |= chat_fields(request.wishes.only(self.grants), limit=self._limit)
         body = body | self._extra | {"messages": self._extra.get("messages", sent.messages)}
         body = {name: value for name, value in body.items() if value is not None}
         if self._has_cache_marks and not request.is_ephemeral:

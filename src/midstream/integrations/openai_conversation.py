@@ -14,11 +14,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import msgspec
 import openai
+from msgspec import Struct
 from openai.types.responses import ResponseStreamEvent
 
 from midstream.core.formats.openai_responses_stream import ResponsesReader, render_tools
@@ -26,7 +26,8 @@ from midstream.core.messages import History, Result
 from midstream.core.provider_errors import error_of
 from midstream.core.rendering import render
 from midstream.core.replies import Finished
-from midstream.core.timing import Backoff
+from midstream.core.timing import Backoff, retry_after_s
+from midstream.core.wishes import RESPONSES_GRANTS, RESPONSES_NAMES, granted_by, responses_fields
 from midstream.errors import (
     ModelError,
     ModelStalledError,
@@ -61,8 +62,7 @@ _NOT_TAKEN = {409, 429, 503}
 """Statuses of a server that did not begin: a conflict, too many requests, no room."""
 
 
-@dataclass(frozen=True)
-class _Way:
+class _Way(Struct, frozen=True):
     """How the server is asked; what an upstream and its agents share."""
 
     name: str
@@ -71,6 +71,7 @@ class _Way:
     memory: Memory
     is_background: bool
     extra: Mapping[str, object]
+    grants: frozenset[str]
     world: World
     running: set[str]
     """Background replies that somebody here reads."""
@@ -113,6 +114,7 @@ class _ResponsesUpstream:
         world: World = World(),
     ) -> None:
         self.name = f"openai:{model}"
+        grants = granted_by(RESPONSES_GRANTS, model, extra or {}, RESPONSES_NAMES)
         self.abilities = Abilities(
             takes_tools=True,
             takes_history=True,
@@ -120,6 +122,7 @@ class _ResponsesUpstream:
             can_reinstruct=True,
             can_retool=True,
             can_fork=self._memory == "responses",
+            grants=grants,
         )
         self._is_ours = client is None
         self._way = _Way(
@@ -132,6 +135,7 @@ class _ResponsesUpstream:
             memory=self._memory,
             is_background=is_background,
             extra=dict(extra or {}),
+            grants=grants,
             world=world,
             running=set(),
             openings=Openings(self.name, world),
@@ -161,7 +165,7 @@ class _ResponsesUpstream:
             return False
         except openai.APIStatusError as error:
             if error.status_code != _NOT_FOUND:
-                raise _refusal(error) from error
+                raise _refusal(error, now=self._way.world.now()) from error
         except openai.APIConnectionError as error:
             raise _no_connection(self.name, error) from error
         return True
@@ -299,7 +303,7 @@ class OpenAIAgent:
                     # Without validation: what this version of the package does not know is kept.
                     yield event.to_json(indent=None).encode()
         except openai.APIStatusError as error:
-            raise _refusal(error) from error
+            raise _refusal(error, now=self._way.world.now()) from error
         except openai.APIConnectionError as error:
             raise _no_connection(self._way.name, error) from error
         except openai.APIError as error:
@@ -339,6 +343,7 @@ class OpenAIAgent:
             "background": way.is_background or None,
             named_by: self._came_from or None,
         }
+        body |= responses_fields(said.wishes.only(way.grants))
         body |= way.extra
         return {name: value for name, value in body.items() if value is not None}
 
@@ -364,9 +369,8 @@ def _output(result: Result) -> dict[str, str]:
     return {"type": "function_call_output", "call_id": result.call_id, "output": result.content}
 
 
-def _refusal(error: openai.APIStatusError) -> ModelError:
-    said = error.response.headers.get("retry-after", "")
-    wait_s = float(said) if said.replace(".", "", 1).isdecimal() else None
+def _refusal(error: openai.APIStatusError, *, now: float) -> ModelError:
+    wait_s = retry_after_s(error.response.headers.get("retry-after", ""), now=now)
     return _typed(error.body, error_of(error.body, status=error.status_code, retry_after_s=wait_s))
 
 

@@ -16,6 +16,7 @@ from midstream.core.replies import Heartbeat, ModelEvent, ModelRequest, Resumabl
 from midstream.core.reuse.prefix import cache_key_of, canonical_tools, takes_cache_key
 from midstream.core.sse import ServerSentEvent
 from midstream.core.timing import Backoff
+from midstream.core.wishes import RESPONSES_GRANTS, RESPONSES_NAMES, granted_by, responses_fields
 from midstream.errors import ModelCutError, ModelStalledError, ModelUnavailableError
 from midstream.integrations.provider_http import Provider
 from midstream.world import World
@@ -71,6 +72,8 @@ class OpenAIResponses:
         self._extra = dict(extra or {})
         self._has_cache_key = takes_cache_key(self._provider.host) if has_cache_key is None else has_cache_key
         self._world = world
+        self.grants = granted_by(RESPONSES_GRANTS, model, self._extra, RESPONSES_NAMES)
+        """Which wishes for the making of an answer are passed on."""
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Answer `request`, or give the reply that `request.resume` names from its beginning.
@@ -172,6 +175,7 @@ class OpenAIResponses:
         if self._has_cache_key and request.session and not request.is_ephemeral:
             body["prompt_cache_key"] = cache_key_of(request.session)
         # The input comes last: the body of the next turn begins with the bytes of this one.
+        body |= responses_fields(request.wishes.only(self.grants))
         body = body | self._extra | {"input": self._extra.get("input", sent.messages)}
         return msgspec.json.encode({name: value for name, value in body.items() if value is not None})
 

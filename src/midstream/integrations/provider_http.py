@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import email.utils
 import functools
-import math
 import ssl
 import weakref
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
@@ -18,6 +16,7 @@ import msgspec
 from midstream.core.provider_errors import error_of
 from midstream.core.replies import Heartbeat, ModelEvent
 from midstream.core.sse import ServerSentEvent, SseDecoder
+from midstream.core.timing import retry_after_s
 from midstream.errors import (
     FrameTooLargeError,
     ModelError,
@@ -26,7 +25,7 @@ from midstream.errors import (
     ModelUnavailableError,
     UsageError,
 )
-from midstream.integrations.plain_http import PlainTransport, is_plain
+from midstream.integrations.plain_http import PlainAnswer, PlainClient, is_plain
 from midstream.world import World
 
 CONNECT_S = 10.0
@@ -37,12 +36,13 @@ POOL_S = 5.0
 CLOSE_S = 1.0
 ERROR_BYTES_MAX = 64 * 1024
 """Bytes of an error's body that are read; the reason stands in the first few."""
-RETRY_AFTER_MAX_S = 3600.0
-"""A server that asks for a longer pause is taken at an hour."""
 
 KEPT_CONNECTIONS_MAX = 100
 """Idle connections that are kept for later replies."""
 _TIMEOUT = httpx2.Timeout(connect=CONNECT_S, read=READ_S, write=WRITE_S, pool=POOL_S)
+
+_Client = httpx2.AsyncClient | PlainClient
+"""One connection at a time."""
 
 _NO_STREAM = {"application/json", "text/html"}
 """What a server that took the request and a proxy that did not pass it on answer instead of a stream."""
@@ -93,18 +93,18 @@ class _Connections:
 
     def __init__(self, url: httpx2.URL) -> None:
         self._is_plain = is_plain(url)
-        self._idle: list[httpx2.AsyncClient] = []
+        self._idle: list[_Client] = []
         self._is_retired = False
 
-    def take(self) -> httpx2.AsyncClient:
+    def take(self) -> _Client:
         """Return a client for one reply: the one that was used last, or a new one."""
         if self._idle:
             return self._idle.pop()
         if self._is_plain:
-            return httpx2.AsyncClient(timeout=_TIMEOUT, transport=PlainTransport())
+            return PlainClient(_TIMEOUT)
         return httpx2.AsyncClient(timeout=_TIMEOUT, verify=_tls())
 
-    async def give_back(self, client: httpx2.AsyncClient) -> None:
+    async def give_back(self, client: _Client) -> None:
         """Take a client back whose reply is over."""
         if self._is_retired or len(self._idle) >= KEPT_CONNECTIONS_MAX:
             await _close(client)
@@ -119,7 +119,7 @@ class _Connections:
             await asyncio.gather(*map(_close, idle))
 
 
-async def _close(client: httpx2.AsyncClient) -> None:
+async def _close(client: _Client) -> None:
     """Close a client within `CLOSE_S`: a peer that is gone must not hold up a cancel."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(CLOSE_S):
@@ -239,7 +239,9 @@ class Provider:
         connections = self._connections_here()
         client = connections.take()
         try:
-            answer = await client.post(self._base_url + path, headers=self._headers)
+            async with client.stream("POST", self._base_url + path, headers=self._headers) as answer:
+                async for _ in answer.aiter_bytes():
+                    pass
         except httpx2.HTTPError as error:
             raise ModelUnavailableError(f"the connection to {self.name} failed") from error
         finally:
@@ -253,7 +255,11 @@ class Provider:
             await connections.retire()
 
     def _connections_here(self) -> _Connections:
-        return self._connections.setdefault(asyncio.get_running_loop(), _Connections(self._url))
+        loop = asyncio.get_running_loop()
+        found = self._connections.get(loop)
+        if found is None:
+            found = self._connections[loop] = _Connections(self._url)
+        return found
 
     def _retire(self, connections: _Connections) -> None:
         """Let no later request use these connections; other replies on them go on."""
@@ -264,7 +270,7 @@ class Provider:
     def _is_retired(self, connections: _Connections) -> bool:
         return self._connections.get(asyncio.get_running_loop()) is not connections
 
-    async def _refusal(self, response: httpx2.Response, media_type: str) -> ModelError:
+    async def _refusal(self, response: httpx2.Response | PlainAnswer, media_type: str) -> ModelError:
         body = bytearray()
         async for piece in response.aiter_bytes():
             body += piece
@@ -279,17 +285,5 @@ class Provider:
             if isinstance(parsed, dict) and "error" in parsed:
                 return error_of(error)
             return ModelUnavailableError(f"{self.name} answered with {media_type} instead of a stream")
-        wait_s = self._retry_after_s(response.headers)
+        wait_s = retry_after_s(response.headers.get("retry-after", ""), now=self._world.now())
         return error_of(error, status=response.status_code, retry_after_s=wait_s)
-
-    def _retry_after_s(self, headers: Mapping[str, str]) -> float | None:
-        """Read `Retry-After`: seconds, or an HTTP date."""
-        said = headers.get("retry-after", "")
-        try:
-            seconds = float(said)
-        except ValueError:
-            try:
-                seconds = email.utils.parsedate_to_datetime(said).timestamp() - self._world.now()
-            except (ValueError, OverflowError):
-                return None
-        return min(max(seconds, 0.0), RETRY_AFTER_MAX_S) if math.isfinite(seconds) else None

@@ -155,6 +155,11 @@ class Pooled:
         """What to show people: the upstream's name."""
         return self._upstream.name
 
+    @property
+    def grants(self) -> frozenset[str]:
+        """Which wishes for the making of an answer the upstream takes."""
+        return self._upstream.abilities.grants
+
     def last(self, session: str) -> TurnReport | None:
         """Return what became of the last turn of a session in this process, if that is still known."""
         return self._reports.get(session)
@@ -182,6 +187,7 @@ class Pooled:
             request.key,
             request.session,
             request.is_ephemeral,
+            wishes=request.wishes,
         )
         async with contextlib.aclosing(self._streamed(resent, chain)) as events:
             async for event in events:

@@ -217,6 +217,7 @@ class Turn:
                 history = self.request.whole()
                 self.sends = [_told_all(history, abilities, budget)]
                 self.replays += len(history.entries) > 1
+        self.sends[-1] = replace(self.sends[-1], wishes=self.request.wishes)
         self.nonce = nonce
 
     def _read(self, entries: int) -> History:

@@ -35,6 +35,7 @@ from midstream.core.messages import History, Result, ToolSpec, UserMessage
 from midstream.core.replies import ModelEvent
 from midstream.core.reuse.abilities import Abilities
 from midstream.core.reuse.servers import McpServer
+from midstream.core.wishes import NO_WISHES, Wishes
 from midstream.errors import ModelError, ModelUnavailableError, UpstreamBusyError, UpstreamFailedError
 
 __all__ = [
@@ -75,11 +76,13 @@ class Said(Struct, frozen=True):
         message: The user's words.
         results: Answers to the calls its last reply asked for, in the calls' order; then `message` may have no parts.
         before: Told to a fresh conversation of an upstream that takes history: all that came before `message`.
+        wishes: How the answer is to be made; those that `Abilities.grants` does not name are nobody's concern.
     """
 
     message: UserMessage
     results: tuple[Result, ...] = ()
     before: History | None = None
+    wishes: Wishes = NO_WISHES
 
 
 class Opened(Struct, frozen=True):

@@ -23,6 +23,7 @@ from midstream.runtime.host import Host
 from midstream.server.connection import CONNECTIONS_MAX, Connections
 from midstream.server.guards import check_origin
 from midstream.server.http import EventsEndpoint, HttpEndpoints, StreamCutError
+from midstream.server.lifespan import live
 from midstream.server.pages import page_routes
 from midstream.server.problems import internal_problem, problem_of, problem_of_http, refuse
 from midstream.server.websocket import WebSocketEndpoint
@@ -149,7 +150,7 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, a WebSocket, or the life of the server."""
         if scope["type"] == "lifespan":
-            await self._live(receive, send)
+            await live(self.start, self.stop, receive, send)
             return
         is_begun = False
 
@@ -178,18 +179,6 @@ class App:
         await self.start()
         # Errors come here and not to the handlers of an app that mounts this one.
         await self._router({**scope, "app": self, "starlette.exception_handlers": ({}, {})}, receive, send)
-
-    async def _live(self, receive: Receive, send: Send) -> None:
-        await receive()  # lifespan.startup
-        try:
-            await self.start()
-        except MidstreamError as error:
-            await send({"type": "lifespan.startup.failed", "message": f"{error.code}: {error.message}"})
-            return
-        await send({"type": "lifespan.startup.complete"})
-        await receive()  # lifespan.shutdown
-        await self.stop()
-        await send({"type": "lifespan.shutdown.complete"})
 
 
 def _router_of(host: Host, connections: Connections, retention_s: float, coalesce_s: float) -> Router:

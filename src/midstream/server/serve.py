@@ -135,7 +135,8 @@ def listen(host: str, port: int, *, shares_port: bool = False) -> socket.socket:
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             message = f"another program listens on {host}:{port}: stop it, or choose another port"
             raise PortTakenError(f"{message} (0 takes a free one)") from error
-        raise UsageError(f"cannot listen on {host}:{port}: {error}") from error
+        reason = (error.strerror if isinstance(error, OSError) else "") or str(error)
+        raise UsageError(f"cannot listen on {host}:{port}: {reason}") from error
     listener.setblocking(False)  # noqa: FBT003 - the standard library's interface
     return listener
 

@@ -15,6 +15,7 @@ from midstream.core.replies import (
     ModelRequest,
     TextDelta,
 )
+from midstream.core.wishes import Wishes
 from midstream.errors import ModelError
 from midstream.world import World
 
@@ -77,6 +78,8 @@ class ScriptedModel:
         self, script: Script, *, name: str = "scripted", delay_s: float = 0.0, world: World = World()
     ) -> None:
         self.name = name
+        self.grants = frozenset(Wishes.__struct_fields__)
+        """It takes every wish for the making of an answer, and does nothing about it."""
         self.requests: list[ModelRequest] = []
         """Every request so far, for tests to look at."""
         self._script = script

@@ -37,10 +37,17 @@ class Host:
     Args:
         chars: About how long a message is.
         is_sound: It does nothing that needs repair.
+        has_shapes: It sends messages back in the shapes of dumps and of what it has gathered by hand.
     """
 
     def __init__(
-        self, chance: random.Random, dialect: Dialect, *, chars: int = 20, is_sound: bool = False
+        self,
+        chance: random.Random,
+        dialect: Dialect,
+        *,
+        chars: int = 20,
+        is_sound: bool = False,
+        has_shapes: bool = False,
     ) -> None:
         self.chance = chance
         self.dialect = dialect
@@ -49,6 +56,7 @@ class Host:
         self.style = chance.choice(STYLES)
         self._chars = chars
         self._is_sound = is_sound
+        self._has_shapes = has_shapes
         self._marks_cache = chance.random() < 0.3
         self._number = 0
 
@@ -93,7 +101,11 @@ class Host:
 
     def answered(self, words: str) -> None:
         """Take an answer in."""
-        self.messages.append(self.reply(words))
+        if self._has_shapes and self.chance.random() < 0.2:
+            self.messages.append(self.reply(""))  # an answer that was stopped before its first word
+            return
+        reply = self.reply(words)
+        self.messages.append(shape(self.chance, self.dialect, reply) if self._has_shapes else reply)
 
     def user(self) -> Json:
         """Say something new."""
@@ -149,7 +161,8 @@ class Host:
         users = [at for at, message in enumerate(messages) if _is_users(message)]
         for _ in range(chance.choice((0, 0, 0, 1, 2))):
             few = [chance.choice(["c1", f"c{self._next()}"]) for _ in range(chance.choice((1, 1, 2)))]
-            messages += self.calls(list(dict.fromkeys(few)))
+            calls = self.calls(list(dict.fromkeys(few)))
+            messages += [shape(chance, self.dialect, each) for each in calls] if self._has_shapes else calls
         match what:
             case "queue":
                 messages.append(self.user())
@@ -233,3 +246,88 @@ class Host:
 
 def _is_users(message: Any) -> bool:  # noqa: ANN401 - anything may stand among messages
     return isinstance(message, dict) and message.get("role") == "user"
+
+
+def shape(chance: random.Random, dialect: Dialect, message: Json) -> Json:
+    """Write a message in another shape that means the same."""
+    message = copy.deepcopy(message)
+    match dialect:
+        case Dialect.CHAT:
+            _shape_chat(chance, message)
+        case Dialect.MESSAGES:
+            _shape_anthropic(chance, message)
+        case Dialect.RESPONSES:
+            _shape_item(chance, message)
+    return message
+
+
+def _shape_chat(chance: random.Random, message: Json) -> None:
+    message |= chance.choice(
+        [
+            {},
+            {"refusal": None, "audio": None, "annotations": []},
+            {"function_call": None},
+            {"provider_specific_fields": {}, "thinking_blocks": None, "reasoning_content": None},
+            {"name": None, "function_call": None, "annotations": None},
+        ]
+    )
+    if "tool_calls" not in message:
+        message |= chance.choice([{}, {"tool_calls": None}, {"tool_calls": []}])
+        if message["role"] == "tool":
+            message["content"] = chance.choice([message["content"], "", None, [], " "])
+        elif chance.random() < 0.3:
+            more = chance.choice([None, "", " "])
+            texts = [message["content"]] if more is None else [message["content"], more]
+            message["content"] = [{"type": "text", "text": text} for text in texts]
+        return
+    match chance.randrange(5):
+        case 0:
+            del message["content"]
+        case 1:
+            message["content"] = chance.choice(["", " ", [], "I look.", [{"type": "text", "text": ""}]])
+    for number, call in enumerate(message["tool_calls"]):
+        call["function"]["arguments"] = chance.choice(["{}", "", " ", None, '{"a": 1}'])
+        match chance.randrange(4):
+            case 0:
+                call["index"] = number
+            case 1:
+                del call["type"]
+            case 2:
+                call["type"] = None
+
+
+def _shape_anthropic(chance: random.Random, message: Json) -> None:
+    if message["role"] == "assistant":
+        words = message["content"]
+        blocks: list[Json] = words
+        if isinstance(words, str):
+            blocks = [{"type": "text", "text": words, "citations": None}]
+        thought = {"type": "thinking", "thinking": "hm", "signature": chance.choice(["", "s", None])}
+        before: list[Json] = chance.choice([[], [{"type": "text", "text": ""}], [thought]])
+        message["content"] = [*before, *blocks]
+        message |= chance.choice(
+            [{}, {"id": "msg_1", "type": "message", "stop_reason": "end_turn", "usage": None}]
+        )
+        return
+    for block in message["content"]:
+        if block["type"] == "tool_result":
+            block |= chance.choice([{}, {"is_error": None}, {"content": ""}, {"content": []}])
+
+
+def _shape_item(chance: random.Random, item: Json) -> None:
+    item |= chance.choice([{}, {"status": None}, {"id": None}, {"id": None, "status": "completed"}])
+    match item.get("type", "message"):
+        case "function_call":
+            item["arguments"] = chance.choice(["{}", "", " "])
+        case "function_call_output":
+            item["output"] = chance.choice([item["output"], "", " "])
+        case "reasoning":
+            item |= {"content": None, "encrypted_content": chance.choice([None, "gAAAA"])}
+            item["summary"] = chance.choice([[], [{"type": "summary_text", "text": "hm"}]])
+            if chance.random() < 0.5:
+                del item["id"]
+        case _:
+            parts: list[Json] = [
+                {"type": "output_text", "text": text, "annotations": []} for text in (item["content"], "")
+            ]
+            item |= {"type": "message", "content": chance.choice([item["content"], parts, parts[:1]])}

@@ -23,6 +23,8 @@ from midstream.core.replies import (
     UpstreamCallEnded,
     UpstreamCallStarted,
 )
+from midstream.core.reuse.abilities import Abilities
+from midstream.core.wishes import Wishes
 from midstream.errors import (
     ContextOverflowError,
     ModelAccessError,
@@ -33,9 +35,12 @@ from midstream.errors import (
     ModelUnavailableError,
     UpstreamBusyError,
 )
-from midstream.testing.models import text
+from midstream.runtime.pool import Pooled
+from midstream.store.memory import MemoryStore
+from midstream.testing.models import ScriptedModel, text
+from midstream.testing.upstreams import ScriptedUpstream
 from tests.search import TIMES
-from tests.server.gateway.serving import TOKEN, called, make_gateway, say, served
+from tests.server.gateway.serving import TOKEN, called, make_gateway, say, served, serving
 from tests.spec import spec
 
 HELLO: list[ModelEvent] = [
@@ -358,11 +363,31 @@ async def test_an_unknown_model_is_refused_only_where_names_were_given() -> None
             assert [model.id for model in (await other.models.list()).data] == ["ours"]
 
 
-async def test_what_cannot_be_granted_is_named() -> None:
+async def test_what_a_model_grants_reaches_it_and_the_rest_is_named() -> None:
     async with served([HELLO]) as gateway:
-        body = say("hi", temperature=0, max_tokens=9, seed=None)
+        body = say("hi", temperature=0, logprobs=True, max_tokens=9, seed=None)
         answer = await gateway.http.post("/v1/chat/completions", json=body)
-        assert answer.headers["x-midstream-ignored"] == "temperature,max_tokens"
+        assert answer.headers["x-midstream-ignored"] == "logprobs"
+        assert gateway.model.requests[0].wishes == Wishes(temperature=0, tokens_max=9)
+
+
+async def test_what_nobody_grants_is_named() -> None:
+    model = ScriptedModel([HELLO])
+    model.grants = frozenset({"stop"})
+    async with serving(make_gateway(model), model) as gateway:
+        body = say("hi", stop="END", temperature=0, max_completion_tokens=9, tool_choice="required")
+        answer = await gateway.http.post("/v1/chat/completions", json=body)
+        assert answer.headers["x-midstream-ignored"] == "tool_choice,temperature,max_completion_tokens"
+        assert model.requests[0].wishes == Wishes(stop=("END",))
+
+
+async def test_a_pooled_upstream_is_told_what_it_grants() -> None:
+    upstream, store = ScriptedUpstream(abilities=Abilities(grants=frozenset({"top_p"}))), MemoryStore()
+    model = ScriptedModel([])
+    async with serving(make_gateway(Pooled(upstream, store), store=store), model) as gateway:
+        answer = await gateway.http.post("/v1/chat/completions", json=say("hi", top_p=0.5, seed=3))
+        assert answer.headers["x-midstream-ignored"] == "seed"
+        assert [said.wishes for _, said in upstream.memory.arrived] == [Wishes(top_p=0.5)]
 
 
 async def test_a_draining_gateway_refuses_new_work() -> None:

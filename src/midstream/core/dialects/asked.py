@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from midstream.core.dialects.refusals import Dialect, Refusal
 from midstream.core.dialects.transcripts import Transcript, transcript_of
+from midstream.core.dialects.wishing import Wished
 from midstream.core.formats.parts import Value
 from midstream.core.messages import ToolSpec
 from midstream.core.replies import ModelEvent
@@ -43,7 +44,8 @@ class Asked(Struct, frozen=True, kw_only=True):
         metadata: The host's own notes that are texts.
         user, cache_key: What the host calls its user, and the requests that begin alike.
         echo: Fields that this API repeats in its answer.
-        ignored: Fields whose wish is not granted, for the answer to name.
+        wished: How it wants the answer made.
+        ignored: Fields that nobody could grant, for the answer to name.
     """
 
     dialect: Dialect
@@ -61,6 +63,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     user: str = ""
     cache_key: str = ""
     echo: Mapping[str, Any] = {}
+    wished: Wished = Wished()
     ignored: tuple[str, ...] = ()
 
     def transcript(self, before: Sequence[Value] = ()) -> Transcript:

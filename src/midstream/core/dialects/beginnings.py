@@ -97,7 +97,8 @@ class Beginnings:
     ) -> None:
         self._limit = limit
         self._bytes_max = bytes_max
-        self._bytes_min = bytes_min
+        self.bytes_min = bytes_min
+        """Bytes of messages that are worth keeping."""
         self._bytes = 0
         self._kept: OrderedDict[tuple[Dialect, bytes, bytes, int], Beginning] = OrderedDict()
         """By the API, who shows the key, and what is known."""
@@ -114,7 +115,7 @@ class Beginnings:
         """Keep these as the ones used last; a short one is not worth it."""
         for beginning in beginnings:
             known = beginning.known
-            if known.length < self._bytes_min:
+            if known.length < self.bytes_min:
                 continue
             key = (dialect, owner, known.digest, known.length)
             self._forget(self._kept.pop(key, None))

@@ -10,33 +10,37 @@ from midstream.core.dialects.asked import Asked, Named
 from midstream.core.dialects.fields import Fields, bad_field, field, texts_of
 from midstream.core.dialects.refusals import Dialect, Refusal, error_in
 from midstream.core.dialects.tool_specs import tools_of
+from midstream.core.dialects.wishing import wished_in
 from midstream.core.messages import Finish, Usage
 from midstream.core.replies import CallRequested, Finished, ModelEvent, TextDelta, ThinkingDelta
 
 _IGNORED = frozenset(
     {
         "audio",
-        "frequency_penalty",
         "function_call",
         "logit_bias",
         "logprobs",
-        "max_completion_tokens",
-        "max_tokens",
         "modalities",
         "parallel_tool_calls",
         "prediction",
-        "presence_penalty",
         "reasoning_effort",
-        "response_format",
-        "seed",
-        "stop",
-        "temperature",
         "top_logprobs",
-        "top_p",
         "verbosity",
         "web_search_options",
     }
 )
+_WISHES = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "seed": "seed",
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
+    "max_tokens": "tokens_max",
+    "max_completion_tokens": "tokens_max",
+    "stop": "stop",
+    "response_format": "reply_format",
+    "tool_choice": "forced_tool",
+}
 FINISHES = {
     Finish.STOP: "stop",
     Finish.CALLS: "tool_calls",
@@ -64,18 +68,21 @@ def read_chat(fields: Fields, known: int = 0) -> Asked:
     if (field(fields, "n", int) or 1) != 1:
         raise bad_field("n", "one answer a request: `n` is 1")
     ignored = [name for name in fields if name in _IGNORED]
+    tools = tools_of(fields, ignored)
+    wished = wished_in(fields, _WISHES, tools)
     options = field(fields, "stream_options", dict[str, Any]) or {}
     return Asked(
         dialect=Dialect.CHAT,
         model=field(fields, "model", str) or "",
         messages=messages,
-        tools=tools_of(fields, ignored),
+        tools=tools,
         is_stream=bool(field(fields, "stream", bool)),
         includes_usage=options.get("include_usage") is True,
         metadata=texts_of(fields, "metadata"),
         user=field(fields, "user", str) or field(fields, "safety_identifier", str) or "",
         cache_key=field(fields, "prompt_cache_key", str) or "",
-        ignored=tuple(ignored),
+        wished=wished,
+        ignored=(*ignored, *wished.odd),
     )
 
 

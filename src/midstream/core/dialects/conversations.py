@@ -8,6 +8,7 @@ whole program may share (`user`, `prompt_cache_key`) only narrows where it is lo
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -61,6 +62,8 @@ SIDE_CALLS: tuple[str, ...] = (
     "*briefly* summarize this partial conversation about programming",  # aider
 )
 """How the requests begin or go on that hosts make beside a conversation, in lower case; in a request without tools."""
+SIDE_CALLS_KEPT = 256
+"""System prompts of which it is kept whether they are those of side calls: a few megabytes at most."""
 SIDE_CALL_CHARS = 4000
 """Characters of the system prompt and of the newest message that are looked through for these words."""
 
@@ -101,8 +104,18 @@ def is_ephemeral(headers: Mapping[str, str], asked: Asked, instructions: str, ne
         return marked.strip().lower() not in _FALSE
     if asked.tools:
         return False
-    texts = (instructions[:SIDE_CALL_CHARS].lower(), newest.lower())
-    return any(words in text for text in texts for words in SIDE_CALLS)
+    return _asks_beside(instructions[:SIDE_CALL_CHARS]) or _has_side_call(newest)
+
+
+@functools.lru_cache(SIDE_CALLS_KEPT)
+def _asks_beside(instructions: str) -> bool:
+    """Whether a system prompt is one of a side call: a host has few, and says each in every request."""
+    return _has_side_call(instructions)
+
+
+def _has_side_call(text: str) -> bool:
+    said = text.lower()
+    return any(words in said for words in SIDE_CALLS)
 
 
 class Place(Struct, frozen=True):

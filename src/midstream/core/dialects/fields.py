@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeVar
+import functools
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -62,7 +63,7 @@ def field(fields: Fields, name: str, kind: type[T]) -> T | None:
     if raw is None:
         return None
     try:
-        return msgspec.json.decode(raw, type=kind)
+        return cast("T", _decoder_of(cast("Hashable", kind))(raw))
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise bad_field(name, f"`{name}` has another form than this API says") from error
 
@@ -71,6 +72,12 @@ def texts_of(fields: Fields, name: str) -> dict[str, str]:
     """Return the texts of a field that is an object; empty where it is anything else."""
     found = field(fields, name, object)
     return {key: value for key, value in _items(found) if isinstance(value, str)}
+
+
+@functools.cache
+def _decoder_of(kind: Hashable) -> Callable[[msgspec.Raw], object]:
+    """Return what reads a value of a kind: making it takes longer than reading most values."""
+    return msgspec.json.Decoder(cast("type[object]", kind)).decode
 
 
 def _is_null(raw: msgspec.Raw) -> bool:

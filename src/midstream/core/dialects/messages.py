@@ -10,6 +10,7 @@ from midstream.core.dialects.asked import Asked, Named
 from midstream.core.dialects.fields import Fields, bad_field, field, texts_of
 from midstream.core.dialects.refusals import Dialect, Refusal, error_in
 from midstream.core.dialects.tool_specs import tools_of
+from midstream.core.dialects.wishing import wished_in
 from midstream.core.formats.parts import Value
 from midstream.core.messages import Call, Finish, Usage
 from midstream.core.rendering import arguments_of
@@ -18,9 +19,15 @@ from midstream.core.replies import CallRequested, Finished, ModelEvent, TextDelt
 
 CHARS_PER_TOKEN = 4
 """How tokens are estimated before anybody has counted them; real tokenizers are within a third of it for prose."""
-_IGNORED = frozenset(
-    {"context_management", "max_tokens", "mcp_servers", "stop_sequences", "temperature", "top_k", "top_p"}
-)
+_IGNORED = frozenset({"context_management", "mcp_servers", "output_config", "output_format"})
+_WISHES = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "max_tokens": "tokens_max",
+    "stop_sequences": "stop",
+    "tool_choice": "forced_tool",
+}
 _STOPS = {
     Finish.STOP: "end_turn",
     Finish.CALLS: "tool_use",
@@ -47,6 +54,8 @@ def read_messages(fields: Fields, known: int = 0) -> Asked:
     if messages is None or not (messages or known):
         raise bad_field("messages", "`messages` is a list with at least one message")
     ignored = [name for name in fields if name in _IGNORED]
+    tools = tools_of(fields, ignored)
+    wished = wished_in(fields, _WISHES, tools)
     thinking = field(fields, "thinking", object)
     is_thinking = isinstance(thinking, dict) and thinking.get("type") in ("enabled", "adaptive")
     metadata = texts_of(fields, "metadata")
@@ -55,12 +64,13 @@ def read_messages(fields: Fields, known: int = 0) -> Asked:
         model=field(fields, "model", str) or "",
         messages=messages,
         instructions=_instructions(field(fields, "system", object)),
-        tools=tools_of(fields, ignored),
+        tools=tools,
         is_stream=bool(field(fields, "stream", bool)),
         shows_thinking=is_thinking,
         metadata=metadata,
         user=metadata.get("user_id", ""),
-        ignored=tuple(ignored),
+        wished=wished,
+        ignored=(*ignored, *wished.odd),
     )
 
 

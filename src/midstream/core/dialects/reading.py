@@ -22,7 +22,7 @@ from midstream.core.dialects.responses import read_responses
 from midstream.core.dialects.transcripts import Piece, pieces_of
 from midstream.core.formats.parts import Value
 from midstream.core.messages import Entry, History
-from midstream.core.reuse.raw import Parsed, parsed
+from midstream.core.reuse.raw import Parsed, parsed, unknown
 
 REWRITTEN_MAX = 4
 """Messages at the end that hosts send with other bytes a turn later, such as marks for a provider's cache on the last
@@ -82,20 +82,29 @@ class Read(Struct, frozen=True):
 
 
 def read(
-    dialect: Dialect, headers: Mapping[str, str], body: bytes, beginnings: Sequence[Beginning] = ()
+    dialect: Dialect,
+    headers: Mapping[str, str],
+    body: bytes,
+    beginnings: Sequence[Beginning] = (),
+    *,
+    bytes_min: int = 0,
 ) -> Read:
     """Read a request.
 
     Args:
         headers: Its headers, which may name the conversation.
         beginnings: What it may begin with.
+        bytes_min: Of a body that is shorter nothing is worth knowing, nor begins it with what is known.
 
     Raises:
         MalformedFrameError: It is no JSON object.
         BadFieldError: A field that matters has another form.
     """
     try:
-        found = parsed(body, _MESSAGES[dialect], [beginning.known for beginning in beginnings])
+        if len(body) < bytes_min:
+            found = unknown(body)
+        else:
+            found = parsed(body, _MESSAGES[dialect], [beginning.known for beginning in beginnings])
     except msgspec.DecodeError as error:
         raise no_object() from error
     known = found.known

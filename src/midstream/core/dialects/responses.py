@@ -10,6 +10,7 @@ from midstream.core.dialects.asked import Asked, Named
 from midstream.core.dialects.fields import Fields, bad_field, field, texts_of
 from midstream.core.dialects.refusals import RATE_LIMITED, Dialect, Refusal
 from midstream.core.dialects.tool_specs import tools_of
+from midstream.core.dialects.wishing import wished_in
 from midstream.core.formats.parts import Json, Value
 from midstream.core.messages import Finish, Usage
 from midstream.core.replies import CallRequested, Finished, ModelEvent, TextDelta, ThinkingDelta
@@ -18,18 +19,21 @@ _IGNORED = frozenset(
     {
         "context_management",
         "include",
-        "max_output_tokens",
         "max_tool_calls",
         "parallel_tool_calls",
         "prompt",
         "reasoning",
-        "temperature",
-        "text",
         "top_logprobs",
-        "top_p",
         "truncation",
     }
 )
+_WISHES = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "max_output_tokens": "tokens_max",
+    "text": "reply_format",
+    "tool_choice": "forced_tool",
+}
 _ECHOED = (
     "instructions",
     "max_output_tokens",
@@ -89,12 +93,14 @@ def read_responses(fields: Fields, known: int = 0) -> Asked:
     if is_background and not is_stored:
         raise bad_field("background", "`background` needs `store`: the answer is asked for later")
     ignored = [name for name in fields if name in _IGNORED]
+    tools = tools_of(fields, ignored)
+    wished = wished_in(fields, _WISHES, tools)
     return Asked(
         dialect=Dialect.RESPONSES,
         model=field(fields, "model", str) or "",
         messages=sent,
         instructions=field(fields, "instructions", str) or "",
-        tools=tools_of(fields, ignored),
+        tools=tools,
         is_stream=bool(field(fields, "stream", bool)),
         is_background=is_background,
         is_stored=is_stored,
@@ -103,7 +109,8 @@ def read_responses(fields: Fields, known: int = 0) -> Asked:
         user=field(fields, "user", str) or field(fields, "safety_identifier", str) or "",
         cache_key=field(fields, "prompt_cache_key", str) or "",
         echo={name: field(fields, name, object) for name in _ECHOED if name in fields},
-        ignored=tuple(ignored),
+        wished=wished,
+        ignored=(*ignored, *wished.odd),
     )
 
 

@@ -28,8 +28,6 @@ def tools_of(fields: Fields, ignored: list[str]) -> tuple[ToolSpec, ...]:
     kind = choice.get("type") if isinstance(choice, dict) else choice
     if kind == NO_CHOICE:
         return ()
-    if kind not in (None, "auto"):
-        ignored.append("tool_choice")
     return tuple(tool for tool in found if tool is not None)
 
 

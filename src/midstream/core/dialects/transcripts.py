@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from midstream.core.dialects.attachments import attachment_of
+from midstream.core.dialects.shapes import Shaped, shaped
 from midstream.core.formats.named import format_named
 from midstream.core.formats.parts import (
     Format,
@@ -94,6 +95,8 @@ class Piece(Struct, frozen=True):
 def pieces_of(messages: list[Value], form: str, *, cuts: Sequence[int] = ()) -> tuple[Piece, ...]:
     """Read a host's messages as two pieces, or one; empty where anything in them needs repair.
 
+    What only has another shape (`midstream.core.dialects.shapes`) needs none.
+
     All of a conversation is what its pieces are, one behind the other, if all but the last are closed. No id is minted
     in them: that would depend on what stands before.
 
@@ -106,18 +109,32 @@ def pieces_of(messages: list[Value], form: str, *, cuts: Sequence[int] = ()) -> 
         return ()
     if sendable(messages, Task(form=named, profile=_READING)) is not messages:
         return ()
-    found = Marks(messages, named.name, _READING)
-    if not found.are_all_fine():
-        return ()
-    marks = bytes(found.marks)
+    marks = Marks(messages, named.name, _READING)
+    said: Sequence[Json | None] = messages
+    if not marks.are_all_fine():
+        judged = enumerate(zip(messages, marks.marks, strict=True))
+        plain = [Shaped(each, each) if mark else shaped(each, form, at) for at, (each, mark) in judged]
+        marks, said = (
+            Marks([each.seen for each in plain], named.name, _READING),
+            [each.said for each in plain],
+        )
+        if not marks.are_all_fine():
+            return ()
+    return _in_pieces(said, bytes(marks.marks), named, cuts)
+
+
+def _in_pieces(
+    messages: Sequence[Json | None], marks: bytes, named: Format, cuts: Sequence[int]
+) -> tuple[Piece, ...]:
+    """Read messages that need no repair; None stands for one that says nothing."""
     cut = next((cut for cut in cuts if 0 < cut < len(marks) and _is_cut(marks, cut)), 0)
     pieces: list[Piece] = []
     for some in filter(None, (range(cut), range(cut, len(marks)))):
-        part = messages[some.start : some.stop]
+        part = [message for message in messages[some.start : some.stop] if message is not None]
         transcript = _read(part, named)
         has_ids = named.layout is Layout.FLAT
         ids = frozenset(str(message["id"]) for message in part if "id" in message) if has_ids else frozenset()
-        pieces.append(Piece(transcript, len(part), marks[some.stop - 1] in _CLOSING, ids))
+        pieces.append(Piece(transcript, len(some), marks[some.stop - 1] in _CLOSING, ids))
     return tuple(pieces)
 
 

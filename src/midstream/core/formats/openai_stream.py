@@ -80,6 +80,9 @@ class Chunk(Struct):
     error: Any = None  # an object by the book, a string or a number elsewhere
 
 
+_chunk_of = msgspec.json.Decoder(Chunk, strict=False).decode
+
+
 class _Call(Struct):
     id: str = ""
     name: str = ""
@@ -103,7 +106,7 @@ class ReplyReader:
             self._finish = self._finish or Finish.STOP
             return []
         try:
-            chunk = msgspec.json.decode(data, type=Chunk, strict=False)
+            chunk = _chunk_of(data)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise ModelUnavailableError(
                 "the server sent something that is no chat completion chunk"

@@ -18,6 +18,7 @@ class Abilities(Struct, frozen=True):
         can_fork: `fork` works.
         can_oauth: Its MCP servers can be signed in to in a flow of its own, by the host's client id and scope.
         can_secret: That flow takes a client secret, too.
+        grants: Wishes for the making of an answer that it takes (`midstream.core.wishes.Wishes`), by name.
     """
 
     takes_tools: bool = False
@@ -29,3 +30,4 @@ class Abilities(Struct, frozen=True):
     can_fork: bool = False
     can_oauth: bool = False
     can_secret: bool = False
+    grants: frozenset[str] = frozenset()

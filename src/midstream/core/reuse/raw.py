@@ -87,6 +87,15 @@ def parsed(raw: bytes, field: str = "messages", known: Sequence[Known] = ()) -> 
     return _whole(raw, field, -1 if head is None else head[1])
 
 
+def unknown(raw: bytes) -> Parsed:
+    """Parse a body of which nothing is known nor will be, as `parsed` does; its digest is another one.
+
+    Raises:
+        msgspec.DecodeError: It is not a JSON object.
+    """
+    return _whole(raw, "", -1)
+
+
 def _head(raw: bytes, field: str) -> tuple[dict[str, msgspec.Raw], int] | None:
     """Return what the outermost object says before its array, and where the array begins, or None if in doubt."""
     opening = re.compile(rb"(?<!\\)" + re.escape(json.dumps(field).encode()) + rb"[ \t\r\n]*:[ \t\r\n]*\[")

@@ -11,7 +11,7 @@ from starlette.types import Receive, Send
 from midstream.core.dialects.messages import PING
 from midstream.core.dialects.refusals import Dialect, Refusal, body_in, status_in
 from midstream.server.gateway.runs import Run, Runs
-from midstream.world import World
+from midstream.world import Cancellable, World
 
 QUIET_S = 15.0
 """Seconds without a word after which a stream gets a sign of life: proxies cut after 30 to 60 s of silence, and some
@@ -57,6 +57,11 @@ class Reading:
         self._receive = receive
         self._send = send
         self._watch: asyncio.Task[None] | None = None
+        self._sign: Cancellable | None = None
+        self._said_at = 0.0
+        """When something was said last (monotonic)."""
+        self._is_quiet = False
+        """`QUIET_S` went by since then, and no sign of life was given."""
 
     async def __aenter__(self) -> Self:
         self._runs.join(self._run)
@@ -65,6 +70,8 @@ class Reading:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        if self._sign is not None:
+            self._sign.cancel()
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.cancel()
@@ -74,12 +81,15 @@ class Reading:
     async def stream(self, headers: Mapping[str, str], *, after: int = 0) -> None:
         """Send the run's events from the one numbered `after` on; an error before the first one as an answer."""
         run = self._run
+        self._said_at = self._world.monotonic()
+        self._look()
         await self._first(after)
         if self._is_gone:
             return
         if run.refusal is not None and not run.is_begun:
             await self._refuse(headers)
             return
+        self._is_quiet = False
         said = encoded({**headers, **EVENT_STREAM})
         await self._send({"type": "http.response.start", "status": 200, "headers": said})
         is_anthropic = run.asked.dialect is Dialect.MESSAGES
@@ -90,16 +100,17 @@ class Reading:
                 is_last = run.is_ended and after == len(run.pieces)
                 body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
                 run.is_delivered = run.is_delivered or is_last
-                await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
+                await self._say(body, is_last=is_last)
                 if is_last:
                     return
             elif run.is_ended:
                 run.is_delivered = True
-                await self._send({"type": "http.response.body", "body": b""})
+                await self._say(b"", is_last=True)
                 return
-            elif not await self._news():
-                sign = PING if is_anthropic and run.is_begun else COMMENT
-                await self._send({"type": "http.response.body", "body": sign, "more_body": True})
+            elif self._is_quiet:
+                await self._say(PING if is_anthropic and run.is_begun else COMMENT, is_last=False)
+            else:
+                await run.news()
 
     async def state(self, headers: Mapping[str, str]) -> None:
         """Send the answer as it stands, once its intent is written."""
@@ -138,18 +149,22 @@ class Reading:
     async def _first(self, after: int) -> None:
         """Wait for something to say, so that a refusal still has its status; not for ever, since proxies do not."""
         run = self._run
-        while len(run.pieces) <= after and not (run.is_ended or self._is_gone):
-            if not await self._news():
-                return
+        while len(run.pieces) <= after and not (run.is_ended or self._is_gone or self._is_quiet):
+            await run.news()
 
-    async def _news(self) -> bool:
-        """Wait until there may be more; return False where `QUIET_S` went by."""
-        try:
-            async with asyncio.timeout(QUIET_S):
-                await self._run.news()
-        except TimeoutError:
-            return False
-        return True
+    async def _say(self, body: bytes, *, is_last: bool) -> None:
+        self._is_quiet = False
+        self._said_at = self._world.monotonic()
+        await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
+
+    def _look(self) -> None:
+        """Look whether nothing was said for too long: now and then, since a timer for each word costs more than it."""
+        left_s = self._said_at + QUIET_S - self._world.monotonic()
+        if left_s <= 0:
+            self._is_quiet = True
+            self._run.wake()
+            left_s = QUIET_S
+        self._sign = self._world.later(left_s, self._look)
 
     async def _until_gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

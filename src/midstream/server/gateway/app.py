@@ -32,6 +32,7 @@ from midstream.server.gateway.response_routes import ResponseRoutes
 from midstream.server.gateway.runs import GRACE_S, Runs
 from midstream.server.gateway.stored import StoredResponses
 from midstream.server.guards import check_origin
+from midstream.server.lifespan import live
 from midstream.store.contract import Shelf, Store
 from midstream.store.memory import MemoryStore
 from midstream.store.sqlite import SQLiteStore
@@ -166,7 +167,7 @@ class Gateway:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, or the life of the server."""
         if scope["type"] == "lifespan":
-            await self._live(receive, send)
+            await live(self.start, self.stop, receive, send)
             return
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008, "reason": "not_found"})
@@ -209,7 +210,8 @@ class Gateway:
             check_token(headers, self._token)
         await self.start()
         body = await body_of(headers, receive) if method == "POST" else b""
-        query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+        said = scope["query_string"].decode("latin-1")
+        query = dict(parse_qsl(said, keep_blank_values=True)) if said else {}
         arrived = Arrived(method, "/" + "/".join(parts), query, headers, body)
         await self._answer(parts, arrived, receive, send)
 
@@ -266,18 +268,6 @@ class Gateway:
         if is_anthropic:
             told = {"data": listed, "has_more": False, "first_id": names[0], "last_id": names[-1]}
         await send_whole(send, msgspec.json.encode(told))
-
-    async def _live(self, receive: Receive, send: Send) -> None:
-        await receive()  # lifespan.startup
-        try:
-            await self.start()
-        except MidstreamError as error:
-            await send({"type": "lifespan.startup.failed", "message": f"{error.code}: {error.message}"})
-            return
-        await send({"type": "lifespan.startup.complete"})
-        await receive()  # lifespan.shutdown
-        await self.stop()
-        await send({"type": "lifespan.shutdown.complete"})
 
 
 def _parts_of(path: str) -> list[str]:

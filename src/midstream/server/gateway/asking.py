@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
+from msgspec.structs import replace
+
 from midstream.core.dialects.asked import Asked, Named, Writer
 from midstream.core.dialects.beginnings import Beginnings
 from midstream.core.dialects.chat import ChatWriter
@@ -14,10 +16,11 @@ from midstream.core.dialects.reading import Read, read
 from midstream.core.dialects.refusals import Dialect, Refusal
 from midstream.core.dialects.repeats import KeyReused, request_of
 from midstream.core.dialects.responses import ResponsesWriter
+from midstream.core.dialects.wishing import Wished
 from midstream.core.formats.parts import Value
 from midstream.core.reuse.resent import ResentRequest
 from midstream.errors import StoreBusyError, StoreDamagedError, StoreFullError
-from midstream.runtime.models import Model
+from midstream.runtime.models import Model, grants_of
 from midstream.server.gateway.bodies import Arrived, RefusedError, shown_key
 from midstream.server.gateway.conversations import Conversations
 from midstream.server.gateway.runs import Run, Runs
@@ -53,6 +56,7 @@ class Asking:
         world: World,
     ) -> None:
         self._model = model
+        self._grants = grants_of(model)
         self._runs = runs
         self._responses = responses
         self._names = names
@@ -68,8 +72,9 @@ class Asking:
             MidstreamError: The request has another form, or nothing can be begun now. Nothing was.
         """
         owner = shown_key(arrived.headers)
-        found = read(dialect, arrived.headers, arrived.body, self._beginnings.of(dialect, owner))
-        asked = found.asked
+        beginnings = self._beginnings.of(dialect, owner)
+        found = read(dialect, arrived.headers, arrived.body, beginnings, bytes_min=self._beginnings.bytes_min)
+        asked = self._granting(found.asked)
         self.check_model(asked.model)
         before, session = await self._before(asked, found.session)
         found = found.behind(before)
@@ -94,6 +99,14 @@ class Asking:
         care = _Care(self._conversations, self._responses, place, before)
         self._runs.start(run, _request(run, found, is_side_call=is_side_call), care)
         return run, False
+
+    def _granting(self, asked: Asked) -> Asked:
+        """Return what is asked with the wishes that are granted; the others are named in the answer."""
+        wished = asked.wished
+        if not wished.fields:
+            return asked
+        left = Wished(wished.wishes.only(self._grants), wished.fields)
+        return replace(asked, wished=left, ignored=(*asked.ignored, *wished.refused(self._grants)))
 
     def check_model(self, name: str) -> None:
         """Let a name pass that hosts may ask for.
@@ -166,6 +179,7 @@ def _request(run: Run, found: Read, *, is_side_call: bool) -> ResentRequest:
         found.tail,
         found.whole,
         run.asked.tools,
+        wishes=run.asked.wished.wishes,
         key=run.named.id,
         session=run.session,
         is_ephemeral=is_side_call,

@@ -279,6 +279,7 @@ class Runs:
     async def _perform(self, run: Run, request: ResentRequest, care: Care) -> None:
         try:
             await self._listen(run, request, care)
+            self._end(run)  # now, so that the last words and the end of the stream go out in one piece
         except asyncio.CancelledError:
             run.fail(_CANCELLED)
             await self._settled(run, care)
@@ -324,11 +325,14 @@ class Runs:
             _log.warning("a failed answer is not stored: %s", error.code, extra={"run": run.named.id})
 
     def _end(self, run: Run) -> None:
+        if run.is_ended:
+            return
         if not run.is_finished and run.refusal is None:
             run.fail(_CANCELLED)
         run.end()
         # A transcript weighs more than an answer, and nobody asks a finished run what it was asked.
         run.asked = replace(run.asked, messages=[])
+        run.task = None
         del self._open[run.named.id]
         self._ended[run.named.id] = self._world.monotonic()
         self._kept_bytes += run.bytes
@@ -341,9 +345,9 @@ class Runs:
 
     def _supersede(self, session: str) -> None:
         """Stop what nobody reads of a conversation that goes on: its person has said something else."""
-        for run in list(self._open.values()):
-            is_idle = not (run.readers or run.asked.is_background)
-            if run.session == session and is_idle:
+        same = [run for run in self._open.values() if run.session == session]
+        for run in same:
+            if not (run.readers or run.asked.is_background):
                 self.cancel(run)
 
     def forget(self, run: Run) -> None:
@@ -361,9 +365,14 @@ class Runs:
 
     def _forget_old(self) -> None:
         until = self._world.monotonic() - KEPT_S
-        for run_id, ended_at in list(self._ended.items()):
-            if ended_at > until and self._kept_bytes <= KEPT_BYTES_MAX:
-                return
+        gone: list[Run] = []
+        too_much = self._kept_bytes - KEPT_BYTES_MAX
+        for run_id, ended_at in self._ended.items():
+            if ended_at > until and too_much <= 0:
+                break
             run = self._by_id[run_id]
             if not run.readers:
-                self.forget(run)
+                gone.append(run)
+                too_much -= run.bytes
+        for run in gone:
+            self.forget(run)

@@ -1,0 +1,63 @@
+"""What the commands that listen share: where, for whom, what they log, and how they say that they do."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from midstream.cli.terminal import clean
+
+F = TypeVar("F", bound=Callable[..., Any])  # whatever click decorates
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+def address_options(port: int) -> Callable[[F], F]:
+    """Where to listen, and under which names clients may ask; `port` is the port that is taken unasked."""
+    host_option = click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+    port_option = click.option(
+        "--port",
+        type=click.IntRange(0, 65535),
+        default=port,
+        show_default=True,
+        help="Port to listen on; 0 takes a free one.",
+    )
+    names_option = click.option(
+        "--allow-host",
+        "allowed_hosts",
+        multiple=True,
+        metavar="NAME",
+        help="Host name under which clients may ask, where --host is not this machine alone; * for any.",
+    )
+    return lambda command: host_option(port_option(names_option(command)))
+
+
+def telling_options(command: F) -> F:
+    """What is logged, and in which form it says that it listens."""
+    log_option = click.option(
+        "--log-level", type=click.Choice(LOG_LEVELS), default="warning", show_default=True
+    )
+    json_option = click.option(
+        "--json", "is_json", is_flag=True, help="Print one JSON object when it listens."
+    )
+    return log_option(json_option(command))
+
+
+class _WithSession(logging.Formatter):
+    """Names the session a line is about."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = super().format(record)
+        session = getattr(record, "session", None)
+        return clean(f"{line} [session {session}]" if session else line)
+
+
+def log_to_stderr(level: str) -> None:
+    """Let log lines of this level and above go to stderr, each with the session it is about."""
+    log = logging.StreamHandler()
+    log.setFormatter(_WithSession("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[log])

@@ -1,0 +1,61 @@
+"""An app starts and stops with the server that runs it, and says why it could not."""
+
+from __future__ import annotations
+
+import pytest
+from starlette.types import Message
+
+from midstream.errors import StoreDamagedError
+from midstream.server.lifespan import live
+
+
+class Server:
+    """Tells an app about its life; what happens is written down in its order."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.events: list[str] = []
+        self.said: list[Message] = []
+        self._error = error
+        self._told = iter(["startup", "shutdown"])
+
+    async def receive(self) -> Message:
+        event = next(self._told)
+        self.events.append(event)
+        return {"type": f"lifespan.{event}"}
+
+    async def send(self, message: Message) -> None:
+        self.events.append(message["type"])
+        self.said.append(message)
+
+    async def start(self) -> None:
+        self.events.append("started")
+        if self._error is not None:
+            raise self._error
+
+    async def stop(self) -> None:
+        self.events.append("stopped")
+
+
+async def test_the_server_hears_only_of_what_is_done() -> None:
+    server = Server()
+    await live(server.start, server.stop, server.receive, server.send)
+    assert server.events == [
+        *("startup", "started", "lifespan.startup.complete"),
+        *("shutdown", "stopped", "lifespan.shutdown.complete"),
+    ]
+
+
+async def test_a_start_that_fails_is_told_with_its_reason_and_nothing_is_stopped() -> None:
+    server = Server(StoreDamagedError("this file is no database"))
+    await live(server.start, server.stop, server.receive, server.send)
+    assert server.said == [
+        {"type": "lifespan.startup.failed", "message": "store_damaged: this file is no database"}
+    ]
+    assert server.events == ["startup", "started", "lifespan.startup.failed"]
+
+
+async def test_a_bug_in_a_start_is_not_taken_for_a_refusal() -> None:
+    server = Server(ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        await live(server.start, server.stop, server.receive, server.send)
+    assert server.events == ["startup", "started"]
