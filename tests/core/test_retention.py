@@ -100,6 +100,13 @@ def test_what_a_pruned_journal_begins_with_is_no_event() -> None:
     assert (empty.count, empty.ripe_at(Retention()), empty.cut(Retention(), now=1e9)) == (0, math.inf, None)
 
 
+def test_when_it_was_pruned_says_nothing_about_what_came_after() -> None:
+    begins = JournalPruned(Raw(b"{}"), 1e6)
+    survey = _survey([begins, *_turn(2, at=20.0)], begin=6)
+    assert survey.ripe_at(Retention(5.0)) == 25.0
+    assert survey.cut(Retention(5.0, None, None), now=25.0) == (12, 3)
+
+
 def test_much_goes_in_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention_module, "PRUNED_AT_ONCE_MAX", 13)
     turns = [each for number in range(1, 9) for each in _turn(number, at=1.0)]

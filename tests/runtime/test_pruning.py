@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from midstream.core import retention as retention_module
 from midstream.core.calls import Choice
 from midstream.core.messages import UserMessage
 from midstream.core.records import JournalPruned, TurnEnded, decode
@@ -322,3 +323,21 @@ async def test_a_journal_is_not_read_again_before_there_is_something_to_do(
             await on.world.advance(SWEEP_S)
             await on.sweep()
         assert len(reads) == 2
+
+
+async def test_a_sweep_that_has_read_enough_leaves_the_rest_to_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pruning_module, "SWEEP_RECORDS_MAX", 1)
+    monkeypatch.setattr(retention_module, "PRUNED_AT_ONCE_MAX", 10)
+    async with keeping(AGE, [text("one two", tokens=9)]) as on:
+        await on.turns(5)
+        end, before = on.positions()[-1], await on.fold()
+        await on.world.advance(7200.0)
+        begins: list[int] = []
+        while on.positions()[0] != end:
+            await on.sweep()
+            begins.append(on.positions()[0])
+        assert begins == sorted(set(begins))
+        assert len(begins) > 2
+        assert await on.fold() == before

@@ -111,12 +111,14 @@ class Survey:
             except (msgspec.DecodeError, UnicodeDecodeError):
                 seen = _Glance("")
                 self._is_sound = False
-            self._at = max(self._at, seen.at)
-            is_begin = seen.type == "journal_pruned"
+            is_begin = (
+                seen.type == "journal_pruned"
+            )  # its time is that of the pruning, not of what came before
             if self._begin is None:
                 self._begin = position if is_begin else position - 1
             if not is_begin:
                 self.bytes += len(body)
+                self._at = max(self._at, seen.at)
                 self._note(_Place(position, epoch, self.bytes, self._at, seen.type == "turn_ended"), seen)
 
     def _note(self, place: _Place, seen: _Glance) -> None:
@@ -133,9 +135,7 @@ class Survey:
 
     def cut(self, retention: Retention, *, now: float) -> tuple[int, int] | None:
         """Return position and epoch of the last record that should go, or None where all may stay."""
-        wanted = max(
-            (self._too_old(retention, now), self._too_many(retention), self._too_large(retention)), default=0
-        )
+        wanted = max(self._too_old(retention, now), self._too_many(retention), self._too_large(retention))
         going = [place for place in self._places if place.position <= wanted]
         if not going:
             return None

@@ -101,9 +101,11 @@ class Pruner:
         now = self._world.now()
         if self._is_outlived(info, now):
             await self._delete(info.session)
-        elif self._is_due(info, now):
-            while self._left > 0 and await self._prune(info.session):
-                pass
+        elif self._left > 0 and self._is_due(info, now):
+            while await self._prune(info.session):
+                if self._left <= 0:
+                    del self._seen[info.session]  # the next sweep goes on with it
+                    return
 
     def _is_outlived(self, info: SessionInfo, now: float) -> bool:
         limit = self._retention.sessions_for_s
