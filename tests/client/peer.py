@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from http import HTTPStatus
 
 import websockets
+from msgspec import Struct
 from websockets.asyncio.server import ServerConnection
 from websockets.http11 import Request, Response
 
@@ -22,7 +23,14 @@ from tests.core.stream_link import MemoryHost
 
 WAIT_S = 10.0
 
-Script = Callable[[ServerConnection], Awaitable[None]]
+HALF = b'{"type":"events"'
+
+
+class Script(Struct, frozen=True):
+    """What a peer says to an open before it breaks the connection: frames, and perhaps half of one more."""
+
+    frames: tuple[bytes, ...]
+    is_broken: bool = False
 
 
 class Peer:
@@ -71,7 +79,7 @@ class Peer:
             if self._scripts:
                 script = self._scripts.pop(0)
                 assert not isinstance(script, int)
-                await script(connection)
+                await _follow(script, connection)
                 return
             await self._serve_honestly(connection)
 
@@ -90,28 +98,24 @@ class Peer:
 
 def says(*said: ServerFrame | bytes) -> Script:
     """Answer the open with these frames, then break the connection."""
-
-    async def script(connection: ServerConnection) -> None:
-        await connection.recv()
-        for frame in said:
-            await connection.send(frame if isinstance(frame, bytes) else frames.encode(frame), text=True)
-        await connection.close()
-
-    return script
+    return Script(tuple(each if isinstance(each, bytes) else frames.encode(each) for each in said))
 
 
 def breaks_in_a_frame(*said: ServerFrame) -> Script:
     """Send these frames, then half of one more, and reset the connection."""
+    return Script(tuple(frames.encode(frame) for frame in said), is_broken=True)
 
-    async def script(connection: ServerConnection) -> None:
-        await connection.recv()
-        for frame in said:
-            await connection.send(frames.encode(frame), text=True)
-        connection.transport.write(b"\x81\x7e\x01\x00" + b'{"type":"events"')
-        await asyncio.sleep(0)
-        connection.transport.abort()
 
-    return script
+async def _follow(script: Script, connection: ServerConnection) -> None:
+    await connection.recv()
+    for frame in script.frames:
+        await connection.send(frame, text=True)
+    if not script.is_broken:
+        await connection.close()
+        return
+    connection.transport.write(b"\x81\x7e\x01\x00" + HALF)
+    await asyncio.sleep(0)
+    connection.transport.abort()
 
 
 class Cutter:
@@ -122,6 +126,8 @@ class Cutter:
         self.target = (host, int(port))
         self.url = ""
         self.connections = 0
+        self.cuts = 0
+        """Connections that were reset because they had carried what they may."""
         self.cut_after: list[int] = []
         """Bytes that connection n may carry to the client before it is reset."""
         self._writers: set[asyncio.StreamWriter] = set()
@@ -151,20 +157,23 @@ class Cutter:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(_pump(reader, there_writer, None))
-                await _pump(there_reader, writer, allowed)
+                self.cuts += await _pump(there_reader, writer, allowed)
                 writer.transport.abort()
                 there_writer.transport.abort()
         finally:
             self._writers -= {writer, there_writer}
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, allowed: int | None) -> None:
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, allowed: int | None) -> bool:
+    """Carry bytes until their end, or as many as are allowed; return whether it was the limit."""
     with contextlib.suppress(OSError):
         while allowed is None or allowed > 0:
             piece = await reader.read(65536 if allowed is None else min(allowed, 65536))
             if not piece:
-                return
+                return False
             writer.write(piece)
             await writer.drain()
             if allowed is not None:
                 allowed -= len(piece)
+        return True
+    return False

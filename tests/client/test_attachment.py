@@ -12,7 +12,7 @@ from midstream.client.attachment import EVENTS_UNREAD_MAX, Attachment
 from midstream.client.checkpoint import CheckpointFile, StreamBegun
 from midstream.core import frames, records
 from midstream.core.client_stream import Applied, ClientStream
-from midstream.core.frames import Ack, EventId, Events, Open, SayPayload, ServerFrame, Welcome
+from midstream.core.frames import Ack, EventId, Events, Heartbeat, Open, SayPayload, ServerFrame, Welcome
 from midstream.core.messages import Text
 from midstream.core.records import Delta
 from midstream.core.server_stream import events_frames
@@ -32,6 +32,7 @@ class Wire:
         self.sent: list[bytes] = []
         self.is_closed = False
         self.reads = 0
+        self.received_bytes = 0
         self._incoming: asyncio.Queue[bytes | ConnectionLostError] = asyncio.Queue()
 
     def hears(self, *said: ServerFrame | bytes) -> None:
@@ -63,6 +64,7 @@ class Bench:
         self.wires: list[Wire] = []
         self.refusals: list[MidstreamError] = []
         self.reconnecting: list[bool] = []
+        self.stalled: list[str] = []
         self.file = CheckpointFile(None, server="http://s", world=self.world)
         self.stream = stream or ClientStream("a", "secret", now=self.world.monotonic())
         self.attachment = Attachment(
@@ -73,6 +75,7 @@ class Bench:
             tools=None,
             world=self.world,
             on_reconnecting=self.reconnecting.append,
+            on_stalled=self.stalled.append,
         )
 
     async def connect(self) -> Wire:
@@ -167,6 +170,35 @@ async def test_a_silent_server_is_left_for_a_new_connection() -> None:
         await bench.world.advance(0.2)
         await bench.connected(2)
         assert wire.is_closed
+
+
+@spec("STREAM-46")
+async def test_a_long_frame_on_a_slow_line_is_no_silence() -> None:
+    async with Bench() as bench:
+        wire = await bench.connected()
+        wire.hears(Welcome("a", "0-0", "0-0", heartbeat_s=2.0))
+        await bench.until(lambda: wire.reads > 1)
+        for _ in range(3):
+            await bench.world.advance(2.0)
+            wire.received_bytes += 1
+            await bench.world.advance(4.0)
+        assert (len(bench.wires), wire.is_closed) == (1, False)
+        await bench.world.advance(6.1)
+        await bench.connected(2)
+        assert wire.is_closed, "bytes that stopped coming are silence"
+
+
+@spec("STREAM-47")
+async def test_a_turn_that_stands_still_is_told_once() -> None:
+    async with Bench() as bench:
+        wire = await bench.connected()
+        wire.hears(Welcome("a", "0-0", "0-0"), Ack(0))
+        await bench.until(lambda: wire.reads == 3)
+        for count in range(4, 13):
+            wire.hears(Heartbeat("0-0", "tool"))
+            await bench.until(lambda: wire.reads == count)  # noqa: B023 - it is asked now
+            await bench.world.advance(10.0)
+        assert (bench.stalled, len(bench.wires)) == (["tool"], 1)
 
 
 async def test_nothing_is_read_while_the_application_has_too_much_to_read() -> None:

@@ -23,7 +23,7 @@ from midstream.client.checkpoint import (
 )
 from midstream.core.calls import CallPlan, CallState, Site
 from midstream.core.client_stream import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten
-from midstream.core.frames import EventId
+from midstream.core.frames import EventId, digest_of
 from midstream.core.messages import Call, Outcome, Result
 from midstream.errors import MidstreamError, StoreBusyError, StoreDamagedError, StoreFullError, UsageError
 from midstream.testing.worlds import FakeWorld
@@ -31,6 +31,7 @@ from midstream.world import Fault
 from tests.spec import spec
 
 SERVER = "http://127.0.0.1:8000"
+ONE, TWO = (b'{"type":"abort","turn":%d}' % turn for turn in (1, 2))
 BEGUN: list[FileWrite] = [StreamBegun("s1", "secret"), ChunkKept(0, b'{"type":"abort"}')]
 CALL = Call("c1", "look", "{}")
 PLAN = CallPlan("c1", "digest", Site.CLIENT)
@@ -50,13 +51,13 @@ async def file(path: Path) -> AsyncIterator[CheckpointFile]:
 
 
 async def test_a_stream_comes_back_as_it_was_left(file: CheckpointFile, path: Path) -> None:
-    await file.write("a", [*BEGUN, ChunkKept(1, b"one"), ChunkKept(2, b"two")])
+    await file.write("a", [*BEGUN, ChunkKept(1, ONE), ChunkKept(2, TWO)])
     await file.write("a", [ChunksAcked(0), CursorMoved(EventId(2, 7))])
     await file.close()
 
     again = CheckpointFile(path, server=SERVER, world=FakeWorld())
     await again.open()
-    kept = Checkpoint("a", "secret", EventId(2, 7), 3, ((1, b"one"), (2, b"two")))
+    kept = Checkpoint("a", "secret", EventId(2, 7), 3, ((1, ONE), (2, TWO)))
     assert await again.streams() == [KeptStream("s1", kept, 100.0)]
     await again.close()
 
@@ -185,29 +186,38 @@ async def test_a_second_process_is_refused(file: CheckpointFile, path: Path) -> 
     await second.close()
 
 
-async def test_a_damaged_chunk_is_told_and_not_skipped(file: CheckpointFile, path: Path) -> None:
-    await file.write("a", BEGUN)
+DAMAGES = {
+    "another byte": (
+        "UPDATE chunk SET payload = x'00' WHERE seqno = 1",
+        "chunk 1 in the state file is damaged",
+    ),
+    "a lost row": ("DELETE FROM chunk WHERE seqno = 1", "the state file has lost chunks"),
+    "a later version": (
+        f"UPDATE chunk SET payload = x'7b7d', digest = '{digest_of(b'{}')}' WHERE seqno = 1",
+        "chunk 1 in the state file was written by another version",
+    ),
+}
+
+
+@spec("STREAM-48")
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_a_chunk_that_cannot_be_read_is_told_and_not_skipped_and_other_streams_are_whole(
+    file: CheckpointFile, path: Path, damage: str
+) -> None:
+    await file.write("a", [*BEGUN, ChunkKept(1, ONE)])
+    await file.write("b", BEGUN)
     await file.close()
+    change, said = DAMAGES[damage]
     with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE chunk SET payload = x'00'")
+        connection.execute(change)
     connection.close()
     again = CheckpointFile(path, server=SERVER, world=FakeWorld())
     await again.open()
-    with pytest.raises(StoreDamagedError, match="chunk 0"):
-        await again.streams()
-    await again.close()
-
-
-async def test_a_lost_chunk_is_told(file: CheckpointFile, path: Path) -> None:
-    await file.write("a", [*BEGUN, ChunkKept(1, b"one")])
-    await file.close()
-    with sqlite3.connect(path) as connection:
-        connection.execute("DELETE FROM chunk WHERE seqno = 1")
-    connection.close()
-    again = CheckpointFile(path, server=SERVER, world=FakeWorld())
-    await again.open()
-    with pytest.raises(StoreDamagedError, match="lost chunks"):
-        await again.streams()
+    kept = {each.checkpoint.stream: each for each in await again.streams()}
+    assert {stream: (each.damage, len(each.checkpoint.unacked)) for stream, each in kept.items()} == {
+        "a": (said, 0),
+        "b": ("", 1),
+    }
     await again.close()
 
 

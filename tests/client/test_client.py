@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from midstream.client import Client, Event, connect
+from midstream.client import Client, Event, PlaybackLost, connect
+from midstream.client.checkpoint import StreamBegun
+from midstream.client.ways import Way
 from midstream.core import records
 from midstream.core.calls import CallPlan, Site
+from midstream.core.client_stream import ChunkKept
 from midstream.core.frames import Ack, Error, Gone, Welcome
 from midstream.core.messages import Call, Finish, Outcome, Reply, Text
 from midstream.core.records import (
@@ -31,6 +36,7 @@ from midstream.errors import (
     SessionBusyError,
     SessionNotFoundError,
     StoreBusyError,
+    StoreDamagedError,
     StreamFencedError,
     StreamNotFoundError,
     UsageError,
@@ -40,13 +46,17 @@ from midstream.testing import Gate, calls, text
 from midstream.testing.worlds import Crashed, FakeWorld
 from midstream.tools import Tool, tool
 from midstream.world import Fault, World
+from tests.client.http_peer import HttpPeer
 from tests.client.peer import Cutter, Peer, breaks_in_a_frame, says
 from tests.server.serving import Served, make_app, served
 from tests.spec import spec
 
+Dial = Callable[..., Client]
+Scripted = type[Peer] | type[HttpPeer]
 WAIT_S = 20.0
 CUTS_MAX = 200
 LIVES_MAX = 100
+DEATHS = (Fault.BEFORE_CHECKPOINT, Fault.AFTER_CHECKPOINT, Fault.BEFORE_TOOL, Fault.AFTER_TOOL)
 WORDS = "one two three four five six seven eight nine ten"
 
 
@@ -72,6 +82,23 @@ class Hand:
         self.tool: Tool = push
 
 
+@pytest.fixture(params=[*Way])
+def way(request: pytest.FixtureRequest) -> Way:
+    """Every promise holds over every transport."""
+    return Way(request.param)
+
+
+@pytest.fixture
+def dial(way: Way) -> Dial:
+    return partial(connect, transport=way)
+
+
+@pytest.fixture
+def scripted(way: Way) -> Scripted:
+    """A server that may say what a correct one does not."""
+    return Peer if way is Way.WEBSOCKET else HttpPeer
+
+
 @pytest.fixture
 async def server() -> AsyncIterator[Served]:
     script = [calls(("c1", "push", '{"button":"red"}')), text(WORDS)]
@@ -84,8 +111,9 @@ async def _all(events: AsyncIterator[Event]) -> list[Event]:
         return [event async for event in events]
 
 
-async def test_a_turn_is_iterated_to_its_end() -> None:
-    async with served(make_app([text(WORDS)])) as server, connect(server.url) as client:
+@spec("STREAM-49")
+async def test_a_turn_is_iterated_to_its_end(dial: Dial) -> None:
+    async with served(make_app([text(WORDS)])) as server, dial(server.url) as client:
         events = await _all(client.send("s1", "hi"))
         assert "".join(event.text for event in events) == WORDS
         assert [event.is_end for event in events] == [False] * (len(events) - 1) + [True]
@@ -94,16 +122,16 @@ async def test_a_turn_is_iterated_to_its_end() -> None:
         assert again[0].id == f"1-{len(events) + 2}"
 
 
-async def test_a_tool_of_the_client_runs_where_the_client_is(server: Served) -> None:
+async def test_a_tool_of_the_client_runs_where_the_client_is(dial: Dial, server: Served) -> None:
     hand = Hand()
-    async with connect(server.url, tools=[hand.tool]) as client:
+    async with dial(server.url, tools=[hand.tool]) as client:
         events = await _all(client.send("s1", "push it"))
     (ended,) = [event.record for event in events if isinstance(event.record, CallEnded)]
     assert (ended.result.content, ended.result.outcome, hand.done) == ("pushed red", Outcome.OK, ["red"])
     assert _status(events) is TurnStatus.COMPLETED
 
 
-async def test_a_tool_whose_turn_was_stopped_is_stopped_too(server: Served) -> None:
+async def test_a_tool_whose_turn_was_stopped_is_stopped_too(dial: Dial, server: Served) -> None:
     running, stopped = asyncio.Event(), asyncio.Event()
 
     async def push(button: str) -> None:
@@ -114,7 +142,7 @@ async def test_a_tool_whose_turn_was_stopped_is_stopped_too(server: Served) -> N
         finally:
             stopped.set()
 
-    async with connect(server.url, tools=[push]) as client:
+    async with dial(server.url, tools=[push]) as client:
         turn = client.send("s1", "push it")
         await anext(turn)
         await asyncio.wait_for(running.wait(), WAIT_S)
@@ -125,21 +153,21 @@ async def test_a_tool_whose_turn_was_stopped_is_stopped_too(server: Served) -> N
                     await stopped.wait()
 
 
-async def test_a_plain_function_is_a_tool(server: Served) -> None:
+async def test_a_plain_function_is_a_tool(dial: Dial, server: Served) -> None:
     done: list[str] = []
 
     def push(button: str) -> None:
         """Push a button."""
         done.append(button)
 
-    async with connect(server.url, tools=[push]) as client:
+    async with dial(server.url, tools=[push]) as client:
         await _all(client.send("s1", "push it"))
     assert done == ["red"]
 
 
-async def test_a_busy_session_is_told_at_once() -> None:
+async def test_a_busy_session_is_told_at_once(dial: Dial) -> None:
     gate = asyncio.Event()
-    async with served(make_app([[Gate(gate), *text(WORDS)]])) as server, connect(server.url) as client:
+    async with served(make_app([[Gate(gate), *text(WORDS)]])) as server, dial(server.url) as client:
         first = client.send("s1", "hi")
         await anext(first)
         assert await client.resume_interrupted() == [], "what is attached is not interrupted"
@@ -150,9 +178,9 @@ async def test_a_busy_session_is_told_at_once() -> None:
 
 
 @spec("STREAM-15")
-async def test_a_cancel_by_whoever_speaks_ends_the_turn_they_iterate_over() -> None:
+async def test_a_cancel_by_whoever_speaks_ends_the_turn_they_iterate_over(dial: Dial) -> None:
     async with served(make_app([[TextDelta("half a"), Gate(asyncio.Event())]])) as server:
-        async with connect(server.url) as client:
+        async with dial(server.url) as client:
             events: list[Event] = []
             async for event in client.send("s1", "hi"):
                 events.append(event)
@@ -162,9 +190,9 @@ async def test_a_cancel_by_whoever_speaks_ends_the_turn_they_iterate_over() -> N
 
 
 @spec("STREAM-15", "STREAM-26")
-async def test_anybody_may_cancel() -> None:
+async def test_anybody_may_cancel(dial: Dial) -> None:
     app = make_app([[TextDelta("half a"), Gate(asyncio.Event())]])
-    async with served(app) as server, connect(server.url) as speaker, connect(server.url) as other:
+    async with served(app) as server, dial(server.url) as speaker, dial(server.url) as other:
         turn = speaker.send("s1", "hi")
         await anext(turn)
         await asyncio.wait_for(other.cancel("s1"), WAIT_S)
@@ -173,18 +201,20 @@ async def test_anybody_may_cancel() -> None:
 
 
 @spec("STREAM-25", "STREAM-26")
-async def test_leaving_the_loop_detaches_and_the_next_process_sees_the_rest(tmp_path: Path) -> None:
+async def test_leaving_the_loop_detaches_and_the_next_process_sees_the_rest(
+    dial: Dial, tmp_path: Path
+) -> None:
     state = tmp_path / "state.db"
     gate = asyncio.Event()
     async with served(make_app([[TextDelta("half a"), Gate(gate), *text(" sentence")]])) as server:
         seen: list[Event] = []
-        async with connect(server.url, state=state) as client:
+        async with dial(server.url, state=state) as client:
             async for event in client.send("s1", "hi"):
                 seen.append(event)
                 if event.text:
                     break
         gate.set()
-        async with connect(server.url, state=state) as client:
+        async with dial(server.url, state=state) as client:
             (turn,) = await client.resume_interrupted()
             assert turn.session == "s1"
             rest = await _all(aiter(turn))
@@ -194,43 +224,109 @@ async def test_leaving_the_loop_detaches_and_the_next_process_sees_the_rest(tmp_
     assert "".join(event.text for event in [*seen, *rest[1:]]) == "half a sentence"
 
 
-async def test_leaving_the_loop_at_the_end_leaves_nothing_to_resume(tmp_path: Path) -> None:
+async def test_leaving_the_loop_at_the_end_leaves_nothing_to_resume(dial: Dial, tmp_path: Path) -> None:
     async with served(make_app([text(WORDS)])) as server:
-        async with connect(server.url, state=tmp_path / "state.db") as client:
+        async with dial(server.url, state=tmp_path / "state.db") as client:
             async for event in client.send("s1", "hi"):
                 if event.is_end:
                     break
-        async with connect(server.url, state=tmp_path / "state.db") as client:
+        async with dial(server.url, state=tmp_path / "state.db") as client:
             assert await client.resume_interrupted() == []
 
 
 @spec("STREAM-30")
-async def test_what_is_older_than_the_look_back_is_cleared(tmp_path: Path) -> None:
+async def test_what_is_older_than_the_look_back_is_cleared(dial: Dial, tmp_path: Path) -> None:
     async with served(make_app([[Gate(asyncio.Event())]])) as server:
-        async with connect(server.url, state=tmp_path / "s.db", world=FakeWorld(at=1000.0)) as client:
+        async with dial(server.url, state=tmp_path / "s.db", world=FakeWorld(at=1000.0)) as client:
             await anext(client.send("s1", "hi"))
-        async with connect(server.url, state=tmp_path / "s.db", world=FakeWorld(at=1100.0)) as client:
+        async with dial(server.url, state=tmp_path / "s.db", world=FakeWorld(at=1100.0)) as client:
             assert len(await client.resume_interrupted(look_back_s=101.0)) == 1
             assert await client.resume_interrupted(look_back_s=99.0) == []
             assert await client.resume_interrupted(look_back_s=101.0) == []
 
 
-async def test_a_stop_that_was_never_acknowledged_is_said_again(tmp_path: Path) -> None:
+async def test_a_stop_that_was_never_acknowledged_is_said_again(dial: Dial, tmp_path: Path) -> None:
     state = tmp_path / "state.db"
-    async with served(make_app([[Gate(asyncio.Event())]])) as server, connect(server.url) as speaker:
+    async with served(make_app([[Gate(asyncio.Event())]])) as server, dial(server.url) as speaker:
         turn = speaker.send("s1", "hi")
         await anext(turn)
-        async with connect(server.url, state=state, world=_dying(Fault.AFTER_CHECKPOINT)) as client:
+        async with dial(server.url, state=state, world=_dying(Fault.AFTER_CHECKPOINT)) as client:
             with pytest.raises(Crashed):
                 await client.cancel("s1")
-        async with connect(server.url, state=state) as client:
+        async with dial(server.url, state=state) as client:
             assert await client.resume_interrupted() == []
             assert _status(await _all(turn)) is TurnStatus.CANCELLED
 
 
-async def test_a_reader_sees_what_others_say() -> None:
+async def _left_and_damaged(dial: Dial, url: str, state: Path) -> None:
+    """Leave a turn whose stop was not acknowledged, and damage what was kept of it."""
+    async with dial(url, state=state) as client:
+        turn = client.send("s1", "hi")
+        await anext(turn)
+        await turn.aclose()
+        (kept,) = await client._file.streams()
+        await client._file.write(kept.checkpoint.stream, [ChunkKept(1, b"what is this")])
+
+
+@spec("STREAM-48")
+async def test_what_cannot_be_played_back_is_said_with_the_session_as_it_is_and_the_rest_follows(
+    dial: Dial, tmp_path: Path
+) -> None:
+    state, gate = tmp_path / "state.db", asyncio.Event()
+    async with served(make_app([[TextDelta("half a"), Gate(gate), *text(" sentence")]])) as server:
+        await _left_and_damaged(dial, server.url, state)
+        async with dial(server.url, state=state) as client:
+            (turn,) = await client.resume_interrupted()
+            events = aiter(turn)
+            first = await asyncio.wait_for(anext(events), WAIT_S)
+            assert isinstance(first.record, PlaybackLost)
+            assert "another version" in first.record.reason
+            session = msgspec.json.decode(first.record.session)
+            assert (session["event_id"], session["turns"]) == (first.id, 1)
+            gate.set()
+            rest = await _all(events)
+            assert _status(rest) is TurnStatus.COMPLETED
+            assert _positions([first, *rest]) == list(range(_position(first), _position(rest[-1]) + 1))
+            assert await client.resume_interrupted() == []
+
+
+@spec("STREAM-48")
+async def test_a_lost_playback_is_said_again_until_it_was_heard_and_a_session_at_rest_has_no_more(
+    tmp_path: Path,
+) -> None:
+    state, gate = tmp_path / "state.db", asyncio.Event()
+    async with served(make_app([[Gate(gate), *text(WORDS)]])) as server:
+        await _left_and_damaged(connect, server.url, state)
+        gate.set()
+        async with connect(server.url) as other:
+            async for event in other.follow("s1", "0-0"):
+                if event.is_end:
+                    break
+        async with connect(server.url, state=state) as client:
+            (turn,) = await client.resume_interrupted()
+            events = turn.resume()
+            assert isinstance((await anext(events)).record, PlaybackLost)
+            await events.aclose()
+            (turn,) = await client.resume_interrupted()
+            (only,) = await _all(aiter(turn))
+            assert isinstance(only.record, PlaybackLost)
+            assert await client.resume_interrupted() == []
+
+
+@spec("STREAM-48")
+async def test_a_playback_that_nobody_ever_saw_is_lost_with_an_error(tmp_path: Path) -> None:
+    async with served(make_app()) as server, connect(server.url, state=tmp_path / "s.db") as client:
+        chunk = ChunkKept(0, b"what is this")
+        await client._file.write("stream-1", [StreamBegun("s1", "secret"), chunk])
+        (turn,) = await client.resume_interrupted()
+        with pytest.raises(StoreDamagedError, match="say it again"):
+            await _all(aiter(turn))
+        assert await client.resume_interrupted() == []
+
+
+async def test_a_reader_sees_what_others_say(dial: Dial) -> None:
     app = make_app([text(WORDS)])
-    async with served(app) as server, connect(server.url) as client, connect(server.url) as reader:
+    async with served(app) as server, dial(server.url) as client, dial(server.url) as reader:
         said = await _all(client.send("s1", "hi"))
         read: list[Event] = []
         async with asyncio.timeout(WAIT_S):
@@ -244,8 +340,8 @@ async def test_a_reader_sees_what_others_say() -> None:
         await later.aclose()
 
 
-async def test_a_session_nobody_began_cannot_be_followed(server: Served) -> None:
-    async with connect(server.url) as client:
+async def test_a_session_nobody_began_cannot_be_followed(dial: Dial, server: Served) -> None:
+    async with dial(server.url) as client:
         with pytest.raises(SessionNotFoundError):
             await _all(client.follow("nobody"))
         with pytest.raises(MidstreamError, match="event id"):
@@ -269,23 +365,23 @@ async def test_one_state_file_serves_one_process_at_a_time(tmp_path: Path) -> No
 
 
 @spec("STREAM-14", "STREAM-21")
-@pytest.mark.parametrize("step", [401, pytest.param(53, marks=pytest.mark.slow)])
-async def test_a_turn_survives_a_cut_at_every_so_many_bytes(step: int) -> None:
+@pytest.mark.parametrize(("way", "step"), [*((way, 401) for way in Way), (Way.WEBSOCKET, 53)])
+async def test_a_turn_survives_a_cut_at_every_so_many_bytes(dial: Dial, step: int) -> None:
     script = [calls(("c1", "push", '{"button":"red"}')), text(WORDS)]
     async with served(make_app(script)) as server, Cutter(server.url).listening() as wire:
         for cut_after in range(1, CUTS_MAX * step, step):
             hand = Hand()
-            wire.connections, wire.cut_after = 0, [cut_after, cut_after // 2]
-            async with connect(wire.url, tools=[hand.tool], world=Eager()) as client:
+            wire.connections, wire.cuts, wire.cut_after = 0, 0, [cut_after, cut_after // 2]
+            async with dial(wire.url, tools=[hand.tool], world=Eager()) as client:
                 events = await _all(client.send(f"s{cut_after}", "hi"))
             _check_whole(events, hand)
-            if wire.connections == 1:
+            if wire.cuts == 0:
                 break
-        assert (cut_after > 2000, wire.connections) == (True, 1), "it was cut up to the last byte"
+        assert (cut_after > 2000, wire.cuts) == (True, 0), "it was cut up to the last byte"
 
 
 @spec("STREAM-14", "STREAM-21")
-async def test_a_server_that_restarts_in_the_middle_is_found_again() -> None:
+async def test_a_server_that_restarts_in_the_middle_is_found_again(dial: Dial) -> None:
     store = MemoryStore()
     reconnecting: list[tuple[str, bool]] = []
     first = make_app([[TextDelta("half a"), Gate(asyncio.Event())]], store=store)
@@ -293,7 +389,7 @@ async def test_a_server_that_restarts_in_the_middle_is_found_again() -> None:
     async with (
         served(first) as one,
         Cutter(one.url).listening() as wire,
-        connect(wire.url, on_reconnecting=lambda *told: reconnecting.append(told)) as client,
+        dial(wire.url, on_reconnecting=lambda *told: reconnecting.append(told)) as client,
     ):
         events: list[Event] = []
         turn = client.send("s1", "hi")
@@ -326,24 +422,28 @@ async def test_a_server_that_is_not_there_ends_patience_and_loses_nothing(tmp_pa
 
 
 @spec("STREAM-11", "STREAM-18", "STREAM-24")
-@pytest.mark.parametrize("policy", ["unknown", "rerun"])
 @pytest.mark.parametrize(
-    "point", [Fault.BEFORE_CHECKPOINT, Fault.AFTER_CHECKPOINT, Fault.BEFORE_TOOL, Fault.AFTER_TOOL]
+    ("way", "point", "policy"),
+    [
+        *((Way.WEBSOCKET, point, policy) for point in DEATHS for policy in ("unknown", "rerun")),
+        (Way.SSE, Fault.AFTER_CHECKPOINT, "unknown"),
+        (Way.POLL, Fault.AFTER_TOOL, "rerun"),
+    ],
 )
 async def test_a_client_that_dies_anywhere_is_taken_up_by_the_next(
-    tmp_path: Path, point: Fault, policy: str
+    dial: Dial, tmp_path: Path, point: Fault, policy: str
 ) -> None:
     script = [calls(("c1", "push", '{"button":"red"}')), text("one two")]
     async with served(make_app(script)) as server:
         for count in range(1, LIVES_MAX):
             hand, seen, world = Hand(policy), dict[str, Event](), _dying(point, count)
             session, state = f"s{count}", tmp_path / f"{count}.db"
-            first = connect(server.url, state=state, tools=[hand.tool], world=world)
+            first = dial(server.url, state=state, tools=[hand.tool], world=world)
             await _live(first, session, seen)
             if not world.is_dead:
                 assert (_status([*seen.values()]), hand.done) == (TurnStatus.COMPLETED, ["red"])
                 break
-            await _second_life(server, state, hand, seen)
+            await _second_life(dial, server, state, hand, seen)
             _check_outcome([*seen.values()], hand, policy)
         assert 1 < count < LIVES_MAX - 1
 
@@ -362,8 +462,8 @@ def _check_outcome(seen: list[Event], hand: Hand, policy: str) -> None:
         assert hand.done in (["red"], ["red", "red"])
 
 
-async def _second_life(server: Served, state: Path, hand: Hand, seen: dict[str, Event]) -> None:
-    async with connect(server.url, state=state, tools=[hand.tool]) as client:
+async def _second_life(dial: Dial, server: Served, state: Path, hand: Hand, seen: dict[str, Event]) -> None:
+    async with dial(server.url, state=state, tools=[hand.tool]) as client:
         turns = await client.resume_interrupted()
         for turn in turns:
             async with asyncio.timeout(WAIT_S):
@@ -386,9 +486,9 @@ async def _live(client: Client, session: str, seen: dict[str, Event]) -> None:
 # --- what no correct server does -----------------------------------------------------------------------------------
 
 
-async def test_a_frame_that_breaks_in_the_middle_is_read_again() -> None:
+async def test_a_frame_that_breaks_in_the_middle_is_read_again(dial: Dial, scripted: Scripted) -> None:
     script = breaks_in_a_frame(Welcome("", "1-1", "1-1"))
-    async with Peer(script).serving() as peer, connect(peer.url) as client:
+    async with scripted(script).serving() as peer, dial(peer.url) as client:
         assert _status(await _turn_at(peer, client)) is TurnStatus.COMPLETED
 
 
@@ -405,8 +505,10 @@ async def test_a_frame_that_breaks_in_the_middle_is_read_again() -> None:
         [Error("store_full", "no room", "later", seqno=0, retry_after_s=0.0)],
     ],
 )
-async def test_a_server_out_of_its_mind_is_left_and_asked_again(said: list[Ack | bytes]) -> None:
-    async with Peer(says(*said)).serving() as peer, connect(peer.url) as client:
+async def test_a_server_out_of_its_mind_is_left_and_asked_again(
+    dial: Dial, scripted: Scripted, said: list[Ack | bytes]
+) -> None:
+    async with scripted(says(*said)).serving() as peer, dial(peer.url) as client:
         assert _status(await _turn_at(peer, client)) is TurnStatus.COMPLETED
 
 
@@ -421,17 +523,19 @@ async def test_a_server_out_of_its_mind_is_left_and_asked_again(said: list[Ack |
     ],
 )
 async def test_a_classified_refusal_is_raised_as_its_type(
-    error: Error, kind: type[MidstreamError], *, is_kept: bool
+    dial: Dial, scripted: Scripted, error: Error, kind: type[MidstreamError], *, is_kept: bool
 ) -> None:
-    async with Peer(says(Welcome("", "1-1", "1-1"), error)).serving() as peer, connect(peer.url) as client:
+    async with scripted(says(Welcome("", "1-1", "1-1"), error)).serving() as peer, dial(peer.url) as client:
         with pytest.raises(kind):
             await _all(client.send("s1", "hi"))
         assert len(await client.resume_interrupted()) == is_kept
 
 
 @pytest.mark.parametrize("status", [401, 403])
-async def test_a_refusal_in_http_is_raised_and_nothing_is_lost(status: int) -> None:
-    async with Peer(status).serving() as peer, connect(peer.url, headers={"authorization": "x"}) as client:
+async def test_a_refusal_in_http_is_raised_and_nothing_is_lost(
+    dial: Dial, scripted: Scripted, status: int
+) -> None:
+    async with scripted(status).serving() as peer, dial(peer.url, headers={"authorization": "x"}) as client:
         with pytest.raises(AccessError):
             await _all(client.send("s1", "hi"))
         (turn,) = await client.resume_interrupted()
@@ -442,10 +546,10 @@ async def test_a_refusal_in_http_is_raised_and_nothing_is_lost(status: int) -> N
 
 
 @spec("STREAM-9")
-async def test_a_degraded_server_is_used_once_and_nothing_is_kept() -> None:
-    peer = Peer(degraded_reason="no disk")
+async def test_a_degraded_server_is_used_once_and_nothing_is_kept(dial: Dial, scripted: Scripted) -> None:
+    peer = scripted(degraded_reason="no disk")
     hand = Hand()
-    async with peer.serving(), connect(peer.url, tools=[hand.tool]) as client:
+    async with peer.serving(), dial(peer.url, tools=[hand.tool]) as client:
         turn = client.send("s1", "hi")
         first = await asyncio.wait_for(anext(turn), WAIT_S)
         assert isinstance(first.record, StreamOpened)
@@ -464,8 +568,8 @@ async def test_a_degraded_server_is_used_once_and_nothing_is_kept() -> None:
 
 
 @spec("STREAM-23")
-async def test_events_that_are_gone_are_to_be_forgotten() -> None:
-    async with Peer().serving() as peer, connect(peer.url) as client:
+async def test_events_that_are_gone_are_to_be_forgotten(dial: Dial, scripted: Scripted) -> None:
+    async with scripted().serving() as peer, dial(peer.url) as client:
         turn = client.send("s1", "hi")
         seen = [await asyncio.wait_for(anext(turn), WAIT_S) for _ in range(3)]
         model = peer.host.session.turn
@@ -487,14 +591,14 @@ async def test_events_that_are_gone_are_to_be_forgotten() -> None:
         assert whole == told
 
 
-async def _turn_at(peer: Peer, client: Client) -> list[Event]:
+async def _turn_at(peer: Peer | HttpPeer, client: Client) -> list[Event]:
     answering = asyncio.create_task(_answer(peer))
     events = await _all(client.send("s1", "hi"))
     await answering
     return events
 
 
-async def _ask_for_push(peer: Peer) -> None:
+async def _ask_for_push(peer: Peer | HttpPeer) -> None:
     """Let the peer's model ask for the client's tool."""
     reply = Reply((Call("c1", "push", '{"button":"red"}'),), Finish.CALLS)
     plans = (CallPlan("c1", "digest", Site.CLIENT),)
@@ -502,7 +606,7 @@ async def _ask_for_push(peer: Peer) -> None:
     await peer.feed()
 
 
-async def _answer(peer: Peer) -> None:
+async def _answer(peer: Peer | HttpPeer) -> None:
     """Let the peer's model answer as soon as it is asked."""
     async with asyncio.timeout(WAIT_S):
         while not isinstance(turn := peer.host.session.turn, AwaitingModel):  # noqa: ASYNC110 - it rings no bell

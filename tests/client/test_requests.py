@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from midstream.client.requests import questions
-from midstream.errors import ConnectionLostError, ProtocolError
+from midstream.client.requests import questions, snapshot
+from midstream.errors import ConnectionLostError, MidstreamError, ProtocolError
 from midstream.testing import calls, text
 from midstream.tools import question
 from tests.client.peer import Peer
@@ -30,6 +32,24 @@ async def test_what_waits_is_listed_for_all_sessions_or_for_one() -> None:
         ]
         assert [each.session for each in await questions(server.url, "b", {})] == ["b"]
         assert await questions(server.url, "nobody", {}) == ()
+
+
+async def test_a_session_is_shown_as_the_server_has_it() -> None:
+    async with served(make_app([ASKS], tools=[question()])) as server:
+        with pytest.raises(MidstreamError):
+            await snapshot(server.url, "a/b", {})
+        headers = {"x-idempotency-key": "a", "x-idempotent-encryption-key": "s" * 43}
+        frame = {"type": "chunk", "seqno": 0, "payload": said("hi")}
+        await server.http.post("/v1/sessions/a/chunks", json=frame, headers=headers)
+        runner = await server.app.host.session("a")
+        while not runner.state.rests_on_people:
+            await runner.wait(runner.newest.position)
+        event_id, is_at_rest, body = await snapshot(server.url, "a", {})
+        assert (event_id, is_at_rest, json.loads(body)["waiting_on"]) == (
+            str(runner.newest),
+            False,
+            "person",
+        )
 
 
 async def test_nobody_there_is_a_lost_connection() -> None:

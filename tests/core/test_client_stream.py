@@ -13,6 +13,7 @@ from midstream.core import frames, records
 from midstream.core.client_stream import (
     CHUNK_OVERHEAD_BYTES,
     RETRY_AFTER_S_MAX,
+    STALL_AFTER_S,
     Applied,
     Checkpoint,
     ChunkKept,
@@ -407,6 +408,75 @@ def test_silence_for_three_heartbeats_drops_the_connection() -> None:
     assert not stream.is_connection_wanted
 
 
+def _stalling(waiting_on: str) -> ClientStream:
+    """Return a stream whose turn said something at 0 s and waits since, with a heartbeat at 55 s."""
+    stream = _begun()
+    assert _due_at(stream) == 30.0, "silence of the server comes first"
+    for at in (25.0, 55.0):
+        stream.receive(frames.encode(Heartbeat("1-3", waiting_on)), now=at)
+    assert _due_at(stream) == STALL_AFTER_S
+    return stream
+
+
+@spec("STREAM-47")
+@pytest.mark.parametrize("waiting_on", ["model", "tool", "client"])
+def test_a_turn_that_stands_still_is_told_once_and_nothing_is_done(waiting_on: str) -> None:
+    stream = _stalling(waiting_on)
+    told: list[bool] = []
+    for at in (59.9, 60.0):
+        stream.handle_deadline(now=at)
+        told.append(stream.is_stalled)
+    assert (told, stream.is_connection_wanted, stream.waiting_on) == ([False, True], True, waiting_on)
+    assert _due_at(stream) == 85.0, "only the server's silence is owed now"
+    word = Events((_event(4, _delta("on")),))
+    for frame, at in ((Heartbeat("1-4", waiting_on), 70.0), (word, 80.0)):
+        stream.receive(frames.encode(frame), now=at)
+        told.append(stream.is_stalled)
+    assert told[2:] == [True, False], "a heartbeat is no event"
+    for at in (105.0, 130.0):
+        stream.receive(frames.encode(Heartbeat("1-4", waiting_on)), now=at)
+    stream.handle_deadline(now=140.0)
+    assert stream.is_stalled, "another silence is told again"
+
+
+@spec("STREAM-47")
+@pytest.mark.parametrize("waiting_on", ["person", "nothing"])
+def test_a_turn_that_waits_for_a_person_does_not_stand_still(waiting_on: str) -> None:
+    stream = _stalling(waiting_on)
+    stream.handle_deadline(now=60.0)
+    told = [stream.is_stalled]
+    for at in (80.0, 105.0):
+        stream.receive(frames.encode(Heartbeat("1-3", "tool")), now=at)
+    stream.handle_deadline(now=120.0)
+    assert [*told, stream.is_stalled] == [False, True], "once the person has answered it may"
+
+
+@spec("STREAM-47")
+def test_without_a_connection_or_a_turn_nothing_stands_still() -> None:
+    stream = _stalling("model")
+    stream.handle_deadline(now=60.0)
+    stream.disconnected(chance=0.0, now=61.0)
+    assert (stream.is_stalled, stream.is_reconnecting) == (False, True)
+    assert _due_at(stream) == 61.0
+    reader = ClientStream(now=0.0)
+    reader.handle_deadline(now=0.0)
+    reader.connected(now=0.0)
+    _receive(reader, Welcome("", "1-3", "1-3"))
+    for at in (25.0, 50.0, 60.0):
+        reader.receive(frames.encode(Heartbeat("1-3", "model")), now=at)
+        reader.handle_deadline(now=at)
+    assert not reader.is_stalled
+
+
+def test_a_pause_of_the_reader_is_no_silence_of_the_turn() -> None:
+    stream = _stalling("model")
+    stream.listens_again(now=59.0)
+    stream.handle_deadline(now=60.0)
+    assert (stream.is_stalled, _due_at(stream)) == (False, 89.0)
+    stream.detach()
+    assert stream.next_deadline() is None
+
+
 @spec("STREAM-32")
 def test_an_event_announced_twice_that_never_comes_is_lost() -> None:
     stream = _begun()
@@ -476,6 +546,24 @@ def test_detaching_leaves_everything_as_it_is() -> None:
     assert stream.frames_to_send() == [frames.encode(Close())]
     stream.detach()
     assert stream.frames_to_send() == []
+
+
+@spec("STREAM-18")
+def test_what_is_said_after_leaving_is_kept_for_whoever_resumes() -> None:
+    # A tool that ends while its client goes: its outcome is kept, so that its chunk has to be.
+    stream = _begun()
+    stream.detach()
+    stream.frames_to_send()
+    assert stream.submit(DONE) == 1
+    assert (stream.writes(), stream.frames_to_send()) == ([ChunkKept(1, frames.encode(DONE))], [])
+
+
+def test_what_is_said_after_the_end_of_the_turn_goes_nowhere() -> None:
+    stream = _begun()
+    _receive(stream, Events((_event(4, TurnEnded(1, TurnStatus.COMPLETED, 2.0)),)))
+    stream.writes()
+    stream.submit(DONE)
+    assert stream.writes() == []
 
 
 def test_a_resumed_stream_goes_on_from_its_checkpoint() -> None:

@@ -171,6 +171,17 @@ async def test_by_server_sent_events_it_is_the_same() -> None:
 
 
 @spec("STREAM-63")
+async def test_a_poll_brings_the_snapshot_together_with_the_word_that_events_are_gone() -> None:
+    async with kept() as (server, at):
+        first = await server.http.get("/v1/sessions/s1/poll?n=0&after=1-1")
+        frames = first.json()["frames"]
+        assert [frame["type"] for frame in frames] == ["welcome", "gone", "snapshot"]
+        assert (frames[2]["event_id"], first.json()["more"]) == (str(at), True)
+        then = await server.http.get(f"/v1/sessions/s1/poll?n=1&after={at}")
+        assert words_of(records_of(then.json()["frames"])) == "one two three four"
+
+
+@spec("STREAM-63")
 async def test_records_before_what_is_kept_are_gone_with_the_oldest_position() -> None:
     async with kept() as (server, at):
         gone = await server.http.get("/v1/sessions/s1/records?after=1")
@@ -187,6 +198,7 @@ class _Slow:
     """A transport that takes one write and then waits to be released."""
 
     ends_with_turn = False
+    is_full = False
 
     def __init__(self, opened: bytes) -> None:
         self.heard: list[Json] = []

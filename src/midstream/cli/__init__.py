@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "cache": ("midstream.cli.cache:cache", "Show what of each model call came from the provider's cache."),
     "chat": ("midstream.cli.chat:chat", "Talk to an agent; survives Ctrl-C, cuts and restarts."),
     "demo": ("midstream.cli.demo.command:demo", "Watch a session survive a cut and a SIGKILL."),
-    "doctor": ("midstream.cli.doctor:doctor", "Find and repair histories that a provider would refuse."),
+    "doctor": ("midstream.cli.doctor:doctor", "Find and repair broken histories; probe the way to a server."),
     "gateway": ("midstream.cli.gateway:gateway", "Put an agent behind the APIs of OpenAI and Anthropic."),
     "pool": ("midstream.cli.pool:pool", "Look at the agents a pool would resume, or forget them."),
     "resume": ("midstream.cli.resume:resume", "Go on with a turn that was interrupted or failed."),

@@ -23,7 +23,8 @@ from midstream.cli.screen import Screen
 from midstream.cli.session_options import DEFAULT_URL
 from midstream.cli.sources import ServerSource, SessionNow
 from midstream.cli.terminal import Ink, clean, columns, escaped_json
-from midstream.client import Client, Event, connect
+from midstream.client import Client, Event, PlaybackLost, connect
+from midstream.client.ways import AUTO, Way
 from midstream.core.frames import Gone
 from midstream.core.records import MessageAccepted, TurnEnded, TurnStatus
 from midstream.errors import MidstreamError, SessionNotFoundError, UsageError
@@ -53,6 +54,13 @@ class Left(IntEnum):
 )
 @click.option("--message", metavar="TEXT", help="Say this, show the answer, and end.")
 @click.option("--json", "is_json", is_flag=True, help='Print events, one a line: {"id", "record"}.')
+@click.option(
+    "--transport",
+    type=click.Choice([AUTO, *Way]),
+    default=AUTO,
+    show_default=True,
+    help="How frames are carried (auto: the first that works).",
+)
 @click.option("--cancel-on-interrupt", is_flag=True, help="Stop the turn on the first Ctrl-C (for scripts).")
 @click.pass_context
 def chat(
@@ -62,6 +70,7 @@ def chat(
     resume: bool,  # noqa: FBT001 - click passes options so
     message: str | None,
     is_json: bool,  # noqa: FBT001 - see above
+    transport: str,
     cancel_on_interrupt: bool,  # noqa: FBT001 - see above
 ) -> None:
     """Talk to the agent at URL (default: http://127.0.0.1:8000).
@@ -78,6 +87,7 @@ def chat(
     chats.remember(url, session)
     talk = Talk(surroundings, chats, url, session, is_json=is_json)
     talk.stops_at = 1 if cancel_on_interrupt else 2
+    talk.transport = transport
     is_asking = message is None and sys.stdin.isatty() and not is_json
     if resume:
         left = asyncio.run(talk.resume())
@@ -132,6 +142,8 @@ class Talk:
         self.session = session
         self.stops_at = 2
         """The Ctrl-C that stops the turn; those before it detach."""
+        self.transport = AUTO
+        """How frames are carried."""
         self._state = chats.state(session)
         self._chats = chats
         self._is_json = is_json
@@ -232,7 +244,7 @@ class Talk:
         def tell(session: str, is_reconnecting: bool) -> None:  # noqa: FBT001 - the client's callback
             self._tell_of_connection(client.trouble(session), is_reconnecting=is_reconnecting)
 
-        client = connect(self.url, state=self._state, on_reconnecting=tell)
+        client = connect(self.url, state=self._state, transport=self.transport, on_reconnecting=tell)
         return client
 
     def _tell_of_connection(self, trouble: MidstreamError | None, *, is_reconnecting: bool) -> None:
@@ -309,7 +321,7 @@ class Talk:
     def _show(self, event: Event, shown: LastShown, *, is_ours: bool) -> None:
         if isinstance(event.record, Gone):
             shown.end(event.record.resume_from)
-        elif shown.has(event.id):
+        elif shown.has(event.id) and not isinstance(event.record, PlaybackLost):
             return
         elif shown.may_have(event.id):
             self._screen.note(

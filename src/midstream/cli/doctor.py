@@ -1,4 +1,4 @@
-"""`midstream doctor`: histories on disk, and the machine they live on."""
+"""`midstream doctor`: histories on disk, the machine they live on, and the network to a server."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from midstream.cli import Surroundings
 from midstream.cli.exits import NOT_FOUND, UNREADABLE, VERIFICATION
 from midstream.cli.findings_screen import Progress, check_lines, report_lines, summary
+from midstream.cli.network import check_network, is_address
 from midstream.cli.terminal import COLUMNS, columns
 from midstream.core.profiles import profile_named
 from midstream.doctor.examination import Examined, examine
@@ -37,11 +38,17 @@ Exit codes:
     3  no such file
     6  findings that a repair settles without losing anything
     7  something cannot be read, or not be repaired without a loss
-With --fix the code is that of the original: examine the copy to see 0."""
+With --fix the code is that of the original: examine the copy to see 0.
+\b
+For a URL:
+    0  nothing in between disturbs any transport
+    1  no transport gets through, or nothing answers
+    3  what answers is no midstream server
+    6  something in between disturbs a transport, and another one gets through"""
 
 
-@click.command(short_help="Find and repair histories that a provider would refuse.", epilog=EPILOG)
-@click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path(path_type=Path, readable=False))
+@click.command(short_help="Find and repair broken histories; probe the way to a server.", epilog=EPILOG)
+@click.argument("named_places", metavar="[PATH | URL]...", nargs=-1)
 @click.option(
     "--for", "profile", metavar="PROFILE", help="Judge by these rules (default: those of the format)."
 )
@@ -59,7 +66,7 @@ With --fix the code is that of the original: examine the copy to see 0."""
 @click.pass_obj
 def doctor(
     surroundings: Surroundings,
-    paths: tuple[Path, ...],
+    named_places: tuple[str, ...],
     profile: str | None,
     named: str | None,
     fix: bool,  # noqa: FBT001 - click passes options so
@@ -71,8 +78,13 @@ def doctor(
 
     PATH is a file, a folder, or - for standard input: sessions of Claude Code, Codex, opencode, tunacode and
     midstream, and messages of any provider or framework as JSON or JSON lines. Without PATH this installation is
-    checked.
+    checked. Of a server's URL it is told what a proxy in between does to each transport, and which one will work.
     """
+    if any(is_address(place) for place in named_places):
+        if len(named_places) > 1 or fix or profile or named:
+            raise UsageError("a server is probed alone: give its address and nothing else but --json")
+        return check_network(surroundings, named_places[0], is_json=is_json)
+    paths = tuple(Path(place) for place in named_places)
     if in_place and not fix:
         raise UsageError("--in-place says where --fix writes: give both")
     if fix and STDIN in paths:

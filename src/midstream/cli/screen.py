@@ -10,6 +10,7 @@ from collections.abc import Callable
 from midstream.cli.subagents import SubAgents
 from midstream.cli.terminal import Ink, clean, indented, shortened, width_of
 from midstream.cli.transcript import INDENT, Called, call_line, note_of, ran_elsewhere, words_of
+from midstream.client import PlaybackLost
 from midstream.core.frames import Gone, Snapshot
 from midstream.core.messages import Call, UpstreamCall
 from midstream.core.records import (
@@ -109,7 +110,7 @@ class Screen:
         self._elsewhere = ""
         """The id of that call, where the upstream runs it."""
 
-    def show(self, record: Record | Gone | Snapshot) -> None:
+    def show(self, record: Record | Gone | Snapshot | PlaybackLost) -> None:
         """Show one event."""
         match record:
             case Delta():
@@ -137,6 +138,8 @@ class Screen:
                 self.note(
                     "what happened meanwhile is not kept any more: `sessions show` has the conversation"
                 )
+            case PlaybackLost():
+                self.note(f"what was said last is lost, say it again: {record.reason}")
             case ChildSaid():
                 for line in self._below.lines(record):
                     self.remark(line)

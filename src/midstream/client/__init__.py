@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from midstream.client.client import Client, InterruptedTurn, connect
-from midstream.client.events import Event
+from midstream.client.events import Event, PlaybackLost
 from midstream.core.questions import Question
 
-__all__ = ["Client", "Event", "InterruptedTurn", "Question", "connect"]
+__all__ = ["Client", "Event", "InterruptedTurn", "PlaybackLost", "Question", "connect"]

@@ -42,6 +42,7 @@ class Attachment:
         begun: What the file must know of a new stream; None for a resumed one and for a reader.
         tools: The calls this client runs in it; None for a reader.
         on_reconnecting: Told whenever `ClientStream.is_reconnecting` changes.
+        on_stalled: Told what the turn waits for when it stalls.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Attachment:
         tools: LocalTools | None,
         world: World,
         on_reconnecting: Callable[[bool], None],
+        on_stalled: Callable[[str], None],
     ) -> None:
         self.stream = stream
         self._connect = connect
@@ -62,7 +64,8 @@ class Attachment:
         self._tools = tools
         self._world = world
         self._on_reconnecting = on_reconnecting
-        self._was_reconnecting = False
+        self._on_stalled = on_stalled
+        self._was_reconnecting = self._was_stalled = False
         self._unread: deque[ClientEvent] = deque()
         self._in_hand: ClientEvent | None = None
         """What the application has and may not be done with."""
@@ -75,6 +78,7 @@ class Attachment:
         self._news = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._transport: Transport | None = None
+        self._heard_bytes = 0
         self._connecting: asyncio.Task[Transport] | None = None
         self._receiving: asyncio.Task[bytes] | None = None
         self._timer: asyncio.Task[None] | None = None
@@ -193,6 +197,10 @@ class Attachment:
         if self.stream.is_reconnecting is not self._was_reconnecting:
             self._was_reconnecting = self.stream.is_reconnecting
             self._on_reconnecting(self._was_reconnecting)
+        if self.stream.is_stalled is not self._was_stalled:
+            self._was_stalled = self.stream.is_stalled
+            if self._was_stalled:
+                self._on_stalled(self.stream.waiting_on)
         self._news.set()
 
     def _writes(self) -> list[FileWrite]:
@@ -226,7 +234,7 @@ class Attachment:
             self._connecting = self._spawn(self._connect(), "connect")
         is_paused = len(self._unread) >= EVENTS_UNREAD_MAX
         if self._is_paused and not is_paused:
-            self.stream.was_heard(now=now)
+            self.stream.listens_again(now=now)
         self._is_paused = is_paused
         if self._transport is not None and self._receiving is None and not is_paused:
             self._receiving = self._spawn(self._transport.receive(), "receive")
@@ -245,11 +253,13 @@ class Attachment:
             self._timer.result()
             self._timer = None
             if not self._is_paused:
+                self._note_bytes(now)
                 self.stream.handle_deadline(now=now)
         if self._connecting is not None and self._connecting.done():
             made, self._connecting = self._connecting, None
             try:
                 self._transport = made.result()
+                self._heard_bytes = self._transport.received_bytes
             except MidstreamError as error:
                 self.stream.disconnected(error, chance=self._world.chance(), now=now)
             else:
@@ -258,13 +268,20 @@ class Attachment:
             received, self._receiving = self._receiving, None
             try:
                 body = received.result()
-            except ConnectionLostError as error:
+            except MidstreamError as error:
                 self._drop(error)
             else:
+                self._heard_bytes = self._transport.received_bytes if self._transport else 0
                 self.stream.receive(body, now=now)
         for place in [place for place, task in self._calls.items() if task.done()]:
             assert self._tools is not None
             self._tools.ended(place, self._calls.pop(place).result())
+
+    def _note_bytes(self, now: float) -> None:
+        """Take bytes for a sign of life: a long frame on a slow line is no silence (STREAM-46)."""
+        if self._transport is not None and self._transport.received_bytes != self._heard_bytes:
+            self._heard_bytes = self._transport.received_bytes
+            self.stream.was_heard(now=now)
 
     # --- tasks ------------------------------------------------------------------------------------------------
 

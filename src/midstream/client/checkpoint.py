@@ -31,9 +31,16 @@ from midstream.core.client_stream import (
     Forgotten,
     Write,
 )
-from midstream.core.frames import EventId, digest_of
+from midstream.core.frames import EventId, decode_payload, digest_of
 from midstream.core.messages import Call, Result
-from midstream.errors import MidstreamError, StoreBusyError, StoreDamagedError, StoreFullError, UsageError
+from midstream.errors import (
+    MidstreamError,
+    ProtocolError,
+    StoreBusyError,
+    StoreDamagedError,
+    StoreFullError,
+    UsageError,
+)
 from midstream.world import Fault, World
 
 T = TypeVar("T")
@@ -106,11 +113,15 @@ class KeptCall(Struct, frozen=True):
 
 
 class KeptStream(Struct, frozen=True):
-    """A stream that can be resumed; `touched_at` in seconds since 1970."""
+    """A stream that can be resumed; `touched_at` in seconds since 1970.
+
+    `damage` says what of its chunks cannot be read any more; then it has none of them, and cannot be resumed.
+    """
 
     session: str
     checkpoint: Checkpoint
     touched_at: float
+    damage: str = ""
 
 
 _SCHEMA = """
@@ -218,11 +229,7 @@ class CheckpointFile:
         self._world.reach(Fault.AFTER_CHECKPOINT)
 
     async def streams(self) -> list[KeptStream]:
-        """Return what is kept of this server's streams, the longest untouched first.
-
-        Raises:
-            StoreDamagedError: A chunk is not what was written.
-        """
+        """Return what is kept of this server's streams, the longest untouched first."""
         return await self._call(lambda: list(self._streams()))
 
     async def calls(self, stream: str) -> list[KeptCall]:
@@ -352,20 +359,26 @@ class CheckpointFile:
         for stream, session, epoch, position, next_seqno, touched_at, secret in self._execute(
             _STREAMS, self._server
         ).fetchall():
-            unacked = tuple(self._unacked(stream))
-            numbers = [seqno for seqno, _ in unacked]
-            if numbers != list(range(next_seqno - len(numbers), next_seqno)):
-                raise StoreDamagedError(f"the state file has lost chunks of the stream {stream!r}")
+            unacked, damage = self._unacked(stream, next_seqno)
             event_id = None if position is None else EventId(epoch, position)
             checkpoint = Checkpoint(stream, secret, event_id, next_seqno, unacked)
-            yield KeptStream(session, checkpoint, touched_at)
+            yield KeptStream(session, checkpoint, touched_at, damage)
 
-    def _unacked(self, stream: str) -> Iterator[tuple[int, bytes]]:
+    def _unacked(self, stream: str, next_seqno: int) -> tuple[tuple[tuple[int, bytes], ...], str]:
+        """Return a stream's chunks, and what is wrong with them: to skip one would lose a message without a word."""
+        unacked: list[tuple[int, bytes]] = []
         for seqno, digest, payload in self._execute(_CHUNKS, stream):
-            if digest_of(payload) != digest:
-                # To skip it, as the originals did, would lose a message without a word.
-                raise StoreDamagedError(f"chunk {seqno} of the stream {stream!r} is damaged")
-            yield seqno, payload
+            if not isinstance(payload, bytes) or digest_of(payload) != digest:
+                return (), f"chunk {seqno} in the state file is damaged"
+            try:
+                decode_payload(payload)
+            except ProtocolError:
+                return (), f"chunk {seqno} in the state file was written by another version"
+            unacked.append((seqno, payload))
+        numbers = [seqno for seqno, _ in unacked]
+        if numbers != list(range(next_seqno - len(numbers), next_seqno)):
+            return (), "the state file has lost chunks"
+        return tuple(unacked), ""
 
     def _start_epoch(self) -> int:
         with self._transaction(is_full=True):

@@ -11,6 +11,7 @@ async with connect("http://127.0.0.1:8000", state="agent.db", tools=[read_file])
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from enum import StrEnum
@@ -19,16 +20,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import msgspec
 from msgspec import Struct
 
 from midstream.client.attachment import Attachment
 from midstream.client.checkpoint import CheckpointFile, KeptStream, StreamBegun
-from midstream.client.events import Event, event_of
+from midstream.client.events import Event, PlaybackLost, event_of
 from midstream.client.local_tools import LocalTools, offered, refuse_foreign
-from midstream.client.requests import questions
-from midstream.client.transports import connect_websocket, stream_url
+from midstream.client.requests import questions, snapshot
+from midstream.client.ways import AUTO, RememberedWays, Ways
 from midstream.core.calls import Choice
-from midstream.core.client_stream import ClientStream, Forgotten
+from midstream.core.client_stream import STALL_AFTER_S, ClientStream, Forgotten
 from midstream.core.frames import (
     AbortPayload,
     AnswerPayload,
@@ -43,11 +45,16 @@ from midstream.core.messages import UserMessage
 from midstream.core.questions import Question
 from midstream.core.records import QuestionAsked
 from midstream.core.turn import LOOK_BACK_S, WhenBusy
-from midstream.errors import MidstreamError, UsageError
+from midstream.errors import MidstreamError, SessionNotFoundError, StoreDamagedError, UsageError
 from midstream.tools import Tool, by_name, tool
 from midstream.world import World
 
 E = TypeVar("E", bound=StrEnum)
+
+_log = logging.getLogger(__name__)
+
+REMEMBERED = "midstream-transports.json"
+"""The file beside the state file that says which transport worked at which server."""
 
 
 class InterruptedTurn(Struct, frozen=True):
@@ -60,7 +67,7 @@ class InterruptedTurn(Struct, frozen=True):
 
     session: str
     at: float
-    resume: Callable[[], AsyncIterator[Event]]
+    resume: Callable[[], AsyncGenerator[Event, None]]
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self.resume()
@@ -73,36 +80,52 @@ def connect(
     tools: Iterable[Tool | Callable[..., Any]] = (),
     world: World | None = None,
     headers: Mapping[str, str] | None = None,
+    transport: str = AUTO,
     patience_s: float = LOOK_BACK_S,
+    stall_after_s: float = STALL_AFTER_S,
     on_reconnecting: Callable[[str, bool], None] | None = None,
+    on_stalled: Callable[[str, str], None] | None = None,
 ) -> Client:
     """Make a client of the server at `url`; use it as an async context manager.
 
     Args:
         url: Such as `http://127.0.0.1:8000`. Nothing is sent before the first `send`.
         state: A file in which streams are kept, so that another process can go on; made where it is missing,
-            readable by its owner only, used by one process at a time. None keeps them in memory.
+            readable by its owner only, used by one process at a time. None keeps them in memory. Beside it,
+            `midstream-transports.json` says which transport worked at which server.
         tools: Functions that run here, where the client is, when the model calls them.
         headers: Sent with each connection, such as an authorization. Not kept in the file.
+        transport: How frames are carried: `websocket`, `sse` (server-sent events) or `poll` (whole answers);
+            `auto` tries them in this order and remembers what worked.
         patience_s: Seconds without a working connection after which an iterator raises `ConnectionLostError`.
+        stall_after_s: Seconds without an event, while the turn waits for a model, a tool or a client, after which
+            `on_stalled` is told.
         on_reconnecting: Called with the session, and whether its connection is being made anew, on each change.
+        on_stalled: Called with the session and what its turn waits for, once for each silence. Nothing is cut.
 
     Raises:
-        UsageError: `url` is no address of a server.
+        UsageError: `url` is no address of a server, or `transport` none of these.
         ToolDefinitionError: A function cannot be a tool, two have one name, or one belongs to the server (`question`,
             `sub_agent`).
     """
-    stream_url(url, "any")
     named = by_name(each if isinstance(each, Tool) else tool(each) for each in tools)
     refuse_foreign(named.values())
+    world = world or World()
+    beside = None if state is None else Path(state).with_name(REMEMBERED)
+    remembered = RememberedWays(beside, world=world)
     return Client(
         url,
         state=state,
         tools=named,
-        world=world or World(),
+        world=world,
         headers=headers or {},
+        ways=Ways(
+            url, transport=transport, headers=lambda: headers or {}, remembered=remembered, world=world
+        ),
         patience_s=patience_s,
+        stall_after_s=stall_after_s,
         on_reconnecting=on_reconnecting or _ignore,
+        on_stalled=on_stalled or _ignore,
     )
 
 
@@ -117,15 +140,21 @@ class Client:
         tools: Mapping[str, Tool],
         world: World,
         headers: Mapping[str, str],
+        ways: Ways,
         patience_s: float,
+        stall_after_s: float,
         on_reconnecting: Callable[[str, bool], None],
+        on_stalled: Callable[[str, str], None],
     ) -> None:
         self._url = url.rstrip("/")
         self._tools = tools
         self._world = world
         self._headers = headers
+        self._ways = ways
         self._patience_s = patience_s
+        self._stall_after_s = stall_after_s
         self._on_reconnecting = on_reconnecting
+        self._on_stalled = on_stalled
         self._file = CheckpointFile(state, server=self._url, world=world)
         self._attachments: dict[Attachment, str] = {}
 
@@ -144,6 +173,7 @@ class Client:
             closing = (attachment.close() for attachment in self._attachments)
             failures = await asyncio.gather(*closing, return_exceptions=True)
         finally:
+            await self._ways.close()
             await self._file.close()
         for failure in failures:
             if failure is not None:
@@ -300,10 +330,10 @@ class Client:
 
         Iterating over one goes on after the last event that was handled. Stops, answers and withdrawals whose ack was
         never seen are sent again at once, in the background. What is older than the look-back, or never said anything,
-        is cleared.
+        is cleared. A turn of which something cannot be read any more begins with a `PlaybackLost`.
 
         Raises:
-            StoreDamagedError: The state file has lost something; nothing was sent.
+            StoreDamagedError: The state file cannot be read at all; nothing was sent.
         """
         interrupted: list[InterruptedTurn] = []
         attached = {attachment.stream.stream for attachment in self._attachments}
@@ -314,6 +344,9 @@ class Client:
                 continue
             if checkpoint.next_seqno == 0 or now - kept.touched_at > look_back_s:
                 await self._file.write(checkpoint.stream, [Forgotten()])
+            elif kept.damage:
+                shown = partial(self._shown_instead, kept)
+                interrupted.append(InterruptedTurn(kept.session, kept.touched_at, shown))
             elif self._resumed(kept).is_finishing:
                 self._attach(kept.session, self._resumed(kept))
             else:
@@ -328,6 +361,10 @@ class Client:
             for attachment, where in self._attachments.items()
             if where == session
         )
+
+    def is_stalled(self, session: str) -> bool:
+        """Whether nothing happened in a turn of this session for `stall_after_s`: for a user's eyes."""
+        return any(each.stream.is_stalled for each, where in self._attachments.items() if where == session)
 
     def trouble(self, session: str) -> MidstreamError | None:
         """Return what the server last said it cannot do now (a full disk, draining): for a user's eyes."""
@@ -366,13 +403,24 @@ class Client:
         secret = self._world.new_secret()
         now = self._world.monotonic()
         key = self._world.new_id("stream")
-        stream = ClientStream(key, secret, snapshots=SnapshotWhen.GONE, patience_s=self._patience_s, now=now)
+        stream = ClientStream(
+            key,
+            secret,
+            snapshots=SnapshotWhen.GONE,
+            patience_s=self._patience_s,
+            stall_after_s=self._stall_after_s,
+            now=now,
+        )
         return stream, StreamBegun(session, secret)
 
     def _resumed(self, kept: KeptStream) -> ClientStream:
         now = self._world.monotonic()
         return ClientStream.resume(
-            kept.checkpoint, snapshots=SnapshotWhen.GONE, patience_s=self._patience_s, now=now
+            kept.checkpoint,
+            snapshots=SnapshotWhen.GONE,
+            patience_s=self._patience_s,
+            stall_after_s=self._stall_after_s,
+            now=now,
         )
 
     async def _resume(self, kept: KeptStream) -> AsyncGenerator[Event, None]:
@@ -381,6 +429,26 @@ class Client:
         async with aclosing(self._deliver(self._attach(kept.session, stream, None, tools))) as events:
             async for event in events:
                 yield event
+
+    async def _shown_instead(self, kept: KeptStream) -> AsyncGenerator[Event, None]:
+        """Say that a stream cannot go on, show its session, and follow that to the end of the turn (STREAM-48)."""
+        stream = kept.checkpoint.stream
+        _log.warning("the stream %s cannot be resumed: %s", stream, kept.damage)
+        try:
+            newest, is_at_rest, session = await snapshot(self._url, kept.session, self._headers)
+        except SessionNotFoundError as error:
+            await self._file.write(stream, [Forgotten()])
+            message = f"{kept.damage}, and the server never saw session {kept.session!r}: say it again"
+            raise StoreDamagedError(message) from error
+        yield Event(newest, PlaybackLost(kept.damage, msgspec.Raw(session)))
+        await self._file.write(stream, [Forgotten()])
+        if is_at_rest:
+            return
+        async with aclosing(self.follow(kept.session, newest)) as events:
+            async for event in events:
+                yield event
+                if event.is_end:
+                    return
 
     async def _local_tools(self, session: str, stream: ClientStream) -> LocalTools | None:
         kept = await self._file.calls(stream.stream)
@@ -395,15 +463,15 @@ class Client:
         begun: StreamBegun | None = None,
         tools: LocalTools | None = None,
     ) -> Attachment:
-        url = stream_url(self._url, session)
         attachment = Attachment(
             stream,
-            partial(connect_websocket, url, headers=self._headers, world=self._world),
+            partial(self._ways.connect, session),
             file=self._file,
             begun=begun,
             tools=tools,
             world=self._world,
             on_reconnecting=partial(self._on_reconnecting, session),
+            on_stalled=partial(self._on_stalled, session),
         )
         self._attachments[attachment] = session
         attachment.start()
@@ -425,5 +493,6 @@ def _named(kind: type[E], name: str) -> E:
         raise UsageError(f"{name!r} is none of {', '.join(kind)}") from error
 
 
-def _ignore(session: str, is_reconnecting: bool) -> None:  # noqa: FBT001 - the shape of the callback
-    del session, is_reconnecting
+def _ignore(session: str, news: object) -> None:
+    """Be told, and do nothing about it."""
+    del session, news

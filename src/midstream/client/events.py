@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import msgspec
 from msgspec import Struct
 
 from midstream.core.client_stream import Applied, ClientEvent, Replaced
 from midstream.core.frames import Gone, Snapshot
 from midstream.core.messages import UpstreamCall
 from midstream.core.records import ChildSaid, Delta, QuestionAsked, Record, TurnEnded, decode
+
+
+class PlaybackLost(Struct, frozen=True, tag="playback_lost", tag_field="type"):
+    """What this client had said and nobody had acknowledged cannot be read any more, so that it is not said again.
+
+    Args:
+        reason: What is damaged.
+        session: The session as the server has it: what `GET /v1/sessions/{id}` answers, as JSON. Put it in the place
+            of all that you have of it.
+    """
+
+    reason: str
+    session: msgspec.Raw
 
 
 class Event(Struct, frozen=True):
@@ -18,11 +32,12 @@ class Event(Struct, frozen=True):
             have it.
         record: What happened; see `midstream.core.records`. A `Gone` says that what came after `id` is not on the
             line any more (the server lost it in a power cut, or keeps it no longer): forget it; what is there follows.
-            A `Snapshot` is the session as it was at `id`: put it in the place of all that you have of it.
+            A `Snapshot` is the session as it was at `id`: put it in the place of all that you have of it. A
+            `PlaybackLost` begins what is left of a turn whose state is damaged here (STREAM-48).
     """
 
     id: str
-    record: Record | Gone | Snapshot
+    record: Record | Gone | Snapshot | PlaybackLost
 
     @property
     def text(self) -> str:
@@ -49,7 +64,7 @@ class Event(Struct, frozen=True):
         return self._seen_through()[0]
 
     @property
-    def innermost(self) -> Record | Gone | Snapshot:
+    def innermost(self) -> Record | Gone | Snapshot | PlaybackLost:
         """What happened, seen through the sub-agents that report it: the record of the last session of `path`.
 
         Raises:
@@ -66,7 +81,7 @@ class Event(Struct, frozen=True):
         record = self.innermost
         return record if isinstance(record, QuestionAsked) else None
 
-    def _seen_through(self) -> tuple[tuple[str, ...], Record | Gone | Snapshot]:
+    def _seen_through(self) -> tuple[tuple[str, ...], Record | Gone | Snapshot | PlaybackLost]:
         path: list[str] = []
         record = self.record
         while isinstance(record, ChildSaid):

@@ -11,7 +11,7 @@ from urllib.parse import quote, urlsplit
 import msgspec
 from msgspec import Struct
 
-from midstream.client.transports import Problem
+from midstream.client.transports import Problem, session_path
 from midstream.core.client_stream import error_of
 from midstream.core.frames import Error
 from midstream.core.questions import Question
@@ -40,6 +40,27 @@ async def questions(url: str, session: str | None, headers: Mapping[str, str]) -
         return msgspec.json.decode(body, type=_Questions).questions
     except msgspec.DecodeError as error:
         raise ProtocolError(f"{url} does not answer like a midstream server") from error
+
+
+class _Now(Struct):
+    event_id: str
+    status: str
+
+
+async def snapshot(url: str, session: str, headers: Mapping[str, str]) -> tuple[str, bool, bytes]:
+    """Return a session as the server `url` has it: the event to follow it from, whether it rests, and its JSON.
+
+    Raises:
+        SessionNotFoundError: There is none.
+        ConnectionLostError: Nobody answers.
+        MidstreamError: The server refused.
+    """
+    body = await asyncio.to_thread(partial(_get, url, session_path(session), headers))
+    try:
+        now = msgspec.json.decode(body, type=_Now)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"{url} does not answer like a midstream server") from error
+    return now.event_id, now.status == "idle", body
 
 
 def _get(url: str, path: str, headers: Mapping[str, str]) -> bytes:

@@ -1,4 +1,4 @@
-"""How a client reaches a server: a WebSocket for each connection of a stream.
+"""What carries the frames of one connection of a client, and what every way to a server has in common.
 
 Every fault of the network becomes `ConnectionLostError`, which the stream answers with a reconnect; a server that
 refuses in words of HTTP becomes the error those words stand for.
@@ -7,18 +7,15 @@ refuses in words of HTTP becomes the error those words stand for.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 from urllib.parse import quote, urlsplit
 
 import msgspec
-import websockets
 from msgspec import Struct
-from websockets.asyncio.client import ClientConnection
 
 from midstream.core.client_stream import error_of
 from midstream.core.frames import Error
-from midstream.core.timing import retry_after_s
 from midstream.errors import (
     AccessError,
     ConnectionLostError,
@@ -27,7 +24,6 @@ from midstream.errors import (
     ProtocolError,
     UsageError,
 )
-from midstream.world import World
 
 SERVER_FRAME_BYTES_MAX = 16 * 1024 * 1024
 """Largest frame taken from a server. A result is in its record up to 64 KiB; servers of before wrote up to 512 Ki
@@ -43,11 +39,15 @@ _TRY_AGAIN = frozenset((408, 421, 425, 429, 500, 502, 503, 504))
 class Transport(Protocol):
     """What carries the frames of one connection."""
 
+    @property
+    def received_bytes(self) -> int:
+        """How many bytes came so far, also of a frame that is not whole: a sign of life (STREAM-46)."""
+
     async def receive(self) -> bytes:
         """Return the next frame. Cancelling loses no frame.
 
         Raises:
-            ConnectionLostError: There will be none.
+            MidstreamError: There will be none; its `retry` says whether another connection may have some.
         """
 
     async def send(self, frames: Sequence[bytes]) -> None:
@@ -64,75 +64,30 @@ class Problem(Struct, frozen=True):
     detail: str = ""
     retry: str = "never"
     retry_after_s: float | None = None
+    expected: int | None = None
 
 
-class WebSocketTransport:
-    """One message, one frame."""
-
-    def __init__(self, connection: ClientConnection) -> None:
-        self._connection = connection
-
-    async def receive(self) -> bytes:
-        """See `Transport.receive`."""
-        try:
-            return await self._connection.recv(decode=False)
-        except websockets.ConnectionClosed as error:
-            raise ConnectionLostError(f"the connection to the server broke: {error}") from error
-
-    async def send(self, frames: Sequence[bytes]) -> None:
-        """See `Transport.send`."""
-        try:
-            for frame in frames:
-                await self._connection.send(frame, text=True)
-        except websockets.ConnectionClosed:
-            return
-
-    async def close(self) -> None:
-        """See `Transport.close`."""
-        await self._connection.close()
-
-
-def stream_url(server: str, session: str) -> str:
-    """Return the WebSocket address of a session's stream at the server `http(s)://host[:port][/path]`.
+def base_url(server: str) -> str:
+    """Return the address `http(s)://host[:port][/path]` of a server, without a slash at its end.
 
     Raises:
         UsageError: It is no such address.
     """
     parts = urlsplit(server)
-    scheme = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}.get(parts.scheme)
+    scheme = {"http": "http", "https": "https", "ws": "http", "wss": "https"}.get(parts.scheme)
     if scheme is None or not parts.hostname:
         raise UsageError(f"a server's address looks like 'http://127.0.0.1:8000', not {server!r}")
-    path = parts.path.rstrip("/")
-    return f"{scheme}://{parts.netloc}{path}/v1/sessions/{quote(session, safe='')}/stream"
+    return f"{scheme}://{parts.netloc}{parts.path.rstrip('/')}"
 
 
-async def connect_websocket(
-    url: str, *, headers: Mapping[str, str], world: World = World()
-) -> WebSocketTransport:
-    """Make a connection.
+def websocket_url(base: str) -> str:
+    """Return an address of `base_url` as that of a WebSocket."""
+    return f"ws{base.removeprefix('http')}"
 
-    Raises:
-        MidstreamError: It could not be made; its `retry` says whether to try again.
-    """
-    try:
-        connection = await websockets.connect(
-            url,
-            additional_headers=dict(headers),
-            compression=None,  # tokens are short, and a shared window costs memory for each connection
-            max_size=SERVER_FRAME_BYTES_MAX,
-            open_timeout=CONNECT_S,
-            close_timeout=CLOSE_S,
-            ping_interval=None,  # the protocol's heartbeats say more
-            proxy=None if is_loopback(urlsplit(url).hostname or "") else True,
-        )
-    except websockets.InvalidStatus as error:
-        response = error.response
-        wait_s = retry_after_s(response.headers.get("retry-after", ""), now=world.now())
-        raise refusal_of(response.status_code, bytes(response.body or b""), wait_s) from error
-    except (OSError, TimeoutError, websockets.InvalidHandshake) as error:
-        reason = str(error) or type(error).__name__
-        raise ConnectionLostError(f"the server cannot be reached: {reason}") from error
-    return WebSocketTransport(connection)
+
+def session_path(session: str) -> str:
+    """Return the path of a session below the address of a server."""
+    return f"/v1/sessions/{quote(session, safe='')}"
 
 
 def is_loopback(host: str) -> bool:

@@ -81,8 +81,12 @@ HEARTBEAT_S_MAX = 300.0
 """No server may ask for more patience with its silence."""
 RETRY_AFTER_S_MAX = 300.0
 """No server may ask for a longer wait before the next try."""
+STALL_AFTER_S = 60.0
+"""Seconds without an event after which a turn that waits for a machine counts as stalled: six heartbeats."""
 CHUNK_OVERHEAD_BYTES = 64
 """What a chunk's frame adds to its payload, at most."""
+_MACHINES = ("model", "tool", "client")
+"""What a turn should not wait for in silence; a person may take days."""
 _KEEPS_CHECKPOINT = frozenset(("access", "connection_lost", "stream_fenced", "record_undecodable"))
 """Ends after which the stream may still be resumed: log in, wait, leave it to the newer connection, update."""
 
@@ -182,6 +186,7 @@ class ClientStream:
         snapshots: When a snapshot is taken in the place of events.
         patience_s: Seconds without any working connection after which the stream ends with
             `ConnectionLostError`; it can still be resumed.
+        stall_after_s: Seconds without an event after which `is_stalled` says so.
     """
 
     def __init__(
@@ -193,12 +198,14 @@ class ClientStream:
         snapshots: SnapshotWhen = SnapshotWhen.NEVER,
         backoff: Backoff = RECONNECT_BACKOFF,
         patience_s: float = LOOK_BACK_S,
+        stall_after_s: float = STALL_AFTER_S,
         now: float,
     ) -> None:
         self._stream = stream
         self._secret = secret
         self._backoff = backoff
         self._patience_s = patience_s
+        self._stall_after_s = stall_after_s
         self._state = _State.WAITING
         self._deadline: Deadline | None = Deadline(now, "the first connection")
         self._error: MidstreamError | None = None
@@ -231,6 +238,9 @@ class ClientStream:
         self._unanswered = 0
         """Heartbeats that came while an ack was owed."""
         self._waiting_on = "nothing"
+        self._stall_at: float | None = None
+        """When silence of the turn is to be told; None for a reader, without a connection, and once it was."""
+        self._is_stalled = False
         self._writes: list[Write] = []
         self._frames: list[bytes] = []
         self._events: list[ClientEvent] = []
@@ -243,6 +253,7 @@ class ClientStream:
         snapshots: SnapshotWhen = SnapshotWhen.NEVER,
         backoff: Backoff = RECONNECT_BACKOFF,
         patience_s: float = LOOK_BACK_S,
+        stall_after_s: float = STALL_AFTER_S,
         now: float,
     ) -> ClientStream:
         """Go on with a stream of an earlier process."""
@@ -253,6 +264,7 @@ class ClientStream:
             snapshots=snapshots,
             backoff=backoff,
             patience_s=patience_s,
+            stall_after_s=stall_after_s,
             now=now,
         )
         stream._is_begun = checkpoint.event_id is not None
@@ -290,6 +302,11 @@ class ClientStream:
     def is_reconnecting(self) -> bool:
         """Whether a connection was lost and not made again: for a user's eyes. Never in degraded mode."""
         return self._is_reconnecting
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether no event came for long while the turn waits for a machine: for a user's eyes (STREAM-47)."""
+        return self._is_stalled
 
     @property
     def trouble(self) -> MidstreamError | None:
@@ -349,14 +366,17 @@ class ClientStream:
 
     def next_deadline(self) -> Deadline | None:
         """Say when to call `handle_deadline`, and why, or None while nothing is owed."""
-        return self._deadline
+        if self._stall_at is None or self._deadline is None:
+            return self._deadline
+        return min(self._deadline, Deadline(self._stall_at, "the turn owes an event"))
 
     # --- what the application does ------------------------------------------------------------------------------
 
     def submit(self, payload: Payload) -> int:
         """Number a payload, keep it and send it until it is acknowledged; return its number.
 
-        After the end it is numbered and goes nowhere: the turn it was about is over.
+        On a stream that was left and can be resumed it is kept for the one who does. After the end of the turn it is
+        numbered and goes nowhere.
 
         Raises:
             FrameTooLargeError: It does not fit a frame. Nothing was changed.
@@ -371,7 +391,7 @@ class ClientStream:
             raise UsageError(f"a stream takes {CHUNKS_MAX} chunks at most")
         seqno = self._next_seqno
         self._next_seqno += 1
-        if not self.is_ended:
+        if not self.is_ended or (self._is_kept and self._end is None):
             self._unacked[seqno] = body
             self._keep(ChunkKept(seqno, body))
             self._send_chunks()
@@ -426,6 +446,7 @@ class ClientStream:
         if self.is_ended or self._state is _State.WAITING:
             return
         self._frames = []
+        self._was_moved(None)
         if self._is_degraded:
             # STREAM-9: nothing was kept on either side, so that there is nothing to go on with.
             self._end_with(error or ConnectionLostError("the connection to a degraded server broke"))
@@ -458,21 +479,34 @@ class ClientStream:
         """
         if self._state not in (_State.OPENING, _State.LIVE):
             return
+        before = self._state, self._received
         try:
             self._take(decode_server(body))
         except ProtocolError:
             self._drop()
         except RecordUndecodableError as error:
             self._end_with(error)
+        if before != (self._state, self._received):
+            self._was_moved(now)
         self.was_heard(now=now)
 
     def was_heard(self, *, now: float) -> None:
-        """Count the server's silence from now on; for a shell that did not read for a while."""
+        """Count the server's silence from now on; for a shell that heard a part of a frame (STREAM-46)."""
         if self._state in (_State.OPENING, _State.LIVE):
             self._deadline = Deadline(now + self._silence_s, "the server owes a sign of life")
 
+    def listens_again(self, *, now: float) -> None:
+        """Count all silence from now on; for a shell that did not read for a while."""
+        self.was_heard(now=now)
+        if self._stall_at is not None:
+            self._stall_at = now + self._stall_after_s
+
     def handle_deadline(self, *, now: float) -> None:
         """Do what is owed by now; harmless when it is early."""
+        if self._stall_at is not None and now >= self._stall_at:
+            # STREAM-47: told, and nothing else. A person may be waited for; then it is asked again later.
+            self._is_stalled = self._waiting_on in _MACHINES
+            self._stall_at = None if self._is_stalled else now + self._stall_after_s
         if self._deadline is None or now < self._deadline.at:
             return
         if self._state is _State.WAITING:
@@ -480,6 +514,12 @@ class ClientStream:
             self._deadline = None
         else:
             self._drop()
+
+    def _was_moved(self, now: float | None) -> None:
+        """Count the turn's silence anew: an event came, or a connection began, or there is none to hear it on."""
+        self._is_stalled = False
+        is_live = self._state is _State.LIVE and bool(self._stream)
+        self._stall_at = now + self._stall_after_s if is_live and now is not None else None
 
     # --- frames -------------------------------------------------------------------------------------------------
 
@@ -652,6 +692,8 @@ class ClientStream:
     def _end_with(self, error: MidstreamError | None, *, is_resumable: bool = False) -> None:
         self._state = _State.ENDED
         self._deadline = None
+        self._stall_at = None
+        self._is_stalled = False
         self._error = error
         self._is_reconnecting = False
         if not is_resumable and (error is None or error.code not in _KEEPS_CHECKPOINT):

@@ -25,6 +25,8 @@ from midstream.server.guards import check_origin
 from midstream.server.http import EventsEndpoint, HttpEndpoints, StreamCutError
 from midstream.server.lifespan import live
 from midstream.server.pages import page_routes
+from midstream.server.poll import PollEndpoint
+from midstream.server.probe import ProbeEndpoints
 from midstream.server.problems import internal_problem, problem_of, problem_of_http, refuse
 from midstream.server.websocket import WebSocketEndpoint
 from midstream.store.contract import Store
@@ -39,7 +41,9 @@ _CHUNK_HEADERS = (
     "last-event-id",
     "x-idempotency-event-id",
     "x-idempotency-key",
+    "x-idempotency-next-seqno",
     "x-idempotent-encryption-key",
+    "x-midstream-connection",
 )
 
 
@@ -187,8 +191,12 @@ def _router_of(host: Host, connections: Connections, retention_s: float, coalesc
     stream = WebSocketEndpoint(host, connections, retention_s=retention_s, coalesce_s=coalesce_s)
     routes = [
         *HttpEndpoints(host, connections).routes(),
-        Route(f"{one}/events", events, methods=["GET"]),
+        Route(f"{one}/events", events, methods=["GET", "POST"]),
+        Route(
+            f"{one}/poll", PollEndpoint(host, connections, retention_s=retention_s), methods=["GET", "POST"]
+        ),
         WebSocketRoute(f"{one}/stream", stream),
+        *ProbeEndpoints(host.world).routes(),
         *page_routes(),
     ]
     return Router(routes, redirect_slashes=False, default=_not_found)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
-from midstream.core.frames import EVENTS_PER_FRAME_MAX, HEARTBEAT_S, START, EventId
+from midstream.core.frames import EVENTS_PER_FRAME_MAX, HEARTBEAT_S, START, Close, EventId, encode
 from midstream.core.server_stream import (
     Admit,
     Request,
@@ -37,6 +38,8 @@ SEND_S = 30.0
 """Seconds a client may leave one write unread (three heartbeats) before its connection is given up."""
 LAST_WORDS_S = 1.0
 """Seconds for the last frame of a connection that the server ends."""
+NAMES_MAX = 10_000
+"""Streams of which it is remembered which named connection spoke last; about 2 MiB."""
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +49,10 @@ class Transport(Protocol):
 
     ends_with_turn: bool
     """Whether it is over when the turn of its stream is, as a body is that somebody reads to its end."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is over because it takes no more, as one whole answer is once there is something to say."""
 
     async def receive(self) -> bytes | None:
         """Return the next frame of the client; None when it has gone. Cancelling loses no frame."""
@@ -61,6 +68,9 @@ class Transport(Protocol):
 class Connections:
     """The open connections of one process: how many there are, and which one speaks for each stream.
 
+    A connection over plain HTTP is several requests, which show its name; the name that spoke last is remembered
+    between them, so that the requests of an older connection are told that it is one.
+
     Args:
         limit: How many may be open at once.
     """
@@ -69,6 +79,7 @@ class Connections:
         self._limit = limit
         self._open: set[Connection] = set()
         self._speakers: dict[tuple[str, str], Connection] = {}
+        self._names: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._ending: MidstreamError | None = None
 
     def __len__(self) -> int:
@@ -95,11 +106,38 @@ class Connections:
             del self._speakers[connection.place]
 
     def fence(self, connection: Connection) -> None:
-        """Let an admitted connection speak for its stream; the one that did so before is ended (STREAM-8)."""
-        older = self._speakers.get(connection.place)
-        self._speakers[connection.place] = connection
+        """Let an admitted connection speak for its stream; the one that did so before is ended (STREAM-8).
+
+        Raises:
+            StreamFencedError: It is one request more of a connection that was fenced between two of them.
+        """
+        place = connection.place
+        if connection.is_continued:
+            self.check(place, connection.name)
+        if connection.name or place in self._names:
+            self._names[place] = connection.name
+            self._names.move_to_end(place)
+            if len(self._names) > NAMES_MAX:
+                self._names.popitem(last=False)
+        older = self._speakers.get(place)
+        self._speakers[place] = connection
         if older is not None and older is not connection:
-            older.end(StreamFencedError("a newer connection of this client took the stream over"))
+            older.end(_fenced())
+
+    def check(self, place: tuple[str, str], name: str) -> None:
+        """Let a request of a named connection pass if no newer one speaks for its stream, as far as is known here.
+
+        Raises:
+            StreamFencedError: A newer one does.
+        """
+        if self._names.get(place, name) != name:
+            raise _fenced()
+
+    def hang_up(self, place: tuple[str, str], name: str) -> None:
+        """End what a client has said `close` to in a request of its own, where it is open here."""
+        speaker = self._speakers.get(place)
+        if speaker is not None and speaker.name == name:
+            speaker.hang_up()
 
     def drain(self, error: DrainingError) -> None:
         """End all connections, and refuse new ones."""
@@ -108,15 +146,33 @@ class Connections:
             connection.end(error)
 
 
+def _fenced() -> StreamFencedError:
+    return StreamFencedError("a newer connection of this client took the stream over")
+
+
 class Connection:
     """Serve one client: `with` it, `await run()` (after `admit()`, to know first whether the client is let in).
 
     Entering raises what `Connections.enter` raises; leaving gives its place and its session back.
+
+    Args:
+        name: What a client calls a connection that is several requests; "" for one that is whole.
+        is_continued: This is not the first request of the named connection.
     """
 
     def __init__(
-        self, host: Host, session_id: str, stream: ServerStream, transport: Transport, among: Connections
+        self,
+        host: Host,
+        session_id: str,
+        stream: ServerStream,
+        transport: Transport,
+        among: Connections,
+        *,
+        name: str = "",
+        is_continued: bool = False,
     ) -> None:
+        self.name = name
+        self.is_continued = is_continued
         self._host = host
         self._world = host.world
         self._session_id = session_id
@@ -151,6 +207,16 @@ class Connection:
         """End it with an `error` frame. Calling it again is harmless."""
         self._stream.fail(error, now=self._now())
         self._is_over.set()
+
+    def hang_up(self) -> None:
+        """Take the client's `close`, which came another way. Calling it again is harmless."""
+        self._stream.receive(encode(Close()), now=self._now())
+        self._is_over.set()
+
+    @property
+    def is_turn_over(self) -> bool:
+        """Whether the turn of its stream has ended and was told to the end."""
+        return self._runner is not None and self._stream.is_turn_over(self._runner.state)
 
     async def admit(self, body: bytes) -> None:
         """Take the client's `open` before anything is sent.
@@ -197,18 +263,20 @@ class Connection:
         try:
             while not self._is_over.is_set():
                 if stream.snapshot_due is not None:
-                    await self._show(runner, stream.snapshot_due)
+                    await self.show_due()
+                    await self._flush()
                 try:
                     records = await runner.read(after=stream.cursor, limit=EVENTS_PER_FRAME_MAX)
                 except EventGoneError:  # it was pruned before this reader came so far
                     stream.lose(runner.events.pruned_to, now=self._now())
+                    await self.show_due()
                     await self._flush()
                     continue
                 if records:
                     events = [(EventId(record.epoch, record.position), record.body) for record in records]
                     stream.deliver(events, now=self._now())
                     await self._flush()
-                elif self._transport.ends_with_turn and stream.is_turn_over(runner.state):
+                elif self._transport.ends_with_turn and self.is_turn_over:
                     self._is_over.set()
                 else:
                     await runner.wait(stream.cursor)
@@ -217,14 +285,20 @@ class Connection:
         except MidstreamError as error:
             self.end(error)
 
-    async def _show(self, runner: Runner, due: SnapshotDue) -> None:
-        if due is SnapshotDue.BEGINNING:
-            event_id, state = await runner.events.beginning()
+    async def show_due(self) -> None:
+        """Queue the snapshot that is due, if one is.
+
+        Raises:
+            RecordUndecodableError: What the journal begins with cannot be read.
+        """
+        if self._runner is None or self._stream.snapshot_due is None:
+            return
+        if self._stream.snapshot_due is SnapshotDue.BEGINNING:
+            event_id, state = await self._runner.events.beginning()
         else:
-            event_id, state = runner.newest, runner.state
+            event_id, state = self._runner.newest, self._runner.state
         snapshot = snapshot_of(self._session_id, state, str(event_id))
         self._stream.show(state, event_id, body_within(snapshot, SNAPSHOT_BYTES_MAX), now=self._now())
-        await self._flush()
 
     async def _keep_time(self) -> None:
         while not self._is_over.is_set():
@@ -274,8 +348,9 @@ class Connection:
                     self._stream.accepted(request.seqno, now=self._now())
 
     async def _admit(self, request: Admit) -> None:
-        # A stream may begin a session; who has seen events of it knows that there was one.
-        is_new = bool(request.open.stream) and request.event_id is None
+        # A stream may begin a session; who has seen events of it knows that there was one. The first chunk may
+        # come after the second request of its connection.
+        is_new = bool(request.open.stream) and (request.event_id is None or self.is_continued)
         runner = await self._host.session(self._session_id, create=is_new)
         epoch_at = None
         if request.event_id is not None and request.event_id.position > 0:
@@ -310,7 +385,7 @@ class Connection:
         except OSError:
             self.is_gone = True
             self._is_over.set()
-        if self._stream.is_closed:
+        if self._stream.is_closed or self._transport.is_full:
             self._is_over.set()
 
     async def _say_last_words(self) -> None:

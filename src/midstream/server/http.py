@@ -13,7 +13,7 @@ from itertools import count
 import msgspec
 from msgspec import Struct
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -24,7 +24,10 @@ from midstream.core.frames import (
     Ack,
     AnswerPayload,
     Chunk,
+    Close,
+    Heartbeat,
     Open,
+    Ping,
     SnapshotWhen,
     decode_client,
     encode,
@@ -40,6 +43,7 @@ from midstream.core.server_stream import (
     Wire,
     answer_of,
     read_chunk,
+    waiting_on,
 )
 from midstream.core.sse import event_of_frame, events_of_records
 from midstream.core.turn import Cancel, Resume, Withdraw
@@ -67,6 +71,7 @@ SESSIONS_PER_PAGE = 50
 SESSIONS_PER_PAGE_MAX = 200
 QUESTIONS_MAX = 500
 """Open questions in one answer; nobody decides about more at a time."""
+SEQNO_DIGITS_MAX = 9
 RECORDS_PER_READ = 1000
 """Records of an export that are in memory at a time."""
 
@@ -157,8 +162,8 @@ class HttpEndpoints:
 
     async def sessions(self, request: Request) -> Response:
         """List sessions, last changed first."""
-        limit = _number(request, "limit", least=1, most=SESSIONS_PER_PAGE_MAX) or SESSIONS_PER_PAGE
-        offset = _number(request, "offset") or 0
+        limit = number_of(request, "limit", least=1, most=SESSIONS_PER_PAGE_MAX) or SESSIONS_PER_PAGE
+        offset = number_of(request, "offset") or 0
         lines: list[SessionLine] = []
         number = count()
         async for info in self._host.store.list():
@@ -190,8 +195,8 @@ class HttpEndpoints:
     async def records(self, request: Request) -> Response:
         """Export a session's records, a line each."""
         session_id = request.path_params["session_id"]
-        after = _number(request, "after") or 0
-        limit = _number(request, "limit")
+        after = number_of(request, "after") or 0
+        limit = number_of(request, "limit")
         info = await self._host.store.find(session_id)
         if info is None:
             raise SessionNotFoundError(f"there is no session {session_id!r}")
@@ -232,14 +237,14 @@ class HttpEndpoints:
 
     async def cancel(self, request: Request) -> Response:
         """Stop the running turn, if there is one; `?turn=` stops that turn and no later one."""
-        turn = _number(request, "turn")
+        turn = number_of(request, "turn")
         runner = await self._host.session(request.path_params["session_id"])
         await runner.submit(Cancel(turn))
         return _accepted(runner)
 
     async def answer(self, request: Request) -> Response:
         """Answer an open question of a call: an approval, a question, or a call in doubt."""
-        body = await _body_of(request)
+        body = await body_of(request)
         try:
             said = msgspec.json.decode(body, type=AnswerPayload)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -250,30 +255,49 @@ class HttpEndpoints:
 
     async def resume(self, request: Request) -> Response:
         """Go on with the last turn, which was interrupted or failed; `?turn=` resumes that one and no other."""
-        turn = _number(request, "turn")
+        turn = number_of(request, "turn")
         runner = await self._host.session(request.path_params["session_id"])
         await runner.submit(Resume(turn))
         return _accepted(runner)
 
     async def withdraw(self, request: Request) -> Response:
         """Take back the queued message `?number=`, or all that wait."""
-        number = _number(request, "number")
+        number = number_of(request, "number")
         runner = await self._host.session(request.path_params["session_id"])
         await runner.submit(Withdraw(number))
         return _accepted(runner)
 
     async def chunks(self, request: Request) -> Response:
-        """Take one chunk of a stream; the answer is its ack."""
+        """Take one frame of a client, which is the way up of a stream over plain HTTP.
+
+        A chunk is answered with its ack, a ping with a heartbeat, a close with nothing (STREAM-39).
+        """
         key, secret = stream_of(request)
+        session_id = request.path_params["session_id"]
+        frame = decode_client(await body_of(request))
+        match frame:
+            case Chunk():
+                return await self._chunk(session_id, key, secret, frame, connection_name_of(request))
+            case Ping():
+                runner = await self._host.session(session_id)
+                return _raw_json(encode(Heartbeat(str(runner.newest), waiting_on(runner.state))))
+            case Close():
+                self._connections.hang_up((session_id, key), connection_name_of(request))
+                return Response(status_code=204, headers=_NO_STORE)
+            case _:
+                raise MalformedFrameError(
+                    "the body of this request is a `chunk`, a `ping` or a `close`; a GET opens"
+                )
+
+    async def _chunk(self, session_id: str, key: str, secret: str, frame: Chunk, name: str) -> Response:
         if not key or not secret:
             raise MalformedFrameError(
                 "a chunk needs the headers `x-idempotency-key` and `x-idempotent-encryption-key`"
             )
-        frame = decode_client(await _body_of(request))
-        if not isinstance(frame, Chunk):
-            raise MalformedFrameError("the body of this request is one `chunk` frame")
         chunk = read_chunk(frame, stream=key, secret_digest=secret_digest_of(secret))
-        runner = await self._host.session(request.path_params["session_id"], create=chunk.seqno == 0)
+        if name:
+            self._connections.check((session_id, key), name)
+        runner = await self._host.session(session_id, create=chunk.seqno == 0)
         known = runner.state.streams.get(key)
         is_replayed = known is not None and chunk.seqno < len(known.digests)
         await runner.submit(chunk)
@@ -284,6 +308,8 @@ class HttpEndpoints:
 
 class SseTransport:
     """Frames as server-sent events in the body of one answer; the way up is `POST …/chunks`."""
+
+    is_full = False
 
     def __init__(self, receive: Receive, send: Send, *, ends_with_turn: bool) -> None:
         self.ends_with_turn = ends_with_turn
@@ -318,9 +344,8 @@ class EventsEndpoint:
         Raises:
             StreamCutError: The server ended it (draining, fenced, a store that fails); the body stays open-ended.
         """
-        if scope["method"] != "GET":
-            raise HTTPException(405, headers={"allow": "GET"})
-        request = Request(scope)
+        request = Request(scope, receive)
+        opening, name = await opening_of(request), connection_name_of(request)
         stream = ServerStream(
             wire=SSE,
             retention_s=self._retention_s,
@@ -328,11 +353,12 @@ class EventsEndpoint:
             coalesce_s=self._coalesce_s,
             now=self._host.world.monotonic(),
         )
-        key, secret = stream_of(request)
-        transport = SseTransport(receive, send, ends_with_turn=bool(key))
+        transport = SseTransport(receive, send, ends_with_turn=bool(opening.stream))
         session_id = scope["path_params"]["session_id"]
-        with Connection(self._host, session_id, stream, transport, self._connections) as connection:
-            await connection.admit(encode(_open_of(request, key, secret)))
+        with Connection(
+            self._host, session_id, stream, transport, self._connections, name=name
+        ) as connection:
+            await connection.admit(encode(opening))
             await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
             await send({"type": "http.response.body", "body": SSE_PREAMBLE, "more_body": True})
             failure = await connection.run()
@@ -356,23 +382,52 @@ def stream_of(request: Request) -> tuple[str, str]:
     return key, secret
 
 
-def _open_of(request: Request, key: str, secret: str) -> Open:
-    """Return the `open` frame that a request for events is.
+async def opening_of(request: Request) -> Open:
+    """Return the `open` frame of a request: the body of a POST, or what the headers of a GET stand for (STREAM-37).
 
     Raises:
+        MalformedFrameError: It is none; a header is too long, or is no number.
+        FrameTooLargeError, ConnectionLostError: As `body_of` does.
         UsageError: `snapshots` or `coalesce_ms` is none of theirs.
+        HTTPException: The request is neither a GET nor a POST.
     """
+    if request.method == "POST":
+        frame = decode_client(await body_of(request))
+        if not isinstance(frame, Open):
+            raise MalformedFrameError("the body of this request is one `open` frame")
+        return frame
+    if request.method != "GET":
+        raise HTTPException(405, headers={"allow": "GET, POST"})
+    key, secret = stream_of(request)
+    numbered = request.headers.get("x-idempotency-next-seqno") or "0"
+    if not (numbered.isascii() and numbered.isdecimal() and len(numbered) <= SEQNO_DIGITS_MAX):
+        raise MalformedFrameError(
+            "`x-idempotency-next-seqno` is the number of chunks the client has numbered"
+        )
     named = request.query_params.get("snapshots", SnapshotWhen.GONE)
     if named not in [*SnapshotWhen]:
         raise UsageError(f"`snapshots` is one of {', '.join(SnapshotWhen)}")
-    coalesce_ms = _number(request, "coalesce_ms", most=round(COALESCE_S_MAX * 1000)) or 0
+    coalesce_ms = number_of(request, "coalesce_ms", most=round(COALESCE_S_MAX * 1000)) or 0
     return Open(
         key,
         secret,
         _event_id_of(request),
+        int(numbered),
         snapshots=SnapshotWhen(named),
         coalesce_s=coalesce_ms / 1000,
     )
+
+
+def connection_name_of(request: Request) -> str:
+    """Return what a client calls the connection that a request is part of; "" where it does not say.
+
+    Raises:
+        MalformedFrameError: It is too long.
+    """
+    name = request.headers.get("x-midstream-connection") or ""
+    if len(name) > KEY_CHARS_MAX:
+        raise MalformedFrameError(f"the name of a connection has {KEY_CHARS_MAX} characters at most")
+    return name
 
 
 def _event_id_of(request: Request) -> str | None:
@@ -382,7 +437,7 @@ def _event_id_of(request: Request) -> str | None:
     return named or request.query_params.get("after") or None
 
 
-async def _body_of(request: Request) -> bytes:
+async def body_of(request: Request) -> bytes:
     """Read a body, and not more of it than a frame may have.
 
     Raises:
@@ -405,7 +460,7 @@ async def _body_of(request: Request) -> bytes:
     return b"".join(pieces)
 
 
-def _number(request: Request, name: str, *, least: int = 0, most: int = 2**53) -> int | None:
+def number_of(request: HTTPConnection, name: str, *, least: int = 0, most: int = 2**53) -> int | None:
     """Return a number of the query, or None where it is missing; 2**53 is the last one JavaScript counts to.
 
     Raises:

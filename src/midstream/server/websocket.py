@@ -44,6 +44,7 @@ class WebSocketTransport:
     """Frames as text messages of an accepted WebSocket."""
 
     ends_with_turn = False
+    is_full = False
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive

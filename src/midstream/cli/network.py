@@ -1,0 +1,78 @@
+"""`midstream doctor URL`: what stands between here and a server, as lines of text or as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import textwrap
+from collections.abc import Iterator
+
+import click
+import msgspec
+
+from midstream.cli import Surroundings
+from midstream.cli.exits import FAILURE, VERIFICATION
+from midstream.cli.terminal import COLUMNS, Ink, clean, columns
+from midstream.client.probe import Finding, NetworkProbe, NetworkReport, Probed
+
+NAMES = {"websocket": "WebSocket", "sse": "events (SSE)", "poll": "long poll", "post": "POST"}
+_GOOD = {Finding.WORKS}
+_LIMPING = {Finding.BUFFERED, Finding.AT_ONCE, Finding.INCOMPLETE}
+
+
+def is_address(place: str) -> bool:
+    """Whether what somebody named is a server and no file."""
+    return place.startswith(("http://", "https://", "ws://", "wss://"))
+
+
+def check_network(surroundings: Surroundings, url: str, *, is_json: bool) -> int:
+    """Probe the way to a server, say what was found, and return the exit code.
+
+    Raises:
+        MidstreamError: Nothing answers there, or no midstream server does.
+    """
+    report = asyncio.run(NetworkProbe(url).run())
+    if is_json:
+        click.echo(json.dumps({"is_clear": report.is_clear, **msgspec.to_builtins(report)}))
+    else:
+        width = columns() if surroundings.out.is_terminal else COLUMNS
+        for line in network_lines(report, surroundings.out, width):
+            click.echo(line, color=True)
+    return exit_code_of(report)
+
+
+def exit_code_of(report: NetworkReport) -> int:
+    """Return the exit code: whether something disturbs a transport, and whether one gets through."""
+    if report.transport is None:
+        return FAILURE
+    return 0 if report.is_clear else VERIFICATION
+
+
+def network_lines(report: NetworkReport, ink: Ink, width: int) -> Iterator[str]:
+    """Iterate over the lines that say what was found on the way to a server."""
+    for probed in report.probed:
+        head = f"{NAMES[probed.what]:<12} "
+        first, *rest = textwrap.wrap(_words(probed), width - len(head) - 2)
+        yield f"{_sign(probed.finding, ink)} {ink.bold(head)}{first}"
+        for line in rest:
+            yield f"{' ' * (len(head) + 2)}{line}"
+    if report.via:
+        yield from textwrap.wrap(f"It says it is: {clean(report.via, is_one_line=True)}.", width)
+    if report.transport is None:
+        yield from textwrap.wrap("No transport gets through: ask whoever runs the proxy in between.", width)
+    else:
+        yield f"A client takes {NAMES[report.transport]}."
+
+
+def _sign(finding: Finding, ink: Ink) -> str:
+    if finding in _GOOD:
+        return ink.green("✓")
+    return ink.yellow("!") if finding in _LIMPING else ink.red("✗")
+
+
+def _words(probed: Probed) -> str:
+    if probed.finding is not Finding.WORKS:
+        return f"{probed.finding}: {probed.detail}"
+    if probed.what == "post":
+        return f"works: answered after {probed.first_s:.2f} s"
+    return f"works: {probed.chunks} chunks, the first after {probed.first_s:.2f} s"

@@ -1,0 +1,270 @@
+"""The client for scripts: the same names as `midstream.client`, without `async`.
+
+from midstream.client.sync import connect
+
+with connect("http://127.0.0.1:8000", state="agent.db", tools=[read_file]) as client:
+    for turn in client.resume_interrupted():
+        for event in turn:
+            print(event.text, end="")
+    for event in client.send("session-1", "What is in README.md?"):
+        print(event.text, end="")
+
+A thread has the event loop: connections, local tools and callbacks run there. Ctrl-C interrupts whatever call
+waits, and leaving the block detaches: turns go on at the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
+from concurrent.futures import Future, wait
+from functools import partial
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar
+
+from msgspec import Struct
+
+from midstream.client import client as asynchronous
+from midstream.client.events import Event
+from midstream.core.calls import Choice
+from midstream.core.messages import UserMessage
+from midstream.core.questions import Question
+from midstream.core.records import QuestionAsked
+from midstream.core.turn import LOOK_BACK_S, WhenBusy
+from midstream.errors import MidstreamError, UsageError
+from midstream.world import World
+
+STOP_S = 5.0
+"""Seconds that an interrupted call and a closing client have before they are left alone."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Portal:
+    """An event loop in a thread of its own, and the way in."""
+
+    def __init__(self, world: World = World()) -> None:
+        self._world = world
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._live, name="midstream client", daemon=True)
+        self._is_open = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything can be called."""
+        return self._is_open
+
+    def open(self) -> None:
+        """Start the thread. A portal is opened once."""
+        self._is_open = True
+        self._thread.start()
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine there, and wait for what comes of it.
+
+        Whatever interrupts the wait (Ctrl-C) also stops the coroutine, which is given `STOP_S` to end.
+
+        Raises:
+            UsageError: The portal is not open, or this is its own thread, which would wait for itself. Nothing was run.
+        """
+        if not self._is_open or threading.current_thread() is self._thread:
+            work.close()
+            raise UsageError("use the client inside `with connect(...)`, and not from its callbacks")
+        outcome: Future[T] = Future()
+        begun: list[asyncio.Task[T]] = []
+
+        def begin() -> None:
+            task = self._world.spawn(work, name="midstream call")
+            task.add_done_callback(partial(_pass_on, outcome))
+            begun.append(task)
+
+        def stop() -> None:
+            if not begun:  # interrupted before it was so much as asked for
+                begin()
+            begun[0].cancel()
+
+        try:
+            self._loop.call_soon_threadsafe(begin)
+            return outcome.result()
+        finally:
+            if not outcome.done():
+                self._loop.call_soon_threadsafe(stop)
+                wait((outcome,), timeout=STOP_S)
+
+    def close(self) -> None:
+        """Stop the loop and its thread. Calling it twice is harmless."""
+        if self._is_open:
+            self._is_open = False
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(STOP_S)
+
+    def _live(self) -> None:
+        try:
+            self._loop.run_forever()
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        finally:
+            self._loop.close()
+
+
+def _pass_on(outcome: Future[T], task: asyncio.Task[T]) -> None:
+    if task.cancelled():
+        outcome.set_exception(asyncio.CancelledError())
+    elif (error := task.exception()) is not None:
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(task.result())
+
+
+class InterruptedTurn(Struct, frozen=True):
+    """A turn that an earlier process of this client did not see the end of. Iterate over it to go on.
+
+    Args:
+        session: Its session.
+        at: When this client last did something in it, in seconds since 1970.
+    """
+
+    session: str
+    at: float
+    resume: Callable[[], Iterator[Event]]
+
+    def __iter__(self) -> Iterator[Event]:
+        return self.resume()
+
+
+class Client:
+    """Speaks with one server; made by `connect`. See `midstream.Client`, whose methods it has."""
+
+    def __init__(self, client: asynchronous.Client, portal: Portal) -> None:
+        self._client = client
+        self._portal = portal
+        self._iterated: set[AsyncGenerator[Event, None]] = set()
+        """What an application iterates over, or has left lying."""
+
+    def __enter__(self) -> Self:
+        self._portal.open()
+        try:
+            self._portal.call(self._client.__aenter__())
+        except BaseException:
+            self._portal.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """See `midstream.Client.close`."""
+        if self._portal.is_open:
+            try:
+                self._portal.call(self._close())
+            finally:
+                self._portal.close()
+
+    async def _close(self) -> None:
+        try:
+            for events in [*self._iterated]:
+                await events.aclose()
+        finally:
+            await self._client.close()
+
+    def send(
+        self, session: str, message: str | UserMessage, *, when_busy: WhenBusy | str = WhenBusy.QUEUE
+    ) -> Generator[Event, None, None]:
+        """See `midstream.Client.send`. Iterating starts it."""
+        return self._events_of(self._client.send(session, message, when_busy=when_busy))
+
+    def resume(self, session: str, turn: int | None = None) -> Generator[Event, None, None]:
+        """See `midstream.Client.resume`. Iterating starts it."""
+        return self._events_of(self._client.resume(session, turn))
+
+    def follow(self, session: str, after: str | None = None) -> Generator[Event, None, None]:
+        """See `midstream.Client.follow`. Iterating starts it."""
+        return self._events_of(self._client.follow(session, after))
+
+    def questions(self, session: str | None = None) -> tuple[Question, ...]:
+        """See `midstream.Client.questions`."""
+        return self._portal.call(self._client.questions(session))
+
+    def answer(
+        self,
+        session: str,
+        question: QuestionAsked | Question,
+        choice: Choice | str,
+        *,
+        text: str = "",
+        arguments: str | None = None,
+    ) -> None:
+        """See `midstream.Client.answer`."""
+        answering = self._client.answer(session, question, choice, text=text, arguments=arguments)
+        self._portal.call(answering)
+
+    def withdraw(self, session: str, number: int | None = None) -> None:
+        """See `midstream.Client.withdraw`."""
+        self._portal.call(self._client.withdraw(session, number))
+
+    def cancel(self, session: str) -> None:
+        """See `midstream.Client.cancel`."""
+        self._portal.call(self._client.cancel(session))
+
+    def resume_interrupted(self, look_back_s: float = LOOK_BACK_S) -> list[InterruptedTurn]:
+        """See `midstream.Client.resume_interrupted`."""
+        left = self._portal.call(self._client.resume_interrupted(look_back_s))
+        return [InterruptedTurn(turn.session, turn.at, partial(self._taken_up, turn)) for turn in left]
+
+    def is_reconnecting(self, session: str) -> bool:
+        """See `midstream.Client.is_reconnecting`."""
+        return self._portal.call(_said(partial(self._client.is_reconnecting, session)))
+
+    def is_stalled(self, session: str) -> bool:
+        """See `midstream.Client.is_stalled`."""
+        return self._portal.call(_said(partial(self._client.is_stalled, session)))
+
+    def trouble(self, session: str) -> MidstreamError | None:
+        """See `midstream.Client.trouble`."""
+        return self._portal.call(_said(partial(self._client.trouble, session)))
+
+    def waiting_on(self, session: str) -> str:
+        """See `midstream.Client.waiting_on`."""
+        return self._portal.call(_said(partial(self._client.waiting_on, session)))
+
+    def _taken_up(self, turn: asynchronous.InterruptedTurn) -> Iterator[Event]:
+        return self._events_of(turn.resume())
+
+    def _events_of(self, events: AsyncGenerator[Event, None]) -> Generator[Event, None, None]:
+        self._iterated.add(events)
+        try:
+            while (event := self._portal.call(_next(events))) is not None:
+                yield event
+        finally:
+            self._iterated.discard(events)
+            if self._portal.is_open:
+                self._portal.call(events.aclose())
+
+
+async def _next(events: AsyncGenerator[Event, None]) -> Event | None:
+    return await anext(events, None)
+
+
+async def _said(what: Callable[[], T]) -> T:
+    return what()
+
+
+def _in_a_thread(make: Callable[P, asynchronous.Client]) -> Callable[P, Client]:
+    def connect(*args: P.args, **kwargs: P.kwargs) -> Client:
+        """Make a client of the server at `url`; use it as a context manager.
+
+        It takes what `midstream.connect` takes; `on_reconnecting` and `on_stalled` are called in another thread.
+
+        Raises:
+            UsageError, ToolDefinitionError: As `midstream.connect` does.
+        """
+        return Client(make(*args, **kwargs), Portal())
+
+    return connect
+
+
+connect = _in_a_thread(asynchronous.connect)

@@ -1,0 +1,113 @@
+"""`midstream doctor URL` as people and scripts see it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from midstream.cli.network import NAMES, exit_code_of, is_address, network_lines
+from midstream.cli.terminal import Ink, width_of
+from midstream.client.probe import POST, Finding, NetworkReport, Probed
+from midstream.client.ways import Way
+from tests.cli.conftest import Run
+from tests.client.proxies import Proxy, Upgrades
+from tests.server.in_thread import in_a_thread
+from tests.server.serving import make_app, served
+
+WORKS = (
+    Probed("websocket", Finding.WORKS, 5, 0.012),
+    Probed("sse", Finding.WORKS, 5, 0.02),
+    Probed("poll", Finding.WORKS, 5, 0.02),
+    Probed("post", Finding.WORKS, 1, 0.004),
+)
+
+
+@contextlib.asynccontextmanager
+async def _proxied() -> AsyncIterator[str]:
+    async with served(make_app()) as app:
+        proxy = Proxy(app.url, upgrades=Upgrades.REFUSED, is_buffering=True)
+        async with proxy.listening():
+            yield proxy.url
+
+
+@pytest.fixture
+def proxied() -> Iterator[str]:
+    """The address of a proxy that holds answers back, and of a server behind it."""
+    with in_a_thread(_proxied) as url:
+        yield url
+
+
+def test_a_script_reads_json_and_the_exit_code(run: Run, proxied: str) -> None:
+    done = run("doctor", proxied, "--json")
+    report = json.loads(done.stdout)
+    assert (done.exit_code, report["transport"], report["is_clear"]) == (6, "poll", False)
+    assert [each["what"] for each in report["probed"]] == [*Way, POST]
+    assert [each["finding"] for each in report["probed"]] == ["refused", "buffered", "works", "works"]
+
+
+def test_the_exit_code_says_whether_a_stream_gets_through() -> None:
+    clear = NetworkReport("http://s", WORKS, Way.WEBSOCKET)
+    refused = Probed("websocket", Finding.REFUSED)
+    hindered = NetworkReport("http://s", (refused, *WORKS[1:]), Way.SSE)
+    shut = NetworkReport("http://s", (refused,), None)
+    assert [exit_code_of(each) for each in (clear, hindered, shut)] == [0, 6, 1]
+
+
+def test_where_nothing_answers_one_line_says_so(run: Run) -> None:
+    done = run("doctor", "http://127.0.0.1:1")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "[connection_lost]" in done.stderr
+
+
+@pytest.mark.parametrize("more", [["file.json"], ["--fix"], ["--for", "openai-chat"]])
+def test_a_server_is_probed_alone(run: Run, more: list[str]) -> None:
+    assert run("doctor", "http://127.0.0.1:1", *more).exit_code == 2
+
+
+def test_what_a_person_reads() -> None:
+    report = NetworkReport("http://s", WORKS, Way.WEBSOCKET)
+    assert [*network_lines(report, Ink(is_terminal=False, is_colored=False), 80)] == [
+        "✓ WebSocket    works: 5 chunks, the first after 0.01 s",
+        "✓ events (SSE) works: 5 chunks, the first after 0.02 s",
+        "✓ long poll    works: 5 chunks, the first after 0.02 s",
+        "✓ POST         works: answered after 0.00 s",
+        "A client takes WebSocket.",
+    ]
+
+
+def test_what_a_person_reads_where_nothing_gets_through() -> None:
+    detail = "the first chunk came after 2.4 s: something holds answers back until they are whole"
+    probed = (
+        Probed("websocket", Finding.REFUSED, detail="the handshake was answered with HTTP status 403"),
+        Probed("sse", Finding.BUFFERED, 5, 2.4, detail),
+    )
+    lines = [
+        *network_lines(
+            NetworkReport("http://s", probed, None, "1.1 wall"), Ink(is_terminal=False, is_colored=False), 60
+        )
+    ]
+    assert lines == [
+        "✗ WebSocket    refused: the handshake was answered with HTTP",
+        "               status 403",
+        "! events (SSE) buffered: the first chunk came after 2.4 s:",
+        "               something holds answers back until they are",
+        "               whole",
+        "It says it is: 1.1 wall.",
+        "No transport gets through: ask whoever runs the proxy in",
+        "between.",
+    ]
+    assert max(map(width_of, lines)) <= 60
+
+
+def test_only_an_address_is_probed() -> None:
+    assert [is_address(each) for each in ("http://s", "https://s", "ws://s", "http", "./http:/s")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert set(NAMES) == {*Way, POST}

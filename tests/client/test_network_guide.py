@@ -1,0 +1,58 @@
+"""The examples of `docs/guides/network.md` run, and what it shows of `midstream doctor` is what it prints."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from midstream.cli.network import network_lines
+from midstream.cli.terminal import COLUMNS, Ink
+from midstream.client.client import REMEMBERED
+from midstream.client.probe import Finding, NetworkReport, Pace, Probed, judged
+from midstream.client.ways import FIRST_FRAME_S, Way
+from midstream.core.client_stream import STALL_AFTER_S
+from midstream.testing import text
+from tests.client.test_probe import arrived
+from tests.server.in_thread import in_a_thread
+from tests.server.serving import make_app, served
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "network.md").read_text(encoding="utf-8")
+
+
+@contextlib.asynccontextmanager
+async def _serving() -> AsyncIterator[str]:
+    async with served(make_app([text("It says hello.")])) as server:
+        yield server.url
+
+
+def test_the_script_talks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (script,) = re.findall(r"^```python\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
+    with in_a_thread(_serving) as url:
+        exec(compile(script.replace("http://127.0.0.1:8000", url), "network.md", "exec"), {})  # our own guide
+    assert capsys.readouterr().out == "It says hello."
+
+
+def test_what_the_doctor_prints_is_what_the_guide_shows() -> None:
+    probed = (
+        Probed("websocket", Finding.REFUSED, detail="the handshake was answered with HTTP status 403"),
+        judged("sse", arrived(2.4, 2.4, 2.4, 2.4, 2.4), Pace()),
+        Probed("poll", Finding.WORKS, 5, 0.03),
+        Probed("post", Finding.WORKS, 1, 0.02),
+    )
+    report = NetworkReport("https://agents.example", probed, Way.POLL)
+    shown = "\n".join(network_lines(report, Ink(is_terminal=False, is_colored=False), COLUMNS))
+    assert f"$ midstream doctor https://agents.example\n{shown}\n```" in GUIDE
+
+
+def test_the_names_and_numbers_are_true() -> None:
+    assert [way for way in Way if f"| `{way}` |" not in GUIDE] == []
+    assert REMEMBERED in GUIDE
+    assert f"within {FIRST_FRAME_S:g} s" in GUIDE
+    assert f"`stall_after_s` ({STALL_AFTER_S:g} s)" in GUIDE

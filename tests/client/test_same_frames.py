@@ -1,0 +1,269 @@
+"""Raw peers against the real server: whatever carries the frames, the same ones are said and heard."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from midstream.client.transports import Transport
+from midstream.client.ways import RememberedWays, Way, Ways
+from midstream.core import frames
+from midstream.core.frames import (
+    AbortPayload,
+    Ack,
+    Chunk,
+    Close,
+    Error,
+    Events,
+    Gone,
+    Heartbeat,
+    Open,
+    Payload,
+    Ping,
+    SayPayload,
+    ServerFrame,
+    Welcome,
+)
+from midstream.core.messages import Text
+from midstream.core.replies import TextDelta
+from midstream.errors import MidstreamError
+from midstream.testing import Gate, text
+from midstream.testing.models import Script
+from tests.server.serving import Served, make_app, served
+from tests.spec import spec
+
+WAIT_S = 20.0
+SECRET = "s" * 43
+WORDS = "one two three four five"
+
+
+def stuck() -> Script:
+    """A model that begins to speak and does not end."""
+    return [[TextDelta("half a"), Gate(asyncio.Event())]]
+
+
+@pytest.fixture(params=[*Way])
+def way(request: pytest.FixtureRequest) -> Way:
+    return Way(request.param)
+
+
+class Raw:
+    """One connection; what is heard is kept by kind."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self.heard: list[ServerFrame] = []
+
+    async def say(self, *said: frames.ClientFrame) -> None:
+        await self._transport.send([frames.encode(frame) for frame in said])
+
+    async def hear(self) -> ServerFrame:
+        """Hear one frame; a refusal in words of HTTP is the `error` it stands for (STREAM-37)."""
+        try:
+            async with asyncio.timeout(WAIT_S):
+                frame = frames.decode_server(await self._transport.receive())
+        except MidstreamError as error:
+            frame = Error(error.code, error.message, error.retry)
+        self.heard.append(frame)
+        return frame
+
+    async def until(self, kind: type[ServerFrame] | str) -> ServerFrame:
+        """Hear up to the first frame of a kind, or the first that carries a record of it."""
+        while True:
+            frame = await self.hear()
+            if kind in self.kinds(frame) or (isinstance(kind, type) and isinstance(frame, kind)):
+                return frame
+            assert not isinstance(frame, Error), frame
+
+    @staticmethod
+    def kinds(frame: ServerFrame) -> set[str]:
+        events = frame.events if isinstance(frame, Events) else ()
+        return {msgspec.json.decode(event.record)["type"] for event in events}
+
+    @property
+    def ids(self) -> list[str]:
+        return [event.id for frame in self.heard if isinstance(frame, Events) for event in frame.events]
+
+
+@contextlib.asynccontextmanager
+async def raw(server: Served, way: Way) -> AsyncIterator[Raw]:
+    ways = Ways(server.url, transport=way, headers=dict, remembered=RememberedWays(None))
+    transport = await ways.connect("s1")
+    try:
+        yield Raw(transport)
+    finally:
+        await transport.close()
+        await ways.close()
+
+
+def opening(
+    event_id: str | None = None, next_seqno: int = 0, *, stream: str = "k1", secret: str = SECRET
+) -> Open:
+    return Open(stream, secret, event_id, next_seqno)
+
+
+def chunk(seqno: int, payload: Payload = SayPayload((Text("hi"),))) -> Chunk:  # noqa: B008 - a frozen value
+    return Chunk(seqno, msgspec.Raw(frames.encode(payload)))
+
+
+@spec("STREAM-3", "STREAM-7", "STREAM-13", "STREAM-20")
+async def test_a_turn_is_welcome_ack_and_events_in_order(way: Way) -> None:
+    async with served(make_app([text(WORDS)])) as server, raw(server, way) as peer:
+        await peer.say(opening(), chunk(0))
+        welcome = await peer.hear()
+        assert isinstance(welcome, Welcome)
+        assert (welcome.stream, welcome.acked, welcome.resume_from) == ("k1", 0, "0-0")
+        await peer.until("turn_ended")
+        assert peer.ids == [f"1-{n}" for n in range(1, len(peer.ids) + 1)]
+        if Ack(0) not in peer.heard:
+            await peer.until(Ack)
+        assert {type(frame) for frame in peer.heard} == {Welcome, Ack, Events}
+
+
+@spec("STREAM-4", "STREAM-21")
+async def test_who_comes_back_hears_exactly_what_follows(way: Way) -> None:
+    async with served(make_app([text(WORDS)])) as server:
+        async with raw(server, way) as first:
+            await first.say(opening(), chunk(0))
+            await first.until("turn_ended")
+        async with raw(server, way) as again:
+            await again.say(opening(first.ids[3], 1))
+            welcome = await again.hear()
+            assert isinstance(welcome, Welcome)
+            assert (welcome.acked, welcome.turn, welcome.resume_from) == (1, 1, first.ids[3])
+            await again.until("turn_ended")
+            assert again.ids == first.ids[4:]
+
+
+@spec("STREAM-12", "STREAM-28")
+async def test_a_repeated_chunk_a_gap_and_a_used_number_are_told_apart(way: Way) -> None:
+    async with served(make_app(stuck())) as server, raw(server, way) as peer:
+        await peer.say(opening(), chunk(0))
+        await peer.until("delta")
+        if Ack(0) not in peer.heard:
+            await peer.until(Ack)
+        await peer.say(chunk(0))
+        assert await peer.until(Ack) == Ack(0)
+        await peer.say(chunk(5, AbortPayload()))
+        refused = await peer.until(Error)
+        assert isinstance(refused, Error)
+        assert (refused.code, refused.seqno, refused.expected) == ("seqno_gap", 5, 1)
+        await peer.say(chunk(0, SayPayload((Text("something else"),))))
+        reused = await peer.until(Error)
+        assert isinstance(reused, Error)
+        assert (reused.code, reused.seqno, reused.retry) == ("seqno_reused", 0, "never")
+
+
+@spec("STREAM-8", "STREAM-40")
+async def test_a_newer_connection_ends_the_older_one_whatever_carries_it(way: Way) -> None:
+    async with served(make_app(stuck())) as server, raw(server, way) as older:
+        await older.say(opening(), chunk(0))
+        await older.until("delta")
+        async with raw(server, way) as newer:
+            await newer.say(opening(older.ids[-1], 1))
+            assert isinstance(await newer.hear(), Welcome)
+            ended = await older.until(Error)
+            assert isinstance(ended, Error)
+            assert (ended.code, ended.seqno) == ("stream_fenced", None)
+            await newer.say(chunk(1, AbortPayload()))
+            await newer.until("turn_ended")
+
+
+@spec("STREAM-15", "STREAM-25")
+async def test_an_abort_ends_the_turn_and_a_disconnect_does_not(way: Way) -> None:
+    async with served(make_app(stuck())) as server:
+        async with raw(server, way) as first:
+            await first.say(opening(), chunk(0))
+            await first.until("delta")
+        async with raw(server, way) as again:
+            await again.say(opening(first.ids[-1], 1), chunk(1, AbortPayload()))
+            await again.until("turn_ended")
+            last = msgspec.json.decode(again.heard[-1].events[-1].record)  # type: ignore[union-attr] # they are events
+            assert last["status"] == "cancelled"
+
+
+@spec("STREAM-31", "STREAM-39")
+async def test_a_ping_is_answered_by_a_heartbeat(way: Way) -> None:
+    async with served(make_app(stuck())) as server, raw(server, way) as peer:
+        await peer.say(opening(), chunk(0))
+        await peer.until("delta")
+        await peer.say(Ping())
+        heartbeat = await peer.until(Heartbeat)
+        assert heartbeat == Heartbeat(peer.ids[-1], "model")
+
+
+@spec("STREAM-25", "STREAM-39")
+async def test_a_close_gives_the_place_back(way: Way) -> None:
+    async with served(make_app(stuck())) as server, raw(server, way) as peer:
+        await peer.say(opening(), chunk(0))
+        await peer.until("delta")
+        await peer.say(Close())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WAIT_S):
+                while not isinstance(await peer.hear(), Error):
+                    pass
+        assert isinstance(peer.heard[-1], Error), "the connection is over"
+        assert server.app.open_streams == 0
+
+
+@spec("STREAM-23")
+async def test_an_event_of_another_line_is_gone(way: Way) -> None:
+    async with served(make_app([text(WORDS)])) as server:
+        async with raw(server, way) as first:
+            await first.say(opening(), chunk(0))
+            await first.until("turn_ended")
+        async with raw(server, way) as again:
+            await again.say(opening("7-3", 1))
+            gone = await again.until(Gone)
+            assert isinstance(gone, Gone)
+            await again.until("turn_ended")
+            assert again.ids == first.ids[first.ids.index(gone.resume_from) + 1 :]
+
+
+@spec("STREAM-5", "STREAM-6", "STREAM-37")
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        (opening(secret="x" * 43), "wrong_secret"),
+        (opening("1-2", 1, stream="k2"), "stream_not_found"),
+        (opening("nonsense"), "malformed_frame"),
+        (Open("k" * 300, SECRET), "malformed_frame"),
+    ],
+)
+async def test_who_is_not_let_in_is_told_why(way: Way, said: Open, code: str) -> None:
+    async with served(make_app([text(WORDS)])) as server:
+        async with raw(server, way) as first:
+            await first.say(opening(), chunk(0))
+            await first.until("turn_ended")
+        async with raw(server, way) as other:
+            await other.say(said)
+            refused = await other.hear()
+            assert isinstance(refused, Error)
+            assert (refused.code, refused.retry) == (code, "never")
+
+
+async def test_a_server_that_drains_says_so_and_asks_to_come_back(way: Way) -> None:
+    async with served(make_app(stuck())) as server, raw(server, way) as peer:
+        await peer.say(opening(), chunk(0))
+        await peer.until("delta")
+        server.app.drain()
+        ended = await peer.until(Error)
+        assert isinstance(ended, Error)
+        assert (ended.code, ended.retry) == ("draining", "later")
+
+
+async def test_a_reader_says_nothing_and_hears_what_comes(way: Way) -> None:
+    async with (
+        served(make_app([text(WORDS)])) as server,
+        raw(server, way) as speaker,
+        raw(server, way) as reader,
+    ):
+        await speaker.say(opening(), chunk(0))
+        await speaker.until("turn_ended")
+        await reader.say(Open(event_id="0-0"))
+        await reader.until("turn_ended")
+        assert reader.ids == speaker.ids

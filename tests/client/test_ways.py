@@ -1,0 +1,337 @@
+"""A client finds a transport that gets through, and begins with it the next time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from midstream.client import Event, connect
+from midstream.client.client import REMEMBERED
+from midstream.client.transports import Transport
+from midstream.client.ways import (
+    LOST_MAX,
+    REMEMBERED_DOUBTFUL_S,
+    REMEMBERED_S,
+    SERVERS_MAX,
+    Remembered,
+    RememberedWays,
+    Trial,
+    Way,
+    Ways,
+)
+from midstream.core.frames import Open, encode
+from midstream.errors import (
+    AccessError,
+    ConnectionLostError,
+    DrainingError,
+    MidstreamError,
+    NotFoundError,
+    ProtocolError,
+    UsageError,
+)
+from midstream.testing import text
+from midstream.testing.worlds import FakeWorld
+from tests.client.proxies import Proxy, Upgrades
+from tests.server.serving import make_app, served
+from tests.spec import spec
+
+WAIT_S = 20.0
+SHORT_S = 0.5
+"""Enough for a server on this machine, even a busy one: a welcome that is later only costs another transport."""
+WORDS = "one two three"
+SERVER = "http://server:8000"
+
+
+class Carrier:
+    """A transport that breaks off as it is told to, or brings one frame for each that is sent."""
+
+    def __init__(self, failure: MidstreamError | None) -> None:
+        self.received_bytes = 0
+        self.sent: list[bytes] = []
+        self.is_closed = False
+        self._failure = failure
+
+    async def receive(self) -> bytes:
+        if self._failure is not None:
+            raise self._failure
+        return b"a frame"
+
+    async def send(self, frames: Sequence[bytes]) -> None:
+        self.sent += frames
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+class ScriptedWays(Ways):
+    """Ways whose transports do what a table says: an error at once, an error later, or work."""
+
+    def __init__(self, remembered: RememberedWays, world: FakeWorld) -> None:
+        super().__init__(SERVER, headers=dict, remembered=remembered, world=world)
+        self.at_once: dict[Way, MidstreamError] = {}
+        self.later: dict[Way, MidstreamError] = {}
+        self.tried: list[Way] = []
+        self.made: list[Carrier] = []
+
+    async def open(self, way: Way, session: str) -> Transport:
+        self.tried.append(way)
+        if way in self.at_once:
+            raise self.at_once[way]
+        self.made.append(Carrier(self.later.get(way)))
+        return self.made[-1]
+
+    async def heard(self) -> bytes | MidstreamError:
+        """Make a connection, say something, and return what is heard first."""
+        self.tried.clear()
+        try:
+            transport = await self.connect("s1")
+            await transport.send([b"open"])
+            heard = await asyncio.wait_for(transport.receive(), WAIT_S)
+        except MidstreamError as error:
+            return error
+        await transport.close()
+        return heard
+
+
+@pytest.fixture
+def world() -> FakeWorld:
+    return FakeWorld(at=1000.0)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    return tmp_path / "folder" / "ways.json"
+
+
+@pytest.fixture
+def ways(kept: Path, world: FakeWorld) -> ScriptedWays:
+    return ScriptedWays(RememberedWays(kept, world=world), world)
+
+
+def _is_kept(kept: Path) -> bool:
+    return kept.exists()
+
+
+def _only(kept: Path) -> tuple[str, int]:
+    """Return the one file of the folder, and who may read it."""
+    (file,) = kept.parent.iterdir()
+    return file.name, file.stat().st_mode & 0o777
+
+
+async def _all(url: str, state: Path, transport: str = "auto") -> list[Event]:
+    async with connect(url, state=state, transport=transport) as client, asyncio.timeout(WAIT_S):
+        client._ways.first_frame_s = SHORT_S
+        return [event async for event in client.send("s1", "hi")]
+
+
+# --- through real proxies ---------------------------------------------------------------------------------------
+
+
+@spec("STREAM-42", "STREAM-43", "STREAM-44")
+async def test_a_proxy_without_websockets_is_passed_by_events_and_known_the_next_time(tmp_path: Path) -> None:
+    state = tmp_path / "state.db"
+    async with (
+        served(make_app([text(WORDS)])) as server,
+        Proxy(server.url, upgrades=Upgrades.REFUSED).listening() as proxy,
+    ):
+        events = await _all(proxy.url, state)
+        assert ("".join(event.text for event in events), proxy.asked[0]) == (WORDS, "upgrade")
+        assert "POST /v1/sessions/s1/events" in proxy.asked
+        kept = RememberedWays(tmp_path / REMEMBERED).get(proxy.url)
+        assert kept is not None
+        assert kept.transport is Way.SSE
+        proxy.asked.clear()
+        assert "".join(event.text for event in await _all(proxy.url, state)) == WORDS
+        assert "upgrade" not in proxy.asked
+
+
+@spec("STREAM-41", "STREAM-42")
+async def test_a_proxy_that_holds_answers_back_is_passed_by_polls(tmp_path: Path) -> None:
+    state = tmp_path / "state.db"
+    async with (
+        served(make_app([text(WORDS)])) as server,
+        Proxy(server.url, upgrades=Upgrades.REFUSED, is_buffering=True).listening() as proxy,
+    ):
+        events = await _all(proxy.url, state)
+        assert "".join(event.text for event in events) == WORDS
+        kept = RememberedWays(tmp_path / REMEMBERED).get(proxy.url)
+        assert kept is not None
+        assert kept.transport is Way.POLL
+
+
+@spec("STREAM-42")
+async def test_a_socket_that_is_made_and_lets_nothing_through_is_left(tmp_path: Path) -> None:
+    async with (
+        served(make_app([text(WORDS)])) as server,
+        Proxy(server.url, upgrades=Upgrades.SILENT).listening() as proxy,
+    ):
+        events = await _all(proxy.url, tmp_path / "state.db")
+        assert "".join(event.text for event in events) == WORDS
+        assert "POST /v1/sessions/s1/events" in proxy.asked
+        snapshot = (await server.http.get("/v1/sessions/s1")).json()
+        assert snapshot["turns"] == 1, "what was said over both was taken once"
+
+
+async def test_a_transport_that_is_named_is_taken_and_no_other(tmp_path: Path) -> None:
+    async with served(make_app([text(WORDS)])) as server, Proxy(server.url).listening() as proxy:
+        events = await _all(proxy.url, tmp_path / "state.db", transport="poll")
+        assert "".join(event.text for event in events) == WORDS
+        assert {*proxy.asked} == {"POST /v1/sessions/s1/poll", "POST /v1/sessions/s1/chunks"}
+    assert not (tmp_path / REMEMBERED).exists()
+
+
+# --- what is tried, and when ------------------------------------------------------------------------------------
+
+
+async def test_the_best_transport_works_and_nothing_is_kept(ways: ScriptedWays, kept: Path) -> None:
+    assert await ways.heard() == b"a frame"
+    assert ways.tried == [Way.WEBSOCKET]
+    assert not _is_kept(kept)
+
+
+@spec("STREAM-42", "STREAM-43")
+@pytest.mark.parametrize("refusal", [AccessError("403"), NotFoundError("404"), ProtocolError("426")])
+async def test_what_may_be_a_proxys_refusal_is_gone_around_for_a_day(
+    ways: ScriptedWays, kept: Path, world: FakeWorld, refusal: MidstreamError
+) -> None:
+    ways.at_once[Way.WEBSOCKET] = refusal
+    ways.later[Way.SSE] = refusal
+    assert await ways.heard() == b"a frame"
+    assert ways.tried == [Way.WEBSOCKET, Way.SSE, Way.POLL]
+    assert [(carrier.sent, carrier.is_closed) for carrier in ways.made] == [([b"open"], True)] * 2
+    assert RememberedWays(kept, world=world).get(SERVER) == Remembered(Way.POLL, 1000.0 + REMEMBERED_S)
+    await ways.heard()
+    assert ways.tried == [Way.POLL]
+    ways.at_once.clear()
+    await world.advance(REMEMBERED_S + 1)
+    await ways.heard()
+    assert ways.tried == [Way.WEBSOCKET], "after a day the best one has its turn again"
+
+
+async def test_where_all_refuse_the_first_refusal_is_told(ways: ScriptedWays, kept: Path) -> None:
+    first = AccessError("log in")
+    ways.at_once[Way.WEBSOCKET] = first
+    ways.later = {Way.SSE: NotFoundError("404"), Way.POLL: ProtocolError("400")}
+    assert await ways.heard() is first
+    assert (len(ways.tried), _is_kept(kept)) == (3, False)
+
+
+@pytest.mark.parametrize("refusal", [DrainingError("restarting"), UsageError("a bad id")])
+async def test_a_servers_own_refusal_is_no_reason_to_try_another(
+    ways: ScriptedWays, refusal: MidstreamError
+) -> None:
+    ways.at_once[Way.WEBSOCKET] = refusal
+    assert await ways.heard() is refusal
+    assert ways.tried == [Way.WEBSOCKET]
+
+
+@spec("STREAM-43")
+async def test_a_lost_connection_is_a_bad_network_at_first_and_something_in_between_for_minutes(
+    ways: ScriptedWays, kept: Path, world: FakeWorld
+) -> None:
+    ways.later[Way.WEBSOCKET] = ConnectionLostError("reset")
+    for _ in range(LOST_MAX):
+        assert isinstance(await ways.heard(), ConnectionLostError)
+        assert ways.tried == [Way.WEBSOCKET]
+    assert await ways.heard() == b"a frame"
+    assert ways.tried == [Way.SSE]
+    found = RememberedWays(kept, world=world).get(SERVER)
+    assert found == Remembered(Way.SSE, 1000.0 + REMEMBERED_DOUBTFUL_S)
+    await world.advance(REMEMBERED_DOUBTFUL_S + 1)
+    ways.later.clear()
+    await ways.heard()
+    assert ways.tried == [Way.WEBSOCKET]
+
+
+async def test_a_network_that_is_down_for_long_tries_all_in_turn_and_forgets_nothing(
+    ways: ScriptedWays, kept: Path
+) -> None:
+    ways.at_once = dict.fromkeys(Way, ConnectionLostError("refused"))
+    order: list[Way] = []
+    for _ in range(2 * LOST_MAX * len(Way)):
+        await ways.heard()
+        order += ways.tried
+    assert order == [way for way in (*Way, *Way) for _ in range(LOST_MAX)]
+    assert not _is_kept(kept)
+
+
+async def test_a_better_transport_that_works_again_is_not_kept_from_the_next_process(
+    ways: ScriptedWays, kept: Path, world: FakeWorld
+) -> None:
+    remembered = RememberedWays(kept, world=world)
+    remembered.put(SERVER, Remembered(Way.POLL, 2000.0))
+    ways.at_once[Way.POLL] = NotFoundError("a server of before")
+    await ways.heard()
+    assert ways.tried == [Way.POLL, Way.WEBSOCKET]
+    assert remembered.get(SERVER) is None
+
+
+async def test_what_is_said_while_a_transport_is_changed_is_said_over_the_next(ways: ScriptedWays) -> None:
+    ways.later[Way.WEBSOCKET] = ProtocolError("cut by a proxy")
+    trial = Trial(ways, "s1", [*Way])
+    await trial.begin()
+    assert trial.received_bytes == 0
+    opening = encode(Open())
+    await trial.send([opening])
+    assert await trial.receive() == b"a frame"
+    await trial.send([b"more"])
+    assert [carrier.sent for carrier in ways.made] == [[opening], [opening, b"more"]]
+    await trial.close()
+
+
+# --- the file ---------------------------------------------------------------------------------------------------
+
+
+async def test_what_was_kept_is_found_by_the_next_process_until_it_is_old(
+    kept: Path, world: FakeWorld
+) -> None:
+    RememberedWays(kept, world=world).put("http://a", Remembered(Way.SSE, 1100.0))
+    RememberedWays(kept, world=world).put("http://b", Remembered(Way.POLL, 1200.0))
+    again = RememberedWays(kept, world=world)
+    assert again.get("http://a") == Remembered(Way.SSE, 1100.0)
+    assert _only(kept) == (kept.name, 0o600)
+    await world.advance(150.0)
+    assert (again.get("http://a"), again.get("http://b")) == (None, Remembered(Way.POLL, 1200.0))
+    again.forget("http://b")
+    again.forget("http://b")
+    assert again.get("http://b") is None
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xfe", b"[]", b'{"http://a":{"transport":"pigeon","until":1}}']
+)
+def test_a_file_that_cannot_be_read_is_as_good_as_none(kept: Path, world: FakeWorld, content: bytes) -> None:
+    kept.parent.mkdir()
+    kept.write_bytes(content)
+    remembered = RememberedWays(kept, world=world)
+    assert remembered.get("http://a") is None
+    remembered.put("http://a", Remembered(Way.SSE, 1100.0))
+    assert remembered.get("http://a") == Remembered(Way.SSE, 1100.0)
+
+
+def test_a_file_that_cannot_be_written_costs_nothing_else(tmp_path: Path, world: FakeWorld) -> None:
+    (tmp_path / "file").touch()
+    remembered = RememberedWays(tmp_path / "file" / "ways.json", world=world)
+    remembered.put("http://a", Remembered(Way.SSE, 1100.0))
+    assert remembered.get("http://a") is None
+
+
+def test_only_so_many_servers_are_remembered(kept: Path, world: FakeWorld) -> None:
+    remembered = RememberedWays(kept, world=world)
+    for number in range(SERVERS_MAX + 2):
+        remembered.put(f"http://{number}", Remembered(Way.SSE, 1100.0 + number))
+    assert [remembered.get(f"http://{number}") is None for number in range(4)] == [True, True, False, False]
+
+
+def test_without_a_state_file_it_is_kept_as_long_as_the_client(world: FakeWorld) -> None:
+    remembered = RememberedWays(None, world=world)
+    remembered.put("http://a", Remembered(Way.SSE, 1100.0))
+    assert remembered.get("http://a") == Remembered(Way.SSE, 1100.0)
+
+
+def test_a_transport_nobody_knows_is_refused() -> None:
+    with pytest.raises(UsageError, match="auto or one of websocket, sse, poll"):
+        connect(SERVER, transport="pigeon")
