@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from midstream.cli.answering import LOOK_AGAIN_S, Answering
+from midstream.cli.keyboard import Keyboard
 from midstream.cli.screen import Screen
 from midstream.cli.terminal import PLAIN
+from midstream.client import Event
 from midstream.core.calls import CHOICES, Choice, QuestionKind
 from midstream.core.questions import Question
-from midstream.core.records import QuestionAsked
+from midstream.core.records import (
+    QuestionAsked,
+    QuestionClosed,
+    WhyClosed,
+)
 from midstream.errors import ConnectionLostError
 from midstream.testing.worlds import FakeWorld
 from tests.cli.on_terminal import Terminal
@@ -199,4 +206,27 @@ async def test_a_server_that_is_away_is_asked_again_what_is_open() -> None:
         "{}",
         "~ allow or deny: midstream sessions answer s CHOICE --call c1 --url http://x",
     ]
+    assert answering.work is None
+
+
+class Silent(Keyboard):
+    """At which nobody types."""
+
+    def forget(self) -> None:
+        """There is nothing."""
+
+    async def line(self) -> str | None:
+        await asyncio.Event().wait()
+        return None
+
+
+async def test_a_question_that_is_closed_is_no_longer_put_to_anybody() -> None:
+    prompts: list[str] = []
+    screen = Screen(prompts.append, prompts.append, PLAIN, 80)
+    answering = Answering(
+        Flaky(0), "s", screen, prompts.append, PLAIN, 80, keyboard=Silent(), url="http://x", world=FakeWorld()
+    )
+    await answering.look()
+    assert answering.work is not None
+    await answering.take(Event("1-9", QuestionClosed(1, 1, "c1", WhyClosed.WITHDRAWN, 6.0)))
     assert answering.work is None

@@ -115,3 +115,12 @@ def test_what_is_shown_cannot_act_on_the_terminal_or_fill_it() -> None:
     assert not any("\x1b" in line or "\u202e" in line or "\n" in line for line in lines)
     long = about(QuestionKind.APPROVAL, '{"a":"' + "x " * 4000 + '"}')
     assert len([*question_lines(long, PLAIN, 60)]) == ARGUMENT_LINES_MAX + 2
+
+
+def test_arguments_that_cannot_be_changed_are_not_offered_for_it() -> None:
+    fixed = Asking(replace(APPROVAL, is_fixed=True))
+    assert "[e]dit" in Asking(APPROVAL).prompt
+    assert fixed.prompt.strip() == "[y]es, [n]o (and why) >"
+    assert fixed.take("e") is None
+    assert fixed.prompt.strip() == "[y]es, [n]o (and why) >"
+    assert fixed.take("y") == Decision(Choice.ALLOW)

@@ -1,4 +1,4 @@
-"""`midstream cache`: each model call of a session, and two requests side by side."""
+"""`midstream cache`: each turn of a session, and two requests side by side."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from midstream.core.replies import Finished, ModelRequest, TextDelta
 from midstream.core.turn import SendMessage
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
+from midstream.runtime.pool import Pooled
 from midstream.store.sqlite import SQLiteStore
-from midstream.testing import ScriptedModel
+from midstream.testing import ScriptedModel, run_turn
 from midstream.testing.models import Step
+from midstream.testing.upstreams import ScriptedUpstream, Trouble
 from tests.cli.conftest import Run
 from tests.cli.on_terminal import OnTerminal
 
@@ -48,17 +50,17 @@ async def spent(tmp_path: Path) -> Path:
     return path
 
 
-def test_each_model_call_is_a_line_and_the_sum_is_told_apart(run: Run, spent: Path) -> None:
+def test_each_turn_is_a_line_and_the_sum_is_told_apart(run: Run, spent: Path) -> None:
     done = run("cache", "s-1", "--store", spent)
 
     assert done.exit_code == 0
     assert done.stdout.splitlines() == [
-        "CALL    CLASS            INPUT    CACHED  UNCACHED  WHY",
-        "1.1     new              2,000         0     2,000  first request",
-        "2.1     continuation     2,100     1,920       180",
-        "3.1     divergence       2,200         0     2,200  the system prompt changed",
+        "TURN  CLASS            INPUT    CACHED  UNCACHED  WHY",
+        "1     new              2,000         0     2,000  first request",
+        "2     continuation     2,100     1,920       180",
+        "3     divergence       2,200         0     2,200  the system prompt changed",
     ]
-    assert done.stderr == "3 model calls: 1,920 of 6,300 input tokens came from the cache (30 %).\n"
+    assert done.stderr == "3 turns, 3 model calls: 1,920 of 6,300 input tokens came from the cache (30 %).\n"
 
 
 def test_the_last_changed_session_is_the_default_and_json_is_a_line_each(run: Run, spent: Path) -> None:
@@ -70,6 +72,31 @@ def test_the_last_changed_session_is_the_default_and_json_is_a_line_each(run: Ru
         ("divergence", 0, 2200),
     ]
     assert lines[2]["reason"] == "the system prompt changed"
+
+
+async def test_of_a_pools_turns_it_shows_what_the_pool_judged(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "pooled.db"
+    store = SQLiteStore(path)
+    upstream = ScriptedUpstream()
+    pool = Pooled(upstream, store)
+    host = Host(Agent(pool), store)
+    await host.start()
+    await run_turn(host, "s-1", "one")
+    await run_turn(host, "s-1", "two")
+    upstream.troubles.append(Trouble.GONE)
+    await run_turn(host, "s-1", "three")
+    await host.stop()
+
+    seen = run("cache", "s-1", "--store", path).stdout
+    lines = [line.split(maxsplit=5) for line in seen.splitlines()]
+    assert [(line[0], line[1], line[5]) for line in lines[1:]] == [
+        ("1", "new", "fresh: nothing is known of it"),
+        ("2", "continuation", "resumed: 1 new at the end"),
+        ("3", "continuation", "fresh: rebuilt (upstream_gone)"),
+    ]
+    told = [json.loads(line) for line in run("cache", "s-1", "--store", path, "--json").stdout.splitlines()]
+    assert [each["way"] for each in told[2]["judgements"]] == ["resumed", "fresh"]
+    assert (told[1]["judgements"][0]["field"], told[1]["judgements"][0]["index"]) == ("users", 1)
 
 
 def test_it_fits_a_terminal_of_80_columns(on_terminal: OnTerminal, spent: Path) -> None:

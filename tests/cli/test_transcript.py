@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from msgspec import Raw
+from msgspec.structs import replace
 
 from midstream.cli.terminal import PLAIN, width_of
-from midstream.cli.transcript import CONTINUED_NOTE, Called, Noted, Said, call_line, lines, read, tools_note
+from midstream.cli.transcript import (
+    CONTINUED_NOTE,
+    Called,
+    Noted,
+    Said,
+    call_line,
+    lines,
+    note_of,
+    read,
+    tools_note,
+)
 from midstream.core.calls import Choice, QuestionKind
 from midstream.core.messages import (
     Call,
@@ -19,6 +30,7 @@ from midstream.core.messages import (
     UserMessage,
 )
 from midstream.core.records import (
+    AnswerUsed,
     AttemptContinued,
     AttemptFailed,
     AttemptStarted,
@@ -36,6 +48,7 @@ from midstream.core.records import (
     MessageWithdrawn,
     QuestionAnswered,
     QuestionAsked,
+    QuestionClosed,
     Record,
     ReplyCompleted,
     ResultArrivedLate,
@@ -45,6 +58,7 @@ from midstream.core.records import (
     TurnEnded,
     TurnResumed,
     TurnStatus,
+    WhyClosed,
     encode,
 )
 from midstream.core.session import fold, pruned
@@ -251,3 +265,14 @@ def test_a_pruned_journal_begins_with_its_words_and_results_without_their_times(
     assert shown[-1].strip() == "failed"
     running = read([pruned(fold((1, record) for record in records[:-1]), at=99.0)])
     assert [turn.status for turn in running] == ["running"]
+
+
+def test_what_an_upstreams_agent_wants_leave_for_is_noted_with_what_came_of_it() -> None:
+    wants = QuestionAsked(
+        1, 1, "leave-1", QuestionKind.APPROVAL, "d", 11.0, attempt=1, name="Bash", arguments='{"a":1}'
+    )
+    assert note_of(wants) == 'wants leave for Bash {"a":1}'
+    closed = QuestionClosed(1, 1, "leave-1", WhyClosed.EXPIRED, 12.0)
+    assert note_of(closed) == "the question is closed: nobody answered in time"
+    assert note_of(replace(closed, why=WhyClosed.WITHDRAWN)) == "the question is closed: it waits no more"
+    assert note_of(AnswerUsed(1, 1, 1, "leave-1", 12.0)) == ""

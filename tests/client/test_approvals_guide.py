@@ -11,6 +11,7 @@ import pytest
 
 from midstream.client import Question
 from midstream.core.calls import CHOICES
+from midstream.runtime.permissions import Ask, Permission
 from midstream.server.app import asgi
 from midstream.store.memory import MemoryStore
 from tests.server.serving import served
@@ -23,7 +24,7 @@ async def test_the_agent_asks_what_the_program_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    agents, programs = re.findall(r"^```python\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
+    agents, coders, programs = re.findall(r"^```python\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {}
     exec(compile(agents, "approvals.md", "exec"), names)  # it is our own guide
     exec(compile(programs, "approvals.md", "exec"), names)
@@ -39,6 +40,10 @@ async def test_the_agent_asks_what_the_program_answers(
     assert asked == [("question", "ask_user"), ("approval", "pay")]
     assert names["was_paid"]("Ann", 250) == names["Happened"]("paid 250 to Ann")
     assert not names["is_large"]("Ann", 99)
+    pytest.importorskip("acp", reason="the Agent Client Protocol's package is not installed")
+    exec(compile(coders, "approvals.md", "exec"), names)
+    wanted = Permission("", "Edit a.txt", "edit", "{}")
+    assert names["rules"].verdict(wanted) == Ask("It changes something.", 3600)
 
 
 def test_the_table_names_every_choice_of_every_question() -> None:

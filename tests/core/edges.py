@@ -18,11 +18,12 @@ from msgspec.structs import replace
 from midstream.core import session as sessions
 from midstream.core.calls import RERUNS_MAX, CallPlan, CallState, Choice, OnDoubt
 from midstream.core.messages import Outcome, Result
-from midstream.core.records import EpochStarted, Record, StalledOn, TurnEnded
+from midstream.core.records import EpochStarted, Judgement, Record, StalledOn, TurnEnded
 from midstream.core.session import Session
 from midstream.core.turn import (
     LOOK_BACK_S,
     MODEL_CALLS_MAX,
+    AgentQuestion,
     Answer,
     AwaitingModel,
     CallExpired,
@@ -36,6 +37,8 @@ from midstream.core.turn import (
     Command,
     Idle,
     ModelHeld,
+    ModelRemembered,
+    PermissionDropped,
     QuestionExpired,
     Recover,
     Refused,
@@ -45,6 +48,7 @@ from midstream.core.turn import (
     Stalled,
     StallOver,
     TurnExpired,
+    UseAnswer,
     WhenBusy,
     Withdraw,
 )
@@ -63,12 +67,15 @@ from tests.core.stories import (
     overflows,
     reads,
     say,
+    wants,
     writes,
 )
 
 LATER_S = LOOK_BACK_S + 3600.0
 STATES_MAX = 20_000
 """States after which the search is too wide to be called small."""
+
+JUDGED = Judgement("new", "nothing is known of it", "fresh")
 
 
 class Edge(NamedTuple):
@@ -204,6 +211,10 @@ def _commands(session: Session) -> Iterator[tuple[Command, int, float]]:
             yield command, epoch, AT
         if call.is_asking:
             yield QuestionExpired(state.turn, state.reply_no, call.call.id), epoch, AT + LATER_S  # type: ignore[union-attr]
+    if isinstance(state, AwaitingModel):
+        for question in state.questions:
+            yield from ((command, epoch, AT) for command in _about_question(state, question))
+            yield QuestionExpired(state.turn, state.reply_no, question.id), epoch, AT + LATER_S
     yield Recover(), epoch, AT
     yield Recover(), epoch + 1, AT
     yield Recover(), epoch + 1, AT + LATER_S
@@ -230,6 +241,7 @@ def _from_model(session: Session) -> Iterator[Command]:
     place = {"turn": state.turn, "reply": state.reply_no, "attempt": state.attempt}
     yield heard("some", **place)
     yield ModelHeld(state.turn, state.reply_no, state.attempt, "token")
+    yield ModelRemembered(state.turn, state.reply_no, state.attempt, JUDGED)
     yield from (
         kind(state.turn, state.reply_no, StalledOn.FIRST_TOKEN, 30.0) for kind in (Stalled, StallOver)
     )
@@ -238,6 +250,23 @@ def _from_model(session: Session) -> Iterator[Command]:
     yield from (fails(retriable=True, **place), fails(retriable=False, **place))
     yield from (overflows(1, **place), overflows(None, **place))
     yield breaks(**place)
+    if is_plain and not state.said:  # what was asked is looked at where there is little else
+        asked = wants(f"leave-{state.attempt}", turn=state.turn, reply=state.reply_no, attempt=state.attempt)
+        yield from (asked, replace(asked, answer_s=60.0, is_fixed=True), replace(asked, is_vague=True))
+
+
+def _about_question(state: AwaitingModel, question: AgentQuestion) -> Iterator[Command]:
+    """Yield every command about what an upstream's agent wants leave for."""
+    place = (state.turn, state.reply_no)
+    for choice in Choice:
+        yield Answer(*place, question.id, question.digest, choice, "said")
+    yield Answer(*place, question.id, question.digest, Choice.ALLOW, arguments='{"edited": true}')
+    yield Answer(*place, question.id, question.digest, Choice.ALLOW, arguments="no object")
+    yield Answer(*place, question.id, "of other arguments", Choice.ALLOW)
+    yield QuestionExpired(*place, question.id)
+    for attempt in {question.attempt, state.attempt}:
+        yield PermissionDropped(*place, attempt, question.id)
+        yield UseAnswer(*place, attempt, question.id)
 
 
 def _about(state: RunningCalls | Cancelling, call: CallState) -> Iterator[Command]:
@@ -269,11 +298,15 @@ def strays(session: Session) -> Iterator[Command]:
     yield CallExpired(turn, 1, "a")
     yield CallProgress(turn, 1, "a", 1, "stray")
     yield ModelHeld(turn, 1, 1, "token")
+    yield ModelRemembered(turn, 1, 1, JUDGED)
     yield from (kind(turn, 1, StalledOn.TOOL, 30.0, "a") for kind in (Stalled, StallOver))
     yield ChildSpoke(turn, 1, "a", "s::1.1.0", ((1, b"{}"),))
     yield CallProbed(turn, 1, "a", may_run=True)
     yield Answer(turn, 1, "a", "digest", Choice.ALLOW)
     yield QuestionExpired(turn, 1, "a")
+    yield wants("a", turn=turn)
+    yield PermissionDropped(turn, 1, 1, "a")
+    yield UseAnswer(turn, 1, 1, "a")
     for late in session.unsettled[-1:]:
         yield CallFinished(late.turn, late.reply, Result(late.call_id, "late"))
 
@@ -291,7 +324,8 @@ def _after_many_replies(begin: Session) -> Session:
 
 def _is_small(session: Session) -> bool:
     reply_no = getattr(session.turn, "reply_no", 1)
-    return len(session.queue) <= 1 and (reply_no <= 2 or reply_no >= MODEL_CALLS_MAX)
+    questions = getattr(session.turn, "questions", ())
+    return len(questions) <= 1 and len(session.queue) <= 1 and (reply_no <= 2 or reply_no >= MODEL_CALLS_MAX)
 
 
 def _key(session: Session) -> tuple[object, ...]:
@@ -308,7 +342,8 @@ def _key(session: Session) -> tuple[object, ...]:
             flags = (state.is_compacted, state.is_last, bool(state.said), state.epoch == session.epoch)
             kept = (bool(state.token), state.is_mute)
             limits = (state.terms.timeout_s, state.terms.replies_max)
-            return (*about, count, state.failures, min(state.restarts, 4), *flags, *kept, *limits)
+            asked = tuple(_question_key(each, state) for each in state.questions)
+            return (*about, count, state.failures, min(state.restarts, 4), *flags, *kept, *limits, asked)
         case RunningCalls() | Cancelling():
             count = min(state.reply_no, 2) if state.reply_no < MODEL_CALLS_MAX else MODEL_CALLS_MAX
             calls = tuple(_call_key(call, session.epoch) for call in state.calls)
@@ -320,6 +355,12 @@ def _key(session: Session) -> tuple[object, ...]:
                 getattr(state, "status", ""),
                 calls,
             )
+
+
+def _question_key(question: AgentQuestion, state: AwaitingModel) -> tuple[object, ...]:
+    is_waited_for = question.attempt == state.attempt
+    about = (question.is_fixed, bool(question.expires_at), question.edited)
+    return (question.is_open, question.is_expired, question.choice, is_waited_for, about)
 
 
 def _call_key(call: CallState, epoch: int) -> tuple[object, ...]:

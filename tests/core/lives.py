@@ -9,7 +9,7 @@ from midstream.core import session as sessions
 from midstream.core.calls import CHOICES, CallPlan, CallState, Choice, OnDoubt, QuestionKind, Site, digest_of
 from midstream.core.compaction import next_cut
 from midstream.core.messages import Finish, Outcome, Reply, Result, Text, Thinking
-from midstream.core.records import EpochStarted, Record, StalledOn
+from midstream.core.records import EpochStarted, Judgement, Record, StalledOn
 from midstream.core.session import Session
 from midstream.core.turn import (
     LOOK_BACK_S,
@@ -26,7 +26,10 @@ from midstream.core.turn import (
     Command,
     Idle,
     ModelHeld,
+    ModelRemembered,
     ModelReplied,
+    PermissionAsked,
+    PermissionDropped,
     QuestionExpired,
     Recover,
     Refused,
@@ -36,6 +39,7 @@ from midstream.core.turn import (
     Stalled,
     StallOver,
     TurnExpired,
+    UseAnswer,
     WhenBusy,
     Withdraw,
 )
@@ -167,11 +171,15 @@ def _stray(draw: st.DrawFn) -> Command:
         CallProbed(turn, reply, call_id, may_run=draw(st.booleans())),
         CallProgress(turn, reply, call_id, 1, "stray"),
         ModelHeld(turn, reply, attempt, "stray"),
+        ModelRemembered(turn, reply, attempt, Judgement("new", "nothing is known of it", "fresh")),
         Stalled(turn, reply, StalledOn.FIRST_TOKEN, 1.0, draw(_ids)),
         StallOver(turn, reply, StalledOn.TOOL, 1.0, draw(_ids)),
         ChildSpoke(turn, reply, call_id, "s::1.1.0", ((draw(small), b"{}"),)),
         Answer(turn, reply, call_id, draw(_digests), draw(st.sampled_from(Choice))),
         QuestionExpired(turn, reply, call_id),
+        PermissionAsked(turn, reply, attempt, call_id, "work", "{}"),
+        PermissionDropped(turn, reply, attempt, call_id),
+        UseAnswer(turn, reply, attempt, call_id),
         TurnExpired(turn),
         Resume(draw(st.sampled_from([None, turn]))),
         Withdraw(draw(st.sampled_from([None, turn]))),
@@ -230,6 +238,8 @@ def _apt_answer(draw: st.DrawFn, state: RunningCalls | Cancelling, call: CallSta
 
 def _apt_model(draw: st.DrawFn, state: AwaitingModel, session: Session) -> Command:
     turn, reply, attempt = state.turn, state.reply_no, state.attempt
+    if state.questions and draw(_dice) > 4:
+        return _apt_leave(draw, state)
     match draw(_dice):
         case 7:
             cut = next_cut(session.history, session.cut)
@@ -240,6 +250,18 @@ def _apt_model(draw: st.DrawFn, state: AwaitingModel, session: Session) -> Comma
             if draw(st.booleans()):
                 return breaks(turn=turn, reply=reply, attempt=attempt)
             return fails(retriable=draw(st.booleans()), turn=turn, reply=reply, attempt=attempt)
+        case 9:
+            return PermissionAsked(
+                turn,
+                reply,
+                attempt,
+                f"leave-{session.position}",
+                "work",
+                "{}",
+                answer_s=draw(_limits),
+                is_fixed=draw(st.booleans()),
+                is_vague=draw(st.booleans()),
+            )
         case 8:
             return ModelHeld(turn, reply, attempt, draw(words))
         case 3 | 4:
@@ -249,6 +271,21 @@ def _apt_model(draw: st.DrawFn, state: AwaitingModel, session: Session) -> Comma
             return heard(draw(words), draw(words), turn=turn, reply=reply, attempt=attempt)
         case _:
             return asks(*draw(_batches), turn=turn, reply=reply, attempt=attempt)
+
+
+def _apt_leave(draw: st.DrawFn, state: AwaitingModel) -> Command:
+    question = draw(st.sampled_from(state.questions))
+    place = (state.turn, state.reply_no, state.attempt, question.id)
+    if not question.is_open:
+        return UseAnswer(*place) if draw(_dice) else PermissionDropped(*place)
+    if draw(_dice) == 0:
+        return PermissionDropped(*place)
+    if draw(_dice) == 0:
+        return QuestionExpired(state.turn, state.reply_no, question.id)
+    choice = draw(st.sampled_from(CHOICES[QuestionKind.APPROVAL]))
+    arguments = '{"edited": true}' if draw(st.booleans()) else None
+    answered = (state.turn, state.reply_no, question.id, question.digest)
+    return Answer(*answered, choice, draw(words), arguments)
 
 
 @st.composite

@@ -15,6 +15,7 @@ from midstream.core.turn import (
     ModelHeld,
     ModelReplied,
     ModelSaid,
+    PermissionAsked,
     SendMessage,
     TurnState,
 )
@@ -108,6 +109,32 @@ def at_child(call_id: str) -> CallPlan:
 def replies(call_id: str, choice: Choice, text: str = "", *, arguments: str | None = None) -> Answer:
     """Let a person answer the question of a call of the first reply."""
     return Answer(1, 1, call_id, digest_of("work", "{}"), choice, text, arguments)
+
+
+def wants(
+    question_id: str = "leave-1",
+    name: str = "work",
+    *,
+    attempt: int = 1,
+    answer_s: float = 0.0,
+    is_fixed: bool = False,
+    is_vague: bool = False,
+    turn: int = 1,
+    reply: int = 1,
+) -> PermissionAsked:
+    """Let an upstream's agent ask leave in the middle of its answer."""
+    return PermissionAsked(
+        turn,
+        reply,
+        attempt,
+        question_id,
+        name,
+        "{}",
+        "Sure?",
+        answer_s,
+        is_fixed,
+        is_vague,
+    )
 
 
 def impossible(call_id: str) -> CallPlan:

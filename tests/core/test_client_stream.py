@@ -22,7 +22,6 @@ from midstream.core.client_stream import (
     CursorMoved,
     Forget,
     Forgotten,
-    Replaced,
     error_of,
 )
 from midstream.core.frames import (
@@ -44,7 +43,6 @@ from midstream.core.frames import (
     SayPayload,
     ServerFrame,
     Snapshot,
-    SnapshotWhen,
     Welcome,
 )
 from midstream.core.messages import Result, Text, UserMessage
@@ -52,7 +50,6 @@ from midstream.core.records import (
     ChunkAccepted,
     Delta,
     EpochStarted,
-    ExchangeCommitted,
     MessageAccepted,
     Record,
     StreamOpened,
@@ -782,44 +779,3 @@ def _delta(text: str) -> Delta:
 def _kinds(kind: type[MidstreamError]) -> list[type[MidstreamError]]:
     below = [each for narrower in kind.__subclasses__() for each in _kinds(narrower)]
     return [kind, *(each for each in below if each.__module__ == "midstream.errors")]
-
-
-@spec("STREAM-64")
-def test_a_snapshot_takes_the_place_of_what_came_before_and_the_rest_follows() -> None:
-    stream = _begun()
-    _receive(stream, Gone("1-7", "pruned", 8, has_snapshot=True))
-    _receive(stream, Snapshot("1-7", msgspec.Raw(b'{"turns":1}')))
-    assert stream.events() == [
-        Forget(EventId(1, 7), "pruned", has_snapshot=True),
-        Replaced(EventId(1, 7), msgspec.Raw(b'{"turns":1}')),
-    ]
-    stream.writes()
-    stream.handled(EventId(1, 7))
-    assert stream.writes() == [CursorMoved(EventId(1, 7))]
-    late = ExchangeCommitted(1, 1)
-    _receive(stream, Events((_event(8, late, epoch=1),)))
-    assert stream.events() == [Applied(EventId(1, 8), late)]
-    assert not stream.is_ended
-
-
-@spec("STREAM-64")
-def test_a_snapshot_behind_the_end_of_its_turn_ends_the_stream() -> None:
-    stream = _begun()
-    _receive(stream, Snapshot("1-90", msgspec.Raw(b"{}"), is_over=True))
-    assert (stream.is_ended, stream.error, stream.end) == (True, None, EventId(1, 90))
-    assert stream.events() == [Replaced(EventId(1, 90), msgspec.Raw(b"{}"))]
-    stream.writes()
-    stream.handled(EventId(1, 90))
-    assert stream.writes() == [Forgotten()]
-
-
-@spec("STREAM-65")
-def test_a_reader_asks_for_the_snapshot_it_takes() -> None:
-    stream = ClientStream(snapshots=SnapshotWhen.BEGIN, now=0.0)
-    stream.handle_deadline(now=0.0)
-    stream.connected(now=0.0)
-    assert stream.frames_to_send() == [frames.encode(Open(snapshots=SnapshotWhen.BEGIN))]
-    _receive(stream, Welcome("", "2-9", "2-9"))
-    _receive(stream, Snapshot("2-10", msgspec.Raw(b"{}")))
-    _receive(stream, Events((_event(11, ExchangeCommitted(1, 1), epoch=2),)))
-    assert [type(event) for event in stream.events()] == [Replaced, Applied]

@@ -68,6 +68,8 @@ def test_ended_absorbs_all_but_a_message_a_resumption_and_a_late_result() -> Non
         Edge("Idle", "Resume", ("TurnResumed", "AttemptStarted"), "AwaitingModel"),
         Edge("Idle", "Resume", ("[nothing_to_resume]",), "Idle"),
         Edge("Idle", "Answer", ("[question_closed]",), "Idle"),
+        Edge("Idle", "PermissionAsked", ("[question_closed]",), "Idle"),
+        Edge("Idle", "UseAnswer", ("[question_closed]",), "Idle"),
         Edge("Idle", "CallFinished", ("ResultArrivedLate",), "Idle"),
     }
 

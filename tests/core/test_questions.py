@@ -80,3 +80,34 @@ def test_a_sub_agents_says_who_asks() -> None:
     opened = MessageAccepted(1, UserMessage.of("hi"), 2.0, parent=parent)
     (first, _) = asked(opened, *ASKED[1:])
     assert first.agents == ("boss", "clerk")
+
+
+def test_what_an_upstreams_agent_wants_leave_for_is_shown_as_it_was_asked() -> None:
+    asked_by_agent = QuestionAsked(
+        1,
+        1,
+        "leave-1",
+        QuestionKind.APPROVAL,
+        "dx",
+        3.0,
+        attempt=1,
+        name="Bash",
+        arguments='{"command":"make"}',
+        is_fixed=True,
+    )
+    (question,) = asked(*ASKED[:2], asked_by_agent)
+    assert question == Question(
+        "s1",
+        1,
+        1,
+        "leave-1",
+        QuestionKind.APPROVAL,
+        "dx",
+        "Bash",
+        '{"command":"make"}',
+        (Choice.ALLOW, Choice.DENY),
+        3.0,
+        is_fixed=True,
+    )
+    answered = QuestionAnswered(1, 1, "leave-1", QuestionKind.APPROVAL, "dx", Choice.ALLOW, 4.0)
+    assert asked(*ASKED[:2], asked_by_agent, answered) == ()

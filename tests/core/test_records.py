@@ -21,6 +21,7 @@ from midstream.core.messages import (
     UserMessage,
 )
 from midstream.core.records import (
+    AnswerUsed,
     AttemptContinued,
     AttemptFailed,
     AttemptResumable,
@@ -38,12 +39,15 @@ from midstream.core.records import (
     ExchangeCommitted,
     HistoryCompacted,
     JournalPruned,
+    Judgement,
+    MemoryJudged,
     MessageAccepted,
     MessageQueued,
     MessageWithdrawn,
     OutcomeDamaged,
     QuestionAnswered,
     QuestionAsked,
+    QuestionClosed,
     Record,
     ReplyCompleted,
     ResultArrivedLate,
@@ -56,6 +60,7 @@ from midstream.core.records import (
     TurnEnded,
     TurnResumed,
     TurnStatus,
+    WhyClosed,
     decode,
     decode_all,
     encode,
@@ -89,6 +94,7 @@ EVERY_RECORD: tuple[Record, ...] = (
     Delta(1, 1, 2, 1, "thinking", "", UpstreamCall("u", "grep", '{"for": "x"}')),
     AttemptFailed(1, 1, 1, "model_stalled", "silence", 1000.5),
     HistoryCompacted(1, 1, 4, 1000.5),
+    MemoryJudged(1, 1, 1, Judgement("continuation", "one is new", "resumed", "users", 1, 1, 1), 1000.5),
     ToolsChanged(1, 1000.5, ("files__read",), ("files__write",), ("mail",)),
     ReplyCompleted(
         1,
@@ -116,6 +122,8 @@ EVERY_RECORD: tuple[Record, ...] = (
     QuestionAnswered(
         1, 1, "a", QuestionKind.APPROVAL, "d3", Choice.ALLOW, 1000.5, "yes", '{"path": "y"}', "ann"
     ),
+    QuestionClosed(1, 1, "leave-1", WhyClosed.WITHDRAWN, 1000.5),
+    AnswerUsed(1, 1, 2, "leave-1", 1000.5),
     CallEnded(1, 1, Result("a", "it says", Outcome.ERROR), 1000.5),
     ResultArrivedLate(1, 1, Result("a", "it said"), 1000.5),
     OutcomeDamaged(1, 1, "a"),
@@ -161,6 +169,7 @@ FULL = (
     MessageWithdrawn,
     TurnResumed,
     QuestionAnswered,
+    AnswerUsed,
     CancelRequested,
     TurnEnded,
 )

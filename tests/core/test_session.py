@@ -50,6 +50,7 @@ from midstream.core.session import (
     evolve,
     fold,
     is_prunable,
+    limited,
     owed,
     pruned,
     restored,
@@ -71,9 +72,12 @@ from midstream.core.turn import (
     Idle,
     ModelFailed,
     ModelHeld,
+    ModelRemembered,
     ModelReplied,
     ModelSaid,
     Obligation,
+    PermissionAsked,
+    PermissionDropped,
     ProbeCall,
     QuestionExpired,
     Recover,
@@ -85,6 +89,7 @@ from midstream.core.turn import (
     Stalled,
     StallOver,
     TurnExpired,
+    UseAnswer,
     WhenBusy,
     Withdraw,
 )
@@ -206,7 +211,9 @@ def test_a_command_about_something_else_changes_nothing(life: Life) -> None:
 def _is_about(session: Session, command: Command) -> bool:
     """Say, from what is owed alone, whether a command concerns the session now."""
     match command:
-        case ModelSaid() | ModelHeld() | ModelReplied() | ModelFailed():
+        case (
+            ModelSaid() | ModelHeld() | ModelRemembered() | ModelReplied() | ModelFailed() | PermissionAsked()
+        ):
             ids = (command.turn, command.reply_no, command.attempt)
             asked = (each for each in owed(session) if isinstance(each, AskModel))
             return any((each.turn, each.reply_no, each.attempt) == ids for each in asked)
@@ -224,6 +231,13 @@ def _is_about(session: Session, command: Command) -> bool:
             return any((each.turn, each.reply_no, each.call_id) == place for each in probes)
         case Answer() | QuestionExpired():
             return _is_question_open(session, command)
+        case PermissionDropped() | UseAnswer():
+            waiting = getattr(session.turn, "questions", ())
+            is_known = any(
+                (each.attempt, each.id) == (command.attempt, command.question_id) for each in waiting
+            )
+            at_reply = (session.turns, getattr(session.turn, "reply_no", 0))
+            return is_known and (command.turn, command.reply_no) == at_reply
         case TurnExpired():
             return (
                 not isinstance(session.turn, Cancelling) and session.is_live and command.turn == session.turns
@@ -256,10 +270,13 @@ def _is_call_open(session: Session, turn: int, reply: int, call_id: str) -> bool
 
 
 def _is_question_open(session: Session, command: Answer | QuestionExpired) -> bool:
-    if not isinstance(session.turn, RunningCalls):
+    if not isinstance(session.turn, AwaitingModel | RunningCalls):
         return False
     numbers = (session.turn.turn, session.turn.reply_no)
-    ids = {call.call.id for call in session.turn.calls if call.is_asking}
+    if isinstance(session.turn, AwaitingModel):
+        ids = {each.id for each in session.turn.questions if each.is_open}
+    else:
+        ids = {call.call.id for call in session.turn.calls if call.is_asking}
     return (command.turn, command.reply_no) == numbers and command.call_id in ids
 
 
@@ -758,3 +775,15 @@ def test_a_journal_does_not_begin_within_a_turn_that_another_loop_drives() -> No
     state = fold([(1, EpochStarted(1, "host", AT)), (1, opened)])
     assert not is_prunable(state)
     assert is_prunable(evolve(state, TurnEnded(1, TurnStatus.COMPLETED, AT), epoch=1))
+
+
+def test_a_message_without_a_limit_of_its_own_gets_the_agents() -> None:
+    said = SendMessage(UserMessage.of("hi"))
+    short = SendMessage(UserMessage.of("hi"), timeout_s=5.0)
+    received = Received("stream", "secret", 0, "digest", said)
+    timed = SendMessage(UserMessage.of("hi"), timeout_s=60.0)
+    assert limited(said, 0.0) is said
+    assert limited(said, 60.0) == timed
+    assert limited(short, 60.0) is short
+    assert limited(received, 60.0) == Received("stream", "secret", 0, "digest", timed)
+    assert limited(Cancel(), 60.0) == Cancel()

@@ -217,6 +217,7 @@ class ScriptedAgent:
             if outcome.get("option_id") != "yes":
                 failed = helpers.update_tool_call("call-1", status="failed", raw_input=given)
                 return await self.client.session_update(session, failed)
+        self.orders.record("ran", arguments=given)
         running = helpers.update_tool_call("call-1", status="in_progress", raw_input=given)
         await self.client.session_update(session, running)
         block = helpers.tool_content(helpers.text_block(content))

@@ -269,6 +269,8 @@ class Program:
         say("control_request", request_id="ask", request=request)
         answer = next(line for line in self.lines() if line["type"] == "control_response")
         decided = answer["response"]["response"]
+        if decided["behavior"] == "allow":
+            self.orders.record("ran", arguments=decided.get("updatedInput") or given)
         return (False, content) if decided["behavior"] == "allow" else (True, decided["message"])
 
     def event(self, event: Json) -> None:

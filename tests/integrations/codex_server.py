@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import sys
 import threading
 import uuid
@@ -26,12 +27,16 @@ class AppServer:
         self._writing = threading.Lock()
         self._interrupted: dict[str, threading.Event] = {}
         self._is_mute = False
+        self._decisions: dict[str, queue.Queue[str]] = {}
 
     def serve(self) -> None:
         """Answer until the other end goes."""
         for line in sys.stdin:
             message = json.loads(line)
             if "id" not in message:
+                continue
+            if "method" not in message:
+                self._decisions[message["id"]].put(message["result"]["decision"])
                 continue
             try:
                 result = self._answer(message["method"], message.get("params") or {})
@@ -105,6 +110,11 @@ class AppServer:
         self._notify(
             "item/started", **ids, startedAtMs=1, item={"type": "reasoning", "id": "r", "summary": []}
         )
+        if self._once("want"):
+            self._ask(ids, "commandExecution", {"command": "make", "cwd": str(Path.cwd())}, command="make")
+        if self._once("want-change"):
+            changes = [{"path": "a.txt", "kind": {"type": "add"}, "diff": "+a"}]
+            self._ask(ids, "fileChange", {"changes": changes})
         for number, (tool, arguments, content) in enumerate(self._tools()):
             item: Json = {"type": "mcpToolCall", "id": f"t{number}", "server": "files", "tool": tool}
             item["arguments"] = json.loads(arguments)
@@ -128,6 +138,29 @@ class AppServer:
         counted |= {"reasoningOutputTokens": 0, "totalTokens": 107}
         self._notify("thread/tokenUsage/updated", **ids, tokenUsage={"last": counted, "total": counted})
         self._end(name, turn, "completed")
+
+    def _ask(self, ids: Json, kind: str, about: Json, **shown: object) -> None:
+        """Ask leave for something, and do it where it is given."""
+        item: Json = {"type": kind, "id": "w", **about, "status": "inProgress"}
+        if kind == "commandExecution":
+            item["commandActions"] = []
+        self._notify("item/started", **ids, startedAtMs=1, item=item)
+        request = f"ask-{uuid.uuid4()}"
+        self._decisions[request] = queue.Queue()
+        params = {**ids, "itemId": "w", "startedAtMs": 1, **shown}
+        self._write({"method": f"item/{kind}/requestApproval", "id": request, "params": params})
+        interrupted = self._interrupted[ids["turnId"]]
+        decision = ""
+        while not decision and not interrupted.is_set():
+            with contextlib.suppress(queue.Empty):
+                decision = self._decisions[request].get(timeout=0.05)
+        with (self._folder / "decided.jsonl").open("a") as decided:
+            decided.write(json.dumps([kind, decision]) + "\n")
+        if decision == "accept":
+            with (self._folder / "ran.jsonl").open("a") as ran:
+                ran.write(json.dumps({"a": 1}) + "\n")
+        status = "completed" if decision == "accept" else "declined"
+        self._notify("item/completed", **ids, completedAtMs=2, item={**item, "status": status})
 
     def _end(self, name: str, turn: str, status: str, **fields: object) -> None:
         (self._folder / "running" / f"{turn}.{os.getpid()}").unlink(missing_ok=True)

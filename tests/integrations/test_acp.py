@@ -36,6 +36,7 @@ from midstream.runtime.upstreams import Opened, Said, Setup, Upstream, UpstreamA
 from midstream.testing.pool_contract import PoolContract
 from midstream.testing.upstream_contract import CLOSE_S, LIMIT_S, Told, Trait, UpstreamContract
 from tests.house.source import ROOT
+from tests.integrations.leave_contract import LeaveContract
 from tests.integrations.scripted_peer import Orders
 
 pytest.importorskip("acp", reason="the Agent Client Protocol's package is not installed")
@@ -79,6 +80,18 @@ class Program:
 
     def upstream(self) -> Upstream:
         return self.agent()
+
+    is_fixed = True
+
+    def asking(self, rules: Rules) -> Upstream:
+        return self.agent(permissions=rules)
+
+    def want(self) -> None:
+        tool = {"name": "edit", "arguments": '{"a":1}', "content": "done", "is_asked": True}
+        self.orders.order("tool", tool)
+
+    def ran(self) -> list[object]:
+        return [line["arguments"] for line in self.orders.recorded("ran")]
 
     def told(self) -> list[Told]:
         return [Told(line["agent"], line["text"], line["key"]) for line in self.orders.recorded("told")]
@@ -244,12 +257,20 @@ async def test_somebody_may_be_asked(program: Program) -> None:
         "tool", {"name": "edit", "arguments": '{"a":1}', "content": "done", "is_asked": True}
     )
     events = await asked(program.agent(permissions=ask), "one")
-    assert seen == [Permission(name_in(events), "edit it", "edit", '{"a":1}')]
+    assert seen == [Permission(name_in(events), "edit it", "edit", '{"a":1}', is_fixed=True)]
     shown = [event for event in events if isinstance(event, UpstreamCallStarted | UpstreamCallEnded)]
     assert shown == [
         UpstreamCallStarted("call-1", "edit", '{"a":1}'),
         UpstreamCallEnded("call-1", "not on a Sunday", Outcome.DENIED),
     ]
+
+
+class TestAcpLeave(LeaveContract):
+    """What its agents ask leave for is asked of people."""
+
+    @pytest.fixture
+    def leave_peer(self, program: Program) -> Program:
+        return program
 
 
 async def test_who_stops_waits_for_nobody_who_was_asked(program: Program) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,12 +27,13 @@ from midstream.errors import (
     UpstreamGoneError,
     UsageError,
 )
-from midstream.runtime.permissions import CAUTIOUS, Permission, Verdict
+from midstream.runtime.permissions import CAUTIOUS, Permission, Rules, Verdict
 from midstream.runtime.upstreams import Marked, Opened, Said, Setup, Upstream, UpstreamAgent, UpstreamEvent
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.pool_contract import PoolContract
 from midstream.testing.upstream_contract import CLOSE_S, LIMIT_S, Told, Trait, UpstreamContract
 from tests.house.source import ROOT
+from tests.integrations.leave_contract import LeaveContract
 from tests.integrations.scripted_peer import Orders
 
 pytest.importorskip("claude_agent_sdk", reason="the Claude Agent SDK is not installed")
@@ -64,6 +67,18 @@ class Cli:
 
     def upstream(self) -> Upstream:
         return Claude("opus", cwd=self.cwd, options=self.options())
+
+    is_fixed = False
+
+    def asking(self, rules: Rules) -> Upstream:
+        return Claude("opus", cwd=self.cwd, options=self.options(), permissions=rules)
+
+    def want(self) -> None:
+        tool = {"name": "Bash", "arguments": '{"a":1}', "content": "done", "is_asked": True}
+        self.orders.order("tool", tool)
+
+    def ran(self) -> list[object]:
+        return [line["arguments"] for line in self.orders.recorded("ran")]
 
     def told(self) -> list[Told]:
         return [Told(line["agent"], line["text"]) for line in self.orders.recorded("told")]
@@ -390,6 +405,19 @@ async def test_somebody_may_be_asked(cli: Cli) -> None:
     assert ended.content == "not today"
     assert isinstance(events[0], Opened)
     assert seen == [Permission(events[0].agent, "Bash", "execute", '{"a":1}')]
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Exception ignored in.*MemoryObject:pytest.PytestUnraisableExceptionWarning"
+)
+@pytest.mark.filterwarnings("ignore:Unclosed <MemoryObject:ResourceWarning")
+class TestClaudeLeave(LeaveContract):
+    """What its agents ask leave for is asked of people."""
+
+    @pytest.fixture
+    def leave_peer(self, cli: Cli) -> Iterator[Cli]:
+        yield cli
+        gc.collect()  # the SDK leaves its streams open where a process is ended while it asks: not to the next test
 
 
 def test_what_cannot_be_combined_is_refused(tmp_path: Path) -> None:

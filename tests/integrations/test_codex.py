@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import sys
@@ -25,12 +26,15 @@ from midstream.errors import (
     ModelMissingError,
     ModelUnavailableError,
     UpstreamFailedError,
+    UsageError,
 )
 from midstream.integrations.codex import Codex, Reading
+from midstream.runtime.permissions import CAUTIOUS, Asking, Permission, Rules, Verdict
 from midstream.runtime.upstreams import Opened, Said, Setup
 from midstream.testing.pool_contract import PoolContract
 from midstream.testing.upstream_contract import Told, Trait, UpstreamContract
 from tests.integrations import codex_server
+from tests.integrations.leave_contract import LeaveContract
 
 # The package leaves the pipes of a process it has ended to the garbage collector.
 pytestmark = [
@@ -52,6 +56,25 @@ class CodexPeer:
     def upstream(self) -> Codex:
         command = [sys.executable, codex_server.__file__, str(self._folder)]
         return Codex("gpt-5", cwd=self._folder, command=command)
+
+    is_fixed = True
+
+    def asking(self, rules: Rules | Asking) -> Codex:
+        command = [sys.executable, codex_server.__file__, str(self._folder)]
+        return Codex("gpt-5", cwd=self._folder, command=command, permissions=rules)
+
+    def want(self, what: str = "want") -> None:
+        (self._folder / what).touch()
+
+    def ran(self) -> list[object]:
+        return self._lines("ran")
+
+    def decided(self) -> list[object]:
+        return self._lines("decided")
+
+    def _lines(self, name: str) -> list[object]:
+        path = self._folder / f"{name}.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def told(self) -> list[Told]:
         path = self._folder / "told.jsonl"
@@ -110,6 +133,82 @@ class TestCodexThreads(UpstreamContract):
     @pytest.fixture
     def peer(self, tmp_path: Path) -> CodexPeer:
         return CodexPeer(tmp_path)
+
+
+class TestCodexLeave(LeaveContract):
+    """What its agents ask leave for is asked of people."""
+
+    @pytest.fixture
+    def leave_peer(self, tmp_path: Path) -> CodexPeer:
+        folder = tmp_path / "codex"
+        folder.mkdir()
+        return CodexPeer(folder)
+
+
+async def _asked(upstream: Codex, words: str = "one") -> list[object]:
+    agent = await upstream.open(Setup())
+    return [event async for event in agent.send(Said(UserMessage.of(words)), key="k")]
+
+
+async def test_rules_decide_about_commands_and_changes_and_read_all_of_them(tmp_path: Path) -> None:
+    peer = CodexPeer(tmp_path)
+    seen: list[Permission] = []
+
+    async def decide(permission: Permission) -> Verdict:
+        seen.append(permission)
+        return True if permission.kind == "edit" else "not here"
+
+    async with contextlib.aclosing(peer.asking(decide)) as upstream:
+        peer.want()
+        peer.want("want-change")
+        events = await _asked(upstream)
+    assert peer.decided() == [["commandExecution", "decline"], ["fileChange", "accept"]]
+    assert [(each.tool, each.kind, each.arguments, each.is_fixed) for each in seen] == [
+        ("shell", "execute", '{"command":"make"}', True),
+        ("apply_patch", "edit", '{"changes":[{"diff":"+a","path":"a.txt"}]}', True),
+    ]
+    ended = [event for event in events if isinstance(event, UpstreamCallEnded)]
+    assert ended[0] == UpstreamCallEnded("w", "not here", Outcome.DENIED)
+    assert ended[1].outcome is Outcome.OK
+
+
+async def test_while_one_thread_waits_for_a_decision_the_others_go_on(tmp_path: Path) -> None:
+    peer = CodexPeer(tmp_path)
+    is_asked, is_decided = asyncio.Event(), asyncio.Event()
+
+    async def decide(_: Permission) -> Verdict:
+        is_asked.set()
+        await is_decided.wait()
+        return True
+
+    async with contextlib.aclosing(peer.asking(decide)) as upstream, asyncio.timeout(20):
+        peer.want()
+        waiting = asyncio.ensure_future(_asked(upstream))
+        await is_asked.wait()
+        other = await _asked(upstream, "two")
+        assert "".join(event.text for event in other if isinstance(event, TextDelta)) == "two"
+        assert not waiting.done()
+        is_decided.set()
+        await waiting
+    assert peer.decided() == [["commandExecution", "accept"]]
+
+
+async def test_a_decision_that_fails_refuses(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    peer = CodexPeer(tmp_path)
+
+    async def decide(_: Permission) -> Verdict:
+        raise LookupError
+
+    async with contextlib.aclosing(peer.asking(decide)) as upstream:
+        peer.want()
+        await _asked(upstream)
+    assert peer.decided() == [["commandExecution", "decline"]]
+    assert "a decision failed" in caplog.text
+
+
+def test_two_cannot_decide(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="either"):
+        Codex(cwd=tmp_path, is_reviewing=True, permissions=CAUTIOUS)
 
 
 @pytest.mark.slow

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from midstream.core.messages import Call, Exchange, Finish, History, Reply, Result, Text, UserMessage
-from midstream.core.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
+from midstream.core.records import Judgement
+from midstream.core.replies import (
+    CallRequested,
+    Finished,
+    Judged,
+    ModelEvent,
+    ModelRequest,
+    TextDelta,
+)
 from midstream.core.reuse.records import PoolRecord, decode
 from midstream.errors import ModelError
 from midstream.runtime.pool import Pooled, PoolLimits, Servers
@@ -32,6 +40,8 @@ class Host:
         self.history = History()
         self.events: list[ModelEvent] = []
         """What the last answer was made of."""
+        self.judged: list[Judgement] = []
+        """What the pool said of it."""
 
     async def say(self, *texts: str) -> TurnReport:
         """Say something, have it answered, take the answer into the history."""
@@ -42,11 +52,14 @@ class Host:
     async def ask(self) -> TurnReport:
         """Have the history answered as it is."""
         request = ModelRequest(self.system, self.history, session=self.session)
-        self.events = []
+        self.events, self.judged = [], []
 
         async def listen() -> None:
             async for event in self.pool.stream(request):
-                self.events.append(event)
+                if isinstance(event, Judged):
+                    self.judged.append(event.judgement)
+                else:
+                    self.events.append(event)
 
         await self.world.live_through(listen())
         calls = [

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from midstream.core.calls import CallPlan, CallState, OnDoubt, Site, digest_of
 from midstream.core.messages import (
@@ -19,11 +20,17 @@ from midstream.core.messages import (
     UpstreamCall,
     UserMessage,
 )
-from midstream.core.records import ClientTool, Delta, StalledOn
+from midstream.core.records import (
+    ClientTool,
+    Delta,
+    Judgement,
+    StalledOn,
+)
 from midstream.core.replies import (
     CallRequested,
     Finished,
     Heartbeat,
+    Judged,
     ModelEvent,
     ModelRequest,
     Resumable,
@@ -48,14 +55,18 @@ from midstream.core.turn import (
     Command,
     ModelFailed,
     ModelHeld,
+    ModelRemembered,
     ModelReplied,
     ModelSaid,
     Obligation,
+    PermissionAsked,
+    PermissionDropped,
     RunCall,
     RunningCalls,
     Stalled,
     StallOver,
     Terms,
+    UseAnswer,
 )
 from midstream.errors import ContextOverflowError, ModelCutError
 from midstream.runtime.agent import Agent
@@ -79,20 +90,26 @@ class Noted:
     is_transactional = False
 
     def __init__(self) -> None:
-        self.said: list[ModelSaid | ModelHeld | ToolsFound] = []
+        self.said: list[ModelSaid | ModelHeld | ModelRemembered | ToolsFound] = []
         self.reports: list[Command] = []
         self.blobs: dict[str, bytes] = {}
 
-    async def say(self, command: ModelSaid | ModelHeld | ToolsFound) -> None:
+    async def say(self, command: ModelSaid | ModelHeld | ModelRemembered | ToolsFound) -> None:
         self.said.append(command)
 
     def tell(self, progress: CallProgress | Stalled | StallOver) -> None:
         self.reports.append(progress)
 
-    async def show(self, command: ChildSpoke) -> None:
+    async def show(self, command: ChildSpoke | PermissionAsked) -> None:
         self.reports.append(command)
 
     def report(self, command: Command) -> None:
+        self.reports.append(command)
+
+    async def insist(self, command: PermissionDropped | UseAnswer) -> None:
+        self.reports.append(command)
+
+    def note(self, command: PermissionDropped) -> None:
         self.reports.append(command)
 
     async def confirm(self) -> None:
@@ -135,7 +152,10 @@ async def _perform(agent: Agent, obligation: Obligation) -> Noted:
 async def test_a_model_is_asked_with_history_instructions_and_a_key_stable_over_attempts() -> None:
     model = ScriptedModel([text("yes")])
     noted = await _perform(Agent(model, instructions="be brief"), ASKED)
-    assert model.requests == [ModelRequest("be brief", _session().history, (), 1, "s/3/1", session="s")]
+    (asked,) = model.requests
+    assert asked.person is not None
+    told = replace(asked, person=None)
+    assert told == ModelRequest("be brief", _session().history, (), 1, "s/3/1", session="s")
     words = (delta.text for said in noted.said if isinstance(said, ModelSaid) for delta in said.deltas)
     assert "".join(words) == "yes"
     (replied,) = noted.reports
@@ -551,3 +571,11 @@ async def test_the_hosts_own_rule_and_the_time_to_answer_hold_for_calls_at_a_cli
     assert (costly.needs_approval, costly.question, costly.answer_s) == (True, "It costs money.", 60.0)
     assert (cheap.needs_approval, cheap.timeout_s, cheap.site) == (False, 9.0, Site.CLIENT)
     assert seen == [("pay", Site.CLIENT)] * 2
+
+
+async def test_what_a_pool_judged_is_journaled_before_the_words() -> None:
+    judged = Judgement("continuation", "1 new at the end", "resumed", "users", 1, 1, 1)
+    noted = await _perform(Agent(ScriptedModel([[Judged(judged), *text("yes")]])), ASKED)
+    assert noted.said[0] == ModelRemembered(ASKED.turn, ASKED.reply_no, ASKED.attempt, judged)
+    (replied,) = noted.reports
+    assert isinstance(replied, ModelReplied)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -16,6 +17,7 @@ from midstream.core.messages import Exchange, Finish, History, Text, Thinking, U
 from midstream.core.replies import (
     CallRequested,
     Finished,
+    Judged,
     ModelEvent,
     ModelRequest,
     TextDelta,
@@ -753,8 +755,13 @@ async def test_an_agent_with_a_pooled_upstream_just_works(tmp_path: Path) -> Non
     await pool.aclose()
 
 
-def _stream(pool: Pooled, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-    return cast("AsyncGenerator[ModelEvent, None]", pool.stream(request))
+async def _stream(pool: Pooled, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
+    """Give what the agent says; that a pool judged something comes before it is told anything."""
+    events = cast("AsyncGenerator[ModelEvent, None]", pool.stream(request))
+    async with contextlib.aclosing(events):
+        async for event in events:
+            if not isinstance(event, Judged):
+                yield event
 
 
 async def _listen(host: Host, request: ModelRequest) -> None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from typing import cast
+
 import pytest
 
 from midstream.core.messages import (
@@ -14,6 +17,8 @@ from midstream.core.messages import (
     Usage,
     UserMessage,
 )
+from midstream.core.records import Judgement
+from midstream.core.replies import Judged, ModelEvent, ModelRequest
 from midstream.core.reuse.abilities import Abilities
 from midstream.core.reuse.classification import Fork, Fresh, classify
 from midstream.core.reuse.fingerprint import Heard
@@ -23,6 +28,9 @@ from midstream.core.reuse.transcript import TranscriptBudget
 from midstream.core.wishes import Wishes
 from midstream.runtime.pool_turns import REBUILT_NOTE, Turn, without_notes
 from midstream.runtime.upstreams import Said, Setup
+from midstream.testing.upstreams import Trouble
+from tests.runtime.pooling import Bench
+from tests.spec import spec
 
 ONE, TWO = UserMessage.of("one"), UserMessage.of("two")
 ANSWER = Exchange(Reply((Text("yes"),)))
@@ -107,3 +115,33 @@ def _turn(history: History, abilities: Abilities, *, nonce: str = "a", session: 
     turn = Turn(request, found, classify(None, found), Fresh(is_pooled=True), Setup(), None)
     turn.begin(nonce, abilities, TranscriptBudget())
     return turn
+
+
+@spec("REUSE-78")
+async def test_who_listens_is_told_what_was_judged_before_the_agent_is_told_anything() -> None:
+    bench = Bench()
+    host = await bench.host()
+    await host.say("one")
+    assert host.judged == [Judgement("new", "nothing is known of it", "fresh", "record", new=1)]
+    await host.say("two")
+    assert host.judged == [Judgement("continuation", "1 new at the end", "resumed", "users", 1, 1, 1)]
+    host.history = host.history.then(UserMessage.of("three"))
+    events = host.pool.stream(ModelRequest("", host.history, session="s"))
+    assert isinstance(await anext(events), Judged)
+    assert len(bench.told()) == 2
+    await cast("AsyncGenerator[ModelEvent, None]", events).aclose()
+
+
+@spec("REUSE-78")
+async def test_a_fresh_agent_in_the_place_of_another_is_a_second_judgement_with_its_reason() -> None:
+    bench = Bench()
+    host = await bench.host()
+    await host.say("one")
+    bench.trouble(Trouble.GONE)
+    await host.say("two")
+    assert [(each.kind, each.way, each.rebuilt) for each in host.judged] == [
+        ("continuation", "resumed", ""),
+        ("continuation", "fresh", "upstream_gone"),
+    ]
+    assert host.report.field == "users"
+    assert host.report.index == 1

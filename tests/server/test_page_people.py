@@ -16,6 +16,7 @@ from midstream.server.app import App, asgi
 from midstream.store.memory import MemoryStore
 from midstream.testing.models import Gate, ScriptedModel, Step, calls, text
 from midstream.tools import Tool, question, report_progress, tool
+from tests.runtime.test_asking import PUSH, Coder
 from tests.server.serving import Served, make_app, served
 from tests.server.test_page import CHROMIUM, WAIT_MS, Chat, opened, served_again
 from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name
@@ -265,3 +266,24 @@ async def _narrow(browser: Browser, server: Served) -> Chat:
     chat = await opened(browser, server.url)
     await chat.page.set_viewport_size({"width": 390, "height": 844})
     return chat
+
+
+async def test_what_a_coding_agent_wants_leave_for_is_asked_in_the_middle_of_its_answer(
+    browser: Browser,
+) -> None:
+    coder = Coder(PUSH)
+    async with served(asgi(Agent(coder), store=MemoryStore())) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("build it")
+        card = await asked(chat, "approval")
+        await expect(card.locator("pre")).to_contain_text("git push")
+        await expect(card.locator('[data-choice="edit"]')).to_have_count(0)
+        await expect(chat.turn.locator(".how")).to_contain_text("Waiting for you")
+        await chat.page.reload()
+        card = await asked(chat, "approval")
+        await card.locator('[data-choice="allow"]').click()
+        await chat.sees("Let me see. Done.")
+        await expect(card).to_have_count(0)
+        await expect(chat.turn.locator(".decided")).to_have_text("Allowed")
+        assert coder.done == ['{"command":"git push"}']
+        assert chat.problems == []

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from midstream.core.calls import CallPlan
+from midstream.core.calls import (
+    CallPlan,
+    Choice,
+    QuestionKind,
+)
 from midstream.core.messages import Call, Finish, Reply, Result, Text, UserMessage
 from midstream.core.records import (
     AttemptStarted,
@@ -12,6 +16,8 @@ from midstream.core.records import (
     Delta,
     EpochStarted,
     MessageAccepted,
+    QuestionAnswered,
+    QuestionAsked,
     Record,
     ReplyCompleted,
     TurnEnded,
@@ -88,3 +94,24 @@ def test_a_cancel_is_seen_before_its_turn_has_ended() -> None:
     assert snapshot.status == "cancelling"
     assert snapshot.running is not None
     assert [call.status for call in snapshot.running.calls] == ["running", "running", "waiting"]
+
+
+def test_what_an_upstreams_agent_wants_leave_for_stands_beside_its_words() -> None:
+    asked = QuestionAsked(
+        1,
+        1,
+        "leave-1",
+        QuestionKind.APPROVAL,
+        "d",
+        3.0,
+        "Sure?",
+        attempt=1,
+        name="Bash",
+        arguments='{"a":1}',
+        is_fixed=True,
+    )
+    snapshot = shown(*OPENED, asked)
+    assert snapshot.running == RunningTurn(1, 1, 1, questions=(asked,))
+    assert (snapshot.status, snapshot.waiting_on) == ("model", "person")
+    answered = QuestionAnswered(1, 1, "leave-1", QuestionKind.APPROVAL, "d", Choice.ALLOW, 4.0)
+    assert shown(*OPENED, asked, answered).running == RunningTurn(1, 1, 1)

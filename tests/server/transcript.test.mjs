@@ -179,6 +179,7 @@ test("a question is open from its record to its answer, and an allowed call runs
     digest: "d",
     text: "Sure?",
     expiresAt: 60,
+    isFixed: false,
     choices: ["allow", "deny"],
   });
   assert.deepEqual(
@@ -302,6 +303,39 @@ test("a reader is told which tools came and went, and that the older part is no 
     "All tools can be reached again.",
     "Longer than the model can read: it is shown no more of the older part.",
   ]);
+});
+
+const wants = (more = {}) =>
+  asks("approval", { call_id: "leave-1", attempt: 1, name: "Bash", arguments: '{"a":1}', is_fixed: true, ...more });
+const leaveIn = (transcript) => replyOf(transcript).calls.get("leave-1");
+
+test("what an upstream's agent wants leave for asks in the middle of the reply, until it is answered or closed", () => {
+  const transcript = told(said, asked(1), wants());
+  const { name, arguments: shown, state, question } = leaveIn(transcript);
+  assert.deepEqual([name, shown, state, question.isFixed], ["Bash", '{"a":1}', "asking", true]);
+  assert.equal(transcript.asking.length, 1);
+  transcript.applyRecord(answers("allow", { call_id: "leave-1" }));
+  assert.deepEqual([leaveIn(transcript).state, transcript.asking.length], ["allowed", 0]);
+  for (const [why, after] of [
+    ["withdrawn", "cancelled"],
+    ["expired", "denied"],
+  ]) {
+    const closing = told(said, asked(1), wants());
+    closing.applyRecord({ type: "question_closed", turn: 1, reply: 1, call_id: "leave-1", why, at: 8 });
+    assert.deepEqual([leaveIn(closing).state, closing.asking.length], [after, 0]);
+  }
+});
+
+test("a snapshot in the middle of a reply has what its agent wants leave for", () => {
+  const transcript = Transcript.fromSnapshot({
+    event_id: "1-9",
+    turns: 1,
+    last: "",
+    history: [{ type: "user", parts: [] }],
+    running: { turn: 1, reply: 1, attempt: 1, said: { parts: [{ type: "text", text: "so" }] }, questions: [wants()] },
+  });
+  assert.equal(leaveIn(transcript).question.call_id, "leave-1");
+  assert.equal(replyOf(transcript).parts[0].text, "so");
 });
 
 test("a snapshot has its open questions and its queue", () => {

@@ -9,9 +9,10 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Struct
 
-from midstream.core.calls import CHOICES, CallState, Choice, QuestionKind, Site
+from midstream.core.calls import CHOICES, Choice, QuestionKind, Site
 from midstream.core.frames import EventId
 from midstream.core.messages import Result, UserMessage
+from midstream.core.questions import Question, questions_of
 from midstream.core.records import (
     CallStarted,
     MessageAccepted,
@@ -27,7 +28,6 @@ from midstream.core.turn import (
     Cancel,
     Command,
     Resume,
-    RunningCalls,
     SendMessage,
     WhenBusy,
     Withdraw,
@@ -175,22 +175,19 @@ async def answer_everything(lab: Lab, chance: random.Random) -> None:
 
 async def answer_what_stays(lab: Lab, chance: random.Random) -> None:
     """Answer the questions that never expire, and leave all others to their sessions."""
-    await _answer_all(lab, chance, lambda call: not call.expires_at)
+    await _answer_all(lab, chance, lambda question: not question.expires_at)
 
 
-async def _answer_all(lab: Lab, chance: random.Random, which: Callable[[CallState], bool]) -> None:
+async def _answer_all(lab: Lab, chance: random.Random, which: Callable[[Question], bool]) -> None:
     for name in list(lab.memory.sessions):
-        turn = lab.folded(name).turn
-        if not isinstance(turn, RunningCalls):
-            continue
-        for call in turn.calls:
-            if call.is_asking and call.asked is not None and which(call):
-                kind = call.asked
-                choice = {QuestionKind.APPROVAL: Choice.ALLOW, QuestionKind.QUESTION: Choice.REPLY}.get(
-                    kind, Choice.SKIP
-                )
-                answer = Answer(turn.turn, turn.reply_no, call.call.id, call.plan.digest, choice, "at last")
-                await submit(lab, chance, name, answer)
+        for question in questions_of(name, lab.folded(name)):
+            if not which(question):
+                continue
+            choice = {QuestionKind.APPROVAL: Choice.ALLOW, QuestionKind.QUESTION: Choice.REPLY}.get(
+                question.kind, Choice.SKIP
+            )
+            place = (question.turn, question.reply, question.call_id, question.digest)
+            await submit(lab, chance, name, Answer(*place, choice, "at last"))
 
 
 class Meddler:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from typing import cast
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from midstream.core.calls import OnDoubt
 from midstream.core.messages import Finish, ToolSpec
+from midstream.core.permissions import Allowed, Ask, Permission
 from midstream.core.records import ClientTool
-from midstream.core.replies import CallRequested, Finished, ModelRequest, TextDelta, ThinkingDelta
+from midstream.core.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta, ThinkingDelta
 from midstream.errors import (
     ContextOverflowError,
     ModelRejectedError,
     ModelUnavailableError,
 )
 from midstream.runtime.agent import Agent, sub_agent
+from midstream.runtime.models import Model
 from midstream.testing.history_checker import Execution
 from midstream.testing.models import Pause, ScriptedModel, Stall, Step, exchanges_since_user
 from midstream.tools import (
@@ -64,6 +68,8 @@ class Outside(Struct):
     ledger: list[Execution] = field(default_factory=list)
     effects: Counter[str] = field(default_factory=Counter)
     """How often each call took effect."""
+    acts: Counter[str] = field(default_factory=Counter)
+    """How often an agent did what people had given it leave for, by its session."""
     on_begin: Callable[[], None] = lambda: None
     """Told when a tool has begun."""
 
@@ -162,8 +168,39 @@ def client_tools() -> tuple[ClientTool, ...]:
 # --- the model ------------------------------------------------------------------------------------------------
 
 
-def _model(outside: Outside, world: World) -> ScriptedModel:
-    return ScriptedModel(lambda request: _reply(outside, request), world=world)
+class _Asking:
+    """A model whose agent now and then wants leave for something in the middle of its answer, as coding agents do."""
+
+    name = "asking"
+
+    def __init__(self, outside: Outside, world: World) -> None:
+        self._outside = outside
+        self._model = ScriptedModel(lambda request: _reply(outside, request), world=world)
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
+        """Ask, and write down what was allowed; then say what there is to say."""
+        chance = self._outside.chance
+        if request.person is not None and chance.random() < 0.2:
+            wanted = Permission("agent", "act", "execute", ARGUMENTS, is_vague=chance.random() < 0.2)
+            terms = Ask("Sure?", chance.choice([0.0, 60.0]))
+            asking = asyncio.ensure_future(request.person(wanted, terms))
+            is_hasty = chance.random() < 0.2
+            try:
+                await asyncio.wait({asking}, timeout=chance.expovariate(0.5) if is_hasty else None)
+            finally:
+                asking.cancel()
+            decision = asking.result() if asking.done() and not asking.cancelled() else "too late"
+            if isinstance(decision, Allowed):
+                self._outside.acts[request.session] += 1
+                self._outside.note("agent acts", request.key, request.attempt)
+        events = cast("AsyncGenerator[ModelEvent, None]", self._model.stream(request))
+        async with contextlib.aclosing(events):
+            async for event in events:
+                yield event
+
+
+def _model(outside: Outside, world: World) -> Model:
+    return _Asking(outside, world)
 
 
 def _reply(outside: Outside, request: ModelRequest) -> list[Step]:

@@ -13,8 +13,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from midstream.core import session as sessions
-from midstream.core.calls import Site
-from midstream.core.records import CancelRequested, EpochStarted, TurnEnded, decode
+from midstream.core.calls import Choice, Site
+from midstream.core.records import (
+    AnswerUsed,
+    CancelRequested,
+    EpochStarted,
+    QuestionAnswered,
+    TurnEnded,
+    decode,
+)
 from midstream.core.session import Session
 from midstream.core.turn.states import CANCEL_GRACE_S, CHILD_GRACE_S, Cancelling, RunningCalls
 from midstream.runtime.children import CHILD_MARK
@@ -371,7 +378,22 @@ def _judged(lab: Lab, logs: list[ClientLog]) -> list[str]:
     journals = {name: found.records for name, found in lab.memory.sessions.items()}
     heard = [log for log in logs if log.session in journals]
     evidence = Evidence(journals, heard, lab.outside.ledger)
-    return [str(each) for each in check_ended(evidence)]
+    return [*(str(each) for each in check_ended(evidence)), *_used_twice(lab)]
+
+
+def _used_twice(lab: Lab) -> Iterator[str]:
+    """Yield where agents did more than people gave them leave for."""
+    for name, found in lab.memory.sessions.items():
+        records = [decode(each.body) for each in found.records]
+        allowed = {
+            each.call_id
+            for each in records
+            if isinstance(each, QuestionAnswered) and each.choice is Choice.ALLOW
+        }
+        used = [each.call_id for each in records if isinstance(each, AnswerUsed)]
+        leaves = sum(each in allowed for each in used)
+        if len(used) != len(set(used)) or lab.outside.acts[name] > leaves:
+            yield f"{name}: agents acted {lab.outside.acts[name]} times with {leaves} leaves, used as {used}"
 
 
 def _late_cancels(lab: Lab) -> Iterator[str]:

@@ -14,7 +14,7 @@ from midstream.cli.transcript import INDENT
 from midstream.client import Event
 from midstream.core.calls import Choice
 from midstream.core.questions import Question
-from midstream.core.records import CallEnded, MessageQueued, QuestionAnswered
+from midstream.core.records import CallEnded, MessageQueued, QuestionAnswered, QuestionClosed
 from midstream.errors import ConflictError, UnavailableError
 from midstream.world import World
 
@@ -118,7 +118,7 @@ class Answering:
         record = event.innermost
         where = event.path[-1] if event.path else self._session
         match record:
-            case QuestionAnswered():
+            case QuestionAnswered() | QuestionClosed():
                 self._close((where, record.turn, record.reply, record.call_id))
             case CallEnded():
                 self._close((where, record.turn, record.reply, record.result.call_id))

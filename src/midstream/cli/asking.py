@@ -27,6 +27,7 @@ _PROMPTS = {
     QuestionKind.QUESTION: "your answer > ",
     QuestionKind.DOUBT: "it [h]appened (and what came of it), run it [a]gain, [s]kip it > ",
 }
+_FIXED_PROMPT = "[y]es, [n]o (and why) > "
 _EDIT_PROMPT = "arguments as JSON, or nothing to leave them > "
 _SHORT = {
     QuestionKind.APPROVAL: {"y": Choice.ALLOW, "yes": Choice.ALLOW, "n": Choice.DENY, "no": Choice.DENY},
@@ -62,7 +63,9 @@ class Asking:
     @property
     def prompt(self) -> str:
         """What stands before what the person types."""
-        return INDENT + (_EDIT_PROMPT if self._is_editing else _PROMPTS[self.question.kind])
+        if self._is_editing:
+            return INDENT + _EDIT_PROMPT
+        return INDENT + (_FIXED_PROMPT if self.question.is_fixed else _PROMPTS[self.question.kind])
 
     def take(self, line: str) -> Decision | None:
         """Return what the person decided with this line, or None where they are to be asked again."""
@@ -72,7 +75,8 @@ class Asking:
         if self.question.kind is QuestionKind.QUESTION:
             return Decision(Choice.REPLY, self._chosen(words)) if words else None
         first, _, more = words.partition(" ")
-        if self.question.kind is QuestionKind.APPROVAL and first.lower() in ("e", "edit"):
+        is_editable = self.question.kind is QuestionKind.APPROVAL and not self.question.is_fixed
+        if is_editable and first.lower() in ("e", "edit"):
             self._is_editing = True
             return None
         choice = _SHORT[self.question.kind].get(first.lower())

@@ -14,12 +14,14 @@ from midstream.cli.session_options import complete, json_of, source_of, source_o
 from midstream.cli.sources import resolve
 from midstream.cli.terminal import COLUMNS, Ink, clean, columns, padded, shortened
 from midstream.core.records import JournalReader
-from midstream.core.reuse.caching import ModelCall, Prefix, model_calls
+from midstream.core.reuse.caching import TurnCost, turn_costs
 from midstream.core.reuse.difference import first_difference
 from midstream.errors import UsageError
 
 REQUEST_BYTES_MAX = 64 * 1024 * 1024
 """Bytes of a request in a file; no provider takes one half as long."""
+_COSTLY = {"divergence", "rebase", "tools-changed"}
+"""Classes after which everything is read anew."""
 
 
 @click.command()
@@ -42,7 +44,7 @@ def cache(
     url: str | None,
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> int:
-    """Show what of each model call came from the provider's cache.
+    """Show what of each turn came from the provider's cache, or an upstream's memory.
 
     SESSION is an id, the beginning of one, or - for the last changed. With --diff the first difference of two
     requests is named, and the command ends with 6 where there is one.
@@ -52,44 +54,51 @@ def cache(
     source = source_of(surroundings, store, url)
     found = resolve(source, session)
     journal = JournalReader()
-    calls = model_calls(journal.read(bytes(line.record)) for line in source.records(found.id))
+    turns = turn_costs(journal.read(bytes(line.record)) for line in source.records(found.id))
     if is_json:
-        for call in calls:
-            click.echo(json_of({**msgspec.to_builtins(call), "uncached_tokens": call.uncached_tokens}))
+        for turn in turns:
+            click.echo(json_of({**msgspec.to_builtins(turn), "uncached_tokens": turn.uncached_tokens}))
         return 0
     ink = surroundings.out
     if ink.is_terminal:
-        for row in table(calls, ink, columns()):
+        for row in table(turns, ink, columns()):
             click.echo(row, color=True)
     else:
-        for row in table(calls, ink, COLUMNS):
+        for row in table(turns, ink, COLUMNS):
             click.echo(row)
-    click.echo(summary(calls), err=True)
+    click.echo(summary(turns), err=True)
     return 0
 
 
-def table(calls: Sequence[ModelCall], ink: Ink, width: int) -> Iterator[str]:
-    """Set model calls for `width` columns."""
-    if not calls:
+def table(turns: Sequence[TurnCost], ink: Ink, width: int) -> Iterator[str]:
+    """Set turns for `width` columns."""
+    if not turns:
         return
-    yield ink.bold("CALL    CLASS            INPUT    CACHED  UNCACHED  WHY")
-    for call in calls:
-        tokens = (call.input_tokens, call.cached_tokens, call.uncached_tokens)
+    room = max(12, *(len(turn.kind) for turn in turns))
+    yield ink.bold(f"TURN  {padded('CLASS', room)}     INPUT    CACHED  UNCACHED  WHY")
+    for turn in turns:
+        tokens = (turn.input_tokens, turn.cached_tokens, turn.uncached_tokens)
         numbers = "  ".join(f"{'-' if count < 0 else format(count, ','):>8}" for count in tokens)
-        row = f"{padded(f'{call.turn}.{call.reply}', 6)}  {padded(call.kind.value, 12)}  {numbers}  "
-        line = shortened(f"{row}{clean(call.reason, is_one_line=True)}".rstrip(), width)
-        yield ink.yellow(line) if call.kind is Prefix.DIVERGENCE else line
+        row = f"{padded(str(turn.turn), 4)}  {padded(turn.kind, room)}  {numbers}  "
+        why = f"{turn.way}: {turn.reason}" if turn.way else turn.reason
+        line = shortened(f"{row}{clean(why, is_one_line=True)}".rstrip(), width)
+        yield ink.yellow(line) if turn.kind in _COSTLY else line
 
 
-def summary(calls: Sequence[ModelCall]) -> str:
+def summary(turns: Sequence[TurnCost]) -> str:
     """Say in a line how much came from the cache."""
-    counted = [call for call in calls if call.input_tokens > 0]
-    read = sum(call.input_tokens for call in counted)
-    cached = sum(max(call.cached_tokens, 0) for call in counted)
-    count = f"{len(calls)} model call{'' if len(calls) == 1 else 's'}"
+    counted = [turn for turn in turns if turn.input_tokens > 0]
+    read = sum(turn.input_tokens for turn in counted)
+    cached = sum(max(turn.cached_tokens, 0) for turn in counted)
+    calls = sum(len(turn.calls) for turn in turns)
+    count = f"{_counted(len(turns), 'turn')}, {_counted(calls, 'model call')}"
     if not read:
         return f"{count}; no provider counted tokens."
     return f"{count}: {cached:,} of {read:,} input tokens came from the cache ({100 * cached / read:.0f} %)."
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _compare(before: Path, after: Path, *, is_json: bool) -> int:

@@ -43,6 +43,7 @@ from midstream.core.records import (
     OutcomeDamaged,
     QuestionAnswered,
     QuestionAsked,
+    QuestionClosed,
     Record,
     ReplyCompleted,
     ResultArrivedLate,
@@ -53,6 +54,7 @@ from midstream.core.records import (
     TurnEnded,
     TurnResumed,
     TurnStatus,
+    WhyClosed,
     decode,
 )
 from midstream.core.session import CONTINUE, Session, restored
@@ -276,6 +278,11 @@ def _note_of_call(record: Record) -> str:
             return record.text
         case CallDoubted():
             return "the process that ran a call died: nobody knows whether it happened"
+        case QuestionAsked() if record.attempt:
+            return f"wants leave for {record.name} {record.arguments}"
+        case QuestionClosed():
+            why = "nobody answered in time" if record.why is WhyClosed.EXPIRED else "it waits no more"
+            return f"the question is closed: {why}"
         case QuestionAsked():
             return f"waits for a person: {record.text or record.kind.value}"
         case QuestionAnswered():

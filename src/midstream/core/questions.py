@@ -6,15 +6,15 @@ from msgspec import Struct
 
 from midstream.core.calls import CHOICES, CallState, Choice, QuestionKind
 from midstream.core.session import Session
-from midstream.core.turn import RunningCalls
+from midstream.core.turn import AgentQuestion, AwaitingModel, RunningCalls
 
 
 class Question(Struct, frozen=True, omit_defaults=True):
-    """An open question about a call.
+    """An open question about a call, or about what an upstream's agent wants leave for in the middle of its answer.
 
     Args:
         session: Where it is answered: for a sub-agent's, the sub-agent's own session.
-        turn, reply, call_id: The place of the call.
+        turn, reply, call_id: The place of the call; an agent's question has an id of its own there.
         kind: approval (may it run?), question (the call is itself one), doubt (did it happen?).
         digest: Digest of the arguments as they are shown here; an answer must repeat it.
         name, arguments: What the model asked for; the arguments are JSON text.
@@ -23,6 +23,7 @@ class Question(Struct, frozen=True, omit_defaults=True):
         text: What to show beside the call: the question itself, or why somebody is asked.
         expires_at: When it is too late (seconds since 1970); 0 for never.
         agents: Names of the sub-agents from the session's agent down to the one that asks; () for the agent itself.
+        is_fixed: With an approval its arguments cannot be changed.
     """
 
     session: str
@@ -38,18 +39,44 @@ class Question(Struct, frozen=True, omit_defaults=True):
     text: str = ""
     expires_at: float = 0.0
     agents: tuple[str, ...] = ()
+    is_fixed: bool = False
 
 
 def questions_of(session_id: str, session: Session) -> tuple[Question, ...]:
     """Return the open questions of a session, in the order of their calls."""
     turn = session.turn
-    if not isinstance(turn, RunningCalls):
-        return ()
     agents = session.parent.path if session.parent else ()
-    return tuple(
-        _question(session_id, turn, call, agents)
-        for call in turn.calls
-        if call.asked is not None and call.is_asking
+    match turn:
+        case AwaitingModel():
+            return tuple(_of_agent(session_id, turn, each, agents) for each in turn.questions if each.is_open)
+        case RunningCalls():
+            return tuple(
+                _question(session_id, turn, call, agents)
+                for call in turn.calls
+                if call.asked is not None and call.is_asking
+            )
+        case _:
+            return ()
+
+
+def _of_agent(
+    session_id: str, turn: AwaitingModel, asked: AgentQuestion, agents: tuple[str, ...]
+) -> Question:
+    return Question(
+        session_id,
+        turn.turn,
+        turn.reply_no,
+        asked.id,
+        QuestionKind.APPROVAL,
+        asked.digest,
+        asked.name,
+        asked.arguments,
+        CHOICES[QuestionKind.APPROVAL],
+        asked.asked_at,
+        asked.text,
+        asked.expires_at,
+        agents,
+        asked.is_fixed,
     )
 
 

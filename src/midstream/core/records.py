@@ -283,6 +283,42 @@ class ToolsChanged(Struct, frozen=True, tag="tools_changed", tag_field="type", o
     unreachable: tuple[str, ...] = ()
 
 
+class Judgement(Struct, frozen=True, omit_defaults=True):
+    """What a pool made of a request, and how it goes on from there. No words of the conversation.
+
+    Args:
+        kind: What the request is to the conversation that the upstream's agent remembers (docs/spec/reuse.md).
+        why: What was decisive, for people.
+        way: How the agent was got: resumed, forked, fresh, or aside (fresh, and leaving no trace).
+        field, index: What differs first, or where the new begins, and in which user message, counted from 0.
+        common, new: User messages that the agent knew, and those it did not.
+        rebuilt: Why a fresh agent had to take the place of one that should have known: an error's code, "phase" (a run
+            died), "stale", or "".
+    """
+
+    kind: str
+    why: str
+    way: str
+    field: str = ""
+    index: int | None = None
+    common: int = 0
+    new: int = 0
+    rebuilt: str = ""
+
+
+class MemoryJudged(Struct, frozen=True, tag="memory_judged", tag_field="type"):
+    """How this attempt stands to what an upstream remembers. For readers: nothing follows from it.
+
+    One attempt has several where an agent failed and a fresh one took its place.
+    """
+
+    turn: int
+    reply: int
+    attempt: int
+    judgement: Judgement
+    at: float
+
+
 class PromptHead(Struct, frozen=True):
     """Digests of what a provider reads before the first message; equal ones mean equal bytes."""
 
@@ -354,12 +390,19 @@ class CallDoubted(Struct, frozen=True, tag="call_doubted", tag_field="type"):
 
 
 class QuestionAsked(Struct, frozen=True, tag="question_asked", tag_field="type", omit_defaults=True):
-    """A person must decide about a call.
+    """A person must decide about a call; or, where `attempt` is set, about what an upstream's agent wants leave for.
+
+    Such an agent waits in the middle of its answer. Its question has an id of its own as `call_id`, and all that is to
+    be shown of it stands here.
 
     Args:
         digest: Digest of the call's name and arguments; an answer must repeat it.
         text: What to show them beside the call.
         expires_at: When it is too late (seconds since 1970); 0 for never.
+        attempt: The attempt at the reply whose agent waits; 0 for a call of the reply.
+        name, arguments: What the agent wants to do; the arguments are JSON text. "" for a call of the reply.
+        is_fixed: The arguments cannot be changed by the answer.
+        repeats: The earlier question whose answer was given and not used: it is this one's, too.
     """
 
     turn: int
@@ -370,6 +413,11 @@ class QuestionAsked(Struct, frozen=True, tag="question_asked", tag_field="type",
     at: float
     text: str = ""
     expires_at: float = 0.0
+    attempt: int = 0
+    name: str = ""
+    arguments: str = ""
+    is_fixed: bool = False
+    repeats: str = ""
 
 
 class QuestionAnswered(Struct, frozen=True, tag="question_answered", tag_field="type", omit_defaults=True):
@@ -385,6 +433,35 @@ class QuestionAnswered(Struct, frozen=True, tag="question_answered", tag_field="
     text: str = ""
     arguments: str | None = None
     by: str = ""
+
+
+class WhyClosed(StrEnum):
+    """Why nobody needs to answer a question any more."""
+
+    EXPIRED = "expired"
+    """Its time is over."""
+    WITHDRAWN = "withdrawn"
+    """Who asked it waits no more: its answer was cut, stopped, or went on without it."""
+
+
+class QuestionClosed(Struct, frozen=True, tag="question_closed", tag_field="type"):
+    """A question of an upstream's agent is no longer open, and nobody has answered it."""
+
+    turn: int
+    reply: int
+    call_id: str
+    why: WhyClosed
+    at: float
+
+
+class AnswerUsed(Struct, frozen=True, tag="answer_used", tag_field="type"):
+    """The decision about what an upstream's agent wanted leave for is used up. Written before the agent hears it."""
+
+    turn: int
+    reply: int
+    attempt: int
+    call_id: str
+    at: float
 
 
 class CallEnded(Struct, frozen=True, tag="call_ended", tag_field="type", omit_defaults=True):
@@ -462,6 +539,7 @@ Record = (
     | StallEnded
     | HistoryCompacted
     | ToolsChanged
+    | MemoryJudged
     | ReplyCompleted
     | CallStarted
     | CallProgressed
@@ -469,6 +547,8 @@ Record = (
     | CallDoubted
     | QuestionAsked
     | QuestionAnswered
+    | QuestionClosed
+    | AnswerUsed
     | CallEnded
     | ResultArrivedLate
     | OutcomeDamaged
@@ -565,6 +645,7 @@ _FULL = frozenset(
         MessageWithdrawn,
         TurnResumed,
         QuestionAnswered,
+        AnswerUsed,
         CancelRequested,
         TurnEnded,
     }
@@ -574,9 +655,9 @@ _FULL = frozenset(
 def sync_of(records: Sequence[Record]) -> Sync:
     """Return how hard one append of these records must be synced (design.md section 6, the table of appends).
 
-    A client's command, the end of a turn, a new epoch and the start of a call with effects reach the disk before
-    anybody acts on them. Tokens, outcomes and read-only starts need only survive the process: after a power cut a
-    lost outcome shows as a call in doubt, never as silence.
+    A client's command, the end of a turn, a new epoch, the start of a call with effects and the use of a permission
+    reach the disk before anybody acts on them. Tokens, outcomes and read-only starts need only survive the process:
+    after a power cut a lost outcome shows as a call in doubt, never as silence.
     """
     for record in records:
         if type(record) in _FULL or (isinstance(record, CallStarted) and record.has_effects):

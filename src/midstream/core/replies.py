@@ -27,7 +27,8 @@ from midstream.core.messages import (
     storable,
     with_distinct_ids,
 )
-from midstream.core.records import Delta
+from midstream.core.permissions import Person
+from midstream.core.records import Delta, Judgement
 from midstream.core.upstream_calls import closed, ended, started
 from midstream.core.wishes import NO_WISHES, Wishes
 from midstream.errors import ModelForgotError
@@ -49,6 +50,7 @@ class ModelRequest(Struct, frozen=True):
         session: Whose conversation it is: what an upstream's memory of it is found by. "" has none.
         is_ephemeral: A side call, such as one that makes a title: it must leave no trace in anybody's memory.
         wishes: How the answer is to be made, as far as the model grants it.
+        person: Whom an upstream's agent can ask for leave in the middle of its answer; None where nobody is there.
     """
 
     instructions: str
@@ -60,6 +62,7 @@ class ModelRequest(Struct, frozen=True):
     session: str = ""
     is_ephemeral: bool = False
     wishes: Wishes = NO_WISHES
+    person: Person | None = None
 
 
 class TextDelta(Struct, frozen=True):
@@ -117,6 +120,12 @@ class Heartbeat(Struct, frozen=True):
     """The connection lives (a ping, an empty piece). It says nothing about the model and counts as no progress."""
 
 
+class Judged(Struct, frozen=True):
+    """A pool judged what its upstream's agent knows, before it is told anything. It counts as no progress."""
+
+    judgement: Judgement
+
+
 class Resumable(Struct, frozen=True):
     """The provider keeps this reply for a while, whoever listens; `token` names it in a later request's `resume`.
 
@@ -142,6 +151,7 @@ ModelEvent = (
     | UpstreamCallEnded
     | Working
     | Heartbeat
+    | Judged
     | Resumable
     | Finished
 )
@@ -159,7 +169,7 @@ def is_progress(event: ModelEvent) -> bool:
             return bool(event.text or event.signature)
         case Working() | CallRequested() | UpstreamCallStarted() | UpstreamCallEnded() | Finished():
             return True
-        case Heartbeat() | Resumable():
+        case Heartbeat() | Judged() | Resumable():
             return False
 
 
@@ -212,7 +222,7 @@ class ReplyBuilder:
                 return self._end(event)
             case Finished():
                 return self._finish(event)
-            case Working() | Heartbeat() | Resumable() | UpstreamCallStarted():
+            case Working() | Heartbeat() | Judged() | Resumable() | UpstreamCallStarted():
                 pass
         return ()
 

@@ -562,7 +562,7 @@ def waiting_on(session: Session) -> str:
         case Idle():
             return "nothing"
         case AwaitingModel():
-            return "model"
+            return "person" if session.turn.is_waiting_for_person else "model"
         case Cancelling():
             return "tool"
         case RunningCalls():

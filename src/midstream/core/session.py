@@ -455,6 +455,17 @@ def _settled(session: Session, came: ResultArrivedLate) -> tuple[Unsettled, ...]
     return tuple(each for each in session.unsettled if (each.turn, each.reply, each.call_id) != place)
 
 
+def limited(command: Command | Received, turn_s: float) -> Command | Received:
+    """Give a message the agent's limit for a turn, where it names none."""
+    if not turn_s:
+        return command
+    if isinstance(command, SendMessage):
+        return command if command.timeout_s else replace(command, timeout_s=turn_s)
+    if isinstance(command, Received) and isinstance(command.command, SendMessage):
+        return replace(command, command=limited(command.command, turn_s))
+    return command
+
+
 def fold(records: Iterable[tuple[int, Record]], session: Session | None = None) -> Session:
     """Fold `(epoch, record)` pairs onto a session (an empty one by default)."""
     state = session or Session()

@@ -52,7 +52,17 @@ from midstream.errors import (
 from midstream.integrations.acp_process import AcpProcess, Leave
 from midstream.integrations.acp_reading import AcpReader
 from midstream.runtime.forwarding import Forwarding
-from midstream.runtime.permissions import CAUTIOUS, Asking, Kind, Permission, Rules, Verdict, verdict
+from midstream.runtime.permissions import (
+    CAUTIOUS,
+    Allowed,
+    Asking,
+    Decision,
+    Kind,
+    Permission,
+    Person,
+    Rules,
+    decided,
+)
 from midstream.runtime.upstreams import Abilities, Opened, Said, Setup, UpstreamEvent, doubtful
 from midstream.world import World
 
@@ -99,8 +109,8 @@ class AcpAgent:
         command: The program and its arguments. Keep keys out of it: it is part of the identity and of log lines.
         cwd: The folder it works in; its conversations belong to it.
         env: Added to its environment, which has only HOME, LOGNAME, PATH, SHELL, TERM and USER of this one.
-        permissions: Decides what the agent asks leave for: `Rules`, or somebody who answers. By default what only
-            reads is allowed, and what has effects is refused.
+        permissions: Decides what the agent asks leave for: `Rules`, or code of yours. By default what only reads is
+            allowed, and what has effects is refused; `ASK_FIRST` asks the people of the session about that.
         mode: The session mode to set, where the agent has modes.
         instructions: Where the host's system prompt goes, for which the protocol has no place: into
             `_meta.systemPrompt` of the new session, for agents that read it there ("meta"), before the first message,
@@ -221,6 +231,8 @@ class _Conversation:
         self._agents = agents
         self._process: AcpProcess | None = None
         self._reader = AcpReader()
+        self._person: Person | None = None
+        """Whom it can ask in the answer that it is giving."""
         self._is_sending = False
         self._is_closed = False
         agents.add(self)
@@ -240,6 +252,7 @@ class _Conversation:
                 await process.ask(process.connection.cancel(self._session), limit_s=CANCEL_S)
             process.heard()
             self._reader = reader = AcpReader()
+            self._person = said.person
             prompting = self._terms.world.spawn(
                 process.ask(self._prompt(process, said.message, key), limit_s=None), name="acp: a turn"
             )
@@ -377,12 +390,14 @@ class _Conversation:
             blocks.insert(0, helpers.text_block(_INSTRUCTIONS.format(self._setup.instructions)))
         return await process.connection.prompt(session_id=self._session, prompt=blocks, **{KEY_META: key})
 
-    async def _leave(self, session: str, told: ToolCallUpdate) -> Verdict:
+    async def _leave(self, session: str, told: ToolCallUpdate) -> Decision:
         reader = self._reader
-        tool, kind, arguments = reader.asked(told)
-        asked = Permission(session, tool, _KINDS.get(kind, "other"), arguments)
-        answer = await verdict(self._terms.permissions, asked)
-        if answer is not True:
+        tool, kind, arguments, is_vague = reader.asked(told)
+        asked = Permission(
+            session, tool, _KINDS.get(kind, "other"), arguments, is_fixed=True, is_vague=is_vague
+        )
+        answer = await decided(self._terms.permissions, asked, self._person)
+        if not isinstance(answer, Allowed):
             reader.refused(told.tool_call_id, answer)
         return answer
 
@@ -392,7 +407,7 @@ class _Conversation:
             await process.aclose()
 
 
-async def _nobody(_: str, __: ToolCallUpdate) -> Verdict:
+async def _nobody(_: str, __: ToolCallUpdate) -> Decision:
     return "nobody is there to ask"
 
 

@@ -34,7 +34,7 @@ from midstream.errors import (
     ModelStalledError,
     UpstreamFailedError,
 )
-from midstream.runtime.permissions import Verdict
+from midstream.runtime.permissions import Allowed, Decision
 from midstream.version import __version__
 from midstream.world import World
 
@@ -50,7 +50,7 @@ STDERR_LINES_MAX = 20
 AUTH_REQUIRED = -32000
 
 T = TypeVar("T")
-Leave = Callable[[str, ToolCallUpdate], Coroutine[Any, Any, Verdict]]
+Leave = Callable[[str, ToolCallUpdate], Coroutine[Any, Any, Decision]]
 """Decides what an agent asks leave for, given the session and the call."""
 
 _log = logging.getLogger(__name__)
@@ -253,7 +253,7 @@ class _Listener:
         self.updates: asyncio.Queue[tuple[str, object] | None] = asyncio.Queue()
         self._leave = leave
         self._world = world
-        self._asking: set[asyncio.Future[Verdict]] = set()
+        self._asking: set[asyncio.Future[Decision]] = set()
 
     async def session_update(self, session_id: str, update: object, **_: object) -> None:
         """Nothing is awaited here, so that updates keep their order."""
@@ -271,9 +271,8 @@ class _Listener:
             asking.cancel()
         if asking.cancelled():
             return RequestPermissionResponse(outcome=DeniedOutcome(outcome="cancelled"))
-        kinds = (
-            ("allow_once", "allow_always") if asking.result() is True else ("reject_once", "reject_always")
-        )
+        is_allowed = isinstance(asking.result(), Allowed)
+        kinds = ("allow_once", "allow_always") if is_allowed else ("reject_once", "reject_always")
         chosen = [option.option_id for kind in kinds for option in options if option.kind == kind]
         if not chosen:
             return RequestPermissionResponse(outcome=DeniedOutcome(outcome="cancelled"))

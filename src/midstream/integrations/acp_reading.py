@@ -103,11 +103,11 @@ class AcpReader:
             case _:
                 yield Heartbeat()
 
-    def asked(self, told: ToolCallUpdate) -> tuple[str, str, str]:
-        """Return the name, the kind and the arguments of a tool that leave is asked for."""
+    def asked(self, told: ToolCallUpdate) -> tuple[str, str, str, bool]:
+        """Return the name, the kind and the arguments of a tool that leave is asked for, and whether it shows none."""
         call = self._calls.setdefault(told.tool_call_id, _Call())
         call.learn(told)
-        return call.title or call.name, call.kind, call.shown_arguments
+        return call.title or call.name, call.kind, call.shown_arguments, call.arguments in (None, {})
 
     def refused(self, call_id: str, why: str) -> None:
         """Remember that leave was refused: the agent will say no more than that the tool failed."""

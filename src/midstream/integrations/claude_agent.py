@@ -49,7 +49,7 @@ from midstream.errors import (
 )
 from midstream.integrations.claude_reading import ClaudeReader
 from midstream.runtime.forwarding import Forwarding
-from midstream.runtime.permissions import Asking, Kind, Permission, Rules, verdict
+from midstream.runtime.permissions import Allowed, Asking, Kind, Permission, Person, Rules, decided
 from midstream.runtime.upstreams import Abilities, Opened, Said, Setup, UpstreamEvent, doubtful
 from midstream.world import World
 
@@ -95,7 +95,8 @@ class Claude:
         model: Such as "opus" or a full name; "" for the CLI's own choice.
         cwd: The folder it works in; its conversations belong to it. By default that of `options`, or of this process.
         permission_mode: The SDK's; by default what would need a person is refused.
-        permissions: Asked for what the mode does not settle: `Rules`, or somebody who answers. None refuses it all.
+        permissions: Asked for what the mode does not settle: `Rules`, or code of yours; `ASK_FIRST` asks the people of
+            the session about what has effects. None refuses it all.
         options: Anything else that the SDK can be told. Its `system_prompt` is Claude Code's own by default, to which
             the host's instructions are added. `mcp_servers` must be a dict here; the host's servers are added to it.
         sessions: Where transcripts are kept, too, and resumed from on any machine: `ShelfSessions`, or any store of the
@@ -295,6 +296,8 @@ class _ClaudeAgent:
         """Where to branch off from it; "" once that is done, or never to be."""
         self._world = world
         self._program: _Program | None = None
+        self._person: Person | None = None
+        """Whom it can ask in the answer that it is giving."""
         self._is_sending = False
         self._is_closed = False
         self._agents = agents
@@ -303,15 +306,18 @@ class _ClaudeAgent:
     def ask(self, permissions: Rules | Asking) -> None:
         """Let what the permission mode does not settle be decided."""
 
-        async def decided(
+        async def told(
             tool: str, arguments: dict[str, Any], _: ToolPermissionContext
         ) -> PermissionResultAllow | PermissionResultDeny:
             shown = _encode(arguments).decode()
             asked = Permission(self._source, tool, KINDS.get(tool, "other"), shown)
-            answer = await verdict(permissions, asked)
-            return PermissionResultAllow() if answer is True else PermissionResultDeny(message=answer)
+            answer = await decided(permissions, asked, self._person)
+            if not isinstance(answer, Allowed):
+                return PermissionResultDeny(message=answer)
+            edited = None if answer.arguments is None else msgspec.json.decode(answer.arguments)
+            return PermissionResultAllow(updated_input=edited)
 
-        self._options = dataclasses.replace(self._options, can_use_tool=decided)
+        self._options = dataclasses.replace(self._options, can_use_tool=told)
 
     async def send(
         self,
@@ -330,6 +336,7 @@ class _ClaudeAgent:
         if self._is_sending:
             raise UpstreamBusyError(f"{self._name} is still answering the message before")
         self._is_sending, is_whole = True, False
+        self._person = said.person
         try:
             program = await self._started(is_forced=is_forced)
             message_id = str(uuid.UUID(hex=_digits(self._world)))

@@ -44,8 +44,11 @@ from midstream.errors import (
     UpstreamMismatchError,
     UsageError,
 )
+from midstream.integrations.codex_asking import AskingClient, Leave
 from midstream.runtime.forwarding import Forwarding
+from midstream.runtime.permissions import Asking, Person, Rules
 from midstream.runtime.upstreams import Abilities, Marked, Opened, Said, Setup, UpstreamEvent, doubtful
+from midstream.world import World
 
 STOP_S = 5.0
 """Seconds a turn has to be interrupted, when nobody waits for it any more."""
@@ -85,12 +88,13 @@ class Codex:
         cwd: The folder they work in.
         api_key: Logged in with before the first conversation; None uses the login Codex has.
         sandbox: What the agent may change.
-        is_reviewing: Whether commands that want more than the sandbox allows are put to Codex's automatic review;
-            otherwise they are refused. Nobody here is asked: the app server waits for no person.
+        is_reviewing: Whether commands that want more than the sandbox allows are put to Codex's automatic review.
+        permissions: Decides about such commands here: `Rules`, or code of yours; `ASK_FIRST` asks the people of the
+            session. With neither they are refused.
         command: The command that starts the app server; the package's own runtime by default.
 
     Raises:
-        UsageError: There is no folder `cwd`.
+        UsageError: There is no folder `cwd`, or both `is_reviewing` and `permissions` are to decide.
     """
 
     def __init__(
@@ -101,12 +105,16 @@ class Codex:
         api_key: str | None = None,
         sandbox: sdk.Sandbox = sdk.Sandbox.workspace_write,
         is_reviewing: bool = False,
+        permissions: Rules | Asking | None = None,
         command: Sequence[str] | None = None,
         env: Mapping[str, str] | None = None,
+        world: World = World(),
     ) -> None:
         folder = Path(cwd).resolve()
         if not folder.is_dir():
             raise UsageError(f"there is no folder {str(folder)!r} for the agents to work in")
+        if is_reviewing and permissions is not None:
+            raise UsageError("either Codex's own review decides (`is_reviewing`), or `permissions` do")
         self.name = f"codex:{model or 'default'}"
         self.abilities = Abilities(takes_files=True, takes_servers=True, can_fork=True)
         self.identity = {
@@ -128,6 +136,10 @@ class Codex:
             client_name="midstream",
             client_title="midstream",
         )
+        self.permissions = permissions
+        self.world = world
+        self.speaking: dict[str, Leave] = {}
+        """How the threads that are answering ask leave, by their ids."""
         self._forwarding = Forwarding(self.name, self.abilities)
         self._codex: sdk.AsyncCodex | None = None
         self._starting = asyncio.Lock()
@@ -141,9 +153,14 @@ class Codex:
         async with self.errors():
             codex = await self._started()
             options = self._options(setup)
+            if self.permissions is not None:
+                thread = await self._asking_thread(codex, setup, resume)
+            elif resume:
+                thread = await codex.thread_resume(resume, include_turns=False, **options)
+            else:
+                thread = await codex.thread_start(**options)
             if not resume:
-                return CodexThread(self, codex, await codex.thread_start(**options), "")
-            thread = await codex.thread_resume(resume, include_turns=False, **options)
+                return CodexThread(self, codex, thread, "")
         if thread.id != resume:
             raise UpstreamMismatchError(f"{self.name} took up {thread.id!r} instead of {resume!r}")
         return CodexThread(self, codex, thread, resume)
@@ -152,17 +169,8 @@ class Codex:
         """Go on from the end of an earlier turn (`mark`) in a thread of its own."""
         async with self.errors():
             codex = await self._started()
-            options = self._options(setup)
             params = wire.ThreadForkParams(
-                thread_id=agent,
-                last_turn_id=mark,
-                exclude_turns=True,
-                approval_policy=_approvals(self._approvals),
-                cwd=options["cwd"],
-                config=options["config"],
-                developer_instructions=options["developer_instructions"],
-                model=self._model,
-                sandbox=wire.SandboxMode(_WIRE_SANDBOX[self._sandbox]),
+                thread_id=agent, last_turn_id=mark, exclude_turns=True, **self._terms(setup)
             )
             # The public method has no `last_turn_id`.
             forked = await codex._client.thread_fork(agent, params)  # noqa: SLF001
@@ -201,10 +209,41 @@ class Codex:
             "sandbox": self._sandbox,
         }
 
+    def _terms(self, setup: Setup) -> dict[str, Any]:
+        """Return what the package's public methods have no place for, in its wire's own words."""
+        options = self._options(setup)
+        is_asking = self.permissions is not None
+        return {
+            "approval_policy": _policy(is_asking or self._approvals is sdk.ApprovalMode.auto_review),
+            "approvals_reviewer": wire.ApprovalsReviewer.user if is_asking else None,
+            "cwd": options["cwd"],
+            "config": options["config"],
+            "developer_instructions": options["developer_instructions"],
+            "model": self._model,
+            "sandbox": wire.SandboxMode(_WIRE_SANDBOX[self._sandbox]),
+        }
+
+    async def _asking_thread(self, codex: sdk.AsyncCodex, setup: Setup, resume: str) -> sdk.AsyncThread:
+        """Start or resume a thread whose questions come to us: the public methods know no such mode."""
+        client, terms = codex._client, self._terms(setup)  # noqa: SLF001
+        if resume:
+            params = wire.ThreadResumeParams(thread_id=resume, exclude_turns=True, **terms)
+            resumed = await client.thread_resume(resume, params)
+            return sdk.AsyncThread(codex, resumed.thread.id)
+        started = await client.thread_start(wire.ThreadStartParams(**terms))
+        return sdk.AsyncThread(codex, started.thread.id)
+
+    async def _decide(self, method: str, params: dict[str, Any]) -> str:
+        leave = self.speaking.get(str(params.get("threadId")))
+        return "decline" if leave is None else await leave.decide(method, params)
+
     async def _started(self) -> sdk.AsyncCodex:
         async with self._starting:
             if self._codex is None:
                 codex = sdk.AsyncCodex(self._config)
+                if self.permissions is not None:
+                    # The async client takes no handler, and a handler would stop its reading.
+                    codex._client._sync = AskingClient(self._config, self._decide)  # noqa: SLF001
                 try:
                     await codex.__aenter__()
                 except (OSError, ValueError, RuntimeError, sdk.CodexError) as error:
@@ -258,7 +297,8 @@ class CodexThread:
         turn has begun, what was said stands in the thread, whatever becomes of the turn.
         """
         handle: sdk.AsyncTurnHandle | None = None
-        reading = Reading()
+        leave = self._leave(said.person)
+        reading = Reading(leave.refusals if leave is not None else {})
         try:
             async with self._upstream.errors():
                 if not self._upstream.is_open(self._codex):
@@ -269,9 +309,14 @@ class CodexThread:
                 resumed, self._resumed = self._resumed, self._thread.id
                 yield Opened(self._thread.id, resumed)
                 async for notification in handle.stream():
+                    if leave is not None:
+                        leave.notice(notification.payload)
                     for event in reading.read(notification.payload, notification.method):
                         yield event
         finally:
+            if leave is not None:
+                self._upstream.speaking.pop(self._thread.id, None)
+                leave.let_go()
             # Whatever is asked of an app server that was stopped starts another one.
             if handle is not None and not reading.is_over and self._upstream.is_open(self._codex):
                 await _bounded(handle.interrupt())
@@ -282,6 +327,16 @@ class CodexThread:
 
     async def aclose(self) -> None:
         """Nothing is held: the app server keeps the thread."""
+
+    def _leave(self, person: Person | None) -> Leave | None:
+        """Return how this answer asks leave; None where Codex asks nobody here."""
+        permissions = self._upstream.permissions
+        if permissions is None:
+            return None
+        leave = self._upstream.speaking[self._thread.id] = Leave(
+            permissions, self._thread.id, person, self._upstream.world
+        )
+        return leave
 
     async def _begun(self, said: Said) -> sdk.AsyncTurnHandle:
         """Start a turn. An app server that dies meanwhile may have written down what was said."""
@@ -301,9 +356,14 @@ class CodexThread:
 
 
 class Reading:
-    """One turn, as the app server tells it."""
+    """One turn, as the app server tells it.
 
-    def __init__(self) -> None:
+    Args:
+        refusals: Why leave was refused, by the ids of what was to be done: Codex says only that it was declined.
+    """
+
+    def __init__(self, refusals: Mapping[str, str] | None = None) -> None:
+        self._refusals: Mapping[str, str] = {} if refusals is None else refusals
         self.is_over = False
         self.failure: ModelError | None = None
         self._spoken: set[str] = set()
@@ -345,7 +405,9 @@ class Reading:
     def _completed(self, item: object) -> list[ModelEvent]:
         call = _call_of(item)
         if call is not None:
-            return [UpstreamCallEnded(call[0], *_result_of(item))]
+            content, outcome = _result_of(item)
+            refusal = self._refusals.get(call[0], "") if outcome is Outcome.DENIED else ""
+            return [UpstreamCallEnded(call[0], refusal or content, outcome)]
         match item:
             case wire.AgentMessageThreadItem() if item.id not in self._spoken and item.text:
                 return [TextDelta(item.text)]
@@ -424,9 +486,9 @@ def _refusal(error: sdk.JsonRpcError) -> ModelError:
     return kind(f"codex: {error.message}")
 
 
-def _approvals(mode: sdk.ApprovalMode) -> types.AskForApproval:
-    is_reviewing = mode is sdk.ApprovalMode.auto_review
-    value = wire.AskForApprovalValue.on_request if is_reviewing else wire.AskForApprovalValue.never
+def _policy(is_asking: bool) -> types.AskForApproval:  # noqa: FBT001 - it is the question
+    """Return when Codex asks: for what wants more than the sandbox allows, or never."""
+    value = wire.AskForApprovalValue.on_request if is_asking else wire.AskForApprovalValue.never
     return types.AskForApproval(root=value)
 
 

@@ -16,6 +16,7 @@ from typing import Self, cast
 
 from msgspec import Struct
 
+from midstream.core.permissions import Ask, Decision, Permission, Person
 from midstream.core.replies import Finished, UpstreamCallEnded, UpstreamCallStarted, Working
 from midstream.errors import ModelError, ModelStalledError, UpstreamFailedError, UsageError
 from midstream.runtime.upstreams import UpstreamEvent
@@ -56,6 +57,36 @@ class SilenceLimits(Struct, frozen=True):
                 raise UsageError(f"{name} is a number of seconds up to {SILENCE_MAX_S:.0f}, not {value!r}")
 
 
+class Leave:
+    """How an agent asks people for leave in the middle of one answer. The time they take is no silence of the agent.
+
+    Args:
+        person: Whom it can ask; None where nobody is there.
+    """
+
+    def __init__(self, person: Person | None) -> None:
+        self._person = person
+        self._open = 0
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether somebody is being waited for."""
+        return self._open > 0
+
+    @property
+    def person(self) -> Person | None:
+        """What the agent is given to ask with."""
+        return None if self._person is None else self._ask
+
+    async def _ask(self, permission: Permission, terms: Ask) -> Decision:
+        assert self._person is not None
+        self._open += 1
+        try:
+            return await self._person(permission, terms)
+        finally:
+            self._open -= 1
+
+
 class _Ended(Struct):
     """The agent has nothing more to say, or failed."""
 
@@ -68,10 +99,17 @@ class AgentRun:
     Args:
         events: What `UpstreamAgent.send` returned; it is closed here.
         name: Whose silence it is, for people.
+        leave: How it asks people while it answers.
     """
 
     def __init__(
-        self, events: AsyncIterator[UpstreamEvent], limits: SilenceLimits, world: World, *, name: str
+        self,
+        events: AsyncIterator[UpstreamEvent],
+        limits: SilenceLimits,
+        world: World,
+        *,
+        name: str,
+        leave: Leave | None = None,
     ) -> None:
         self.is_left = False
         """Whether it did not stop in time; its agent must not be spoken to again in this process."""
@@ -79,6 +117,7 @@ class AgentRun:
         self._limits = limits
         self._world = world
         self._name = name
+        self._leave = leave or Leave(None)
         self._line: asyncio.Queue[UpstreamEvent | _Ended] = asyncio.Queue(EVENTS_MAX)
         self._heard_at = world.monotonic()
         self._open: dict[str, str] = {}
@@ -153,7 +192,7 @@ class AgentRun:
     async def _watch(self) -> None:
         signed_at = self._heard_at
         while True:
-            if not self._line.empty():  # a slow reader is no silence of the agent
+            if not self._line.empty() or self._leave.is_asked:  # a slow reader is no silence of the agent
                 self._heard_at = self._world.monotonic()
             now = self._world.monotonic()
             silent_s = now - self._heard_at
@@ -162,7 +201,8 @@ class AgentRun:
                 self._is_over = True
                 self._line.put_nowait(_Ended(self._stalled(silent_s)))
                 return
-            if self._open and now - signed_at >= self._limits.sign_s and self._line.empty():
+            is_working = self._open and not self._leave.is_asked
+            if is_working and now - signed_at >= self._limits.sign_s and self._line.empty():
                 signed_at = now
                 self._line.put_nowait(Working(", ".join(sorted(set(self._open.values())))))
             until_s = min(limit_s - silent_s, self._limits.sign_s)

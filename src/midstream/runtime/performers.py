@@ -38,6 +38,7 @@ from midstream.core.messages import (
 from midstream.core.records import PromptHead, StalledOn
 from midstream.core.replies import (
     Heartbeat,
+    Judged,
     ModelEvent,
     ModelRequest,
     ReplyBuilder,
@@ -62,9 +63,11 @@ from midstream.core.turn import (
     Command,
     ModelFailed,
     ModelHeld,
+    ModelRemembered,
     ModelReplied,
     ModelSaid,
     Obligation,
+    PermissionAsked,
     ProbeCall,
     QuestionExpired,
     RunCall,
@@ -72,6 +75,7 @@ from midstream.core.turn import (
     RunningCalls,
     Stalled,
     StallOver,
+    TellAgent,
     TurnExpired,
     words_said,
 )
@@ -85,6 +89,7 @@ from midstream.errors import (
     ModelUnavailableError,
 )
 from midstream.runtime.agent import Agent, SubAgent
+from midstream.runtime.asking import AgentQuestions, Notes
 from midstream.runtime.children import Nursery, run_child, stop_child
 from midstream.runtime.models import ResumableModel
 from midstream.runtime.toolset import Toolset, read_toolset
@@ -118,25 +123,22 @@ _NEVER = threading.Event()
 _log = logging.getLogger(__name__)
 
 
-class Reports(Protocol):
+class Reports(Notes, Protocol):
     """Where performers say what they did: the session's runner."""
 
     session_id: str
 
-    async def say(self, command: ModelSaid | ModelHeld | ToolsFound) -> None:
-        """Journal a model's words, where they are kept, or the tools it is offered, soon."""
+    async def say(self, command: ModelSaid | ModelHeld | ModelRemembered | ToolsFound) -> None:
+        """Journal a model's words, where they are kept, what it remembers, or the tools it is offered, soon."""
 
     def tell(self, progress: CallProgress | Stalled | StallOver) -> None:
         """Journal how far a tool is, or that nothing comes."""
 
-    async def show(self, command: ChildSpoke) -> None:
-        """Journal what a child did."""
+    async def show(self, command: ChildSpoke | PermissionAsked) -> None:
+        """Journal what a child did, or an agent asks, and wait for it."""
 
     def report(self, command: Command) -> None:
         """Journal an outcome, soon. Nothing may be left to do: whatever follows from it is owed anew."""
-
-    async def confirm(self) -> None:
-        """Make sure that the session was not taken while this process was frozen; where it was, be cancelled."""
 
     async def report_within(self, owed: RunCall, run: Callable[[Attempt], CallFinished]) -> None:
         """Let a call run in the append of its outcome, and wait for it."""
@@ -163,6 +165,7 @@ class Performer:
         self._nursery = nursery
         self._toolset = Toolset(agent.tools)
         """What the last model call of this process was offered."""
+        self._questions = AgentQuestions(world, reports)
         self._prompt: tuple[tuple[str, tuple[ToolSpec, ...]], PromptHead] | None = None
         """What its request began with, and the digests of that."""
 
@@ -185,6 +188,8 @@ class Performer:
                 await self._until(obligation.deadline_at)
                 late = QuestionExpired(obligation.turn, obligation.reply_no, obligation.call_id)
                 self._reports.report(late)
+            case TellAgent():
+                await self._questions.tell(obligation, session)
             case AwaitCancelled():
                 await self._until(obligation.deadline_at)
                 self._reports.report(CancelExpired(obligation.turn))
@@ -215,6 +220,8 @@ class Performer:
             if kept.token and not self._reports.is_closing:
                 await self._stop(kept.token)
             raise
+        finally:
+            self._questions.end(owed)
 
     async def _attempt(self, owed: AskModel, session: Session, turn: AwaitingModel, kept: _Kept) -> None:
         own = await self._read_tools(owed)
@@ -226,6 +233,7 @@ class Performer:
             unread = ModelUnavailableError(f"what the model is to read cannot be read: {error.message}")
             self._reports.report(self._failure(owed, unread, session))
             return
+        watch = self._watch(owed)
         request = ModelRequest(
             self._agent.instructions,
             history.then(UserMessage.of(HAND_IN)) if turn.is_last else history,
@@ -234,11 +242,12 @@ class Performer:
             f"{self._reports.session_id}/{owed.turn}/{owed.reply_no}",
             kept.token,
             session=self._reports.session_id,
+            person=self._questions.person(owed, watch),
         )
         shown = words_said(turn) if kept.token else {}
         builder = ReplyBuilder(owed.turn, owed.reply_no, owed.attempt, shown)
         try:
-            reply = await self._listen(owed, request, builder, kept)
+            reply = await self._listen(owed, request, builder, kept, watch)
         except ModelError as error:
             self._reports.report(self._failure(owed, error, session))
         else:
@@ -283,13 +292,12 @@ class Performer:
         return self._toolset.tools
 
     async def _listen(
-        self, owed: AskModel, request: ModelRequest, builder: ReplyBuilder, kept: _Kept
+        self, owed: AskModel, request: ModelRequest, builder: ReplyBuilder, kept: _Kept, watch: Watch
     ) -> Reply:
         """Journal the model's words as they come and return the whole reply."""
         place = (owed.turn, owed.reply_no, owed.attempt)
         name = self._agent.model.name
         events = cast("AsyncGenerator[ModelEvent]", self._agent.model.stream(request))
-        watch = self._watch(owed)
         try:
             async with watch, contextlib.aclosing(events):
                 async for event in events:
@@ -297,6 +305,8 @@ class Performer:
                         if isinstance(event, Resumable):
                             kept.token = event.token
                             await self._reports.say(ModelHeld(*place, event.token))
+                        elif isinstance(event, Judged):
+                            await self._reports.say(ModelRemembered(*place, event.judgement))
                         elif isinstance(event, Heartbeat):
                             watch.pinged()
                         continue

@@ -25,6 +25,7 @@ from midstream.core.replies import (
     CallRequested,
     Finished,
     Heartbeat,
+    Judged,
     ModelEvent,
     ModelRequest,
     ThinkingDelta,
@@ -44,10 +45,11 @@ from midstream.errors import (
     UpstreamMismatchError,
     UsageError,
 )
-from midstream.runtime.agent_runs import AgentRun, SilenceLimits
+from midstream.runtime.agent_runs import AgentRun, Leave, SilenceLimits
 from midstream.runtime.debugging import show_where_asked
 from midstream.runtime.key_locks import KeyLocks
 from midstream.runtime.live_agents import LiveAgents
+from midstream.runtime.pool_counters import PoolCounters
 from midstream.runtime.pool_entries import OUT_OF_ORDER, Found, PoolEntries
 from midstream.runtime.pool_turns import REBUILT_NOTE, End, Turn, TurnReport
 from midstream.runtime.upstreams import (
@@ -137,6 +139,8 @@ class Pooled:
         self._servers = servers
         self._on_turn = on_turn
         self._world = world
+        self.counters = PoolCounters()
+        """What became of all turns since this pool was made, as numbers: for metrics."""
         self._entries = PoolEntries(shelf, upstream.name, world)
         self._live = LiveAgents(
             upstream,
@@ -188,6 +192,7 @@ class Pooled:
             request.session,
             request.is_ephemeral,
             wishes=request.wishes,
+            person=request.person,
         )
         async with contextlib.aclosing(self._streamed(resent, chain)) as events:
             async for event in events:
@@ -336,6 +341,7 @@ class Pooled:
     async def _answered(self, turn: Turn) -> AsyncGenerator[ModelEvent, None]:
         """Say what is to be said, with a fresh agent where the first one fails, and give the answer to the last."""
         while True:
+            yield Judged(turn.judgement())
             try:
                 async with contextlib.aclosing(self._delivered(turn)) as events:
                     async for event in events:
@@ -395,8 +401,10 @@ class Pooled:
                 agent = await self._opened_agent(turn)
                 turn.sent += 1
                 turn.begin_send()
-                answer = agent.send(said, key=turn.key(), is_forced=turn.is_forced)
-                run = AgentRun(answer, self._limits.silence, self._world, name=self.name)
+                leave = Leave(turn.request.person)
+                told = replace(said, person=leave.person)
+                answer = agent.send(told, key=turn.key(), is_forced=turn.is_forced)
+                run = AgentRun(answer, self._limits.silence, self._world, name=self.name, leave=leave)
                 try:
                     async with run, contextlib.aclosing(self._heard(turn, run)) as events:
                         async for event in events:
@@ -601,6 +609,7 @@ class Pooled:
             self._reports[report.session] = report
             while len(self._reports) > REPORTS_MAX:
                 self._reports.popitem(last=False)
+        self.counters.take(report)
         self._log_turn(turn, "%s", report.line)
         if self._on_turn is not None:
             try:

@@ -10,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from midstream.core.messages import Entry, Exchange, History, Result, Thinking, Usage, UserMessage
+from midstream.core.records import Judgement
 from midstream.core.reuse.classification import Action, Classification, Fork, Fresh, Kind, Resume
 from midstream.core.reuse.fingerprint import LINK_BYTES, Outline
 from midstream.core.reuse.resent import ResentRequest
@@ -56,6 +57,7 @@ class TurnReport(Struct, frozen=True):
             died), "stale" (older than this upstream remembers), or "".
         error: The code of what the turn failed with, or "".
         usage: Tokens of all that was said in this turn.
+        field, index: What differs first, or where the new begins, and in which user message, counted from 0.
     """
 
     session: str
@@ -71,6 +73,8 @@ class TurnReport(Struct, frozen=True):
     rebuilt: str = ""
     error: str = ""
     usage: Usage = Usage()
+    field: str = ""
+    index: int | None = None
 
     @property
     def line(self) -> str:
@@ -276,6 +280,22 @@ class Turn:
             self.rebuilt,
             self.error,
             self.usage,
+            self.judged.reason.field,
+            self.judged.reason.index,
+        )
+
+    def judgement(self) -> Judgement:
+        """Return what readers are told of it, as it stands now."""
+        reason = self.judged.reason
+        return Judgement(
+            self.judged.kind.value,
+            reason.words,
+            self.way.value,
+            reason.field,
+            reason.index,
+            self.judged.common,
+            self.judged.new,
+            self.rebuilt,
         )
 
 

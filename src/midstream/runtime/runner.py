@@ -17,8 +17,6 @@ from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Protocol
 
-from msgspec.structs import replace
-
 from midstream.core import session as sessions
 from midstream.core.blobs import Blob, lifted
 from midstream.core.frames import EventId
@@ -34,14 +32,18 @@ from midstream.core.turn import (
     ChildSpoke,
     Command,
     ModelHeld,
+    ModelRemembered,
     ModelSaid,
     Obligation,
+    PermissionAsked,
+    PermissionDropped,
     Recover,
     Refused,
     RunCall,
-    SendMessage,
     Stalled,
     StallOver,
+    TellAgent,
+    UseAnswer,
 )
 from midstream.errors import (
     DrainingError,
@@ -254,7 +256,7 @@ class Runner:
         Raises:
             MidstreamError: See `submit`; `LeaseHeldError` where another process owns the session by now.
         """
-        return await self._post(_limited(command, self._agent.turn_s))
+        return await self._post(sessions.limited(command, self._agent.turn_s))
 
     def part(self, error: MidstreamError) -> None:
         """Send the readers away with `error` and refuse new commands from outside; the turn goes on."""
@@ -329,7 +331,7 @@ class Runner:
 
     # --- what performers use ----------------------------------------------------------------------------------
 
-    async def say(self, command: ModelSaid | ModelHeld | ToolsFound) -> None:
+    async def say(self, command: ModelSaid | ModelHeld | ModelRemembered | ToolsFound) -> None:
         """Journal a model's words, or its tools, soon; wait only while too many of them are on their way."""
         if self._failed is not None:
             return  # a model that does not mind being stopped talks to nobody
@@ -342,13 +344,26 @@ class Runner:
         if self._failed is None and not self._mailbox.is_full:
             self._mailbox.put(Envelope(progress))
 
-    async def show(self, command: ChildSpoke) -> None:
-        """Journal what a child did, and wait for it: the obligation goes on.
+    def note(self, command: PermissionDropped) -> None:
+        """Journal soon that an agent waits no more."""
+        if self._failed is None:
+            self._mailbox.put(Envelope(command))
+
+    async def show(self, command: ChildSpoke | PermissionAsked) -> None:
+        """Journal what a child did, or an agent asks, and wait for it: the obligation goes on.
 
         Raises:
             MidstreamError: This session has failed.
         """
         await self._post(command)
+
+    async def insist(self, command: UseAnswer | PermissionDropped) -> None:
+        """Journal this before what it announces, and end an obligation by it.
+
+        Raises:
+            MidstreamError: It was refused, or this session has failed. Nothing was written.
+        """
+        await self._post(command, asyncio.current_task())
 
     def report(self, command: Command) -> None:
         """Journal what came of an obligation, soon; a runner that has failed meanwhile leaves it in doubt."""
@@ -626,6 +641,8 @@ class Runner:
                 self._doing[obligation] = self._world.spawn(self._perform(obligation, self.state), name=name)
 
     def _is_cut(self, obligation: Obligation) -> bool:
+        if self._is_patient and isinstance(obligation, TellAgent):
+            return False  # the reply that may go on waits for it
         if self._is_patient and isinstance(obligation, AskModel) and obligation in self._doing:
             return False
         return self._is_quiescing and self._performer.is_repeatable(obligation)
@@ -671,17 +688,6 @@ class Runner:
 
 def _appendix(records: Sequence[Record], blobs: Sequence[Blob], before: Session, state: Session) -> Appendix:
     return Appendix([encode(record) for record in records], mark_of(records, before, state), blobs)
-
-
-def _limited(command: Command | Received, turn_s: float) -> Command | Received:
-    """Give a message the agent's limit for a turn, where it names none."""
-    if not turn_s:
-        return command
-    if isinstance(command, SendMessage):
-        return command if command.timeout_s else replace(command, timeout_s=turn_s)
-    if isinstance(command, Received) and isinstance(command.command, SendMessage):
-        return replace(command, command=_limited(command.command, turn_s))
-    return command
 
 
 def _without_starts(records: Sequence[Record]) -> tuple[Record, ...]:

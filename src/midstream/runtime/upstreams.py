@@ -32,6 +32,7 @@ from typing import Protocol, runtime_checkable
 from msgspec import Struct
 
 from midstream.core.messages import History, Result, ToolSpec, UserMessage
+from midstream.core.permissions import Person
 from midstream.core.replies import ModelEvent
 from midstream.core.reuse.abilities import Abilities
 from midstream.core.reuse.servers import McpServer
@@ -77,12 +78,14 @@ class Said(Struct, frozen=True):
         results: Answers to the calls its last reply asked for, in the calls' order; then `message` may have no parts.
         before: Told to a fresh conversation of an upstream that takes history: all that came before `message`.
         wishes: How the answer is to be made; those that `Abilities.grants` does not name are nobody's concern.
+        person: Whom the agent can ask for leave while it answers; None where nobody is there.
     """
 
     message: UserMessage
     results: tuple[Result, ...] = ()
     before: History | None = None
     wishes: Wishes = NO_WISHES
+    person: Person | None = None
 
 
 class Opened(Struct, frozen=True):

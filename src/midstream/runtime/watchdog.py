@@ -11,10 +11,11 @@ clock. Whatever goes wrong in here is logged and changes nothing for what is bei
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from types import TracebackType
 from typing import Self
@@ -100,6 +101,8 @@ class Watch:
         """The least budget of a silence that may begin while this one lasts."""
         self._is_noticed = False
         self._is_held = False
+        self._pauses = 0
+        """Waits for a person that are under way."""
         self._recent: deque[_Activity] = deque(maxlen=RECENT_MAX)
         self._cut: asyncio.Timeout | None = None
         self._timer: Cancellable | None = None
@@ -153,6 +156,16 @@ class Watch:
         """Stop the clock until something is heard: what is waited for now is the journal."""
         self._is_held = True
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop the clock inside: what is waited for is a person. It begins anew once nobody is any more."""
+        self._pauses += 1
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+            self._since = self._world.monotonic()
+
     # --- the watching -----------------------------------------------------------------------------------------
 
     def _look_again(self) -> None:
@@ -167,7 +180,7 @@ class Watch:
         advisory_s, limit_s = self._budgets.of(self._waiting_for)
         if self._cut is not None and self._waiting_for is StalledOn.TOOL:
             limit_s = self._budgets.upstream_tool_max_s
-        silent_s = 0.0 if self._is_held else self._world.monotonic() - self._since
+        silent_s = 0.0 if self._is_held or self._pauses else self._world.monotonic() - self._since
         if limit_s is not None and silent_s >= limit_s:
             self._end(silent_s)
             return None

@@ -8,9 +8,10 @@ from msgspec.structs import replace
 
 from midstream.core.calls import CHOICES, CallState, Choice, QuestionKind
 from midstream.core.messages import Call, Entry, Reply, Result, UserMessage
+from midstream.core.records import QuestionAsked
 from midstream.core.server_stream import status_of, waiting_on
 from midstream.core.session import Session
-from midstream.core.turn import AwaitingModel, Cancelling, Idle, RunningCalls, reply_so_far
+from midstream.core.turn import AgentQuestion, AwaitingModel, Cancelling, Idle, RunningCalls, reply_so_far
 
 
 class QuestionSnapshot(Struct, frozen=True, omit_defaults=True):
@@ -67,6 +68,7 @@ class RunningTurn(Struct, frozen=True, omit_defaults=True):
         attempt: Which try of this reply the model is at; 0 once the reply is whole.
         said: The reply, or as much of it as the model has said.
         calls: The calls of a whole reply, in the model's order.
+        questions: What the upstream's agent wants leave for in the middle of this reply; see `question_asked`.
     """
 
     turn: int
@@ -74,6 +76,7 @@ class RunningTurn(Struct, frozen=True, omit_defaults=True):
     attempt: int = 0
     said: Reply | None = None
     calls: tuple[CallSnapshot, ...] = ()
+    questions: tuple[QuestionAsked, ...] = ()
 
 
 class Snapshot(Struct, frozen=True):
@@ -135,10 +138,30 @@ def _running_turn(state: Session) -> RunningTurn | None:
         case Idle():
             return None
         case AwaitingModel() as turn:
-            return RunningTurn(turn.turn, turn.reply_no, turn.attempt, reply_so_far(turn))
+            questions = tuple(_asked(turn, each) for each in turn.questions if each.is_open)
+            return RunningTurn(
+                turn.turn, turn.reply_no, turn.attempt, reply_so_far(turn), questions=questions
+            )
         case RunningCalls() | Cancelling() as turn:
             calls = tuple(_call_snapshot(call) for call in turn.calls)
             return RunningTurn(turn.turn, turn.reply_no, said=turn.reply, calls=calls)
+
+
+def _asked(turn: AwaitingModel, question: AgentQuestion) -> QuestionAsked:
+    return QuestionAsked(
+        turn.turn,
+        turn.reply_no,
+        question.id,
+        QuestionKind.APPROVAL,
+        question.digest,
+        question.asked_at,
+        question.text,
+        question.expires_at,
+        question.attempt,
+        question.name,
+        question.arguments,
+        question.is_fixed,
+    )
 
 
 def _call_snapshot(call: CallState) -> CallSnapshot:

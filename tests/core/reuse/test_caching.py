@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from midstream.core.messages import Reply, Text, Usage
 from midstream.core.records import (
     AttemptStarted,
     Delta,
     HistoryCompacted,
+    Judgement,
+    MemoryJudged,
     PromptHead,
     Record,
     ReplyCompleted,
 )
-from midstream.core.reuse.caching import KEPT_S, TOKENS_MIN, ModelCall, Prefix, model_calls
+from midstream.core.reuse.caching import (
+    KEPT_S,
+    TOKENS_MIN,
+    ModelCall,
+    Prefix,
+    TurnCost,
+    model_calls,
+    turn_costs,
+)
 from tests.spec import spec
 
 HEAD = PromptHead("system", "tools")
@@ -98,3 +110,58 @@ def test_without_usage_and_digests_nothing_is_claimed() -> None:
         Prefix.DIVERGENCE,
         "the system prompt changed",
     )
+
+
+NEW = Judgement("new", "nothing is known of it", "fresh", "record", new=1)
+KNOWN = Judgement("continuation", "one user message is new", "resumed", "users", 1, 1, 1)
+
+
+def of_turn(reply: ReplyCompleted, turn: int) -> ReplyCompleted:
+    return replace(reply, turn=turn)
+
+
+@spec("REUSE-65")
+def test_a_turn_is_one_row_with_the_tokens_of_all_its_replies() -> None:
+    first, second, third = (
+        of_turn(replied(1), 1),
+        of_turn(replied(2, 4900, at=9.0), 1),
+        of_turn(replied(1, 10), 2),
+    )
+    one, two = turn_costs([first, second, third])
+    assert (one.turn, one.at, one.kind, one.reason) == (1, 9.0, "new", "first request")
+    assert (one.input_tokens, one.cached_tokens, one.uncached_tokens) == (10_000, 4900, 5100)
+    assert [call.reply for call in one.calls] == [1, 2]
+    assert (two.kind, two.reason, two.way) == ("continuation", "", "")
+
+
+@spec("REUSE-65")
+def test_a_turn_in_which_the_prefix_ended_says_so_whichever_reply_it_was() -> None:
+    changed = of_turn(replied(2, prompt=PromptHead("another", "tools")), 1)
+    (one,) = turn_costs([of_turn(replied(1), 1), changed])
+    assert (one.kind, one.reason) == ("divergence", "the system prompt changed")
+
+
+@spec("REUSE-65", "REUSE-78")
+def test_of_a_pools_turn_the_pools_judgement_stands() -> None:
+    gone = replace(KNOWN, way="fresh", rebuilt="upstream_gone")
+    costs = turn_costs(
+        [
+            MemoryJudged(1, 1, 1, NEW, 1.0),
+            of_turn(replied(1, tokens=9), 1),
+            MemoryJudged(2, 1, 1, KNOWN, 2.0),
+            MemoryJudged(2, 1, 1, gone, 3.0),
+        ]
+    )
+    assert [(each.kind, each.reason, each.way) for each in costs] == [
+        ("new", "nothing is known of it", "fresh"),
+        ("continuation", "rebuilt (upstream_gone)", "fresh"),
+    ]
+    assert costs[1] == TurnCost(
+        2,
+        2.0,
+        "continuation",
+        "rebuilt (upstream_gone)",
+        "fresh",
+        judgements=(KNOWN, gone),
+    )
+    assert costs[1].uncached_tokens == -1  # it has no reply

@@ -1,4 +1,7 @@
-"""What a session's model calls found in their provider's cache, and what kept them from it, read from its journal.
+"""What a session's turns found in their provider's cache, or in an upstream's memory, and what kept them from it.
+
+It is read from the journal. Of a turn that a pool answered it has the pool's own judgement; of any other it is found
+out here how each request stood to the one before.
 
 The journal has the tokens that the provider counted, the model, the moment, digests of the system prompt and of the
 tools, and every change of what is shown. It does not have the bytes that were sent: why a prompt has another digest,
@@ -12,7 +15,15 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from midstream.core.records import AttemptStarted, HistoryCompacted, PromptHead, Record, ReplyCompleted
+from midstream.core.records import (
+    AttemptStarted,
+    HistoryCompacted,
+    Judgement,
+    MemoryJudged,
+    PromptHead,
+    Record,
+    ReplyCompleted,
+)
 
 TOKENS_MIN = 1024
 """Tokens of a prompt from which providers keep it at all; some models want up to four times as many."""
@@ -57,6 +68,73 @@ class ModelCall(Struct, frozen=True, omit_defaults=True):
     def uncached_tokens(self) -> int:
         """What was read anew; -1 where nobody knows."""
         return -1 if self.input_tokens < 0 else max(self.input_tokens - max(self.cached_tokens, 0), 0)
+
+
+class TurnCost(Struct, frozen=True, omit_defaults=True):
+    """One turn, and what it cost. Tokens are those of all its replies; -1 where nobody counted.
+
+    Args:
+        kind: How it stood to what was there before: the pool's judgement (docs/spec/reuse.md) where there was one, or
+            that of the first of its model calls that diverged, or of its first.
+        reason: What was decisive.
+        way: How the pool's agent was got; "" where there was no pool.
+        calls: Its whole replies.
+        judgements: All that a pool judged in it, in order: several where agents failed, or a reply had calls.
+    """
+
+    turn: int
+    at: float
+    kind: str
+    reason: str = ""
+    way: str = ""
+    input_tokens: int = -1
+    cached_tokens: int = -1
+    calls: tuple[ModelCall, ...] = ()
+    judgements: tuple[Judgement, ...] = ()
+
+    @property
+    def uncached_tokens(self) -> int:
+        """What was read anew; -1 where nobody knows."""
+        return -1 if self.input_tokens < 0 else max(self.input_tokens - max(self.cached_tokens, 0), 0)
+
+
+def turn_costs(records: Iterable[Record]) -> list[TurnCost]:
+    """Return what the turns of a journal cost, in order; those of which nothing is known are left out."""
+    reading = _Reading()
+    calls: dict[int, list[ModelCall]] = {}
+    judgements: dict[int, list[Judgement]] = {}
+    at: dict[int, float] = {}
+    for record in records:
+        call = reading.take(record)
+        if call is not None:
+            calls.setdefault(call.turn, []).append(call)
+            at[call.turn] = call.at
+        elif isinstance(record, MemoryJudged):
+            judgements.setdefault(record.turn, []).append(record.judgement)
+            at.setdefault(record.turn, record.at)
+    return [_cost(turn, at[turn], calls.get(turn, []), judgements.get(turn, [])) for turn in sorted(at)]
+
+
+def _cost(turn: int, at: float, calls: list[ModelCall], judgements: list[Judgement]) -> TurnCost:
+    counted = [call for call in calls if call.input_tokens >= 0]
+    read = sum(call.input_tokens for call in counted) if counted else -1
+    cached = sum(max(call.cached_tokens, 0) for call in counted) if counted else -1
+    kind, reason, way = _of_pool(judgements) if judgements else _of_calls(calls, cached)
+    return TurnCost(turn, at, kind, reason, way, read, cached, tuple(calls), tuple(judgements))
+
+
+def _of_pool(judgements: list[Judgement]) -> tuple[str, str, str]:
+    """Return what was judged first, and how it came out: a fresh agent may have had to be told everything."""
+    first, last = judgements[0], judgements[-1]
+    rebuilt = next((each.rebuilt for each in judgements if each.rebuilt), "")
+    reason = f"rebuilt ({rebuilt})" if rebuilt else first.why
+    return first.kind, reason, last.way
+
+
+def _of_calls(calls: list[ModelCall], cached: int) -> tuple[str, str, str]:
+    first = next((call for call in calls if call.kind is Prefix.DIVERGENCE), calls[0])
+    is_warm = first.kind is Prefix.CONTINUATION and cached > 0
+    return first.kind.value, "" if is_warm else first.reason, ""
 
 
 def model_calls(records: Iterable[Record]) -> list[ModelCall]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from midstream.core.messages import History, ToolSpec
+from midstream.core.permissions import Person
 from midstream.core.replies import ModelRequest
 from midstream.core.reuse.fingerprint import Heard
 from midstream.core.wishes import NO_WISHES, Wishes
@@ -16,7 +17,7 @@ class ResentRequest(Struct, frozen=True):
     """A `ModelRequest` of whose history only the end was read: what stands before it was read in an earlier turn.
 
     Args:
-        instructions, tools, key, session, is_ephemeral, wishes: See `ModelRequest`.
+        instructions, tools, key, session, is_ephemeral, wishes, person: See `ModelRequest`.
         heard: What matters of the whole history.
         tail: Its last entries, at least those that are new; perhaps all of it.
         whole: Returns all of it. It may cost what reading it for the first time did.
@@ -31,6 +32,7 @@ class ResentRequest(Struct, frozen=True):
     session: str = ""
     is_ephemeral: bool = False
     wishes: Wishes = NO_WISHES
+    person: Person | None = None
 
     def request(self) -> ModelRequest:
         """Return the same with its whole history, for a model that keeps nothing."""
@@ -42,4 +44,5 @@ class ResentRequest(Struct, frozen=True):
             session=self.session,
             is_ephemeral=self.is_ephemeral,
             wishes=self.wishes,
+            person=self.person,
         )

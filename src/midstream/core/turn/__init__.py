@@ -11,13 +11,14 @@ is stopped.
                           │    └─attempt n+1       └──cancel──▶ Cancelling         └─ a reply without calls
                           └────── cancel, failure, end ──────────────┴──────────────▶ Idle
 
-A call of `RunningCalls` may wait for a person; the turn waits with it, across restarts and for days.
+A call of `RunningCalls` may wait for a person; the turn waits with it, across restarts and for days. So may an
+upstream's agent in the middle of `AwaitingModel`; but its wait ends with the process, and its next attempt asks anew.
 
 A command that is late, repeated or about something else decides to no record at all (TURN-9): that happens
 whenever an owner died or a cancel was faster, and it is no error.
 
-Where things stand: `states` (and limits), `commands`, `deciding`, `batches` (the calls of one reply), `folding`,
-`owing`.
+Where things stand: `states` (and limits), `commands`, `deciding`, `batches` (the calls of one reply), `asking`
+(what an upstream's agent wants leave for), `folding`, `owing`.
 """
 
 from __future__ import annotations
@@ -34,8 +35,11 @@ from midstream.core.turn.commands import (
     Command,
     ModelFailed,
     ModelHeld,
+    ModelRemembered,
     ModelReplied,
     ModelSaid,
+    PermissionAsked,
+    PermissionDropped,
     QuestionExpired,
     Recover,
     Refused,
@@ -44,6 +48,7 @@ from midstream.core.turn.commands import (
     Stalled,
     StallOver,
     TurnExpired,
+    UseAnswer,
     WhenBusy,
     Withdraw,
 )
@@ -69,6 +74,7 @@ from midstream.core.turn.owing import (
     ProbeCall,
     RunCall,
     RunChild,
+    TellAgent,
     is_owed_by_client,
     owed,
 )
@@ -86,6 +92,7 @@ from midstream.core.turn.states import (
     RESTARTS_MAX,
     RETRY_AFTER_MAX_S,
     TURN_TIMEOUT_CODE,
+    AgentQuestion,
     AwaitingModel,
     Cancelling,
     Idle,
@@ -109,6 +116,7 @@ __all__ = [
     "RESTARTS_MAX",
     "RETRY_AFTER_MAX_S",
     "TURN_TIMEOUT_CODE",
+    "AgentQuestion",
     "Answer",
     "AskModel",
     "AwaitCancelled",
@@ -129,9 +137,12 @@ __all__ = [
     "Left",
     "ModelFailed",
     "ModelHeld",
+    "ModelRemembered",
     "ModelReplied",
     "ModelSaid",
     "Obligation",
+    "PermissionAsked",
+    "PermissionDropped",
     "ProbeCall",
     "QuestionExpired",
     "Recover",
@@ -143,9 +154,11 @@ __all__ = [
     "SendMessage",
     "StallOver",
     "Stalled",
+    "TellAgent",
     "Terms",
     "TurnExpired",
     "TurnState",
+    "UseAnswer",
     "WhenBusy",
     "Withdraw",
     "decide",

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from midstream.core.calls import CallPlan, Choice
 from midstream.core.messages import Reply, Result, UserMessage
-from midstream.core.records import ClientTool, Delta, Parent, PromptHead, StalledOn
+from midstream.core.records import ClientTool, Delta, Judgement, Parent, PromptHead, StalledOn
 from midstream.core.turn.states import LOOK_BACK_S
 from midstream.errors import MidstreamError
 
@@ -65,6 +65,15 @@ class ModelHeld(Struct, frozen=True):
     reply_no: int
     attempt: int
     token: str
+
+
+class ModelRemembered(Struct, frozen=True):
+    """A pool judged what the upstream's agent knows of the conversation."""
+
+    turn: int
+    reply_no: int
+    attempt: int
+    judgement: Judgement
 
 
 class ModelReplied(Struct, frozen=True):
@@ -195,6 +204,51 @@ class QuestionExpired(Struct, frozen=True):
     call_id: str
 
 
+class PermissionAsked(Struct, frozen=True):
+    """An upstream's agent wants leave for something, in the middle of its answer, and waits.
+
+    Args:
+        question_id: Names the question; nobody has used it before.
+        name, arguments: What it wants to do; the arguments are JSON text.
+        text: What to show beside it.
+        answer_s: Seconds a person has to answer; 0 for no limit.
+        is_fixed: The arguments cannot be changed by the answer.
+        is_vague: The agent does not show what it is about to do, so that no answer to another question fits this one.
+    """
+
+    turn: int
+    reply_no: int
+    attempt: int
+    question_id: str
+    name: str
+    arguments: str
+    text: str = ""
+    answer_s: float = 0.0
+    is_fixed: bool = False
+    is_vague: bool = False
+
+
+class PermissionDropped(Struct, frozen=True):
+    """An upstream's agent waits no more for the answer to its question, and goes on."""
+
+    turn: int
+    reply_no: int
+    attempt: int
+    question_id: str
+
+
+class UseAnswer(Struct, frozen=True):
+    """The agent is about to be told what was decided about its question: from here on the decision is used up.
+
+    Refused with `question_closed` where it may not be told, because its attempt has ended.
+    """
+
+    turn: int
+    reply_no: int
+    attempt: int
+    question_id: str
+
+
 class Cancel(Struct, frozen=True):
     """Stop the turn `turn`, or whichever runs where it is None."""
 
@@ -231,6 +285,7 @@ Command = (
     | Withdraw
     | ModelSaid
     | ModelHeld
+    | ModelRemembered
     | ModelReplied
     | ModelFailed
     | Stalled
@@ -242,6 +297,9 @@ Command = (
     | CallProbed
     | Answer
     | QuestionExpired
+    | PermissionAsked
+    | PermissionDropped
+    | UseAnswer
     | Cancel
     | CancelExpired
     | TurnExpired

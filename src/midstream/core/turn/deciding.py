@@ -17,6 +17,7 @@ from midstream.core.records import (
     Delta,
     ExchangeCommitted,
     HistoryCompacted,
+    MemoryJudged,
     MessageAccepted,
     Record,
     ReplyCompleted,
@@ -28,7 +29,7 @@ from midstream.core.records import (
 )
 from midstream.core.replies import Words
 from midstream.core.timing import MODEL_BACKOFF
-from midstream.core.turn import batches
+from midstream.core.turn import asking, batches
 from midstream.core.turn.commands import (
     Answer,
     CallExpired,
@@ -41,8 +42,11 @@ from midstream.core.turn.commands import (
     Command,
     ModelFailed,
     ModelHeld,
+    ModelRemembered,
     ModelReplied,
     ModelSaid,
+    PermissionAsked,
+    PermissionDropped,
     QuestionExpired,
     Recover,
     Refused,
@@ -51,6 +55,7 @@ from midstream.core.turn.commands import (
     Stalled,
     StallOver,
     TurnExpired,
+    UseAnswer,
 )
 from midstream.core.turn.states import (
     ATTEMPTS_MAX,
@@ -72,7 +77,6 @@ from midstream.errors import (
     ContextOverflowError,
     ModelForgotError,
     NothingToResumeError,
-    QuestionClosedError,
     SessionBusyError,
 )
 
@@ -128,8 +132,10 @@ def _decide_idle(state: Idle, command: Command, *, at: float) -> tuple[Record, .
                 TurnResumed(turn, reply_no, at, command.stream),
                 AttemptStarted(turn, reply_no, attempt=1, at=at),
             )
-        case Answer():
-            raise _closed(command)
+        case Answer() | UseAnswer():
+            raise asking.closed_error(command)
+        case PermissionAsked():
+            raise asking.too_late(command)
         case _:
             return ()  # TURN-9: the turn this is about has ended
 
@@ -144,12 +150,31 @@ def _decide_awaiting_model(
             return command.deltas if _is_current(state, command) else ()
         case ModelHeld():
             return _take_token(state, command) if _is_current(state, command) else ()
+        case ModelRemembered():
+            place = (state.turn, state.reply_no, state.attempt)
+            return (MemoryJudged(*place, command.judgement, at),) if _is_current(state, command) else ()
+        case Stalled() | StallOver() if _is_about_model(state, command):
+            return (_noticed(command, at=at),)
+        case Answer():
+            question = asking.open_question(state, command.turn, command.reply_no, command.call_id)
+            if question is None:
+                raise asking.closed_error(command)
+            return asking.take_answer(state, question, command, at=at)
+        case PermissionAsked() | PermissionDropped() | UseAnswer() | QuestionExpired():
+            return asking.decide(state, command, at=at)
+        case _:
+            did = _end_attempt(state, command, epoch=epoch, at=at)
+            # Nobody waits any more for what the attempt had asked (TURN-80).
+            return (*asking.closed(state, at=at), *did) if did else did
+
+
+def _end_attempt(state: AwaitingModel, command: Command, *, epoch: int, at: float) -> tuple[Record, ...]:
+    """Take what ends the attempt that runs: its reply, its failure, a stop, a new owner."""
+    match command:
         case ModelReplied():
             return _take_reply(state, command, epoch=epoch, at=at) if _is_current(state, command) else ()
         case ModelFailed():
             return _take_failure(state, command, at=at) if _is_current(state, command) else ()
-        case Stalled() | StallOver() if _is_about_model(state, command):
-            return (_noticed(command, at=at),)
         case Cancel() if command.turn in (None, state.turn):
             return (
                 CancelRequested(state.turn, at, deadline_at=at),
@@ -157,8 +182,6 @@ def _decide_awaiting_model(
             )
         case TurnExpired() if command.turn == state.turn:
             return _take_timeout(state, at=at)
-        case Answer():
-            raise _closed(command)
         case Recover():
             return _recover_awaiting_model(state, command, epoch=epoch, at=at)
         case _:
@@ -186,7 +209,7 @@ def _decide_running_calls(
         case Answer():
             call = batches.asking(state, command.turn, command.reply_no, command.call_id)
             if call is None:
-                raise _closed(command)
+                raise asking.closed_error(command)
             return batches.take_answer(state, call, command, epoch=epoch, at=at)
         case QuestionExpired():
             return batches.expire_question(state, command, epoch=epoch, at=at)
@@ -196,6 +219,10 @@ def _decide_running_calls(
             return _stop(state, TurnStatus.FAILED, at=at)
         case Recover():
             return batches.recover(state, command, epoch=epoch, at=at)
+        case UseAnswer():
+            raise asking.closed_error(command)
+        case PermissionAsked():
+            raise asking.too_late(command)
         case _:
             return ()  # TURN-9
 
@@ -218,8 +245,10 @@ def _decide_cancelling(state: Cancelling, command: Command, *, at: float) -> tup
             return batches.close(state, state.status, at=at)
         case Recover():
             return batches.close(state, state.status, at=at, is_lost=True)
-        case Answer():
-            raise _closed(command)
+        case Answer() | UseAnswer():
+            raise asking.closed_error(command)
+        case PermissionAsked():
+            raise asking.too_late(command)
         case _:
             return ()  # TURN-9; a second cancel changes nothing
 
@@ -235,11 +264,6 @@ def _busy(turn: int) -> Refused:
     return Refused(SessionBusyError(f"turn {turn} is still running: wait for its end or cancel it"))
 
 
-def _closed(answer: Answer) -> Refused:
-    message = f"call {answer.call_id!r} of turn {answer.turn} has no open question: it was answered, or the turn ended"
-    return Refused(QuestionClosedError(message))
-
-
 def _progressed(said: CallProgress, *, at: float) -> Record:
     return CallProgressed(said.turn, said.reply_no, said.call_id, said.run, said.text, at)
 
@@ -249,7 +273,9 @@ def _noticed(seen: Stalled | StallOver, *, at: float) -> Record:
     return kind(seen.turn, seen.reply_no, seen.waiting_for, seen.silent_s, at, seen.call_id)
 
 
-def _is_current(state: AwaitingModel, command: ModelSaid | ModelHeld | ModelReplied | ModelFailed) -> bool:
+def _is_current(
+    state: AwaitingModel, command: ModelSaid | ModelHeld | ModelRemembered | ModelReplied | ModelFailed
+) -> bool:
     return (command.turn, command.reply_no, command.attempt) == (state.turn, state.reply_no, state.attempt)
 
 
@@ -409,7 +435,8 @@ def _recover_awaiting_model(
 ) -> tuple[Record, ...]:
     if state.epoch == epoch:
         return ()  # TURN-17: our own attempt was not cut
-    if at - state.touched_at > command.look_back_s or state.restarts > RESTARTS_MAX:
+    is_old = at - state.touched_at > command.look_back_s and not state.is_waiting_for_person
+    if is_old or state.restarts > RESTARTS_MAX:
         return _end_without_reply(state, TurnStatus.INTERRUPTED, at=at)
     if state.token:
         return (_continued(state, at=at),)

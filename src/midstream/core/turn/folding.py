@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from midstream.core.calls import CallPlan, CallState, Choice, digest_of, lost_result
 from midstream.core.messages import Exchange
 from midstream.core.records import (
+    AnswerUsed,
     AttemptContinued,
     AttemptFailed,
     AttemptResumable,
@@ -25,12 +26,14 @@ from midstream.core.records import (
     ExchangeCommitted,
     HistoryCompacted,
     JournalPruned,
+    MemoryJudged,
     MessageAccepted,
     MessageQueued,
     MessageWithdrawn,
     OutcomeDamaged,
     QuestionAnswered,
     QuestionAsked,
+    QuestionClosed,
     Record,
     ReplyCompleted,
     ResultArrivedLate,
@@ -42,6 +45,7 @@ from midstream.core.records import (
     TurnResumed,
     TurnStatus,
 )
+from midstream.core.turn import asking
 from midstream.core.turn.states import (
     HAND_IN_S,
     MODEL_CALLS_MAX_CODE,
@@ -71,8 +75,10 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
             return _evolve_attempt(state, record, epoch=epoch)
         case ReplyCompleted():
             return _evolve_reply(state, record)
-        case CallStarted() | CallEnded() | CallDoubted() | ChildSaid() | QuestionAsked() | QuestionAnswered():
+        case CallStarted() | CallEnded() | CallDoubted() | ChildSaid():
             return _evolve_calls(state, record, epoch=epoch)
+        case QuestionAsked() | QuestionAnswered() | QuestionClosed() | AnswerUsed():
+            return _evolve_question(state, record, epoch=epoch)
         case ExchangeCommitted():
             return _evolve_commit(state, record)
         case MessageAccepted():
@@ -89,9 +95,8 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
         case HistoryCompacted():
             if not isinstance(state, AwaitingModel):
                 return state
-            return replace(
-                state, is_compacted=True, failures=0
-            )  # what failed was about more than is asked now
+            # what failed was about more than is asked now
+            return replace(state, is_compacted=True, failures=0)
         case OutcomeDamaged():
             return _evolve_damaged(state, record)
         case CancelRequested():
@@ -111,6 +116,7 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
             | CallProgressed()
             | ResultArrivedLate()
             | ToolsChanged()
+            | MemoryJudged()
             | StallNoticed()
             | StallEnded()
             | JournalPruned()
@@ -142,6 +148,8 @@ def _evolve_attempt(state: TurnState, record: AttemptStarted, *, epoch: int) -> 
         token="",
         continued=0,
         is_mute=False,
+        questions=asking.answered(state),
+        waits_since=0.0,
     )
     if not record.is_last:
         return asked
@@ -179,6 +187,16 @@ def _evolve_reply(state: TurnState, record: ReplyCompleted) -> TurnState:
         deadline_at=state.deadline_at,
         is_last=state.is_last,
     )
+
+
+def _evolve_question(
+    state: TurnState, record: QuestionAsked | QuestionAnswered | QuestionClosed | AnswerUsed, *, epoch: int
+) -> TurnState:
+    if isinstance(state, AwaitingModel):
+        return asking.evolve(state, record)
+    if isinstance(record, QuestionClosed | AnswerUsed):
+        return state
+    return _evolve_calls(state, record, epoch=epoch)
 
 
 def _evolve_commit(state: TurnState, record: ExchangeCommitted) -> TurnState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import assert_never
 
 from msgspec import Struct
@@ -65,6 +66,15 @@ class AwaitPerson(Struct, frozen=True):
     deadline_at: float
 
 
+class TellAgent(Struct, frozen=True):
+    """An upstream's agent waits for what was decided about its question."""
+
+    turn: int
+    reply_no: int
+    attempt: int
+    question_id: str
+
+
 class AwaitCancelled(Struct, frozen=True):
     """Stopped tools owe their end; at `deadline_at` the cancel goes on without them."""
 
@@ -79,7 +89,17 @@ class AwaitEnd(Struct, frozen=True):
     deadline_at: float
 
 
-Obligation = AskModel | RunCall | RunChild | ProbeCall | AwaitClient | AwaitPerson | AwaitCancelled | AwaitEnd
+Obligation = (
+    AskModel
+    | RunCall
+    | RunChild
+    | ProbeCall
+    | AwaitClient
+    | AwaitPerson
+    | TellAgent
+    | AwaitCancelled
+    | AwaitEnd
+)
 
 
 def owed(state: TurnState) -> tuple[Obligation, ...]:
@@ -91,7 +111,10 @@ def owed(state: TurnState) -> tuple[Obligation, ...]:
             if state.attempt == 0:
                 return ()  # the announcement stands in the same append
             asked = AskModel(state.turn, state.reply_no, state.attempt, state.not_before, state.continued)
-            return (asked, *_end_of(state))
+            if not state.questions:
+                return (asked, *_end_of(state))
+            end = () if state.is_waiting_for_person else _end_of(state)
+            return (asked, *_owed_questions(state), *end)
         case RunningCalls():
             each = (_owed_call(state, call) for call in state.calls)
             # Nobody's time runs while a person is being waited for.
@@ -113,6 +136,16 @@ def is_owed_by_client(state: TurnState, finished: CallFinished) -> bool:
 
 def _end_of(state: AwaitingModel | RunningCalls) -> tuple[AwaitEnd, ...]:
     return (AwaitEnd(state.turn, state.deadline_at),) if state.deadline_at else ()
+
+
+def _owed_questions(state: AwaitingModel) -> Iterator[Obligation]:
+    for question in state.questions:
+        if question.attempt != state.attempt:
+            continue  # nobody waits for it; its answer may fit a question that is still to come
+        if not question.is_open:
+            yield TellAgent(state.turn, state.reply_no, state.attempt, question.id)
+        elif question.expires_at:
+            yield AwaitPerson(state.turn, state.reply_no, question.id, question.expires_at)
 
 
 def _owed_call(state: RunningCalls, call: CallState) -> Obligation | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from midstream.core.calls import CallState
+from midstream.core.calls import CallState, Choice
 from midstream.core.messages import Reply
 from midstream.core.records import ClientTool, TurnStatus
 
@@ -73,6 +73,36 @@ class Idle(Struct, frozen=True, tag="idle"):
     """Where the last turn stopped, if it was interrupted or failed."""
 
 
+class AgentQuestion(Struct, frozen=True):
+    """What an upstream's agent wants leave for, in the middle of its answer; see `QuestionAsked` for the fields.
+
+    Once a person has answered it is kept until the agent is told: the answer of an attempt that was cut before that
+    holds for the first one like it that a later attempt asks.
+    """
+
+    id: str
+    attempt: int
+    name: str
+    arguments: str
+    digest: str
+    asked_at: float
+    text: str = ""
+    expires_at: float = 0.0
+    is_fixed: bool = False
+    is_expired: bool = False
+    choice: Choice | None = None
+    """What a person decided; None before."""
+    words: str = ""
+    edited: str | None = None
+    """The arguments as that person changed them."""
+    by: str = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a person may answer it."""
+        return self.choice is None and not self.is_expired
+
+
 class AwaitingModel(Struct, frozen=True, tag="awaiting_model"):
     """A reply is owed. Nothing the model says is in the history until the whole reply is.
 
@@ -103,6 +133,15 @@ class AwaitingModel(Struct, frozen=True, tag="awaiting_model"):
     """How often this attempt was taken up again."""
     is_mute: bool = False
     """It was taken up again and has said nothing new since."""
+    questions: tuple[AgentQuestion, ...] = ()
+    """What the upstream's agent waits to be allowed, and answers that no agent was told yet."""
+    waits_since: float = 0.0
+    """When the first of the open questions was asked; 0 while there is none."""
+
+    @property
+    def is_waiting_for_person(self) -> bool:
+        """Whether a question to a person is open; time does not count against the turn meanwhile."""
+        return any(question.is_open for question in self.questions)
 
 
 class RunningCalls(Struct, frozen=True, tag="running_calls"):

@@ -26,6 +26,7 @@ const LISTED = new Set([
   "turn_ended",
   "question_asked",
   "question_answered",
+  "question_closed",
 ]);
 /** Records with which a message is shown: as a turn, or in the queue. */
 const SAID = new Set(["message_accepted", "message_queued"]);

@@ -64,7 +64,7 @@ export class QuestionCard {
   }
 
   #fill(call) {
-    const { kind, choices, expiresAt } = this.#question;
+    const { kind, choices, expiresAt, isFixed } = this.#question;
     this.#shown.textContent = visible(indented(call.edited ?? call.arguments));
     this.#edited.value = indented(call.edited ?? call.arguments);
     this.#edited.rows = Math.min(12, this.#edited.value.split("\n").length + 1);
@@ -81,7 +81,7 @@ export class QuestionCard {
     else this.root.append(this.#shown, this.#edited);
     if (choices.some((choice) => WITH_WORDS.has(choice))) this.root.append(this.#words);
     for (const choice of choices) this.#buttons.append(this.#button(LABELS[choice] ?? choice, choice));
-    if (kind === "approval") this.#buttons.append(this.#editButton());
+    if (kind === "approval" && !isFixed) this.#buttons.append(this.#editButton());
     this.root.append(this.#buttons, this.#problem);
     if (expiresAt) {
       const until = new Date(expiresAt * 1000).toLocaleString(undefined, { dateStyle: "short", timeStyle: "short" });

@@ -19,6 +19,7 @@ export const CALL_STATES = [
   "unknown",
   "cancelled",
   "denied",
+  "allowed",
 ];
 /** The answers each kind of question takes. */
 const CHOICES = { approval: ["allow", "deny"], question: ["reply"], doubt: ["happened", "rerun", "skip"] };
@@ -167,10 +168,13 @@ export class Transcript {
         callOf(turn, record).state = "doubt";
         break;
       case "question_asked":
-        Object.assign(callOf(turn, record), { state: "asking", question: asked(record) });
+        askedAbout(callOf(turn, record), record);
         break;
       case "question_answered":
         answered(callOf(turn, record), record);
+        break;
+      case "question_closed":
+        closed(callOf(turn, record), record);
         break;
       case "child_said":
         tellWork(callOf(turn, record), record);
@@ -267,6 +271,7 @@ export class Transcript {
     const turn = this.#turn(running.turn);
     turn.status = "";
     const reply = replyOf(turn, running.reply);
+    for (const question of running.questions ?? []) askedAbout(callOf(turn, question), question);
     if (running.calls?.length) {
       complete(turn, { reply: running.reply, attempt: 1, body: running.said, at: null });
       for (const { call, status, started_at: startedAt = null, result, question } of running.calls) {
@@ -363,19 +368,34 @@ function newCall() {
     edited: null, // what a person made of the arguments
     question: null, // what a person is being asked about it
     answer: null, // what a person decided last
+    isElsewhere: false, // an upstream's agent wants to run it, in the middle of its answer
     work: null, // {session, transcript} of the sub-agent whose work it is
     late: null, // what it gave after it was closed as unknown
   };
 }
 
 /** A question as an answer must name it, with what to show of it. */
-function asked({ turn, reply, call_id, kind, digest, text = "", expires_at: expiresAt = 0 }) {
-  return { turn, reply, call_id, kind, digest, text, expiresAt, choices: CHOICES[kind] ?? [] };
+function asked({ turn, reply, call_id, kind, digest, text = "", expires_at: expiresAt = 0, is_fixed: isFixed = false }) {
+  return { turn, reply, call_id, kind, digest, text, expiresAt, isFixed, choices: CHOICES[kind] ?? [] };
+}
+
+/** Let a call ask; what an upstream's agent wants leave for is no call of the reply, and its record has all of it. */
+function askedAbout(call, record) {
+  if (record.attempt) Object.assign(call, { name: record.name, arguments: record.arguments, isElsewhere: true });
+  Object.assign(call, { state: "asking", question: asked(record) });
+}
+
+function closed(call, { why }) {
+  Object.assign(call, { state: why === "expired" ? "denied" : "cancelled", question: null });
 }
 
 function answered(call, { choice, text = "", by = "", kind }) {
   call.answer = { choice, text, by };
   call.question = null;
+  if (call.isElsewhere) {
+    call.state = choice === "allow" ? "allowed" : "denied";
+    return;
+  }
   if (call.state === "asking") call.state = kind === "doubt" ? "doubt" : "planned";
 }
 

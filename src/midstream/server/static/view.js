@@ -21,6 +21,7 @@ const STATE_WORDS = {
   unknown: "outcome unknown",
   cancelled: "not run",
   denied: "denied",
+  allowed: "allowed, elsewhere",
 };
 
 const ENDS = { completed: "Done", cancelled: "Stopped", failed: "Failed", interrupted: "Interrupted" };
@@ -114,7 +115,8 @@ function footOf(turn, cuts, now) {
   if (turn.startedAt !== null)
     words[0] += ` ${turn.status ? "in" : "for"} ${duration((turn.endedAt ?? now) - turn.startedAt)}`;
   if (turn.problem) words[0] += `: ${turn.problem}`;
-  const calls = [...turn.replies.values()].reduce((count, reply) => count + reply.calls.size, 0);
+  const every = [...turn.replies.values()].flatMap((reply) => [...reply.calls.values()]);
+  const calls = every.filter((call) => !call.isElsewhere).length;
   const repeats = turn.marks.filter((mark) => mark.kind === "repeat").length;
   const owners = turn.marks.filter((mark) => mark.kind === "owner").length;
   if (calls) words.push(counted(calls, "tool call"));

@@ -139,6 +139,24 @@ export type JournalRecord =
   /** The conversation was too long: the model is shown nothing of its first `cut` entries any more. */
   | { type: "history_compacted"; turn: number; reply: number; cut: number; at: number }
   /** The tools that come and go (those of MCP servers) are others than the session's readers were told last. */
+  /** What a pool made of the request, and how it goes on: once more where a fresh agent takes a failed one's place. */
+  | {
+      type: "memory_judged";
+      turn: number;
+      reply: number;
+      attempt: number;
+      judgement: {
+        kind: string;
+        why: string;
+        way: string;
+        field?: string;
+        index?: number;
+        common?: number;
+        new?: number;
+        rebuilt?: string;
+      };
+      at: number;
+    }
   | { type: "tools_changed"; turn: number; at: number; added?: string[]; removed?: string[]; unreachable?: string[] }
   | { type: "reply_completed"; turn: number; reply: number; attempt: number; body: Reply; at: number }
   /** `arguments` where a person changed the model's. */
@@ -156,7 +174,30 @@ export type JournalRecord =
     }
   /** Its owner died without an outcome, and somebody is being asked whether it happened. */
   | { type: "call_doubted"; turn: number; reply: number; call_id: string; at: number }
-  | (Asked & { type: "question_asked"; kind: QuestionKind; at: number; text?: string; expires_at?: number })
+  /** With `attempt`: an upstream's agent wants leave in the middle of its answer; `name` and `arguments` are its own. */
+  | (Asked & {
+      type: "question_asked";
+      kind: QuestionKind;
+      at: number;
+      text?: string;
+      expires_at?: number;
+      attempt?: number;
+      name?: string;
+      arguments?: string;
+      is_fixed?: boolean;
+      repeats?: string;
+    })
+  /** A question of an upstream's agent that nobody needs to answer any more. */
+  | {
+      type: "question_closed";
+      turn: number;
+      reply: number;
+      call_id: string;
+      why: "expired" | "withdrawn";
+      at: number;
+    }
+  /** What was decided about such a question is used up; the agent hears it next. */
+  | { type: "answer_used"; turn: number; reply: number; attempt: number; call_id: string; at: number }
   | (Asked & {
       type: "question_answered";
       kind: QuestionKind;

@@ -1,0 +1,55 @@
+"""What an upstream's agent wants leave for in the middle of its answer, and what it may be told, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Literal
+
+from msgspec import Struct
+
+Kind = Literal["read", "search", "think", "fetch", "edit", "delete", "move", "execute", "other"]
+
+
+class Permission(Struct, frozen=True):
+    """What an agent asks leave for.
+
+    Args:
+        agent: Its conversation, or "" where it has no name yet.
+        tool: What it calls the tool, or the title it gives to what it is about to do.
+        kind: What sort of deed the agent says it is; "other" where it does not say.
+        arguments: JSON text, "{}" where it shows none.
+        is_fixed: It cannot be told to go on with other arguments.
+        is_vague: It does not show all that it is about to do.
+    """
+
+    agent: str
+    tool: str
+    kind: Kind
+    arguments: str
+    is_fixed: bool = False
+    is_vague: bool = False
+
+
+class Ask(Struct, frozen=True):
+    """Let a person decide, where there is one: see `Person`.
+
+    Args:
+        text: What they are shown beside what the agent wants to do.
+        answer_s: Seconds they have; 0 for no limit. After that the agent is refused.
+    """
+
+    text: str = ""
+    answer_s: float = 0.0
+
+
+class Allowed(Struct, frozen=True):
+    """The agent may go on; with `arguments` (JSON text) in the place of its own, where somebody changed them."""
+
+    arguments: str | None = None
+
+
+Decision = Allowed | str
+"""Leave, or why not: the agent reads it."""
+
+Person = Callable[[Permission, Ask], Awaitable[Decision]]
+"""Puts it to the people of a session, and waits for as long as they take. Whoever waits may be cancelled."""
