@@ -16,6 +16,7 @@ import apsw
 import msgspec
 
 from bench import (
+    encryption,
     gateway,
     growth,
     histories,
@@ -53,6 +54,7 @@ BENCHES: dict[str, Callable[[Path], Any]] = {
     "histories": histories.run,
     "growth": growth.run,
     "rendering": rendering.run,
+    "encryption": encryption.run,
     "gateway": gateway.run,
     "reuse": reuse.run,
     "peers": peers.run,

@@ -13,6 +13,7 @@ from midstream.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from midstream.client import Client, connect
+    from midstream.core.retention import Retention
     from midstream.core.settings import StreamSettings
     from midstream.errors import MidstreamError
     from midstream.history import Repaired, check, convert, repair
@@ -41,6 +42,7 @@ _HOMES = {
     "Model": "midstream.runtime.models",
     "Pooled": "midstream.runtime.pool",
     "Repaired": "midstream.history",
+    "Retention": "midstream.core.retention",
     "StreamSettings": "midstream.core.settings",
     "Tool": "midstream.tools",
     "asgi": "midstream.server.app",
@@ -65,6 +67,7 @@ __all__ = [
     "Model",
     "Pooled",
     "Repaired",
+    "Retention",
     "StreamSettings",
     "Tool",
     "asgi",

@@ -46,7 +46,8 @@ MidstreamError
 │   ├── ToolsUnavailableError
 │   └── ConnectionLostError
 ├── StoreDamagedError     the data on disk cannot be trusted: a person must look
-│   └── RecordUndecodableError
+│   ├── RecordUndecodableError
+│   └── KeyMissingError        it is encrypted under a key that is not here
 └── ModelError            the model did not answer (see each class for whether to ask again)
     ├── ModelUnavailableError  network, 429, 5xx, timeout: asked again
     │   ├── ModelCutError          the provider goes on with the reply: taken up where it was cut
@@ -176,9 +177,16 @@ class StreamNotFoundError(NotFoundError):
 
 
 class EventGoneError(NotFoundError):
-    """The event id is not on this journal's line (pruned, or lost with a power cut): read from the start."""
+    """The event id is not on this journal's line (pruned, or lost with a power cut): take a snapshot.
+
+    `oldest` is the position of the oldest event that can be replayed.
+    """
 
     code = "event_gone"
+
+    def __init__(self, message: str, *, oldest: int = 1, retry_after_s: float | None = None) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.oldest = oldest
 
 
 class ConflictError(MidstreamError):
@@ -374,6 +382,13 @@ class RecordUndecodableError(StoreDamagedError):
     """A journal holds a record this version cannot read."""
 
     code = "record_undecodable"
+
+
+class KeyMissingError(StoreDamagedError):
+    """What is stored is encrypted under a key that this process was not given. Nothing had changed."""
+
+    code = "key_missing"
+    retry = "ask"
 
 
 class ModelError(MidstreamError):

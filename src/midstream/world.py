@@ -42,6 +42,11 @@ class Fault(StrEnum):
     AFTER_CHECKPOINT = "after_checkpoint"
     """A client has written its checkpoint and not yet acted on it."""
 
+    BEFORE_PRUNE = "before_prune"
+    """What a journal's first records fold to is ready; nothing of them was removed."""
+    AFTER_PRUNE = "after_prune"
+    """They were removed, and what they fold to stands in their place."""
+
 
 class Cancellable(Protocol):
     """What was asked for and need not happen."""

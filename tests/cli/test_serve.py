@@ -129,3 +129,32 @@ def test_tools_of_a_server_are_added_and_it_ends_with_us(
         assert '"added":["harbour__look"]' in said.stdout
         end(server)
     assert _ends(int((tmp_path / "pid").read_text()))
+
+
+def test_sessions_are_encrypted_under_a_key_of_ones_own(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    with Serving(tmp_path, options=["--key-file", str(keys)]) as server:
+        said = run("chat", server.url, "--session", "s", said="the word is canary-7f3a")
+        assert said.returncode == 0, said.stderr
+        assert server.interrupt() == (0, "")
+    assert keys.stat().st_mode & 0o777 == 0o600
+    stored = b"".join(file.read_bytes() for file in tmp_path.glob("sessions.db*") if file.is_file())
+    assert b"canary-7f3a" not in stored
+    assert stored.startswith(b"SQLite")
+    with Serving(tmp_path, options=["--key-file", str(keys)]) as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        connection.request("GET", "/v1/sessions/s")
+        assert b"canary-7f3a" in connection.getresponse().read()
+        connection.close()
+
+
+def test_a_key_file_that_is_not_there_is_not_made_for_a_store_that_is(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "told.py").write_text(APP)
+    (tmp_path / "s.db").touch()
+    monkeypatch.chdir(tmp_path)
+    done = run("serve", "told:agent", "--store", "s.db", "--key-file", "keys")
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert "cannot be read" in done.stderr
+    assert not (tmp_path / "keys").exists()

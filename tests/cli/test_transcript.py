@@ -42,6 +42,7 @@ from midstream.core.records import (
     ChildSaid,
     Delta,
     EpochStarted,
+    ExchangeCommitted,
     MessageAccepted,
     MessageQueued,
     MessageWithdrawn,
@@ -60,6 +61,7 @@ from midstream.core.records import (
     WhyClosed,
     encode,
 )
+from midstream.core.session import fold, pruned
 
 ASKED = MessageAccepted(1, UserMessage.of("hi"), at=10.0)
 
@@ -238,6 +240,31 @@ def test_people_and_sub_agents_have_their_place_in_a_turn() -> None:
         "       ~ turn 1 goes on",
         "       completed after 7.0 s",
     ]
+
+
+def test_a_pruned_journal_begins_with_its_words_and_results_without_their_times() -> None:
+    call = Reply((Text("look"), Call("a", "read", "{}")), Finish.CALLS)
+    records: list[Record] = [
+        EpochStarted(1, "me", 9.0),
+        ASKED,
+        AttemptStarted(1, 1, 1, 11.0),
+        ReplyCompleted(1, 1, 1, call, 12.0),
+        CallStarted(1, 1, "a", 1, 13.0),
+        CallEnded(1, 1, Result("a", "it says"), 14.0),
+        ExchangeCommitted(1, 1),
+        TurnEnded(1, TurnStatus.FAILED, 15.0, "model_rejected"),
+    ]
+    begins = pruned(fold((1, record) for record in records), at=99.0)
+    again = MessageAccepted(2, UserMessage.of("again"), at=100.0)
+    first, second = read([begins, again])
+    called = Called("read", "{}", outcome="ok", content="it says")
+    assert first.entries == [Said("user", "hi"), Said("agent", "look"), called]
+    assert (first.turn, first.status, first.at, second.turn, second.at) == (1, "failed", 0.0, 2, 100.0)
+    shown = list(lines([first], PLAIN, 70))
+    assert "turn 1 · its events are not kept any more" in shown[0]
+    assert shown[-1].strip() == "failed"
+    running = read([pruned(fold((1, record) for record in records[:-1]), at=99.0)])
+    assert [turn.status for turn in running] == ["running"]
 
 
 def test_what_an_upstreams_agent_wants_leave_for_is_noted_with_what_came_of_it() -> None:

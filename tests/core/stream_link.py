@@ -11,13 +11,12 @@ from collections.abc import Iterable, Sequence
 
 from midstream.core import records
 from midstream.core.client_stream import (
-    Applied,
     Checkpoint,
     ChunkKept,
     ChunksAcked,
+    ClientEvent,
     ClientStream,
     CursorMoved,
-    Forget,
     Forgotten,
     Write,
 )
@@ -136,7 +135,7 @@ class Link:
         self.up: deque[bytes] = deque()
         self.down: deque[bytes] = deque()
         self.now = 0.0
-        self.unread: deque[Applied | Forget] = deque()
+        self.unread: deque[ClientEvent] = deque()
         self.connections = 0
         self.is_swallowing = False
 

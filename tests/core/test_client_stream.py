@@ -42,6 +42,7 @@ from midstream.core.frames import (
     ResultPayload,
     SayPayload,
     ServerFrame,
+    Snapshot,
     Welcome,
 )
 from midstream.core.messages import Result, Text, UserMessage
@@ -710,7 +711,8 @@ _server_frames = st.one_of(
     ),
     st.builds(Ack, _numbers),
     st.builds(Events, st.lists(st.builds(Event, _ids, _records), max_size=4).map(tuple)),
-    st.builds(Gone, _ids, st.just("gone")),
+    st.builds(Gone, _ids, st.just("gone"), st.integers(), st.booleans()),
+    st.builds(Snapshot, _ids, st.just(msgspec.Raw(b"{}")), st.booleans()),
     st.builds(Heartbeat, _ids, st.text(max_size=5)),
     st.builds(
         Error,

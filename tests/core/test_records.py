@@ -38,6 +38,7 @@ from midstream.core.records import (
     EpochStarted,
     ExchangeCommitted,
     HistoryCompacted,
+    JournalPruned,
     Judgement,
     MemoryJudged,
     MessageAccepted,
@@ -70,6 +71,7 @@ from midstream.errors import RecordUndecodableError
 from tests.spec import spec
 
 EVERY_RECORD: tuple[Record, ...] = (
+    JournalPruned(msgspec.Raw(b'{"position":7}'), 1000.5),
     EpochStarted(3, "owner-1", 1000.5),
     StreamOpened("stream-1", "d1"),
     AttemptResumable(1, 1, 1, "resp_1"),

@@ -31,6 +31,8 @@ from midstream.core.frames import (
     ResumePayload,
     SayPayload,
     ServerFrame,
+    Snapshot,
+    SnapshotWhen,
     Welcome,
     WithdrawPayload,
 )
@@ -49,12 +51,14 @@ from midstream.core.records import (
     TurnEnded,
     TurnStatus,
 )
+from midstream.core.retention import Retention
 from midstream.core.server_stream import (
     EVENTS_BYTES_MAX,
     KEY_CHARS_MAX,
     OPEN_WITHIN_S,
     Admit,
     ServerStream,
+    SnapshotDue,
     Submit,
     events_frames,
     status_of,
@@ -595,3 +599,107 @@ def test_a_turn_is_resumed_by_the_first_chunk_of_a_stream() -> None:
     stream = _admitted(Open("a", SECRET))
     stream.receive(_chunk(1, frames.encode(ResumePayload())), now=0.0)
     assert ([_code(frame) for frame in _sent(stream)], stream.is_closed) == (["malformed_frame"], True)
+
+
+@spec("STREAM-62")
+def test_the_welcome_tells_what_is_kept() -> None:
+    stream = ServerStream(retention=Retention(60.0, 100, None, 3600.0), now=0.0)
+    stream.receive(frames.encode(Open()), now=0.0)
+    stream.requests()
+    stream.admit(_session(*_said()), epoch_at=None, pruned_to=EventId(3, 2), now=0.0)
+    [welcome] = _sent(stream)
+    assert isinstance(welcome, Welcome)
+    limits = {"events_for_s": 60.0, "events_max": 100, "bytes_max": None, "sessions_for_s": 3600.0}
+    assert (welcome.oldest, welcome.retention) == (3, limits)
+
+
+@spec("STREAM-63", "STREAM-64")
+@pytest.mark.parametrize("event_id", ["0-0", "3-1", "3-3"])
+def test_who_is_owed_what_was_pruned_is_told_and_shown_a_snapshot(event_id: str) -> None:
+    stream = _opened(Open(event_id=event_id, snapshots=SnapshotWhen.GONE))
+    stream.admit(_session(*_said()), epoch_at=None, pruned_to=EventId(3, 4), now=0.0)
+    welcome, gone = _sent(stream)
+    assert welcome == Welcome("", "3-5", "3-4", status="model", oldest=5)
+    reason = "the events before position 5 are not kept any more"
+    assert gone == Gone("3-4", reason, oldest=5, has_snapshot=True)
+    assert (stream.cursor, stream.snapshot_due) == (4, SnapshotDue.BEGINNING)
+
+    stream.show(Session(position=4), EventId(3, 4), b'{"turns":0}', now=0.0)
+    assert _sent(stream) == [Snapshot("3-4", msgspec.Raw(b'{"turns":0}'))]
+    assert (stream.cursor, stream.snapshot_due) == (4, None)
+
+
+@spec("STREAM-63")
+def test_the_last_event_that_was_pruned_is_as_good_an_id_as_any() -> None:
+    stream = _opened(Open(event_id="3-4", snapshots=SnapshotWhen.GONE))
+    stream.admit(_session(*_said()), epoch_at=3, pruned_to=EventId(3, 4), now=0.0)
+    assert _sent(stream) == [Welcome("", "3-5", "3-4", status="model", oldest=5)]
+    assert (stream.cursor, stream.snapshot_due) == (4, None)
+
+
+@spec("STREAM-64")
+def test_a_client_of_before_that_takes_no_snapshot_is_told_where_events_go_on() -> None:
+    stream = _opened(Open(event_id="3-2"))
+    stream.admit(_session(*_said()), epoch_at=None, pruned_to=EventId(3, 4), now=0.0)
+    _, gone = _sent(stream)
+    assert gone == Gone("3-4", "the events before position 5 are not kept any more", oldest=5)
+    assert (stream.cursor, stream.snapshot_due) == (4, None)
+
+
+@spec("STREAM-63")
+def test_a_slow_reader_that_was_overtaken_is_told_in_the_middle() -> None:
+    stream = _opened(Open(event_id="3-1", snapshots=SnapshotWhen.GONE))
+    stream.admit(_session(*_said()), epoch_at=3, now=0.0)
+    stream.frames_to_send()
+    stream.lose(EventId(3, 4), now=1.0)
+    [gone] = _sent(stream)
+    assert (gone.resume_from, gone.has_snapshot) == ("3-4", True)  # type: ignore[union-attr] # it is gone
+    with pytest.raises(AssertionError):
+        stream.deliver([(EventId(3, 5), b"{}")], now=1.0)
+    stream.show(Session(position=4), EventId(3, 4), b"{}", now=1.0)
+    stream.deliver([(EventId(3, 5), b"{}")], now=1.0)
+    assert [type(frame) for frame in _sent(stream)] == [Snapshot, Events]
+
+
+@spec("STREAM-65")
+def test_a_late_reader_may_begin_with_the_session_as_it_is() -> None:
+    stream = _opened(Open(snapshots=SnapshotWhen.BEGIN))
+    session = _session(*_said())
+    stream.admit(session, epoch_at=None, now=0.0)
+    assert stream.snapshot_due is SnapshotDue.NEWEST
+    stream.show(session, EventId(3, 5), b"{}", now=0.0)
+    assert [type(frame) for frame in _sent(stream)] == [Welcome, Snapshot]
+    again = _opened(Open(event_id="3-5", snapshots=SnapshotWhen.BEGIN))
+    again.admit(session, epoch_at=3, now=0.0)
+    assert again.snapshot_due is None
+    speaker = _opened(Open("a", SECRET, snapshots=SnapshotWhen.BEGIN))
+    speaker.admit(session, epoch_at=None, now=0.0)
+    assert speaker.snapshot_due is None, "its events begin where it began"
+
+
+@spec("STREAM-64")
+def test_a_snapshot_says_whether_the_turn_of_its_stream_is_over() -> None:
+    over = _session(*_said(), TurnEnded(1, TurnStatus.COMPLETED, 2.0))
+    stream = _opened(Open("a", SECRET, event_id="3-2", next_seqno=1, snapshots=SnapshotWhen.GONE))
+    stream.admit(over, epoch_at=None, pruned_to=EventId(3, over.position), now=0.0)
+    stream.frames_to_send()
+    stream.show(over, EventId(3, over.position), b"{}", now=0.0)
+    assert _sent(stream) == [Snapshot(f"3-{over.position}", msgspec.Raw(b"{}"), is_over=True)]
+
+
+@spec("STREAM-67")
+@pytest.mark.parametrize(
+    ("server", "client", "both"), [(0.0, 0.0, 0.0), (0.0, 0.02, 0.02), (0.01, 0.0, 0.01), (5.0, 0.0, 0.1)]
+)
+def test_events_are_held_back_as_long_as_either_asks(server: float, client: float, both: float) -> None:
+    stream = ServerStream(coalesce_s=server, now=0.0)
+    stream.receive(frames.encode(Open(coalesce_s=client)), now=0.0)
+    assert stream.coalesce_s == both
+
+
+@spec("STREAM-67")
+@pytest.mark.parametrize("coalesce_s", [-0.01, 0.2, 1e300])
+def test_nobody_asks_for_more_patience_than_a_tenth_of_a_second(coalesce_s: float) -> None:
+    stream = ServerStream(now=0.0)
+    stream.receive(frames.encode(Open(coalesce_s=coalesce_s)), now=0.0)
+    assert [_code(frame) for frame in _sent(stream)] == ["malformed_frame"]

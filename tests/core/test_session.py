@@ -14,7 +14,7 @@ from midstream.core import session as sessions
 from midstream.core.blobs import BLOB_BYTES_MIN, lifted, named
 from midstream.core.calls import CHOICES, Choice, OnDoubt, Site
 from midstream.core.compaction import shown
-from midstream.core.messages import Exchange, History, Result, UserMessage
+from midstream.core.messages import Exchange, History, Reply, Result, Text, UserMessage
 from midstream.core.records import (
     AttemptStarted,
     CallEnded,
@@ -22,6 +22,7 @@ from midstream.core.records import (
     ChunkAccepted,
     EpochStarted,
     ExchangeCommitted,
+    JournalPruned,
     MessageAccepted,
     MessageQueued,
     MessageWithdrawn,
@@ -48,8 +49,11 @@ from midstream.core.session import (
     decide,
     evolve,
     fold,
+    is_prunable,
     limited,
     owed,
+    pruned,
+    restored,
 )
 from midstream.core.turn import (
     Answer,
@@ -743,6 +747,44 @@ def test_tools_found_for_another_model_call_are_no_news() -> None:
     session = fold((1, record) for record in decide(Session(), say(), epoch=1, at=AT))
     assert decide(session, _found("a", attempt=2), epoch=1, at=AT) == ()
     assert decide(session, _found("a", turn=2), epoch=1, at=AT) == ()
+
+
+@spec("STREAM-60", "STREAM-61")
+@given(lives())
+def test_a_journal_folds_to_the_same_wherever_it_was_pruned(life: Life) -> None:
+    state = Session()
+    for number, (epoch, record) in enumerate(life.journal, start=1):
+        state = evolve(state, record, epoch=epoch)
+        if not is_prunable(state):
+            assert not isinstance(state.turn, Idle)
+            continue
+        begins = decode(encode(pruned(state, at=AT)))
+        assert isinstance(begins, JournalPruned)
+        assert restored(begins) == state
+        assert fold([(epoch, begins), *life.journal[number:]]) == life.session
+
+
+@spec("STREAM-60")
+def test_a_pruned_journal_of_before_folds_for_ever() -> None:
+    kept = b"""{"type":"journal_pruned","state":{"position":9,"epoch":3,"turn":{"type":"idle","left":null},"turns":1,
+    "history":{"entries":[{"type":"user","parts":[{"type":"text","text":"hi"}]},{"type":"exchange","reply":{"parts":[
+    {"type":"text","text":"hello"}]}}]},"has_blobs":false,"cut":0,"streams":{"k":{"secret_digest":"d","since":1,"epoch":3,
+    "turn":1,"queued":0,"digests":["e"]}},"queue":[],"queued":0,"unsettled":[],"parent":null,"driver":"","last_turn":{
+    "type":"turn_ended","turn":1,"status":"completed","at":5.0},"found":["a"],"unreachable":[],"started_at":1.0},
+    "at":7.0,"version":1}"""
+    state = fold([(3, decode(kept))])
+    assert (state.position, state.epoch, state.turns, state.turn) == (9, 3, 1, Idle())
+    assert state.history.entries == (UserMessage.of("hi"), Exchange(Reply((Text("hello"),))))
+    assert state.streams["k"].digests == ("e",)
+    assert state.last_turn == TurnEnded(1, TurnStatus.COMPLETED, 5.0)
+
+
+@spec("STREAM-61")
+def test_a_journal_does_not_begin_within_a_turn_that_another_loop_drives() -> None:
+    opened = MessageAccepted(1, UserMessage.of("hi"), AT, driver="pydantic-ai")
+    state = fold([(1, EpochStarted(1, "host", AT)), (1, opened)])
+    assert not is_prunable(state)
+    assert is_prunable(evolve(state, TurnEnded(1, TurnStatus.COMPLETED, AT), epoch=1))
 
 
 def test_a_message_without_a_limit_of_its_own_gets_the_agents() -> None:

@@ -50,6 +50,7 @@ class Application:
             if isinstance(event, Forget):
                 self.forget_after(event.event_id.position)
             else:
+                assert isinstance(event, Applied), "nothing is pruned here"
                 self.forget_after(event.event_id.position - 1)
                 self.log.append(event)
                 self.in_hand = event.event_id

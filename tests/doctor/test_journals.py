@@ -10,7 +10,8 @@ import apsw
 import pytest
 
 from midstream.core.messages import UserMessage
-from midstream.core.records import EpochStarted, MessageAccepted, Sync, encode
+from midstream.core.records import EpochStarted, MessageAccepted, Sync, decode, encode
+from midstream.core.session import Session, fold, pruned
 from midstream.doctor.examination import examine
 from midstream.doctor.findings import Status
 from midstream.doctor.journals import is_export, judged
@@ -125,3 +126,12 @@ def test_pages_that_are_not_where_they_belong_are_told(store: Path) -> None:
     store.write_bytes(body)
     found = examine(store).report.findings
     assert [(each.code, each.repair) for each in found] == [("damaged-file", "none: restore a copy")]
+
+
+def test_a_pruned_journal_is_no_gap_and_folds_from_where_it_begins() -> None:
+    begins = encode(pruned(Session(position=8, epoch=1, turns=0), at=1.0))
+    done = judged([(8, 1, begins), (9, 1, RECORDS[1])])
+    assert done.findings == []
+    assert done.session == fold([(1, decode(begins)), (1, decode(RECORDS[1]))])
+    assert [each.code for each in judged([(8, 1, begins), (10, 1, RECORDS[1])]).findings] == ["journal-gap"]
+    assert [each.code for each in judged([(2, 1, RECORDS[1])]).findings] == ["journal-gap"]

@@ -15,9 +15,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from midstream.client import Client, Event, connect
-from midstream.client.events import PlaybackLost
-from midstream.core.frames import Gone
+from midstream.client import Client, Event, PlaybackLost, connect
+from midstream.core.frames import Gone, Snapshot
 from midstream.core.records import CallStarted, TurnEnded, decode, encode
 from midstream.testing.worlds import KillingWorld
 from midstream.world import World
@@ -52,7 +51,9 @@ class Notes:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def add(self, event: Event) -> None:
-        assert not isinstance(event.record, (Gone, PlaybackLost)), "no power was cut, no file was damaged"
+        assert not isinstance(event.record, Gone | Snapshot | PlaybackLost), (
+            "nothing was lost, nothing is old"
+        )
         if event.id not in self._ids:
             line = Shown(event.id, msgspec.Raw(encode(event.record)))
             os.write(self._file, msgspec.json.encode(line) + b"\n")

@@ -29,6 +29,7 @@ from midstream.core.client_stream import (
     CursorMoved,
     Forget,
     Forgotten,
+    Replaced,
 )
 from midstream.core.frames import EventId
 from midstream.core.messages import Result
@@ -149,8 +150,10 @@ class Process:
 
     def settle(self) -> tuple[bytes, ...]:
         """Keep, then send, then act, then tell; return what is sent."""
-        events = self.stream.events()
-        for event in events:
+        events = []
+        for event in self.stream.events():
+            assert not isinstance(event, Replaced), "this client asks for no snapshot"
+            events.append(event)
             if isinstance(event, Applied):
                 self.tools.take(event.record)
         self.keep()

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from midstream.core.frames import START, EventId
 from midstream.core.messages import Result
 from midstream.core.records import (
     VERSION,
@@ -15,7 +16,8 @@ from midstream.core.records import (
     Sync,
     encode,
 )
-from midstream.errors import DrainingError, RecordUndecodableError
+from midstream.core.session import Session, pruned
+from midstream.errors import DrainingError, EventGoneError, JournalMovedError, RecordUndecodableError
 from midstream.runtime import journal as journal_module
 from midstream.runtime.journal import Journal
 from midstream.store.contract import Appendix, Stored
@@ -152,3 +154,90 @@ async def test_who_leaves_while_the_store_is_asked_takes_no_records_along() -> N
         found = [] if loading.cancelled() else loading.result()
         assert ours.newest.position == before + len(found), f"cancelled after {steps} steps"
         assert len(found) + len(await ours.catch_up()) == 2
+
+
+async def _prune(store: MemoryStore, position: int, *, epoch: int = 1) -> None:
+    body = encode(pruned(Session(position=position, epoch=epoch, turns=1), at=1.0))
+    assert await store.prune("s", body, position=position, epoch=epoch)
+
+
+async def _gone(journal: Journal, *, after: int) -> int:
+    with pytest.raises(EventGoneError) as gone:
+        await journal.read(after=after, limit=10)
+    return gone.value.oldest
+
+
+@spec("STREAM-63")
+async def test_a_reader_behind_what_was_pruned_is_told_so_and_one_at_its_end_is_not() -> None:
+    memory = Memory()
+    store = MemoryStore(memory)
+    writer = await _open(store)
+    await writer.append(Appendix(_bodies(*range(10))), sync=Sync.NORMAL)
+    await _prune(store, 6)
+
+    journal = Journal(store, "s", World())
+    records = await journal.load()
+    assert (len(records), journal.newest, journal.pruned_to) == (5, EventId(1, 10), EventId(1, 6))
+    assert await journal.beginning() == (EventId(1, 6), Session(position=6, epoch=1, turns=1))
+    assert [stored.position for stored in await journal.read(after=6, limit=2)] == [7, 8]
+    assert [await _gone(journal, after=after) for after in (0, 3, 5)] == [7, 7, 7]
+    assert [await journal.epoch_at(place) for place in (1, 5, 6, 7, 10, 11)] == [None, None, 1, 1, 1, None]
+    assert [stored.position for stored in await writer.read(after=0, limit=3)] == [1, 2, 3], "from memory"
+
+
+@spec("STREAM-63")
+async def test_of_a_journal_that_was_pruned_whole_nothing_but_its_beginning_is_left() -> None:
+    store = MemoryStore()
+    writer = await _open(store)
+    assert await writer.beginning() == (START, Session())
+    await writer.append(Appendix(_bodies(1, 2, 3)), sync=Sync.NORMAL)
+    assert await writer.beginning() == (START, Session())
+    await _prune(store, 3)
+    journal = Journal(store, "s", World())
+    await journal.load()
+    assert await _gone(journal, after=0) == 4
+    assert (await journal.read(after=3, limit=9), journal.newest) == ((), EventId(1, 3))
+    journal.epoch = writer.epoch
+    await journal.append(Appendix(_bodies(4)), sync=Sync.NORMAL)
+    assert [stored.position for stored in await journal.read(after=3, limit=9)] == [4]
+    assert await journal.epoch_at(3) == 1
+
+
+@spec("STREAM-60")
+async def test_who_follows_and_was_overtaken_goes_on_from_the_beginning_that_is_left() -> None:
+    memory = Memory()
+    here, there = MemoryStore(memory), MemoryStore(memory)
+    writer = await _open(here)
+    await writer.append(Appendix(_bodies(1, 2)), sync=Sync.NORMAL)
+    await there.open()
+    follower = Journal(there, "s", World())
+    await follower.load()
+    await writer.claim(at=2.0)
+    await writer.append(Appendix(_bodies(3, 4, 5)), sync=Sync.NORMAL)
+    await _prune(here, 4, epoch=2)
+    [(_, begins), (_, last)] = await follower.catch_up()
+    assert (type(begins).__name__, last) == ("JournalPruned", ExchangeCommitted(1, 5))
+    assert (follower.newest, follower.pruned_to) == (EventId(2, 5), EventId(2, 4))
+    assert [stored.position for stored in await follower.read(after=4, limit=9)] == [5]
+    assert await _gone(follower, after=2) == 5
+    await here.delete("s")
+    with pytest.raises(JournalMovedError):
+        await follower.catch_up()
+
+
+async def test_what_is_pruned_between_two_pages_is_folded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "PAGE_RECORDS", 2)
+
+    class Pruning(MemoryStore):
+        async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
+            if after == 4:
+                await _prune(self, 7)
+            return await super().read(session, after=after, limit=limit)
+
+    store = Pruning()
+    writer = await _open(store)
+    await writer.append(Appendix(_bodies(*range(9))), sync=Sync.NORMAL)
+    journal = Journal(store, "s", World())
+    records = await journal.load()
+    assert [type(record).__name__ for _, record in records] == ["JournalPruned"] + 2 * ["ExchangeCommitted"]
+    assert [stored.position for stored in await journal.read(after=7, limit=9)] == [8, 9]

@@ -5,6 +5,7 @@ import { test } from "node:test";
 
 import { connect, randomText } from "../../src/midstream/server/static/client/midstream.js";
 import { LOOK_BACK_MS, MemoryStorage, sortInterrupted } from "../../src/midstream/server/static/client/storage.js";
+import { SharedSocket } from "../../src/midstream/server/static/client/shared.js";
 import { Stream, backoffMs, parseEventId } from "../../src/midstream/server/static/client/stream.js";
 
 const NOW = 1_000_000;
@@ -107,6 +108,7 @@ test("a new stream claims no chunks, so that a server which never heard of it le
     type: "open",
     version: 1,
     event_id: "1-7",
+    snapshots: "gone",
     stream: "k",
     secret: "x",
     next_seqno: 0,
@@ -145,8 +147,32 @@ test("gone moves the cursor back, says so, and what follows is applied from ther
   stream.receive('{"type":"gone","resume_from":"0-0","reason":"not on the line"}', NOW);
   stream.receive(events(["2-1", { type: "epoch_started", epoch: 2, at: 1 }]), NOW);
   const [gone, first] = stream.take().events;
-  assert.deepEqual(gone, { type: "gone", id: "0-0", reason: "not on the line" });
+  assert.deepEqual(gone, { type: "gone", id: "0-0", reason: "not on the line", hasSnapshot: false });
   assert.equal(first.id, "2-1");
+});
+
+test("a snapshot takes the place of what came before, and what follows is applied behind it", () => {
+  const { stream } = saying({ cursor: "1-2" }, welcome({ resume_from: "1-7", event_id: "1-9", acked: 1 }));
+  stream.receive('{"type":"gone","resume_from":"1-7","reason":"not kept","oldest":8,"has_snapshot":true}', NOW);
+  stream.receive('{"type":"snapshot","event_id":"1-7","session":{"turns":1}}', NOW);
+  stream.receive(events(["1-8", delta("x")]), NOW);
+  const [gone, snapshot, next] = stream.take().events;
+  assert.equal(gone.hasSnapshot, true);
+  assert.deepEqual(snapshot, { type: "snapshot", id: "1-7", session: { turns: 1 } });
+  assert.equal(next.id, "1-8");
+  assert.equal(stream.phase, "live");
+});
+
+test("a stream whose turn had ended where the snapshot stands ends with it, and not before", () => {
+  const { stream } = saying(
+    { cursor: "1-2" },
+    welcome({ resume_from: "1-9", event_id: "1-9", status: "idle", turn: 1, acked: 1 }),
+  );
+  stream.receive('{"type":"gone","resume_from":"1-9","reason":"not kept","oldest":10,"has_snapshot":true}', NOW);
+  assert.equal(stream.phase, "live");
+  stream.receive('{"type":"snapshot","event_id":"1-9","session":{},"is_over":true}', NOW);
+  assert.equal(stream.phase, "ended");
+  assert.deepEqual(stream.take().writes.at(-1), { op: "forget", key: "k" });
 });
 
 test("the end of its own turn ends the stream and forgets what was kept", () => {
@@ -664,4 +690,31 @@ test("a stream that resumes has the turn that goes on", () => {
   assert.equal(stream.turn, 7);
   stream.receive(events(["1-3", { ...ended, turn: 7 }]), NOW);
   assert.equal(stream.phase, "ended");
+});
+
+test("a tab that is owed a snapshot keeps its own connection until the snapshot has come", async () => {
+  const held = Object.getOwnPropertyDescriptor(globalThis, "navigator");
+  const locks = { request: () => new Promise(() => {}) }; // another tab leads
+  Object.defineProperty(globalThis, "navigator", { value: { locks }, configurable: true });
+  const leader = new BroadcastChannel("midstream ws://x/shared");
+  try {
+    const socket = { send() {}, isClosed: false, close() { this.isClosed = true; } };
+    const shared = new SharedSocket("ws://x/shared", () => socket);
+    shared.send('{"type":"open","event_id":"1-2","snapshots":"gone"}');
+    const probe = new BroadcastChannel("midstream ws://x/shared");
+    const told = new Promise((resolve) => (probe.onmessage = resolve));
+    leader.postMessage({ at: 7 });
+    await told;
+    probe.close();
+    const hear = (frame) => socket.onmessage({ data: JSON.stringify(frame) });
+    hear({ type: "welcome", resume_from: "1-7", event_id: "1-7" });
+    hear({ type: "gone", resume_from: "1-7", has_snapshot: true });
+    assert.equal(socket.isClosed, false);
+    hear({ type: "snapshot", event_id: "1-7", session: {} });
+    assert.equal(socket.isClosed, true);
+    shared.close();
+  } finally {
+    leader.close();
+    Object.defineProperty(globalThis, "navigator", held ?? { value: undefined, configurable: true });
+  }
 });

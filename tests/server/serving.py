@@ -84,6 +84,7 @@ class Served(Struct):
 async def served(
     app: App,
     *,
+    port: int = 0,
     allowed_hosts: Sequence[str] = (),
     trusted_proxies: Sequence[str] = (),
     stop_within_s: float = STOP_WITHIN_S,
@@ -93,7 +94,7 @@ async def served(
     stop = asyncio.Event()
     work = serve(
         app,
-        port=0,
+        port=port,
         allowed_hosts=allowed_hosts,
         trusted_proxies=trusted_proxies,
         stop_within_s=stop_within_s,

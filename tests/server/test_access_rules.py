@@ -51,7 +51,7 @@ def session_routes(app: App) -> list[tuple[str, str]]:
 # --- 1. ids are names, not secrets ----------------------------------------------------------------
 
 
-@spec("STREAM-70")
+@spec("STREAM-69")
 async def test_rule_1_who_knows_every_id_of_somebody_else_finds_nothing_on_any_route() -> None:
     app = guarded_app()
     async with called(app) as client:
@@ -71,7 +71,7 @@ async def test_rule_1_who_knows_every_id_of_somebody_else_finds_nothing_on_any_r
         assert [[line["id"] for line in lines] for lines in listed] == [["s1"], [], ["s1"]]
 
 
-@spec("STREAM-70")
+@spec("STREAM-69")
 async def test_rule_1_neither_a_resume_nor_a_replay_of_a_foreign_stream_says_that_it_exists() -> None:
     async with served(guarded_app()) as server:
         assert (await say(server.http, "s1", ADA)).status_code == 200
@@ -171,7 +171,7 @@ async def _unwelcome(socket: Socket) -> tuple[str, int]:
     return heard[-1]["code"], (await socket.hear_close())[0]
 
 
-@spec("STREAM-71")
+@spec("STREAM-70")
 @pytest.mark.parametrize("end", ["locked out", "token withdrawn", "expired", "reader removed"])
 async def test_rule_3_a_stream_ends_when_its_permission_does(end: str) -> None:
     known, world = {**KNOWN}, Later()
@@ -199,7 +199,7 @@ async def test_rule_3_a_stream_ends_when_its_permission_does(end: str) -> None:
             assert await _unwelcome(reader) == ("unauthorized", 1008)
 
 
-@spec("STREAM-71")
+@spec("STREAM-70")
 async def test_rule_3_events_by_http_end_too_and_are_no_end_of_the_turn() -> None:
     app = guarded_app([[Stall()]])
     async with served(app) as server:
@@ -251,7 +251,7 @@ async def _opens(client: httpx2.AsyncClient, path: str, **headers: str) -> tuple
     return (200, "") if answer.status_code == 200 else told(answer)
 
 
-@spec("STREAM-72")
+@spec("STREAM-71")
 async def test_rule_4_a_ticket_opens_one_stream_of_its_session_once_and_soon() -> None:
     async with _ticketing() as (_, world, client):
         refused = (401, "unauthorized")
@@ -299,7 +299,7 @@ async def test_rule_4_a_ticket_of_a_cookie_ends_with_the_cookie() -> None:
         assert told(await server.http.get("/v1/sessions", headers={"cookie": name})) == (401, "unauthorized")
 
 
-@spec("STREAM-73")
+@spec("STREAM-72")
 async def test_rule_4_a_viewers_pass_is_for_looking_at_one_session_until_it_ends() -> None:
     world = Later()
     async with called(guarded_app(world=world)) as client:
@@ -347,7 +347,7 @@ async def test_rule_5_a_page_of_another_site_is_refused_on_every_route_whatever_
             assert [name for name in answer.headers if name.startswith("access-control")] == []
 
 
-@spec("STREAM-74")
+@spec("STREAM-73")
 async def test_rule_5_what_browsers_add_by_themselves_is_not_enough_for_a_change_or_a_stream() -> None:
     app = guarded_app()
     async with called(app) as client:
@@ -449,7 +449,7 @@ async def test_rule_8_chunks_in_any_order_and_number_are_taken_once_each_in_orde
 # --- 9. limits ------------------------------------------------------------------------------------
 
 
-@spec("STREAM-75")
+@spec("STREAM-74")
 @pytest.mark.parametrize(
     ("limits", "what", "expected"),
     [
@@ -508,7 +508,7 @@ async def test_rule_9_an_address_has_limits_of_its_own_and_this_machine_has_none
 # --- 10. cost -------------------------------------------------------------------------------------
 
 
-@spec("STREAM-75")
+@spec("STREAM-74")
 async def test_rule_10_who_has_spent_their_tokens_opens_no_further_turn_for_a_while() -> None:
     world = Later()
     reply = [*text("Hello.")[:-1], Finished(usage=Usage(900, 200))]

@@ -366,3 +366,19 @@ test("arguments are set on lines of their own only where nothing of them is lost
   for (const exact of ['{"sum":12345678901234567890}', '{"to":"ann","to":"eve"}', '{"a":1.50}', "no json", "7"])
     assert.equal(indented(exact), exact);
 });
+
+test("a pruned journal begins with the whole conversation, and the next turn goes on behind it", () => {
+  const user = (text) => ({ type: "user", parts: [{ type: "text", text }] });
+  const answer = (text) => ({ type: "exchange", reply: { parts: [{ type: "text", text }] } });
+  const goOn = user("[The turn was interrupted here. Go on where you stopped.]");
+  const history = { entries: [user("one"), answer("1"), user("two"), answer("2"), goOn, answer("3")] };
+  const state = { history, turns: 2, turn: { type: "idle" }, queue: [], last_turn: { status: "cancelled" } };
+  const transcript = new Transcript();
+  transcript.apply({ id: "1-40", record: { type: "journal_pruned", state, at: 9 } });
+  assert.deepEqual([...transcript.turns.keys()], [1, 2]);
+  assert.deepEqual([...transcript.turns.values()].map((turn) => turn.status), ["completed", "cancelled"]);
+  assert.equal(transcript.turns.get(2).replies.size, 2);
+  assert.equal(transcript.isPartial, true);
+  transcript.apply({ id: "1-41", record: { ...said, turn: 3 } });
+  assert.deepEqual([transcript.running.number, transcript.cursor], [3, "1-41"]);
+});

@@ -104,6 +104,10 @@ class WeatheredStore:
         await self._delay()
         return end
 
+    async def prune(self, session: str, body: bytes, *, position: int, epoch: int) -> bool:
+        await self._write("prune", session)
+        return await self.store.prune(session, body, position=position, epoch=epoch)
+
     async def blob(self, session: str, digest: str) -> bytes | None:
         await self._delay()
         return await self.store.blob(session, digest)

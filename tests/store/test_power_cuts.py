@@ -15,6 +15,7 @@ from tests.store.disk import Disk, Note, Operation, after_power_cut
 
 CUTS = 250
 SESSIONS = ("a", "b", "c")
+PRUNED = b"what the first ones fold to"
 
 
 async def _run(path: Path, disk: Disk, durability: Durability, chance: random.Random) -> None:
@@ -38,6 +39,10 @@ async def _run(path: Path, disk: Disk, durability: Durability, chance: random.Ra
         if durability == "power" or sync is Sync.FULL:
             synced_ends = dict(ends)
         disk.log.append(Note(synced_ends, dict(used_epochs)))
+        if number % 20 == 19 and ends[session] > 1:
+            position = ends[session] - chance.randrange(2)
+            [stored] = await store.read(session, after=position - 1, limit=1)
+            assert await store.prune(session, PRUNED, position=position, epoch=stored.epoch)
         if number % 25 == 24:
             assert store._opened is not None
             await store._opened.queue.clear_log()
@@ -84,8 +89,11 @@ async def _what_is_found(folder: Path, files: dict[str, bytes]) -> Note:
     found = Note({}, {})
     for session in SESSIONS:
         journal = await store.read(session, after=0, limit=1000)
-        assert [record.position for record in journal] == [*range(1, len(journal) + 1)]
-        found.ends[session] = len(journal)
+        oldest, end = (journal[0].position, journal[-1].position) if journal else (1, 0)
+        assert [record.position for record in journal] == [*range(oldest, end + 1)]
+        assert [record.position for record in journal if record.body == PRUNED] in ([oldest], [])
+        assert oldest == 1 or journal[0].body == PRUNED
+        found.ends[session] = end
         found.epochs[session] = await store.claim(session, at=2.0)
     await store.close()
     shutil.rmtree(folder)

@@ -41,6 +41,12 @@ class Append(NamedTuple):
     mark: Mark | None
 
 
+class Prune(NamedTuple):
+    session: str
+    position: int
+    epoch_offset: int
+
+
 class Delete(NamedTuple):
     session: str
 
@@ -53,7 +59,7 @@ class Reopen(NamedTuple):
     pass
 
 
-Command = Claim | Release | Append | Delete | Die | Reopen
+Command = Claim | Release | Append | Prune | Delete | Die | Reopen
 
 marks = st.builds(
     Mark,
@@ -75,6 +81,7 @@ commands = st.one_of(
         st.sampled_from(Sync),
         st.none() | marks,
     ),
+    st.builds(Prune, SESSIONS, st.integers(-1, 6), OFFSETS),
     st.builds(Delete, SESSIONS),
     st.builds(Die),
     st.builds(Reopen),
@@ -110,6 +117,11 @@ class World:
                         epoch=epoch + epoch_offset,
                         sync=sync,
                         mark=mark,
+                    )
+                case Prune(session, position, epoch_offset):
+                    _, epoch = await self._line(session)
+                    return await store.prune(
+                        session, b"pruned", position=position, epoch=epoch + epoch_offset
                     )
                 case Delete(session):
                     return await store.delete(session)

@@ -11,7 +11,7 @@ from midstream.cli.subagents import SubAgents
 from midstream.cli.terminal import Ink, clean, indented, shortened, width_of
 from midstream.cli.transcript import INDENT, Called, call_line, note_of, ran_elsewhere, words_of
 from midstream.client import PlaybackLost
-from midstream.core.frames import Gone
+from midstream.core.frames import Gone, Snapshot
 from midstream.core.messages import Call, UpstreamCall
 from midstream.core.records import (
     AttemptStarted,
@@ -110,7 +110,7 @@ class Screen:
         self._elsewhere = ""
         """The id of that call, where the upstream runs it."""
 
-    def show(self, record: Record | Gone | PlaybackLost) -> None:
+    def show(self, record: Record | Gone | Snapshot | PlaybackLost) -> None:
         """Show one event."""
         match record:
             case Delta():
@@ -130,8 +130,14 @@ class Screen:
                 self._call_ended(record)
             case TurnEnded():
                 self._turn_ended(record)
+            case Gone(has_snapshot=True):
+                pass  # the snapshot says the rest
             case Gone():
                 self.note(f"the server has lost what came after event {record.resume_from}: forget it")
+            case Snapshot():
+                self.note(
+                    "what happened meanwhile is not kept any more: `sessions show` has the conversation"
+                )
             case PlaybackLost():
                 self.note(f"what was said last is lost, say it again: {record.reason}")
             case ChildSaid():

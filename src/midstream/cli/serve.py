@@ -15,6 +15,7 @@ from midstream.cli import Surroundings
 from midstream.cli.agents import find_access, find_agent, find_server
 from midstream.cli.listening import LOCAL_HOSTS, address_options, log_to_stderr, telling_options
 from midstream.cli.terminal import clean
+from midstream.core.retention import EVENTS_FOR_S, Retention
 from midstream.errors import UsageError
 from midstream.local_keys import made_key
 from midstream.places import made
@@ -23,7 +24,11 @@ from midstream.runtime.observing import Observer
 from midstream.server.access import Access, this_user, token_file
 from midstream.server.app import asgi
 from midstream.server.serve import serve as serve_app
+from midstream.store.contract import Store
+from midstream.store.sqlite import SQLiteStore
 from midstream.world import World
+
+DAY_S = 24 * 60 * 60
 
 
 @click.command(short_help="Serve an agent.")
@@ -67,6 +72,23 @@ from midstream.world import World
 @click.option(
     "--otel", "has_spans", is_flag=True, help="Tell OpenTelemetry, as this process has it configured."
 )
+@click.option(
+    "--keep-events-days",
+    type=click.FloatRange(0, min_open=True),
+    default=EVENTS_FOR_S / DAY_S,
+    show_default=True,
+    help="Days in which the events of a finished turn can be replayed; the conversation stays.",
+)
+@click.option(
+    "--keep-sessions-days",
+    type=click.FloatRange(0, min_open=True),
+    help="Days after its last change in which a session is kept; then it is deleted (default: for ever).",
+)
+@click.option(
+    "--key-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Encrypt sessions under the first key of this file; made where there is neither it nor a store yet.",
+)
 @telling_options
 @click.pass_obj
 def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN401 - click passes options so
@@ -85,9 +107,10 @@ def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN40
     login = "" if _is_asking_otherwise(options) else World().new_id("login")
     app = asgi(
         agent,
-        store=path,
+        store=_store_of(path, options["key_file"]),
         access=_access_of(surroundings, options, login),
         observers=_observers_of(agent, options),
+        retention=_retention_of(options),
     )
 
     def tell(url: str) -> None:
@@ -173,3 +196,25 @@ def _access_of(surroundings: Surroundings, options: dict[str, Any], login: str) 
     if options["token_file"]:
         return Access(authenticate=token_file(options["token_file"]))
     return Access(authenticate=this_user(made_key(surroundings.places.data)), login=login)
+
+
+def _retention_of(options: dict[str, Any]) -> Retention:
+    sessions_days = options["keep_sessions_days"]
+    return Retention(
+        events_for_s=options["keep_events_days"] * DAY_S,
+        sessions_for_s=sessions_days * DAY_S if sessions_days else None,
+    )
+
+
+def _store_of(path: Path, key_file: Path | None) -> Store:
+    store = SQLiteStore(path)
+    if key_file is None:
+        return store
+    try:
+        from midstream.store.ciphers import FileKeys  # noqa: PLC0415 - an extra that few need
+        from midstream.store.encrypted import encrypted  # noqa: PLC0415 - see above
+    except ModuleNotFoundError as error:
+        raise UsageError("--key-file needs more: pip install 'midstream[crypto]'") from error
+    if not key_file.exists() and not path.exists():
+        FileKeys.make(key_file)
+    return encrypted(store, FileKeys(key_file))

@@ -12,7 +12,17 @@ from msgspec import UNSET, Struct, UnsetType, field
 
 from midstream.cli.terminal import Ink, clean, indented, shortened
 from midstream.core.calls import DAMAGED_CONTENT
-from midstream.core.messages import Call, File, Outcome, Reply, Text, Thinking, UpstreamCall, UserMessage
+from midstream.core.messages import (
+    Call,
+    Exchange,
+    File,
+    Outcome,
+    Reply,
+    Text,
+    Thinking,
+    UpstreamCall,
+    UserMessage,
+)
 from midstream.core.records import (
     AttemptContinued,
     AttemptFailed,
@@ -26,6 +36,7 @@ from midstream.core.records import (
     Delta,
     EpochStarted,
     HistoryCompacted,
+    JournalPruned,
     MessageAccepted,
     MessageQueued,
     MessageWithdrawn,
@@ -46,11 +57,14 @@ from midstream.core.records import (
     WhyClosed,
     decode,
 )
+from midstream.core.session import CONTINUE, Session, restored
 
 RESULT_LINES_MAX = 3
 """Lines of a tool's result that are shown; `export` has all of it."""
 NAMES_MAX = 8
 """Tools that are named where some came or went; `export` names all."""
+GO_ON = UserMessage.of(CONTINUE)
+"""What no person said, though it stands in the history as if."""
 CONTINUED_NOTE = "cut; the provider has kept the reply, and it goes on where it stopped"
 INDENT = "       "
 INNER = "  "
@@ -89,7 +103,7 @@ class Noted(Struct, tag="noted", tag_field="type"):
 
 
 class TurnTranscript(Struct):
-    """One turn; `status` is "running" while it is open."""
+    """One turn; `status` is "running" while it is open, `at` 0 where its events are not kept any more."""
 
     turn: int
     at: float
@@ -119,7 +133,9 @@ class _Reading:
         """The words of the attempt that is being made, and what its upstream ran, by part."""
 
     def take(self, record: Record) -> None:
-        if isinstance(record, MessageAccepted):
+        if isinstance(record, JournalPruned):
+            self._take_history(restored(record))
+        elif isinstance(record, MessageAccepted):
             self._parts, self._calls = {}, {}
             self.turns.append(
                 TurnTranscript(record.turn, record.at, [Said("user", words_of(record.message))])
@@ -161,6 +177,27 @@ class _Reading:
             case _:
                 if note := note_of(record):
                     turn.entries.append(Noted(note))
+
+    def _take_history(self, state: Session) -> None:
+        """Begin from a pruned journal: it has every word and result, and no times."""
+        opened = [isinstance(each, UserMessage) and each != GO_ON for each in state.history.entries]
+        number = state.turns - sum(opened)
+        reply = 0
+        for entry, is_opening in zip(state.history.entries, opened, strict=True):
+            if is_opening and isinstance(entry, UserMessage):
+                number, reply = number + 1, 0
+                words = Said("user", words_of(entry))
+                self.turns.append(TurnTranscript(number, 0.0, [words], TurnStatus.COMPLETED.value))
+            elif isinstance(entry, Exchange) and self.turns:
+                reply += 1
+                self._take_reply(reply, entry.reply, self.turns[-1])
+                for result in entry.results:
+                    called = self._calls[reply, result.call_id]
+                    called.outcome, called.content = result.outcome.value, result.content
+        if self.turns and state.is_live:
+            self.turns[-1].status = "running"
+        elif self.turns and state.last_turn is not None:
+            self.turns[-1].status = state.last_turn.status.value
 
     def _take_delta(self, delta: Delta, turn: TurnTranscript) -> None:
         known = self._parts.get(delta.part)
@@ -293,7 +330,7 @@ def _words(part: Text | File) -> str:
 def lines(turns: Iterable[TurnTranscript], ink: Ink, width: int) -> Iterator[str]:
     """Set turns for a terminal of `width` columns. Everything foreign is cleaned."""
     for turn in turns:
-        title = f"turn {turn.turn} · {time_of(turn.at)}"
+        title = f"turn {turn.turn} · {time_of(turn.at) if turn.at else 'its events are not kept any more'}"
         yield ink.dim(f"── {title} {'─' * max(0, width - len(title) - 4)}")
         for entry in turn.entries:
             yield from _entry_lines(entry, ink, width)
@@ -354,7 +391,7 @@ def call_line(called: Called, ink: Ink, width: int) -> str:
 def _ending(turn: TurnTranscript, ink: Ink) -> str:
     if turn.status == "running":
         return ink.yellow(f"{INDENT}… still running")
-    took = f" after {turn.ended_at - turn.at:.1f} s" if isinstance(turn.ended_at, float) else ""
+    took = f" after {turn.ended_at - turn.at:.1f} s" if turn.at and isinstance(turn.ended_at, float) else ""
     reason = f": {clean(turn.message, is_one_line=True)}" if isinstance(turn.message, str) else ""
     code = f" [{turn.code}]" if isinstance(turn.code, str) else ""
     text = f"{INDENT}{turn.status}{took}{reason}{code}"

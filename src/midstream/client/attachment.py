@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from midstream.client.checkpoint import CheckpointFile, FileWrite, StreamBegun
 from midstream.client.local_tools import LocalTools, Place, Start
 from midstream.client.transports import Transport
-from midstream.core.client_stream import Applied, ClientEvent, ClientStream
+from midstream.core.client_stream import Applied, ClientEvent, ClientStream, Replaced
 from midstream.core.messages import Result
 from midstream.errors import ConnectionLostError, MidstreamError
 from midstream.world import Fault, World
@@ -112,7 +112,7 @@ class Attachment:
         return self._in_hand
 
     def _hand_over(self) -> None:
-        if isinstance(self._in_hand, Applied):
+        if isinstance(self._in_hand, Applied | Replaced):
             self.stream.handled(self._in_hand.event_id)
         self._in_hand = None
         self._bell.set()

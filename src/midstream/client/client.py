@@ -38,6 +38,7 @@ from midstream.core.frames import (
     Payload,
     ResumePayload,
     SayPayload,
+    SnapshotWhen,
     WithdrawPayload,
 )
 from midstream.core.messages import UserMessage
@@ -283,19 +284,32 @@ class Client:
         """
         await self._say_apart(session, WithdrawPayload(number))
 
-    async def follow(self, session: str, after: str | None = None) -> AsyncGenerator[Event, None]:
+    async def follow(
+        self,
+        session: str,
+        after: str | None = None,
+        *,
+        snapshots: SnapshotWhen | str = SnapshotWhen.GONE,
+    ) -> AsyncGenerator[Event, None]:
         """Iterate over what happens in a session, without end and without saying anything.
 
         Args:
             session: One that exists.
             after: Begin after this event (`"0-0"`: with the first one); None begins with what comes next.
+            snapshots: When an event whose record is a `Snapshot` comes in the place of many: `gone`, where they are not
+                kept any more; `begin`, also as the first one where `after` is None: the whole session so far; `never`.
 
         Raises:
             SessionNotFoundError: There is no such session.
             MalformedFrameError: `after` is no event id.
         """
         begin = None if after is None else EventId.parse(after)
-        stream = ClientStream(after=begin, patience_s=self._patience_s, now=self._world.monotonic())
+        stream = ClientStream(
+            after=begin,
+            snapshots=_named(SnapshotWhen, snapshots),
+            patience_s=self._patience_s,
+            now=self._world.monotonic(),
+        )
         async with aclosing(self._deliver(self._attach(session, stream))) as events:
             async for event in events:
                 yield event
@@ -404,6 +418,7 @@ class Client:
             key,
             secret,
             cancel_after_s=cancel_after_s,
+            snapshots=SnapshotWhen.GONE,
             patience_s=self._patience_s,
             stall_after_s=self._stall_after_s,
             now=now,
@@ -415,6 +430,7 @@ class Client:
         return ClientStream.resume(
             kept.checkpoint,
             life=life,
+            snapshots=SnapshotWhen.GONE,
             patience_s=self._patience_s,
             stall_after_s=self._stall_after_s,
             now=now,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from midstream.core.client_stream import Applied, ClientEvent
-from midstream.core.frames import Gone
+from midstream.core.client_stream import Applied, ClientEvent, Replaced
+from midstream.core.frames import Gone, Snapshot
 from midstream.core.messages import UpstreamCall
 from midstream.core.records import ChildSaid, Delta, QuestionAsked, Record, TurnEnded, decode
 
@@ -31,12 +31,13 @@ class Event(Struct, frozen=True):
         id: Its place on the session's line. Keep it beside what you make of the event: where it comes again, you
             have it.
         record: What happened; see `midstream.core.records`. A `Gone` says that what came after `id` is not on the
-            line any more (the server lost it in a power cut): forget it; what is there follows. A `PlaybackLost`
-            begins what is left of a turn whose state is damaged here (STREAM-48).
+            line any more (the server lost it in a power cut, or keeps it no longer): forget it; what is there follows.
+            A `Snapshot` is the session as it was at `id`: put it in the place of all that you have of it. A
+            `PlaybackLost` begins what is left of a turn whose state is damaged here (STREAM-48).
     """
 
     id: str
-    record: Record | Gone | PlaybackLost
+    record: Record | Gone | Snapshot | PlaybackLost
 
     @property
     def text(self) -> str:
@@ -63,7 +64,7 @@ class Event(Struct, frozen=True):
         return self._seen_through()[0]
 
     @property
-    def innermost(self) -> Record | Gone | PlaybackLost:
+    def innermost(self) -> Record | Gone | Snapshot | PlaybackLost:
         """What happened, seen through the sub-agents that report it: the record of the last session of `path`.
 
         Raises:
@@ -80,7 +81,7 @@ class Event(Struct, frozen=True):
         record = self.innermost
         return record if isinstance(record, QuestionAsked) else None
 
-    def _seen_through(self) -> tuple[tuple[str, ...], Record | Gone | PlaybackLost]:
+    def _seen_through(self) -> tuple[tuple[str, ...], Record | Gone | Snapshot | PlaybackLost]:
         path: list[str] = []
         record = self.record
         while isinstance(record, ChildSaid):
@@ -94,5 +95,8 @@ def event_of(event: ClientEvent) -> Event:
     match event:
         case Applied(event_id, record):
             return Event(str(event_id), record)
+        case Replaced(event_id, session):
+            return Event(str(event_id), Snapshot(str(event_id), session))
         case _:
-            return Event(str(event.event_id), Gone(str(event.event_id), event.reason))
+            gone = Gone(str(event.event_id), event.reason, has_snapshot=event.has_snapshot)
+            return Event(str(event.event_id), gone)

@@ -41,6 +41,8 @@ from midstream.core.frames import (
     Open,
     Payload,
     ServerFrame,
+    Snapshot,
+    SnapshotWhen,
     Welcome,
     WithdrawPayload,
     decode_payload,
@@ -161,9 +163,18 @@ class Forget(Struct, frozen=True):
 
     event_id: EventId
     reason: str
+    has_snapshot: bool = False
+    """A snapshot follows, which says all there is to know."""
 
 
-ClientEvent = Applied | Forget
+class Replaced(Struct, frozen=True):
+    """The session as it was at `event_id`, in the place of all that came before; see `frames.Snapshot`."""
+
+    event_id: EventId
+    session: msgspec.Raw
+
+
+ClientEvent = Applied | Forget | Replaced
 
 
 class _State(Enum):
@@ -184,6 +195,7 @@ class ClientStream:
         after: Where a reader begins: after this event, or at the session's end where it is None.
         cancel_after_s: See `Open`: the server stops the turn when this client was gone for so long.
         life: A number above those of the processes that had this stream before.
+        snapshots: When a snapshot is taken in the place of events.
         patience_s: Seconds without any working connection after which the stream ends with
             `ConnectionLostError`; it can still be resumed.
         stall_after_s: Seconds without an event after which `is_stalled` says so.
@@ -197,6 +209,7 @@ class ClientStream:
         after: EventId | None = None,
         cancel_after_s: float | None = None,
         life: int = 0,
+        snapshots: SnapshotWhen = SnapshotWhen.NEVER,
         backoff: Backoff = RECONNECT_BACKOFF,
         patience_s: float = LOOK_BACK_S,
         stall_after_s: float = STALL_AFTER_S,
@@ -221,6 +234,7 @@ class ClientStream:
         self._is_finishing = False
         # Inbound.
         self._received = after
+        self._snapshots = snapshots
         self._is_begun = not stream
         """Whether the stream's first record was seen: what stands before it is not the stream's business."""
         self._turn = 0
@@ -255,6 +269,7 @@ class ClientStream:
         checkpoint: Checkpoint,
         *,
         life: int = 0,
+        snapshots: SnapshotWhen = SnapshotWhen.NEVER,
         backoff: Backoff = RECONNECT_BACKOFF,
         patience_s: float = LOOK_BACK_S,
         stall_after_s: float = STALL_AFTER_S,
@@ -266,6 +281,7 @@ class ClientStream:
             checkpoint.secret,
             after=checkpoint.event_id,
             life=life,
+            snapshots=snapshots,
             backoff=backoff,
             patience_s=patience_s,
             stall_after_s=stall_after_s,
@@ -437,9 +453,16 @@ class ClientStream:
         self._sent = self._acked
         event_id = str(self._received) if self._is_begun and self._received is not None else None
         self._connection += 1
-        number = self._connection if self._stream else 0
         self._queue(
-            Open(self._stream, self._secret, event_id, self._next_seqno, number, self._cancel_after_s)
+            Open(
+                self._stream,
+                self._secret,
+                event_id,
+                self._next_seqno,
+                self._connection if self._stream else 0,
+                self._cancel_after_s,
+                snapshots=self._snapshots,
+            )
         )
         self._send_chunks()
         self.was_heard(now=now)
@@ -546,6 +569,8 @@ class ClientStream:
                 self._take_events(frame)
             case Gone():
                 self._take_gone(frame)
+            case Snapshot():
+                self._take_snapshot(frame)
             case Heartbeat():
                 self._take_heartbeat(frame)
             case _:
@@ -661,8 +686,17 @@ class ClientStream:
         self._received = EventId.parse(frame.resume_from)
         self._is_begun = not self._stream
         self._promised = None
-        self._events.append(Forget(self._received, frame.reason))
+        self._events.append(Forget(self._received, frame.reason, frame.has_snapshot))
         self._keep(CursorMoved(None))
+
+    def _take_snapshot(self, frame: Snapshot) -> None:
+        self._received = EventId.parse(frame.event_id)
+        self._is_begun = True  # what it was before is within
+        self._promised = None
+        self._failures = 0
+        self._events.append(Replaced(self._received, frame.session))
+        if frame.is_over and self._stream:
+            self._finish_at(self._received)
 
     def _take_heartbeat(self, frame: Heartbeat) -> None:
         newest = EventId.parse(frame.event_id)

@@ -8,6 +8,7 @@ type it does not know with `error`; the version in `open` and `welcome` says whi
 from __future__ import annotations
 
 import hashlib
+from enum import StrEnum
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -24,6 +25,8 @@ _T = TypeVar("_T")
 PROTOCOL_VERSION = 1
 FRAME_BYTES_MAX = 1024 * 1024
 """One frame, encoded; larger ones are refused before they are parsed."""
+COALESCE_S_MAX = 0.1
+"""Seconds for which events may be held back; from there on a person sees it."""
 IN_FLIGHT_MAX = 64
 """Chunks a client may have sent and not seen acknowledged."""
 EVENT_ID_CHARS_MAX = 40
@@ -68,6 +71,16 @@ START = EventId(0, 0)
 # --- what a client says -----------------------------------------------------------------------------------------
 
 
+class SnapshotWhen(StrEnum):
+    """When a client takes a snapshot in the place of events."""
+
+    NEVER = "never"
+    GONE = "gone"
+    """Where the events that it is owed were pruned."""
+    BEGIN = "begin"
+    """Then, and for a reader without an event id also in the beginning, in the place of all events so far."""
+
+
 class Open(Struct, frozen=True, tag="open", tag_field="type", omit_defaults=True):
     """The first frame of a connection.
 
@@ -81,6 +94,8 @@ class Open(Struct, frozen=True, tag="open", tag_field="type", omit_defaults=True
             stream takes its place (STREAM-55); None never stops it.
         connection: Its number among the stream's connections, each higher than those made before; 0 where the client
             does not count.
+        snapshots: When it takes a snapshot.
+        coalesce_s: Seconds (0.1 at most) for which events may be held back, so that several come at once.
     """
 
     stream: str = ""
@@ -90,6 +105,8 @@ class Open(Struct, frozen=True, tag="open", tag_field="type", omit_defaults=True
     connection: int = 0
     cancel_after_s: float | None = None
     version: int = PROTOCOL_VERSION
+    snapshots: SnapshotWhen = SnapshotWhen.NEVER
+    coalesce_s: float = 0.0
 
     def __repr__(self) -> str:
         return f"Open(stream={self.stream!r}, event_id={self.event_id!r}, next_seqno={self.next_seqno})"
@@ -190,6 +207,8 @@ class Welcome(Struct, frozen=True, tag="welcome", tag_field="type"):
         retention_s: How long after its last record a stream can be resumed.
         stall_s: Seconds of silence of a turn after which the server tells it (`first_token_s`, `between_tokens_s`,
             `tool_s`), and after which it cuts a model (the names that end in `_max_s`); null is never.
+        oldest: Position of the oldest event that can be replayed.
+        retention: The limits of what is kept, by their names in `Retention`; null is none.
     """
 
     stream: str
@@ -207,6 +226,8 @@ class Welcome(Struct, frozen=True, tag="welcome", tag_field="type"):
     retention_s: float = 7200.0
     stall_s: dict[str, float | None] = field(default_factory=dict)
     version: int = PROTOCOL_VERSION
+    oldest: int = 1
+    retention: dict[str, float | None] = field(default_factory=dict)
 
 
 class Ack(Struct, frozen=True, tag="ack", tag_field="type", omit_defaults=True):
@@ -233,10 +254,31 @@ class Events(Struct, frozen=True, tag="events", tag_field="type"):
 
 
 class Gone(Struct, frozen=True, tag="gone", tag_field="type"):
-    """The client's event id is not on the line. Events after `resume_from` follow: forget what came later."""
+    """The client's event id is not on the line. Events after `resume_from` follow: forget what came later.
+
+    Args:
+        oldest: Position of the oldest event that can be replayed.
+        has_snapshot: A snapshot comes first, which replaces all that the client has.
+    """
 
     resume_from: str
     reason: str
+    oldest: int = 1
+    has_snapshot: bool = False
+
+
+class Snapshot(Struct, frozen=True, tag="snapshot", tag_field="type", omit_defaults=True):
+    """The session as it was at an event, in the place of all events so far; those after it follow.
+
+    Args:
+        event_id: That event.
+        session: What `GET /v1/sessions/{id}` answers.
+        is_over: The turn of this stream had ended by then.
+    """
+
+    event_id: str
+    session: msgspec.Raw
+    is_over: bool = False
 
 
 class Error(Struct, frozen=True, tag="error", tag_field="type", omit_defaults=True):
@@ -260,7 +302,7 @@ class Heartbeat(Struct, frozen=True, tag="heartbeat", tag_field="type"):
     waiting_on: str = "nothing"
 
 
-ServerFrame = Welcome | Ack | Events | Gone | Error | Heartbeat
+ServerFrame = Welcome | Ack | Events | Gone | Snapshot | Error | Heartbeat
 
 _encoder = msgspec.json.Encoder()
 _from_client: msgspec.json.Decoder[ClientFrame] = msgspec.json.Decoder(ClientFrame)

@@ -91,6 +91,17 @@ class EpochStarted(Struct, frozen=True, tag="epoch_started", tag_field="type"):
     is_handover: bool = False
 
 
+class JournalPruned(Struct, frozen=True, tag="journal_pruned", tag_field="type"):
+    """Stands in the place of a record and of all before it: the session that they folded to.
+
+    It is no event: nobody is sent it. See `session.pruned` and `session.restored`.
+    """
+
+    state: msgspec.Raw
+    at: float
+    version: int = VERSION
+
+
 class StreamOpened(Struct, frozen=True, tag="stream_opened", tag_field="type"):
     """A client's stream sent its first chunk. `secret_digest` commits to the secret it must show again."""
 
@@ -512,6 +523,7 @@ class TurnEnded(Struct, frozen=True, tag="turn_ended", tag_field="type", omit_de
 
 Record = (
     EpochStarted
+    | JournalPruned
     | StreamOpened
     | ChunkAccepted
     | MessageAccepted
@@ -605,9 +617,17 @@ class JournalReader:
             if found is None:
                 raise
             return found
-        if isinstance(record, EpochStarted):
+        if isinstance(record, EpochStarted | JournalPruned):
             self._version = record.version
         return record
+
+
+_PRUNED = b'{"type":"journal_pruned",'
+
+
+def is_pruned(body: bytes) -> bool:
+    """Say whether a stored body is a `JournalPruned`, without reading it."""
+    return body.startswith(_PRUNED)
 
 
 def decode_all(bodies: Iterable[bytes]) -> tuple[Record, ...]:

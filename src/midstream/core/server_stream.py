@@ -1,7 +1,7 @@
 """The server's half of the stream protocol, without I/O: one connection of one client.
 
-Inlets: `receive`, `admit`, `accepted`, `refused`, `deliver`, `handle_deadline`, `fail`. After any of them do
-`requests()`, send `frames_to_send()` in order, arm one timer for `next_deadline()`, and when `is_closed` close
+Inlets: `receive`, `admit`, `accepted`, `refused`, `deliver`, `lose`, `show`, `handle_deadline`, `fail`. After any of
+them do `requests()`, send `frames_to_send()` in order, arm one timer for `next_deadline()`, and when `is_closed` close
 the transport.
 
     opening ──open──▶ admitting ──admit()──▶ admitted ──┐
@@ -21,11 +21,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Self, assert_never
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict
 
 from midstream.core.calls import Site
 from midstream.core.frames import (
+    COALESCE_S_MAX,
     EVENTS_PER_FRAME_MAX,
     HEARTBEAT_S,
     IN_FLIGHT_MAX,
@@ -46,6 +48,8 @@ from midstream.core.frames import (
     ResumePayload,
     SayPayload,
     ServerFrame,
+    Snapshot,
+    SnapshotWhen,
     Welcome,
     WithdrawPayload,
     decode_client,
@@ -55,6 +59,7 @@ from midstream.core.frames import (
     secret_digest_of,
 )
 from midstream.core.messages import UserMessage
+from midstream.core.retention import Retention
 from midstream.core.session import CHUNKS_MAX, Received, Session
 from midstream.core.settings import StreamSettings
 from midstream.core.timing import Deadline, StallBudgets
@@ -111,6 +116,15 @@ class Submit(Struct, frozen=True):
 Request = Admit | Submit
 
 
+class SnapshotDue(Enum):
+    """Which snapshot a connection is to be shown before any more events."""
+
+    BEGINNING = "beginning"
+    """What the journal begins with since it was pruned."""
+    NEWEST = "newest"
+    """The session as it is."""
+
+
 class Wire(Struct, frozen=True):
     """How frames and records are written down for one kind of transport.
 
@@ -136,6 +150,8 @@ class ServerStream:
     Args:
         heartbeat_s: Seconds of silence after which a heartbeat goes out.
         retention_s: What the welcome says of how long the stream can be resumed.
+        retention: What it says of how long events are kept; None says nothing.
+        coalesce_s: Seconds for which events are held back, so that several go out at once; a client may ask for more.
         degraded_reason: Why nothing can be resumed here; "" where it can.
         in_flight_max: Chunks that may wait for their acks.
         stalls: What the welcome says of how long a turn may be silent.
@@ -148,6 +164,8 @@ class ServerStream:
         *,
         heartbeat_s: float = HEARTBEAT_S,
         retention_s: float = LOOK_BACK_S,
+        retention: Retention | None = None,
+        coalesce_s: float = 0.0,
         degraded_reason: str = "",
         in_flight_max: int = IN_FLIGHT_MAX,
         stalls: StallBudgets | None = None,
@@ -157,6 +175,8 @@ class ServerStream:
         self._state = _State.OPENING
         self._heartbeat_s = heartbeat_s
         self._retention_s = retention_s
+        self._retention = retention
+        self._coalesce_s = coalesce_s
         self._degraded_reason = degraded_reason
         self._in_flight_max = in_flight_max
         self._stalls = stalls
@@ -170,6 +190,7 @@ class ServerStream:
         self._was_admitted = False
         self._is_left = False
         """The client said `close`: it leaves the turn to itself."""
+        self._snapshot_due: SnapshotDue | None = None
         self._in_flight: set[int] = set()
         self._requests: list[Request] = []
         self._held: list[Request] = []
@@ -182,6 +203,7 @@ class ServerStream:
         settings: StreamSettings,
         *,
         stalls: StallBudgets | None = None,
+        retention: Retention | None = None,
         degraded_reason: str = "",
         wire: Wire | None = None,
         now: float,
@@ -190,6 +212,8 @@ class ServerStream:
         return cls(
             heartbeat_s=settings.heartbeat_s,
             retention_s=settings.look_back_s,
+            retention=retention,
+            coalesce_s=settings.coalesce_s,
             degraded_reason=degraded_reason or settings.degraded_reason,
             in_flight_max=settings.in_flight_max,
             stalls=stalls,
@@ -242,6 +266,16 @@ class ServerStream:
         """Position after which `deliver` goes on."""
         return self._cursor
 
+    @property
+    def snapshot_due(self) -> SnapshotDue | None:
+        """Which snapshot `show` must be given before anything is delivered; None where none is owed."""
+        return self._snapshot_due
+
+    @property
+    def coalesce_s(self) -> float:
+        """Seconds to wait for more when something has come to deliver."""
+        return min(max(self._coalesce_s, self._open.coalesce_s), COALESCE_S_MAX)
+
     def is_turn_over(self, session: Session) -> bool:
         """Whether the turn of this stream has ended and all events so far were delivered.
 
@@ -283,13 +317,16 @@ class ServerStream:
         except MidstreamError as error:
             self.fail(error, now=now)
 
-    def admit(self, session: Session, *, epoch_at: int | None, now: float) -> None:
+    def admit(
+        self, session: Session, *, epoch_at: int | None, pruned_to: EventId = START, now: float
+    ) -> None:
         """Answer an `Admit`: queue the welcome and set the cursor, or refuse and close.
 
         Args:
             session: The fold of the journal, as far as it has gone.
             epoch_at: Epoch of the record at the position of the client's event id; None where it sent none
-                or where there is no such record.
+                or where there is no such record, or no more.
+            pruned_to: The last event that was pruned, as far as is known.
         """
         if self._state is not _State.ADMITTING:
             return
@@ -309,6 +346,11 @@ class ServerStream:
             resume_from = begin or START
         else:
             resume_from = self._event_id or begin or newest
+        is_pruned = resume_from.position < pruned_to.position
+        if is_pruned:
+            resume_from = pruned_to
+        elif self._open.snapshots is SnapshotWhen.BEGIN and not self._open.stream and self._event_id is None:
+            self._snapshot_due = SnapshotDue.NEWEST
         self._cursor = resume_from.position
         self._state = _State.ADMITTED
         self._was_admitted = True
@@ -327,12 +369,16 @@ class ServerStream:
                 in_flight_max=self._in_flight_max,
                 retention_s=self._retention_s,
                 stall_s=stalls_told(self._stalls),
+                oldest=pruned_to.position + 1,
+                retention=asdict(self._retention) if self._retention else {},
             ),
             now=now,
         )
-        if is_gone:
+        if is_pruned:
+            self.lose(pruned_to, now=now)
+        elif is_gone:
             reason = f"the event {self._event_id} is not on this session's line"
-            self._queue(Gone(str(resume_from), reason), now=now)
+            self._queue(Gone(str(resume_from), reason, pruned_to.position + 1), now=now)
         self._requests += self._held
         self._held = []
 
@@ -358,6 +404,30 @@ class ServerStream:
         self._advance_over(records)
         self._frames += self._wire.records(records)
         self._was_heard(now)
+
+    def lose(self, pruned_to: EventId, *, now: float) -> None:
+        """Say that what should have come next was pruned, up to this event; go on behind it."""
+        if self.is_closed:
+            return
+        self._cursor = pruned_to.position
+        has_snapshot = self._open.snapshots is not SnapshotWhen.NEVER
+        self._snapshot_due = SnapshotDue.BEGINNING if has_snapshot else None
+        oldest = pruned_to.position + 1
+        reason = f"the events before position {oldest} are not kept any more"
+        self._queue(Gone(str(pruned_to), reason, oldest, has_snapshot), now=now)
+
+    def show(self, session: Session, event_id: EventId, body: bytes, *, now: float) -> None:
+        """Queue the snapshot that is due, and go on behind it.
+
+        Args:
+            session: The fold at `event_id`.
+            body: It as clients are shown it, in JSON.
+        """
+        if self.is_closed:
+            return
+        self._snapshot_due = None
+        self._cursor = event_id.position
+        self._queue(Snapshot(str(event_id), msgspec.Raw(body), self.is_turn_over(session)), now=now)
 
     def handle_deadline(self, *, newest: EventId, waiting_on: str, now: float) -> None:
         """Do what is owed by now; harmless when it is early.
@@ -410,6 +480,8 @@ class ServerStream:
             raise MalformedFrameError("versions begin with 1, sequence and connection numbers with 0")
         if len(frame.stream) > KEY_CHARS_MAX or len(frame.secret) > KEY_CHARS_MAX:
             raise MalformedFrameError(f"stream keys and secrets have {KEY_CHARS_MAX} characters at most")
+        if not 0 <= frame.coalesce_s <= COALESCE_S_MAX:
+            raise MalformedFrameError(f"events are held back for 0 to {COALESCE_S_MAX} s")
         if frame.stream and not frame.secret:
             raise MalformedFrameError("a stream needs a secret")
         if frame.cancel_after_s is not None and not 0 <= frame.cancel_after_s <= CANCEL_AFTER_S_MAX:
@@ -435,6 +507,7 @@ class ServerStream:
 
     def _advance_over(self, records: Sequence[tuple[EventId, bytes]]) -> None:
         assert self.is_admitted, "events before the welcome"
+        assert self._snapshot_due is None, "events before the snapshot"
         for event_id, _ in records:
             assert event_id.position == self._cursor + 1, f"event {event_id} after position {self._cursor}"
             self._cursor = event_id.position

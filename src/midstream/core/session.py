@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Iterable
 
+import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -25,6 +26,7 @@ from midstream.core.records import (
     EpochStarted,
     ExchangeCommitted,
     HistoryCompacted,
+    JournalPruned,
     MessageAccepted,
     MessageQueued,
     MessageWithdrawn,
@@ -57,6 +59,7 @@ from midstream.core.turn import (
 )
 from midstream.errors import (
     MalformedFrameError,
+    RecordUndecodableError,
     SeqnoGapError,
     SeqnoReusedError,
     SessionBusyError,
@@ -132,7 +135,11 @@ class ToolsFound(Struct, frozen=True):
 
 
 class Session(Struct, frozen=True):
-    """Everything there is to know of a session; equal journals give equal sessions."""
+    """Everything there is to know of a session; equal journals give equal sessions.
+
+    A pruned journal begins with one, so its JSON is kept for ever: like those of records, fields may be added with a
+    default, never removed, renamed or given another meaning.
+    """
 
     position: int = 0
     """Position of the last folded record; the first record stands at 1."""
@@ -352,8 +359,7 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
         case Delta() | AttemptStarted() | ReplyCompleted() | CallStarted():
             return after  # of every step; what follows is looked through case by case
         case CallEnded():
-            unsettled = _with_unsettled(session, record)
-            return after if unsettled is session.unsettled else replace(after, unsettled=unsettled)
+            return _noted(after, _with_unsettled(session, record))
         case ExchangeCommitted():
             return _with_exchange(after, turns.exchange_of(session.turn))
         case MessageAccepted():
@@ -397,9 +403,10 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
             known = session.streams[record.stream]
             stream = replace(known, digests=(*known.digests, record.digest))
             return replace(after, streams={**session.streams, record.stream: stream})
+        case JournalPruned():
+            return restored(record)
         case EpochStarted():
-            started_at = session.started_at or record.at
-            return replace(after, epoch=record.epoch, started_at=started_at)
+            return replace(after, epoch=record.epoch, started_at=session.started_at or record.at)
         case TurnEnded():
             ended = Idle() if session.driver else turn  # only its driver could go on with it
             return replace(after, turn=ended, last_turn=record, driver="")
@@ -442,6 +449,10 @@ def _with_unsettled(session: Session, ended: CallEnded) -> tuple[Unsettled, ...]
     return (*session.unsettled, late)[-UNSETTLED_MAX:]
 
 
+def _noted(session: Session, unsettled: tuple[Unsettled, ...]) -> Session:
+    return session if unsettled is session.unsettled else replace(session, unsettled=unsettled)
+
+
 def _settled(session: Session, came: ResultArrivedLate) -> tuple[Unsettled, ...]:
     place = (came.turn, came.reply, came.result.call_id)
     return tuple(each for each in session.unsettled if (each.turn, each.reply, each.call_id) != place)
@@ -464,6 +475,35 @@ def fold(records: Iterable[tuple[int, Record]], session: Session | None = None) 
     for epoch, record in records:
         state = evolve(state, record, epoch=epoch)
     return state
+
+
+_session: msgspec.json.Decoder[Session] = msgspec.json.Decoder(Session)
+
+
+def is_prunable(session: Session) -> bool:
+    """Say whether a journal may begin here: no reply is being said, no call is open, nobody is asked anything.
+
+    Never within a turn of another loop: that loop takes it up from its records.
+    """
+    turn = session.turn
+    return isinstance(turn, Idle) or (isinstance(turn, AwaitingModel) and not (turn.said or session.driver))
+
+
+def pruned(session: Session, *, at: float) -> JournalPruned:
+    """Return what may stand for the records that folded to this session; only where `is_prunable`."""
+    return JournalPruned(msgspec.Raw(msgspec.json.encode(session)), at)
+
+
+def restored(record: JournalPruned) -> Session:
+    """Return the session that `pruned` was given.
+
+    Raises:
+        RecordUndecodableError: A newer version wrote it, or it is damaged.
+    """
+    try:
+        return _session.decode(record.state)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RecordUndecodableError(f"the beginning of a pruned journal cannot be read: {error}") from error
 
 
 def owed(session: Session) -> tuple[Obligation, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from midstream.core.frames import HEARTBEAT_S, IN_FLIGHT_MAX
+from midstream.core.frames import COALESCE_S_MAX, HEARTBEAT_S, IN_FLIGHT_MAX
 from midstream.core.turn import LOOK_BACK_S
 from midstream.errors import UsageError
 
@@ -25,6 +25,8 @@ class StreamSettings(Struct, frozen=True, forbid_unknown_fields=True):
             carried on if it is younger.
         heartbeat_s: Seconds of silence after which a server sends a heartbeat.
         in_flight_max: Chunks a client may have sent and not seen acknowledged.
+        coalesce_s: Seconds (0.1 at most) for which events are held back, so that several go out at once: fewer writes
+            for words that come 5 to 20 ms later. A client may ask for it where this is 0.
 
     Raises:
         UsageError: A number is out of its bounds.
@@ -34,6 +36,7 @@ class StreamSettings(Struct, frozen=True, forbid_unknown_fields=True):
     look_back_s: float = LOOK_BACK_S
     heartbeat_s: float = HEARTBEAT_S
     in_flight_max: int = IN_FLIGHT_MAX
+    coalesce_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.look_back_s <= LOOK_BACK_S_MAX:
@@ -42,6 +45,8 @@ class StreamSettings(Struct, frozen=True, forbid_unknown_fields=True):
             raise UsageError(f"heartbeats are {HEARTBEAT_S_MIN:g} to {HEARTBEAT_S_MAX:g} seconds apart")
         if not 1 <= self.in_flight_max <= IN_FLIGHT_MAX:
             raise UsageError(f"1 to {IN_FLIGHT_MAX} chunks may be in flight")
+        if not 0 <= self.coalesce_s <= COALESCE_S_MAX:
+            raise UsageError(f"events are held back for 0 to {COALESCE_S_MAX} seconds")
 
     @property
     def degraded_reason(self) -> str:

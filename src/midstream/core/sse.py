@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from midstream.core.frames import EventId, Gone, ServerFrame, Welcome
+from midstream.core.frames import EventId, Gone, ServerFrame, Snapshot, Welcome
 from midstream.core.frames import encode as encode_frame
 from midstream.errors import FrameTooLargeError, MalformedFrameError
 
@@ -61,11 +61,17 @@ def encode(event: ServerSentEvent) -> bytes:
 def event_of_frame(frame: ServerFrame) -> bytes:
     """Return a frame as an event of its own kind.
 
-    Welcome and gone carry the id from which to go on, so that a browser that reconnects before the first record
-    asks for the right place.
+    Welcome, gone and snapshot carry the id from which to go on, so that a browser that reconnects before the first
+    record asks for the right place.
     """
     kind = str(frame.__struct_config__.tag)
-    place = frame.resume_from if isinstance(frame, Welcome | Gone) else ""
+    match frame:
+        case Welcome() | Gone():
+            place = frame.resume_from
+        case Snapshot():
+            place = frame.event_id
+        case _:
+            place = ""
     return encode(ServerSentEvent(encode_frame(frame), kind, place))
 
 

@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from midstream.core.profiles import profile_named
-from midstream.core.records import decode
+from midstream.core.records import decode, is_pruned
 from midstream.core.rendering import render
 from midstream.core.session import Session, evolve
 from midstream.doctor import sqlite_files
@@ -219,7 +219,8 @@ def judged(stored: Iterable[Stored], *, file: str = "") -> Judged:
     for position, epoch, body in stored:
         if len(done.findings) >= FINDINGS_MAX:
             break
-        code = "journal-gap" if position != expected else ""
+        is_beginning = expected == 1 and is_pruned(body)
+        code = "" if position == expected or is_beginning else "journal-gap"
         expected = position + 1
         try:
             record = decode(body)

@@ -13,9 +13,12 @@ from collections.abc import Coroutine, Iterable, Mapping
 from itertools import groupby
 from typing import Protocol
 
+from midstream.core.retention import Retention
+from midstream.core.session import Session
 from midstream.core.timing import RECONNECT_BACKOFF
 from midstream.errors import DrainingError, LeaseHeldError, MidstreamError, UnavailableError
 from midstream.runtime.handing import GIVE_UP, decode_command, encode_answer
+from midstream.runtime.pruning import Pruner
 from midstream.runtime.runner import Runner
 from midstream.store.contract import Letter, News, Store
 from midstream.world import World
@@ -46,16 +49,23 @@ class Sessions(Protocol):
     def awake(self, session_id: str) -> Runner | None:
         """Return a session if it is awake."""
 
+    async def glance(self, session_id: str) -> Session:
+        """Return what is known of a session without waking it."""
+
+    async def delete(self, session_id: str) -> None:
+        """Remove an idle session and all its records for good."""
+
 
 class Caretaker:
-    """Looks after the sessions of others, from `start` to `stop`."""
+    """Looks after the sessions of others, and prunes all of them, from `start` to `stop`."""
 
-    def __init__(self, sessions: Sessions, store: Store, world: World) -> None:
+    def __init__(self, sessions: Sessions, store: Store, world: World, retention: Retention) -> None:
         self.peers = 0
         """How many other living owners there are."""
         self._sessions = sessions
         self._store = store
         self._world = world
+        self._pruner = Pruner(sessions, store, world, retention)
         self._turnstile = asyncio.Semaphore(TAKEN_UP_AT_ONCE)
         self._is_following_more = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
@@ -65,6 +75,7 @@ class Caretaker:
     def start(self) -> None:
         """Begin to watch the store."""
         self._watching = self._world.spawn(self._watch(), name="caretaker")
+        self._work(self._pruner.run(), name="pruning")
 
     async def stop(self) -> None:
         """Stop watching; what is being taken up or decided is let go."""

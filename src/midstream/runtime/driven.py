@@ -46,7 +46,13 @@ from midstream.core.records import (
 from midstream.core.replies import merge_deltas
 from midstream.core.session import Session
 from midstream.core.turn import Refused
-from midstream.errors import MidstreamError, SessionBusyError, UnavailableError, UsageError
+from midstream.errors import (
+    EventGoneError,
+    MidstreamError,
+    SessionBusyError,
+    UnavailableError,
+    UsageError,
+)
 from midstream.runtime.journal import Journal, require_session_id
 from midstream.runtime.marks import mark_of
 from midstream.runtime.runner import APPEND_BACKOFF, APPEND_TRIES_MAX
@@ -569,7 +575,10 @@ class Driver:
     def _taken_up(
         self, journal: DrivenJournal, records: Sequence[tuple[int, Record]], number: int, *, is_over: bool
     ) -> DrivenTurn:
-        if is_over and (status := _status_of(records, number)) is not TurnStatus.COMPLETED:
+        status = _status_of(records, number)
+        if is_over and status is None:
+            raise EventGoneError(f"turn {number} is over, and how it went is not kept any more")
+        if is_over and status is not TurnStatus.COMPLETED:
             raise UsageError(f"turn {number} ended as {status}: give the next try a key of its own")
         self._keep(journal)
         turn = DrivenTurn(journal, self.world, number, is_over=is_over)

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from midstream.core.calls import OnDoubt
 from midstream.core.records import Parent, TurnStatus
+from midstream.core.retention import Retention
 from midstream.core.session import Session, fold
 from midstream.core.timing import RECONNECT_BACKOFF
 from midstream.core.turn import LOOK_BACK_S, RunningCalls
@@ -82,10 +83,17 @@ class Host:
         world: Clock, chance and tasks; the real ones by default.
         look_back_s: A turn untouched for longer (seconds) is ended as `interrupted` at start-up instead of being
             carried on.
+        retention: How long events can be replayed, and sessions are kept.
     """
 
     def __init__(
-        self, agent: Agent, store: Store, *, world: World | None = None, look_back_s: float = LOOK_BACK_S
+        self,
+        agent: Agent,
+        store: Store,
+        *,
+        world: World | None = None,
+        look_back_s: float = LOOK_BACK_S,
+        retention: Retention = Retention(),
     ) -> None:
         self.agent = agent
         self.store = store
@@ -94,6 +102,7 @@ class Host:
         self.observers = Observers()
         """Told of every record that is appended here."""
         self.is_draining = False
+        self.retention = retention
         self.look_back_s = look_back_s
         self._owner = self.world.new_id("owner")
         self._awake: dict[str, Runner] = {}
@@ -102,7 +111,7 @@ class Host:
         """Whose agents answer in child sessions that were not begun yet."""
         self._reviving: dict[str, asyncio.Task[None]] = {}
         self._recovering: asyncio.Task[None] | None = None
-        self._caretaker = Caretaker(self, store, self.world)
+        self._caretaker = Caretaker(self, store, self.world, retention)
         self._is_started = False
         self._is_stopped = False
 

@@ -11,8 +11,18 @@ from collections.abc import Callable, Iterator, Sequence
 from msgspec.structs import replace
 
 from midstream.core.frames import START, EventId
-from midstream.core.records import JournalReader, OutcomeDamaged, Record, Sync, encode
+from midstream.core.records import (
+    JournalPruned,
+    JournalReader,
+    OutcomeDamaged,
+    Record,
+    Sync,
+    encode,
+    is_pruned,
+)
+from midstream.core.session import Session, restored
 from midstream.errors import (
+    EventGoneError,
     JournalMovedError,
     LeaseLostError,
     MidstreamError,
@@ -57,6 +67,8 @@ class Journal:
     ) -> None:
         self.session_id = session_id
         self.newest = START
+        self.pruned_to = START
+        """The last event that was pruned, as far as is known here: what follows it can be read."""
         self.epoch = 0
         """The epoch this process writes under; 0 while it has not claimed the session."""
         self.is_handed_over = False
@@ -76,7 +88,8 @@ class Journal:
     async def load(self) -> list[tuple[int, Record]]:
         """Read what follows the newest record known here, at first everything; return it with its epochs.
 
-        Nothing is claimed. All of it is known here, or after an error or a cancellation nothing of it.
+        Of a pruned journal, or one pruned beyond what is known here, a `JournalPruned` comes first. Nothing is claimed.
+        All of it is known here, or after an error or a cancellation nothing of it.
 
         Raises:
             RecordUndecodableError: A record of a newer version, or damage; names session and position. An outcome of a
@@ -86,6 +99,9 @@ class Journal:
         records: list[tuple[int, Record]] = []
         end = self.newest.position
         while page := await self._store.read(self.session_id, after=end, limit=PAGE_RECORDS):
+            if is_pruned(page[0].body):  # also between two pages: it begins anew
+                records.clear()
+                found.clear()
             records.extend(self._decoded(page))
             found.extend(page)
             end = page[-1].position
@@ -104,7 +120,8 @@ class Journal:
         known = self.newest
         if known.position:
             found = await self._store.read(self.session_id, after=known.position - 1, limit=1)
-            if not found or found[0].epoch != known.epoch:
+            is_pruned_further = bool(found) and found[0].position > known.position
+            if not is_pruned_further and (not found or found[0].epoch != known.epoch):
                 raise JournalMovedError(f"session {self.session_id!r} was deleted by somebody else")
         return await self.load()
 
@@ -203,14 +220,45 @@ class Journal:
         return await self._store.blob(self.session_id, digest)
 
     async def read(self, *, after: int, limit: int) -> Sequence[Stored]:
-        """Return up to `limit` records after a position: from memory near the tail, else from the store."""
-        if not self._tail or after >= self.newest.position:
+        """Return up to `limit` records after a position: from memory near the tail, else from the store.
+
+        Raises:
+            EventGoneError: What follows `after` was pruned: see `beginning`.
+        """
+        if after >= self.newest.position:
             return ()
-        skip = after + 1 - self._tail[0].position
-        if skip >= 0:
+        if self._tail and (skip := after + 1 - self._tail[0].position) >= 0:
             return self._tail[skip : skip + limit]
         page = await self._store.read(self.session_id, after=after, limit=min(limit, PAGE_RECORDS))
+        if page and (page[0].position != after + 1 or is_pruned(page[0].body)):
+            self.pruned_to = EventId(page[0].epoch, page[0].position)
+            oldest = self.pruned_to.position + 1
+            message = f"events of session {self.session_id!r} before position {oldest} are not kept any more"
+            raise EventGoneError(message, oldest=oldest)
         return self._readable(page)
+
+    async def epoch_at(self, position: int) -> int | None:
+        """Return the epoch of a record that is an event, or was the last one to be pruned; None of any other."""
+        if position > self.newest.position:
+            return None
+        if self._tail and position >= self._tail[0].position:
+            return self._tail[position - self._tail[0].position].epoch
+        found = await self._store.read(self.session_id, after=position - 1, limit=1)
+        return found[0].epoch if found and found[0].position == position else None
+
+    async def beginning(self) -> tuple[EventId, Session]:
+        """Return what a pruned journal begins with, and the event it is the state at.
+
+        Raises:
+            RecordUndecodableError: It cannot be read.
+        """
+        found = await self._store.read(self.session_id, after=0, limit=1)
+        if not found or not is_pruned(found[0].body):
+            return START, Session()
+        record = self._reader.read(found[0].body)
+        assert isinstance(record, JournalPruned)
+        self.pruned_to = EventId(found[0].epoch, found[0].position)
+        return self.pruned_to, restored(record)
 
     async def wait(self, after: int) -> None:
         """Wait until there is a record after `after`.
@@ -241,7 +289,11 @@ class Journal:
                 each.set_result(None)
 
     def _remember(self, records: Sequence[Stored]) -> None:
-        self._tail.extend(records)
+        if is_pruned(records[0].body):  # it is no event, and what was known before does not stand next to it
+            self.pruned_to = EventId(records[0].epoch, records[0].position)
+            self._tail = [*records[1:]]
+        else:
+            self._tail.extend(records)
         self.newest = EventId(records[-1].epoch, records[-1].position)
         if len(self._tail) > 2 * TAIL_RECORDS_MAX:
             del self._tail[:-TAIL_RECORDS_MAX]

@@ -20,14 +20,7 @@ from typing import Protocol
 from midstream.core import session as sessions
 from midstream.core.blobs import Blob, lifted
 from midstream.core.frames import EventId
-from midstream.core.records import (
-    CallStarted,
-    EpochStarted,
-    Parent,
-    Record,
-    encode,
-    sync_of,
-)
+from midstream.core.records import CallStarted, EpochStarted, Parent, Record, encode, sync_of
 from midstream.core.session import Received, Session, ToolsFound
 from midstream.core.timing import Backoff
 from midstream.core.turn import (
@@ -154,8 +147,13 @@ class Runner:
         except LeaseHeldError:
             return await self._hand_over(command)
 
+    @property
+    def events(self) -> Journal:
+        """The journal, to read in it."""
+        return self._journal
+
     async def read(self, *, after: int, limit: int) -> Sequence[Stored]:
-        """Return up to `limit` records after position `after`; empty at the end."""
+        """Return up to `limit` records after position `after`, as `Journal.read` does; empty at the end."""
         return await self._journal.read(after=after, limit=limit)
 
     async def wait(self, after: int) -> None:

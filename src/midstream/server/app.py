@@ -16,6 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Match, Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from midstream.core.retention import Retention
 from midstream.core.settings import StreamSettings
 from midstream.core.turn import LOOK_BACK_S
 from midstream.errors import DrainingError, MidstreamError
@@ -66,6 +67,7 @@ def asgi(
     look_back_s: float = LOOK_BACK_S,
     settings: StreamSettings | None = None,
     allowed_origins: Collection[str] = (),
+    retention: Retention = Retention(),
     access: Access | None = None,
     limits: Limits = Limits(),
     observers: Sequence[Observer] = (),
@@ -79,6 +81,7 @@ def asgi(
         look_back_s: Seconds after which an interrupted turn is ended at start-up instead of carried on.
         settings: How streams are served, with a look-back of their own; `App.settings` changes them later.
         allowed_origins: Origins such as `https://app.example` whose pages may ask, beside the app's own.
+        retention: How long events can be replayed, and sessions are kept.
         access: Who may come in, and what they may do there. None lets in whoever reaches it: for an app that is mounted
             in one with a login of its own, or that nobody but you can reach.
         limits: What callers may do.
@@ -92,7 +95,7 @@ def asgi(
     if isinstance(store, str | Path):
         store = SQLiteStore(store, world=world)
     settings = settings or StreamSettings(look_back_s=look_back_s)
-    host = Host(agent, store, world=world, look_back_s=settings.look_back_s)
+    host = Host(agent, store, world=world, look_back_s=settings.look_back_s, retention=retention)
     for observer in observers:
         host.observers.add(observer)
     page = next((each for each in observers if isinstance(each, MetricsPage)), None)

@@ -18,18 +18,29 @@ from typing import Protocol, Self
 import msgspec
 
 from midstream.core.frames import EVENTS_PER_FRAME_MAX, HEARTBEAT_S, START, Close, EventId, encode
-from midstream.core.server_stream import Admit, Request, ServerStream, Submit, Wire, waiting_on
+from midstream.core.server_stream import (
+    Admit,
+    Request,
+    ServerStream,
+    SnapshotDue,
+    Submit,
+    Wire,
+    waiting_on,
+)
 from midstream.core.session import Received, Session
 from midstream.core.settings import StreamSettings
-from midstream.errors import DrainingError, MidstreamError, OverloadedError, StreamFencedError
+from midstream.errors import DrainingError, EventGoneError, MidstreamError, OverloadedError, StreamFencedError
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
 from midstream.server.limits import CONNECTIONS_MAX, Places
 from midstream.server.presence import Presence
+from midstream.server.snapshot import body_within, snapshot_of
 from midstream.server.subjects import Action
 from midstream.server.visits import Stranger, Visitor
 from midstream.world import Fault
 
+SNAPSHOT_BYTES_MAX = 8 * 2**20
+"""Bytes of a snapshot in a stream: half of what our clients take as one frame. `GET` of the session has all of it."""
 SEND_S = 30.0
 """Seconds a client may leave one write unread (three heartbeats) before its connection is given up."""
 LAST_WORDS_S = 1.0
@@ -155,7 +166,9 @@ class Connections:
         if heartbeat_s is not None:
             settings = msgspec.structs.replace(settings, heartbeat_s=heartbeat_s)
         now = host.world.monotonic()
-        return ServerStream.under(settings, stalls=host.agent.stalls, wire=wire, now=now)
+        return ServerStream.under(
+            settings, stalls=host.agent.stalls, retention=host.retention, wire=wire, now=now
+        )
 
     def presence(self, host: Host) -> Presence:
         """Return who knows which clients of a host are here."""
@@ -308,7 +321,16 @@ class Connection:
         assert runner is not None
         try:
             while not self._is_over.is_set():
-                records = await runner.read(after=stream.cursor, limit=EVENTS_PER_FRAME_MAX)
+                if stream.snapshot_due is not None:
+                    await self.show_due()
+                    await self._flush()
+                try:
+                    records = await runner.read(after=stream.cursor, limit=EVENTS_PER_FRAME_MAX)
+                except EventGoneError:  # it was pruned before this reader came so far
+                    stream.lose(runner.events.pruned_to, now=self._now())
+                    await self.show_due()
+                    await self._flush()
+                    continue
                 if records:
                     events = [(EventId(record.epoch, record.position), record.body) for record in records]
                     stream.deliver(events, now=self._now())
@@ -317,8 +339,25 @@ class Connection:
                     self._is_over.set()
                 else:
                     await runner.wait(stream.cursor)
+                    if stream.coalesce_s > 0:
+                        await self._world.sleep(stream.coalesce_s)
         except MidstreamError as error:
             self.end(error)
+
+    async def show_due(self) -> None:
+        """Queue the snapshot that is due, if one is.
+
+        Raises:
+            RecordUndecodableError: What the journal begins with cannot be read.
+        """
+        if self._runner is None or self._stream.snapshot_due is None:
+            return
+        if self._stream.snapshot_due is SnapshotDue.BEGINNING:
+            event_id, state = await self._runner.events.beginning()
+        else:
+            event_id, state = self._runner.newest, self._runner.state
+        snapshot = snapshot_of(self._session_id, state, str(event_id))
+        self._stream.show(state, event_id, body_within(snapshot, SNAPSHOT_BYTES_MAX), now=self._now())
 
     async def _keep_time(self) -> None:
         while not self._is_over.is_set():
@@ -383,9 +422,10 @@ class Connection:
         runner = await self._host.session(self._session_id, create=is_new)
         epoch_at = None
         if request.event_id is not None and request.event_id.position > 0:
-            found = await runner.read(after=request.event_id.position - 1, limit=1)
-            epoch_at = found[0].epoch if found else None
-        self._stream.admit(runner.state, epoch_at=epoch_at, now=self._now())
+            epoch_at = await runner.events.epoch_at(request.event_id.position)
+        self._stream.admit(
+            runner.state, epoch_at=epoch_at, pruned_to=runner.events.pruned_to, now=self._now()
+        )
         if not self._stream.is_admitted:
             return
         self._runner = runner

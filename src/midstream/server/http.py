@@ -40,6 +40,7 @@ from midstream.core.sse import event_of_frame, events_of_records
 from midstream.core.turn import Cancel, Resume, Withdraw
 from midstream.errors import (
     ConnectionLostError,
+    EventGoneError,
     FrameTooLargeError,
     MalformedFrameError,
     NotFoundError,
@@ -195,8 +196,13 @@ class HttpEndpoints:
         session_id = request.path_params["session_id"]
         after = number_of(request, "after") or 0
         limit = number_of(request, "limit")
-        if await self._host.store.find(session_id) is None:
+        info = await self._host.store.find(session_id)
+        if info is None:
             raise SessionNotFoundError(f"there is no session {session_id!r}")
+        if 0 < after < info.oldest:
+            oldest = info.oldest + 1
+            message = f"events of session {session_id!r} before position {oldest} are not kept any more"
+            raise EventGoneError(message, oldest=oldest)
         return StreamingResponse(
             self._lines(session_id, after, limit), media_type="application/x-ndjson", headers=NO_STORE
         )
@@ -372,6 +378,7 @@ async def opening_of(request: Request) -> Open:
     Raises:
         MalformedFrameError: It is none; a header is too long, or is no number.
         FrameTooLargeError, ConnectionLostError: As `body_of` does.
+        UsageError: `snapshots` or `coalesce_ms` is none of theirs.
         HTTPException: The request is neither a GET nor a POST.
     """
     if request.method == "POST":

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from starlette.requests import HTTPConnection
 
-from midstream.core.frames import Open
+from midstream.core.frames import COALESCE_S_MAX, Open, SnapshotWhen
 from midstream.core.server_stream import KEY_CHARS_MAX
-from midstream.errors import MalformedFrameError
+from midstream.errors import MalformedFrameError, UsageError
 
 NUMBER_MAX = 2**53
 """The last number JavaScript counts to."""
@@ -30,8 +30,15 @@ def open_of(request: HTTPConnection) -> Open:
 
     Raises:
         MalformedFrameError: A header has another form.
+        UsageError: `?snapshots=` or `?coalesce_ms=` has.
     """
     key, secret = stream_of(request)
+    snapshots = request.query_params.get("snapshots", SnapshotWhen.GONE)
+    if snapshots not in [*SnapshotWhen]:
+        raise UsageError(f"`snapshots` is one of {', '.join(SnapshotWhen)}")
+    held_back = request.query_params.get("coalesce_ms", "0")
+    if not (held_back.isascii() and held_back.isdecimal() and int(held_back) <= 1000 * COALESCE_S_MAX):
+        raise UsageError(f"`coalesce_ms` is a number from 0 to {1000 * COALESCE_S_MAX:g}")
     return Open(
         key,
         secret,
@@ -39,6 +46,8 @@ def open_of(request: HTTPConnection) -> Open:
         _number(request, "x-idempotency-next-seqno"),
         _number(request, "x-idempotency-connection"),
         _seconds(request, "x-idempotency-cancel-after"),
+        snapshots=SnapshotWhen(snapshots),
+        coalesce_s=int(held_back) / 1000,
     )
 
 

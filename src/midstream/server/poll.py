@@ -78,6 +78,7 @@ class PollEndpoint:
             is_continued=number > 0,
         ) as connection:
             await connection.admit(encode(opening))
+            await connection.show_due()
             frames = stream.frames_to_send()
             if number:
                 del frames[0]  # the welcome: a connection has one

@@ -11,6 +11,7 @@ from http import HTTPStatus
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -61,6 +62,7 @@ _NEXT = {
     "foreign_origin": "Call from a page of this server, or let its operator allow your origin or host name.",
     "frame_too_large": "Send less in one chunk.",
     "internal": "Try again; if it stays, look into the log of the server.",
+    "key_missing": "Start the server with the key file that these sessions were written under.",
     "lease_held": "Another server process works on this session: ask that one, or try again later.",
     "limit_reached": "Do less at once, or come back after `retry_after_s`.",
     "malformed_frame": "Correct the request; the same one is refused again.",
@@ -105,6 +107,8 @@ class Problem(Struct, frozen=True, omit_defaults=True):
     retry_after_s: float | None = None
     expected: int | None = None
     """The seqno to send next, where the code is `seqno_gap`."""
+    oldest: int | None = None
+    """Position of the oldest event that can be replayed, where the code is `event_gone`."""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -128,7 +132,9 @@ def problem_of(error: MidstreamError) -> Problem:
     if retry_after_s is None and error.retry == "later":
         retry_after_s = RETRY_AFTER_S
     expected = error.expected if isinstance(error, SeqnoGapError) else None
-    return _problem(status_of(error), error.code, error.message, error.retry, retry_after_s, expected)
+    oldest = error.oldest if isinstance(error, EventGoneError) else None
+    problem = _problem(status_of(error), error.code, error.message, error.retry, retry_after_s, expected)
+    return replace(problem, oldest=oldest) if oldest else problem
 
 
 def problem_of_http(error: HTTPException) -> Problem:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from midstream.core.calls import CHOICES, CallState, Choice, QuestionKind
 from midstream.core.messages import Call, Entry, Reply, Result, UserMessage
@@ -91,6 +93,7 @@ class Snapshot(Struct, frozen=True):
         running: The open turn, or null.
         queue: Messages that wait for it to end, in order.
         is_resumable: Whether the last turn was interrupted or failed and can go on.
+        left_out: How many of the oldest entries of the history are not here, as there is no room for them.
     """
 
     session: str
@@ -103,6 +106,15 @@ class Snapshot(Struct, frozen=True):
     running: RunningTurn | None
     queue: tuple[QueuedSnapshot, ...] = ()
     is_resumable: bool = False
+    left_out: int = 0
+
+
+def body_within(snapshot: Snapshot, bytes_max: int) -> bytes:
+    """Return a snapshot's JSON, without the oldest entries of the history where it would be too large."""
+    while len(body := msgspec.json.encode(snapshot)) > bytes_max and len(snapshot.history) > 1:
+        going = (len(snapshot.history) + 1) // 2
+        snapshot = replace(snapshot, history=snapshot.history[going:], left_out=snapshot.left_out + going)
+    return body
 
 
 def snapshot_of(session_id: str, state: Session, event_id: str) -> Snapshot:

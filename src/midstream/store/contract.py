@@ -1,7 +1,8 @@
 """The store contract: what every store promises, in prose and as a protocol.
 
 A session's journal is a line of records numbered from 1 without gap. The one durable operation is `append`: all
-records or none, only at the expected position, only under the newest epoch. A record once read is never changed.
+records or none, only at the expected position, only under the newest epoch. A record once read is never changed;
+`prune` may replace a record and all before it by what they fold to, and no position ever changes.
 
 * **Order.** Appends to one session take effect in the order in which they return; sessions are independent.
 * **Durability.** `Sync.FULL`: the records, and all appended before them in this store, are on disk when `append`
@@ -93,6 +94,8 @@ class SessionInfo(Struct, frozen=True):
     mark: Mark
     is_free: bool = False
     """Its last owner gave it up, and nobody has claimed it since. (That of a dead owner was not given up.)"""
+    oldest: int = 0
+    """Position of the first record: 1, above that where the journal was pruned, 0 where it is empty."""
 
 
 class Letter(Struct, frozen=True):
@@ -175,6 +178,21 @@ class Store(Protocol):
         """Return up to `limit` records that follow position `after`, in order; empty at the end.
 
         A session nobody ever claimed reads as empty.
+        """
+
+    async def prune(self, session: str, body: bytes, *, position: int, epoch: int) -> bool:
+        """Remove the records before `position`, put `body` in the place of that one, and return whether it was done.
+
+        Whoever owns the session is not disturbed: what follows, the end and the epoch stay. Survives the death of the
+        process when it returns; after a power cut it has happened, or not.
+
+        Args:
+            body: What the records up to and with `position` fold to, which nothing but they decide.
+            position, epoch: Of the record. Where there is no such one (the session was deleted, or pruned further),
+                nothing is done.
+
+        Raises:
+            StoreFullError, StoreBusyError, StoreDamagedError: Nothing was changed.
         """
 
     async def blob(self, session: str, digest: str) -> bytes | None:

@@ -23,7 +23,16 @@ class _Session(Struct):
     mark: Mark
     number: int
     records: list[Stored] = field(default_factory=list)
+    """Without gap, up to the end; the first one is not at 1 where the journal was pruned."""
     blobs: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def end(self) -> int:
+        return self.records[-1].position if self.records else 0
+
+    @property
+    def oldest(self) -> int:
+        return self.records[0].position if self.records else 0
 
 
 class _Handed(Struct):
@@ -136,7 +145,7 @@ class MemoryStore:
         found = self._sessions().get(session)
         if found is None or found.epoch != epoch:
             raise LeaseLostError(f"session {session!r} has another epoch than {epoch}")
-        end = len(found.records)
+        end = found.end
         if end != expected:
             raise JournalMovedError(f"session {session!r} ends at {end}, not at {expected}")
         found.records += [
@@ -146,12 +155,26 @@ class MemoryStore:
         if mark is not None:
             found.mark = replace(mark, title=mark.title or found.mark.title)
         self._memory.tell()
-        return len(found.records)
+        return found.end
+
+    async def prune(self, session: str, body: bytes, *, position: int, epoch: int) -> bool:
+        """See `Store.prune`."""
+        found = self._sessions().get(session)
+        if found is None:
+            return False
+        going = found.records[: position - found.oldest + 1]
+        if not going or (going[-1].position, going[-1].epoch) != (position, epoch):
+            return False
+        found.records[: len(going)] = [Stored(position, epoch, body)]
+        return True
 
     async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
         """See `Store.read`."""
         found = self._sessions().get(session)
-        return [] if found is None else found.records[after : after + limit]
+        if found is None:
+            return []
+        skip = max(0, after + 1 - found.oldest)
+        return found.records[skip : skip + limit]
 
     async def blob(self, session: str, digest: str) -> bytes | None:
         """See `Store.blob`."""
@@ -277,7 +300,7 @@ class MemoryStore:
 
     def _end_of(self, session: str) -> int:
         found = self._memory.sessions.get(session)
-        return len(found.records) if found else 0
+        return found.end if found else 0
 
     def _epoch_for(self, letter: Letter) -> int:
         """Return the epoch of the letter's session, or -1 where another one is to decide it."""
@@ -299,5 +322,5 @@ class MemoryStore:
 
 def _line_of(session: str, found: _Session) -> SessionInfo:
     return SessionInfo(
-        session, len(found.records), found.epoch, found.created_at, found.mark, found.owner is None
+        session, found.end, found.epoch, found.created_at, found.mark, found.owner is None, found.oldest
     )

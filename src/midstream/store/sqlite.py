@@ -161,6 +161,12 @@ class SQLiteStore:
         opened.synced_epochs[session] = epoch
         return appendix
 
+    async def prune(self, session: str, body: bytes, *, position: int, epoch: int) -> bool:
+        """See `Store.prune`. The bytes are overwritten; the file does not shrink, its pages are used again."""
+        opened = self._require_open(session)
+        write = partial(opened.writer.prune, session, body, position, epoch)
+        return await opened.queue.ask(write, Sync.NORMAL)
+
     async def blob(self, session: str, digest: str) -> bytes | None:
         """See `Store.blob`."""
         opened = self._require_open(session)
@@ -401,6 +407,11 @@ CLAIM = "update session set epoch = epoch + 1, owner = ? where id = ? returning 
 RELEASE = "update session set owner = null where name = ? and epoch = ?"
 FIND_END = "select ifnull(max(position), 0) from record where session_id = ?"
 APPEND = "insert into record (session_id, position, epoch, body) values (?, ?, ?, ?)"
+FOLD_INTO = """
+update record set body = ?1 where session_id = (select id from session where name = ?2) and position = ?3 and epoch = ?4
+returning session_id
+"""
+DELETE_BEFORE = "delete from record where session_id = ? and position < ?"
 # An empty title leaves the old one.
 MARK = """
 update session set is_live = ?, changed_at = ?, title = iif(?3 = '', title, ?3), turns = ?, status = ?
@@ -547,6 +558,13 @@ class _Writer:
             raise JournalMovedError(f"session {session!r} ends at {end}, not at {expected}")
         return int(number)
 
+    def prune(self, session: str, body: bytes, position: int, epoch: int) -> bool:
+        row = self._db.execute(FOLD_INTO, (body, session, position, epoch)).fetchone()
+        if row is None:
+            return False
+        self._db.execute(DELETE_BEFORE, (row[0], position))
+        return True
+
     def delete(self, session: str) -> bool:
         going: list[Any] = self._db.execute(FIND_WITH_PARTS, (session, PART_MARK, PART_MARK_END)).fetchall()
         for name, _, _, owner in going:
@@ -609,7 +627,8 @@ where session_id = (select id from session where name = ?) and position > ? orde
 FIND_BLOB = "select body from blob where session_id = (select id from session where name = ?) and digest = ?"
 LINE = """
 select session.name, (select ifnull(max(position), 0) from record where session_id = session.id),
-    session.epoch, session.created_at, is_live, changed_at, title, turns, status, owner is null from session
+    session.epoch, session.created_at, is_live, changed_at, title, turns, status, owner is null,
+    (select ifnull(min(position), 0) from record where session_id = session.id) from session
 """
 FIND_LINE = f"{LINE} where name = ?"
 LIST_NUMBERS = """
@@ -700,6 +719,6 @@ def _answer(write: Callable[[], T]) -> T | MidstreamError:
 
 
 def _line(row: tuple[Any, ...]) -> SessionInfo:  # as SQLite has them
-    session, end, epoch, created_at, is_live, at, title, turns, status, is_free = row
+    session, end, epoch, created_at, is_live, at, title, turns, status, is_free, oldest = row
     mark = Mark(bool(is_live), at, title, turns, status)
-    return SessionInfo(session, end, epoch, created_at, mark, bool(is_free))
+    return SessionInfo(session, end, epoch, created_at, mark, bool(is_free), oldest)

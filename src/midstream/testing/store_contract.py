@@ -179,6 +179,53 @@ class StoreContract:
 
     # --- reading
 
+    async def test_what_is_pruned_is_replaced_and_what_follows_stays(self, place: Place) -> None:
+        async with opened(place) as store:
+            first = await store.claim("s", at=1.0)
+            await _append(store, "s", b"a", b"b", expected=0, epoch=first)
+            second = await store.claim("s", at=1.0)
+            await _append(store, "s", b"c", b"d", expected=2, epoch=second)
+            assert await store.prune("s", b"abc", position=3, epoch=second)
+            left = [Stored(3, second, b"abc"), Stored(4, second, b"d")]
+            assert await _journal(store) == left
+            assert await store.read("s", after=2, limit=1) == left[:1]
+            assert await store.read("s", after=3, limit=9) == left[1:]
+            line = await store.find("s")
+            assert line is not None
+            assert (line.oldest, line.end, line.epoch) == (3, 4, second)
+            assert await _append(store, "s", b"e", expected=4, epoch=second) == 5
+            assert await store.prune("s", b"abcde", position=5, epoch=second)
+            assert await _journal(store) == [Stored(5, second, b"abcde")]
+            assert await _append(store, "s", b"f", expected=5, epoch=second) == 6
+
+    @pytest.mark.parametrize(("position", "epoch"), [(2, 9), (9, 0), (1, 0), (0, 0), (-1, 0)])
+    async def test_nothing_is_pruned_up_to_a_record_that_is_not_there(
+        self, place: Place, position: int, epoch: int
+    ) -> None:
+        async with opened(place) as store:
+            first = await store.claim("s", at=1.0)
+            await _append(store, "s", b"a", b"b", b"c", expected=0, epoch=first)
+            assert await store.prune("s", b"ab", position=2, epoch=first)
+            before = await _journal(store)
+            assert not await store.prune("s", b"x", position=position, epoch=first + epoch)
+            assert not await store.prune("nobody", b"x", position=1, epoch=first)
+            assert await _journal(store) == before
+
+    async def test_whoever_prunes_does_not_disturb_the_owner(self, place: Place) -> None:
+        async with opened(place) as owner, opened(place) as other:
+            epoch = await owner.claim("s", at=1.0)
+            await _append(owner, "s", b"a", b"b", expected=0, epoch=epoch)
+            blob = Blob("d", b"large")
+            await owner.append("s", [b"c"], expected=2, epoch=epoch, sync=Sync.NORMAL, blobs=[blob])
+            assert await other.prune("s", b"abc", position=3, epoch=epoch)
+            assert await _append(owner, "s", b"d", expected=3, epoch=epoch) == 4
+            assert await owner.blob("s", "d") == b"large"
+            assert await owner.delete("s")
+            assert not await other.prune("s", b"x", position=4, epoch=epoch)
+            again = await owner.claim("s", at=2.0)
+            await _append(owner, "s", b"e", expected=0, epoch=again)
+            assert await _journal(other) == [Stored(1, again, b"e")]
+
     async def test_a_session_nobody_claimed_reads_as_empty(self, place: Place) -> None:
         async with opened(place) as store:
             assert await store.read("s", after=0, limit=10) == []
@@ -481,15 +528,15 @@ class StoreContract:
             epoch = await store.claim("s", at=1.0)
             mark = Mark(is_live=True, at=2.0, title="Hello", turns=1, status="running")
             await _append(store, "s", b"a", expected=0, epoch=epoch, mark=mark)
-            assert await store.find("s") == SessionInfo("s", 1, epoch, 1.0, mark)
+            assert await store.find("s") == SessionInfo("s", 1, epoch, 1.0, mark, oldest=1)
 
             await _append(store, "s", b"b", expected=1, epoch=epoch)
-            assert await store.find("s") == SessionInfo("s", 2, epoch, 1.0, mark)
+            assert await store.find("s") == SessionInfo("s", 2, epoch, 1.0, mark, oldest=1)
 
             ended = Mark(is_live=False, at=3.0, turns=1, status="completed")
             await _append(store, "s", b"c", expected=2, epoch=epoch, mark=ended)
             kept = Mark(is_live=False, at=3.0, title="Hello", turns=1, status="completed")
-            assert await store.find("s") == SessionInfo("s", 3, epoch, 1.0, kept)
+            assert await store.find("s") == SessionInfo("s", 3, epoch, 1.0, kept, oldest=1)
 
     async def test_the_last_changed_session_is_listed_first(self, place: Place) -> None:
         async with opened(place) as store:

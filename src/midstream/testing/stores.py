@@ -68,6 +68,12 @@ class FailingStore:
         """See `Store.read`: reading works while writing does not."""
         return await self._store.read(session, after=after, limit=limit)
 
+    async def prune(self, session: str, body: bytes, *, position: int, epoch: int) -> bool:
+        """See `Store.prune`; raises the outage, if there is one."""
+        if self.outage is not None:
+            raise self.outage
+        return await self._store.prune(session, body, position=position, epoch=epoch)
+
     async def blob(self, session: str, digest: str) -> bytes | None:
         """See `Store.blob`: reading works while writing does not."""
         return await self._store.blob(session, digest)

@@ -25,6 +25,7 @@ from midstream.core.records import (
     EpochStarted,
     ExchangeCommitted,
     HistoryCompacted,
+    JournalPruned,
     MemoryJudged,
     MessageAccepted,
     MessageQueued,
@@ -94,9 +95,8 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
         case HistoryCompacted():
             if not isinstance(state, AwaitingModel):
                 return state
-            return replace(
-                state, is_compacted=True, failures=0
-            )  # what failed was about more than is asked now
+            # what failed was about more than is asked now
+            return replace(state, is_compacted=True, failures=0)
         case OutcomeDamaged():
             return _evolve_damaged(state, record)
         case CancelRequested():
@@ -119,6 +119,7 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
             | MemoryJudged()
             | StallNoticed()
             | StallEnded()
+            | JournalPruned()
         ):
             return state
         case _:

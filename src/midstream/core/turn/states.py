@@ -66,7 +66,7 @@ class Left(Struct, frozen=True):
     terms: Terms = Terms()
 
 
-class Idle(Struct, frozen=True):
+class Idle(Struct, frozen=True, tag="idle"):
     """No turn. Nothing is owed and nothing is pending: the history says it all."""
 
     left: Left | None = None
@@ -103,7 +103,7 @@ class AgentQuestion(Struct, frozen=True):
         return self.choice is None and not self.is_expired
 
 
-class AwaitingModel(Struct, frozen=True):
+class AwaitingModel(Struct, frozen=True, tag="awaiting_model"):
     """A reply is owed. Nothing the model says is in the history until the whole reply is.
 
     `said` is a linked list of deltas, newest first, so that a long reply costs the same per token as a short one.
@@ -144,7 +144,7 @@ class AwaitingModel(Struct, frozen=True):
         return any(question.is_open for question in self.questions)
 
 
-class RunningCalls(Struct, frozen=True):
+class RunningCalls(Struct, frozen=True, tag="running_calls"):
     """The model asked for tools; some outcomes may be in. Nothing of this exchange is in the history yet.
 
     A call may run, wait for its place in the order, or wait for a person: see `CallState`.
@@ -165,7 +165,7 @@ class RunningCalls(Struct, frozen=True):
         return any(call.is_asking for call in self.calls)
 
 
-class Cancelling(Struct, frozen=True):
+class Cancelling(Struct, frozen=True, tag="cancelling"):
     """Somebody stopped the turn while tools ran. The exchange is still out of the history; nothing more starts."""
 
     turn: int

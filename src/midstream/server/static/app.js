@@ -218,8 +218,9 @@ class Page {
     try {
       for await (const event of source) {
         if (!isCurrent()) return;
-        if (event.type === "gone") return void this.#open();
-        this.#apply(event);
+        if (event.type === "gone" && !event.hasSnapshot) return void this.#open();
+        if (event.type === "snapshot") this.#reset(Transcript.fromSnapshot(event.session));
+        if (event.type === "record") this.#apply(event);
       }
     } catch (error) {
       if (!isCurrent()) return;

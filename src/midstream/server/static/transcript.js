@@ -25,6 +25,8 @@ export const CALL_STATES = [
 const CHOICES = { approval: ["allow", "deny"], question: ["reply"], doubt: ["happened", "rerun", "skip"] };
 /** Turns that ended so can go on, but for one code. */
 const LEFT = new Set(["interrupted", "failed"]);
+/** What the model is told where a resumed turn had stopped; no person said it. */
+const GO_ON = "[The turn was interrupted here. Go on where you stopped.]";
 const NEVER_AGAIN = "model_calls_max";
 
 export class Transcript {
@@ -42,15 +44,15 @@ export class Transcript {
   static fromSnapshot(snapshot) {
     const transcript = new Transcript(snapshot.event_id);
     transcript.isPartial = true;
-    const said = snapshot.history.filter((entry) => entry.type === "user").length;
-    let number = snapshot.turns - said;
+    const isOpening = (entry) => entry.type === "user" && entry.parts[0]?.text !== GO_ON;
+    let number = snapshot.turns - snapshot.history.filter(isOpening).length;
     let reply = 0;
     for (const entry of snapshot.history) {
-      if (entry.type === "user") {
+      if (isOpening(entry)) {
         number += 1;
         reply = 0;
         transcript.#turn(number).message = { parts: entry.parts };
-      } else {
+      } else if (entry.type !== "user") {
         reply += 1;
         transcript.#exchange(number, reply, entry);
       }
@@ -106,6 +108,7 @@ export class Transcript {
   /** Fold one record; `apply` without its place. */
   applyRecord(record) {
     if (record.type === "epoch_started") return this.#interrupted(record);
+    if (record.type === "journal_pruned") return this.#begin(record.state);
     if (record.type === "message_queued") this.queue.set(record.number, { stream: "", ...record });
     if (record.type === "message_withdrawn") this.queue.delete(record.number);
     if (record.turn === undefined) return null;
@@ -285,6 +288,15 @@ export class Transcript {
       const parts = (running.said?.parts ?? []).map(shownPart);
       Object.assign(reply, { attempt: running.attempt ?? 0, parts });
     }
+  }
+
+  /** Begin where a journal does that was pruned. */
+  #begin({ history, turns, turn, queue, last_turn: last }) {
+    const running = turn.type === "idle" ? null : { turn: turn.turn, reply: turn.reply_no };
+    const snapshot = { history: history.entries, turns, running, queue, last: last?.status ?? "" };
+    const begun = Transcript.fromSnapshot({ ...snapshot, event_id: this.cursor });
+    Object.assign(this, { turns: begun.turns, queue: begun.queue, isPartial: true });
+    return null;
   }
 
   #interrupted(record) {

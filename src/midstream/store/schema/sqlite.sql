@@ -17,12 +17,13 @@ create table session (
     status text not null default ''
 ) strict;
 
--- The journals. Rows are only ever added, or removed together with their session. They lie in the order in which
+-- The journals. Rows are only ever added, or removed together with their session; pruning replaces the first ones by one
+-- that holds what they fold to, in the place of the last of them. They lie in the order in which
 -- they were appended, whoever appended, so that a commit of many sessions touches few pages: measured at 100
 -- sessions, half the bytes and half the CPU of `without rowid`, where each session touches pages of its own.
 create table record (
     session_id integer not null,
-    position integer not null,              -- 1, 2, 3, ... without gap in each session
+    position integer not null,              -- 1, 2, 3, ... without gap in each session; a pruned one begins later
     epoch integer not null,                 -- under which it was appended
     body blob not null,                     -- JSON, one record of midstream.core.records
     primary key (session_id, position)

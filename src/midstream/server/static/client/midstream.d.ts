@@ -234,8 +234,34 @@ export interface GoneEvent {
   type: "gone";
   id: string;
   reason: string;
+  /** A snapshot follows, which replaces everything: there is nothing to do before it. */
+  hasSnapshot: boolean;
 }
-export type StreamEvent = RecordEvent | GoneEvent;
+/** A session at one event: what `GET /v1/sessions/{id}` answers. */
+export interface Snapshot {
+  session: string;
+  event_id: string;
+  /** "idle", "model", "tools" or "cancelling". */
+  status: string;
+  /** "nothing", "model", "tool", "client" or "person". */
+  waiting_on: string;
+  turns: number;
+  /** How the last turn ended; "" before the first end. */
+  last: string;
+  history: unknown[];
+  running: unknown | null;
+  queue: unknown[];
+  is_resumable: boolean;
+  /** How many of the oldest entries of the history there was no room for. */
+  left_out: number;
+}
+/** The session as it was at `id`, as `GET /v1/sessions/{id}` answers it: put it in the place of all you have of it. */
+export interface SnapshotEvent {
+  type: "snapshot";
+  id: string;
+  session: Snapshot;
+}
+export type StreamEvent = RecordEvent | GoneEvent | SnapshotEvent;
 
 export interface Connection {
   session: string;

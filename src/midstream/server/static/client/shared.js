@@ -17,7 +17,7 @@ const ANSWER_WITHIN_MS = 2000;
 const PONG_WITHIN_MS = 5000;
 const PING = '{"type":"ping"}';
 /** Frames about the leader's own connection. */
-const PRIVATE = new Set(["welcome", "gone", "error"]);
+const PRIVATE = new Set(["welcome", "gone", "snapshot", "error"]);
 
 /** Whether tabs can find each other in this browser. */
 export function canShare() {
@@ -32,6 +32,7 @@ export class SharedSocket {
   #name;
   #channel;
   #socket; // null where another tab's is used
+  #from; // the event after which this tab asked for more
   #at = null; // the position of the last event that came here
   #leaderAt = null; // the same of the leader, as far as it is known
   #isLeading = false;
@@ -52,6 +53,7 @@ export class SharedSocket {
   }
 
   send(frame) {
+    if (this.#from === undefined) this.#from = read(frame).event_id ?? null;
     if (this.#socket) this.#socket.send(frame);
     else if (frame === PING) this.#tell({ ping: true });
   }
@@ -80,7 +82,7 @@ export class SharedSocket {
   /** A frame of this tab's own connection. */
   #received(data) {
     const frame = read(data);
-    this.#at = positionOf(frame) ?? this.#at;
+    this.#at = positionOf(frame, this.#from) ?? this.#at;
     if (this.#isLeading) {
       clearTimeout(this.#timer);
       this.#tell(PRIVATE.has(frame.type) ? { at: this.#at } : { frame: data });
@@ -113,7 +115,7 @@ export class SharedSocket {
       if (frame !== undefined) this.onmessage?.({ data: frame });
       return;
     }
-    this.#leaderAt = (frame === undefined ? at : positionOf(read(frame))) ?? this.#leaderAt;
+    this.#leaderAt = (frame === undefined ? at : positionOf(read(frame), null)) ?? this.#leaderAt;
     this.#letGo();
   }
 
@@ -161,11 +163,16 @@ function read(data) {
   }
 }
 
-/** Return the position of the last event that a tab has after a frame, or null where the frame does not say. */
-function positionOf(frame) {
-  const id = frame.type === "events" ? frame.events?.at(-1)?.id : frame.resume_from;
+/**
+ * Return the position of the last event that a tab has after a frame, or null where the frame does not say: as with a
+ * welcome that goes on elsewhere than `asked`, and with what a snapshot follows.
+ */
+function positionOf(frame, asked) {
+  const isElsewhere = frame.type === "welcome" && asked !== null && asked !== frame.resume_from;
+  if (isElsewhere || frame.has_snapshot) return null;
+  const ids = { events: frame.events?.at(-1)?.id, snapshot: frame.event_id };
   try {
-    return parseEventId(id).position;
+    return parseEventId(ids[frame.type] ?? frame.resume_from).position;
   } catch {
     return null;
   }

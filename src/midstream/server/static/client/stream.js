@@ -69,6 +69,7 @@ export class Stream {
   #failures = 0;
   #notBefore = 0;
   #turnEnd = null; // where the welcome says that this stream's turn is over: the position its words hold for
+  #isSnapshotDue = false; // a `gone` said that one follows
   #isGoneDue = false; // the welcome goes on elsewhere than asked: a `gone` follows
   #aheadSince = null; // a heartbeat named an event we do not have
 
@@ -177,7 +178,7 @@ export class Stream {
     const { key: stream, secret, cursor: event_id } = this;
     // STREAM-6: until a first chunk is known to have arrived this is a new stream, which the server need not know.
     const next_seqno = this.acked === 0 ? 0 : this.nextSeqno;
-    const open = { type: "open", version: PROTOCOL_VERSION, event_id };
+    const open = { type: "open", version: PROTOCOL_VERSION, event_id, snapshots: "gone" };
     this.#frames.push(JSON.stringify(stream ? { ...open, stream, secret, next_seqno } : open));
   }
 
@@ -254,9 +255,15 @@ export class Stream {
       case "gone":
         this.#move(frame.resume_from);
         this.#isGoneDue = false;
-        this.#events.push({ type: "gone", id: frame.resume_from, reason: frame.reason });
+        this.#isSnapshotDue = frame.has_snapshot ?? false;
+        if (!this.isDetached) {
+          const { resume_from: id, reason, has_snapshot: hasSnapshot = false } = frame;
+          this.#events.push({ type: "gone", id, reason, hasSnapshot });
+        }
         this.#write({ op: "stream", value: this.record(now) });
         return this.#endIfDone(now);
+      case "snapshot":
+        return this.#replace(frame, now);
       case "heartbeat":
         return this.#heartbeat(frame);
       case "error":
@@ -280,6 +287,7 @@ export class Stream {
     this.turn = frame.turn || this.turn;
     if (this.#at === null) this.#move(frame.resume_from);
     this.#isGoneDue = frame.resume_from !== this.cursor;
+    this.#isSnapshotDue = false;
     if (this.isDegraded && this.key) this.#writes.push({ op: "forget", key: this.key });
     if (this.key && forgot) {
       // Acknowledged chunks are gone from here too: they cannot be played back.
@@ -290,6 +298,17 @@ export class Stream {
     this.#sent = frame.acked;
     this.nextSeqno = Math.max(this.nextSeqno, frame.acked);
     return this.#acknowledge(frame.acked, now);
+  }
+
+  /** Go on behind a snapshot, which stands for all events up to it. */
+  #replace(frame, now) {
+    this.#move(frame.event_id);
+    this.#isSnapshotDue = false;
+    this.#failures = 0;
+    this.#aheadSince = null;
+    if (!this.isDetached) this.#events.push({ type: "snapshot", id: frame.event_id, session: frame.session });
+    this.#write({ op: "stream", value: this.record(now) });
+    return this.key && frame.is_over ? this.#end(null, now) : this.#endIfDone(now);
   }
 
   #acknowledge(accepted, now) {
@@ -339,8 +358,8 @@ export class Stream {
 
   /** An idle session with all chunks taken and all events seen owes this stream nothing. */
   #endIfDone(now) {
-    if (!this.key || !this.isAcknowledged || this.phase !== "live" || this.nextSeqno === 0 || this.#isGoneDue)
-      return;
+    if (!this.key || !this.isAcknowledged || this.phase !== "live" || this.nextSeqno === 0) return;
+    if (this.#isGoneDue || this.#isSnapshotDue) return;
     const isOver = this.#turnEnd !== null && this.#at.position >= this.#turnEnd.position;
     if (this.isDetached || isOver) this.#end(null, now);
   }

@@ -1,0 +1,85 @@
+"""What encryption at rest costs an event, beside what the store costs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import msgspec
+
+from midstream.core.records import Delta, Sync, encode
+from midstream.store import ciphers
+from midstream.store.ciphers import DataKey, FileKeys
+from midstream.store.contract import Store
+from midstream.store.encrypted import encrypted
+from midstream.store.sqlite import SQLiteStore
+from midstream.world import World
+
+EVENTS = 20_000
+BATCH = 500
+ROUNDS = 5
+EVENT = encode(Delta(12, 3, 1, 0, "text", "about as many words as a model says at once"))
+
+
+class Point(msgspec.Struct):
+    """Microseconds of processor time an event takes, the best of some rounds."""
+
+    what: str
+    us: float
+
+
+def _best_us(what: str, times: list[float]) -> Point:
+    return Point(what, min(times) / EVENTS * 1e6)
+
+
+def _cipher() -> tuple[list[float], list[float]]:
+    key = DataKey(ciphers.fresh_key(World()))
+    encrypting, decrypting = [], []
+    for _ in range(ROUNDS):
+        start = time.process_time()
+        found = [key.encrypt(EVENT, b"midstream 1 record %d 3 session-1" % place) for place in range(EVENTS)]
+        encrypting.append(time.process_time() - start)
+        start = time.process_time()
+        for place, body in enumerate(found):
+            key.decrypt(body, b"midstream 1 record %d 3 session-1" % place)
+        decrypting.append(time.process_time() - start)
+    return encrypting, decrypting
+
+
+async def _through(store: Store) -> tuple[float, float]:
+    await store.open()
+    epoch = await store.claim("session-1", at=1.0)
+    start = time.process_time()
+    for end in range(0, EVENTS, BATCH):
+        await store.append("session-1", [EVENT] * BATCH, expected=end, epoch=epoch, sync=Sync.NORMAL)
+    wrote = time.process_time() - start
+    start = time.process_time()
+    after = 0
+    while page := await store.read("session-1", after=after, limit=1000):
+        after = page[-1].position
+    read = time.process_time() - start
+    await store.close()
+    return wrote, read
+
+
+def run(folder: Path) -> list[Point]:
+    """Measure, print, return."""
+    FileKeys.make(folder / "keys")
+    keys = FileKeys(folder / "keys")
+    encrypting, decrypting = _cipher()
+    plain, closed = [], []
+    for number in range(ROUNDS):
+        plain.append(asyncio.run(_through(SQLiteStore(folder / f"{number}.db"))))
+        closed.append(asyncio.run(_through(encrypted(SQLiteStore(folder / f"{number}e.db"), keys))))
+    points = [
+        _best_us("encrypt", encrypting),
+        _best_us("decrypt", decrypting),
+        _best_us("append, plain", [wrote for wrote, _ in plain]),
+        _best_us("append, encrypted", [wrote for wrote, _ in closed]),
+        _best_us("read, plain", [read for _, read in plain]),
+        _best_us("read, encrypted", [read for _, read in closed]),
+    ]
+    for point in points:
+        print(f"{point.what:<20}{point.us:8.2f} us an event of {len(EVENT)} bytes")
+    return points

@@ -1,0 +1,354 @@
+"""Any store, with everything that people, models and tools say encrypted under the operator's keys.
+
+What stays readable: names of sessions, tools' own tables, how many records there are, how large and when, how turns
+ended, the digests of large results. See `ciphers` for what holds of what is encrypted. What this cannot show is a
+journal whose last records were cut off: to the next owner that looks like a power cut.
+"""
+
+from __future__ import annotations
+
+import logging
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import Error as Base64Error
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from midstream.core.blobs import Blob
+from midstream.core.records import Sync
+from midstream.errors import MidstreamError, StoreDamagedError
+from midstream.store import ciphers
+from midstream.store.ciphers import ALONE, ID_BYTES, SHARED, DataKey, OperatorKeys
+from midstream.store.contract import (
+    Appendix,
+    Attempt,
+    Kept,
+    Letter,
+    Mark,
+    News,
+    SessionInfo,
+    Shelf,
+    Store,
+    Stored,
+    Transactional,
+)
+from midstream.world import World
+
+KEYS_KNOWN_MAX = 4096
+"""Data keys that are kept in memory for reading; the longest unused is asked for again."""
+KEY_MARK = "key-"
+"""Begins the names of the blobs that hold wrapped keys: no digest does."""
+TITLE_MARK = "encrypted:"
+
+_log = logging.getLogger(__name__)
+
+
+class _Writing(Struct):
+    """What a session is written under, until it has another epoch."""
+
+    epoch: int
+    key: DataKey
+    kept: Blob
+    is_kept: bool = False
+    """Whether the wrapped key is certain to be in the store."""
+
+
+class EncryptedStore:
+    """See `encrypted`."""
+
+    def __init__(self, store: Store, keys: OperatorKeys, *, world: World, is_mixed: bool) -> None:
+        self._store = store
+        self._keys = keys
+        self._world = world
+        self._is_mixed = is_mixed
+        self._writing: dict[str, _Writing] = {}
+        self._known: dict[tuple[str, bytes], DataKey] = {}
+
+    async def open(self) -> None:
+        """See `Store.open`."""
+        await self._store.open()
+
+    async def close(self) -> None:
+        """See `Store.close`. The keys are forgotten."""
+        await self._store.close()
+        self._writing.clear()
+        self._known.clear()
+
+    async def claim(self, session: str, *, at: float) -> int:
+        """See `Store.claim`."""
+        return await self._store.claim(session, at=at)
+
+    async def release(self, session: str, *, epoch: int) -> None:
+        """See `Store.release`."""
+        self._writing.pop(session, None)
+        await self._store.release(session, epoch=epoch)
+
+    async def append(
+        self,
+        session: str,
+        bodies: Sequence[bytes],
+        *,
+        expected: int,
+        epoch: int,
+        sync: Sync,
+        mark: Mark | None = None,
+        blobs: Sequence[Blob] = (),
+    ) -> int:
+        """See `Store.append`."""
+        writing = await self._key_for(session, epoch)
+        appendix = _encrypted(Appendix(bodies, mark, blobs), writing, session, expected)
+        end = await self._store.append(
+            session,
+            appendix.bodies,
+            expected=expected,
+            epoch=epoch,
+            sync=sync,
+            mark=appendix.mark,
+            blobs=appendix.blobs,
+        )
+        writing.is_kept = writing.is_kept or bool(bodies)
+        return end
+
+    async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
+        """See `Store.read`.
+
+        Raises:
+            KeyMissingError: An operator's key is not here.
+            StoreDamagedError: A record was changed, moved, cut or taken out.
+        """
+        page = await self._store.read(session, after=after, limit=limit)
+        found: list[Stored] = []
+        for stored in page:
+            if found and stored.position != found[-1].position + 1:
+                raise StoreDamagedError(f"session {session!r} has no record {found[-1].position + 1}")
+            place = _place_of_record(session, stored.position, stored.epoch)
+            try:
+                body = await self._plain(session, stored.body, place)
+            except StoreDamagedError as error:
+                where = f"record {stored.position} of session {session!r}"
+                raise type(error)(f"{where}: {error.message}") from error
+            found.append(Stored(stored.position, stored.epoch, body))
+        return found
+
+    async def prune(self, session: str, body: bytes, *, position: int, epoch: int) -> bool:
+        """See `Store.prune`."""
+        place = _place_of_record(session, position, epoch)
+        encrypted = await ciphers.encrypt_alone(body, place, self._keys, self._world)
+        return await self._store.prune(session, encrypted, position=position, epoch=epoch)
+
+    async def blob(self, session: str, digest: str) -> bytes | None:
+        """See `Store.blob`; raises as `read` does."""
+        found = None if digest.startswith(KEY_MARK) else await self._store.blob(session, digest)
+        return None if found is None else await self._plain(session, found, _place_of_blob(session, digest))
+
+    async def find(self, session: str) -> SessionInfo | None:
+        """See `Store.find`."""
+        found = await self._store.find(session)
+        return None if found is None else await self._with_title(found)
+
+    async def list(self, *, live: bool | None = None) -> AsyncIterator[SessionInfo]:
+        """See `Store.list`. A title that cannot be read is empty."""
+        async for info in self._store.list(live=live):
+            yield await self._with_title(info)
+
+    async def delete(self, session: str) -> bool:
+        """See `Store.delete`. Its wrapped keys go with it, so that no copy of a record that is left can be read."""
+        self._writing.pop(session, None)
+        self._known = {place: key for place, key in self._known.items() if place[0] != session}
+        return await self._store.delete(session)
+
+    async def watch(self, followed: Mapping[str, int]) -> News:
+        """See `Store.watch`. A letter that cannot be read is told to nobody."""
+        news = await self._store.watch(followed)
+        letters: list[Letter] = []
+        for letter in news.letters:
+            try:
+                body = await ciphers.decrypt_alone(letter.body, _place_of_letter(letter.session), self._keys)
+            except MidstreamError as error:
+                _log.error("a command cannot be read: %s", error.code, extra={"session": letter.session})
+            else:
+                letters.append(replace(letter, body=body))
+        return replace(news, letters=tuple(letters))
+
+    async def hand_over(self, session: str, body: bytes) -> bytes:
+        """See `Store.hand_over`."""
+        place = _place_of_letter(session)
+        encrypted = await ciphers.encrypt_alone(body, place, self._keys, self._world)
+        return await ciphers.decrypt_alone(
+            await self._store.hand_over(session, encrypted), PLACE_OF_ANSWER, self._keys
+        )
+
+    async def answer(self, letter: int, body: bytes) -> None:
+        """See `Store.answer`."""
+        encrypted = await ciphers.encrypt_alone(body, PLACE_OF_ANSWER, self._keys, self._world)
+        await self._store.answer(letter, encrypted)
+
+    # --- keys
+
+    async def _key_for(self, session: str, epoch: int) -> _Writing:
+        """Return what to encrypt with under an epoch: a key that no other process and no other epoch has."""
+        found = self._writing.get(session)
+        if found is None or found.epoch != epoch:
+            key = ciphers.fresh_key(self._world)
+            data_key = DataKey(key)
+            kept = await ciphers.kept_key(key, self._keys, context=_place_of_key(session))
+            found = _Writing(epoch, data_key, Blob(f"{KEY_MARK}{data_key.id.hex()}", kept))
+            self._writing[session] = found
+            self._remember(session, data_key)
+        return found
+
+    async def _plain(self, session: str, body: bytes, place: bytes) -> bytes:
+        kind = body[0] if body else 0
+        if kind == SHARED:
+            key_id = body[1 : 1 + ID_BYTES]
+            key = self._known.get((session, key_id)) or await self._learnt(session, key_id)
+            return key.decrypt(body, place)
+        if kind == ALONE:
+            return await ciphers.decrypt_alone(body, place, self._keys)
+        if self._is_mixed:
+            return body
+        raise StoreDamagedError("it is not encrypted (`is_mixed` reads what was written before)")
+
+    async def _learnt(self, session: str, key_id: bytes) -> DataKey:
+        kept = await self._store.blob(session, f"{KEY_MARK}{key_id.hex()}")
+        if kept is None:
+            raise StoreDamagedError("its key is not in the store any more")
+        key = await ciphers.opened_key(kept, self._keys, context=_place_of_key(session))
+        self._remember(session, key)
+        return key
+
+    def _remember(self, session: str, key: DataKey) -> None:
+        self._known[session, key.id] = key
+        if len(self._known) > KEYS_KNOWN_MAX:
+            del self._known[next(iter(self._known))]
+
+    async def _with_title(self, info: SessionInfo) -> SessionInfo:
+        title = info.mark.title
+        if not title.startswith(TITLE_MARK):
+            return info
+        try:
+            encrypted = urlsafe_b64decode(title.removeprefix(TITLE_MARK))
+            plain = (await self._plain(info.session, encrypted, _place_of_title(info.session))).decode()
+        except (StoreDamagedError, Base64Error, UnicodeDecodeError):
+            plain = ""
+        return replace(info, mark=replace(info.mark, title=plain))
+
+
+class EncryptedShelf(EncryptedStore):
+    """An encrypted store that is also a `Shelf`."""
+
+    async def kept(self, shelf: str, key: str) -> Kept | None:
+        """See `Shelf.kept`."""
+        found = await self._shelves.kept(shelf, key)
+        return None if found is None else await self._opened(shelf, found)
+
+    async def keep(self, shelf: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+        """See `Shelf.keep`."""
+        place = _place_of_entry(shelf, key)
+        encrypted = await ciphers.encrypt_alone(body, place, self._keys, self._world)
+        return await self._shelves.keep(shelf, key, encrypted, expected=expected, at=at)
+
+    async def drop(self, shelf: str, key: str, *, expected: int) -> bool:
+        """See `Shelf.drop`."""
+        return await self._shelves.drop(shelf, key, expected=expected)
+
+    async def shelf(self, shelf: str) -> Sequence[Kept]:
+        """See `Shelf.shelf`."""
+        return [await self._opened(shelf, each) for each in await self._shelves.shelf(shelf)]
+
+    async def _opened(self, shelf: str, found: Kept) -> Kept:
+        if self._is_mixed and found.body[:1] != b"%c" % ALONE:
+            return found
+        body = await ciphers.decrypt_alone(found.body, _place_of_entry(shelf, found.key), self._keys)
+        return replace(found, body=body)
+
+    @property
+    def _shelves(self) -> Shelf:
+        assert isinstance(self._store, Shelf)  # see `encrypted`
+        return self._store
+
+
+class EncryptedTransactional(EncryptedShelf):
+    """An encrypted store that can also commit a tool's effect together with the records of its outcome."""
+
+    async def append_within(
+        self, session: str, work: Callable[[Attempt], Appendix], *, expected: int, epoch: int
+    ) -> Appendix:
+        """See `Transactional.append_within`."""
+        writing = await self._key_for(session, epoch)
+        plain: list[Appendix] = []
+
+        def encrypting(attempt: Attempt) -> Appendix:
+            plain[:] = [work(attempt)]
+            return _encrypted(plain[0], writing, session, expected)
+
+        assert isinstance(self._store, Transactional)  # see `encrypted`
+        await self._store.append_within(session, encrypting, expected=expected, epoch=epoch)
+        writing.is_kept = writing.is_kept or bool(plain[0].bodies)
+        return plain[0]
+
+
+def encrypted(
+    store: Store, keys: OperatorKeys, *, is_mixed: bool = False, world: World = World()
+) -> EncryptedStore:
+    """Return a store that keeps everything in `store`, encrypted, and can do whatever `store` can.
+
+    Args:
+        keys: The operator's: `ciphers.FileKeys`, or your own in front of a key management service.
+        is_mixed: Also read what was written before there were keys. Otherwise that is refused, as somebody might have
+            put it there.
+        world: Where data keys come from.
+    """
+    if isinstance(store, Transactional) and isinstance(store, Shelf):
+        return EncryptedTransactional(store, keys, world=world, is_mixed=is_mixed)
+    if isinstance(store, Shelf):
+        return EncryptedShelf(store, keys, world=world, is_mixed=is_mixed)
+    return EncryptedStore(store, keys, world=world, is_mixed=is_mixed)
+
+
+def _encrypted(appendix: Appendix, writing: _Writing, session: str, expected: int) -> Appendix:
+    encrypt = writing.key.encrypt
+    bodies = [
+        encrypt(body, _place_of_record(session, position, writing.epoch))
+        for position, body in enumerate(appendix.bodies, start=expected + 1)
+    ]
+    blobs = [
+        Blob(blob.digest, encrypt(blob.body, _place_of_blob(session, blob.digest))) for blob in appendix.blobs
+    ]
+    if not writing.is_kept:
+        blobs.insert(0, writing.kept)
+    mark = appendix.mark
+    if mark is not None and mark.title:
+        title = encrypt(mark.title.encode("utf-8", "replace"), _place_of_title(session))
+        mark = replace(mark, title=TITLE_MARK + urlsafe_b64encode(title).decode())
+    return Appendix(bodies, mark, blobs)
+
+
+# --- what stands in the associated data: the kind first, numbers next, one name last, so that no two are the same
+
+PLACE_OF_ANSWER = b"midstream 1 answer"
+
+
+def _place_of_record(session: str, position: int, epoch: int) -> bytes:
+    return f"midstream 1 record {position} {epoch} {session}".encode()
+
+
+def _place_of_blob(session: str, digest: str) -> bytes:
+    return f"midstream 1 blob {len(digest)} {digest} {session}".encode()
+
+
+def _place_of_key(session: str) -> bytes:
+    return f"midstream 1 key {session}".encode()
+
+
+def _place_of_title(session: str) -> bytes:
+    return f"midstream 1 title {session}".encode()
+
+
+def _place_of_letter(session: str) -> bytes:
+    return f"midstream 1 letter {session}".encode()
+
+
+def _place_of_entry(shelf: str, key: str) -> bytes:
+    return f"midstream 1 entry {len(shelf)} {shelf} {key}".encode()

@@ -1,0 +1,342 @@
+"""What a client meets where events are not kept any more, or are not wanted one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from midstream import connect
+from midstream.client.events import Event
+from midstream.core.frames import EventId, Gone, Snapshot, SnapshotWhen
+from midstream.core.messages import Exchange, Reply, Text, UserMessage
+from midstream.core.records import encode
+from midstream.core.replies import TextDelta
+from midstream.core.retention import Retention
+from midstream.core.server_stream import ServerStream
+from midstream.core.session import Session, fold, is_prunable, pruned
+from midstream.errors import DrainingError
+from midstream.runtime import journal as journal_module
+from midstream.runtime.host import Host
+from midstream.runtime.journal import Journal
+from midstream.server import connection as connection_module
+from midstream.server.connection import Connection, Connections
+from midstream.server.snapshot import body_within, snapshot_of
+from midstream.store.memory import Memory, MemoryStore
+from midstream.testing import run_turn, text
+from midstream.testing.models import Gate, Script
+from midstream.world import World
+from tests.server.serving import (
+    WAIT_S,
+    Json,
+    Served,
+    Socket,
+    chunk,
+    make_app,
+    opening,
+    records_of,
+    served,
+    words_of,
+)
+from tests.spec import spec
+
+HELD_S = 0.0625
+ANSWER = [text("one two three four", tokens=9)]
+
+
+async def prune(host: Host, session: str = "s1", *, back: int = 0) -> EventId:
+    """Prune a journal as far as it goes; `back` places less."""
+    store = host.store
+    state, places = Session(), list[Session]()
+    for epoch, record in await Journal(store, session, host.world).load():
+        state = fold([(epoch, record)], state)
+        if is_prunable(state):
+            places.append(state)
+    state = places[-1 - back]
+    body = encode(pruned(state, at=1.0))
+    assert await store.prune(session, body, position=state.position, epoch=state.epoch)
+    return EventId(state.epoch, state.position)
+
+
+async def _until(is_true: Callable[[], bool]) -> None:
+    for _ in range(100_000):
+        if is_true():
+            return
+        await asyncio.sleep(0)
+    raise TimeoutError
+
+
+@asynccontextmanager
+async def kept(script: Script = ANSWER, *, turns: int = 2) -> AsyncIterator[tuple[Served, EventId]]:
+    """Serve a session of some turns, all but the last of which were pruned; in memory is nothing."""
+    memory = Memory()
+    async with served(make_app(ANSWER, store=MemoryStore(memory))) as before:
+        for number in range(turns - 1):
+            await run_turn(before.app.host, "s1", f"question {number}")
+        at = await prune(before.app.host)
+        await run_turn(before.app.host, "s1", "the last one")
+    async with served(make_app(script, store=MemoryStore(memory))) as server:
+        yield server, at
+
+
+async def _begin(server: Served, **fields: object) -> list[Json]:
+    async with Socket(server.socket()) as peer:
+        await peer.say({"type": "open", **fields})
+        return await peer.hear_until("turn_ended")
+
+
+@spec("STREAM-62", "STREAM-63", "STREAM-64")
+async def test_a_reader_behind_what_is_kept_gets_a_snapshot_and_every_event_after_it() -> None:
+    async with kept(turns=3) as (server, at):
+        heard = await _begin(server, event_id="0-0", snapshots="gone")
+        welcome, gone, snapshot, *rest = heard
+        assert (welcome["oldest"], welcome["resume_from"]) == (at.position + 1, str(at))
+        assert welcome["retention"] == msgspec.to_builtins(Retention())
+        assert gone == {
+            "type": "gone",
+            "resume_from": str(at),
+            "reason": f"the events before position {at.position + 1} are not kept any more",
+            "oldest": at.position + 1,
+            "has_snapshot": True,
+        }
+        assert (snapshot["type"], snapshot["event_id"]) == ("snapshot", str(at))
+        said = [entry for entry in snapshot["session"]["history"] if entry["type"] == "user"]
+        assert [each["parts"][0]["text"] for each in said] == ["question 0", "question 1"]
+        events = records_of(rest)
+        newest = EventId.parse(welcome["event_id"])
+        positions = [EventId.parse(event["id"]).position for event in events]
+        assert positions == [*range(at.position + 1, newest.position + 1)]
+        assert words_of(events) == "one two three four"
+
+
+@spec("STREAM-63")
+async def test_a_reader_at_the_last_pruned_event_misses_nothing_and_gets_no_snapshot() -> None:
+    async with kept() as (server, at):
+        heard = await _begin(server, event_id=str(at), snapshots="gone")
+        assert [frame["type"] for frame in heard[:2]] == ["welcome", "events"]
+        assert words_of(records_of(heard)) == "one two three four"
+
+
+@spec("STREAM-64")
+async def test_a_client_of_before_goes_on_where_events_are() -> None:
+    async with kept() as (server, at):
+        heard = await _begin(server, event_id="1-1")
+        assert [frame["type"] for frame in heard[:3]] == ["welcome", "gone", "events"]
+        assert heard[1]["resume_from"] == str(at)
+
+
+@spec("STREAM-65")
+async def test_a_late_reader_gets_the_turn_that_runs_so_far_and_then_the_rest() -> None:
+    go = asyncio.Event()
+    script = [[TextDelta("so far, "), Gate(go), *text("so good")]]
+    async with (
+        served(make_app(script)) as server,
+        Socket(server.socket()) as speaker,
+        Socket(server.socket()) as late,
+    ):
+        await speaker.say(opening())
+        await speaker.say(chunk())
+        await speaker.hear_until("delta")
+        await late.say({"type": "open", "snapshots": "begin"})
+        welcome, snapshot = await late.hear(), await late.hear()
+        running = snapshot["session"]["running"]
+        assert running["said"]["parts"] == [{"type": "text", "text": "so far, "}]
+        assert EventId.parse(snapshot["event_id"]) >= EventId.parse(welcome["event_id"])
+        go.set()
+        heard = await late.hear_until("turn_ended")
+        assert words_of(records_of(heard)) == "so good"
+
+
+@spec("STREAM-63")
+async def test_by_server_sent_events_it_is_the_same() -> None:
+    async with kept() as (server, at):
+        url = "/v1/sessions/s1/events?after=1-1"
+        async with server.http.stream("GET", url) as answer:
+            kinds: list[str] = []
+            async for line in answer.aiter_lines():
+                if line.startswith("event: "):
+                    kinds.append(line.removeprefix("event: "))
+                if line == f"id: {at}" and "snapshot" in kinds:
+                    break
+                if "record" in kinds:
+                    break
+            assert kinds[:4] == ["welcome", "gone", "snapshot", "record"]
+        bad = await server.http.get("/v1/sessions/s1/events?snapshots=perhaps")
+        assert (bad.status_code, bad.json()["code"]) == (400, "usage")
+
+
+@spec("STREAM-63")
+async def test_a_poll_brings_the_snapshot_together_with_the_word_that_events_are_gone() -> None:
+    async with kept() as (server, at):
+        first = await server.http.get("/v1/sessions/s1/poll?n=0&after=1-1")
+        frames = first.json()["frames"]
+        assert [frame["type"] for frame in frames] == ["welcome", "gone", "snapshot"]
+        assert (frames[2]["event_id"], first.json()["more"]) == (str(at), True)
+        then = await server.http.get(f"/v1/sessions/s1/poll?n=1&after={at}")
+        assert words_of(records_of(then.json()["frames"])) == "one two three four"
+
+
+@spec("STREAM-63")
+async def test_records_before_what_is_kept_are_gone_with_the_oldest_position() -> None:
+    async with kept() as (server, at):
+        gone = await server.http.get("/v1/sessions/s1/records?after=1")
+        assert (gone.status_code, gone.json()["code"]) == (410, "event_gone")
+        assert gone.json()["oldest"] == at.position + 1
+        suffix = await server.http.get(f"/v1/sessions/s1/records?after={at.position}")
+        assert json.loads(suffix.text.splitlines()[0])["id"].endswith(f"-{at.position + 1}")
+        whole = await server.http.get("/v1/sessions/s1/records")
+        first = json.loads(whole.text.splitlines()[0])
+        assert (first["id"], first["record"]["type"]) == (str(at), "journal_pruned")
+
+
+class _Slow:
+    """A transport that takes one write and then waits to be released."""
+
+    ends_with_turn = False
+    is_full = False
+
+    def __init__(self, opened: bytes) -> None:
+        self.heard: list[Json] = []
+        self.has_taken = asyncio.Event()
+        self.may_go_on = asyncio.Event()
+        self._frames = [opened]
+
+    async def receive(self) -> bytes | None:
+        if not self._frames:
+            await asyncio.Event().wait()
+        return self._frames.pop()
+
+    async def send(self, frames: Sequence[bytes]) -> None:
+        self.heard += [json.loads(frame) for frame in frames]
+        if any(frame["type"] == "events" for frame in self.heard):
+            self.has_taken.set()
+            await self.may_go_on.wait()
+
+
+@spec("STREAM-63", "STREAM-64")
+async def test_a_slow_reader_that_is_overtaken_gets_a_snapshot_in_the_middle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(journal_module, "TAIL_RECORDS_MAX", 2)
+    monkeypatch.setattr(connection_module, "EVENTS_PER_FRAME_MAX", 4)
+    async with served(make_app(ANSWER)) as server:
+        host = server.app.host
+        for number in range(3):
+            await run_turn(host, "s1", f"question {number}")
+        slow = _Slow(b'{"type":"open","event_id":"0-0","snapshots":"gone"}')
+        stream = ServerStream(now=host.world.monotonic())
+        with Connection(host, "s1", stream, slow, Connections()) as connection:
+            running = asyncio.create_task(connection.run())
+            async with asyncio.timeout(WAIT_S):
+                await slow.has_taken.wait()
+                at = await prune(host)
+                slow.may_go_on.set()
+                await run_turn(host, "s1", "and now?")
+                await _until(lambda: "and now?" in json.dumps(slow.heard))
+                connection.end(DrainingError("the test is over"))
+                await running
+        kinds = [frame["type"] for frame in slow.heard]
+        place = kinds.index("gone")
+        assert kinds[: place + 3] == ["welcome", "events", "gone", "snapshot", "events"]
+        assert slow.heard[place + 1]["event_id"] == str(at)
+        positions = [EventId.parse(each["id"]).position for each in records_of(slow.heard)]
+        assert positions[:5] == [1, 2, 3, 4, at.position + 1]
+
+
+async def _followed(server: Served, after: str | None, snapshots: SnapshotWhen) -> list[Event]:
+    heard: list[Event] = []
+    async with asyncio.timeout(WAIT_S), connect(server.url) as client:
+        async for event in client.follow("s1", after, snapshots=snapshots):
+            heard.append(event)
+            if event.is_end or (snapshots is SnapshotWhen.BEGIN and isinstance(event.record, Snapshot)):
+                break
+    return heard
+
+
+@spec("STREAM-64", "STREAM-65")
+async def test_the_python_client_hands_the_snapshot_to_its_application() -> None:
+    async with kept() as (server, at):
+        gone, snapshot, *rest = await _followed(server, "0-0", SnapshotWhen.GONE)
+        assert isinstance(gone.record, Gone)
+        assert gone.record.has_snapshot
+        assert isinstance(snapshot.record, Snapshot)
+        assert (snapshot.id, msgspec.json.decode(snapshot.record.session)["turns"]) == (str(at), 1)
+        assert "".join(event.text for event in rest) == "one two three four"
+        [whole] = await _followed(server, None, SnapshotWhen.BEGIN)
+        assert isinstance(whole.record, Snapshot)
+        assert msgspec.json.decode(whole.record.session)["turns"] == 2
+
+
+@spec("STREAM-64")
+async def test_a_client_that_comes_back_after_its_turn_was_pruned_sees_how_it_ended(tmp_path: Path) -> None:
+    memory, state = Memory(), tmp_path / "client.db"
+    async with served(make_app(ANSWER, store=MemoryStore(memory))) as server:
+        async with asyncio.timeout(WAIT_S), connect(server.url, state=state) as client:
+            async for event in client.send("s1", "hello"):
+                if event.text:
+                    break
+        runner = await server.app.host.session("s1")
+        await _until(lambda: not runner.state.is_live)
+        at = await prune(server.app.host)
+        port = server.url.rpartition(":")[2]
+    async with (
+        asyncio.timeout(WAIT_S),
+        served(make_app(ANSWER, store=MemoryStore(memory)), port=int(port)) as server,
+        connect(server.url, state=state) as client,
+    ):
+        [turn] = await client.resume_interrupted()
+        heard = [event async for event in turn]
+        assert [type(event.record) for event in heard] == [Gone, Snapshot]
+        assert heard[-1].id == str(at)
+        assert await client.resume_interrupted() == []
+
+
+class _Holding(World):
+    """The real world, but for one wait, which lasts until the test ends it."""
+
+    def __init__(self) -> None:
+        self.is_held = asyncio.Event()
+        self.may_go_on = asyncio.Event()
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds == HELD_S:
+            self.is_held.set()
+            await self.may_go_on.wait()
+        else:
+            await super().sleep(seconds)
+
+
+@spec("STREAM-67")
+async def test_what_comes_while_events_are_held_back_comes_in_one_frame() -> None:
+    world = _Holding()
+    async with served(make_app(ANSWER, world=world)) as server:
+        await run_turn(server.app.host, "s1", "the first one")
+        async with Socket(server.socket()) as reader, asyncio.timeout(WAIT_S):
+            await reader.say({"type": "open", "coalesce_s": HELD_S})
+            await reader.hear_until("welcome")
+            records = await run_turn(server.app.host, "s1", "the second one")
+            await world.is_held.wait()
+            world.may_go_on.set()
+            [frame] = await reader.hear_until("turn_ended")
+            assert len(frame["events"]) == len(records)
+
+
+@spec("STREAM-66")
+def test_a_snapshot_that_is_too_large_comes_without_its_oldest_entries() -> None:
+    said = [(UserMessage.of(f"question {each}"), Exchange(Reply((Text("x" * 900),)))) for each in range(20)]
+    state = Session(turns=20)
+    for message, exchange in said:
+        state = msgspec.structs.replace(state, history=state.history.then(message).then(exchange))
+    snapshot = snapshot_of("s1", state, "3-9")
+    assert body_within(snapshot, 10**6) == msgspec.json.encode(snapshot)
+    body = body_within(snapshot, 10_000)
+    told = msgspec.json.decode(body)
+    assert len(body) <= 10_000
+    assert told["left_out"] == 30
+    assert told["history"] == msgspec.json.decode(msgspec.json.encode(snapshot.history[30:]))
+    assert len(msgspec.json.decode(body_within(snapshot, 1))["history"]) == 1
