@@ -155,7 +155,7 @@ async def test_a_repeated_chunk_a_gap_and_a_used_number_are_told_apart(way: Way)
         await peer.say(chunk(0, SayPayload((Text("something else"),))))
         reused = await peer.until(Error)
         assert isinstance(reused, Error)
-        assert (reused.code, reused.seqno, reused.retry) == ("seqno_reused", 0, "never")
+        assert (reused.code, reused.seqno, reused.retry) == ("stream_reused", 0, "never")
 
 
 @spec("STREAM-8", "STREAM-40")

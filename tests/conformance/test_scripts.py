@@ -21,11 +21,25 @@ NOT_SEEN_AT_A_SERVER = {
     "STREAM-29": "of clients",
     "STREAM-30": "of clients",
     "STREAM-32": "of clients",
+    **dict.fromkeys(
+        (f"STREAM-{number}" for number in range(37, 46)),
+        "of requests below the frames: tests/client/test_http.py, tests/server/test_poll.py and test_probe.py",
+    ),
+    **dict.fromkeys((f"STREAM-{number}" for number in range(46, 49)), "of clients"),
+    "STREAM-49": "of clients: tests/client/test_client.py runs over each transport",
     "STREAM-51": "of the requests below the frames: tests/server/test_websocket.py, tests/server/test_identity.py",
     "STREAM-53": "of clients: a server may acknowledge as it likes",
     "STREAM-55": "a server may take its time: tests/server/test_presence.py",
     "STREAM-56": "of an operator",
     "STREAM-59": "of what is inside",
+    **dict.fromkeys(
+        (f"STREAM-{number}" for number in range(60, 69)),
+        "of what an operator keeps, and for how long: tests/server/test_kept.py",
+    ),
+    **dict.fromkeys(
+        (f"STREAM-{number}" for number in range(69, 75)),
+        "of whom an operator lets in: tests/server/test_access_rules.py",
+    ),
 }
 """Clause: why no script can look for it from outside."""
 

@@ -13,7 +13,6 @@ from midstream.core import frames, records
 from midstream.core.client_stream import (
     CHUNK_OVERHEAD_BYTES,
     RETRY_AFTER_S_MAX,
-    STALL_AFTER_S,
     Applied,
     Checkpoint,
     ChunkKept,
@@ -105,24 +104,24 @@ def test_the_first_message_travels_right_behind_the_open() -> None:
 @spec("STREAM-13")
 def test_acks_are_cumulative_and_may_repeat() -> None:
     stream = _live(HI, DONE, AbortPayload(1))
-    _receive(stream, Ack(1))
+    receive(stream, Ack(1))
     assert stream.writes() == [ChunksAcked(1)]
-    _receive(stream, Ack(0), Ack(1))
+    receive(stream, Ack(0), Ack(1))
     assert (stream.writes(), stream.frames_to_send()) == ([], [])
 
 
 @spec("STREAM-53")
 def test_an_ack_of_one_chunk_alone_takes_only_that_one() -> None:
     stream = _live(HI, DONE, AbortPayload(1))
-    _receive(stream, Ack(1, is_single=True))
+    receive(stream, Ack(1, is_single=True))
     assert (stream.writes(), stream.is_acknowledged) == ([], False)
     _reconnect(stream)
     assert stream.frames_to_send()[1:] == [_chunk(0, HI), _chunk(2, AbortPayload(1))]
-    _receive(stream, Welcome("a", "1-1", "1-1"), Ack(0, is_single=True))
+    receive(stream, Welcome("a", "1-1", "1-1"), Ack(0, is_single=True))
     assert stream.writes() == [ChunksAcked(1)]
-    _receive(stream, Ack(2, is_single=True))
+    receive(stream, Ack(2, is_single=True))
     assert (stream.writes(), stream.is_acknowledged) == ([ChunksAcked(2)], True)
-    _receive(stream, Ack(7, is_single=True))
+    receive(stream, Ack(7, is_single=True))
     assert not stream.is_connection_wanted
 
 
@@ -131,7 +130,7 @@ def test_chunks_acknowledged_alone_make_room_for_others() -> None:
     stream = _opening(HI, *(DONE for _ in range(5)))
     _reconnect(stream)
     stream.frames_to_send()
-    _receive(stream, Welcome("a", "1-1", "1-1", in_flight_max=2))
+    receive(stream, Welcome("a", "1-1", "1-1", in_flight_max=2))
     for _ in range(3):
         stream.submit(DONE)
     stream.writes()
@@ -150,7 +149,7 @@ def test_the_wish_to_be_waited_for_goes_with_every_connection() -> None:
 
 def test_an_ack_of_what_was_never_sent_drops_the_connection() -> None:
     stream = _live(HI)
-    _receive(stream, Ack(1))
+    receive(stream, Ack(1))
     assert not stream.is_connection_wanted
     assert not stream.is_ended
 
@@ -158,7 +157,7 @@ def test_an_ack_of_what_was_never_sent_drops_the_connection() -> None:
 @spec("STREAM-10", "STREAM-14")
 def test_unacked_chunks_are_played_back_with_the_same_bytes() -> None:
     stream = _live(HI, DONE, AbortPayload(1))
-    _receive(stream, Ack(0))
+    receive(stream, Ack(0))
     _reconnect(stream)
     assert stream.frames_to_send() == [
         frames.encode(Open("a", "secret", None, 3, 2)),
@@ -169,7 +168,7 @@ def test_unacked_chunks_are_played_back_with_the_same_bytes() -> None:
 
 def test_what_the_welcome_acknowledges_needs_no_ack() -> None:
     stream = _opening(HI, DONE)
-    _receive(stream, Welcome("a", "1-1", "1-1", acked=1))
+    receive(stream, Welcome("a", "1-1", "1-1", acked=1))
     assert stream.writes() == [ChunksAcked(0)]
 
 
@@ -177,24 +176,24 @@ def test_what_the_welcome_acknowledges_needs_no_ack() -> None:
 def test_no_more_chunks_are_in_flight_than_the_server_takes() -> None:
     stream = _opening(HI, *(DONE for _ in range(IN_FLIGHT_MAX + 5)))
     assert len(stream.frames_to_send()) == 0
-    _receive(stream, Welcome("a", "1-1", "1-1"), Ack(2))
+    receive(stream, Welcome("a", "1-1", "1-1"), Ack(2))
     stream.writes()
     assert stream.frames_to_send() == [_chunk(IN_FLIGHT_MAX + n, DONE) for n in range(3)]
 
 
 @spec("STREAM-21")
 def test_events_are_applied_once_and_in_order() -> None:
-    stream = _begun()
-    first, second = (_event(4, _delta("one")), _event(5, _delta("two")))
-    _receive(stream, Events((first,)), Events((first, second)))
-    assert stream.events() == [Applied(EventId(1, 4), _delta("one")), Applied(EventId(1, 5), _delta("two"))]
+    stream = begun()
+    first, second = (event(4, delta("one")), event(5, delta("two")))
+    receive(stream, Events((first,)), Events((first, second)))
+    assert stream.events() == [Applied(EventId(1, 4), delta("one")), Applied(EventId(1, 5), delta("two"))]
 
 
 @spec("STREAM-21")
 @pytest.mark.parametrize("event_id", ["1-6", "0-4", "2-3", "nonsense"])
 def test_an_event_that_does_not_follow_drops_the_connection(event_id: str) -> None:
-    stream = _begun()
-    _receive(stream, Events((Event(event_id, _raw(_delta("x"))),)))
+    stream = begun()
+    receive(stream, Events((Event(event_id, _raw(delta("x"))),)))
     assert (stream.is_connection_wanted, stream.events()) == (False, [])
     _reconnect(stream)
     assert stream.frames_to_send()[0] == frames.encode(Open("a", "secret", "1-3", 1, 2))
@@ -205,13 +204,13 @@ def test_what_stands_before_the_streams_first_record_is_not_its_business() -> No
     stream = _live(HI)
     before = EpochStarted(2, "host", 1.0)
     opened = StreamOpened("a", "digest")
-    _receive(stream, Events((_event(1, before, epoch=2), _event(2, opened, epoch=2))))
+    receive(stream, Events((event(1, before, epoch=2), event(2, opened, epoch=2))))
     assert stream.events() == [Applied(EventId(2, 2), opened)]
 
 
 def test_a_stream_the_server_has_not_seen_asks_to_begin_where_it_begins() -> None:
     stream = _live(HI)
-    _receive(stream, Events((_event(1, EpochStarted(1, "host", 1.0)),)))
+    receive(stream, Events((event(1, EpochStarted(1, "host", 1.0)),)))
     _reconnect(stream)
     assert stream.frames_to_send()[0] == frames.encode(Open("a", "secret", None, 1, 2))
 
@@ -219,15 +218,15 @@ def test_a_stream_the_server_has_not_seen_asks_to_begin_where_it_begins() -> Non
 @spec("STREAM-13")
 def test_the_journals_own_word_is_as_good_as_an_ack() -> None:
     stream = _live(HI)
-    _receive(stream, Events((_event(1, StreamOpened("a", "d")), _event(2, ChunkAccepted("a", 0, "d")))))
+    receive(stream, Events((event(1, StreamOpened("a", "d")), event(2, ChunkAccepted("a", 0, "d")))))
     assert stream.writes() == [ChunksAcked(0)]
 
 
 @spec("STREAM-26")
 def test_the_end_of_the_turn_ends_the_stream_and_is_forgotten_once_handled() -> None:
-    stream = _begun()
+    stream = begun()
     ended = TurnEnded(1, TurnStatus.COMPLETED, 9.0)
-    _receive(stream, Events((_event(4, ended), _event(5, _delta("of another turn")))))
+    receive(stream, Events((event(4, ended), event(5, delta("of another turn")))))
     assert (stream.is_ended, stream.error) == (True, None)
     assert stream.events() == [Applied(EventId(1, 4), ended)]
     assert stream.writes() == []
@@ -239,15 +238,15 @@ def test_the_end_of_the_turn_ends_the_stream_and_is_forgotten_once_handled() -> 
 
 
 def test_the_end_of_another_turn_is_no_end() -> None:
-    stream = _begun()
-    _receive(stream, Events((_event(4, TurnEnded(7, TurnStatus.COMPLETED, 9.0)),)))
+    stream = begun()
+    receive(stream, Events((event(4, TurnEnded(7, TurnStatus.COMPLETED, 9.0)),)))
     assert not stream.is_ended
 
 
 @spec("STREAM-24")
 def test_the_cursor_moves_when_the_application_has_handled_an_event() -> None:
-    stream = _begun()
-    _receive(stream, Events((_event(4, _delta("x")),)))
+    stream = begun()
+    receive(stream, Events((event(4, delta("x")),)))
     assert stream.writes() == []
     stream.handled(EventId(1, 4))
     assert stream.writes() == [CursorMoved(EventId(1, 4))]
@@ -255,19 +254,19 @@ def test_the_cursor_moves_when_the_application_has_handled_an_event() -> None:
 
 @spec("STREAM-23")
 def test_a_gone_event_tells_the_application_to_forget_and_begins_anew() -> None:
-    stream = _begun()
-    _receive(stream, Gone("1-0", "pruned"))
+    stream = begun()
+    receive(stream, Gone("1-0", "pruned"))
     assert stream.events() == [Forget(EventId(1, 0), "pruned")]
     assert stream.writes() == [CursorMoved(None)]
     before, opened = EpochStarted(2, "host", 1.0), StreamOpened("a", "d")
-    _receive(stream, Events((_event(1, before, epoch=2), _event(2, opened, epoch=2))))
+    receive(stream, Events((event(1, before, epoch=2), event(2, opened, epoch=2))))
     assert stream.events() == [Applied(EventId(2, 2), opened)]
 
 
 @spec("STREAM-9")
 def test_a_degraded_server_means_keep_nothing_and_retry_nothing() -> None:
     stream = _opening(HI)
-    _receive(stream, Welcome("a", "1-1", "1-1", is_degraded=True, reason="no disk"))
+    receive(stream, Welcome("a", "1-1", "1-1", is_degraded=True, reason="no disk"))
     assert stream.writes() == [Forgotten()]
     stream.submit(DONE)
     assert (stream.writes(), stream.frames_to_send()) == ([], [_chunk(1, DONE)])
@@ -289,7 +288,7 @@ def test_a_degraded_server_means_keep_nothing_and_retry_nothing() -> None:
 )
 def test_a_classified_refusal_ends_the_stream_with_its_type(error: MidstreamError, *, is_kept: bool) -> None:
     stream = _live(HI)
-    _receive(stream, Error(error.code, error.message))
+    receive(stream, Error(error.code, error.message))
     assert stream.is_ended
     assert (type(stream.error), str(stream.error)) == (type(error), str(error))
     assert stream.writes() == ([] if is_kept else [Forgotten()])
@@ -298,7 +297,7 @@ def test_a_classified_refusal_ends_the_stream_with_its_type(error: MidstreamErro
 @spec("STREAM-28")
 def test_a_busy_session_is_the_applications_business() -> None:
     stream = _live(HI)
-    _receive(stream, Error("session_busy", "turn 3 is running", "later", seqno=0))
+    receive(stream, Error("session_busy", "turn 3 is running", "later", seqno=0))
     assert isinstance(stream.error, SessionBusyError)
     assert stream.writes() == [Forgotten()]
 
@@ -306,10 +305,10 @@ def test_a_busy_session_is_the_applications_business() -> None:
 @spec("STREAM-28", "STREAM-29")
 def test_a_refusal_that_may_pass_reconnects_after_the_wait_it_names() -> None:
     stream = _live(HI)
-    _receive(stream, Error("store_busy", "locked", "later", seqno=0, retry_after_s=7.0))
+    receive(stream, Error("store_busy", "locked", "later", seqno=0, retry_after_s=7.0))
     assert not stream.is_connection_wanted
     stream.disconnected(chance=0.0, now=10.0)
-    assert _due_at(stream) == 17.0
+    assert due_at(stream) == 17.0
     stream.handle_deadline(now=17.0)
     stream.connected(now=17.0)
     assert stream.frames_to_send()[1] == _chunk(0, HI)
@@ -317,49 +316,49 @@ def test_a_refusal_that_may_pass_reconnects_after_the_wait_it_names() -> None:
 
 def test_what_the_server_cannot_do_now_is_known_until_something_gets_through() -> None:
     stream = _live(HI)
-    _receive(stream, Error("store_full", "no space left", "later", seqno=0))
+    receive(stream, Error("store_full", "no space left", "later", seqno=0))
     stream.disconnected(chance=0.0, now=10.0)
     stream.handle_deadline(now=10.0)
     stream.connected(now=10.0)
-    _receive(stream, Welcome(stream="a", event_id="1-0", resume_from="1-0", heartbeat_s=10.0))
+    receive(stream, Welcome(stream="a", event_id="1-0", resume_from="1-0", heartbeat_s=10.0))
     assert isinstance(stream.trouble, StoreFullError)
-    _receive(stream, Ack(0))
+    receive(stream, Ack(0))
     assert stream.trouble is None
 
 
 def test_a_server_cannot_ask_for_an_endless_wait() -> None:
     stream = _live(HI)
-    _receive(stream, Error("draining", "restarting", "later", retry_after_s=1e9))
+    receive(stream, Error("draining", "restarting", "later", retry_after_s=1e9))
     stream.disconnected(chance=0.0, now=0.0)
-    assert _due_at(stream) == RETRY_AFTER_S_MAX
+    assert due_at(stream) == RETRY_AFTER_S_MAX
 
 
 @spec("STREAM-28")
 def test_a_gap_that_can_be_filled_is_filled_by_playback() -> None:
     stream = _live(HI, DONE)
-    _receive(stream, Error("seqno_gap", "chunk 0 first", seqno=1, expected=0))
+    receive(stream, Error("seqno_gap", "chunk 0 first", seqno=1, expected=0))
     assert (stream.is_ended, stream.is_connection_wanted) == (False, False)
 
 
 def test_a_gap_that_cannot_be_filled_ends_the_stream() -> None:
     stream = _live(HI, DONE)
-    _receive(stream, Ack(0), Error("seqno_gap", "chunk 0 first", seqno=1, expected=0))
+    receive(stream, Ack(0), Error("seqno_gap", "chunk 0 first", seqno=1, expected=0))
     assert isinstance(stream.error, SeqnoGapError)
 
 
 @spec("STREAM-6")
 def test_a_server_that_lost_what_it_acknowledged_has_forgotten_the_stream() -> None:
     stream = _live(HI)
-    _receive(stream, Ack(0))
+    receive(stream, Ack(0))
     _reconnect(stream)
-    _receive(stream, Welcome("a", "5-9", "5-9", acked=0))
+    receive(stream, Welcome("a", "5-9", "5-9", acked=0))
     assert isinstance(stream.error, StreamNotFoundError)
 
 
 @spec("STREAM-11")
 def test_a_checkpoint_older_than_what_was_sent_never_reuses_a_number() -> None:
     stream = _opening(HI)
-    _receive(stream, Welcome("a", "1-9", "1-0", acked=2))
+    receive(stream, Welcome("a", "1-9", "1-0", acked=2))
     assert isinstance(stream.error, SeqnoReusedError)
 
 
@@ -373,8 +372,8 @@ def test_the_first_reconnect_is_at_once_then_the_waits_grow_to_30_s() -> None:
         assert stream.is_connection_wanted
         stream.disconnected(chance=0.0, now=now)
         assert stream.is_reconnecting
-        waits.append(_due_at(stream) - now)
-        now = _due_at(stream)
+        waits.append(due_at(stream) - now)
+        now = due_at(stream)
     assert waits == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
 
 
@@ -383,25 +382,25 @@ def test_chance_spreads_the_waits() -> None:
     for _ in range(3):
         stream.handle_deadline(now=100.0)
         stream.disconnected(chance=0.75, now=0.0)
-    assert _due_at(stream) == 0.5
+    assert due_at(stream) == 0.5
 
 
 @spec("STREAM-29")
 def test_a_welcome_alone_is_no_progress_but_an_event_is() -> None:
-    stream = _begun()
+    stream = begun()
     stream.disconnected(chance=0.0, now=0.0)
     for _ in range(2):
-        stream.handle_deadline(now=_due_at(stream))
+        stream.handle_deadline(now=due_at(stream))
         stream.connected(now=0.0)
-        _receive(stream, Welcome("a", "1-3", "1-3", acked=1, turn=1))
+        receive(stream, Welcome("a", "1-3", "1-3", acked=1, turn=1))
         assert not stream.is_reconnecting
         stream.disconnected(chance=0.0, now=0.0)
-    assert _due_at(stream) == 2.0
+    assert due_at(stream) == 2.0
     stream.handle_deadline(now=2.0)
     stream.connected(now=2.0)
-    _receive(stream, Welcome("a", "1-4", "1-3", acked=1, turn=1), Events((_event(4, _delta("x")),)))
+    receive(stream, Welcome("a", "1-4", "1-3", acked=1, turn=1), Events((event(4, delta("x")),)))
     stream.disconnected(chance=0.0, now=50.0)
-    assert _due_at(stream) == 50.0
+    assert due_at(stream) == 50.0
 
 
 @spec("STREAM-29")
@@ -413,7 +412,7 @@ def test_patience_ends_and_the_stream_can_still_be_resumed() -> None:
         stream.disconnected(chance=0.0, now=now)
         if stream.is_ended:
             break
-        now = _due_at(stream)
+        now = due_at(stream)
     assert isinstance(stream.error, ConnectionLostError)
     assert (60.0 < now <= 91.0, stream.writes()) == (True, [])
 
@@ -430,7 +429,7 @@ def test_a_transport_error_that_will_not_pass_ends_the_stream() -> None:
 def test_silence_for_three_heartbeats_drops_the_connection() -> None:
     stream = _opening(HI)
     stream.receive(frames.encode(Welcome("a", "1-0", "1-0", heartbeat_s=2.0)), now=1.0)
-    assert _due_at(stream) == 7.0
+    assert due_at(stream) == 7.0
     stream.receive(frames.encode(Heartbeat("1-0", "model")), now=5.0)
     assert stream.waiting_on == "model"
     stream.handle_deadline(now=10.9)
@@ -442,104 +441,35 @@ def test_silence_for_three_heartbeats_drops_the_connection() -> None:
     assert not stream.is_connection_wanted
 
 
-def _stalling(waiting_on: str) -> ClientStream:
-    """Return a stream whose turn said something at 0 s and waits since, with a heartbeat at 55 s."""
-    stream = _begun()
-    assert _due_at(stream) == 30.0, "silence of the server comes first"
-    for at in (25.0, 55.0):
-        stream.receive(frames.encode(Heartbeat("1-3", waiting_on)), now=at)
-    assert _due_at(stream) == STALL_AFTER_S
-    return stream
-
-
-@spec("STREAM-47")
-@pytest.mark.parametrize("waiting_on", ["model", "tool", "client"])
-def test_a_turn_that_stands_still_is_told_once_and_nothing_is_done(waiting_on: str) -> None:
-    stream = _stalling(waiting_on)
-    told: list[bool] = []
-    for at in (59.9, 60.0):
-        stream.handle_deadline(now=at)
-        told.append(stream.is_stalled)
-    assert (told, stream.is_connection_wanted, stream.waiting_on) == ([False, True], True, waiting_on)
-    assert _due_at(stream) == 85.0, "only the server's silence is owed now"
-    word = Events((_event(4, _delta("on")),))
-    for frame, at in ((Heartbeat("1-4", waiting_on), 70.0), (word, 80.0)):
-        stream.receive(frames.encode(frame), now=at)
-        told.append(stream.is_stalled)
-    assert told[2:] == [True, False], "a heartbeat is no event"
-    for at in (105.0, 130.0):
-        stream.receive(frames.encode(Heartbeat("1-4", waiting_on)), now=at)
-    stream.handle_deadline(now=140.0)
-    assert stream.is_stalled, "another silence is told again"
-
-
-@spec("STREAM-47")
-@pytest.mark.parametrize("waiting_on", ["person", "nothing"])
-def test_a_turn_that_waits_for_a_person_does_not_stand_still(waiting_on: str) -> None:
-    stream = _stalling(waiting_on)
-    stream.handle_deadline(now=60.0)
-    told = [stream.is_stalled]
-    for at in (80.0, 105.0):
-        stream.receive(frames.encode(Heartbeat("1-3", "tool")), now=at)
-    stream.handle_deadline(now=120.0)
-    assert [*told, stream.is_stalled] == [False, True], "once the person has answered it may"
-
-
-@spec("STREAM-47")
-def test_without_a_connection_or_a_turn_nothing_stands_still() -> None:
-    stream = _stalling("model")
-    stream.handle_deadline(now=60.0)
-    stream.disconnected(chance=0.0, now=61.0)
-    assert (stream.is_stalled, stream.is_reconnecting) == (False, True)
-    assert _due_at(stream) == 61.0
-    reader = ClientStream(now=0.0)
-    reader.handle_deadline(now=0.0)
-    reader.connected(now=0.0)
-    _receive(reader, Welcome("", "1-3", "1-3"))
-    for at in (25.0, 50.0, 60.0):
-        reader.receive(frames.encode(Heartbeat("1-3", "model")), now=at)
-        reader.handle_deadline(now=at)
-    assert not reader.is_stalled
-
-
-def test_a_pause_of_the_reader_is_no_silence_of_the_turn() -> None:
-    stream = _stalling("model")
-    stream.listens_again(now=59.0)
-    stream.handle_deadline(now=60.0)
-    assert (stream.is_stalled, _due_at(stream)) == (False, 89.0)
-    stream.detach()
-    assert stream.next_deadline() is None
-
-
 @spec("STREAM-32")
 def test_an_event_announced_twice_that_never_comes_is_lost() -> None:
-    stream = _begun()
-    _receive(stream, Heartbeat("1-4"))
+    stream = begun()
+    receive(stream, Heartbeat("1-4"))
     assert stream.is_connection_wanted
-    _receive(stream, Heartbeat("1-5"))
+    receive(stream, Heartbeat("1-5"))
     assert not stream.is_connection_wanted
 
 
 @spec("STREAM-14")
 def test_a_chunk_that_three_heartbeats_left_unanswered_is_played_back() -> None:
     stream = _live(HI)
-    _receive(stream, *[Heartbeat("0-0")] * 2)
+    receive(stream, *[Heartbeat("0-0")] * 2)
     wanted = [stream.is_connection_wanted]
-    _receive(stream, Heartbeat("0-0"))
+    receive(stream, Heartbeat("0-0"))
     assert [*wanted, stream.is_connection_wanted] == [True, False]
     _reconnect(stream)
     assert stream.frames_to_send()[1:] == [_chunk(0, HI)]
 
 
 def test_heartbeats_owe_nothing_while_nothing_is_unacknowledged() -> None:
-    stream = _begun()
-    _receive(stream, *[Heartbeat("1-3")] * 9)
+    stream = begun()
+    receive(stream, *[Heartbeat("1-3")] * 9)
     assert stream.is_connection_wanted
 
 
 @spec("STREAM-15")
 def test_an_abort_is_numbered_once_and_played_back() -> None:
-    stream = _begun()
+    stream = begun()
     stream.abort()
     stream.abort()
     assert stream.writes() == [ChunkKept(1, frames.encode(AbortPayload(1)))]
@@ -566,7 +496,7 @@ def test_a_stream_that_only_stops_a_turn_ends_with_its_ack() -> None:
     stream = _live(AbortPayload())
     stream.finish()
     assert not stream.is_ended
-    _receive(stream, Ack(0))
+    receive(stream, Ack(0))
     assert (stream.is_ended, stream.error) == (True, None)
     assert stream.writes() == [ChunksAcked(0), Forgotten()]
     assert stream.frames_to_send() == [frames.encode(Close())]
@@ -574,7 +504,7 @@ def test_a_stream_that_only_stops_a_turn_ends_with_its_ack() -> None:
 
 @spec("STREAM-25")
 def test_detaching_leaves_everything_as_it_is() -> None:
-    stream = _begun()
+    stream = begun()
     stream.detach()
     assert (stream.is_ended, stream.error, stream.writes()) == (True, None, [])
     assert stream.frames_to_send() == [frames.encode(Close())]
@@ -585,7 +515,7 @@ def test_detaching_leaves_everything_as_it_is() -> None:
 @spec("STREAM-18")
 def test_what_is_said_after_leaving_is_kept_for_whoever_resumes() -> None:
     # A tool that ends while its client goes: its outcome is kept, so that its chunk has to be.
-    stream = _begun()
+    stream = begun()
     stream.detach()
     stream.frames_to_send()
     assert stream.submit(DONE) == 1
@@ -593,8 +523,8 @@ def test_what_is_said_after_leaving_is_kept_for_whoever_resumes() -> None:
 
 
 def test_what_is_said_after_the_end_of_the_turn_goes_nowhere() -> None:
-    stream = _begun()
-    _receive(stream, Events((_event(4, TurnEnded(1, TurnStatus.COMPLETED, 2.0)),)))
+    stream = begun()
+    receive(stream, Events((event(4, TurnEnded(1, TurnStatus.COMPLETED, 2.0)),)))
     stream.writes()
     stream.submit(DONE)
     assert stream.writes() == []
@@ -626,7 +556,7 @@ def test_a_resumed_stream_goes_on_from_its_checkpoint() -> None:
         _chunk(1, DONE),
         frames.encode(Chunk(2, msgspec.Raw(b'{"type":"abort"}'))),
     ]
-    _receive(stream, Welcome("a", "1-9", "1-7", acked=1, turn=4))
+    receive(stream, Welcome("a", "1-9", "1-7", acked=1, turn=4))
     assert stream.turn == 4
 
 
@@ -634,7 +564,7 @@ def test_a_stream_resumed_before_its_first_event_still_waits_for_its_own() -> No
     stream = ClientStream.resume(Checkpoint("a", "secret", None, 1, ((0, HI_BODY),)), now=0.0)
     stream.handle_deadline(now=0.0)
     stream.connected(now=0.0)
-    _receive(stream, Welcome("a", "1-9", "1-9"), Events((_event(10, EpochStarted(2, "host", 1.0), epoch=2),)))
+    receive(stream, Welcome("a", "1-9", "1-9"), Events((event(10, EpochStarted(2, "host", 1.0), epoch=2),)))
     assert stream.events() == []
 
 
@@ -646,7 +576,7 @@ def test_a_reader_says_nothing_and_goes_on_past_the_end_of_turns() -> None:
     stream.connected(now=0.0)
     assert stream.frames_to_send() == [frames.encode(Open(event_id="1-3"))]
     ended = TurnEnded(1, TurnStatus.COMPLETED, 9.0)
-    _receive(stream, Welcome("", "1-4", "1-3"), Events((_event(4, ended),)))
+    receive(stream, Welcome("", "1-4", "1-3"), Events((event(4, ended),)))
     assert (stream.events(), stream.is_ended) == ([Applied(EventId(1, 4), ended)], False)
     _reconnect(stream)
     assert stream.frames_to_send() == [frames.encode(Open(event_id="1-4"))]
@@ -667,8 +597,8 @@ def test_a_payload_that_fits_no_frame_is_refused_before_anything_changes() -> No
 
 @spec("STREAM-34")
 def test_a_record_of_a_later_version_ends_the_stream_and_keeps_the_checkpoint() -> None:
-    stream = _begun()
-    _receive(stream, Events((Event("1-4", msgspec.Raw(b'{"type":"later"}')),)))
+    stream = begun()
+    receive(stream, Events((Event("1-4", msgspec.Raw(b'{"type":"later"}')),)))
     assert isinstance(stream.error, RecordUndecodableError)
     assert stream.writes() == []
 
@@ -777,17 +707,17 @@ def _opening(*said: Payload) -> ClientStream:
 
 def _live(*said: Payload) -> ClientStream:
     stream = _opening(*said)
-    _receive(stream, Welcome("a", "0-0", "0-0"))
+    receive(stream, Welcome("a", "0-0", "0-0"))
     assert (stream.writes(), stream.frames_to_send()) == ([], [])
     return stream
 
 
-def _begun() -> ClientStream:
+def begun() -> ClientStream:
     """Return a stream whose message opened turn 1, at event 1-3."""
     stream = _live(HI)
     said = MessageAccepted(1, UserMessage.of("hi"), 1.0, stream="a")
     opened: tuple[Record, ...] = (StreamOpened("a", "d"), ChunkAccepted("a", 0, "d"), said)
-    _receive(stream, Events(tuple(_event(number, record) for number, record in enumerate(opened, 1))))
+    receive(stream, Events(tuple(event(number, record) for number, record in enumerate(opened, 1))))
     assert [type(event) for event in stream.events()] == [Applied] * 3
     stream.writes()
     return stream
@@ -795,17 +725,17 @@ def _begun() -> ClientStream:
 
 def _reconnect(stream: ClientStream) -> None:
     stream.disconnected(chance=0.0, now=0.0)
-    stream.handle_deadline(now=_due_at(stream))
+    stream.handle_deadline(now=due_at(stream))
     stream.writes()
     stream.connected(now=0.0)
 
 
-def _receive(stream: ClientStream, *received: ServerFrame) -> None:
+def receive(stream: ClientStream, *received: ServerFrame) -> None:
     for frame in received:
         stream.receive(frames.encode(frame), now=0.0)
 
 
-def _due_at(stream: ClientStream) -> float:
+def due_at(stream: ClientStream) -> float:
     deadline = stream.next_deadline()
     assert deadline is not None
     return deadline.at
@@ -815,7 +745,7 @@ def _chunk(seqno: int, payload: Payload) -> bytes:
     return frames.encode(Chunk(seqno, msgspec.Raw(frames.encode(payload))))
 
 
-def _event(position: int, record: Record, *, epoch: int = 1) -> Event:
+def event(position: int, record: Record, *, epoch: int = 1) -> Event:
     return Event(f"{epoch}-{position}", _raw(record))
 
 
@@ -823,7 +753,7 @@ def _raw(record: Record) -> msgspec.Raw:
     return msgspec.Raw(records.encode(record))
 
 
-def _delta(text: str) -> Delta:
+def delta(text: str) -> Delta:
     return Delta(1, 1, 1, 0, "text", text)
 
 

@@ -28,6 +28,7 @@ from msgspec import Struct
 from midstream.client import client as asynchronous
 from midstream.client.events import Event
 from midstream.core.calls import Choice
+from midstream.core.frames import SnapshotWhen
 from midstream.core.messages import UserMessage
 from midstream.core.questions import Question
 from midstream.core.records import QuestionAsked
@@ -172,18 +173,26 @@ class Client:
             await self._client.close()
 
     def send(
-        self, session: str, message: str | UserMessage, *, when_busy: WhenBusy | str = WhenBusy.QUEUE
+        self,
+        session: str,
+        message: str | UserMessage,
+        *,
+        when_busy: WhenBusy | str = WhenBusy.QUEUE,
+        cancel_after_s: float | None = None,
     ) -> Generator[Event, None, None]:
         """See `midstream.Client.send`. Iterating starts it."""
-        return self._events_of(self._client.send(session, message, when_busy=when_busy))
+        events = self._client.send(session, message, when_busy=when_busy, cancel_after_s=cancel_after_s)
+        return self._events_of(events)
 
     def resume(self, session: str, turn: int | None = None) -> Generator[Event, None, None]:
         """See `midstream.Client.resume`. Iterating starts it."""
         return self._events_of(self._client.resume(session, turn))
 
-    def follow(self, session: str, after: str | None = None) -> Generator[Event, None, None]:
+    def follow(
+        self, session: str, after: str | None = None, *, snapshots: SnapshotWhen | str = SnapshotWhen.GONE
+    ) -> Generator[Event, None, None]:
         """See `midstream.Client.follow`. Iterating starts it."""
-        return self._events_of(self._client.follow(session, after))
+        return self._events_of(self._client.follow(session, after, snapshots=snapshots))
 
     def questions(self, session: str | None = None) -> tuple[Question, ...]:
         """See `midstream.Client.questions`."""

@@ -247,9 +247,8 @@ class ClientStream:
         self._is_degraded = False
         self._is_reconnecting = False
         self._trouble: MidstreamError | None = None
-        self._failures = 0
+        self._failures, self._retry_after_s = 0, 0.0
         self._lost_at = now
-        self._retry_after_s = 0.0
         self._silence_s = HEARTBEATS_MISSED_MAX * HEARTBEAT_S
         self._promised: EventId | None = None
         """The event a heartbeat spoke of before it came; if it has not come by the next one, it is lost."""

@@ -16,11 +16,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from midstream.core.frames import AbortPayload, Ack, AnswerPayload, Payload, ResultPayload, WithdrawPayload
+from midstream.core.frames import (
+    HEARTBEAT_S,
+    AbortPayload,
+    Ack,
+    AnswerPayload,
+    Open,
+    Payload,
+    ResultPayload,
+    ServerFrame,
+    WithdrawPayload,
+)
 from midstream.core.records import Record
 from midstream.core.server_stream import KEY_CHARS_MAX
 from midstream.core.session import CHUNKS_MAX
 from midstream.server.http import SESSIONS_PER_PAGE_MAX, QuestionPage, SessionPage
+from midstream.server.probe import CHUNKS_MAX as CHUNKS_MAX_PROBED
+from midstream.server.probe import EVERY_MS_MAX
 from midstream.server.problems import MEDIA_TYPE, Problem
 from midstream.server.snapshot import Snapshot
 from midstream.version import __version__
@@ -79,6 +91,19 @@ class Line(Struct, frozen=True):
     record: Record | None
 
 
+class Page(Struct, frozen=True):
+    """The answer to a poll: the frames there are, and whether to ask on."""
+
+    frames: list[ServerFrame]
+    more: bool
+
+
+class Probe(Struct, frozen=True):
+    """One numbered chunk of a probe."""
+
+    probe: int
+
+
 class Operation(Struct, frozen=True):
     """One way to ask.
 
@@ -113,6 +138,7 @@ class Operation(Struct, frozen=True):
 _ONE = "/v1/sessions/{session_id}"
 _COMMAND = (404, 409)
 _STREAM = {"x-idempotency-key": True, "x-idempotent-encryption-key": True}
+_POLLING = {"n": (0, NUMBER_MAX), "wait": (1, int(HEARTBEAT_S))}
 _READER = {
     "x-idempotency-key": False,
     "x-idempotent-encryption-key": False,
@@ -148,7 +174,7 @@ OPERATIONS = (
         "Export a session's records, a line each.",
         Line,
         media=LINES,
-        errors=(404,),
+        errors=(404, 410),
         query={"after": (0, NUMBER_MAX), "limit": (0, NUMBER_MAX)},
     ),
     Operation(
@@ -218,19 +244,77 @@ OPERATIONS = (
         errors=_COMMAND,
         headers=_READER,
     ),
+    Operation(
+        "POST",
+        f"{_ONE}/events",
+        "open_events",
+        "Follow a session, or a stream, by server-sent events; the body is the `open`.",
+        media=EVENTS,
+        errors=(*_COMMAND, 413),
+        bodies=(Open,),
+    ),
+    Operation(
+        "GET",
+        f"{_ONE}/poll",
+        "poll",
+        "Answer with the frames there are, or with the next ones.",
+        Page,
+        errors=_COMMAND,
+        query=_POLLING,
+        headers=_READER,
+    ),
+    Operation(
+        "POST",
+        f"{_ONE}/poll",
+        "open_poll",
+        "Answer with the frames there are, or with the next ones; the body is the `open`.",
+        Page,
+        errors=(*_COMMAND, 413),
+        query=_POLLING,
+        bodies=(Open,),
+    ),
+    Operation(
+        "GET",
+        "/v1/probe/events",
+        "probe_events",
+        "Say numbered chunks, some time apart.",
+        media=EVENTS,
+        query={"chunks": (1, CHUNKS_MAX_PROBED), "every_ms": (1, EVERY_MS_MAX)},
+    ),
+    Operation(
+        "GET",
+        "/v1/probe/poll",
+        "probe_poll",
+        "Say one numbered chunk.",
+        Probe,
+        query={"n": (0, CHUNKS_MAX_PROBED), "every_ms": (1, EVERY_MS_MAX)},
+    ),
+    Operation(
+        "POST",
+        "/v1/probe/chunks",
+        "probe_chunks",
+        "Give back what was posted.",
+        Json,
+        errors=(413,),
+        bodies=(Probe,),
+    ),
 )
 NO_CONTENT = 204
-_EVERYWHERE = (400, 403, 500, 503)
+_EVERYWHERE = (400, 401, 403, 429, 431, 500, 503)
 _MEANINGS = {
     200: "Done.",
     202: "It is in the journal.",
     204: "Done; there is nothing to say.",
     400: "A request, frame or id of another form.",
+    401: "No credential, or none that is good.",
     403: "Not allowed: another secret, or a page of another site.",
     404: "There is no such thing.",
     409: "Somebody else was first, or a rule of the stream forbids it; see `code`.",
+    410: "Records that are not kept any more.",
     413: "More than a frame may have.",
     422: "The stream key was used for another first message.",
+    429: "As much as one caller may: try again after `Retry-After`.",
+    431: "More headers than a request may have.",
     500: "The store is damaged, or a bug.",
     503: "Nothing is wrong with the request: try again after `Retry-After`.",
 }
@@ -239,10 +323,7 @@ _MEANINGS = {
 @cache
 def description() -> Json:
     """Return the description as an object; the same for every server of this version."""
-    types = [kind for each in OPERATIONS for kind in _types_of(each)]
-    _, components = msgspec.json.schema_components(
-        [*types, Problem], ref_template="#/components/schemas/{name}"
-    )
+    _, components = _schemas()
     paths: dict[str, Json] = {}
     for each in OPERATIONS:
         paths.setdefault(each.path, {})[each.method.lower()] = _operation(each)
@@ -301,10 +382,15 @@ def _operation(operation: Operation) -> Json:
 
 
 def _schema(kind: Any) -> Json:  # noqa: ANN401 - a type
-    if kind is Json:
-        return {"type": "object"}
-    (schema,), _ = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
-    return schema
+    return {"type": "object"} if kind is Json else _schemas()[0][kind]
+
+
+@cache
+def _schemas() -> tuple[dict[Any, Json], Json]:
+    """Return each type's schema and what they refer to, made at once, so that types of one name are told apart."""
+    kinds = [*dict.fromkeys([Problem, *(kind for each in OPERATIONS for kind in _types_of(each))])]
+    schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    return dict(zip(kinds, schemas, strict=True)), components
 
 
 def _parameters(operation: Operation) -> list[Json]:

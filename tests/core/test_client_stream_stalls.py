@@ -1,0 +1,80 @@
+"""When a client says that its turn stands still."""
+
+from __future__ import annotations
+
+import pytest
+
+from midstream.core import frames
+from midstream.core.client_stream import STALL_AFTER_S, ClientStream
+from midstream.core.frames import Events, Heartbeat, Welcome
+from tests.core.test_client_stream import begun, delta, due_at, event, receive
+from tests.spec import spec
+
+
+def _stalling(waiting_on: str) -> ClientStream:
+    """Return a stream whose turn said something at 0 s and waits since, with a heartbeat at 55 s."""
+    stream = begun()
+    assert due_at(stream) == 30.0, "silence of the server comes first"
+    for at in (25.0, 55.0):
+        stream.receive(frames.encode(Heartbeat("1-3", waiting_on)), now=at)
+    assert due_at(stream) == STALL_AFTER_S
+    return stream
+
+
+@spec("STREAM-47")
+@pytest.mark.parametrize("waiting_on", ["model", "tool", "client"])
+def test_a_turn_that_stands_still_is_told_once_and_nothing_is_done(waiting_on: str) -> None:
+    stream = _stalling(waiting_on)
+    told: list[bool] = []
+    for at in (59.9, 60.0):
+        stream.handle_deadline(now=at)
+        told.append(stream.is_stalled)
+    assert (told, stream.is_connection_wanted, stream.waiting_on) == ([False, True], True, waiting_on)
+    assert due_at(stream) == 85.0, "only the server's silence is owed now"
+    word = Events((event(4, delta("on")),))
+    for frame, at in ((Heartbeat("1-4", waiting_on), 70.0), (word, 80.0)):
+        stream.receive(frames.encode(frame), now=at)
+        told.append(stream.is_stalled)
+    assert told[2:] == [True, False], "a heartbeat is no event"
+    for at in (105.0, 130.0):
+        stream.receive(frames.encode(Heartbeat("1-4", waiting_on)), now=at)
+    stream.handle_deadline(now=140.0)
+    assert stream.is_stalled, "another silence is told again"
+
+
+@spec("STREAM-47")
+@pytest.mark.parametrize("waiting_on", ["person", "nothing"])
+def test_a_turn_that_waits_for_a_person_does_not_stand_still(waiting_on: str) -> None:
+    stream = _stalling(waiting_on)
+    stream.handle_deadline(now=60.0)
+    told = [stream.is_stalled]
+    for at in (80.0, 105.0):
+        stream.receive(frames.encode(Heartbeat("1-3", "tool")), now=at)
+    stream.handle_deadline(now=120.0)
+    assert [*told, stream.is_stalled] == [False, True], "once the person has answered it may"
+
+
+@spec("STREAM-47")
+def test_without_a_connection_or_a_turn_nothing_stands_still() -> None:
+    stream = _stalling("model")
+    stream.handle_deadline(now=60.0)
+    stream.disconnected(chance=0.0, now=61.0)
+    assert (stream.is_stalled, stream.is_reconnecting) == (False, True)
+    assert due_at(stream) == 61.0
+    reader = ClientStream(now=0.0)
+    reader.handle_deadline(now=0.0)
+    reader.connected(now=0.0)
+    receive(reader, Welcome("", "1-3", "1-3"))
+    for at in (25.0, 50.0, 60.0):
+        reader.receive(frames.encode(Heartbeat("1-3", "model")), now=at)
+        reader.handle_deadline(now=at)
+    assert not reader.is_stalled
+
+
+def test_a_pause_of_the_reader_is_no_silence_of_the_turn() -> None:
+    stream = _stalling("model")
+    stream.listens_again(now=59.0)
+    stream.handle_deadline(now=60.0)
+    assert (stream.is_stalled, due_at(stream)) == (False, 89.0)
+    stream.detach()
+    assert stream.next_deadline() is None
