@@ -567,6 +567,7 @@ class Page {
   #tell(words) {
     find("notice").textContent = words;
     find("notice").hidden = !words;
+    if (words) find("notice").scrollIntoView({ block: "center" }); // never below the box one writes in
   }
 
   #write(text) {
