@@ -297,7 +297,7 @@ def read_ledger(folder: Path) -> list[Execution]:
     if not (folder / "ledger").exists():
         return []
     lines = [msgspec.json.decode(line, type=Line) for line in (folder / "ledger").read_bytes().splitlines()]
-    ended = {(each.reply, each.call_id, each.run) for each in lines if each.what == "ended"}
+    ended = {_run_of(each) for each in lines if each.what == "ended"}
     return [
         Execution(
             each.session,
@@ -306,11 +306,15 @@ def read_ledger(folder: Path) -> list[Execution]:
             each.call_id,
             each.run,
             each.tool,
-            has_ended=(each.reply, each.call_id, each.run) in ended,
+            has_ended=_run_of(each) in ended,
         )
         for each in lines
         if each.what == "began"
     ]
+
+
+def _run_of(line: Line) -> tuple[str, int, int, str, int]:
+    return (line.session, line.turn, line.reply, line.call_id, line.run)
 
 
 def client_log(

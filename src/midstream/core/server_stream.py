@@ -243,6 +243,11 @@ class ServerStream:
         """The key of the client's stream; "" for a reader and before the `open`."""
         return self._open.stream
 
+    @property
+    def connection(self) -> int:
+        """The number the client gave this connection; 0 before the `open`, and of a client that does not count."""
+        return self._open.connection
+
     def is_before(self, other: ServerStream) -> bool:
         """Whether the client made this connection before `other` one of the same stream, and told so (STREAM-50).
 

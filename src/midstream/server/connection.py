@@ -46,7 +46,7 @@ SEND_S = 30.0
 LAST_WORDS_S = 1.0
 """Seconds for the last frame of a connection that the server ends."""
 NAMES_MAX = 10_000
-"""Streams of which it is remembered which named connection spoke last; about 2 MiB."""
+"""Streams of which it is remembered which named connection spoke last, and its number; about 2 MiB."""
 
 _log = logging.getLogger(__name__)
 
@@ -93,8 +93,9 @@ class Connections:
         self.settings = settings or StreamSettings()
         self._limit = limit
         self._open: set[Connection] = set()
-        self._speakers: dict[tuple[str, str], Connection] = {}
-        self._names: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._speakers: dict[tuple[str, str], list[Connection]] = {}
+        """Who speaks for each stream: one connection, or several requests that show one name."""
+        self._names: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
         self._ending: MidstreamError | None = None
         self._presence: Presence | None = None
 
@@ -118,30 +119,38 @@ class Connections:
     def leave(self, connection: Connection) -> None:
         """Forget a connection."""
         self._open.discard(connection)
-        if self._speakers.get(connection.place) is connection:
-            del self._speakers[connection.place]
+        speakers = self._speakers.get(connection.place, [])
+        if connection in speakers:
+            speakers.remove(connection)
+            if not speakers:
+                del self._speakers[connection.place]
 
     def fence(self, connection: Connection) -> None:
-        """Let an admitted connection speak for its stream; the older one is ended (STREAM-8, STREAM-50).
+        """Let an admitted connection speak for its stream; older ones are ended (STREAM-8, STREAM-50).
+
+        A request that shows the name of one that is open was said twice by a network: it ends nobody.
 
         Raises:
             StreamFencedError: It is one request more of a connection that was fenced between two of them.
         """
         place = connection.place
-        older = self._speakers.get(place)
-        if older is not None and connection.is_before(older):
+        speakers = [each for each in self._speakers.get(place, []) if each is not connection]
+        _, newest = self._names.get(place, ("", 0))
+        if any(map(connection.is_before, speakers)) or 0 < connection.number < newest:
             connection.end(_fenced())
             return
         if connection.is_continued:
             self.check(place, connection.name)
         if connection.name or place in self._names:
-            self._names[place] = connection.name
+            self._names[place] = connection.name, connection.number
             self._names.move_to_end(place)
             if len(self._names) > NAMES_MAX:
                 self._names.popitem(last=False)
-        self._speakers[place] = connection
-        if older is not None and older is not connection:
-            older.end(_fenced())
+        same = [each for each in speakers if connection.name and each.name == connection.name]
+        self._speakers[place] = [*same, connection]
+        for older in speakers:
+            if older not in same:
+                older.end(_fenced())
 
     def check(self, place: tuple[str, str], name: str) -> None:
         """Let a request of a named connection pass if no newer one speaks for its stream, as far as is known here.
@@ -149,14 +158,15 @@ class Connections:
         Raises:
             StreamFencedError: A newer one does.
         """
-        if self._names.get(place, name) != name:
+        spoke, _ = self._names.get(place, (name, 0))
+        if spoke != name:
             raise _fenced()
 
     def hang_up(self, place: tuple[str, str], name: str) -> None:
         """End what a client has said `close` to in a request of its own, where it is open here."""
-        speaker = self._speakers.get(place)
-        if speaker is not None and speaker.name == name:
-            speaker.hang_up()
+        for speaker in self._speakers.get(place, []):
+            if speaker.name == name:
+                speaker.hang_up()
 
     def stream(
         self, host: Host, *, wire: Wire | None = None, heartbeat_s: float | None = None
@@ -253,6 +263,11 @@ class Connection:
     def place(self) -> tuple[str, str]:
         """The session and the stream it speaks for."""
         return self._session_id, self._stream.stream
+
+    @property
+    def number(self) -> int:
+        """How the client numbered it; 0 where it does not count its connections."""
+        return self._stream.connection
 
     def is_before(self, other: Connection) -> bool:
         """Whether the client made it before the other one of the same stream, and told so."""

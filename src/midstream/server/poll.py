@@ -64,7 +64,7 @@ class PollEndpoint:
         """
         request = Request(scope, receive)
         opening, number = await opening_of(request), number_of(request, "n") or 0
-        wait_s = number_of(request, "wait", least=1, most=int(HEARTBEAT_S)) or HEARTBEAT_S
+        wait_s = number_of(request, "wait", least=1, most=int(HEARTBEAT_S))
         stream = self._connections.stream(self._host, heartbeat_s=wait_s)
         transport = PollTransport(receive, ends_with_turn=bool(opening.stream))
         with Connection(

@@ -1,0 +1,195 @@
+"""Judge a chaos run from the outside: the server's journals, what the clients wrote down, the ledger of the tools."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from msgspec import Struct, field
+
+from midstream.client.local_tools import offered
+from midstream.core.calls import UNKNOWN_CONTENT
+from midstream.core.frames import (
+    AbortPayload,
+    EventId,
+    ResultPayload,
+    SayPayload,
+    digest_of,
+    encode,
+)
+from midstream.core.messages import Outcome, Result, UserMessage
+from midstream.core.records import (
+    CallEnded,
+    ChunkAccepted,
+    MessageAccepted,
+    Record,
+    ReplyCompleted,
+    StreamOpened,
+    TurnEnded,
+    TurnStatus,
+    decode,
+)
+from midstream.store.contract import Stored
+from midstream.testing.history_checker import ClientLog, Evidence, Execution, Seen, check_ended
+from tests.chaos.turns import ASK_REPLY, TURNS, WAYS, WORDS, client_tools, is_stopped, message_of
+from tests.fault.client_process import Shown, read_notes
+from tests.fault.matrix import read_ledger
+from tests.fault.turn import ANSWER_OF_CLIENT, Ledger
+
+
+class Verdict(Struct):
+    """What came of a run.
+
+    Args:
+        events: Records of all journals.
+        shown: Events that clients wrote down, those who only read too.
+        lost: Events that one who should have been shown them was not.
+        duplicated: Events shown twice, and messages or chunks that stand in a journal twice.
+        executions: Runs of tools, none of which may run twice.
+        repeated: Runs of a call that had run before.
+        unknown: Calls whose outcome nobody can know: whoever ran them was killed.
+        problems: Everything that is wrong, these too, in words.
+    """
+
+    sessions: int = 0
+    turns: int = 0
+    stopped: int = 0
+    events: int = 0
+    shown: int = 0
+    lost: int = 0
+    duplicated: int = 0
+    executions: int = 0
+    repeated: int = 0
+    unknown: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+def judge(folder: Path, journals: Mapping[str, Sequence[Stored]]) -> Verdict:
+    """Compare everything; all turns have ended."""
+    verdict = Verdict(sessions=len(journals))
+    executed: dict[str, list[Execution]] = {}
+    for each in read_ledger(folder):
+        executed.setdefault(each.session, []).append(each)
+    begun = {path.stem for way in WAYS for path in (folder / way).glob("*.begun")}
+    for name in sorted((begun | executed.keys()) ^ journals.keys()):
+        verdict.problems.append(f"session {name!r} is not known to both sides")
+    payloads = _Payloads(Ledger(folder / "ledger"))
+    for name in sorted(begun & journals.keys()):
+        _judge_session(folder, name, journals[name], executed.get(name, []), payloads, verdict)
+    if verdict.lost or verdict.duplicated or verdict.repeated:
+        verdict.problems.append(
+            f"{verdict.lost} lost, {verdict.duplicated} duplicated, {verdict.repeated} executed again"
+        )
+    return verdict
+
+
+def _judge_session(
+    folder: Path,
+    name: str,
+    stored: Sequence[Stored],
+    ledger: Sequence[Execution],
+    payloads: _Payloads,
+    verdict: Verdict,
+) -> None:
+    notes = folder / name.partition("-")[0]
+    seen, read = (read_notes(notes / f"{name}.{what}") for what in ("seen", "read"))
+    records = [decode(each.body) for each in stored]
+    reader = ClientLog("reader", name, start=0, seen=[Seen(line.id, bytes(line.record)) for line in read])
+    logs = [*_streams(name, seen, records, payloads), reader]
+    verdict.problems += map(str, check_ended(Evidence({name: stored}, logs, ledger)))
+    verdict.events += len(stored)
+    verdict.shown += len(seen) + len(read)
+    verdict.executions += len(ledger)
+    calls = Counter((each.turn, each.reply, each.call_id) for each in ledger)
+    verdict.repeated += sum(calls.values()) - len(calls)
+    for log in logs:
+        verdict.lost += len(
+            _owed(log, records) - {EventId.parse(each.event_id).position for each in log.seen}
+        )
+    verdict.duplicated += _twice(line.id for line in seen) + _twice(line.id for line in read)
+    verdict.duplicated += _twice(
+        (each.stream, each.seqno) for each in records if isinstance(each, ChunkAccepted)
+    )
+    _judge_turns(name, records, verdict)
+
+
+def _streams(
+    name: str, seen: Sequence[Shown], records: Sequence[Record], payloads: _Payloads
+) -> Iterator[ClientLog]:
+    """Yield what the client was shown of each of its streams, each of which has one turn and ends with it."""
+    of_stream: list[Seen] = []
+    turn = 0
+    for line in seen:
+        of_stream.append(Seen(line.id, bytes(line.record)))
+        if isinstance(decode(bytes(line.record)), TurnEnded):
+            first = decode(of_stream[0].body)
+            stream = first.stream if isinstance(first, StreamOpened) else ""
+            sent = payloads.sent(turn, stream, records)
+            who = f"client in turn {turn + 1}"
+            yield ClientLog(who, name, stream, sent=sent, acked={0}, seen=of_stream)
+            of_stream = []
+            turn += 1
+
+
+class _Payloads:
+    """What the client says in a turn, by digest."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._tools = offered(client_tools(ledger))
+
+    def sent(self, turn: int, stream: str, records: Sequence[Record]) -> dict[int, str]:
+        """Return the digest of each chunk of a stream: first the message, then any of what may follow it."""
+        say = SayPayload(UserMessage.of(message_of(turn)).parts, self._tools)
+        number = turn + 1
+        later = (
+            ResultPayload(number, ASK_REPLY, Result("b", ANSWER_OF_CLIENT)),
+            ResultPayload(number, ASK_REPLY, Result("b", UNKNOWN_CONTENT, Outcome.UNKNOWN)),
+            AbortPayload(),
+            AbortPayload(number),
+        )
+        possible = {digest_of(encode(each)) for each in later}
+        chunks = [each for each in records if isinstance(each, ChunkAccepted) and each.stream == stream]
+        return {0: digest_of(encode(say))} | {
+            each.seqno: each.digest for each in chunks if each.seqno and each.digest in possible
+        }
+
+
+def _owed(log: ClientLog, records: Sequence[Record]) -> set[int]:
+    """Return the positions a client must have been shown: from the first record of its stream to its turn's end."""
+    first, ends = 1, 0
+    if log.stream:
+        first = next(at for at, each in enumerate(records, 1) if getattr(each, "stream", "") == log.stream)
+    for at, record in enumerate(records[first - 1 :], first):
+        ends += isinstance(record, TurnEnded)
+        if ends == (1 if log.stream else TURNS):
+            return set(range(first, at + 1))
+    return set(range(first, len(records) + 1))
+
+
+def _twice(things: Iterator[object]) -> int:
+    counted = Counter(things)
+    return sum(counted.values()) - len(counted)
+
+
+def _judge_turns(name: str, records: Sequence[Record], verdict: Verdict) -> None:
+    said = [each.message for each in records if isinstance(each, MessageAccepted)]
+    expected = [UserMessage.of(message_of(turn)) for turn in range(TURNS)]
+    verdict.duplicated += max(0, len(said) - TURNS)
+    verdict.lost += max(0, TURNS - len(said))
+    if said != expected:
+        verdict.problems.append(f"in session {name!r} was said {said}")
+    ends = [each for each in records if isinstance(each, TurnEnded)]
+    verdict.turns += len(ends)
+    for turn, end in enumerate(ends):
+        texts = tuple(
+            each.body.text for each in records if isinstance(each, ReplyCompleted) and each.turn == end.turn
+        )
+        verdict.stopped += end.status is TurnStatus.CANCELLED
+        allowed = (
+            {TurnStatus.COMPLETED, TurnStatus.CANCELLED} if is_stopped(name, turn) else {TurnStatus.COMPLETED}
+        )
+        if end.status not in allowed or (end.status is TurnStatus.COMPLETED and texts != WORDS):
+            verdict.problems.append(f"turn {end.turn} of {name!r} ended {end.status} and said {texts}")
+    outcomes = [each.result.outcome for each in records if isinstance(each, CallEnded)]
+    verdict.unknown += outcomes.count(Outcome.UNKNOWN)

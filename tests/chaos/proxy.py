@@ -1,0 +1,262 @@
+"""A proxy that does to each connection what the plan says: it cuts, holds back, delivers late, delivers twice."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import socket
+import struct
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Literal
+
+from midstream.world import World
+from tests.chaos.plan import UNHARMED, Cut, Fate, Harm, Plan
+
+HEAD_END = b"\r\n\r\n"
+READ_BYTES_MAX = 65536
+HALF_OPEN_S = 3.0
+"""Seconds after which somebody in between forgets a half-open connection, long after both ends should have."""
+LISTENS_S = 0.3
+"""Seconds for which the answer to a repeated or late request is taken."""
+OVERTAKEN_S = 1.0
+"""Seconds after which what was said comes through although nobody has overtaken it."""
+GATHERS_S = 0.05
+"""Seconds for which a connection that will be overtaken hears its client."""
+_CONTENT_LENGTH = re.compile(rb"(?i)\r\ncontent-length: *(\d+)")
+_OPENING = re.compile(rb"/(stream|events|poll(?=\?n=0 )|chunks)[? ]")
+
+Way = Literal["up", "down"]
+
+
+class Requests:
+    """The requests in what a client says, each when it is whole."""
+
+    def __init__(self) -> None:
+        self._bytes = b""
+        self.is_upgraded = False
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """Return the requests that this piece makes whole."""
+        whole: list[bytes] = []
+        self._bytes += b"" if self.is_upgraded else piece
+        while (at := self._bytes.find(HEAD_END)) >= 0:
+            at += len(HEAD_END)
+            head = self._bytes[:at]
+            length = _CONTENT_LENGTH.search(head)
+            end = at + (int(length[1]) if length else 0)
+            if len(self._bytes) < end:
+                break
+            whole.append(self._bytes[:end])
+            self._bytes = self._bytes[end:]
+            if b"upgrade: websocket" in head.lower():
+                self.is_upgraded = True
+                self._bytes = b""
+        return whole
+
+
+class Proxy:
+    """In front of one server, which may be dead.
+
+    Args:
+        plan: The fate of each connection.
+        port: Where the server listens.
+    """
+
+    def __init__(self, plan: Plan, port: int) -> None:
+        self._plan = plan
+        self._port = port
+        self._is_healed = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.port = 0
+        self.accepted = 0
+        self.harms: Counter[str] = Counter()
+        """Connections by what was to become of them."""
+        self.cuts: Counter[str] = Counter()
+        """Connections that were cut, by how."""
+        self.requests: Counter[str] = Counter()
+        """Whole requests: `stream` a WebSocket, `events`, `poll` the first of a connection, `chunks` those that say."""
+        self.repeated = 0
+        """Requests that arrived once more."""
+        self.overtaken = 0
+        """Connections whose bytes arrived after later ones."""
+        self.in_pieces = 0
+        """Cuts in the middle of what was written at once: a frame, or a head."""
+        self.offsets: dict[Way, set[int]] = {"up": set(), "down": set()}
+        """The offsets at which connections were cut."""
+
+    @contextlib.asynccontextmanager
+    async def listening(self) -> AsyncIterator[Proxy]:
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0, backlog=1024)
+        async with server:
+            self.port = server.sockets[0].getsockname()[1]
+            yield self
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def heal(self) -> None:
+        """Do nothing to the connections that come from now on."""
+        self._is_healed = True
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        fate = UNHARMED if self._is_healed else self._plan.fate(self.accepted)
+        self.accepted += 1
+        self.harms[fate.harm.value] += 1
+        there: asyncio.StreamWriter | None = None
+        try:
+            back, there = await asyncio.open_connection("127.0.0.1", self._port)
+            if fate.harm is Harm.OVERTAKEN:
+                await self._late(fate, (reader, writer), (back, there))
+            else:
+                await self._carry(fate, (reader, writer), (back, there))
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # the server is dead, or one of them went
+        finally:
+            for each in filter(None, (writer, there)):
+                each.transport.abort()
+
+    # --- bytes that pass, up to the cut ---------------------------------------------------------------------------
+
+    async def _carry(self, fate: Fate, client: Ends, server: Ends) -> None:
+        ways = (
+            asyncio.create_task(self._pass("up", fate, client[0], server[1])),
+            asyncio.create_task(self._pass("down", fate, server[0], client[1])),
+        )
+        try:
+            done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            was_cut = any(each.result() for each in done)
+        finally:
+            for each in ways:
+                each.cancel()
+            await asyncio.wait(ways)
+        if was_cut:
+            self.cuts[fate.cut.value] += 1
+            await _end(fate.cut, client[1], server[1])
+        else:
+            for writer in (client[1], server[1]):
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+
+    async def _pass(
+        self, way: Way, fate: Fate, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        """Pass on what comes; return whether it was cut (else it ended)."""
+        most = fate.up_max if way == "up" else fate.down_max
+        requests = Requests()
+        passed = 0
+        while True:
+            if most is not None and passed >= most:
+                self.offsets[way].add(passed)
+                return True
+            try:
+                piece = await reader.read(READ_BYTES_MAX)
+                if piece and fate.harm is Harm.DELAYED:
+                    await World().sleep(fate.pause_s)
+                elif piece and fate.harm is Harm.BUFFERED and way == "down":
+                    piece += await _gathered(reader, fate.pause_s)
+                if not piece:
+                    return False
+                kept = piece if most is None else piece[: most - passed]
+                self.in_pieces += len(kept) < len(piece)
+                passed += len(kept)
+                if way == "up":
+                    self._note(requests.feed(kept), fate)
+                writer.write(kept)
+                await writer.drain()
+            except OSError:
+                return False
+
+    def _note(self, requests: list[bytes], fate: Fate) -> None:
+        for request in requests:
+            if found := _OPENING.search(request.partition(b" HTTP/")[0] + b" "):
+                self.requests[found[1].decode()] += 1
+            if not request.startswith(b"POST "):
+                continue
+            for _ in range(fate.again):
+                self.repeated += 1
+                task = asyncio.create_task(self._say_again(request))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _say_again(self, request: bytes) -> None:
+        with contextlib.suppress(OSError):
+            back, there = await asyncio.open_connection("127.0.0.1", self._port)
+            there.write(request)
+            await _listen(back, there)
+
+    # --- bytes that come late ---------------------------------------------------------------------------------------
+
+    async def _late(self, fate: Fate, client: Ends, server: Ends) -> None:
+        """Hang up on a client, and let what it said arrive after its next connections."""
+        said = await client[0].readuntil(HEAD_END)
+        requests = Requests()
+        self._note(requests.feed(said), fate)
+        if requests.is_upgraded:
+            server[1].write(said)
+            client[1].write(await server[0].readuntil(HEAD_END))
+            said = b""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GATHERS_S):
+                while piece := await client[0].read(READ_BYTES_MAX):
+                    said += piece
+                    self._note(requests.feed(piece), fate)
+        _reset(client[1])
+        number = self.accepted
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(OVERTAKEN_S):
+                while self.accepted < number + fate.overtaken_by:
+                    await World().sleep(0.005)
+        self.overtaken += 1
+        server[1].write(said)
+        await _listen(*server)
+
+
+Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def _listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Take an answer for a moment, then go."""
+    with contextlib.suppress(TimeoutError, OSError):
+        async with asyncio.timeout(LISTENS_S):
+            while await reader.read(READ_BYTES_MAX):
+                pass
+    writer.transport.abort()
+
+
+async def _end(cut: Cut, *writers: asyncio.StreamWriter) -> None:
+    match cut:
+        case Cut.FIN:
+            for writer in writers:
+                writer.close()
+            for writer in writers:
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+        case Cut.RESET:
+            for writer in writers:
+                _reset(writer)
+        case Cut.HALF_OPEN:
+            await World().sleep(HALF_OPEN_S)
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    ends_hard = struct.pack("ii", 1, 0)
+    with contextlib.suppress(OSError):
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ends_hard)
+    writer.transport.abort()
+
+
+async def _gathered(reader: asyncio.StreamReader, for_s: float) -> bytes:
+    """Return all that comes within so many seconds, as a proxy does that waits for the whole answer."""
+    pieces = b""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(for_s):
+            while piece := await reader.read(READ_BYTES_MAX):
+                pieces += piece
+    return pieces

@@ -1,0 +1,37 @@
+"""The server of a chaos run: `python -m tests.chaos.server_process FOLDER PORT`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from midstream.core.settings import StreamSettings
+from midstream.runtime.agent import Agent
+from midstream.server.app import asgi
+from midstream.server.serve import serve
+from midstream.store.sqlite import SQLiteStore
+from midstream.testing.models import ScriptedModel
+from midstream.testing.worlds import KillingWorld
+from tests.chaos.turns import Told, script, server_tools
+from tests.fault.turn import Ledger
+
+HEARTBEAT_S = 0.25
+"""Half-open connections are found after three of them: nobody here has thirty seconds."""
+
+
+async def main() -> None:
+    told = Told()
+    world = KillingWorld(*told.death)
+    tools = server_tools(Ledger(told.folder / "ledger"), world)
+    app = asgi(
+        Agent(ScriptedModel(script(), world=world), tools=tools),
+        store=SQLiteStore(told.folder / "server.db", world=world),
+        world=world,
+        settings=StreamSettings(heartbeat_s=HEARTBEAT_S),
+    )
+    await serve(app, port=told.port, on_listening=lambda url: print(url, flush=True))  # noqa: T201 - for the driver
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING)
+    asyncio.run(main())

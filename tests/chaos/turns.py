@@ -1,0 +1,96 @@
+"""What is said in a chaos run: the turns of a session, the words of the model, the tools on both sides."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from midstream.core.messages import Finish
+from midstream.core.replies import CallRequested, Finished, ThinkingDelta
+from midstream.testing.models import Step
+from midstream.tools import Tool, tool
+from midstream.world import Fault, World
+from tests.fault.turn import ANSWER_OF_CLIENT, Ledger, spoken
+
+TURNS = 3
+"""Turns of a session; of every second session the last one is stopped."""
+WAYS = ("websocket", "sse", "poll", "auto")
+"""The transports of the clients, a process each."""
+SESSIONS_AT_ONCE = 4
+"""Sessions in which one client speaks at a time."""
+ENOUGH = "enough"
+"""A file that says to begin no further session."""
+WORDS = tuple(" ".join(f"{word}{number}ü漢🙂" for number in range(40)) for word in ("look", "then", "done"))
+"""What the model says in each reply, with characters of one to four bytes."""
+ASK_REPLY = 1
+"""The reply in which the client's tool is called."""
+
+
+class Told:
+    """What a process is told on its command line."""
+
+    def __init__(self, arguments: Sequence[str] | None = None) -> None:
+        parser = argparse.ArgumentParser()
+        parser.add_argument("folder", type=Path, help="where everything is kept")
+        parser.add_argument("port", type=int)
+        parser.add_argument("--way", default="", help="the client's transport")
+        parser.add_argument("--die-at", type=Fault, help="the fault point to die at")
+        parser.add_argument("--die-time", type=int, default=1, help="the time it is reached")
+        given = parser.parse_args(arguments)
+        self.folder: Path = given.folder
+        self.port: int = given.port
+        self.way: str = given.way
+        self.death: tuple[Fault | None, int] = (given.die_at, given.die_time)
+
+
+def message_of(turn: int) -> str:
+    """Return what is said to open a turn of a session, numbered from 0."""
+    return f"turn {turn}"
+
+
+def is_stopped(session: str, turn: int) -> bool:
+    """Whether the client stops this turn when it sees its first call."""
+    return turn == TURNS - 1 and int(session.rpartition("-")[2]) % 2 == 1
+
+
+def script() -> list[list[Step]]:
+    first, second, third = WORDS
+    calls = Finished(Finish.CALLS)
+    server, client = CallRequested("a", "write", "{}"), CallRequested("b", "ask", "{}")
+    return [
+        [ThinkingDelta("both sides"), *spoken(first), server, client, calls],
+        [*spoken(second), CallRequested("a", "work_slowly", "{}"), calls],
+        [*spoken(third), Finished()],
+    ]
+
+
+def server_tools(ledger: Ledger, world: World) -> list[Tool]:
+    """Return tools with effects, none of which may run twice, whatever happens."""
+
+    async def write() -> str:
+        """Write something."""
+        ledger.note("write", "began")
+        ledger.note("write", "ended")
+        return "it was written"
+
+    async def work_slowly() -> str:
+        """Work slowly."""
+        ledger.note("work_slowly", "began")
+        await world.sleep(0.02)
+        ledger.note("work_slowly", "ended")
+        return "it was done"
+
+    return [tool(write), tool(work_slowly)]
+
+
+def client_tools(ledger: Ledger) -> list[Tool]:
+    """Return the tool of the client; it may not run twice either."""
+
+    async def ask() -> str:
+        """Ask the user."""
+        ledger.note("ask", "began")
+        ledger.note("ask", "ended")
+        return ANSWER_OF_CLIENT
+
+    return [tool(ask)]
