@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format-check lint types arrows fmt fault search explore api-search sim pool-search hooks contract contract-newest clients bench bench-durable bench-peers docs lock clean
+.PHONY: help demo test check format-check lint types arrows fmt fault chaos search explore api-search sim pool-search hooks contract contract-newest clients bench bench-durable bench-peers docs lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -147,6 +147,9 @@ fmt: $(VENV)/.dev  ## Format, and fix what the linter can fix
 
 fault: $(VENV)/.dev  ## The full kill matrix: every fault point, every way to die
 	MIDSTREAM_FAULT_FULL=1 $(BIN)/python -m pytest -m fault --timeout 600 $(ARGS) tests/fault
+
+chaos: $(VENV)/.dev  ## Ten thousand reconnects through the worst of networks, while server and clients are killed; ARGS=SEED repeats one
+	$(BIN)/python -m tests.chaos $(ARGS)
 
 search: $(VENV)/.dev  ## Search by chance for what breaks a property, TIMES=10 times as long; SEED= repeats a search
 	@seed=$(SEED); : $${seed:=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; echo "SEED=$$seed"; \

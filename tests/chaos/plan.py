@@ -14,9 +14,9 @@ from msgspec import Struct
 
 from midstream.world import Fault
 
-SWEPT_BYTES = 1500
+SWEPT_BYTES = 800
 """Cuts go over the offsets from 0 to here in turn, both ways: handshake, heads, welcome, the first frames."""
-FAR_BYTES = 12_000
+FAR_BYTES = 8_000
 """The offset of a late cut is drawn from between these two, small ones oftener."""
 
 
@@ -73,6 +73,8 @@ _WEIGHTS = {
     Harm.OVERTAKEN: 6,
     Harm.REPEATED: 9,
 }
+_CUTS = {Cut.FIN: 5, Cut.RESET: 5, Cut.HALF_OPEN: 2}
+"""How often; who waits for a half-open connection makes no other in the meantime."""
 
 
 class Death(Struct, frozen=True):
@@ -116,8 +118,8 @@ class Plan:
         """Return the fate of the connection that is accepted as `number`-th."""
         chance = self._chance("connection", number)
         (harm,) = chance.choices([*_WEIGHTS], [*_WEIGHTS.values()])
-        cut = chance.choice([*Cut])
-        late = round(math.exp(chance.uniform(math.log(SWEPT_BYTES / 3), math.log(FAR_BYTES))))
+        (cut,) = chance.choices([*_CUTS], [*_CUTS.values()])
+        late = round(math.exp(chance.uniform(math.log(SWEPT_BYTES / 2), math.log(FAR_BYTES))))
         swept = number % SWEPT_BYTES
         match harm:
             case Harm.NONE:

@@ -39,7 +39,7 @@ class Report(Struct):
         reconnects: Connections of a stream that were lost and made again, up to the server's welcome; by transport.
         connections: TCP connections that the proxy took.
         kills: Processes that died, by side and by where.
-        offsets_up: Of the offsets 0 to 1499 of what a client says, those at which a connection was cut.
+        offsets_up: Of the offsets 0 to 799 of what a client says, those at which a connection was cut.
         offsets_down: The same of what the server says.
     """
 

@@ -14,10 +14,10 @@ from midstream.world import Fault, World
 from tests.fault.turn import ANSWER_OF_CLIENT, Ledger, spoken
 
 TURNS = 3
-"""Turns of a session; of every second session the last one is stopped."""
+"""Turns of a session; in every second session the last one is stopped."""
 WAYS = ("websocket", "sse", "poll", "auto")
 """The transports of the clients, a process each."""
-SESSIONS_AT_ONCE = 4
+SESSIONS_AT_ONCE = 8
 """Sessions in which one client speaks at a time."""
 ENOUGH = "enough"
 """A file that says to begin no further session."""
@@ -51,7 +51,8 @@ def message_of(turn: int) -> str:
 
 def is_stopped(session: str, turn: int) -> bool:
     """Whether the client stops this turn when it sees its first call."""
-    return turn == TURNS - 1 and int(session.rpartition("-")[2]) % 2 == 1
+    _, speaker, number = session.split("-")
+    return turn == TURNS - 1 and (int(speaker) + int(number)) % 2 == 1
 
 
 def script() -> list[list[Step]]:

@@ -10,6 +10,7 @@ import httpx2
 
 from midstream.core.frames import EVENTS_PER_FRAME_MAX
 from midstream.core.replies import TextDelta
+from midstream.core.settings import HEARTBEAT_S_MIN, StreamSettings
 from midstream.store.memory import MemoryStore
 from midstream.testing.models import Gate, text
 from tests.server.serving import (
@@ -187,6 +188,34 @@ async def test_a_websocket_ends_the_polls_before_it() -> None:
             assert refused.json()["code"] == "stream_fenced"
 
 
+@spec("STREAM-50")
+async def test_a_poll_that_a_network_says_twice_ends_nobody() -> None:
+    gate = asyncio.Event()
+    async with served(make_app([[Gate(gate), *text("one")]])) as server, asyncio.timeout(WAIT_S):
+        after = (await poll(server.http, 0)).json()["frames"][0]["resume_from"]
+        await post(server.http, chunk())
+        after = (await poll(server.http, 1, after)).json()["frames"][-1]["events"][-1]["id"]
+        first = await _waiting(server, 2, after, "one")
+        again = asyncio.create_task(poll(server.http, 2, after))
+        await _until(lambda: server.app.open_streams == 2)
+        gate.set()
+        assert kinds_of((await first).json()) == kinds_of((await again).json()) == ["events"]
+
+
+@spec("STREAM-50")
+async def test_an_older_connection_that_comes_between_two_polls_of_the_newer_one_is_ended() -> None:
+    async with served(make_app([text("one")])) as server, asyncio.timeout(WAIT_S):
+        newer, older = {"x-idempotency-connection": "2"}, {"x-idempotency-connection": "1"}
+        after = (await poll(server.http, 0, **newer)).json()["frames"][0]["resume_from"]
+        late = await poll(server.http, 0, **older, **{"x-midstream-connection": "late"})
+        assert (late.status_code, late.json()["code"]) == (409, "stream_fenced")
+        async with server.socket() as socket:
+            await socket.send(json.dumps(opening(connection=1)))
+            assert "stream_fenced" in [json.loads(await socket.recv()).get("code") for _ in range(2)]
+        assert (await post(server.http, chunk(), **newer)).is_success
+        assert kinds_of((await poll(server.http, 1, after, **newer)).json()) == ["events"]
+
+
 async def test_who_does_not_name_its_connection_is_not_judged_by_names() -> None:
     async with called(make_app([text("one")])) as client:
         await poll(client, 0)
@@ -251,6 +280,14 @@ async def test_a_poll_that_is_hung_up_gives_its_place_back() -> None:
         pending.cancel()
         await asyncio.wait((pending,))
         await _until(lambda: server.app.open_streams == 0)
+
+
+async def test_a_poll_waits_for_the_heartbeat_that_is_set() -> None:
+    async with served(make_app([text("one")])) as server, asyncio.timeout(WAIT_S):
+        server.app.settings = StreamSettings(heartbeat_s=HEARTBEAT_S_MIN)
+        welcome = (await poll(server.http, 0)).json()["frames"][0]
+        assert welcome["heartbeat_s"] == HEARTBEAT_S_MIN
+        assert kinds_of((await poll(server.http, 1, welcome["resume_from"])).json()) == ["heartbeat"]
 
 
 async def test_a_draining_server_answers_what_waits_and_refuses_what_comes() -> None:

@@ -1,0 +1,89 @@
+"""The short chaos run: real processes, killed, behind a network that does its worst; `make chaos` is the long one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from midstream.store.contract import Stored
+from tests.chaos.judge import judge
+from tests.chaos.plan import SWEPT_BYTES, Cut, Harm, Plan
+from tests.chaos.proxy import Requests
+from tests.chaos.run import run
+from tests.chaos.turns import WAYS
+from tests.fault.drive import journals_of
+from tests.spec import spec
+
+SEED = 1
+RECONNECTS = 100
+CONNECTIONS_PER_KILL = 40
+WITHIN_S = 240.0
+"""A quiet machine needs five to ten."""
+
+
+@pytest.mark.fault
+@pytest.mark.timeout(600)
+@spec("STREAM-12", "STREAM-14", "STREAM-21", "STREAM-28", "STREAM-49", "STREAM-50")
+async def test_nothing_is_lost_doubled_or_executed_again_whatever_the_network_does(tmp_path: Path) -> None:
+    plan = Plan(SEED, connections_per_kill=CONNECTIONS_PER_KILL)
+    report = await run(plan, tmp_path, RECONNECTS, within_s=WITHIN_S, tell=print)
+    print(f"seed {SEED}:", msgspec.json.encode(report).decode())  # noqa: T201 - shown where it fails
+    verdict = report.verdict
+    assert verdict.problems == []
+    assert (verdict.lost, verdict.duplicated, verdict.repeated) == (0, 0, 0)
+    assert report.reconnects >= RECONNECTS
+    assert min(report.reconnects_by_transport[way] for way in WAYS) > 0
+    assert report.kills
+    assert verdict.shown > verdict.events > 0 < verdict.executions
+    _an_event_less_and_a_run_more_are_seen(tmp_path, await journals_of(tmp_path))
+
+
+def _an_event_less_and_a_run_more_are_seen(folder: Path, journals: dict[str, list[Stored]]) -> None:
+    assert judge(folder, journals).problems == []
+    notes = next(folder.glob("poll/*.read"))
+    lines = notes.read_bytes().splitlines(keepends=True)
+    notes.write_bytes(b"".join([*lines[:3], *lines[4:]]))
+    ledger = (folder / "ledger").read_bytes().splitlines(keepends=True)
+    (folder / "ledger").write_bytes(b"".join([*ledger, ledger[0]]))
+    verdict = judge(folder, journals)
+    assert (verdict.lost, verdict.duplicated, verdict.repeated) == (1, 0, 1)
+    notes.write_bytes(b"".join([*lines, lines[-1]]))
+    assert judge(folder, journals).duplicated == 1
+
+
+def test_a_seed_repeats_every_decision() -> None:
+    first, again, other = (Plan(seed, connections_per_kill=100) for seed in (7, 7, 8))
+    numbers = range(1000)
+    fates = [first.fate(number) for number in numbers]
+    assert fates == [again.fate(number) for number in numbers]
+    assert fates != [other.fate(number) for number in numbers]
+    assert [first.kill(number, WAYS) for number in numbers] == [
+        again.kill(number, WAYS) for number in numbers
+    ]
+    assert [first.death("sse", number) for number in numbers] == [
+        again.death("sse", number) for number in numbers
+    ]
+
+
+def test_a_run_does_every_harm_and_ends_connections_in_every_way() -> None:
+    plan = Plan(SEED, connections_per_kill=100)
+    fates = [plan.fate(number) for number in range(2000)]
+    assert {each.harm for each in fates} == set(Harm)
+    assert {(each.harm, each.cut) for each in fates} >= {
+        (harm, cut) for harm in (Harm.CUT_UP, Harm.CUT_DOWN, Harm.CUT_LATE) for cut in Cut
+    }
+    swept = [each.down_max for each in fates if each.harm is Harm.CUT_DOWN and each.down_max is not None]
+    assert (min(swept) < 10, max(swept) > SWEPT_BYTES - 10, max(swept) < SWEPT_BYTES) == (True, True, True)
+
+
+def test_requests_are_found_in_whatever_pieces_they_come() -> None:
+    said = b"POST /a HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc"
+    upgrade = b"GET /b HTTP/1.1\r\nUpgrade: websocket\r\n\r\n"
+    stream = said + upgrade + b"frames\r\n\r\n"
+    for size in (1, 7, len(stream)):
+        requests = Requests()
+        pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
+        assert [whole for piece in pieces for whole in requests.feed(piece)] == [said, upgrade]
+        assert requests.is_upgraded
