@@ -9,6 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -142,10 +143,10 @@ def test_sessions_are_encrypted_under_a_key_of_ones_own(tmp_path: Path) -> None:
     assert b"canary-7f3a" not in stored
     assert stored.startswith(b"SQLite")
     with Serving(tmp_path, options=["--key-file", str(keys)]) as server:
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
-        connection.request("GET", "/v1/sessions/s")
-        assert b"canary-7f3a" in connection.getresponse().read()
-        connection.close()
+        token = run("token", server.url).stdout.strip()
+        with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)) as connection:
+            connection.request("GET", "/v1/sessions/s", headers={"authorization": f"Bearer {token}"})
+            assert b"canary-7f3a" in connection.getresponse().read()
 
 
 def test_a_key_file_that_is_not_there_is_not_made_for_a_store_that_is(

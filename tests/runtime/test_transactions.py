@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
+import apsw
 import pytest
 
 from midstream.core.blobs import Blob
@@ -69,10 +69,11 @@ async def _hosted(
 
 
 def _notes(path: Path) -> list[tuple[str, str]]:
-    with closing(sqlite3.connect(path)) as db:
+    # With the store's own SQLite: a second one in a process breaks the locks of the first, see the guide.
+    with closing(apsw.Connection(str(path))) as db:
         if not db.execute("select 1 from sqlite_schema where name = 'app_note'").fetchone():
             return []
-        return db.execute("select what, key from app_note").fetchall()
+        return [(str(what), str(key)) for what, key in db.execute("select what, key from app_note")]
 
 
 def _results(records: Sequence[Record]) -> list[Result]:

@@ -26,7 +26,10 @@ from midstream.version import __version__
 __all__ = ["Surroundings", "main", "midstream_command"]
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "cache": ("midstream.cli.cache:cache", "Show what of each model call came from the provider's cache."),
+    "cache": (
+        "midstream.cli.cache:cache",
+        "Show what of each turn came from the provider's cache, or an upstream's memory.",
+    ),
     "chat": ("midstream.cli.chat:chat", "Talk to an agent; survives Ctrl-C, cuts and restarts."),
     "conformance": (
         "midstream.cli.conformance:conformance",

@@ -42,6 +42,7 @@ PATH = "/v1/openapi.json"
 JSON = "application/json"
 LINES = "application/x-ndjson"
 EVENTS = "text/event-stream"
+BYTES = "application/octet-stream"
 SESSION_ID = "^[A-Za-z0-9._:-]{1,128}$"
 NUMBER_MAX = 2**53
 """The last number JavaScript counts to."""
@@ -294,9 +295,8 @@ OPERATIONS = (
         "/v1/probe/chunks",
         "probe_chunks",
         "Give back what was posted.",
-        Json,
+        media=BYTES,
         errors=(413,),
-        bodies=(Probe,),
     ),
 )
 NO_CONTENT = 204

@@ -73,7 +73,7 @@ class ProbeEndpoints:
 
     async def chunks(self, request: Request) -> Response:
         """Give back what was posted."""
-        return Response(await body_of(request), headers=POLL_HEADERS, media_type="application/json")
+        return Response(await body_of(request), headers=POLL_HEADERS, media_type="application/octet-stream")
 
     def _paced(self, request: HTTPConnection) -> AsyncIterator[bytes]:
         if self._under_way >= PROBES_MAX:
