@@ -119,6 +119,38 @@ def numbers() -> str:
         "the same with every fourth result lost, repaired": f"{min(broken):.0f} to {max(broken):.0f} ms CPU",
         **_ahead(),
     }
+    return _table(rows)
+
+
+def chaos_run() -> str:
+    """Return what `make chaos` did last, and what came of it."""
+    run = _result("chaos")
+    verdict, ways = run["verdict"], run["reconnects_by_transport"]
+    by_way = ", ".join(f"{way} {count:,}" for way, count in ways.items())
+    cuts = ", ".join(f"{how} {count:,}" for how, count in run["cuts"].items())
+    kills = {
+        side: sum(n for who, n in run["kills"].items() if who.startswith(side))
+        for side in ("server", "client")
+    }
+    repeated, overtaken = run["requests_repeated"], run["connections_overtaken"]
+    rows = {
+        "streams and readers that lost their connection and made it again": f"{run['reconnects']:,} ({by_way})",
+        "TCP connections through the proxy": f"{run['connections']:,}",
+        "of these cut": cuts,
+        "of the first 800 offsets, up / down, those with a cut": f"{run['offsets_up']} / {run['offsets_down']}",
+        "cuts within a frame or a head": f"{run['cuts_inside_a_write']:,}",
+        "POSTs repeated / connections overtaken by later ones": f"{repeated:,} / {overtaken:,}",
+        "SIGKILLs of the server / of clients": f"{kills['server']} / {kills['client']}",
+        "turns (of these stopped by their client)": f"{verdict['turns']:,} ({verdict['stopped']})",
+        "events in the journals / shown to clients": f"{verdict['events']:,} / {verdict['shown']:,}",
+        "executions of tools with effects": f"{verdict['executions']:,}",
+        "**events lost / duplicated**": f"**{verdict['lost']} / {verdict['duplicated']}**",
+        "**repeated executions**": f"**{verdict['repeated']}**",
+    }
+    return _table(rows)
+
+
+def _table(rows: dict[str, str]) -> str:
     return "| what | figure |\n| --- | --- |\n" + "".join(
         f"| {what} | {figure} |\n" for what, figure in rows.items()
     )
@@ -194,6 +226,7 @@ def _result(name: str) -> Any:  # noqa: ANN401 - whatever that bench measures
 
 
 GENERATORS: dict[str, Callable[[], str]] = {
+    "chaos-run": chaos_run,
     "durable-costs": durable_costs,
     "durable-crashes": durable_crashes,
     "error-codes": error_codes,

@@ -8,7 +8,7 @@ import re
 import socket
 import struct
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from typing import Literal
 
 from midstream.world import World
@@ -100,14 +100,18 @@ class Proxy:
         """Do nothing to the connections that come from now on."""
         self._is_healed = True
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         fate = UNHARMED if self._is_healed else self._plan.fate(self.accepted)
         self.accepted += 1
         self.harms[fate.harm.value] += 1
+        self._spawn(self._serve(fate, reader, writer))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, fate: Fate, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there: asyncio.StreamWriter | None = None
         try:
             back, there = await asyncio.open_connection("127.0.0.1", self._port)
@@ -181,9 +185,7 @@ class Proxy:
                 continue
             for _ in range(fate.again):
                 self.repeated += 1
-                task = asyncio.create_task(self._say_again(request))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._spawn(self._say_again(request))
 
     async def _say_again(self, request: bytes) -> None:
         with contextlib.suppress(OSError):
