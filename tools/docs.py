@@ -144,6 +144,7 @@ def chaos_run() -> str:
         "turns (of these stopped by their client)": f"{verdict['turns']:,} ({verdict['stopped']})",
         "events in the journals / shown to clients": f"{verdict['events']:,} / {verdict['shown']:,}",
         "executions of tools with effects": f"{verdict['executions']:,}",
+        "calls that stay unknown, since whoever ran them was killed or stopped": f"{verdict['unknown']:,}",
         "**events lost / duplicated**": f"**{verdict['lost']} / {verdict['duplicated']}**",
         "**repeated executions**": f"**{verdict['repeated']}**",
     }

@@ -1,6 +1,6 @@
 """The long chaos run: `python -m tests.chaos [SEED] [--reconnects N]`; the seed is printed, and repeats all decisions.
 
-The figures go to `bench/results/chaos.json`. Where something was wrong it is printed, and the folder stays.
+The figures of a whole run go to `bench/results/chaos.json`. What was wrong is printed, and the folder stays.
 """
 
 from __future__ import annotations
@@ -38,22 +38,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     folder = Path(tempfile.mkdtemp(prefix="midstream-chaos-"))
     plan = Plan(given.seed, connections_per_kill=CONNECTIONS_PER_KILL)
-    _tell(f"seed {given.seed}; repeat it: make chaos ARGS={given.seed}")
+    _tell(f"seed {given.seed}; repeat it: make chaos ARGS='{given.seed} --reconnects {given.reconnects}'")
     within_s = 300.0 + SECONDS_PER_RECONNECT * given.reconnects
     report = asyncio.run(run(plan, folder, given.reconnects, within_s=within_s, tell=_tell))
     return _told(report, folder)
 
 
 def _told(report: Report, folder: Path) -> int:
-    problems = report.verdict.problems
-    _tell(
-        msgspec.json.format(msgspec.json.encode({**msgspec.structs.asdict(report), "verdict": None})).decode()
-    )
+    verdict = report.verdict
+    problems, verdict.problems = verdict.problems, []
+    _tell(msgspec.json.format(msgspec.json.encode(report)).decode())
     for problem in problems[:PROBLEMS_SHOWN]:
         _tell(f"seed {report.seed}: {problem}")
     if problems:
         _tell(f"{len(problems)} problems; all notes are in {folder}")
         return 1
+    if report.reconnects >= RECONNECTS:
+        _keep(report)
+    _tell(
+        f"{report.reconnects} reconnects, {sum(report.kills.values())} kills: {verdict.lost} lost, "
+        f"{verdict.duplicated} duplicated, {verdict.repeated} executed again"
+    )
+    shutil.rmtree(folder)
+    return 0
+
+
+def _keep(report: Report) -> None:
     machine = {
         "cores": os.cpu_count(),
         "python": platform.python_version(),
@@ -62,13 +72,6 @@ def _told(report: Report, folder: Path) -> int:
     }
     body = json.dumps({"machine": machine, "result": msgspec.to_builtins(report)}, indent=2)
     (ROOT / "bench" / "results" / "chaos.json").write_text(f"{body}\n")
-    verdict = report.verdict
-    _tell(
-        f"{report.reconnects} reconnects, {sum(report.kills.values())} kills: {verdict.lost} lost, "
-        f"{verdict.duplicated} duplicated, {verdict.repeated} executed again"
-    )
-    shutil.rmtree(folder)
-    return 0
 
 
 def _tell(line: str) -> None:

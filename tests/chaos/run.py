@@ -168,6 +168,7 @@ async def run(
             enough.touch()
             async with asyncio.timeout(END_S):
                 await _until_ended(lives[0], lives[1:])
+                await _until_left(f"http://127.0.0.1:{port}")
                 journals = await _journals(f"http://127.0.0.1:{port}")
         except (TimeoutError, AssertionError) as error:
             logs = "\n".join(f"{each.side}: {each.log()}" for each in (server, *clients))
@@ -223,6 +224,13 @@ async def _until_ended(server: asyncio.Task[None], clients: Sequence[asyncio.Tas
             each.result()
         assert server not in done, "the server ended by itself"
         left -= done
+
+
+async def _until_left(url: str) -> None:
+    """Wait until the server counts nobody any more: no connection, cut or repeated, is kept for ever."""
+    async with httpx2.AsyncClient(base_url=url, trust_env=False) as http:
+        while (await http.get("/ready")).json().get("streams") != 0:
+            await World().sleep(LOOK_S)
 
 
 def _reconnects(folder: Path) -> dict[str, int]:
