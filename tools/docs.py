@@ -141,7 +141,8 @@ def chaos_run() -> str:
         "cuts within a frame or a head": f"{run['cuts_inside_a_write']:,}",
         "POSTs repeated / connections overtaken by later ones": f"{repeated:,} / {overtaken:,}",
         "SIGKILLs of the server / of clients": f"{kills['server']} / {kills['client']}",
-        "turns (of these stopped by their client)": f"{verdict['turns']:,} ({verdict['stopped']})",
+        "turns (of these stopped by their client / given up after three dead servers in a row)": f"{verdict['turns']:,}"
+        f" ({verdict['stopped']} / {verdict['interrupted']})",
         "events in the journals / shown to clients": f"{verdict['events']:,} / {verdict['shown']:,}",
         "executions of tools with effects": f"{verdict['executions']:,}",
         "calls that stay unknown, since whoever ran them was killed or stopped": f"{verdict['unknown']:,}",

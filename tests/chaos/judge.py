@@ -22,6 +22,8 @@ from midstream.core.messages import Outcome, Result, UserMessage
 from midstream.core.records import (
     CallEnded,
     ChunkAccepted,
+    EpochStarted,
+    ExchangeCommitted,
     MessageAccepted,
     Record,
     ReplyCompleted,
@@ -30,6 +32,7 @@ from midstream.core.records import (
     TurnStatus,
     decode,
 )
+from midstream.core.turn.states import RESTARTS_MAX
 from midstream.store.contract import Stored
 from midstream.testing.history_checker import ClientLog, Evidence, Execution, Seen, check_ended
 from tests.chaos.turns import ASK_REPLY, TURNS, WAYS, WORDS, client_tools, is_stopped, message_of
@@ -48,6 +51,7 @@ class Verdict(Struct):
         duplicated: Events shown twice, and messages or chunks that stand in a journal twice.
         executions: Runs of tools, none of which may run twice.
         repeated: Runs of a call that had run before.
+        interrupted: Turns that were given up, as so many servers died on them one after the other.
         unknown: Calls whose outcome nobody can know: whoever ran them was killed.
         problems: Everything that is wrong, these too, in words.
     """
@@ -55,6 +59,7 @@ class Verdict(Struct):
     sessions: int = 0
     turns: int = 0
     stopped: int = 0
+    interrupted: int = 0
     events: int = 0
     shown: int = 0
     lost: int = 0
@@ -186,10 +191,29 @@ def _judge_turns(name: str, records: Sequence[Record], verdict: Verdict) -> None
             each.body.text for each in records if isinstance(each, ReplyCompleted) and each.turn == end.turn
         )
         verdict.stopped += end.status is TurnStatus.CANCELLED
-        allowed = (
-            {TurnStatus.COMPLETED, TurnStatus.CANCELLED} if is_stopped(name, turn) else {TurnStatus.COMPLETED}
-        )
+        verdict.interrupted += end.status is TurnStatus.INTERRUPTED
+        allowed = {TurnStatus.COMPLETED}
+        if is_stopped(name, turn):
+            allowed.add(TurnStatus.CANCELLED)
+        if _owners_lost(records, end.turn) > RESTARTS_MAX:
+            allowed.add(TurnStatus.INTERRUPTED)
         if end.status not in allowed or (end.status is TurnStatus.COMPLETED and texts != WORDS):
             verdict.problems.append(f"turn {end.turn} of {name!r} ended {end.status} and said {texts}")
     outcomes = [each.result.outcome for each in records if isinstance(each, CallEnded)]
     verdict.unknown += outcomes.count(Outcome.UNKNOWN)
+
+
+def _owners_lost(records: Sequence[Record], turn: int) -> int:
+    """Return how many servers died on a turn in a row, without an exchange of it in between, before it ended."""
+    lost, at_hand = 0, 0
+    for record in records:
+        match record:
+            case MessageAccepted():
+                lost, at_hand = 0, record.turn
+            case EpochStarted():
+                lost += 1
+            case ExchangeCommitted() if lost <= RESTARTS_MAX:
+                lost = 0
+            case TurnEnded() if at_hand == turn:
+                return lost
+    return lost
