@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from midstream.core.calls import QuestionKind
-from midstream.core.records import QuestionAsked, StalledOn, StallNoticed
+from midstream.core.records import Judgement, MemoryJudged, QuestionAsked, StalledOn, StallNoticed
 from midstream.integrations.prometheus import Prometheus
 from tests.integrations.watched_turn import CANARY, watched_turn
 
@@ -29,6 +29,7 @@ async def test_what_ended_is_counted_with_its_outcome() -> None:
         [
             QuestionAsked(1, 1, "c", QuestionKind.APPROVAL, "d", 0.0, CANARY),
             StallNoticed(1, 1, StalledOn.TOOL, 9.0, 0.0),
+            MemoryJudged(1, 1, 1, Judgement("continuation", CANARY, "resumed"), 0.0),
         ],
     )
     page = prometheus.page({"streams": 3})
@@ -41,6 +42,7 @@ async def test_what_ended_is_counted_with_its_outcome() -> None:
     assert found["midstream_tokens_total model=m-1 type=input"] == 700
     assert found["midstream_tokens_total model=m-1 type=cached"] == 200
     assert found["midstream_questions_total kind=approval"] == 1
+    assert found["midstream_memory_judged_total kind=continuation way=resumed"] == 1
     assert found["midstream_stalls_total waiting_for=tool"] == 1
     assert found["midstream_streams"] == 3
     assert _samples(prometheus.page({"streams": 1}))["midstream_streams"] == 1

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from midstream.core.intervals import Interval, Intervals, Kind
-from midstream.core.records import QuestionAsked, Record, StallNoticed
+from midstream.core.records import MemoryJudged, QuestionAsked, Record, StallNoticed
 
 _SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
@@ -49,6 +49,12 @@ class Prometheus:
         self._stalls = Counter(
             "midstream_stalls", "Silences that were noticed.", ("waiting_for",), registry=self.registry
         )
+        self._judged = Counter(
+            "midstream_memory_judged",
+            "How requests stood to what an upstream remembers.",
+            ("kind", "way"),
+            registry=self.registry,
+        )
         self._gauges: dict[str, Gauge] = {}
 
     def appended(self, session: str, records: Sequence[Record]) -> None:
@@ -57,6 +63,8 @@ class Prometheus:
             match record:
                 case QuestionAsked():
                     self._questions.labels(record.kind.value).inc()
+                case MemoryJudged():
+                    self._judged.labels(record.judgement.kind, record.judgement.way).inc()
                 case StallNoticed():
                     self._stalls.labels(record.waiting_for.value).inc()
                 case _:
