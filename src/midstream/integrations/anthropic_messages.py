@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
@@ -14,7 +13,7 @@ from midstream.core.rendering import render
 from midstream.core.replies import ModelEvent, ModelRequest
 from midstream.core.reuse.prefix import anchored, canonical_tools
 from midstream.core.wishes import MESSAGES_GRANTS, MESSAGES_NAMES, granted_by, messages_fields
-from midstream.integrations.provider_http import Provider, read_reply
+from midstream.integrations.provider_http import ProvidedModel, Provider, read_reply
 from midstream.world import World
 
 API_VERSION = "2023-06-01"
@@ -24,7 +23,7 @@ TOKENS_MAX = 8192
 """Tokens of one reply unless said otherwise: the API must be told a number, and every model since 2025 takes this."""
 
 
-class AnthropicMessages:
+class AnthropicMessages(ProvidedModel):
     """A model behind `POST {base_url}/messages`: Anthropic's own, and servers that speak like it.
 
     Signed thinking goes back, byte for byte, to the model that signed it. What the provider's own tools did is told
@@ -100,18 +99,6 @@ class AnthropicMessages:
         async with contextlib.aclosing(read_reply(asked, MessageReader())) as events:
             async for event in events:
                 yield event
-
-    async def aclose(self) -> None:
-        """Close the connections of the running loop. A later request opens new ones."""
-        await self._provider.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def _body(self, request: ModelRequest) -> bytes:
         thinking = self._extra.get("thinking")

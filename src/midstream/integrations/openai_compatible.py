@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
@@ -16,11 +15,11 @@ from midstream.core.rendering import render
 from midstream.core.replies import ModelEvent, ModelRequest
 from midstream.core.reuse.prefix import anchored_chat, cache_key_of, canonical_tools, takes_cache_key
 from midstream.core.wishes import CHAT_GRANTS, CHAT_NAMES, chat_fields, granted_by
-from midstream.integrations.provider_http import Provider, read_reply
+from midstream.integrations.provider_http import ProvidedModel, Provider, read_reply
 from midstream.world import World
 
 
-class OpenAICompatible:
+class OpenAICompatible(ProvidedModel):
     """A model behind `POST {base_url}/chat/completions`: OpenAI, vLLM, llama.cpp, Ollama, OpenRouter, and so on.
 
     Args:
@@ -89,18 +88,6 @@ class OpenAICompatible:
         async with contextlib.aclosing(read_reply(asked, ReplyReader())) as events:
             async for event in events:
                 yield event
-
-    async def aclose(self) -> None:
-        """Close the connections of the running loop. A later request opens new ones."""
-        await self._provider.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def _body(self, request: ModelRequest) -> bytes:
         sent = render(

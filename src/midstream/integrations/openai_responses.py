@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import urllib.parse
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
@@ -18,7 +17,7 @@ from midstream.core.sse import ServerSentEvent
 from midstream.core.timing import Backoff
 from midstream.core.wishes import RESPONSES_GRANTS, RESPONSES_NAMES, granted_by, responses_fields
 from midstream.errors import ModelCutError, ModelStalledError, ModelUnavailableError
-from midstream.integrations.provider_http import Provider
+from midstream.integrations.provider_http import ProvidedModel, Provider
 from midstream.world import World
 
 RECONNECTS_MAX = 3
@@ -28,7 +27,7 @@ GONE = (400, 404, 410)
 """What a server answers that no longer has a reply, or never kept it."""
 
 
-class OpenAIResponses:
+class OpenAIResponses(ProvidedModel):
     """A model behind `POST {base_url}/responses`.
 
     In background mode the provider makes the reply whether anybody listens or not. A connection that breaks is made
@@ -120,18 +119,6 @@ class OpenAIResponses:
             ModelUnavailableError: It could not be told.
         """
         await self._provider.post(f"/responses/{_quoted(token)}/cancel")
-
-    async def aclose(self) -> None:
-        """Close the connections of the running loop. A later request opens new ones."""
-        await self._provider.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def _asked(self, request: ModelRequest) -> AsyncGenerator[Sequence[ServerSentEvent], None]:
         # Another attempt wants another reply: the key of the first one would bring the first one back.

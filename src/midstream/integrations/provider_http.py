@@ -8,7 +8,8 @@ import functools
 import ssl
 import weakref
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
 import httpx2
 import msgspec
@@ -287,3 +288,21 @@ class Provider:
             return ModelUnavailableError(f"{self.name} answered with {media_type} instead of a stream")
         wait_s = retry_after_s(response.headers.get("retry-after", ""), now=self._world.now())
         return error_of(error, status=response.status_code, retry_after_s=wait_s)
+
+
+class ProvidedModel:
+    """What the models of a provider share: they hold its connections; close them, or use it as a context."""
+
+    _provider: Provider
+
+    async def aclose(self) -> None:
+        """Close the connections of the running loop. A later request opens new ones."""
+        await self._provider.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
