@@ -144,7 +144,7 @@ class Watcher:
                 while not self._is_over:
                     try:
                         self._changes += self._peers.look(now=self._world.monotonic())
-                        if self._waiting is not None or self._awaited:
+                        if self._is_anybody_waiting():
                             sight = sight or closing.enter_context(self._sight())
                             self._look(sight)
                     except (MidstreamError, OSError) as error:
@@ -155,6 +155,10 @@ class Watcher:
         finally:
             with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
                 self._loop.call_soon_threadsafe(self._ended.set_result, None)
+
+    def _is_anybody_waiting(self) -> bool:
+        waiting = self._waiting  # until the event loop has taken its news it stands here, and waits no more
+        return (waiting is not None and not waiting.is_over) or bool(self._awaited)
 
     def _next_pause_s(self) -> float:
         if self._awaited:
