@@ -442,7 +442,7 @@ def _json_of(stored: Stored) -> bytes:
     """Return a record as JSON also where it is damaged: one bad line must not cost the others."""
     try:
         msgspec.json.decode(stored.body, type=msgspec.Raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         found = salvaged(stored.body)
         return b"null" if found is None else encode_record(found)
     return stored.body
