@@ -216,6 +216,18 @@ async def test_an_older_connection_that_comes_between_two_polls_of_the_newer_one
         assert kinds_of((await poll(server.http, 1, after, **newer)).json()) == ["events"]
 
 
+@spec("STREAM-99")
+async def test_of_two_connections_that_count_alike_the_names_tell_which_requests_are_whose() -> None:
+    async with served(make_app([text("one")])) as server, asyncio.timeout(WAIT_S):
+        copy = {"x-midstream-connection": "copy"}
+        for _ in range(2):  # the second time as a network repeats it
+            assert (await poll(server.http, 0, **{"x-idempotency-connection": "7"})).is_success
+        assert (await poll(server.http, 0, **{"x-idempotency-connection": "7"}, **copy)).is_success
+        refused = await post(server.http, chunk())
+        assert (refused.status_code, refused.json()["code"]) == (409, "stream_fenced")
+        assert (await post(server.http, chunk(), **copy)).is_success
+
+
 async def test_who_does_not_name_its_connection_is_not_judged_by_names() -> None:
     async with called(make_app([text("one")])) as client:
         await poll(client, 0)
