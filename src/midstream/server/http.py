@@ -282,7 +282,9 @@ class HttpEndpoints:
                 name = connection_name_of(request)
                 return await self._chunk(session_id, key, secret, frame, name, visitor)
             case Ping():
-                runner = await self._host.session(session_id)
+                if key:  # a stream may be open in a session in which nothing was said yet
+                    await visitor.require(Action.SPEAK)
+                runner = await self._host.session(session_id, create=bool(key))
                 return _raw_json(encode(Heartbeat(str(runner.newest), waiting_on(runner.state))))
             case Close():
                 if key:
