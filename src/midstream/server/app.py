@@ -7,7 +7,7 @@ about its life: then it starts with the first request, and whoever mounts it cal
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from http import HTTPStatus
 from pathlib import Path
 
@@ -195,10 +195,10 @@ class App:
             return
         is_begun = False
 
-        async def send_and_know(message: Message) -> None:
+        def send_and_know(message: Message) -> Awaitable[None]:
             nonlocal is_begun
             is_begun = True
-            await send(message)
+            return send(message)
 
         try:
             await self._shared(scope, receive, send_and_know)
