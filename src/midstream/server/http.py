@@ -7,7 +7,7 @@ WebSocket, as a plain ASGI callable.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from itertools import count
 
 import msgspec
@@ -336,9 +336,9 @@ class SseTransport:
             pass
         return None
 
-    async def send(self, frames: Sequence[bytes]) -> None:
+    def send(self, frames: Sequence[bytes]) -> Awaitable[None]:
         """See `Transport.send`."""
-        await self._send({"type": "http.response.body", "body": b"".join(frames), "more_body": True})
+        return self._send({"type": "http.response.body", "body": b"".join(frames), "more_body": True})
 
 
 class EventsEndpoint:
