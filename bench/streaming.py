@@ -78,7 +78,9 @@ async def _paced(ask: Callable[[], Awaitable[object]], rate: float, count: int) 
         await ask()
 
 
-async def _flat_out(server: Server, seen: Seen, ask: Callable[[], Awaitable[object]], readers: int) -> tuple[float, float]:
+async def _flat_out(
+    server: Server, seen: Seen, ask: Callable[[], Awaitable[object]], readers: int
+) -> tuple[float, float]:
     """Append as fast as it is answered; return deliveries a second and per core-second."""
     before, sent = seen.tokens, 0
     began, cpu_s = time.monotonic(), server.cpu_s()
@@ -220,7 +222,9 @@ async def _end_of(server: Server, wire: Wire, sender: Sender, name: str, depth: 
 TESTS = (one_to_one, live, fan_out, replay, resume)
 
 
-async def _measured(server: Server, tests: tuple[Callable[[Server, Wire], Awaitable[Figures]], ...]) -> Figures:
+async def _measured(
+    server: Server, tests: tuple[Callable[[Server, Wire], Awaitable[Figures]], ...]
+) -> Figures:
     figures: Figures = {}
     for test in tests:
         figures |= await test(server, server.wire)

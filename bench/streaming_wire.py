@@ -69,7 +69,9 @@ class Wire(Struct, frozen=True):
         path = self.reading.format(name=name, after=after)
         if not self.is_socket:
             return _request(b"GET", path), b""
-        return _request(b"GET", path, headers=_UPGRADE), _masked(b'{"type":"open","event_id":"%b"}' % after.encode())
+        return _request(b"GET", path, headers=_UPGRADE), _masked(
+            b'{"type":"open","event_id":"%b"}' % after.encode()
+        )
 
 
 RAW = Wire("/s/{name}", "/s/{name}?from={after}")
@@ -222,7 +224,9 @@ class Server:
         _, sender = await asyncio.get_running_loop().create_connection(Sender, "127.0.0.1", self.port)
         return sender
 
-    async def reader(self, wire: Wire, name: str, seen: Seen, *, after: str = "", is_timed: bool = False) -> Reader:
+    async def reader(
+        self, wire: Wire, name: str, seen: Seen, *, after: str = "", is_timed: bool = False
+    ) -> Reader:
         """Connect and follow a stream."""
         make = lambda: Reader(wire.follow(name, after), seen, is_timed=is_timed)  # noqa: E731
         _, reader = await asyncio.get_running_loop().create_connection(make, "127.0.0.1", self.port)
