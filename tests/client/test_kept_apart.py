@@ -150,14 +150,37 @@ async def test_a_stop_whose_secret_is_locked_away_is_kept_and_said_later(
     async with connect(server.url) as speaker:
         turn = speaker.send("s1", "hi")
         await asyncio.wait_for(anext(turn), WAIT_S)
-        world = FakeWorld(at=World().now())
-        world.crash_at(Fault.AFTER_CHECKPOINT)
-        async with _client(server, tmp_path, world=world) as dying:
-            with pytest.raises(Crashed):
-                await dying.cancel("s1")
+        await _die_while_stopping(server, tmp_path)
         async with _client(server, tmp_path) as client:
             with chosen(load_keyring(NONE)):
                 assert len(await client.resume_interrupted()) == 1
             assert "cannot be finished now" in caplog.text
             assert await client.resume_interrupted() == []
             assert _status(await _rest(turn)) is TurnStatus.CANCELLED
+
+
+@spec("STREAM-48", "STREAM-87")
+async def test_a_stop_whose_secret_is_gone_is_not_passed_over(
+    server: Served, ring: FileKeyring, tmp_path: Path
+) -> None:
+    async with _client(server, tmp_path) as client:
+        await _leave(client)
+    await _die_while_stopping(server, tmp_path)
+    ring.lose()
+    async with _client(server, tmp_path) as client:
+        turns = await client.resume_interrupted()
+        assert len(turns) == 2
+        for turn in turns:
+            events = turn.resume()
+            first = await asyncio.wait_for(anext(events), WAIT_S)
+            assert isinstance(first.record, PlaybackLost)
+            await events.aclose()
+
+
+async def _die_while_stopping(server: Served, folder: Path) -> None:
+    """Leave a stop that is written down and was never said."""
+    world = FakeWorld(at=World().now())
+    world.crash_at(Fault.AFTER_CHECKPOINT)
+    async with _client(server, folder, world=world) as dying:
+        with pytest.raises(Crashed):
+            await dying.cancel("s1")
