@@ -529,7 +529,8 @@ async def test_a_classified_refusal_is_raised_as_its_type(
     async with scripted(says(Welcome("", "1-1", "1-1"), error)).serving() as peer, dial(peer.url) as client:
         with pytest.raises(kind):
             await _all(client.send("s1", "hi"))
-        assert len(await client.resume_interrupted()) == is_kept
+        assert (client.is_reconnecting("s1"), len(await client.resume_interrupted())) == (False, is_kept)
+    assert len(peer.requests) == 1, "it was asked once, and not again"
 
 
 @pytest.mark.parametrize("status", [401, 403])

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing
 from enum import StrEnum
 from functools import partial
@@ -95,6 +95,7 @@ def connect(
     settings: ClientSettings | None = None,
     on_reconnecting: Callable[[str, bool], None] | None = None,
     on_stalled: Callable[[str, str], None] | None = None,
+    on_interrupted: Callable[[InterruptedTurn], Coroutine[Any, Any, None]] | None = None,
 ) -> Client:
     """Make a client of the server at `url`; use it as an async context manager.
 
@@ -114,6 +115,9 @@ def connect(
         settings: What is kept, and for how long what is waited for; `Client.settings` changes it later.
         on_reconnecting: Called with the session, and whether its connection is being made anew, on each change.
         on_stalled: Called with the session and what its turn waits for, once for each silence. Nothing is cut.
+        on_interrupted: Iterates over a turn that an earlier process left. Called for each of them when the client
+            starts, all at the same time; what one of them raises is raised by `Client.close`. Without it nothing is
+            resumed but by `Client.resume_interrupted`.
 
     Raises:
         UsageError: `url` is no address of a server, or `transport` none of these.
@@ -139,6 +143,7 @@ def connect(
         settings=settings or ClientSettings(),
         on_reconnecting=on_reconnecting or _ignore,
         on_stalled=on_stalled or _ignore,
+        on_interrupted=on_interrupted,
     )
 
 
@@ -162,6 +167,7 @@ class Client:
         settings: ClientSettings,
         on_reconnecting: Callable[[str, bool], None],
         on_stalled: Callable[[str, str], None],
+        on_interrupted: Callable[[InterruptedTurn], Coroutine[Any, Any, None]] | None,
     ) -> None:
         self.settings = settings
         self._url = url.rstrip("/")
@@ -171,6 +177,8 @@ class Client:
         self._ways = ways
         self._on_reconnecting = on_reconnecting
         self._on_stalled = on_stalled
+        self._on_interrupted = on_interrupted
+        self._resuming: list[asyncio.Task[None]] = []
         self._secrets = secrets
         self._file = CheckpointFile(state, server=self._url, secrets=secrets, world=world)
         self._unkept_secrets = SecretStore(None, world=world)
@@ -179,7 +187,16 @@ class Client:
         self._attachments: dict[Attachment, str] = {}
 
     async def __aenter__(self) -> Self:
-        await self._file.open()
+        try:
+            await self._file.open()
+            turns = await self.resume_interrupted() if self._on_interrupted is not None else []
+        except BaseException:
+            await self.close()
+            raise
+        for turn in turns:
+            assert self._on_interrupted is not None
+            resuming = self._on_interrupted(turn)
+            self._resuming.append(self._world.spawn(resuming, name=f"midstream resume {turn.session!r}"))
         return self
 
     async def __aexit__(
@@ -189,15 +206,19 @@ class Client:
 
     async def close(self) -> None:
         """Detach from everything; turns go on at the server. Calling it twice is harmless."""
+        resuming, self._resuming = self._resuming, []
+        for task in resuming:
+            task.cancel()
         try:
+            failures = await asyncio.gather(*resuming, return_exceptions=True)
             closing = (attachment.close() for attachment in self._attachments)
-            failures = await asyncio.gather(*closing, return_exceptions=True)
+            failures += await asyncio.gather(*closing, return_exceptions=True)
         finally:
             await self._ways.close()
             for each in (self._file, self._secrets, self._unkept, self._unkept_secrets):
                 await each.close()
         for failure in failures:
-            if failure is not None:
+            if failure is not None and not isinstance(failure, asyncio.CancelledError):
                 raise failure
 
     # --- what an application does -------------------------------------------------------------------------------

@@ -178,7 +178,6 @@ class SecretStore:
         Raises:
             UnavailableError, StoreFullError, UsageError, StoreDamagedError: As `get`.
         """
-        assert keeper.name, "what is nobody's are the secrets of sessions"
         if self._path is not None and self._path.exists():
             await self._call(lambda: self._settle(keeper, frozenset(streams)))
 
@@ -285,6 +284,7 @@ class SecretStore:
         self._execute("DELETE FROM entry WHERE name = ?", entry.name)
 
     def _settle(self, keeper: Keeper, streams: frozenset[str]) -> None:
+        assert keeper.name, "what is nobody's are the secrets of sessions"
         now = self._world.now()
         orphans = [_Entry(*row) for row in self._execute(_LEFT, now - UNDERWAY_S, keeper.name)]
         for *row, stream in self._execute(_STREAMS_OF, keeper.name).fetchall():
