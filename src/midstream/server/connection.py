@@ -447,8 +447,9 @@ class Connection:
         runner.attach()
         if self._stream.stream:
             self._among.fence(self)
-        if self._stream.cancels_after_s is not None:
-            self._mark = await self._among.presence(self._host).arrived(self.place)
+        presence = self._among.presence(self._host)
+        if self._stream.cancels_after_s is not None or presence.waits_for(self.place):
+            self._mark = await presence.arrived(self.place)
         self._is_admitted.set()
 
     def _meet_deadline(self, now: float) -> None:

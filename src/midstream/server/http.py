@@ -51,7 +51,7 @@ from midstream.runtime.children import CHILD_MARK
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
 from midstream.server.connection import Connection, Connections, is_played_back
-from midstream.server.identity import connection_name_of, open_of, stream_of
+from midstream.server.identity import cancel_after_of, connection_name_of, open_of, stream_of
 from midstream.server.snapshot import snapshot_of
 from midstream.server.subjects import Action
 from midstream.server.visits import Visitor, visitor_of
@@ -279,8 +279,7 @@ class HttpEndpoints:
         visitor = visitor_of(request.scope)
         match frame:
             case Chunk():
-                name = connection_name_of(request)
-                return await self._chunk(session_id, key, secret, frame, name, visitor)
+                return await self._chunk(request, session_id, key, secret, frame, visitor)
             case Ping():
                 if key:  # a stream may be open in a session in which nothing was said yet
                     await visitor.require(Action.SPEAK)
@@ -297,13 +296,16 @@ class HttpEndpoints:
                 )
 
     async def _chunk(
-        self, session_id: str, key: str, secret: str, frame: Chunk, name: str, visitor: Visitor
+        self, request: Request, session_id: str, key: str, secret: str, frame: Chunk, visitor: Visitor
     ) -> Response:
+        name = connection_name_of(request)
         if not key or not secret:
             raise MalformedFrameError(
                 "a chunk needs the headers `x-idempotency-key` and `x-idempotent-encryption-key`"
             )
-        chunk = read_chunk(frame, stream=key, secret_digest=secret_digest_of(secret))
+        cancel_after_s = cancel_after_of(request)
+        digest = secret_digest_of(secret)
+        chunk = read_chunk(frame, stream=key, secret_digest=digest, cancel_after_s=cancel_after_s)
         if chunk.seqno == 0:
             await visitor.begin()
         else:
