@@ -9,9 +9,10 @@ its position and one write. A connection that ends, for whatever reason, cancels
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -29,7 +30,14 @@ from midstream.core.server_stream import (
 )
 from midstream.core.session import Received, Session
 from midstream.core.settings import StreamSettings
-from midstream.errors import DrainingError, EventGoneError, MidstreamError, OverloadedError, StreamFencedError
+from midstream.errors import (
+    DrainingError,
+    EventGoneError,
+    MidstreamError,
+    OverloadedError,
+    ProtocolError,
+    StreamFencedError,
+)
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
 from midstream.server.limits import CONNECTIONS_MAX, Places
@@ -96,6 +104,8 @@ class Connections:
         self._speakers: dict[tuple[str, str], list[Connection]] = {}
         """Who speaks for each stream: one connection, or several requests that show one name."""
         self._names: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
+        self._under_way: dict[tuple[str, str], list[int]] = {}
+        """Chunks of each stream that came in requests of their own and are not answered yet."""
         self._ending: MidstreamError | None = None
         self._presence: Presence | None = None
 
@@ -161,6 +171,24 @@ class Connections:
         spoke, _ = self._names.get(place, (name, 0))
         if spoke != name:
             raise _fenced()
+
+    @contextlib.contextmanager
+    def under_way(self, place: tuple[str, str], seqno: int) -> Iterator[None]:
+        """Count a chunk that came in a request of its own, until it is answered (STREAM-56).
+
+        Raises:
+            ProtocolError: More chunks of its stream wait for their answers than the settings allow.
+        """
+        waiting = self._under_way.setdefault(place, [])
+        waiting.append(seqno)
+        try:
+            if len({*waiting}) > self.settings.in_flight_max:
+                raise ProtocolError(f"more than {self.settings.in_flight_max} chunks wait for their acks")
+            yield
+        finally:
+            waiting.remove(seqno)
+            if not waiting:
+                self._under_way.pop(place, None)
 
     def hang_up(self, place: tuple[str, str], name: str) -> None:
         """End what a client has said `close` to in a request of its own, where it is open here."""

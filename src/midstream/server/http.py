@@ -316,7 +316,8 @@ class HttpEndpoints:
         is_replayed = is_played_back(runner.state, chunk)
         if not is_replayed:
             visitor.speak(chunk.command)
-        await runner.submit(chunk)
+        with self._connections.under_way((session_id, key), chunk.seqno):
+            await runner.submit(chunk)
         self._host.world.reach(Fault.BEFORE_ACK)
         headers = {"x-midstream-replayed": "true"} if is_replayed else {}
         return _raw_json(encode(Ack(chunk.seqno)), headers=headers)
