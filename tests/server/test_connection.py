@@ -30,6 +30,7 @@ class Wire:
     def __init__(self, *, ends_with_turn: bool = False) -> None:
         self.ends_with_turn = ends_with_turn
         self.is_full = False
+        self.gap_s = 0.0
         self.sent: list[Json] = []
         self.writes = 0
         self.is_open = asyncio.Event()

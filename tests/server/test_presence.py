@@ -9,6 +9,7 @@ from midstream.errors import DrainingError
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
 from midstream.server.connection import Connections
+from midstream.server.poll import GAP_S
 from midstream.server.presence import SHELF
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.models import ScriptedModel, Stall
@@ -85,6 +86,19 @@ async def test_the_next_process_of_a_client_need_not_ask_again_and_is_missed_as_
         await lose(*again)
         await on.world.advance(GRACE_S - 1.0)
         assert await is_live(on.host)
+        await on.world.advance(2.0)
+        assert not await is_live(on.host)
+
+
+@spec("STREAM-55")
+async def test_between_two_polls_a_client_is_not_gone() -> None:
+    async with bench([Stall()]) as on:
+        for connection in (1, 2):
+            wire, task = await begun(on, seqno=connection - 1, connection=connection, cancel_after_s=0.0)
+            wire.gap_s = GAP_S
+            await lose(wire, task)
+            await on.world.advance(GAP_S - 1.0)
+            assert await is_live(on.host)
         await on.world.advance(2.0)
         assert not await is_live(on.host)
 

@@ -70,6 +70,8 @@ class Transport(Protocol):
 
     ends_with_turn: bool
     """Whether it is over when the turn of its stream is, as a body is that somebody reads to its end."""
+    gap_s: float
+    """Seconds that may be between it and the next one of the same connection, where a connection is several; else 0."""
 
     @property
     def is_full(self) -> bool:
@@ -285,7 +287,9 @@ class Connection:
         if self._runner is not None:
             self._runner.detach()
         if self._mark is not None:
-            self._among.presence(self._host).left(self.place, self._mark, self._stream.cancels_after_s)
+            after_s = self._stream.cancels_after_s
+            after_s = None if after_s is None else max(after_s, self._transport.gap_s)
+            self._among.presence(self._host).left(self.place, self._mark, after_s)
 
     @property
     def place(self) -> tuple[str, str]:
