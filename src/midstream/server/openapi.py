@@ -17,23 +17,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from midstream.core.frames import (
-    COALESCE_S_MAX,
     HEARTBEAT_S,
     AbortPayload,
     Ack,
     AnswerPayload,
-    Close,
-    Heartbeat,
     Open,
     Payload,
-    Ping,
     ResultPayload,
     ServerFrame,
-    SnapshotWhen,
     WithdrawPayload,
 )
 from midstream.core.records import Record
-from midstream.core.server_stream import CANCEL_AFTER_S_MAX, KEY_CHARS_MAX
+from midstream.core.server_stream import KEY_CHARS_MAX
 from midstream.core.session import CHUNKS_MAX
 from midstream.server.http import SESSIONS_PER_PAGE_MAX, QuestionPage, SessionPage
 from midstream.server.probe import CHUNKS_MAX as CHUNKS_MAX_PROBED
@@ -121,10 +116,10 @@ class Operation(Struct, frozen=True):
         status: Of a good answer.
         media: Of a good answer with a body.
         errors: Statuses of problems, besides those of every operation.
-        query: The schema of each name of the query.
+        query: Numbers of the query, by their names, with the least and the most.
         bodies: The types the request's body may have; none for none.
         headers: Named headers of the request, and whether each must be there.
-        also: Further answers: a status and its type; None for one without a body.
+        also: Further good answers: a status and its type.
     """
 
     method: str
@@ -135,64 +130,21 @@ class Operation(Struct, frozen=True):
     status: int = 200
     media: str = JSON
     errors: tuple[int, ...] = ()
-    query: Mapping[str, Json] = {}
+    query: Mapping[str, tuple[int, int]] = {}
     bodies: tuple[Any, ...] = ()
     headers: Mapping[str, bool] = {}
     also: Mapping[int, Any] = {}
 
 
-def _number(least: int, most: int) -> Json:
-    return {"type": "integer", "minimum": least, "maximum": most}
-
-
-def _command(name: str, summary: str, *, of: str) -> Operation:
-    """Return what tells the turn something; `?of=` names the only one it is meant for."""
-    return Operation(
-        "POST",
-        f"{_ONE}/{name}",
-        name,
-        summary,
-        Told,
-        202,
-        errors=_COMMAND,
-        query={of: _number(0, NUMBER_MAX)},
-    )
-
-
 _ONE = "/v1/sessions/{session_id}"
 _COMMAND = (404, 409)
-_EVENT_ID: Json = {"type": "string", "pattern": "^[0-9]{1,18}-[0-9]{1,18}$"}
-_KEY: Json = {"type": "string", "minLength": 1, "maxLength": KEY_CHARS_MAX}
-_FORMS: Mapping[str, Json] = {
-    "x-idempotency-event-id": _EVENT_ID,
-    "last-event-id": _EVENT_ID,
-    "x-idempotency-next-seqno": _number(0, NUMBER_MAX),
-    "x-idempotency-connection": _number(0, NUMBER_MAX),
-    "x-idempotency-cancel-after": _number(0, int(CANCEL_AFTER_S_MAX)),
-}
-"""Headers that are no keys and no names."""
-_STREAM = {
-    "x-idempotency-key": True,
-    "x-idempotent-encryption-key": True,
-    "x-idempotency-cancel-after": False,
-    "x-midstream-connection": False,
-}
-_POLLING = {"n": _number(0, NUMBER_MAX), "wait": _number(1, int(HEARTBEAT_S))}
+_STREAM = {"x-idempotency-key": True, "x-idempotent-encryption-key": True}
+_POLLING = {"n": (0, NUMBER_MAX), "wait": (1, int(HEARTBEAT_S))}
 _READER = {
     "x-idempotency-key": False,
-    "idempotency-key": False,
     "x-idempotent-encryption-key": False,
     "x-idempotency-event-id": False,
     "last-event-id": False,
-    "x-idempotency-next-seqno": False,
-    "x-idempotency-connection": False,
-    "x-idempotency-cancel-after": False,
-    "x-midstream-connection": False,
-}
-_FOLLOWING: Mapping[str, Json] = {
-    "after": _EVENT_ID,
-    "snapshots": {"enum": [*SnapshotWhen]},
-    "coalesce_ms": _number(0, round(1000 * COALESCE_S_MAX)),
 }
 OPERATIONS = (
     Operation("GET", "/health", "health", "Say that the process serves.", Health),
@@ -205,21 +157,14 @@ OPERATIONS = (
         also={503: Readiness},
     ),
     Operation("GET", PATH, "openapi", "Describe what this server answers to.", Json),
-    Operation(
-        "GET",
-        "/v1/questions",
-        "questions",
-        "List what waits for a person.",
-        QuestionPage,
-        query={"session": {"type": "string"}},
-    ),
+    Operation("GET", "/v1/questions", "questions", "List what waits for a person.", QuestionPage),
     Operation(
         "GET",
         "/v1/sessions",
         "sessions",
         "List sessions, last changed first.",
         SessionPage,
-        query={"limit": _number(1, SESSIONS_PER_PAGE_MAX), "offset": _number(0, NUMBER_MAX)},
+        query={"limit": (1, SESSIONS_PER_PAGE_MAX), "offset": (0, NUMBER_MAX)},
     ),
     Operation("GET", _ONE, "show", "Return a session's transcript.", Snapshot, errors=(404,)),
     Operation("DELETE", _ONE, "delete", "Remove an idle session for good.", status=204, errors=_COMMAND),
@@ -231,7 +176,7 @@ OPERATIONS = (
         Line,
         media=LINES,
         errors=(404, 410),
-        query={"after": _number(0, NUMBER_MAX), "limit": _number(0, NUMBER_MAX)},
+        query={"after": (0, NUMBER_MAX), "limit": (0, NUMBER_MAX)},
     ),
     Operation(
         "GET",
@@ -241,7 +186,16 @@ OPERATIONS = (
         media="text/plain",
         errors=(404,),
     ),
-    _command("cancel", "Stop the running turn, if there is one.", of="turn"),
+    Operation(
+        "POST",
+        f"{_ONE}/cancel",
+        "cancel",
+        "Stop the running turn, if there is one.",
+        Told,
+        202,
+        errors=_COMMAND,
+        query={"turn": (0, NUMBER_MAX)},
+    ),
     Operation(
         "POST",
         f"{_ONE}/answer",
@@ -252,18 +206,35 @@ OPERATIONS = (
         errors=(*_COMMAND, 413),
         bodies=(AnswerPayload,),
     ),
-    _command("resume", "Go on with the last turn, which was interrupted or failed.", of="turn"),
-    _command("withdraw", "Take back a queued message, or all that wait.", of="number"),
+    Operation(
+        "POST",
+        f"{_ONE}/resume",
+        "resume",
+        "Go on with the last turn, which was interrupted or failed.",
+        Told,
+        202,
+        errors=_COMMAND,
+        query={"turn": (0, NUMBER_MAX)},
+    ),
+    Operation(
+        "POST",
+        f"{_ONE}/withdraw",
+        "withdraw",
+        "Take back a queued message, or all that wait.",
+        Told,
+        202,
+        errors=_COMMAND,
+        query={"number": (0, NUMBER_MAX)},
+    ),
     Operation(
         "POST",
         f"{_ONE}/chunks",
         "chunks",
-        "Take one frame of a client: a chunk is answered with its ack, a ping with a heartbeat.",
-        Ack | Heartbeat,
+        "Take one chunk of a stream; the answer is its ack.",
+        Ack,
         errors=(*_COMMAND, 413, 422),
-        bodies=(FirstChunk, NextChunk, Ping, Close),
+        bodies=(FirstChunk, NextChunk),
         headers=_STREAM,
-        also={204: None},
     ),
     Operation(
         "GET",
@@ -272,7 +243,6 @@ OPERATIONS = (
         "Follow a session, or a stream, by server-sent events.",
         media=EVENTS,
         errors=_COMMAND,
-        query=_FOLLOWING,
         headers=_READER,
     ),
     Operation(
@@ -291,7 +261,7 @@ OPERATIONS = (
         "Answer with the frames there are, or with the next ones.",
         Page,
         errors=_COMMAND,
-        query={**_POLLING, **_FOLLOWING},
+        query=_POLLING,
         headers=_READER,
     ),
     Operation(
@@ -310,7 +280,7 @@ OPERATIONS = (
         "probe_events",
         "Say numbered chunks, some time apart.",
         media=EVENTS,
-        query={"chunks": _number(1, CHUNKS_MAX_PROBED), "every_ms": _number(1, EVERY_MS_MAX)},
+        query={"chunks": (1, CHUNKS_MAX_PROBED), "every_ms": (1, EVERY_MS_MAX)},
     ),
     Operation(
         "GET",
@@ -318,7 +288,7 @@ OPERATIONS = (
         "probe_poll",
         "Say one numbered chunk.",
         Probe,
-        query={"n": _number(0, CHUNKS_MAX_PROBED), "every_ms": _number(1, EVERY_MS_MAX)},
+        query={"n": (0, CHUNKS_MAX_PROBED), "every_ms": (1, EVERY_MS_MAX)},
     ),
     Operation(
         "POST",
@@ -392,9 +362,12 @@ def _operation(operation: Operation) -> Json:
         good["content"] = {operation.media: {"schema": schema}}
     answers = {str(operation.status): good}
     for status in (*_EVERYWHERE, *operation.errors):
-        answers[str(status)] = _answer(status, Problem, MEDIA_TYPE)
-    for status, kind in operation.also.items():
-        answers[str(status)] = _answer(status, kind, JSON)
+        kind = operation.also.get(status, Problem)
+        media = MEDIA_TYPE if kind is Problem else JSON
+        answers[str(status)] = {
+            "description": _MEANINGS[status],
+            "content": {media: {"schema": _schema(kind)}},
+        }
     told: Json = {
         "operationId": operation.name,
         "summary": operation.summary,
@@ -406,11 +379,6 @@ def _operation(operation: Operation) -> Json:
         schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
         told["requestBody"] = {"required": True, "content": {JSON: {"schema": schema}}}
     return told
-
-
-def _answer(status: int, kind: Any, media: str) -> Json:  # noqa: ANN401 - a type
-    answer: Json = {"description": _MEANINGS[status]}
-    return answer if kind is None else {**answer, "content": {media: {"schema": _schema(kind)}}}
 
 
 def _schema(kind: Any) -> Json:  # noqa: ANN401 - a type
@@ -433,10 +401,13 @@ def _parameters(operation: Operation) -> list[Json]:
         )
     if "{digest}" in operation.path:
         told.append(_parameter("digest", "path", {"type": "string", "minLength": 1}, is_required=True))
-    for name, form in operation.query.items():
-        told.append(_parameter(name, "query", form))
+    for name, (least, most) in operation.query.items():
+        told.append(_parameter(name, "query", {"type": "integer", "minimum": least, "maximum": most}))
+    if operation.name == "questions":
+        told.append(_parameter("session", "query", {"type": "string"}))
     for name, is_required in operation.headers.items():
-        told.append(_parameter(name, "header", _FORMS.get(name, _KEY), is_required=is_required))
+        text = {"type": "string", "minLength": 1, "maxLength": KEY_CHARS_MAX}
+        told.append(_parameter(name, "header", text, is_required=is_required))
     return told
 
 
