@@ -7,7 +7,7 @@ WebSocket, as a plain ASGI callable.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from itertools import count
 
 import msgspec
@@ -339,9 +339,9 @@ class SseTransport:
             pass
         return None
 
-    async def send(self, frames: Sequence[bytes]) -> None:
+    def send(self, frames: Sequence[bytes]) -> Awaitable[None]:
         """See `Transport.send`."""
-        await self._send({"type": "http.response.body", "body": b"".join(frames), "more_body": True})
+        return self._send({"type": "http.response.body", "body": b"".join(frames), "more_body": True})
 
 
 class EventsEndpoint:
@@ -447,7 +447,7 @@ def _json_of(stored: Stored) -> bytes:
     """Return a record as JSON also where it is damaged: one bad line must not cost the others."""
     try:
         msgspec.json.decode(stored.body, type=msgspec.Raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         found = salvaged(stored.body)
         return b"null" if found is None else encode_record(found)
     return stored.body
