@@ -400,14 +400,7 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
             found = (session.found - frozenset(record.removed)) | frozenset(record.added)
             return replace(after, found=found, unreachable=frozenset(record.unreachable))
         case StreamOpened():
-            stream = StreamState(
-                record.secret_digest,
-                since=session.position,
-                epoch=session.epoch,
-                cancel_after_s=record.cancel_after_s,
-            )
-            kept = list(session.streams.items())[-(STREAMS_KEPT_MAX - 1) :]
-            return replace(after, streams=dict([*kept, (record.stream, stream)]))
+            return replace(after, streams=_with_new_stream(session, record))
         case ChunkAccepted():
             known = session.streams[record.stream]
             stream = replace(known, digests=(*known.digests, record.digest))
@@ -421,6 +414,17 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
             return replace(after, turn=ended, last_turn=record, driver="")
         case _:
             return after
+
+
+def _with_new_stream(session: Session, record: StreamOpened) -> dict[str, StreamState]:
+    kept = list(session.streams.items())[-(STREAMS_KEPT_MAX - 1) :]
+    stream = StreamState(
+        record.secret_digest,
+        since=session.position,
+        epoch=session.epoch,
+        cancel_after_s=record.cancel_after_s,
+    )
+    return dict([*kept, (record.stream, stream)])
 
 
 def _with_exchange(session: Session, exchange: Exchange | None) -> Session:
