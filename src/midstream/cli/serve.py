@@ -154,7 +154,7 @@ async def _served(serving: Coroutine[None, None, None], app: App, settings: Sett
     if settings is None:
         await serving
         return
-    following = asyncio.create_task(settings.follow(partial(setattr, app, "settings")))
+    following = app.world.spawn(settings.follow(partial(setattr, app, "settings")), name="follow settings")
     try:
         await serving
     finally:

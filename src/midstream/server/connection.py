@@ -8,9 +8,10 @@ its position and one write. A connection that ends, for whatever reason, cancels
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 from weakref import WeakValueDictionary
@@ -29,7 +30,14 @@ from midstream.core.server_stream import (
 )
 from midstream.core.session import Received, Session
 from midstream.core.settings import StreamSettings
-from midstream.errors import DrainingError, EventGoneError, MidstreamError, OverloadedError, StreamFencedError
+from midstream.errors import (
+    DrainingError,
+    EventGoneError,
+    MidstreamError,
+    OverloadedError,
+    ProtocolError,
+    StreamFencedError,
+)
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
 from midstream.server.copies import Copies
@@ -63,6 +71,8 @@ class Transport(Protocol):
 
     ends_with_turn: bool
     """Whether it is over when the turn of its stream is, as a body is that somebody reads to its end."""
+    gap_s: float
+    """Seconds that may be between it and the next one of the same connection, where a connection is several; else 0."""
 
     @property
     def is_full(self) -> bool:
@@ -97,6 +107,8 @@ class Connections:
         self._speakers: dict[tuple[str, str], list[Connection]] = {}
         """Who speaks for each stream: one connection, or several requests that show one name."""
         self._names: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
+        self._under_way: dict[tuple[str, str], list[int]] = {}
+        """Chunks of each stream that came in requests of their own and are not answered yet."""
         self._ending: MidstreamError | None = None
         self._copies: WeakValueDictionary[tuple[str, Wire], Copies] = WeakValueDictionary()
         self._presence: Presence | None = None
@@ -163,6 +175,24 @@ class Connections:
         spoke, _ = self._names.get(place, (name, 0))
         if spoke != name:
             raise _fenced()
+
+    @contextlib.contextmanager
+    def under_way(self, place: tuple[str, str], seqno: int) -> Iterator[None]:
+        """Count a chunk that came in a request of its own, until it is answered (STREAM-56).
+
+        Raises:
+            ProtocolError: More chunks of its stream wait for their answers than the settings allow.
+        """
+        waiting = self._under_way.setdefault(place, [])
+        waiting.append(seqno)
+        try:
+            if len({*waiting}) > self.settings.in_flight_max:
+                raise ProtocolError(f"more than {self.settings.in_flight_max} chunks wait for their acks")
+            yield
+        finally:
+            waiting.remove(seqno)
+            if not waiting:
+                self._under_way.pop(place, None)
 
     def hang_up(self, place: tuple[str, str], name: str) -> None:
         """End what a client has said `close` to in a request of its own, where it is open here."""
@@ -269,7 +299,9 @@ class Connection:
         if self._runner is not None:
             self._runner.detach()
         if self._mark is not None:
-            self._among.presence(self._host).left(self.place, self._mark, self._stream.cancels_after_s)
+            after_s = self._stream.cancels_after_s
+            after_s = None if after_s is None else max(after_s, self._transport.gap_s)
+            self._among.presence(self._host).left(self.place, self._mark, after_s)
 
     @property
     def place(self) -> tuple[str, str]:
@@ -480,8 +512,9 @@ class Connection:
         runner.attach()
         if self._stream.stream:
             self._among.fence(self)
-        if self._stream.cancels_after_s is not None:
-            self._mark = await self._among.presence(self._host).arrived(self.place)
+        presence = self._among.presence(self._host)
+        if self._stream.cancels_after_s is not None or presence.waits_for(self.place):
+            self._mark = await presence.arrived(self.place)
         self._is_admitted.set()
 
     def _meet_deadline(self, now: float) -> None:
