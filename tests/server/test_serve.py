@@ -47,6 +47,22 @@ async def test_a_taken_port_is_told_with_what_to_do_and_nothing_is_started() -> 
     assert store.owner == ""
 
 
+async def test_what_is_accepted_sends_small_writes_at_once() -> None:
+    """With Nagle's algorithm a second write waits for the ack of the first, which a peer may hold back for 40 ms."""
+    accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        own = writer.get_extra_info("socket")
+        accepted.set_result(own.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    listener = listen("127.0.0.1", 0)
+    async with await asyncio.start_server(accept, sock=listener):
+        _, writer = await asyncio.open_connection(*listener.getsockname())
+        assert await asyncio.wait_for(accepted, WAIT_S)
+        writer.close()
+
+
 def test_servers_that_share_a_port_listen_side_by_side_and_nobody_else_does() -> None:
     with listen("127.0.0.1", 0, shares_port=True) as one:
         port = one.getsockname()[1]
