@@ -199,7 +199,7 @@ _READERS = "/readers/{reader}"
 _ANY = _whole(0, NUMBER_MAX)
 _KEY: Json = {"type": "string", "minLength": 1, "maxLength": KEY_CHARS_MAX}
 _NAME: Json = {"type": "string", "maxLength": KEY_CHARS_MAX}
-_SEEN: Json = {"type": "string", "format": "event-id", "pattern": EVENT_ID}
+_SEEN: Json = {"type": "string", "format": "event-id", "pattern": f"{EVENT_ID}|^$"}
 _CHUNK: Mapping[str, Json] = {
     "x-idempotency-key": _KEY,
     "x-idempotent-encryption-key": _KEY,
