@@ -152,6 +152,9 @@ async def test_rule_2_a_tenant_gets_no_row_of_another_whatever_it_asks_for() -> 
             lines = (await client.get("/v1/sessions", headers=who)).json()["sessions"]
             assert sorted(line["id"] for line in lines) == names
         assert (await client.get("/v1/sessions/acme:s1", headers=ADA)).json()["session"] == "s1"
+        begun = await client.get("/v1/sessions/s1/poll?snapshots=begin", headers=ADA)
+        [snapshot] = [frame for frame in begun.json()["frames"] if frame["type"] == "snapshot"]
+        assert snapshot["session"]["session"] == "s1"
 
 
 async def test_rule_2_no_hook_lets_anybody_across_tenants() -> None:

@@ -29,7 +29,15 @@ from midstream.core.server_stream import (
 )
 from midstream.core.session import Received, Session
 from midstream.core.settings import StreamSettings
-from midstream.errors import DrainingError, EventGoneError, MidstreamError, OverloadedError, StreamFencedError
+from midstream.errors import (
+    DrainingError,
+    EventGoneError,
+    JournalMovedError,
+    MidstreamError,
+    OverloadedError,
+    SessionNotFoundError,
+    StreamFencedError,
+)
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
 from midstream.server.limits import CONNECTIONS_MAX, Places
@@ -356,6 +364,8 @@ class Connection:
                     await runner.wait(stream.cursor)
                     if stream.coalesce_s > 0:
                         await self._world.sleep(stream.coalesce_s)
+        except JournalMovedError:  # by another process: whoever asks again meets another session, or none
+            self.end(SessionNotFoundError(f"session {self._session_id!r} was deleted"))
         except MidstreamError as error:
             self.end(error)
 
@@ -371,7 +381,7 @@ class Connection:
             event_id, state = await self._runner.events.beginning()
         else:
             event_id, state = self._runner.newest, self._runner.state
-        snapshot = snapshot_of(self._session_id, state, str(event_id))
+        snapshot = snapshot_of(self._visitor.shown(self._session_id), state, str(event_id))
         self._stream.show(state, event_id, body_within(snapshot, SNAPSHOT_BYTES_MAX), now=self._now())
 
     async def _keep_time(self) -> None:
