@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from uvicorn.config import Config
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.datastructures import Headers
+from websockets.frames import Frame, Opcode
 from websockets.http11 import Response
 from websockets.server import ServerProtocol
 
@@ -48,10 +49,19 @@ class WebSockets(WebSocketsSansIOProtocol):
 
     def __init__(self, config: Config, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - handed on
         super().__init__(config, *args, **kwargs)
-        self.conn = _Handshake(max_size=config.ws_max_size, logger=logging.getLogger("uvicorn.error"))
+        self.conn = _Protocol(max_size=config.ws_max_size, logger=logging.getLogger("uvicorn.error"))
 
 
-class _Handshake(ServerProtocol):
+class _Protocol(ServerProtocol):
+    def recv_frame(self, frame: Frame) -> None:
+        """Take a frame; a close may come between the fragments of a message, which is then none (RFC 6455, 5.4).
+
+        The library calls that a broken rule and closes with 1002, where the client is to hear its own code.
+        """
+        if frame.opcode is Opcode.CLOSE:
+            self.current_size = None
+        super().recv_frame(frame)
+
     def reject(self, status: HTTPStatus | int, text: str) -> Response:  # noqa: ARG002 - may quote what was sent
         """Return a problem in the place of the library's text."""
         is_ours = status == HTTPStatus.INTERNAL_SERVER_ERROR
