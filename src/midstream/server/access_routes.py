@@ -179,7 +179,9 @@ async def _read(request: Request, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedFrameError(f"the body of this request has another form: {error}") from error
+        raise MalformedFrameError(
+            "the body of this request has another form: see docs/reference/http.md"
+        ) from error
 
 
 def _reader_of(request: Request) -> str:
