@@ -7,7 +7,7 @@ about its life: then it starts with the first request, and whoever mounts it cal
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from http import HTTPStatus
 from pathlib import Path
 
@@ -180,10 +180,10 @@ class App:
         """Serve, and answer what is refused as a problem."""
         is_begun = False
 
-        async def send_and_know(message: Message) -> None:
+        def send_and_know(message: Message) -> Awaitable[None]:
             nonlocal is_begun
             is_begun = True
-            await send(message)
+            return send(message)
 
         try:
             await self._guarded(scope, receive, send_and_know)

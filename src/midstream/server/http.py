@@ -7,7 +7,7 @@ WebSocket, as a plain ASGI callable.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from itertools import count
 
 import msgspec
@@ -282,7 +282,9 @@ class HttpEndpoints:
                 name = connection_name_of(request)
                 return await self._chunk(session_id, key, secret, frame, name, visitor)
             case Ping():
-                runner = await self._host.session(session_id)
+                if key:  # a stream may be open in a session in which nothing was said yet
+                    await visitor.require(Action.SPEAK)
+                runner = await self._host.session(session_id, create=bool(key))
                 return _raw_json(encode(Heartbeat(str(runner.newest), waiting_on(runner.state))))
             case Close():
                 if key:
@@ -334,9 +336,9 @@ class SseTransport:
             pass
         return None
 
-    async def send(self, frames: Sequence[bytes]) -> None:
+    def send(self, frames: Sequence[bytes]) -> Awaitable[None]:
         """See `Transport.send`."""
-        await self._send({"type": "http.response.body", "body": b"".join(frames), "more_body": True})
+        return self._send({"type": "http.response.body", "body": b"".join(frames), "more_body": True})
 
 
 class EventsEndpoint:
