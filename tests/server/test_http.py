@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -25,6 +26,7 @@ from midstream.errors import (
     StoreFullError,
 )
 from midstream.runtime.runner import Runner
+from midstream.server import http as http_module
 from midstream.store.contract import Mark, Stored
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.models import Gate, Stall, Step, calls, text
@@ -355,6 +357,39 @@ async def test_a_body_above_the_limit_is_refused_before_it_is_read_whole() -> No
     async with called(make_app()) as client:
         answer = await client.post("/v1/sessions/s1/chunks", content=endless(), headers=KEYS)
     assert (answer.status_code, answer.json()["code"]) == (413, "frame_too_large")
+
+
+@pytest.mark.parametrize("path", ["chunks", "answer", "events", "poll"])
+async def test_a_body_that_is_compressed_is_refused_with_what_is_taken(path: str) -> None:
+    async with called(make_app([text("hi")])) as client:
+        assert (await post(client, chunk())).status_code == 200
+        body = gzip.compress(json.dumps(chunk()).encode())
+        told = await client.post(
+            f"/v1/sessions/s1/{path}", content=body, headers={**KEYS, "content-encoding": "gzip"}
+        )
+        assert (told.status_code, told.json()["code"]) == (415, "unsupported_media_type")
+        assert told.headers["accept-encoding"] == "identity"
+        assert "Content-Encoding" in told.json()["next"]
+        plain = await post(client, chunk(), **{"content-encoding": "identity"})
+        assert (plain.status_code, plain.headers["x-midstream-replayed"]) == (200, "true")
+
+
+async def test_a_body_that_does_not_arrive_is_not_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_module, "BODY_S", 0.05)
+
+    async def half() -> AsyncIterator[bytes]:
+        yield b'{"type":'
+        await asyncio.Event().wait()
+
+    app = make_app()
+    async with called(app) as client:
+        answer = await asyncio.wait_for(
+            client.post("/v1/sessions/s1/chunks", content=half(), headers=KEYS), WAIT_S
+        )
+        assert (answer.status_code, answer.json()["code"]) == (503, "connection_lost")
+        assert (await client.get("/v1/sessions")).json()["sessions"] == []
 
 
 STORE_ERRORS = [

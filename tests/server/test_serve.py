@@ -205,18 +205,6 @@ async def test_five_hundred_streams_are_open_and_each_hears_the_turn() -> None:
     assert len(server.app.connections) == 0
 
 
-async def test_malformed_requests_do_not_harm_the_server() -> None:
-    async with served(make_app()) as server:
-        host, port = server.url.removeprefix("http://").split(":")
-        for junk in (b"\x16\x03\x01\x00", b"GET / HTTP/9.9\r\n\r\n", b"GET /\0 HTTP/1.1\r\n\r\n"):
-            reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(junk + b"\r\n\r\n")
-            writer.write_eof()
-            await asyncio.wait_for(reader.read(), WAIT_S)
-            writer.close()
-        assert (await server.http.get("/health")).status_code == 200
-
-
 PROGRAM = """
     import asyncio
     from midstream import Agent, asgi

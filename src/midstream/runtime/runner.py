@@ -214,6 +214,7 @@ class Runner:
         """
         self._take_over(await self._journal.load())
         self._agent = self._agent_of(self.state)
+        self._journal.introduce(self._agent.name, self._agent.model.name)
         self._performer = Performer(self._agent, self._world, self, self._family)
         self._task = self._world.spawn(self._run(), name=f"runner {self.session_id}")
         if self.state.needs_owner:

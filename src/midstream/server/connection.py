@@ -33,9 +33,11 @@ from midstream.core.settings import StreamSettings
 from midstream.errors import (
     DrainingError,
     EventGoneError,
+    JournalMovedError,
     MidstreamError,
     OverloadedError,
     ProtocolError,
+    SessionNotFoundError,
     StreamFencedError,
 )
 from midstream.runtime.host import Host
@@ -402,6 +404,8 @@ class Connection:
                     self._is_over.set()
                 else:
                     await self._news(runner)
+        except JournalMovedError:  # by another process: whoever asks again meets another session, or none
+            self.end(SessionNotFoundError(f"session {self._session_id!r} was deleted"))
         except MidstreamError as error:
             self.end(error)
 
@@ -430,7 +434,7 @@ class Connection:
             event_id, state = await self._runner.events.beginning()
         else:
             event_id, state = self._runner.newest, self._runner.state
-        snapshot = snapshot_of(self._session_id, state, str(event_id))
+        snapshot = snapshot_of(self._visitor.shown(self._session_id), state, str(event_id))
         self._stream.show(state, event_id, body_within(snapshot, SNAPSHOT_BYTES_MAX), now=self._now())
 
     def _look_at_clock(self) -> None:

@@ -402,7 +402,10 @@ async def body_of(request: Request) -> bytes:
     Raises:
         FrameTooLargeError: The rest of it was not read.
         ConnectionLostError: It did not come whole in `BODY_S`.
+        HTTPException: It is compressed: so little could become so much.
     """
+    if request.headers.get("content-encoding", "identity").strip().lower() not in {"", "identity"}:
+        raise HTTPException(415, "bodies are not compressed here", headers={"accept-encoding": "identity"})
     pieces: list[bytes] = []
     size = 0
     try:
