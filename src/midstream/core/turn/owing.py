@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from midstream.core.calls import CallState, Site
 from midstream.core.turn.commands import CallFinished
-from midstream.core.turn.deciding import is_open
+from midstream.core.turn.deciding import open_call
 from midstream.core.turn.states import CLIENT_CALL_S, AwaitingModel, Cancelling, Idle, RunningCalls, TurnState
 
 
@@ -116,10 +116,10 @@ def owed(state: TurnState) -> tuple[Obligation, ...]:
             end = () if state.is_waiting_for_person else _end_of(state)
             return (asked, *_owed_questions(state), *end)
         case RunningCalls():
-            each = (_owed_call(state, call) for call in state.calls)
+            each = [_owed_call(state, call) for call in state.calls if call.result is None]
             # Nobody's time runs while a person is being waited for.
-            end = () if state.is_waiting_for_person else _end_of(state)
-            return (*(one for one in each if one is not None), *end)
+            end = () if not state.deadline_at or state.is_waiting_for_person else _end_of(state)
+            return (*[one for one in each if one is not None], *end)
         case Cancelling():
             return (AwaitCancelled(state.turn, state.deadline_at),)
         case _:
@@ -130,8 +130,8 @@ def is_owed_by_client(state: TurnState, finished: CallFinished) -> bool:
     """Say whether a client may give this outcome: the call runs, and it runs at a client."""
     if not isinstance(state, RunningCalls | Cancelling):
         return False
-    site = {call.call.id: call.plan.site for call in state.calls}.get(finished.result.call_id)
-    return site is Site.CLIENT and is_open(state, finished.turn, finished.reply_no, finished.result.call_id)
+    call = open_call(state, finished.turn, finished.reply_no, finished.result.call_id)
+    return call is not None and call.plan.site is Site.CLIENT
 
 
 def _end_of(state: AwaitingModel | RunningCalls) -> tuple[AwaitEnd, ...]:
