@@ -83,7 +83,7 @@ CONTINUE = "[The turn was interrupted here. Go on where you stopped.]"
 """What the model is told where a resumed turn had stopped in the middle of its words."""
 
 
-class Unsettled(Struct, frozen=True):
+class Unsettled(Struct, frozen=True, gc=False):
     """A call that was closed as `unknown` and may still tell what came of it."""
 
     turn: int
@@ -92,7 +92,7 @@ class Unsettled(Struct, frozen=True):
     site: Site
 
 
-class StreamState(Struct, frozen=True):
+class StreamState(Struct, frozen=True, gc=False):
     """One client's stream, as the journal knows it."""
 
     secret_digest: str
@@ -110,7 +110,7 @@ class StreamState(Struct, frozen=True):
     """Seconds without its client after which its turn is stopped; None where it goes on (STREAM-55)."""
 
 
-class Received(Struct, frozen=True):
+class Received(Struct, frozen=True, gc=False):
     """A client's chunk with its place in its stream, and the command it carries.
 
     `command` is None where the chunk says nothing to the turn (a result nobody waits for any more). What
@@ -125,7 +125,7 @@ class Received(Struct, frozen=True):
     cancel_after_s: float | None = None
 
 
-class ToolsFound(Struct, frozen=True):
+class ToolsFound(Struct, frozen=True, gc=False):
     """What the agent's tool sources offer to the model call that is about to be made.
 
     `names` are those of the tools, `unreachable` those of the sources that could not be asked.
@@ -138,7 +138,7 @@ class ToolsFound(Struct, frozen=True):
     unreachable: frozenset[str] = frozenset()
 
 
-class Session(Struct, frozen=True):
+class Session(Struct, frozen=True, gc=False):
     """Everything there is to know of a session; equal journals give equal sessions.
 
     A pruned journal begins with one, so its JSON is kept for ever: like those of records, fields may be added with a
