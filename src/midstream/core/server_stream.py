@@ -151,7 +151,7 @@ class Wire(Struct, frozen=True):
     records: Callable[[Iterable[tuple[EventId, bytes]]], Iterable[bytes]]
 
     def page(self, records: Sequence[tuple[EventId, bytes]]) -> Page:
-        """Encode records, at least one, each of which follows the one before it. The stored bytes go out as they are."""
+        """Encode records, at least one, each of which follows the one before it; their bytes stay as they are."""
         first, last = records[0][0].position, records[-1][0].position
         assert last - first == len(records) - 1, f"{len(records)} events from {first} to {last}"
         return Page(first - 1, last, tuple(self.records(records)))

@@ -1,7 +1,8 @@
 """One client connection, whatever carries it: a `ServerStream` on one side, a live session on the other.
 
 Three loops share one stream: `_listen` takes what the client says, `_follow` sends what the journal gained, and
-`_keep_door` ends it when the client may no longer be here; an alarm calls the stream at its deadlines. Nothing is queued: `_follow` reads the next records only after the transport has taken those before, so that a slow reader costs
+`_keep_door` ends it when the client may no longer be here; an alarm calls the stream at its deadlines. Nothing is
+queued: `_follow` reads the next records only after the transport has taken those before, so that a slow reader costs
 its position and one write. A connection that ends, for whatever reason, cancels nothing of the turn.
 """
 
