@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from midstream.core.frames import EVENTS_PER_FRAME_MAX, EventId
 from midstream.core.server_stream import Page, Wire
 from midstream.runtime.runner import Runner
+from midstream.store.contract import Stored
 
 
 class Copies:
@@ -20,14 +23,23 @@ class Copies:
         self._wire = wire
         self._last = Page(-1, -1, ())
 
+    def at_hand(self, position: int) -> Page | None:
+        """Return what follows a position, as far as it is in memory."""
+        if self._last.after != position:
+            records = self.runner.events.near(after=position, limit=EVENTS_PER_FRAME_MAX)
+            if not records:
+                return None
+            self._last = self._encoded(records)
+        return self._last
+
     async def after(self, position: int) -> Page:
         """Return what follows a position, which is not the journal's end.
 
         Raises:
             EventGoneError: It was pruned.
         """
-        if self._last.after != position:
-            records = await self.runner.read(after=position, limit=EVENTS_PER_FRAME_MAX)
-            events = [(EventId(record.epoch, record.position), record.body) for record in records]
-            self._last = self._wire.page(events)
+        self._last = self._encoded(await self.runner.read(after=position, limit=EVENTS_PER_FRAME_MAX))
         return self._last
+
+    def _encoded(self, records: Sequence[Stored]) -> Page:
+        return self._wire.page([(EventId(each.epoch, each.position), each.body) for each in records])
