@@ -39,7 +39,7 @@ HEARTBEAT_S = 10.0
 """Seconds of silence after which a server sends a heartbeat; three missed ones end a connection."""
 
 
-class EventId(Struct, frozen=True, order=True):
+class EventId(Struct, frozen=True, order=True, gc=False):
     """The place of a record on a journal's line: the epoch it was written under, and its position."""
 
     epoch: int

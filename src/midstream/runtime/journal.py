@@ -235,7 +235,7 @@ class Journal:
             return ()
         if found := self.near(after=after, limit=limit):
             return found
-        page = await self._store.read(self.session_id, after=after, limit=min(limit, PAGE_RECORDS))
+        page = await self._store.read(self.session_id, after=after, limit=limit)
         if page and (page[0].position != after + 1 or is_pruned(page[0].body)):
             self.pruned_to = EventId(page[0].epoch, page[0].position)
             oldest = self.pruned_to.position + 1

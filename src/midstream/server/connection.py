@@ -380,15 +380,15 @@ class Connection:
                 await self.show_due()
             if runner.newest.position > stream.cursor:
                 page = copies.at_hand(stream.cursor)
-                if page is None:
+                if page is not None:
+                    stream.pass_on(page, now=self._now())
                     await self._flush()
-                    try:
-                        page = await copies.after(stream.cursor)
-                    except EventGoneError:  # it was pruned before this reader came so far
-                        stream.lose(runner.events.pruned_to, now=self._now())
-                        continue
-                stream.pass_on(page, now=self._now())
+                    continue
                 await self._flush()
+                try:
+                    await copies.read(stream.cursor)
+                except EventGoneError:  # it was pruned before this reader came so far
+                    stream.lose(runner.events.pruned_to, now=self._now())
             elif self._transport.ends_with_turn and self.is_turn_over:
                 await self._flush()
                 return

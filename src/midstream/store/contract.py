@@ -50,7 +50,7 @@ PART_MARK = "::"
 """Stands in the name of a session that is part of another one, behind the name of that one."""
 
 
-class Stored(Struct, frozen=True):
+class Stored(Struct, frozen=True, gc=False):
     """A record as it lies in the journal; `body` is its JSON."""
 
     position: int
