@@ -225,6 +225,7 @@ async def test_a_slow_reader_that_is_overtaken_gets_a_snapshot_in_the_middle(
 ) -> None:
     monkeypatch.setattr(journal_module, "TAIL_RECORDS_MAX", 2)
     monkeypatch.setattr(copies_module, "EVENTS_PER_FRAME_MAX", 4)
+    monkeypatch.setattr(copies_module, "AHEAD_RECORDS_MAX", 4)
     async with served(make_app(ANSWER)) as server:
         host = server.app.host
         for number in range(3):

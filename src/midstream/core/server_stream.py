@@ -151,7 +151,7 @@ class Wire(Struct, frozen=True):
     records: Callable[[Iterable[tuple[EventId, bytes]]], Iterable[bytes]]
 
     def page(self, records: Sequence[tuple[EventId, bytes]]) -> Page:
-        """Encode records, at least one, each of which follows the one before it; their bytes stay as they are."""
+        """Encode records, one at least, each of which follows the one before it. Stored bytes go out as they are."""
         first, last = records[0][0].position, records[-1][0].position
         assert last - first == len(records) - 1, f"{len(records)} events from {first} to {last}"
         return Page(first - 1, last, tuple(self.records(records)))
@@ -320,6 +320,11 @@ class ServerStream:
         """Return what the shell is asked to do, in order, and forget it."""
         requests, self._requests = self._requests, []
         return requests
+
+    @property
+    def has_frames(self) -> bool:
+        """Whether there is something to send."""
+        return bool(self._frames)
 
     def frames_to_send(self) -> list[bytes]:
         """Return the encoded frames to send, in order, and forget them."""

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 from weakref import WeakValueDictionary
@@ -275,15 +275,16 @@ class Connection:
         self._runner: Runner | None = None
         self._mark: bytes | None = None
         """That it is here, where its turn is not to go on without its client."""
-        self._is_over = asyncio.Event()
+        self._is_over = False
         self.is_gone = False
         """The client has gone or stopped reading: there is nobody to send last words to."""
-        self._is_admitted = asyncio.Event()
         self._sending = asyncio.Lock()
         self._sending_since: float | None = None
         self._alarm: Cancellable | None = None
         self._rest: asyncio.Future[None] | None = None
         """What `_follow` waits for, where it has sent all there is."""
+        self._limit: asyncio.Timeout | None = None
+        """What cuts `_listen` off."""
 
     def __enter__(self) -> Self:
         self._visitor.enter()
@@ -323,12 +324,12 @@ class Connection:
     def end(self, error: MidstreamError) -> None:
         """End it with an `error` frame. Calling it again is harmless."""
         self._stream.fail(error, now=self._now())
-        self._is_over.set()
+        self._finish()
 
     def hang_up(self) -> None:
         """Take the client's `close`, which came another way. Calling it again is harmless."""
         self._stream.receive(encode(Close()), now=self._now())
-        self._is_over.set()
+        self._finish()
 
     @property
     def is_turn_over(self) -> bool:
@@ -353,11 +354,18 @@ class Connection:
         After None the client has gone, said `close`, or has been sent its turn to the end.
         """
         async with asyncio.TaskGroup() as group:
-            loops = [group.create_task(loop) for loop in self._loops()]
+            loops = [group.create_task(self._follow())]
+            if self._visitor.is_known:
+                loops.append(group.create_task(self._keep_door()))
             self._set_alarm()
             try:
-                await self._is_over.wait()
+                async with asyncio.timeout(None) as self._limit:
+                    await self._listen()
+            except TimeoutError:
+                if not self._is_over:
+                    raise
             finally:
+                self._limit = None
                 if self._alarm is not None:
                     self._alarm.cancel()
             for loop in loops:
@@ -365,63 +373,82 @@ class Connection:
         await self._say_last_words()
         return self._stream.failure
 
-    def _loops(self) -> list[Coroutine[None, None, None]]:
-        loops = [self._listen(), self._follow()]
-        return [*loops, self._keep_door()] if self._visitor.is_known else loops
+    def _finish(self) -> None:
+        """Let `run` come to its end."""
+        if self._is_over:
+            return
+        self._is_over = True
+        if self._limit is not None:
+            self._limit.reschedule(0.0)
 
     # --- the loops ---------------------------------------------------------------------------------------------
 
     async def _listen(self) -> None:
         await self._settle()
-        while not self._is_over.is_set():
+        while not self._is_over:
             body = await self._transport.receive()
             if body is None:
                 self.is_gone = True
-                self._is_over.set()
+                self._finish()
                 return
             self._stream.receive(body, now=self._now())
             await self._settle()
 
     async def _follow(self) -> None:
-        await self._is_admitted.wait()
-        runner, stream = self._runner, self._stream
-        assert runner is not None
-        copies = self._among.copies_of(runner, stream.wire)
+        # In a task of its own, not in the server's: each time it is woken, all coroutines that wait for it are passed.
+        while self._runner is None:
+            await self._until(asyncio.get_running_loop().create_future())
         try:
-            while not self._is_over.is_set():
-                if stream.snapshot_due is not None:
-                    await self.show_due()
-                    await self._flush()
-                if runner.newest.position > stream.cursor:
-                    try:
-                        page = await copies.after(stream.cursor)
-                    except EventGoneError:  # it was pruned before this reader came so far
-                        stream.lose(runner.events.pruned_to, now=self._now())
-                        continue
-                    stream.pass_on(page, now=self._now())
-                    await self._flush()
-                elif self._transport.ends_with_turn and self.is_turn_over:
-                    await self._flush()
-                    self._is_over.set()
-                else:
-                    await self._news(runner)
+            await self._send_all_of(self._runner)
         except JournalMovedError:  # by another process: whoever asks again meets another session, or none
             self.end(SessionNotFoundError(f"session {self._session_id!r} was deleted"))
         except MidstreamError as error:
             self.end(error)
+        else:
+            self._finish()
 
-    async def _news(self, runner: Runner) -> None:
-        """Wait for more to send; raises what ended the session here."""
-        if runner.events.ended is not None:
-            raise runner.events.ended
-        await self._flush()
-        self._rest = runner.events.expect()
-        try:
-            await self._rest
-        finally:
-            runner.events.forget(self._rest)
-        if self._stream.coalesce_s > 0 and runner.newest.position > self._stream.cursor:
-            await self._world.sleep(self._stream.coalesce_s)
+    async def _send_all_of(self, runner: Runner) -> None:
+        """Send what there is and what comes; raises what ended the session here."""
+        stream = self._stream
+        copies = self._among.copies_of(runner, stream.wire)
+        while not self._is_over:
+            if stream.snapshot_due is not None:
+                await self.show_due()
+            if runner.newest.position > stream.cursor:
+                page = copies.at_hand(stream.cursor)
+                if page is not None:
+                    stream.pass_on(page, now=self._now())
+                    await self._flush()
+                    continue
+                await self._flush()
+                try:
+                    await copies.read(stream.cursor)
+                except EventGoneError:  # it was pruned before this reader came so far
+                    stream.lose(runner.events.pruned_to, now=self._now())
+            elif self._transport.ends_with_turn and self.is_turn_over:
+                await self._flush()
+                return
+            elif stream.has_frames:
+                await self._flush()
+            elif runner.events.ended is not None:
+                raise runner.events.ended
+            else:
+                news = runner.events.expect()
+                try:
+                    await self._until(news)
+                finally:
+                    runner.events.forget(news)
+                if stream.coalesce_s > 0 and runner.newest.position > stream.cursor:
+                    await self._world.sleep(stream.coalesce_s)
+
+    def _until(self, woken: asyncio.Future[None]) -> asyncio.Future[None]:
+        """Return what ends when something happens, or somebody else has something to be sent, or it is over."""
+        self._rest = woken
+        return woken
+
+    def _wake(self) -> None:
+        if self._rest is not None and not self._rest.done():
+            self._rest.set_result(None)
 
     async def show_due(self) -> None:
         """Queue the snapshot that is due, if one is.
@@ -444,13 +471,13 @@ class Connection:
         if self._sending_since is None:
             self._meet_deadline(now)
             if self._stream.is_closed:
-                self._is_over.set()
-            elif self._rest is not None and not self._rest.done():
-                self._rest.set_result(None)
+                self._finish()
+            else:
+                self._wake()
         elif now >= self._sending_since + SEND_S:
             _log.info("a client stopped reading", extra={"session": self._session_id})
             self.is_gone = True
-            self._is_over.set()
+            self._finish()
         self._set_alarm()
 
     def _set_alarm(self) -> None:
@@ -473,9 +500,15 @@ class Connection:
         while requests := self._stream.requests():
             for request in requests:
                 await self._do(request)
-                await self._flush()
+                if isinstance(request, Submit):
+                    await self._flush()
         self._meet_deadline(self._now())
-        await self._flush()
+        if self._stream.is_closed:
+            self._finish()
+        elif self._sending.locked():  # who does not read is not listened to either
+            await self._flush()
+        else:
+            self._wake()
 
     async def _do(self, request: Request) -> None:
         match request:
@@ -520,7 +553,7 @@ class Connection:
         presence = self._among.presence(self._host)
         if self._stream.cancels_after_s is not None or presence.waits_for(self.place):
             self._mark = await presence.arrived(self.place)
-        self._is_admitted.set()
+        self._wake()
 
     def _meet_deadline(self, now: float) -> None:
         deadline = self._stream.next_deadline()
@@ -540,9 +573,9 @@ class Connection:
                     self._sending_since = None
         except OSError:
             self.is_gone = True
-            self._is_over.set()
+            self._finish()
         if self._stream.is_closed or self._transport.is_full:
-            self._is_over.set()
+            self._finish()
 
     async def _say_last_words(self) -> None:
         if self.is_gone:

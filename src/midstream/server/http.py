@@ -332,6 +332,7 @@ class SseTransport:
         self.ends_with_turn = ends_with_turn
         self._receive = receive
         self._send = send
+        self._preamble = SSE_PREAMBLE
 
     async def receive(self) -> bytes | None:
         """Wait until the client has gone: it says nothing here."""
@@ -341,7 +342,9 @@ class SseTransport:
 
     def send(self, frames: Sequence[bytes]) -> Awaitable[None]:
         """See `Transport.send`."""
-        return self._send({"type": "http.response.body", "body": b"".join(frames), "more_body": True})
+        body = b"".join((self._preamble, *frames)) if self._preamble else b"".join(frames)
+        self._preamble = b""
+        return self._send({"type": "http.response.body", "body": body, "more_body": True})
 
 
 class EventsEndpoint:
@@ -368,7 +371,6 @@ class EventsEndpoint:
         ) as connection:
             await connection.admit(encode(opening))
             await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
-            await send({"type": "http.response.body", "body": SSE_PREAMBLE, "more_body": True})
             failure = await connection.run()
         if connection.is_gone:
             return
