@@ -44,7 +44,7 @@ from midstream.errors import (
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
 from midstream.server.copies import Copies
-from midstream.server.limits import CONNECTIONS_MAX, Places
+from midstream.server.limits import CONNECTIONS_MAX
 from midstream.server.presence import Presence
 from midstream.server.snapshot import body_within, snapshot_of
 from midstream.server.subjects import Action
@@ -271,7 +271,7 @@ class Connection:
         self._stream = stream
         self._transport = transport
         self._among = among
-        self._visitor = visitor or Stranger(Places(0, ""), "")
+        self._visitor = visitor or Stranger()
         self._runner: Runner | None = None
         self._mark: bytes | None = None
         """That it is here, where its turn is not to go on without its client."""
@@ -390,6 +390,11 @@ class Connection:
             if body is None:
                 self.is_gone = True
                 self._finish()
+                return
+            try:
+                self._visitor.says()
+            except MidstreamError as error:
+                self.end(error)
                 return
             self._stream.receive(body, now=self._now())
             await self._settle()
