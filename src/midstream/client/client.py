@@ -120,7 +120,8 @@ def connect(
             resumed but by `Client.resume_interrupted`.
 
     Raises:
-        UsageError: `url` is no address of a server, or `transport` none of these.
+        UsageError: `url` is no address of a server, or `transport` none of these; or this user has no home, and neither
+            `secrets` nor MIDSTREAM_HOME says where else.
         ToolDefinitionError: A function cannot be a tool, two have one name, or one belongs to the server (`question`,
             `sub_agent`).
     """
@@ -131,7 +132,7 @@ def connect(
     beside = None if state is None else Path(state).with_name(REMEMBERED)
     remembered = RememberedWays(beside, world=world)
     if state is not None and secrets is None:
-        secrets = Places.found().secrets
+        secrets = _secrets_of_this_user()
     return Client(
         url,
         state=state,
@@ -580,6 +581,13 @@ def _named(kind: type[E], name: str) -> E:
         return kind(name)
     except ValueError as error:
         raise UsageError(f"{name!r} is none of {', '.join(kind)}") from error
+
+
+def _secrets_of_this_user() -> Path:
+    try:
+        return Places.found().secrets
+    except RuntimeError as error:  # of pathlib, in a container whose user nobody knows
+        raise UsageError("this user has no home: set MIDSTREAM_HOME, or give `secrets=`") from error
 
 
 def _ignore(session: str, news: object) -> None:
