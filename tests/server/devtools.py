@@ -23,6 +23,10 @@ LISTENING = re.compile(rb"DevTools listening on (ws://\S+)")
 MESSAGE_BYTES_MAX = 64 * 2**20
 
 
+class BrowserRefusedError(Exception):
+    """What the browser said to a request."""
+
+
 class DevTools:
     """One connection to a browser, for all its tabs."""
 
@@ -39,13 +43,18 @@ class DevTools:
                 asked.set_result(answer)
 
     async def send(self, method: str, *, session: str = "", **params: object) -> dict[str, Any]:
-        """Ask for one thing; an error is none of the browser's that these tests know."""
+        """Ask for one thing.
+
+        Raises:
+            BrowserRefusedError: It was not done.
+        """
         number = next(self._numbers)
         answered = self._asked[number] = asyncio.get_running_loop().create_future()
         of_session = {"sessionId": session} if session else {}
         await self._socket.send(json.dumps({"id": number, "method": method, "params": params, **of_session}))
         answer = await asyncio.wait_for(answered, WAIT_S)
-        assert "error" not in answer, answer["error"]
+        if "error" in answer:
+            raise BrowserRefusedError(answer["error"]["message"])
         result: dict[str, Any] = answer["result"]
         return result
 
@@ -86,6 +95,19 @@ class Tab:
         async with asyncio.timeout(WAIT_S):
             while not await self.evaluate(expression):
                 await World().sleep(0.02)
+
+    async def reload(self) -> None:
+        """Let the page die, and wait for the next one."""
+        await self.evaluate("globalThis.isOld = true")
+        await self._browser.send("Page.reload", session=self._session)
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                with contextlib.suppress(
+                    BrowserRefusedError
+                ):  # one page goes, and the other is not there yet
+                    if await self.evaluate("!globalThis.isOld && document.readyState === 'complete'"):
+                        return
+                await World().sleep(0.01)
 
     @contextlib.asynccontextmanager
     async def frozen(self) -> AsyncIterator[None]:

@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, expect
 
+from midstream.core.settings import StreamSettings
 from midstream.testing.models import text
 from tests.client.proxies import Proxy
 from tests.server.devtools import DevTools, Tab, devtools
@@ -28,10 +29,14 @@ pytestmark = [
 ]
 
 
+THROTTLED = "--enable-features=IntensiveWakeUpThrottling:grace_period_seconds/1"
+"""A tab in the background has its timers once a minute, a second after it went there and not after five minutes."""
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def chromium(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[DevTools]:
     assert CHROMIUM is not None
-    async with devtools(CHROMIUM, FLAGS, tmp_path_factory.mktemp("profile")) as browser:
+    async with devtools(CHROMIUM, [*FLAGS, THROTTLED], tmp_path_factory.mktemp("profile")) as browser:
         yield browser
 
 
@@ -49,6 +54,21 @@ SAY = """(session, text) => {
     for await (const { record } of stream) if (record?.type === "delta") words += record.text;
     return "whole";
   })().catch((error) => error.code);
+}"""
+BACKGROUND = """async () => {
+  globalThis.sockets = 0;
+  globalThis.beats = 0;
+  const Socket = WebSocket;
+  globalThis.WebSocket = class extends Socket {
+    constructor(address) {
+      super(address);
+      sockets += 1;
+      this.addEventListener("message", ({ data }) => (beats += data.includes('"heartbeat"')));
+    }
+  };
+  globalThis.ticks = 0;
+  const tick = () => setTimeout(() => (ticks += 1, tick()), 20);
+  tick();
 }"""
 TAKE_UP = """async () => {
   globalThis.words = "";
@@ -87,6 +107,35 @@ async def test_a_tab_that_is_frozen_hands_the_connection_to_a_living_one(chromiu
         await first.until("words === 'Hello. Without it.'")
         await until(lambda: app.open_streams == 1)
         await leave(tabs)
+
+
+async def test_a_tab_in_the_background_is_not_stalled_by_its_timers(chromium: DevTools) -> None:
+    """Three silent heartbeats would be 0.9 s here: less than the first timer of such a tab takes."""
+    app = turns(text("Hello."), text(" Heard at once."))
+    app.settings = StreamSettings(heartbeat_s=0.3)
+    async with served(app) as server:
+        tab = await tab_at(chromium, server.url)
+        await tab.call(SAY, "s1", "hello")
+        assert await tab.evaluate("listening") == "whole"
+        await tab.call(BACKGROUND)
+        await tab.call(FOLLOW, "s1")
+        await tab.until("words === 'Hello.'")
+        async with tab.frozen():
+            pass  # from here on it is hidden
+        await tab.until("document.hidden && stream.connection.phase === 'live'")
+        sockets = await tab.evaluate("sockets")
+        while True:  # until its timers are held back
+            before = await tab.evaluate("[ticks, beats]")
+            await tab.until(f"beats >= {before[1] + 3}")
+            if await tab.evaluate("ticks") == before[0]:
+                break
+        seen = await tab.evaluate("beats")
+        await tab.until(f"beats >= {seen + 5}")
+        assert await tab.evaluate("[sockets, stream.connection.phase]") == [sockets, "live"]
+        await said_elsewhere(app, "s1", "go on")
+        await tab.until("words === 'Hello. Heard at once.'")
+        assert await tab.evaluate("sockets") == sockets
+        await leave([tab])
 
 
 async def leave(tabs: list[Tab]) -> None:
