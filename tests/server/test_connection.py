@@ -11,7 +11,8 @@ import pytest
 
 from midstream.core.frames import HEARTBEAT_S
 from midstream.core.server_stream import OPEN_WITHIN_S, ServerStream
-from midstream.errors import DrainingError, MidstreamError, OverloadedError
+from midstream.core.settings import StreamSettings
+from midstream.errors import DrainingError, MidstreamError, OverloadedError, ProtocolError
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
 from midstream.server.connection import SEND_S, Connection, Connections
@@ -29,6 +30,7 @@ class Wire:
     def __init__(self, *, ends_with_turn: bool = False) -> None:
         self.ends_with_turn = ends_with_turn
         self.is_full = False
+        self.gap_s = 0.0
         self.sent: list[Json] = []
         self.writes = 0
         self.is_open = asyncio.Event()
@@ -334,3 +336,16 @@ async def test_connections_are_counted_and_bounded() -> None:
         one_more = on.connect(Wire())
         await on.world.settle()
         assert (one_more.done(), len(on.among)) == (False, 3)
+
+
+@spec("STREAM-56")
+def test_chunks_in_requests_of_their_own_are_counted_by_their_numbers_while_they_last() -> None:
+    among = Connections(settings=StreamSettings(in_flight_max=2))
+    place, other = ("s1", "k1"), ("s1", "k2")
+    with among.under_way(place, 0), among.under_way(place, 1), among.under_way(place, 0):
+        with pytest.raises(ProtocolError), among.under_way(place, 2):
+            pytest.fail("it was let in")
+        with among.under_way(other, 2):
+            pass
+    with among.under_way(place, 2), among.under_way(place, 3):
+        pass

@@ -98,7 +98,9 @@ class Door:
         """
         size = sum(len(name) + len(value) for name, value in scope["headers"])
         if size > self._limits.header_bytes_max > 0:
-            raise HTTPException(431)
+            raise HTTPException(
+                431, f"the headers of a request have {self._limits.header_bytes_max} bytes at most"
+            )
         if not scope["path"].isprintable():
             # A router may overlook a line's end that the tables above do not.
             raise HTTPException(404)
