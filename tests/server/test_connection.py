@@ -69,8 +69,10 @@ class Bench:
         self.among = among
         self.running: list[asyncio.Task[MidstreamError | None]] = []
 
-    def connect(self, wire: Wire) -> asyncio.Task[MidstreamError | None]:
-        stream = ServerStream(now=self.world.monotonic())
+    def connect(
+        self, wire: Wire, *, heartbeat_s: float = HEARTBEAT_S
+    ) -> asyncio.Task[MidstreamError | None]:
+        stream = ServerStream(heartbeat_s=heartbeat_s, now=self.world.monotonic())
         connection = Connection(self.host, "s1", stream, wire, self.among)
 
         async def serve() -> MidstreamError | None:
@@ -182,6 +184,18 @@ async def test_silence_is_filled_with_heartbeats() -> None:
         )
         await on.world.advance(HEARTBEAT_S)  # the silence of the model is told as an event of its own
         assert records_of(wire.sent)[-1]["record"]["type"] == "stall_noticed"
+
+
+async def test_the_first_heartbeat_is_not_later_than_the_others() -> None:
+    async with bench() as on:
+        wire = Wire()
+        wire.say(opening())
+        on.connect(wire, heartbeat_s=0.5)
+        await on.world.settle()
+        await on.world.advance(0.6)
+        assert len(wire.heard("heartbeat")) == 1
+        await on.world.advance(1.0)
+        assert len(wire.heard("heartbeat")) == 3
 
 
 async def test_who_does_not_open_in_time_is_sent_away() -> None:

@@ -558,6 +558,9 @@ class Connection:
         presence = self._among.presence(self._host)
         if self._stream.cancels_after_s is not None or presence.waits_for(self.place):
             self._mark = await presence.arrived(self.place)
+        if self._alarm is not None:  # the first heartbeat may be due long before the `open` had to come
+            self._alarm.cancel()
+            self._set_alarm()
         self._wake()
 
     def _meet_deadline(self, now: float) -> None:
