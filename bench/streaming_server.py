@@ -1,4 +1,5 @@
-"""The servers that `bench.streaming` compares, each in a process of its own: `python -m bench.streaming_server NAME`.
+"""The servers that `bench.streaming` compares, each in a process of its own: 
+`python -m bench.streaming_server NAME LENGTH,... FOLDER`.
 
 All of them take tokens by POST and give them to readers:
 
@@ -232,11 +233,14 @@ async def store_turn(path: Path, count: int) -> None:
 
 def main() -> None:
     """Serve on a free port of loopback and say which."""
-    name, folder = sys.argv[1], Path(sys.argv[2])
-    path = folder / "bench.db"
-    for count in map(int, sys.argv[3:]):
-        asyncio.run(store_turn(path, count))
-    app: Any = Raw().app() if name == "raw" else Midstream(path).app()
+    name, lengths, folder = sys.argv[1:]
+    path = Path(folder) / "bench.db"
+    if name == "raw":
+        app = Raw().app()
+    else:
+        for length in lengths.split(","):
+            asyncio.run(store_turn(path, int(length)))
+        app = Midstream(path).app()
     config = uvicorn.Config(
         app,
         host="127.0.0.1",
