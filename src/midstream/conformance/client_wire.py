@@ -118,6 +118,8 @@ class WireTrial:
                     what = f"nothing came of it within {WAIT_S:g} s"
                 if what is not None:
                     return Outcome(name, script.clauses, what, number)
+            if (what := await self._left_over()) is not None:
+                return Outcome(name, script.clauses, what, len(script.steps) + 1)
         finally:
             await self._subject.end()
         return Outcome(name, script.clauses)
@@ -226,6 +228,16 @@ class WireTrial:
             if (what := difference(pattern, frame, self._names)) is not None:
                 return f"frame {number}: {what}"
         return None
+
+    async def _left_over(self) -> str | None:
+        """Return what came in the end that no step asked for; a client may say `close` whenever it goes."""
+        seen = await self._subject.seen()
+        said = [] if self._line is None else self._line.said[self._asked :]
+        kinds = [frame["type"] for frame in said if frame["type"] != "close"]
+        if kinds:
+            return f"in the end {len(kinds)} frames were sent: {kinds}"
+        told = list(seen.told[self._told :])
+        return f"in the end the application was told {told}" if told else None
 
     async def _difference_of_told(self, wanted: list[str]) -> str | None:
         seen = await self._subject.seen()
