@@ -607,7 +607,7 @@ export class Stream {
 
   #end(error, now) {
     if (this.phase === "ended") return;
-    if (this.phase === "live") this.#frames.push('{"type":"close"}');
+    if (this.phase === "live" && error === null) this.#frames.push('{"type":"close"}');
     this.error = error;
     this.endedAt = now;
     this.#rest();
