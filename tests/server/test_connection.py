@@ -69,9 +69,7 @@ class Bench:
         self.among = among
         self.running: list[asyncio.Task[MidstreamError | None]] = []
 
-    def connect(
-        self, wire: Wire, *, heartbeat_s: float = HEARTBEAT_S
-    ) -> asyncio.Task[MidstreamError | None]:
+    def connect(self, wire: Wire, *, heartbeat_s: float = HEARTBEAT_S) -> asyncio.Task[MidstreamError | None]:
         stream = ServerStream(heartbeat_s=heartbeat_s, now=self.world.monotonic())
         connection = Connection(self.host, "s1", stream, wire, self.among)
 
