@@ -102,11 +102,15 @@ class JournalPruned(Struct, frozen=True, gc=False, tag="journal_pruned", tag_fie
     version: int = VERSION
 
 
-class StreamOpened(Struct, frozen=True, gc=False, tag="stream_opened", tag_field="type"):
-    """A client's stream sent its first chunk. `secret_digest` commits to the secret it must show again."""
+class StreamOpened(Struct, frozen=True, gc=False, tag="stream_opened", tag_field="type", omit_defaults=True):
+    """A client's stream sent its first chunk. `secret_digest` commits to the secret it must show again.
+
+    With `cancel_after_s` its turn is stopped when its client was gone for so many seconds (STREAM-55).
+    """
 
     stream: str
     secret_digest: str
+    cancel_after_s: float | None = None
 
 
 class ChunkAccepted(Struct, frozen=True, gc=False, tag="chunk_accepted", tag_field="type"):
@@ -594,7 +598,7 @@ def decode(body: bytes) -> Record:
     """
     try:
         return _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecordUndecodableError(f"a journal record cannot be read: {error}") from error
 
 

@@ -110,6 +110,8 @@ class StreamState(Struct, frozen=True, gc=False):
     """Digest of each accepted chunk, but for the `newest`."""
     newest: tuple[str, ...] = ()
     """Those of the last ones, `NEWEST_MAX` at most: what a chunk adds to is short, however long the stream is."""
+    cancel_after_s: float | None = None
+    """Seconds without its client after which its turn is stopped; None where it goes on (STREAM-55)."""
 
     @property
     def accepted(self) -> int:
@@ -132,7 +134,8 @@ class StreamState(Struct, frozen=True, gc=False):
 class Received(Struct, frozen=True, gc=False):
     """A client's chunk with its place in its stream, and the command it carries.
 
-    `command` is None where the chunk says nothing to the turn (a result nobody waits for any more).
+    `command` is None where the chunk says nothing to the turn (a result nobody waits for any more). What
+    `cancel_after_s` says counts where the chunk opens its stream.
     """
 
     stream: str
@@ -140,6 +143,7 @@ class Received(Struct, frozen=True, gc=False):
     seqno: int
     digest: str
     command: Command | None
+    cancel_after_s: float | None = None
 
 
 class ToolsFound(Struct, frozen=True, gc=False):
@@ -357,7 +361,7 @@ def _decide_received(session: Session, chunk: Received, *, epoch: int, at: float
         command = Withdraw(known.queued)  # nor one that came before it
     if isinstance(command, CallFinished) and not _is_for_client(session, command):
         command = None  # TURN-15: nobody but the server speaks for a tool of the server
-    opened = () if known else (StreamOpened(chunk.stream, chunk.secret_digest),)
+    opened = () if known else (StreamOpened(chunk.stream, chunk.secret_digest, chunk.cancel_after_s),)
     taken = ChunkAccepted(chunk.stream, chunk.seqno, chunk.digest)
     did = () if command is None else decide(session, command, epoch=epoch, at=at)
     return (*opened, taken, *did)
@@ -416,9 +420,7 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
             found = (session.found - frozenset(record.removed)) | frozenset(record.added)
             return replace(after, found=found, unreachable=frozenset(record.unreachable))
         case StreamOpened():
-            stream = StreamState(record.secret_digest, since=session.position, epoch=session.epoch)
-            kept = list(session.streams.items())[-(STREAMS_KEPT_MAX - 1) :]
-            return replace(after, streams=dict([*kept, (record.stream, stream)]))
+            return replace(after, streams=_with_new_stream(session, record))
         case ChunkAccepted():
             stream = session.streams[record.stream].with_chunk(record.digest)
             return replace(after, streams={**session.streams, record.stream: stream})
@@ -431,6 +433,17 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
             return replace(after, turn=ended, last_turn=record, driver="")
         case _:
             return after
+
+
+def _with_new_stream(session: Session, record: StreamOpened) -> dict[str, StreamState]:
+    kept = list(session.streams.items())[-(STREAMS_KEPT_MAX - 1) :]
+    stream = StreamState(
+        record.secret_digest,
+        since=session.position,
+        epoch=session.epoch,
+        cancel_after_s=record.cancel_after_s,
+    )
+    return dict([*kept, (record.stream, stream)])
 
 
 def _with_exchange(session: Session, exchange: Exchange | None) -> Session:
@@ -521,7 +534,7 @@ def restored(record: JournalPruned) -> Session:
     """
     try:
         return _session.decode(record.state)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecordUndecodableError(f"the beginning of a pruned journal cannot be read: {error}") from error
 
 

@@ -111,7 +111,7 @@ class Runner:
         self._look_back_s = look_back_s
         self._on_failed = on_failed
         self._on_followed = on_followed
-        self._mailbox = Mailbox()
+        self._mailbox = Mailbox(world)
         self._doing: dict[Work, asyncio.Task[None]] = {}
         self._waits = Waits(world, self.note)
         self._stopping: set[asyncio.Task[None]] = set()
@@ -215,6 +215,7 @@ class Runner:
         """
         self._take_over(await self._journal.load())
         self._agent = self._agent_of(self.state)
+        self._journal.introduce(self._agent.name, self._agent.model.name)
         self._performer = Performer(self._agent, self._world, self, self._family)
         self._task = self._world.spawn(self._run(), name=f"runner {self.session_id}")
         if self.state.needs_owner:
