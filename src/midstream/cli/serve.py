@@ -14,6 +14,7 @@ import msgspec
 from midstream.cli import Surroundings
 from midstream.cli.agents import find_access, find_agent, find_server
 from midstream.cli.listening import LOCAL_HOSTS, address_options, log_to_stderr, telling_options
+from midstream.cli.loops import loop_factory
 from midstream.cli.terminal import clean
 from midstream.core.retention import EVENTS_FOR_S, Retention
 from midstream.errors import UsageError
@@ -124,17 +125,17 @@ def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN40
         click.echo(f"Talk to it in a browser: {page}{once}", err=True)
         click.echo(f"or with: midstream chat {url}", err=True)
 
-    asyncio.run(
-        serve_app(
-            app,
-            host=options["host"],
-            port=options["port"],
-            shares_port=options["shares_port"],
-            allowed_hosts=options["allowed_hosts"],
-            trusted_proxies=options["trusted_proxies"],
-            on_listening=tell,
-        )
+    work = serve_app(
+        app,
+        host=options["host"],
+        port=options["port"],
+        shares_port=options["shares_port"],
+        allowed_hosts=options["allowed_hosts"],
+        trusted_proxies=options["trusted_proxies"],
+        on_listening=tell,
     )
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(work)
 
 
 def _observers_of(agent: Agent, options: dict[str, Any]) -> list[Observer]:
