@@ -82,15 +82,19 @@ def example(name: str) -> str:
     return f"```python\n{code.partition(chr(10) * 2)[2].lstrip()}```\n"
 
 
+MANY = "500 readers deliveries/core-s"
+
+
 def numbers() -> str:
     """Return what `make bench` and `make fault` found last, in a few rows."""
     steps = {(row["name"], row["sessions"]): row for row in _result("steps")}
     one, hundred, loop = steps["loop", 1], steps["store", 100], steps["loop", 100]
     turns, takeover = _result("turns"), _result("takeover")
     starts = {row["command"]: row for row in _result("startup")}
-    streams = {(row["what"], row["server"], row["unit"]): row for row in _result("streaming")}
-    paced = streams["1 reader, 100/s, p50", "midstream", "ms"]
-    flat = streams["1 reader, flat out", "midstream", "tokens/core-s"]
+    streams = {(row["what"], row["server"]): row for row in _result("streaming")}
+    paced, flat, many, replay = (
+        streams[what, "midstream SSE"] for what in ("live p50 ms", "1:1 tokens/core-s", MANY, "replay events/s")
+    )
     whole, broken = (
         [row["cpu_ms"] for row in _result("histories") if row["state"] == state]
         for state in ("valid", "broken")
@@ -107,10 +111,12 @@ def numbers() -> str:
         f" {turns[-1]['bytes_per_turn'] / 1000:.0f} KB a turn",
         "first recovered record after SIGKILL": f"{takeover['from_main_ms']:.0f} ms after the new process began"
         f" ({takeover['from_exec_ms']:.0f} ms with the interpreter and imports)",
-        "token from the model to a reader, journaled, p50": f"{paced['value']:.1f} ms"
-        f" ({paced['of_bare']:.1f} x a bare server)",
+        "token from a POST to a reader, journaled, p50": f"{paced['value']:.1f} ms"
+        f" ({paced['of_raw']:.1f} x raw Starlette, which keeps a list)",
         "tokens per core-second to one reader, journaled": f"{flat['value']:,.0f}"
-        f" ({flat['of_bare']:.2f} of a bare server)",
+        f" ({flat['of_raw']:.2f} of raw Starlette)",
+        "the same to 500 readers, deliveries": f"{many['value']:,.0f} ({many['of_raw']:.2f} of raw Starlette)",
+        "replay of a turn of 100,000 events, events/s": f"{replay['value']:,.0f}",
         "`import midstream`, `midstream --help`": f"{starts['import midstream']['cpu_ms']:.0f} ms,"
         f" {starts['midstream --help']['cpu_ms']:.0f} ms CPU (Python alone:"
         f" {starts['python -c pass']['cpu_ms']:.0f} ms)",
@@ -224,6 +230,24 @@ def idle_readers() -> str:
         for row in _result("idle")
     ]
     return "\n".join(lines) + "\n"
+def streaming() -> str:
+    """Return what streaming costs everybody, as `make bench ARGS=streaming` found last, beside raw Starlette."""
+    rows = _result("streaming")
+    names = list(dict.fromkeys(row["server"] for row in rows))
+    by = {(row["what"], row["server"]): row for row in rows}
+    lines = [f"| | {' | '.join(names)} |", "| --- |" + " --- |" * len(names)]
+    for what in dict.fromkeys(row["what"] for row in rows):
+        cells = [_streamed(by.get((what, name))) for name in names]
+        lines.append(f"| {what} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _streamed(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    digits = 0 if abs(row["value"]) >= 1000 else 2  # noqa: PLR2004
+    of_raw = "" if row["of_raw"] is None else f" ({row['of_raw']:.2f})"
+    return f"{row['value']:,.{digits}f}{of_raw}"
 
 
 @cache
@@ -283,6 +307,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "stream-commands": stream_commands,
     "stream-costs": stream_costs,
     "stream-errors": stream_errors,
+    "streaming": streaming,
     "stream-machines": stream_machines,
     "turn-machine": turn_machine,
 }
