@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 
 import httpx2
 import pytest
 from starlette.types import Message
 
+from midstream.core.blobs import Blob
 from midstream.core.frames import FRAME_BYTES_MAX
 from midstream.core.messages import Exchange
+from midstream.core.records import Sync
+from midstream.core.settings import StreamSettings
 from midstream.core.sse import ServerSentEvent, SseDecoder
 from midstream.errors import (
     MidstreamError,
@@ -24,7 +27,7 @@ from midstream.errors import (
 )
 from midstream.runtime.runner import Runner
 from midstream.server import http as http_module
-from midstream.store.contract import Stored
+from midstream.store.contract import Mark, Stored
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.models import Gate, Stall, Step, calls, text
 from midstream.testing.stores import FailingStore
@@ -266,6 +269,58 @@ async def test_the_same_key_with_another_first_message_is_unprocessable() -> Non
         await post(client, chunk(words="one"))
         answer = await post(client, chunk(words="two"))
     assert (answer.status_code, answer.json()["code"]) == (422, "stream_reused")
+
+
+class _Held(MemoryStore):
+    """Its appends wait while they are to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_go_on = asyncio.Event()
+        self.may_go_on.set()
+        self.has_begun = asyncio.Event()
+
+    async def append(
+        self,
+        session: str,
+        bodies: Sequence[bytes],
+        *,
+        expected: int,
+        epoch: int,
+        sync: Sync,
+        mark: Mark | None = None,
+        blobs: Sequence[Blob] = (),
+    ) -> int:
+        if not self.may_go_on.is_set():
+            self.has_begun.set()
+            await self.may_go_on.wait()
+        return await super().append(
+            session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark, blobs=blobs
+        )
+
+
+def withdrawal(seqno: int) -> Json:
+    return {"type": "chunk", "seqno": seqno, "payload": {"type": "withdraw"}}
+
+
+@spec("STREAM-56")
+async def test_a_chunk_more_than_may_be_in_flight_is_refused_and_may_come_later() -> None:
+    store = _Held()
+    app = make_app([text("hello")], store=store)
+    app.settings = StreamSettings(in_flight_max=1)
+    other = {"x-idempotency-key": "k2"}
+    async with called(app) as client, asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
+        assert (await post(client, chunk())).is_success
+        await records_until_end(await app.host.session("s1"), after=0)
+        store.may_go_on.clear()
+        first = group.create_task(post(client, withdrawal(0), **other))
+        await store.has_begun.wait()
+        refused = await post(client, withdrawal(1), **other)
+        assert (refused.status_code, refused.json()["code"]) == (400, "protocol")
+        again = group.create_task(post(client, withdrawal(0), **other))
+        store.may_go_on.set()
+        assert (await first).json() == (await again).json() == {"type": "ack", "seqno": 0}
+        assert (await post(client, withdrawal(1), **other)).json() == {"type": "ack", "seqno": 1}
 
 
 async def test_a_wrong_secret_is_refused_on_the_way_up_and_down() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
@@ -70,8 +71,12 @@ class HttpPaths(Struct, frozen=True):
 
     def headers_up(self, opening: Open) -> dict[str, str]:
         """Return the headers of a request that says something on a stream."""
+        if not opening.stream:
+            return self.headers_down()
         of_stream = {"x-idempotency-key": opening.stream, "x-idempotent-encryption-key": opening.secret}
-        return {**self.headers_down(), **of_stream} if opening.stream else self.headers_down()
+        if opening.cancel_after_s is not None:
+            of_stream["x-idempotency-cancel-after"] = str(math.ceil(opening.cancel_after_s))
+        return {**self.headers_down(), **of_stream}
 
 
 class WayDown(Protocol):

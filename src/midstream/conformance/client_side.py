@@ -116,7 +116,7 @@ class ClientTrial:
             case _:
                 return (
                     self._difference_of_state(step)
-                    if len(step) == 1 and step.keys() <= _STATES
+                    if len(step) == 1 and step.keys() <= STATES
                     else self._act(step)
                 )
 
@@ -186,4 +186,5 @@ class ClientTrial:
         return None if found is wanted else f"{name} is {found}"
 
 
-_STATES = {"acknowledged", "reconnecting", "degraded", "kept"}
+STATES = frozenset({"acknowledged", "reconnecting", "degraded", "kept"})
+"""Steps that ask what a client says of itself."""

@@ -225,6 +225,11 @@ class Journal:
         """Return a large result that a record names, or None where it is not there."""
         return await self._store.blob(self.session_id, digest)
 
+    def near(self, *, after: int, limit: int) -> Sequence[Stored]:
+        """Return up to `limit` records after a position, where they are in memory; nothing where they are not."""
+        skip = after + 1 - self._tail[0].position if self._tail else -1
+        return self._tail[skip : skip + limit] if skip >= 0 else ()
+
     async def read(self, *, after: int, limit: int) -> Sequence[Stored]:
         """Return up to `limit` records after a position: from memory near the tail, else from the store.
 
@@ -233,9 +238,9 @@ class Journal:
         """
         if after >= self.newest.position:
             return ()
-        if self._tail and (skip := after + 1 - self._tail[0].position) >= 0:
-            return self._tail[skip : skip + limit]
-        page = await self._store.read(self.session_id, after=after, limit=min(limit, PAGE_RECORDS))
+        if found := self.near(after=after, limit=limit):
+            return found
+        page = await self._store.read(self.session_id, after=after, limit=limit)
         if page and (page[0].position != after + 1 or is_pruned(page[0].body)):
             self.pruned_to = EventId(page[0].epoch, page[0].position)
             oldest = self.pruned_to.position + 1

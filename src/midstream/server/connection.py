@@ -1,16 +1,18 @@
 """One client connection, whatever carries it: a `ServerStream` on one side, a live session on the other.
 
 Three loops share one stream: `_listen` takes what the client says, `_follow` sends what the journal gained, and
-`_keep_door` ends it when the client may no longer be here; an alarm calls the stream at its deadlines. Nothing is queued: `_follow` reads the next records only after the transport has taken those before, so that a slow reader costs
+`_keep_door` ends it when the client may no longer be here; an alarm calls the stream at its deadlines. Nothing is
+queued: `_follow` reads the next records only after the transport has taken those before, so that a slow reader costs
 its position and one write. A connection that ends, for whatever reason, cancels nothing of the turn.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 from weakref import WeakValueDictionary
@@ -35,6 +37,7 @@ from midstream.errors import (
     JournalMovedError,
     MidstreamError,
     OverloadedError,
+    ProtocolError,
     SessionNotFoundError,
     StreamFencedError,
 )
@@ -71,6 +74,8 @@ class Transport(Protocol):
 
     ends_with_turn: bool
     """Whether it is over when the turn of its stream is, as a body is that somebody reads to its end."""
+    gap_s: float
+    """Seconds that may be between it and the next one of the same connection, where a connection is several; else 0."""
 
     @property
     def is_full(self) -> bool:
@@ -105,6 +110,8 @@ class Connections:
         self._speakers: dict[tuple[str, str], list[Connection]] = {}
         """Who speaks for each stream: one connection, or several requests that show one name."""
         self._names: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
+        self._under_way: dict[tuple[str, str], list[int]] = {}
+        """Chunks of each stream that came in requests of their own and are not answered yet."""
         self._ending: MidstreamError | None = None
         self._copies: WeakValueDictionary[tuple[str, Wire], Copies] = WeakValueDictionary()
         self._presence: Presence | None = None
@@ -171,6 +178,24 @@ class Connections:
         spoke, _ = self._names.get(place, (name, 0))
         if spoke != name:
             raise _fenced()
+
+    @contextlib.contextmanager
+    def under_way(self, place: tuple[str, str], seqno: int) -> Iterator[None]:
+        """Count a chunk that came in a request of its own, until it is answered (STREAM-56).
+
+        Raises:
+            ProtocolError: More chunks of its stream wait for their answers than the settings allow.
+        """
+        waiting = self._under_way.setdefault(place, [])
+        waiting.append(seqno)
+        try:
+            if len({*waiting}) > self.settings.in_flight_max:
+                raise ProtocolError(f"more than {self.settings.in_flight_max} chunks wait for their acks")
+            yield
+        finally:
+            waiting.remove(seqno)
+            if not waiting:
+                self._under_way.pop(place, None)
 
     def hang_up(self, place: tuple[str, str], name: str) -> None:
         """End what a client has said `close` to in a request of its own, where it is open here."""
@@ -250,15 +275,17 @@ class Connection:
         self._runner: Runner | None = None
         self._mark: bytes | None = None
         """That it is here, where its turn is not to go on without its client."""
-        self._is_over = asyncio.Event()
+        self._is_over = False
         self.is_gone = False
         """The client has gone or stopped reading: there is nobody to send last words to."""
-        self._is_admitted = asyncio.Event()
-        self._sending = asyncio.Lock()
         self._sending_since: float | None = None
+        self._sent: asyncio.Future[None] | None = None
+        """When that is done, for who has something to send meanwhile."""
         self._alarm: Cancellable | None = None
         self._rest: asyncio.Future[None] | None = None
         """What `_follow` waits for, where it has sent all there is."""
+        self._limit: asyncio.Timeout | None = None
+        """What cuts `_listen` off."""
 
     def __enter__(self) -> Self:
         self._visitor.enter()
@@ -277,7 +304,9 @@ class Connection:
         if self._runner is not None:
             self._runner.detach()
         if self._mark is not None:
-            self._among.presence(self._host).left(self.place, self._mark, self._stream.cancels_after_s)
+            after_s = self._stream.cancels_after_s
+            after_s = None if after_s is None else max(after_s, self._transport.gap_s)
+            self._among.presence(self._host).left(self.place, self._mark, after_s)
 
     @property
     def place(self) -> tuple[str, str]:
@@ -296,12 +325,12 @@ class Connection:
     def end(self, error: MidstreamError) -> None:
         """End it with an `error` frame. Calling it again is harmless."""
         self._stream.fail(error, now=self._now())
-        self._is_over.set()
+        self._finish()
 
     def hang_up(self) -> None:
         """Take the client's `close`, which came another way. Calling it again is harmless."""
         self._stream.receive(encode(Close()), now=self._now())
-        self._is_over.set()
+        self._finish()
 
     @property
     def is_turn_over(self) -> bool:
@@ -326,11 +355,18 @@ class Connection:
         After None the client has gone, said `close`, or has been sent its turn to the end.
         """
         async with asyncio.TaskGroup() as group:
-            loops = [group.create_task(loop) for loop in self._loops()]
+            loops = [group.create_task(self._follow())]
+            if self._visitor.is_known:
+                loops.append(group.create_task(self._keep_door()))
             self._set_alarm()
             try:
-                await self._is_over.wait()
+                async with asyncio.timeout(None) as self._limit:
+                    await self._listen()
+            except TimeoutError:
+                if not self._is_over:
+                    raise
             finally:
+                self._limit = None
                 if self._alarm is not None:
                     self._alarm.cancel()
             for loop in loops:
@@ -338,19 +374,23 @@ class Connection:
         await self._say_last_words()
         return self._stream.failure
 
-    def _loops(self) -> list[Coroutine[None, None, None]]:
-        loops = [self._listen(), self._follow()]
-        return [*loops, self._keep_door()] if self._visitor.is_known else loops
+    def _finish(self) -> None:
+        """Let `run` come to its end."""
+        if self._is_over:
+            return
+        self._is_over = True
+        if self._limit is not None:
+            self._limit.reschedule(0.0)
 
     # --- the loops ---------------------------------------------------------------------------------------------
 
     async def _listen(self) -> None:
         await self._settle()
-        while not self._is_over.is_set():
+        while not self._is_over:
             body = await self._transport.receive()
             if body is None:
                 self.is_gone = True
-                self._is_over.set()
+                self._finish()
                 return
             try:
                 self._visitor.says()
@@ -361,45 +401,60 @@ class Connection:
             await self._settle()
 
     async def _follow(self) -> None:
-        await self._is_admitted.wait()
-        runner, stream = self._runner, self._stream
-        assert runner is not None
-        copies = self._among.copies_of(runner, stream.wire)
+        # In a task of its own, not in the server's: each time it is woken, all coroutines that wait for it are passed.
+        while self._runner is None:
+            await self._until(asyncio.get_running_loop().create_future())
         try:
-            while not self._is_over.is_set():
-                if stream.snapshot_due is not None:
-                    await self.show_due()
-                    await self._flush()
-                if runner.newest.position > stream.cursor:
-                    try:
-                        page = await copies.after(stream.cursor)
-                    except EventGoneError:  # it was pruned before this reader came so far
-                        stream.lose(runner.events.pruned_to, now=self._now())
-                        continue
-                    stream.pass_on(page, now=self._now())
-                    await self._flush()
-                elif self._transport.ends_with_turn and self.is_turn_over:
-                    await self._flush()
-                    self._is_over.set()
-                else:
-                    await self._news(runner)
+            await self._send_all_of(self._runner)
         except JournalMovedError:  # by another process: whoever asks again meets another session, or none
             self.end(SessionNotFoundError(f"session {self._session_id!r} was deleted"))
         except MidstreamError as error:
             self.end(error)
+        else:
+            self._finish()
 
-    async def _news(self, runner: Runner) -> None:
-        """Wait for more to send; raises what ended the session here."""
-        if runner.events.ended is not None:
-            raise runner.events.ended
-        await self._flush()
-        self._rest = runner.events.expect()
-        try:
-            await self._rest
-        finally:
-            runner.events.forget(self._rest)
-        if self._stream.coalesce_s > 0 and runner.newest.position > self._stream.cursor:
-            await self._world.sleep(self._stream.coalesce_s)
+    async def _send_all_of(self, runner: Runner) -> None:
+        """Send what there is and what comes; raises what ended the session here."""
+        stream, coalesce_s = self._stream, self._stream.coalesce_s
+        copies = self._among.copies_of(runner, stream.wire)
+        while not self._is_over:
+            if stream.snapshot_due is not None:
+                await self.show_due()
+            if runner.newest.position > stream.cursor:
+                page = copies.at_hand(stream.cursor)
+                if page is not None:
+                    stream.pass_on(page, now=self._now())
+                    await self._flush()
+                    continue
+                await self._flush()
+                try:
+                    await copies.read(stream.cursor)
+                except EventGoneError:  # it was pruned before this reader came so far
+                    stream.lose(runner.events.pruned_to, now=self._now())
+            elif self._transport.ends_with_turn and self.is_turn_over:
+                await self._flush()
+                return
+            elif stream.has_frames:
+                await self._flush()
+            elif runner.events.ended is not None:
+                raise runner.events.ended
+            else:
+                news = runner.events.expect()
+                try:
+                    await self._until(news)
+                finally:
+                    runner.events.forget(news)
+                if coalesce_s > 0 and runner.newest.position > stream.cursor:
+                    await self._world.sleep(coalesce_s)
+
+    def _until(self, woken: asyncio.Future[None]) -> asyncio.Future[None]:
+        """Return what ends when something happens, or somebody else has something to be sent, or it is over."""
+        self._rest = woken
+        return woken
+
+    def _wake(self) -> None:
+        if self._rest is not None and not self._rest.done():
+            self._rest.set_result(None)
 
     async def show_due(self) -> None:
         """Queue the snapshot that is due, if one is.
@@ -422,13 +477,13 @@ class Connection:
         if self._sending_since is None:
             self._meet_deadline(now)
             if self._stream.is_closed:
-                self._is_over.set()
-            elif self._rest is not None and not self._rest.done():
-                self._rest.set_result(None)
+                self._finish()
+            else:
+                self._wake()
         elif now >= self._sending_since + SEND_S:
             _log.info("a client stopped reading", extra={"session": self._session_id})
             self.is_gone = True
-            self._is_over.set()
+            self._finish()
         self._set_alarm()
 
     def _set_alarm(self) -> None:
@@ -451,9 +506,15 @@ class Connection:
         while requests := self._stream.requests():
             for request in requests:
                 await self._do(request)
-                await self._flush()
+                if isinstance(request, Submit):
+                    await self._flush()
         self._meet_deadline(self._now())
-        await self._flush()
+        if self._stream.is_closed:
+            self._finish()
+        elif self._sending_since is not None:  # who does not read is not listened to either
+            await self._flush()
+        else:
+            self._wake()
 
     async def _do(self, request: Request) -> None:
         match request:
@@ -495,9 +556,13 @@ class Connection:
         runner.attach()
         if self._stream.stream:
             self._among.fence(self)
-        if self._stream.cancels_after_s is not None:
-            self._mark = await self._among.presence(self._host).arrived(self.place)
-        self._is_admitted.set()
+        presence = self._among.presence(self._host)
+        if self._stream.cancels_after_s is not None or presence.waits_for(self.place):
+            self._mark = await presence.arrived(self.place)
+        if self._alarm is not None:  # the first heartbeat may be due long before the `open` had to come
+            self._alarm.cancel()
+            self._set_alarm()
+        self._wake()
 
     def _meet_deadline(self, now: float) -> None:
         deadline = self._stream.next_deadline()
@@ -509,17 +574,24 @@ class Connection:
         self._stream.handle_deadline(newest=newest, waiting_on=waits_on, now=now)
 
     async def _flush(self) -> None:
+        """Send what is queued; return when the client has taken it. Only one sends at a time."""
+        while self._sending_since is not None:
+            self._sent = self._sent or asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._sent)
         try:
-            async with self._sending:
-                while frames := self._stream.frames_to_send():
-                    self._sending_since = self._now()
-                    await self._transport.send(frames)
-                    self._sending_since = None
+            while frames := self._stream.frames_to_send():
+                self._sending_since = self._now()
+                await self._transport.send(frames)
         except OSError:
             self.is_gone = True
-            self._is_over.set()
+            self._finish()
+        finally:
+            self._sending_since = None
+            if self._sent is not None:
+                self._sent.set_result(None)
+                self._sent = None
         if self._stream.is_closed or self._transport.is_full:
-            self._is_over.set()
+            self._finish()
 
     async def _say_last_words(self) -> None:
         if self.is_gone:

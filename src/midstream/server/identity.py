@@ -7,7 +7,7 @@ import re
 from starlette.requests import HTTPConnection
 
 from midstream.core.frames import COALESCE_S_MAX, EventId, Open, SnapshotWhen
-from midstream.core.server_stream import KEY_CHARS_MAX
+from midstream.core.server_stream import KEY_CHARS_MAX, check_cancel_after
 from midstream.errors import MalformedFrameError, UsageError
 
 NUMBER_MAX = 2**53
@@ -52,7 +52,7 @@ def open_of(request: HTTPConnection) -> Open:
         event_id_of(request),
         _number(request, "x-idempotency-next-seqno"),
         _number(request, "x-idempotency-connection"),
-        _seconds(request, "x-idempotency-cancel-after"),
+        cancel_after_of(request),
         snapshots=SnapshotWhen(snapshots),
         coalesce_s=int(held_back) / 1000,
     )
@@ -68,6 +68,22 @@ def connection_name_of(request: HTTPConnection) -> str:
     if len(name) > KEY_CHARS_MAX:
         raise MalformedFrameError(f"the name of a connection has {KEY_CHARS_MAX} characters at most")
     return name
+
+
+def cancel_after_of(request: HTTPConnection) -> float | None:
+    """Return for how long the client of a stream may be gone until its turn is stopped; None for ever.
+
+    Raises:
+        MalformedFrameError: It is no such number of seconds.
+    """
+    text = request.headers.get("x-idempotency-cancel-after")
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal()):
+        raise MalformedFrameError("the header `x-idempotency-cancel-after` is a whole number of seconds")
+    seconds = float(text)
+    check_cancel_after(seconds)
+    return seconds
 
 
 def event_id_of(request: HTTPConnection) -> str | None:
@@ -108,12 +124,3 @@ def _number(request: HTTPConnection, name: str) -> int:
     ):
         raise MalformedFrameError(f"the header `{name}` is a number from 0 to {NUMBER_MAX}")
     return int(text)
-
-
-def _seconds(request: HTTPConnection, name: str) -> float | None:
-    text = request.headers.get(name)
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdecimal()):
-        raise MalformedFrameError(f"the header `{name}` is a whole number of seconds")
-    return float(text)

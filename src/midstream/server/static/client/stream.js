@@ -525,9 +525,8 @@ export class Stream {
     if (isOwn && (record.type === "message_accepted" || record.type === "turn_resumed")) this.turn = record.turn;
     if (isOwn && record.type === "chunk_accepted") return this.#acknowledge(record.seqno + 1, now);
     const isTaken = isOwn && record.type === "message_withdrawn";
-    const isPast = this.turn > 0 && record.turn > this.turn;
     const isEnd = this.turn > 0 && record.type === "turn_ended" && record.turn === this.turn;
-    return isTaken || isPast || isEnd ? this.#end(null, now) : undefined;
+    return isTaken || isEnd ? this.#end(null, now) : undefined;
   }
 
   /** A turn that is over, with all chunks taken and all events seen, owes this stream nothing. */
