@@ -1,4 +1,4 @@
-"""The servers that `bench.streaming` compares, each in a process of its own: 
+"""The servers that `bench.streaming` compares, each in a process of its own:
 `python -m bench.streaming_server NAME LENGTH,... FOLDER`.
 
 All of them take tokens by POST and give them to readers:
@@ -173,9 +173,9 @@ class Midstream:
         self._model = Fed()
         self._app: App = asgi(Agent(self._model), store=path, limits=NO_LIMITS)
 
-        path = "/s/{name}"
+        place = "/s/{name}"
         self._feeding = Starlette(
-            routes=[Route(path, self.begin, methods=["PUT"]), Route(path, self.say, methods=["POST"])]
+            routes=[Route(place, self.begin, methods=["PUT"]), Route(place, self.say, methods=["POST"])]
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -217,7 +217,7 @@ async def store_turn(path: Path, count: int) -> None:
     at = time.time()
     epoch = await store.claim(name, at=at)
     text = "@".ljust(TOKEN_CHARS, ".")
-    found = [
+    found: list[records.Record] = [
         EpochStarted(epoch, "bench", at),
         MessageAccepted(1, UserMessage.of("go"), at),
         AttemptStarted(1, 1, 1, at),
