@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,9 +30,11 @@ END_TO_END = frozenset(
         "cli/test_resume.py",
         "cli/test_session_actions.py",
         "client/test_client.py",
+        "client/test_kept_apart.py",
         "client/test_network_guide.py",
         "client/test_probe.py",
         "client/test_same_frames.py",
+        "client/test_settings.py",
         "client/test_sync.py",
         "client/test_ways.py",
         "doctor/test_hostile.py",
@@ -62,6 +65,15 @@ END_TO_END = frozenset(
         "server/test_websocket.py",
     }
 )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _apart_from_its_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep tests, and the programs they start, away from the keyring and the folders of whoever runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MIDSTREAM_HOME", str(tmp_path_factory.mktemp("home")))
+        patch.setenv("PYTHON_KEYRING_BACKEND", "keyring.backends.fail.Keyring")
+        yield
 
 
 READS_EVERYTHING_S = 300

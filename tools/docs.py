@@ -93,7 +93,8 @@ def numbers() -> str:
     starts = {row["command"]: row for row in _result("startup")}
     streams = {(row["what"], row["server"]): row for row in _result("streaming")}
     paced, flat, many, replay = (
-        streams[what, "midstream SSE"] for what in ("live p50 ms", "1:1 tokens/core-s", MANY, "replay events/s")
+        streams[what, "midstream SSE"]
+        for what in ("live p50 ms", "1:1 tokens/core-s", MANY, "replay events/s")
     )
     whole, broken = (
         [row["cpu_ms"] for row in _result("histories") if row["state"] == state]

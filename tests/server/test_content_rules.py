@@ -59,6 +59,7 @@ class Stuck:
     """A transport whose client has stopped reading: its first write never returns."""
 
     ends_with_turn = False
+    gap_s = 0.0
     is_full = False
 
     def __init__(self) -> None:

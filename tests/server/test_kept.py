@@ -198,6 +198,7 @@ class _Slow:
     """A transport that takes one write and then waits to be released."""
 
     ends_with_turn = False
+    gap_s = 0.0
     is_full = False
 
     def __init__(self, opened: bytes) -> None:

@@ -57,7 +57,7 @@ class Left(IntEnum):
 @click.option("--json", "is_json", is_flag=True, help='Print events, one a line: {"id", "record"}.')
 @click.option(
     "--transport",
-    type=click.Choice([AUTO, *Way]),
+    type=click.Choice([AUTO, *(way.value for way in Way)]),
     default=AUTO,
     show_default=True,
     help="How frames are carried (auto: the first that works).",
@@ -249,6 +249,7 @@ class Talk:
         client = connect(
             self.url,
             state=self._state,
+            secrets=self._places.secrets,
             headers=shown_to(self.url, self._places),
             transport=self.transport,
             on_reconnecting=tell,

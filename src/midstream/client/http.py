@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
@@ -70,8 +71,12 @@ class HttpPaths(Struct, frozen=True):
 
     def headers_up(self, opening: Open) -> dict[str, str]:
         """Return the headers of a request that says something on a stream."""
+        if not opening.stream:
+            return self.headers_down()
         of_stream = {"x-idempotency-key": opening.stream, "x-idempotent-encryption-key": opening.secret}
-        return {**self.headers_down(), **of_stream} if opening.stream else self.headers_down()
+        if opening.cancel_after_s is not None:
+            of_stream["x-idempotency-cancel-after"] = str(math.ceil(opening.cancel_after_s))
+        return {**self.headers_down(), **of_stream}
 
 
 class WayDown(Protocol):
@@ -194,7 +199,7 @@ class HttpTransport:
             return b""
         try:
             problem = msgspec.json.decode(response.content, type=Problem)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise _refusal(response, response.content, self._world) from None
         return encode(
             Error(
@@ -284,7 +289,7 @@ class LongPoll:
             try:
                 polled = _polled.decode(body)
                 places = [_placed.decode(frame) for frame in polled.frames]
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise ConnectionLostError("what answers there is no poll of a midstream server") from error
             for frame, placed in zip(polled.frames, places, strict=True):
                 after = placed.events[-1].id if placed.events else placed.resume_from or after

@@ -211,6 +211,7 @@ class ServerStream:
         self._secret_digest = ""
         self._cursor = START.position
         self._was_admitted = False
+        self._cancel_after_s: float | None = None
         self._is_left = False
         """The client said `close`: it leaves the turn to itself."""
         self._snapshot_due: SnapshotDue | None = None
@@ -287,7 +288,7 @@ class ServerStream:
         """
         is_ours = isinstance(self._failure, UnavailableError | StreamFencedError)
         is_lost = self._was_admitted and not (self._is_left or is_ours)
-        return self._open.cancel_after_s if is_lost else None
+        return self._cancel_after_s if is_lost else None
 
     @property
     def cursor(self) -> int:
@@ -386,6 +387,8 @@ class ServerStream:
             resume_from = pruned_to
         elif self._open.snapshots is SnapshotWhen.BEGIN and not self._open.stream and self._event_id is None:
             self._snapshot_due = SnapshotDue.NEWEST
+        of_stream = known.cancel_after_s if known else None
+        self._cancel_after_s = of_stream if self._open.cancel_after_s is None else self._open.cancel_after_s
         self._cursor = resume_from.position
         self._state = _State.ADMITTED
         self._was_admitted = True
@@ -525,10 +528,7 @@ class ServerStream:
             raise MalformedFrameError(f"events are held back for 0 to {COALESCE_S_MAX} s")
         if frame.stream and not frame.secret:
             raise MalformedFrameError("a stream needs a secret")
-        if frame.cancel_after_s is not None and not 0 <= frame.cancel_after_s <= CANCEL_AFTER_S_MAX:
-            raise MalformedFrameError(
-                f"a turn is stopped after 0 to {CANCEL_AFTER_S_MAX:g} seconds alone, or never"
-            )
+        check_cancel_after(frame.cancel_after_s)
         self._event_id = EventId.parse(frame.event_id) if frame.event_id is not None else None
         self._secret_digest = secret_digest_of(frame.secret)
         self._open = frame
@@ -539,7 +539,12 @@ class ServerStream:
     def _take_chunk(self, frame: Chunk) -> None:
         if not self._open.stream:
             raise ProtocolError("a reader has no stream to send chunks on")
-        chunk = read_chunk(frame, stream=self._open.stream, secret_digest=self._secret_digest)
+        chunk = read_chunk(
+            frame,
+            stream=self._open.stream,
+            secret_digest=self._secret_digest,
+            cancel_after_s=self._open.cancel_after_s,
+        )
         self._in_flight.add(chunk.seqno)
         if len(self._in_flight) > self._in_flight_max:
             raise ProtocolError(f"more than {self._in_flight_max} chunks wait for their acks")
@@ -570,7 +575,21 @@ def _frame_of(error: MidstreamError, seqno: int | None = None) -> Error:
     return Error(error.code, error.message, error.retry, seqno, expected, error.retry_after_s)
 
 
-def read_chunk(frame: Chunk, *, stream: str, secret_digest: str) -> Received:
+def check_cancel_after(cancel_after_s: float | None) -> None:
+    """Let pass for how long a client may be gone (STREAM-55).
+
+    Raises:
+        MalformedFrameError: It is out of bounds.
+    """
+    if cancel_after_s is not None and not 0 <= cancel_after_s <= CANCEL_AFTER_S_MAX:
+        raise MalformedFrameError(
+            f"a turn is stopped after 0 to {CANCEL_AFTER_S_MAX:g} seconds alone, or never"
+        )
+
+
+def read_chunk(
+    frame: Chunk, *, stream: str, secret_digest: str, cancel_after_s: float | None = None
+) -> Received:
     """Return what a chunk says, ready for `session.decide`.
 
     Raises:
@@ -579,7 +598,7 @@ def read_chunk(frame: Chunk, *, stream: str, secret_digest: str) -> Received:
     if not 0 <= frame.seqno <= CHUNKS_MAX:
         raise MalformedFrameError(f"sequence numbers go from 0 to {CHUNKS_MAX}")
     command = _command_of(decode_payload(frame.payload), frame.seqno)
-    return Received(stream, secret_digest, frame.seqno, digest_of(frame.payload), command)
+    return Received(stream, secret_digest, frame.seqno, digest_of(frame.payload), command, cancel_after_s)
 
 
 def _command_of(payload: Payload, seqno: int) -> Command:

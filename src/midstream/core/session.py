@@ -83,7 +83,7 @@ CONTINUE = "[The turn was interrupted here. Go on where you stopped.]"
 """What the model is told where a resumed turn had stopped in the middle of its words."""
 
 
-class Unsettled(Struct, frozen=True):
+class Unsettled(Struct, frozen=True, gc=False):
     """A call that was closed as `unknown` and may still tell what came of it."""
 
     turn: int
@@ -92,7 +92,7 @@ class Unsettled(Struct, frozen=True):
     site: Site
 
 
-class StreamState(Struct, frozen=True):
+class StreamState(Struct, frozen=True, gc=False):
     """One client's stream, as the journal knows it."""
 
     secret_digest: str
@@ -106,12 +106,15 @@ class StreamState(Struct, frozen=True):
     """The number of its message in the queue, where it had to wait."""
     digests: tuple[str, ...] = ()
     """Digest of each accepted chunk; the next seqno is their number."""
+    cancel_after_s: float | None = None
+    """Seconds without its client after which its turn is stopped; None where it goes on (STREAM-55)."""
 
 
-class Received(Struct, frozen=True):
+class Received(Struct, frozen=True, gc=False):
     """A client's chunk with its place in its stream, and the command it carries.
 
-    `command` is None where the chunk says nothing to the turn (a result nobody waits for any more).
+    `command` is None where the chunk says nothing to the turn (a result nobody waits for any more). What
+    `cancel_after_s` says counts where the chunk opens its stream.
     """
 
     stream: str
@@ -119,9 +122,10 @@ class Received(Struct, frozen=True):
     seqno: int
     digest: str
     command: Command | None
+    cancel_after_s: float | None = None
 
 
-class ToolsFound(Struct, frozen=True):
+class ToolsFound(Struct, frozen=True, gc=False):
     """What the agent's tool sources offer to the model call that is about to be made.
 
     `names` are those of the tools, `unreachable` those of the sources that could not be asked.
@@ -134,7 +138,7 @@ class ToolsFound(Struct, frozen=True):
     unreachable: frozenset[str] = frozenset()
 
 
-class Session(Struct, frozen=True):
+class Session(Struct, frozen=True, gc=False):
     """Everything there is to know of a session; equal journals give equal sessions.
 
     A pruned journal begins with one, so its JSON is kept for ever: like those of records, fields may be added with a
@@ -337,7 +341,7 @@ def _decide_received(session: Session, chunk: Received, *, epoch: int, at: float
         command = Withdraw(known.queued)  # nor one that came before it
     if isinstance(command, CallFinished) and not _is_for_client(session, command):
         command = None  # TURN-15: nobody but the server speaks for a tool of the server
-    opened = () if known else (StreamOpened(chunk.stream, chunk.secret_digest),)
+    opened = () if known else (StreamOpened(chunk.stream, chunk.secret_digest, chunk.cancel_after_s),)
     accepted = ChunkAccepted(chunk.stream, chunk.seqno, chunk.digest)
     did = () if command is None else decide(session, command, epoch=epoch, at=at)
     return (*opened, accepted, *did)
@@ -396,9 +400,7 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
             found = (session.found - frozenset(record.removed)) | frozenset(record.added)
             return replace(after, found=found, unreachable=frozenset(record.unreachable))
         case StreamOpened():
-            stream = StreamState(record.secret_digest, since=session.position, epoch=session.epoch)
-            kept = list(session.streams.items())[-(STREAMS_KEPT_MAX - 1) :]
-            return replace(after, streams=dict([*kept, (record.stream, stream)]))
+            return replace(after, streams=_with_new_stream(session, record))
         case ChunkAccepted():
             known = session.streams[record.stream]
             stream = replace(known, digests=(*known.digests, record.digest))
@@ -412,6 +414,17 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
             return replace(after, turn=ended, last_turn=record, driver="")
         case _:
             return after
+
+
+def _with_new_stream(session: Session, record: StreamOpened) -> dict[str, StreamState]:
+    kept = list(session.streams.items())[-(STREAMS_KEPT_MAX - 1) :]
+    stream = StreamState(
+        record.secret_digest,
+        since=session.position,
+        epoch=session.epoch,
+        cancel_after_s=record.cancel_after_s,
+    )
+    return dict([*kept, (record.stream, stream)])
 
 
 def _with_exchange(session: Session, exchange: Exchange | None) -> Session:
@@ -502,7 +515,7 @@ def restored(record: JournalPruned) -> Session:
     """
     try:
         return _session.decode(record.state)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecordUndecodableError(f"the beginning of a pruned journal cannot be read: {error}") from error
 
 

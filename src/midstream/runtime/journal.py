@@ -207,6 +207,11 @@ class Journal:
         self.held_at = asked_at
         self._publish(start, appendix.bodies)
 
+    def introduce(self, agent: str, model: str) -> None:
+        """Tell observers who answers in this session."""
+        if self._observers is not None:
+            self._observers.answers(self.session_id, agent, model)
+
     def _publish(self, start: int, bodies: Sequence[bytes]) -> None:
         self._world.reach(Fault.AFTER_APPEND)
         self._remember(

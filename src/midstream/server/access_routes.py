@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from http.cookies import SimpleCookie
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
@@ -34,13 +34,22 @@ class TicketWish(Struct, forbid_unknown_fields=True):
 class ViewerWish(Struct, forbid_unknown_fields=True):
     """For how many seconds a viewer's pass is asked for."""
 
-    for_s: float = 3600.0
+    for_s: Annotated[float, Meta(ge=1, le=VIEWER_S_MAX)] = 3600.0
 
 
 class LoginWish(Struct, forbid_unknown_fields=True):
     """A link to log in with; without one the request shows a credential of its own."""
 
     login: str = ""
+
+
+class Known(Struct, frozen=True):
+    """Who asks, as the server knows them."""
+
+    id: str
+    tenant: str
+    is_operator: bool
+    session: str
 
 
 class Issued(Struct, frozen=True):
@@ -125,8 +134,6 @@ class AccessRoutes:
         """Give out a pass with which anybody may look at this session, for a while."""
         visit = visit_of(request.scope)
         wish = await _read(request, ViewerWish)
-        if not 1 <= wish.for_s <= VIEWER_S_MAX:
-            raise MalformedFrameError(f"`for_s` is a number from 1 to {VIEWER_S_MAX:g}")
         owner = await self._owner_of(visit.session)
         root = root_of(visit.session)
         viewer = Subject(f"viewer of {root}", tenant=owner.tenant, session=root)
@@ -147,16 +154,14 @@ class AccessRoutes:
 
     async def add_reader(self, request: Request) -> Response:
         """Let a subject of the same tenant look at this session."""
-        session, reader = visit_of(request.scope).session, request.path_params["reader"]
-        if len(reader) > ID_CHARS_MAX:
-            raise MalformedFrameError(f"a subject's id has {ID_CHARS_MAX} characters at most")
+        session, reader = visit_of(request.scope).session, _reader_of(request)
         owner = await self._owner_of(session)
         readers = [each for each in owner.readers if each != reader]
         return _answer(await self._door.rights.share(session, [*readers, reader]))
 
     async def remove_reader(self, request: Request) -> Response:
         """Let a subject no longer look at this session, and end its streams."""
-        session, reader = visit_of(request.scope).session, request.path_params["reader"]
+        session, reader = visit_of(request.scope).session, _reader_of(request)
         owner = await self._owner_of(session)
         owner = await self._door.rights.share(session, [each for each in owner.readers if each != reader])
         self._door.look_again()
@@ -179,18 +184,20 @@ async def _read(request: Request, kind: type[T]) -> T:
         ) from error
 
 
+def _reader_of(request: Request) -> str:
+    reader: str = request.path_params["reader"]
+    if len(reader) > ID_CHARS_MAX:
+        raise MalformedFrameError(f"a subject's id has {ID_CHARS_MAX} characters at most")
+    return reader
+
+
 def _require_whole(subject: Subject) -> None:
     if subject.session:
         raise AccessError("a viewer's pass is for looking at one session")
 
 
-def _told(subject: Subject) -> dict[str, object]:
-    return {
-        "id": subject.id,
-        "tenant": subject.tenant,
-        "is_operator": subject.is_operator,
-        "session": subject.session,
-    }
+def _told(subject: Subject) -> Known:
+    return Known(subject.id, subject.tenant, subject.is_operator, subject.session)
 
 
 def _set_cookie(connection: HTTPConnection, word: str, *, for_s: float) -> str:

@@ -9,9 +9,10 @@ its position and one write. A connection that ends, for whatever reason, cancels
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 from weakref import WeakValueDictionary
@@ -30,11 +31,20 @@ from midstream.core.server_stream import (
 )
 from midstream.core.session import Received, Session
 from midstream.core.settings import StreamSettings
-from midstream.errors import DrainingError, EventGoneError, MidstreamError, OverloadedError, StreamFencedError
+from midstream.errors import (
+    DrainingError,
+    EventGoneError,
+    JournalMovedError,
+    MidstreamError,
+    OverloadedError,
+    ProtocolError,
+    SessionNotFoundError,
+    StreamFencedError,
+)
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
 from midstream.server.copies import Copies
-from midstream.server.limits import CONNECTIONS_MAX, Places
+from midstream.server.limits import CONNECTIONS_MAX
 from midstream.server.presence import Presence
 from midstream.server.snapshot import body_within, snapshot_of
 from midstream.server.subjects import Action
@@ -64,6 +74,8 @@ class Transport(Protocol):
 
     ends_with_turn: bool
     """Whether it is over when the turn of its stream is, as a body is that somebody reads to its end."""
+    gap_s: float
+    """Seconds that may be between it and the next one of the same connection, where a connection is several; else 0."""
 
     @property
     def is_full(self) -> bool:
@@ -98,6 +110,8 @@ class Connections:
         self._speakers: dict[tuple[str, str], list[Connection]] = {}
         """Who speaks for each stream: one connection, or several requests that show one name."""
         self._names: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
+        self._under_way: dict[tuple[str, str], list[int]] = {}
+        """Chunks of each stream that came in requests of their own and are not answered yet."""
         self._ending: MidstreamError | None = None
         self._copies: WeakValueDictionary[tuple[str, Wire], Copies] = WeakValueDictionary()
         self._presence: Presence | None = None
@@ -164,6 +178,24 @@ class Connections:
         spoke, _ = self._names.get(place, (name, 0))
         if spoke != name:
             raise _fenced()
+
+    @contextlib.contextmanager
+    def under_way(self, place: tuple[str, str], seqno: int) -> Iterator[None]:
+        """Count a chunk that came in a request of its own, until it is answered (STREAM-56).
+
+        Raises:
+            ProtocolError: More chunks of its stream wait for their answers than the settings allow.
+        """
+        waiting = self._under_way.setdefault(place, [])
+        waiting.append(seqno)
+        try:
+            if len({*waiting}) > self.settings.in_flight_max:
+                raise ProtocolError(f"more than {self.settings.in_flight_max} chunks wait for their acks")
+            yield
+        finally:
+            waiting.remove(seqno)
+            if not waiting:
+                self._under_way.pop(place, None)
 
     def hang_up(self, place: tuple[str, str], name: str) -> None:
         """End what a client has said `close` to in a request of its own, where it is open here."""
@@ -239,10 +271,11 @@ class Connection:
         self._stream = stream
         self._transport = transport
         self._among = among
-        self._visitor = visitor or Stranger(Places(0, ""), "")
+        self._visitor = visitor or Stranger()
         self._runner: Runner | None = None
         self._mark: bytes | None = None
         """That it is here, where its turn is not to go on without its client."""
+        self._is_admitted = False
         self._is_over = False
         self.is_gone = False
         """The client has gone or stopped reading: there is nobody to send last words to."""
@@ -272,7 +305,9 @@ class Connection:
         if self._runner is not None:
             self._runner.detach()
         if self._mark is not None:
-            self._among.presence(self._host).left(self.place, self._mark, self._stream.cancels_after_s)
+            after_s = self._stream.cancels_after_s
+            after_s = None if after_s is None else max(after_s, self._transport.gap_s)
+            self._among.presence(self._host).left(self.place, self._mark, after_s)
 
     @property
     def place(self) -> tuple[str, str]:
@@ -358,15 +393,23 @@ class Connection:
                 self.is_gone = True
                 self._finish()
                 return
+            try:
+                self._visitor.says()
+            except MidstreamError as error:
+                self.end(error)
+                return
             self._stream.receive(body, now=self._now())
             await self._settle()
 
     async def _follow(self) -> None:
         # In a task of its own, not in the server's: each time it is woken, all coroutines that wait for it are passed.
-        while self._runner is None:
+        while not self._is_admitted:
             await self._until(asyncio.get_running_loop().create_future())
+        assert self._runner is not None
         try:
             await self._send_all_of(self._runner)
+        except JournalMovedError:  # by another process: whoever asks again meets another session, or none
+            self.end(SessionNotFoundError(f"session {self._session_id!r} was deleted"))
         except MidstreamError as error:
             self.end(error)
         else:
@@ -427,7 +470,7 @@ class Connection:
             event_id, state = await self._runner.events.beginning()
         else:
             event_id, state = self._runner.newest, self._runner.state
-        snapshot = snapshot_of(self._session_id, state, str(event_id))
+        snapshot = snapshot_of(self._visitor.shown(self._session_id), state, str(event_id))
         self._stream.show(state, event_id, body_within(snapshot, SNAPSHOT_BYTES_MAX), now=self._now())
 
     def _look_at_clock(self) -> None:
@@ -515,8 +558,13 @@ class Connection:
         runner.attach()
         if self._stream.stream:
             self._among.fence(self)
-        if self._stream.cancels_after_s is not None:
-            self._mark = await self._among.presence(self._host).arrived(self.place)
+        presence = self._among.presence(self._host)
+        if self._stream.cancels_after_s is not None or presence.waits_for(self.place):
+            self._mark = await presence.arrived(self.place)
+        if self._alarm is not None:  # the first heartbeat may be due long before the `open` had to come
+            self._alarm.cancel()
+            self._set_alarm()
+        self._is_admitted = True
         self._wake()
 
     def _meet_deadline(self, now: float) -> None:

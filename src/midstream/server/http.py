@@ -36,6 +36,7 @@ from midstream.core.questions import Question, questions_of
 from midstream.core.records import encode as encode_record
 from midstream.core.records import salvaged
 from midstream.core.server_stream import Wire, answer_of, read_chunk, waiting_on
+from midstream.core.session import Received
 from midstream.core.sse import event_of_frame, events_of_records
 from midstream.core.turn import Cancel, Resume, Withdraw
 from midstream.errors import (
@@ -51,7 +52,7 @@ from midstream.runtime.children import CHILD_MARK
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
 from midstream.server.connection import Connection, Connections, is_played_back
-from midstream.server.identity import connection_name_of, open_of, stream_of
+from midstream.server.identity import cancel_after_of, connection_name_of, open_of, stream_of
 from midstream.server.snapshot import snapshot_of
 from midstream.server.subjects import Action
 from midstream.server.visits import Visitor, visitor_of
@@ -274,45 +275,48 @@ class HttpEndpoints:
         A chunk is answered with its ack, a ping with a heartbeat, a close with nothing (STREAM-39).
         """
         key, secret = stream_of(request)
+        name, cancel_after_s = connection_name_of(request), cancel_after_of(request)
         session_id = request.path_params["session_id"]
         frame = decode_client(await body_of(request))
         visitor = visitor_of(request.scope)
         match frame:
             case Chunk():
-                name = connection_name_of(request)
-                return await self._chunk(session_id, key, secret, frame, name, visitor)
+                if not key or not secret:
+                    raise MalformedFrameError(
+                        "a chunk needs the headers `x-idempotency-key` and `x-idempotent-encryption-key`"
+                    )
+                digest = secret_digest_of(secret)
+                chunk = read_chunk(frame, stream=key, secret_digest=digest, cancel_after_s=cancel_after_s)
+                return await self._chunk(session_id, chunk, name, visitor)
             case Ping():
-                runner = await self._host.session(session_id)
+                if key:  # a stream may be open in a session in which nothing was said yet
+                    await visitor.require(Action.SPEAK)
+                runner = await self._host.session(session_id, create=bool(key))
                 return _raw_json(encode(Heartbeat(str(runner.newest), waiting_on(runner.state))))
             case Close():
                 if key:
                     await visitor.require(Action.SPEAK)
-                self._connections.hang_up((session_id, key), connection_name_of(request))
+                self._connections.hang_up((session_id, key), name)
                 return Response(status_code=204, headers=NO_STORE)
             case _:
                 raise MalformedFrameError(
                     "the body of this request is a `chunk`, a `ping` or a `close`; a GET opens"
                 )
 
-    async def _chunk(
-        self, session_id: str, key: str, secret: str, frame: Chunk, name: str, visitor: Visitor
-    ) -> Response:
-        if not key or not secret:
-            raise MalformedFrameError(
-                "a chunk needs the headers `x-idempotency-key` and `x-idempotent-encryption-key`"
-            )
-        chunk = read_chunk(frame, stream=key, secret_digest=secret_digest_of(secret))
+    async def _chunk(self, session_id: str, chunk: Received, name: str, visitor: Visitor) -> Response:
+        place = session_id, chunk.stream
         if chunk.seqno == 0:
             await visitor.begin()
         else:
             await visitor.require(Action.SPEAK)
         if name:
-            self._connections.check((session_id, key), name)
+            self._connections.check(place, name)
         runner = await self._host.session(session_id, create=chunk.seqno == 0)
         is_replayed = is_played_back(runner.state, chunk)
         if not is_replayed:
             visitor.speak(chunk.command)
-        await runner.submit(chunk)
+        with self._connections.under_way(place, chunk.seqno):
+            await runner.submit(chunk)
         self._host.world.reach(Fault.BEFORE_ACK)
         headers = {"x-midstream-replayed": "true"} if is_replayed else {}
         return _raw_json(encode(Ack(chunk.seqno)), headers=headers)
@@ -321,6 +325,7 @@ class HttpEndpoints:
 class SseTransport:
     """Frames as server-sent events in the body of one answer; the way up is `POST …/chunks`."""
 
+    gap_s = 0.0
     is_full = False
 
     def __init__(self, receive: Receive, send: Send, *, ends_with_turn: bool) -> None:
@@ -399,7 +404,10 @@ async def body_of(request: Request) -> bytes:
     Raises:
         FrameTooLargeError: The rest of it was not read.
         ConnectionLostError: It did not come whole in `BODY_S`.
+        HTTPException: It is compressed: so little could become so much.
     """
+    if request.headers.get("content-encoding", "identity").strip().lower() not in {"", "identity"}:
+        raise HTTPException(415, "bodies are not compressed here", headers={"accept-encoding": "identity"})
     pieces: list[bytes] = []
     size = 0
     try:
@@ -444,7 +452,7 @@ def _json_of(stored: Stored) -> bytes:
     """Return a record as JSON also where it is damaged: one bad line must not cost the others."""
     try:
         msgspec.json.decode(stored.body, type=msgspec.Raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         found = salvaged(stored.body)
         return b"null" if found is None else encode_record(found)
     return stored.body

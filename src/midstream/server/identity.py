@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import re
+
 from starlette.requests import HTTPConnection
 
 from midstream.core.frames import COALESCE_S_MAX, Open, SnapshotWhen
-from midstream.core.server_stream import KEY_CHARS_MAX
+from midstream.core.server_stream import KEY_CHARS_MAX, check_cancel_after
 from midstream.errors import MalformedFrameError, UsageError
 
 NUMBER_MAX = 2**53
 """The last number JavaScript counts to."""
+_QUOTED = re.compile(r'"(?:[ !#-\[\]-~]|\\["\\])*"')
+"""A string of RFC 9651, section 3.3.3, as `Idempotency-Key` is defined; the bare word of before is as good."""
 
 
 def stream_of(request: HTTPConnection) -> tuple[str, str]:
     """Return the stream key and secret of a request's headers, each "" where it is missing.
 
     Raises:
-        MalformedFrameError: One of them is too long.
+        MalformedFrameError: One of them is too long, or two headers name two keys.
     """
-    key = request.headers.get("x-idempotency-key") or request.headers.get("idempotency-key") or ""
+    ours, standard = request.headers.get("x-idempotency-key") or "", _standard_key_of(request)
+    if ours and standard and ours != standard:
+        raise MalformedFrameError("`x-idempotency-key` and `idempotency-key` name two keys")
+    key = ours or standard
     secret = request.headers.get("x-idempotent-encryption-key") or ""
     if len(key) > KEY_CHARS_MAX or len(secret) > KEY_CHARS_MAX:
         raise MalformedFrameError(f"stream keys and secrets have {KEY_CHARS_MAX} characters at most")
@@ -45,7 +52,7 @@ def open_of(request: HTTPConnection) -> Open:
         event_id_of(request),
         _number(request, "x-idempotency-next-seqno"),
         _number(request, "x-idempotency-connection"),
-        _seconds(request, "x-idempotency-cancel-after"),
+        cancel_after_of(request),
         snapshots=SnapshotWhen(snapshots),
         coalesce_s=int(held_back) / 1000,
     )
@@ -63,6 +70,22 @@ def connection_name_of(request: HTTPConnection) -> str:
     return name
 
 
+def cancel_after_of(request: HTTPConnection) -> float | None:
+    """Return for how long the client of a stream may be gone until its turn is stopped; None for ever.
+
+    Raises:
+        MalformedFrameError: It is no such number of seconds.
+    """
+    text = request.headers.get("x-idempotency-cancel-after")
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal()):
+        raise MalformedFrameError("the header `x-idempotency-cancel-after` is a whole number of seconds")
+    seconds = float(text)
+    check_cancel_after(seconds)
+    return seconds
+
+
 def event_id_of(request: HTTPConnection) -> str | None:
     """Return the event that a client has.
 
@@ -73,6 +96,16 @@ def event_id_of(request: HTTPConnection) -> str | None:
     return named or request.query_params.get("after") or None
 
 
+def _standard_key_of(request: HTTPConnection) -> str:
+    """Return the key of the standard header, of which both forms are about."""
+    text = request.headers.get("idempotency-key") or ""
+    if not text.startswith('"'):
+        return text
+    if not _QUOTED.fullmatch(text):
+        raise MalformedFrameError('the header `idempotency-key` is a string such as "8e03…", or a bare word')
+    return re.sub(r"\\(.)", r"\1", text[1:-1])
+
+
 def _number(request: HTTPConnection, name: str) -> int:
     text = request.headers.get(name) or "0"
     if (
@@ -81,12 +114,3 @@ def _number(request: HTTPConnection, name: str) -> int:
     ):
         raise MalformedFrameError(f"the header `{name}` is a number from 0 to {NUMBER_MAX}")
     return int(text)
-
-
-def _seconds(request: HTTPConnection, name: str) -> float | None:
-    text = request.headers.get(name)
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdecimal()):
-        raise MalformedFrameError(f"the header `{name}` is a whole number of seconds")
-    return float(text)
