@@ -8,8 +8,8 @@ All of them take tokens by POST and give them to readers:
 journals in SQLite and our own endpoints (`/v1/sessions/{id}/events`, `/stream`) send, framed as for everybody.
 
 A POST is answered when the token was handed to the model, whose words nobody acknowledges; with `?journaled` when it is
-in the journal. A body is one JSON string, or a list of them, each a token. Both run as `midstream serve` does: on uvloop
-and httptools, with its settings of the garbage collector.
+in the journal. A body is one JSON string, or a list of them, each a token. Both run as `midstream serve` does: on
+uvloop and httptools, with its settings of the garbage collector.
 """
 
 from __future__ import annotations

@@ -192,6 +192,47 @@ def durable_costs() -> str:
     return "\n".join(lines) + "\n"
 
 
+def stream_commands() -> str:
+    """Return what durable commands cost beside the reference of Durable Streams, as `make bench-streams` found last."""
+    lines = ["| | | per core-second | of the reference | per second | p50 ms | syncs each | refused |"]
+    lines.append("| --- |" + " --- |" * 7)
+    for row in _result("commands"):
+        ours = row["who"] != "reference"
+        streams = f"{row['writers']:,} streams" if row["writers"] > 1 else "1 stream"
+        what = streams if row["what"] == "commands" else "deliveries to 500 readers of one"
+        times = f"{row['of_reference']:.1f}" if ours else ""
+        syncs = f"{row['syncs']:.2f}" if row["syncs"] >= 0 else ""
+        p50 = f"{row['p50_ms']:.1f}" if row["p50_ms"] else ""
+        who = f"midstream, {row['who']}" if ours else "reference, file-backed"
+        lines.append(
+            f"| {what} | {who} | {row['per_core_s']:,.0f} | {times} | {row['per_s']:,.0f} | {p50} | {syncs}"
+            f" | {row['refused']:,} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def stream_costs() -> str:
+    """Return what an event costs the whole server, two ways each, as `make bench` found last."""
+    lines = ["| microseconds of CPU, whole server | first | second | ratio |", "| --- | --- | --- | --- |"]
+    lines += [
+        f"| {row['what']} | {row['usual_us']:.1f} | {row['other_us']:.1f} | {row['ratio']:.2f} |"
+        for row in _result("costs")
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def idle_readers() -> str:
+    """Return what waiting readers cost, as `make bench` found last."""
+    heads = ("readers", "sessions", "KiB each", "cores for their heartbeats", "connects per core-second")
+    lines = [f"| {' | '.join(heads)} | one event to all of one session |", "| --- |" + " --- |" * 5]
+    lines += [
+        f"| {row['readers']:,} by {row['transport']} | {row['sessions']:,} | {row['bytes_per_reader'] / 1024:.0f}"
+        f" | {row['idle_cores']:.3f} | {row['connects_per_core_s']:,.0f} | {row['reach_all_ms']:.0f} ms CPU |"
+        for row in _result("idle")
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def streaming() -> str:
     """Return what streaming costs everybody, as `make bench ARGS=streaming` found last, beside raw Starlette."""
     rows = _result("streaming")
@@ -261,10 +302,13 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "error-codes": error_codes,
     "example-client": lambda: example("client"),
     "example-hello": lambda: example("hello"),
+    "idle-readers": idle_readers,
     "make-targets": make_targets,
     "numbers": numbers,
     "provider-errors": provider_errors,
     "public-names": public_names,
+    "stream-commands": stream_commands,
+    "stream-costs": stream_costs,
     "stream-errors": stream_errors,
     "streaming": streaming,
     "stream-machines": stream_machines,

@@ -14,7 +14,9 @@ from click.testing import CliRunner
 from midstream.cli.gateway import gateway
 from midstream.cli.listening import (
     COLLECT_AFTER,
+    FILES_MAX,
     address_options,
+    allow_files,
     collect_less,
     log_to_stderr,
     loop_factory,
@@ -70,6 +72,20 @@ def test_the_collector_of_a_server_looks_less_often_and_not_at_what_was_there_be
     finally:
         gc.unfreeze()
         gc.set_threshold(*before)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it has no such limit")
+def test_a_server_may_have_more_connections_than_a_program_usually_has_files() -> None:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        allow_files()
+        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        assert allowed == (FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, FILES_MAX))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_the_faster_loop_is_taken_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from midstream.conformance.client_wire import TRANSPORTS, Seen, Transport, WireTrial
+from midstream.client.ways import Way
+from midstream.conformance.client_wire import Seen, WireTrial
 from midstream.conformance.scripted_server import ScriptedServer
 from midstream.conformance.scripts import Json, scripts
 from midstream.server.pages import FOLDER
@@ -42,11 +43,11 @@ class PageSubject:
 
     def __init__(self, page: Tab) -> None:
         self._page = page
-        self._begun: tuple[str, Transport] | None = None
+        self._begun: tuple[str, Way] | None = None
 
-    async def begin(self, session: str, transport: Transport) -> None:
-        self._begun = (session, transport)
-        await self._page.call(BEGIN, session, transport)
+    async def begin(self, session: str, way: Way) -> None:
+        self._begun = (session, way)
+        await self._page.call(BEGIN, session, way)
 
     async def submit(self, payload: Json) -> None:
         await self._page.call("(payload) => trial.submit(payload)", payload)
@@ -59,6 +60,7 @@ class PageSubject:
 
     async def restart(self) -> None:
         assert self._begun is not None
+        await self._page.evaluate("trial.die()")
         await self._page.reload()
         await self._page.call(BEGIN, *self._begun)
         await self._page.evaluate("trial.resume()")
@@ -73,11 +75,11 @@ class PageSubject:
         await self._page.evaluate("trial.end()")
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_the_browser_client_keeps_every_script(chromium: DevTools, transport: Transport) -> None:
+@pytest.mark.parametrize("way", Way)
+async def test_the_browser_client_keeps_every_script(chromium: DevTools, way: Way) -> None:
     async with ScriptedServer(FILES).listening() as server:
         trial = WireTrial(server, PageSubject(await chromium.open(f"{server.url}/trial/")))
-        outcomes = [await trial.run(script, transport) for script in scripts("client")]
+        outcomes = [await trial.run(script, way) for script in scripts("client")]
     assert [outcome for outcome in outcomes if not outcome.is_kept] == []
 
 
@@ -88,5 +90,5 @@ async def test_a_browser_client_that_breaks_a_rule_is_found(chromium: DevTools) 
     [script] = [each for each in scripts("client") if each.clauses == ("STREAM-50",)]
     async with ScriptedServer({**FILES, core: broken}).listening() as server:
         trial = WireTrial(server, PageSubject(await chromium.open(f"{server.url}/trial/")))
-        outcome = await trial.run(script, "websocket")
+        outcome = await trial.run(script, Way.WEBSOCKET)
     assert (outcome.step, outcome.problem) == (8, "frame 0: connection is 0, not above 0")

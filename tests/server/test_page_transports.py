@@ -50,6 +50,16 @@ REMEMBERED = """() => new Promise((resolve, reject) => {
   };
 })"""
 
+KEPT = """() => new Promise((resolve, reject) => {
+  const opening = indexedDB.open("midstream");
+  opening.onsuccess = () => {
+    const reading = opening.result.transaction(["streams", "secrets"]);
+    const [stream, secret] = ["streams", "secrets"].map((name) => reading.objectStore(name).getAll());
+    reading.oncomplete = () => resolve([stream.result[0] ?? null, secret.result[0] ?? null]);
+    reading.onabort = () => reject(reading.error);
+  };
+})"""
+
 
 async def page_at(browser: Browser, url: str, *, is_fast: bool = False, **options: Any) -> Page:  # noqa: ANN401 - JSON
     """Open a page of its own profile that is a client."""
@@ -131,16 +141,25 @@ async def test_cuts_of_the_network_cost_no_word_over_any_transport(browser: Brow
     gate = asyncio.Event()
     async with served(make_app(two_halves(gate))) as server, Proxy(server.url).listening() as proxy:
         page = await page_at(browser, proxy.url, transport=transport)
+        seen: list[str] = []
+        page.on("request", lambda request: seen.append(request.url))
+        page.on("websocket", lambda socket: seen.append(socket.url))
+        page.on("console", lambda message: seen.append(message.text))
         output = page.locator("output")
         await page.evaluate(SPEAK, ["s1", "go on"])
         await expect(output).to_have_text("".join(WORDS[:HALF]), timeout=WAIT_MS, use_inner_text=False)
+        stream, secret = await page.evaluate(KEPT)
+        assert (len(secret["secret"]), stream["key"], "secret" in stream) == (43, secret["key"], False)
         proxy.cut()
-        await until(lambda: len(set(proxy.asked)) > 0 and ways(proxy).count(transport) >= 2)
+        await until(lambda: ways(proxy).count(transport) >= 2)
         proxy.cut()
         gate.set()
         assert await page.evaluate("speaking") == WHOLE
         assert set(ways(proxy)) == {transport}
         assert words_of(await records_of(server, "s1")) == WHOLE
+        assert await page.evaluate(KEPT) == [None, None]
+        assert seen != []
+        assert [each for each in seen if secret["secret"] in each] == []
         await page.context.close()
 
 

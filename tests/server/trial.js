@@ -135,6 +135,11 @@ export class Trial {
     };
   }
 
+  /** A page that is killed has no last words. */
+  die() {
+    this.client.close = () => {};
+  }
+
   end() {
     this.client.close();
   }

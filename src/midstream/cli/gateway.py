@@ -15,6 +15,7 @@ from midstream.cli import Surroundings
 from midstream.cli.listening import (
     LOCAL_HOSTS,
     address_options,
+    allow_files,
     collect_less,
     log_to_stderr,
     loop_factory,
@@ -138,6 +139,7 @@ def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN
         allowed_hosts=options["allowed_hosts"],
         on_listening=tell,
     )
+    allow_files()
     collect_less()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(work)

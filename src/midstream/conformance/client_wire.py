@@ -13,15 +13,13 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
+from midstream.client.ways import Way
 from midstream.conformance.client_side import STATES
 from midstream.conformance.matching import Names, difference, filled
 from midstream.conformance.scripted_server import Line, ScriptedServer
 from midstream.conformance.scripts import KEPT_ELSEWHERE, Json, Script
 from midstream.conformance.server_side import Outcome
 from midstream.world import World
-
-Transport = Literal["websocket", "sse", "poll"]
-TRANSPORTS: tuple[Transport, ...] = ("websocket", "sse", "poll")
 
 WAIT_S = 20.0
 """Seconds a client has for whatever it owes."""
@@ -58,7 +56,7 @@ class Seen(Struct, frozen=True):
 class Subject(Protocol):
     """A client under trial: one stream at a time, at the server whose address it was given."""
 
-    async def begin(self, session: str, transport: Transport) -> None:
+    async def begin(self, session: str, way: Way) -> None:
         """Be a new client, which will say its first words in this session, over this transport and no other."""
 
     async def submit(self, payload: Json) -> None:
@@ -96,31 +94,31 @@ class WireTrial:
         self._subject = subject
         self._world = world
         self._session = ""
-        self._line: Line | None = None
+        self._lines: list[Line] = []
+        """Those of this script, the newest last."""
         self._asked = 0
-        """Frames of the line that a step has asked for."""
+        """Frames of theirs that a step has asked for."""
         self._told = 0
         self._names: Names = {}
 
-    async def run(self, script: Script, transport: Transport) -> Outcome:
-        """Play one script over one transport, and say how it went; what does not hold there is kept."""
-        name = f"{script.name} ({transport})"
-        if "pipelining" in script.needs and transport != "websocket":
-            return Outcome(name, script.clauses)  # STREAM-38
+    async def run(self, script: Script, way: Way) -> Outcome:
+        """Play one script over one transport, and say how it went; what no client can show there is kept."""
+        if "pipelining" in script.needs and way is not Way.WEBSOCKET:
+            return Outcome(script.name, script.clauses, transport=way)  # STREAM-38
         self._session = self._world.new_id(KEPT_ELSEWHERE)
-        self._line, self._asked, self._told, self._names = None, 0, 0, {}
-        await self._subject.begin(self._session, transport)
+        self._lines, self._asked, self._told, self._names = [], 0, 0, {}
+        await self._subject.begin(self._session, way)
         try:
-            for number, step in enumerate(script.steps, start=1):
+            for number, step in enumerate((*script.steps, {"nothing more": True}), start=1):
                 try:
                     what = await self._difference(step)
                 except TimeoutError:
                     what = f"nothing came of it within {WAIT_S:g} s"
                 if what is not None:
-                    return Outcome(name, script.clauses, what, number)
+                    return Outcome(script.name, script.clauses, what, number, transport=way)
         finally:
             await self._subject.end()
-        return Outcome(name, script.clauses)
+        return Outcome(script.name, script.clauses, transport=way)
 
     async def _difference(self, step: Json) -> str | None:
         async with asyncio.timeout(WAIT_S):
@@ -129,6 +127,8 @@ class WireTrial:
                     return await self._difference_of_sent(patterns)
                 case {"told": list(wanted)}:
                     return await self._difference_of_told(wanted)
+                case {"nothing more": _}:
+                    return await self._difference_of_sent([]) or await self._difference_of_told([])
                 case {"connected": _}:
                     return await self._connected()
                 case {"waits": _}:
@@ -158,13 +158,13 @@ class WireTrial:
                 while not (arrived := self._server.arrived(self._session)).empty():
                     arrived.get_nowait()
                 await self._subject.restart()
-                self._line, self._told = None, 0
+                self._told = 0
             case {"receive": dict(frame)}:
                 await self._receive(filled(frame, self._names))
-            case {"text": str(text)} if self._line is not None:
-                await self._line.say_text(text)
-            case {"lost": _} if self._line is not None:
-                self._line.cut()
+            case {"text": str(text)} if self._lines:
+                await self._lines[-1].say_text(text)
+            case {"lost": _} if self._lines:
+                self._lines[-1].cut()
                 await self._until(self._is_without)
             case {"silence": _}:
                 await self._subject.pass_time()
@@ -182,18 +182,19 @@ class WireTrial:
             if seen.phase == "waiting":
                 await self._subject.pass_time()
             await self._world.sleep(LOOK_S)
-        self._line, self._asked = arrived.get_nowait(), 0
-        while not self._line.said:
+        line = arrived.get_nowait()
+        self._lines.append(line)
+        while not line.said:
             await self._server.news()
-        opening = self._line.said[0]
+        opening = line.said[0]
         self._names.setdefault("stream", opening.get("stream"))
         self._names.setdefault("secret", opening.get("secret"))
         return None
 
     async def _receive(self, frame: Json) -> None:
-        assert self._line is not None, "a script connects first"
+        assert self._lines, "a script connects first"
         before = (await self._subject.seen()).heard
-        await self._line.say(frame)
+        await self._lines[-1].say(frame)
         if before is None:
             await self._world.sleep(GRACE_S)
         else:
@@ -204,6 +205,11 @@ class WireTrial:
         has_newer = not self._server.arrived(self._session).empty()
         return has_newer or seen.phase in ("waiting", "ended")
 
+    def _has_all_said(self, seen: Seen) -> bool:
+        """Whether everything is here that the client said on the connection that was taken last."""
+        is_another = not self._lines or not self._server.arrived(self._session).empty()
+        return is_another or seen.said is None or len(self._lines[-1].said) >= seen.said
+
     async def _until(self, is_so: Callable[[Seen], bool]) -> Seen:
         while not is_so(seen := await self._subject.seen()):
             await self._world.sleep(LOOK_S)
@@ -212,12 +218,10 @@ class WireTrial:
     # --- what is compared -------------------------------------------------------------------------------------------
 
     async def _difference_of_sent(self, patterns: list[Json]) -> str | None:
-        line, seen = self._line, await self._subject.seen()
-        if seen.said is None:
+        if (await self._subject.seen()).said is None:
             await self._world.sleep(GRACE_S)
-        while line is not None and seen.said is not None and len(line.said) < seen.said:
-            await self._server.news()
-        said = [] if line is None else line.said[self._asked :]
+        await self._until(self._has_all_said)
+        said = [frame for line in self._lines for frame in line.said][self._asked :]
         self._asked += len(said)
         if len(said) != len(patterns):
             kinds = [frame["type"] for frame in said]

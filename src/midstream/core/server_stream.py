@@ -397,7 +397,7 @@ class ServerStream:
                 stream=self._open.stream,
                 event_id=str(newest),
                 resume_from=str(resume_from),
-                acked=len(known.digests) if known else 0,
+                acked=known.accepted if known else 0,
                 turn=known.turn if known else 0,
                 turn_status=turn_status_of(session, self._open.stream),
                 status=status_of(session),

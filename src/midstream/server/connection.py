@@ -66,7 +66,7 @@ _log = logging.getLogger(__name__)
 def is_played_back(session: Session, chunk: Received) -> bool:
     """Whether a chunk was accepted before: it costs nothing more."""
     known = session.streams.get(chunk.stream)
-    return known is not None and chunk.seqno < len(known.digests)
+    return known is not None and chunk.seqno < known.accepted
 
 
 class Transport(Protocol):

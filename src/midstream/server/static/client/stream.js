@@ -149,7 +149,7 @@ export class Stream {
     this.#connection = this.life * CONNECTIONS_OF_A_LIFE;
     this.#isBegun = this.isWhole || (kept.cursor ?? null) !== null;
     this.#move(this.damage ? null : (kept.cursor ?? null));
-    this.#chunks = [...(kept.chunks ?? [])].sort((a, b) => a.seqno - b.seqno);
+    this.#chunks = this.damage ? [] : [...(kept.chunks ?? [])].sort((a, b) => a.seqno - b.seqno);
     this.#isAbortNumbered = this.#chunks.some(({ frame }) => read(frame)?.payload?.type === "abort");
     if (this.damage) this.#tell({ type: "lost", id: "0-0", reason: this.damage });
     // STREAM-50: the numbers of this page's connections are above those of the page before, also of one that dies.
@@ -607,7 +607,7 @@ export class Stream {
 
   #end(error, now) {
     if (this.phase === "ended") return;
-    if (this.phase === "live") this.#frames.push('{"type":"close"}');
+    if (this.phase === "live" && error === null) this.#frames.push('{"type":"close"}');
     this.error = error;
     this.endedAt = now;
     this.#rest();
