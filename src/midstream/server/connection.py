@@ -275,6 +275,7 @@ class Connection:
         self._runner: Runner | None = None
         self._mark: bytes | None = None
         """That it is here, where its turn is not to go on without its client."""
+        self._is_admitted = False
         self._is_over = False
         self.is_gone = False
         """The client has gone or stopped reading: there is nobody to send last words to."""
@@ -402,8 +403,9 @@ class Connection:
 
     async def _follow(self) -> None:
         # In a task of its own, not in the server's: each time it is woken, all coroutines that wait for it are passed.
-        while self._runner is None:
+        while not self._is_admitted:
             await self._until(asyncio.get_running_loop().create_future())
+        assert self._runner is not None
         try:
             await self._send_all_of(self._runner)
         except JournalMovedError:  # by another process: whoever asks again meets another session, or none
@@ -562,6 +564,7 @@ class Connection:
         if self._alarm is not None:  # the first heartbeat may be due long before the `open` had to come
             self._alarm.cancel()
             self._set_alarm()
+        self._is_admitted = True
         self._wake()
 
     def _meet_deadline(self, now: float) -> None:
