@@ -41,6 +41,10 @@ NOT_SEEN_AT_A_SERVER = {
         (f"STREAM-{number}" for number in range(69, 75)),
         "of whom an operator lets in: tests/server/test_access_rules.py",
     ),
+    **dict.fromkeys(
+        (f"STREAM-{number}" for number in range(91, 95)),
+        "of clients in browsers: tests/server/test_page_transports.py, tests/server/test_page_lifecycle.py",
+    ),
     "STREAM-99": "of requests below the frames: tests/server/test_poll.py",
 }
 """Clause: why no script can look for it from outside."""
