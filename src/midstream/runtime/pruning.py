@@ -18,7 +18,14 @@ from msgspec import Struct
 from midstream.core.records import JournalReader, OutcomeDamaged, encode
 from midstream.core.retention import Retention, Survey
 from midstream.core.session import Session, evolve, is_prunable, pruned, restored
-from midstream.errors import MidstreamError, NotFoundError, SessionBusyError, UnavailableError
+from midstream.errors import (
+    LeaseHeldError,
+    MidstreamError,
+    NotFoundError,
+    SessionBusyError,
+    SessionLockedError,
+    UnavailableError,
+)
 from midstream.runtime.journal import PAGE_RECORDS
 from midstream.store.contract import PART_MARK, RUNNING, WAITING, SessionInfo, Store, Stored
 from midstream.world import Fault, World
@@ -92,6 +99,8 @@ class Pruner:
                 await self._tend(info)
             except UnavailableError:
                 raise
+            except SessionLockedError:  # pruned when its client is here, by the process that has its keys
+                self._rest(info.session, info.end, info.end - info.oldest)
             except MidstreamError as error:
                 _log.error("not pruned: %s", error.message, extra={"session": info.session})
                 self._rest(info.session, info.end, info.end - info.oldest)
@@ -110,13 +119,14 @@ class Pruner:
     def _is_outlived(self, info: SessionInfo, now: float) -> bool:
         limit = self._retention.sessions_for_s
         is_open = info.mark.is_live or info.mark.status in (RUNNING, WAITING)
+        is_open = is_open and not self._sessions.is_locked(info)  # its client has had that long to come
         is_part = PART_MARK in info.session  # it goes with the session that it is part of
         return limit is not None and not is_open and not is_part and now - info.mark.at > limit
 
     async def _delete(self, session: str) -> None:
         try:
             await self._sessions.delete(session)
-        except (NotFoundError, SessionBusyError):
+        except (NotFoundError, SessionBusyError, LeaseHeldError):
             return  # somebody was faster, one way or the other
         _log.info("deleted, past its time", extra={"session": session})
 

@@ -18,9 +18,10 @@ from midstream.server.guards import page_of
 from midstream.server.http import NO_STORE, body_of
 from midstream.server.judge import cookie_name, cookie_of
 from midstream.server.passes import COOKIE_S, LOGIN_LINK_S, TICKET_S, VIEWER_S_MAX, Kind
-from midstream.server.rights import Owner, root_of
+from midstream.server.rights import Owner
 from midstream.server.subjects import ID_CHARS_MAX, Action, Subject
 from midstream.server.visits import visit_of
+from midstream.store.contract import root_of
 
 T = TypeVar("T")
 

@@ -92,6 +92,26 @@ class DataKey:
             raise StoreDamagedError("what is stored here was changed, moved or cut") from error
 
 
+class OneKey:
+    """A single key that wraps others, as `OperatorKeys` do."""
+
+    def __init__(self, key: bytes, world: World) -> None:
+        self._cipher = AESGCM(key)
+        self._world = world
+
+    async def wrap(self, key: bytes, *, context: bytes) -> bytes:
+        """See `OperatorKeys.wrap`."""
+        nonce = fresh_key(self._world)[:NONCE_BYTES]
+        return nonce + self._cipher.encrypt(nonce, key, context)
+
+    async def unwrap(self, wrapped: bytes, *, context: bytes) -> bytes:
+        """See `OperatorKeys.unwrap`."""
+        try:
+            return self._cipher.decrypt(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], context)
+        except (InvalidTag, ValueError) as error:
+            raise StoreDamagedError("a wrapped key was changed, moved or cut") from error
+
+
 def fresh_key(world: World) -> bytes:
     """Draw a key."""
     return hashlib.blake2b(

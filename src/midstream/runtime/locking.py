@@ -1,0 +1,113 @@
+"""Which escrowed sessions are open in this process: as long as somebody is here for them, or they are at work.
+
+A secret opens a session for a request or a connection, and its keys stay with what they opened: the session that is
+awake. When the last holder has left, the session goes to sleep as soon as it rests, and its keys are forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Protocol, Self
+
+from midstream.errors import MidstreamError
+from midstream.store.contract import Escrow, Opened, root_of
+from midstream.world import World
+
+LOOK_S = 0.5
+"""Seconds between two looks at whether a session that nobody holds is at rest."""
+
+
+class Sessions(Protocol):
+    """The sessions of a host."""
+
+    async def rest(self, session_id: str) -> bool:
+        """Let a session and its sub-agents go to sleep if none of them is at work; return whether all sleep."""
+
+    def carry_on(self, session_id: str) -> None:
+        """Go on with what was left of a session for want of its client's secret."""
+
+
+class Held:
+    """A session that somebody holds open: `with` it."""
+
+    def __init__(self, locks: Locks, session: str, opened: Opened | None) -> None:
+        self.opened = opened
+        """What was opened; None for a session from before the escrow."""
+        self._locks = locks
+        self._session = session
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._locks.let_go(self._session)
+
+
+class Locks:
+    """Opens escrowed sessions, and locks them again.
+
+    Args:
+        sessions: The host.
+        escrow: What opens them.
+    """
+
+    def __init__(self, sessions: Sessions, escrow: Escrow, world: World) -> None:
+        self.escrow = escrow
+        self._sessions = sessions
+        self._world = world
+        self._holders: dict[str, int] = {}
+        self._with_client: set[str] = set()
+        """Sessions whose client has shown its own secret since they were opened."""
+        self._locking: dict[str, asyncio.Task[None]] = {}
+
+    async def hold(self, session: str, secret: str, old_secret: str = "", *, begins: bool = False) -> Held:
+        """Open a session for somebody who leaves the returned value when they need it no more.
+
+        Raises:
+            MidstreamError: See `Escrow.open`.
+        """
+        place = root_of(session)
+        self._holders[place] = self._holders.get(place, 0) + 1  # before: it must not be locked under this
+        try:
+            opened = await self.escrow.open(session, secret, old_secret, begins=begins)
+        except BaseException:
+            self.let_go(place)
+            raise
+        if opened is not None and opened.is_client and place not in self._with_client:
+            self._with_client.add(place)
+            self._sessions.carry_on(place)
+        return Held(self, place, opened)
+
+    def let_go(self, session: str) -> None:
+        """Count a holder less."""
+        self._holders[session] -= 1
+        if not self._holders[session]:
+            del self._holders[session]
+            if session not in self._locking:
+                task = self._world.spawn(self._lock(session), name=f"lock {session}")
+                self._locking[session] = task
+                task.add_done_callback(lambda _: self._locking.pop(session, None))
+
+    async def stop(self) -> None:
+        """Look after nothing any more: the store forgets all keys when it is closed."""
+        tasks = [*self._locking.values()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _lock(self, session: str) -> None:
+        """Lock a session once it is at rest, unless somebody comes before."""
+        while session not in self._holders:
+            try:
+                is_asleep = await self._sessions.rest(session)
+            except MidstreamError:
+                is_asleep = False  # the store is busy: it sleeps, and gives up its lease later
+            if is_asleep and session not in self._holders:
+                self._with_client.discard(session)
+                self.escrow.lock(session)
+                return
+            await self._world.sleep(LOOK_S)
