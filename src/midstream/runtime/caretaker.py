@@ -98,6 +98,14 @@ class Caretaker:
                 self._taking_up.add(session_id)
                 self._work(self._take_up(session_id), name=f"take up {session_id}")
 
+    async def prune(self, session_id: str) -> None:
+        """Prune what is due of one session.
+
+        Raises:
+            UnavailableError: The store is busy or full.
+        """
+        await self._pruner.tend(session_id)
+
     def look_again(self) -> None:
         """Ask again what is followed: somebody reads a session that was not followed before."""
         self._is_following_more.set()

@@ -242,6 +242,14 @@ class Host:
             await runner.sleep()
         return True
 
+    async def tidy(self, session_id: str) -> None:
+        """Prune what is due of a session, as long as it can be read.
+
+        Raises:
+            UnavailableError: The store is busy or full.
+        """
+        await self._caretaker.prune(session_id)
+
     async def note_locked(self, session_id: str) -> None:
         """Know that a turn waits for its client, until the session has another epoch or is opened here."""
         found = await self.store.find(session_id)

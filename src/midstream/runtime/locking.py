@@ -24,6 +24,9 @@ class Sessions(Protocol):
     async def rest(self, session_id: str) -> bool:
         """Let a session and its sub-agents go to sleep if none of them is at work; return whether all sleep."""
 
+    async def tidy(self, session_id: str) -> None:
+        """Prune what is due of a session, as long as it can be read."""
+
     def carry_on(self, session_id: str) -> None:
         """Go on with what was left of a session for want of its client's secret."""
 
@@ -62,6 +65,7 @@ class Locks:
         self._with_client: set[str] = set()
         """Sessions whose client has shown its own secret since they were opened."""
         self._locking: dict[str, asyncio.Task[None]] = {}
+        self._is_stopped = False
 
     async def hold(self, session: str, secret: str, old_secret: str = "", *, begins: bool = False) -> Held:
         """Open a session for somebody who leaves the returned value when they need it no more.
@@ -86,13 +90,14 @@ class Locks:
         self._holders[session] -= 1
         if not self._holders[session]:
             del self._holders[session]
-            if session not in self._locking:
+            if session not in self._locking and not self._is_stopped:
                 task = self._world.spawn(self._lock(session), name=f"lock {session}")
                 self._locking[session] = task
                 task.add_done_callback(lambda _: self._locking.pop(session, None))
 
     async def stop(self) -> None:
         """Look after nothing any more: the store forgets all keys when it is closed."""
+        self._is_stopped = True
         tasks = [*self._locking.values()]
         for task in tasks:
             task.cancel()
@@ -104,6 +109,8 @@ class Locks:
         while session not in self._holders:
             try:
                 is_asleep = await self._sessions.rest(session)
+                if is_asleep:
+                    await self._sessions.tidy(session)
             except MidstreamError:
                 is_asleep = False  # the store is busy: it sleeps, and gives up its lease later
             if is_asleep and session not in self._holders:

@@ -95,22 +95,37 @@ class Pruner:
         there: set[str] = set()
         async for info in self._store.list():
             there.add(info.session)
-            try:
-                await self._tend(info)
-            except UnavailableError:
-                raise
-            except SessionLockedError:  # pruned when its client is here, by the process that has its keys
-                self._rest(info.session, info.end, info.end - info.oldest)
-            except MidstreamError as error:
-                _log.error("not pruned: %s", error.message, extra={"session": info.session})
-                self._rest(info.session, info.end, info.end - info.oldest)
+            await self._tend(info)
         self._seen = {name: seen for name, seen in self._seen.items() if name in there}
 
+    async def tend(self, session: str) -> None:
+        """Look at one session and prune what is due.
+
+        Raises:
+            UnavailableError: The store is busy or full.
+        """
+        info = None if self._retention.is_endless else await self._store.find(session)
+        if info is not None:
+            self._left = max(self._left, SWEEP_RECORDS_MAX)
+            await self._tend(info)
+
     async def _tend(self, info: SessionInfo) -> None:
+        try:
+            await self._tended(info)
+        except UnavailableError:
+            raise
+        except SessionLockedError:
+            _log.debug("not pruned before its client comes", extra={"session": info.session})
+        except MidstreamError as error:
+            _log.error("not pruned: %s", error.message, extra={"session": info.session})
+            self._rest(info.session, info.end, info.end - info.oldest)
+
+    async def _tended(self, info: SessionInfo) -> None:
         now = self._world.now()
         if self._is_outlived(info, now):
             await self._delete(info.session)
         elif self._left > 0 and self._is_due(info, now):
+            await self._store.read(info.session, after=0, limit=1)  # a locked one costs no more than that
             while await self._prune(info.session):
                 if self._left <= 0:
                     del self._seen[info.session]  # the next sweep goes on with it
