@@ -112,6 +112,9 @@ class Checkpoint(Struct, frozen=True):
     next_seqno: int = 0
     unacked: tuple[tuple[int, bytes], ...] = ()
 
+    def __repr__(self) -> str:
+        return f"Checkpoint(stream={self.stream!r}, event_id={self.event_id!r}, next_seqno={self.next_seqno})"
+
     @property
     def is_finishing(self) -> bool:
         """Whether nothing but acks is owed: the stream stopped, answered or took back, and follows no turn."""
@@ -191,7 +194,8 @@ class ClientStream:
 
     Args:
         stream: The stream key; "" for a reader, who says nothing and never ends by itself.
-        secret: The stream's secret; "" for a reader.
+        secret: The stream's secret, which a reader may need too.
+        old_secret: What the secret was before it was changed.
         after: Where a reader begins: after this event, or at the session's end where it is None.
         cancel_after_s: See `Open`: the server stops the turn when this client was gone for so long.
         life: A number above those of the processes that had this stream before.
@@ -206,6 +210,7 @@ class ClientStream:
         stream: str = "",
         secret: str = "",
         *,
+        old_secret: str = "",
         after: EventId | None = None,
         cancel_after_s: float | None = None,
         life: int = 0,
@@ -217,6 +222,7 @@ class ClientStream:
     ) -> None:
         self._stream = stream
         self._secret = secret
+        self._old_secret = old_secret
         self._cancel_after_s = cancel_after_s
         self._backoff = backoff
         self._patience_s = patience_s
@@ -267,6 +273,7 @@ class ClientStream:
         cls,
         checkpoint: Checkpoint,
         *,
+        old_secret: str = "",
         life: int = 0,
         snapshots: SnapshotWhen = SnapshotWhen.NEVER,
         backoff: Backoff = RECONNECT_BACKOFF,
@@ -278,6 +285,7 @@ class ClientStream:
         stream = cls(
             checkpoint.stream,
             checkpoint.secret,
+            old_secret=old_secret,
             after=checkpoint.event_id,
             life=life,
             snapshots=snapshots,
@@ -461,6 +469,7 @@ class ClientStream:
                 self._connection if self._stream else 0,
                 self._cancel_after_s,
                 snapshots=self._snapshots,
+                old_secret=self._old_secret,
             )
         )
         self._send_chunks()

@@ -193,7 +193,7 @@ class ServerStream:
         self._snapshot_due: SnapshotDue | None = None
         self._in_flight: set[int] = set()
         self._requests: list[Request] = []
-        self._held: list[Request] = []
+        self._held: list[Chunk] = []
         """Chunks that came before the admission; they are requested after it or never."""
         self._frames: list[bytes] = []
 
@@ -323,7 +323,13 @@ class ServerStream:
             self.fail(error, now=now)
 
     def admit(
-        self, session: Session, *, epoch_at: int | None, pruned_to: EventId = START, now: float
+        self,
+        session: Session,
+        *,
+        epoch_at: int | None,
+        pruned_to: EventId = START,
+        secret_digest: str | None = None,
+        now: float,
     ) -> None:
         """Answer an `Admit`: queue the welcome and set the cursor, or refuse and close.
 
@@ -332,10 +338,12 @@ class ServerStream:
             epoch_at: Epoch of the record at the position of the client's event id; None where it sent none
                 or where there is no such record, or no more.
             pruned_to: The last event that was pruned, as far as is known.
+            secret_digest: What stands for the client's secret in this session; None for a digest of it.
         """
         if self._state is not _State.ADMITTING:
             return
         known = session.streams.get(self._open.stream)
+        self._secret_digest = secret_digest or digest_shown(session, self._open)
         if known and not hmac.compare_digest(known.secret_digest, self._secret_digest):
             self.fail(WrongSecretError("this stream was opened with another secret"), now=now)
             return
@@ -384,7 +392,7 @@ class ServerStream:
         elif is_gone:
             reason = f"the event {self._event_id} is not on this session's line"
             self._queue(Gone(str(resume_from), reason, pruned_to.position + 1), now=now)
-        self._requests += self._held
+        self._requests += map(self._submit, self._held)
         self._held = []
 
     def accepted(self, seqno: int, *, now: float) -> None:
@@ -483,7 +491,7 @@ class ServerStream:
     def _take_open(self, frame: Open) -> None:
         if frame.version < 1 or frame.next_seqno < 0 or frame.connection < 0:
             raise MalformedFrameError("versions begin with 1, sequence and connection numbers with 0")
-        if len(frame.stream) > KEY_CHARS_MAX or len(frame.secret) > KEY_CHARS_MAX:
+        if max(map(len, (frame.stream, frame.secret, frame.old_secret))) > KEY_CHARS_MAX:
             raise MalformedFrameError(f"stream keys and secrets have {KEY_CHARS_MAX} characters at most")
         if not 0 <= frame.coalesce_s <= COALESCE_S_MAX:
             raise MalformedFrameError(f"events are held back for 0 to {COALESCE_S_MAX} s")
@@ -494,7 +502,6 @@ class ServerStream:
                 f"a turn is stopped after 0 to {CANCEL_AFTER_S_MAX:g} seconds alone, or never"
             )
         self._event_id = EventId.parse(frame.event_id) if frame.event_id is not None else None
-        self._secret_digest = secret_digest_of(frame.secret)
         self._open = frame
         self._state = _State.ADMITTING
         self._deadline = None
@@ -503,12 +510,18 @@ class ServerStream:
     def _take_chunk(self, frame: Chunk) -> None:
         if not self._open.stream:
             raise ProtocolError("a reader has no stream to send chunks on")
-        chunk = read_chunk(frame, stream=self._open.stream, secret_digest=self._secret_digest)
-        self._in_flight.add(chunk.seqno)
+        submit = self._submit(frame)
+        self._in_flight.add(submit.seqno)
         if len(self._in_flight) > self._in_flight_max:
             raise ProtocolError(f"more than {self._in_flight_max} chunks wait for their acks")
-        queue = self._requests if self.is_admitted else self._held
-        queue.append(Submit(chunk.seqno, chunk))
+        if self.is_admitted:
+            self._requests.append(submit)
+        else:
+            self._held.append(frame)
+
+    def _submit(self, frame: Chunk) -> Submit:
+        chunk = read_chunk(frame, stream=self._open.stream, secret_digest=self._secret_digest)
+        return Submit(chunk.seqno, chunk)
 
     def _advance_over(self, records: Sequence[tuple[EventId, bytes]]) -> None:
         assert self.is_admitted, "events before the welcome"
@@ -529,6 +542,15 @@ class ServerStream:
         self._deadline = None
         self._requests = []
         self._held = []
+
+
+def digest_shown(session: Session, shown: Open) -> str:
+    """Return the digest of the secret that a client shows: of the old one where its stream was opened with that."""
+    known = session.streams.get(shown.stream)
+    before = secret_digest_of(shown.old_secret)
+    if known and shown.old_secret and hmac.compare_digest(known.secret_digest, before):
+        return before
+    return secret_digest_of(shown.secret)
 
 
 def _is_on_line(event_id: EventId, epoch_at: int | None) -> bool:

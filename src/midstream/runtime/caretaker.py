@@ -16,7 +16,13 @@ from typing import Protocol
 from midstream.core.retention import Retention
 from midstream.core.session import Session
 from midstream.core.timing import RECONNECT_BACKOFF
-from midstream.errors import DrainingError, LeaseHeldError, MidstreamError, SessionLockedError, UnavailableError
+from midstream.errors import (
+    DrainingError,
+    LeaseHeldError,
+    MidstreamError,
+    SessionLockedError,
+    UnavailableError,
+)
 from midstream.runtime.handing import GIVE_UP, decode_command, encode_answer
 from midstream.runtime.pruning import Pruner
 from midstream.runtime.runner import Runner

@@ -10,10 +10,12 @@ import asyncio
 from types import TracebackType
 from typing import Protocol, Self
 
-from midstream.errors import MidstreamError
+from midstream.errors import MidstreamError, UnauthorizedError
 from midstream.store.contract import Escrow, Opened, root_of
 from midstream.world import World
 
+RECHECK_S = 60.0
+"""Seconds after which a viewer that follows is asked again whether it may: its word may be withdrawn elsewhere."""
 LOOK_S = 0.5
 """Seconds between two looks at whether a session that nobody holds is at rest."""
 
@@ -40,6 +42,11 @@ class Held:
         self._locks = locks
         self._session = session
 
+    @property
+    def is_viewer(self) -> bool:
+        """Whether a viewer holds it, who may become unwelcome."""
+        return self.opened is not None and not self.opened.is_client
+
     def __enter__(self) -> Self:
         return self
 
@@ -65,6 +72,8 @@ class Locks:
         self._with_client: set[str] = set()
         """Sessions whose client has shown its own secret since they were opened."""
         self._locking: dict[str, asyncio.Task[None]] = {}
+        self._looking: set[asyncio.Event] = set()
+        """Rung for each viewer that follows when it is to be asked again whether it may."""
         self._is_stopped = False
 
     async def hold(self, session: str, secret: str, old_secret: str = "", *, begins: bool = False) -> Held:
@@ -94,6 +103,35 @@ class Locks:
                 task = self._world.spawn(self._lock(session), name=f"lock {session}")
                 self._locking[session] = task
                 task.add_done_callback(lambda _: self._locking.pop(session, None))
+
+    async def withdraw_viewers(self, session: str) -> None:
+        """Let no viewer look at a session any more, and end those that do: elsewhere within `RECHECK_S`."""
+        await self.escrow.withdraw_viewers(session)
+        for must_look in self._looking:
+            must_look.set()
+
+    async def until_withdrawn(self, opened: Opened) -> MidstreamError:
+        """Wait until a viewer may look no longer, and return why."""
+        must_look = asyncio.Event()
+        self._looking.add(must_look)
+        try:
+            while await self._is_good(opened):
+                must_look.clear()
+                wait_s = min(RECHECK_S, max(0.0, opened.expires_at - self._world.now()))
+                timer = self._world.later(wait_s, must_look.set)
+                try:
+                    await must_look.wait()
+                finally:
+                    timer.cancel()
+        finally:
+            self._looking.discard(must_look)
+        return UnauthorizedError("the word by which this session was opened is no longer good")
+
+    async def _is_good(self, opened: Opened) -> bool:
+        try:
+            return await self.escrow.is_good(opened)
+        except MidstreamError:
+            return False  # what cannot be found out now ends it as well: it comes again and is asked
 
     async def stop(self) -> None:
         """Look after nothing any more: the store forgets all keys when it is closed."""

@@ -36,6 +36,8 @@ SWEEP_RECORDS_MAX = 50_000
 """Records that one sweep reads at most, about a second of work, but for the last journal; the next one goes on."""
 PAUSE_S = 0.005
 """Seconds of rest after each page that was read, so that readers of others do not wait for many."""
+LOCKED_S = 600.0
+"""Seconds for which a session is left alone that only its client can open; it is looked at when that one leaves."""
 LOOKS = 8
 """How often a journal is read while it doubles, and within `events_for_s`."""
 UNREAD_MAX = 256
@@ -53,6 +55,9 @@ class Sessions(Protocol):
     async def delete(self, session_id: str) -> None:
         """Remove an idle session and all its records for good."""
 
+    def is_locked(self, info: SessionInfo) -> bool:
+        """Whether the open turn of a session waits for its client."""
+
 
 class _Seen(Struct, frozen=True):
     """What was found when a journal was last read."""
@@ -61,6 +66,8 @@ class _Seen(Struct, frozen=True):
     count: int
     look_at: float
     """When it is read again, whatever happens in it."""
+    is_locked: bool = False
+    """It could not be read: its client was not here."""
 
 
 class Pruner:
@@ -107,6 +114,8 @@ class Pruner:
         info = None if self._retention.is_endless else await self._store.find(session)
         if info is not None:
             self._left = max(self._left, SWEEP_RECORDS_MAX)
+            if (seen := self._seen.get(session)) is not None and seen.is_locked:
+                del self._seen[session]
             await self._tend(info)
 
     async def _tend(self, info: SessionInfo) -> None:
@@ -115,7 +124,8 @@ class Pruner:
         except UnavailableError:
             raise
         except SessionLockedError:
-            _log.debug("not pruned before its client comes", extra={"session": info.session})
+            look_at = self._world.now() + LOCKED_S
+            self._seen[info.session] = _Seen(info.end, info.end - info.oldest, look_at, is_locked=True)
         except MidstreamError as error:
             _log.error("not pruned: %s", error.message, extra={"session": info.session})
             self._rest(info.session, info.end, info.end - info.oldest)
@@ -125,7 +135,6 @@ class Pruner:
         if self._is_outlived(info, now):
             await self._delete(info.session)
         elif self._left > 0 and self._is_due(info, now):
-            await self._store.read(info.session, after=0, limit=1)  # a locked one costs no more than that
             while await self._prune(info.session):
                 if self._left <= 0:
                     del self._seen[info.session]  # the next sweep goes on with it

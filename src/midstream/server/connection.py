@@ -12,12 +12,14 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Coroutine, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Protocol, Self
 
 import msgspec
+from starlette.requests import HTTPConnection
 
-from midstream.core.frames import EVENTS_PER_FRAME_MAX, HEARTBEAT_S, START, Close, EventId, encode
+from midstream.core.frames import EVENTS_PER_FRAME_MAX, HEARTBEAT_S, START, Close, EventId, Open, encode
 from midstream.core.server_stream import (
     Admit,
     Request,
@@ -31,11 +33,13 @@ from midstream.core.session import Received, Session
 from midstream.core.settings import StreamSettings
 from midstream.errors import DrainingError, EventGoneError, MidstreamError, OverloadedError, StreamFencedError
 from midstream.runtime.host import Host
+from midstream.runtime.locking import Held, Locks
 from midstream.runtime.runner import Runner
 from midstream.server.limits import CONNECTIONS_MAX, Places
 from midstream.server.presence import Presence
 from midstream.server.snapshot import body_within, snapshot_of
 from midstream.server.subjects import Action
+from midstream.server.unlocking import shown_in, stream_digest_of, unlock
 from midstream.server.visits import Stranger, Visitor
 from midstream.world import Fault
 
@@ -207,6 +211,7 @@ class Connection:
     Args:
         name: What a client calls a connection that is several requests; "" for one that is whole.
         is_continued: This is not the first request of the named connection.
+        request: What it came by; its headers may have a viewer's word.
     """
 
     def __init__(
@@ -220,6 +225,7 @@ class Connection:
         *,
         name: str = "",
         is_continued: bool = False,
+        request: HTTPConnection | None = None,
     ) -> None:
         self.name = name
         self.is_continued = is_continued
@@ -230,6 +236,10 @@ class Connection:
         self._transport = transport
         self._among = among
         self._visitor = visitor or Stranger(Places(0, ""), "")
+        self._request = request or HTTPConnection({"type": "http", "headers": []})
+        self._holding = ExitStack()
+        self._held: Held | None = None
+        """What its secret opened, where clients hold the keys of their sessions."""
         self._runner: Runner | None = None
         self._mark: bytes | None = None
         """That it is here, where its turn is not to go on without its client."""
@@ -256,6 +266,7 @@ class Connection:
         self._visitor.leave()
         if self._runner is not None:
             self._runner.detach()
+        self._holding.close()
         if self._mark is not None:
             self._among.presence(self._host).left(self.place, self._mark, self._stream.cancels_after_s)
 
@@ -315,7 +326,11 @@ class Connection:
 
     def _loops(self) -> list[Coroutine[None, None, None]]:
         loops = [self._listen(), self._follow(), self._keep_time()]
-        return [*loops, self._keep_door()] if self._visitor.is_known else loops
+        if self._visitor.is_known:
+            loops.append(self._keep_door())
+        if self._host.locks is not None:
+            loops.append(self._keep_lock(self._host.locks))
+        return loops
 
     # --- the loops ---------------------------------------------------------------------------------------------
 
@@ -390,6 +405,11 @@ class Connection:
     async def _keep_door(self) -> None:
         self.end(await self._visitor.until_unwelcome())
 
+    async def _keep_lock(self, locks: Locks) -> None:
+        await self._is_admitted.wait()
+        if self._held is not None and self._held.opened is not None and self._held.is_viewer:
+            self.end(await locks.until_withdrawn(self._held.opened))
+
     def _next_check_at(self, now: float) -> float:
         if self._sending_since is not None:
             return self._sending_since + SEND_S
@@ -434,12 +454,17 @@ class Connection:
             await self._visitor.begin()
         elif request.open.stream:
             await self._visitor.require(Action.SPEAK)
+        digest = await self._unlock(request.open, is_new=is_new)
         runner = await self._host.session(self._session_id, create=is_new)
         epoch_at = None
         if request.event_id is not None and request.event_id.position > 0:
             epoch_at = await runner.events.epoch_at(request.event_id.position)
         self._stream.admit(
-            runner.state, epoch_at=epoch_at, pruned_to=runner.events.pruned_to, now=self._now()
+            runner.state,
+            epoch_at=epoch_at,
+            pruned_to=runner.events.pruned_to,
+            secret_digest=digest,
+            now=self._now(),
         )
         if not self._stream.is_admitted:
             return
@@ -450,6 +475,14 @@ class Connection:
         if self._stream.cancels_after_s is not None:
             self._mark = await self._among.presence(self._host).arrived(self.place)
         self._is_admitted.set()
+
+    async def _unlock(self, opening: Open, *, is_new: bool) -> str | None:
+        """Open the session with the secret that was shown, and return what stands for that in the session's streams."""
+        shown = shown_in(self._request, opening)
+        action = Action.SPEAK if opening.stream else Action.READ
+        holding = await unlock(self._host, self._session_id, shown, action, begins=is_new)
+        self._held = self._holding.enter_context(holding)
+        return stream_digest_of(self._held)
 
     def _meet_deadline(self, now: float) -> None:
         deadline = self._stream.next_deadline()

@@ -119,6 +119,17 @@ def fresh_key(world: World) -> bytes:
     ).digest()
 
 
+def derived_key(secret: str, share: bytes, place: bytes) -> tuple[bytes, bytes]:
+    """Return the key that a secret and a share of ours make for one place, and what shows that it is that key."""
+    both = HKDF(SHA256(), 2 * KEY_BYTES, share, place).derive(secret.encode("utf-8", "surrogatepass"))
+    return both[:KEY_BYTES], both[KEY_BYTES:]
+
+
+def digest_from(key: bytes, purpose: bytes) -> str:
+    """Return what a key makes of a purpose: it says nothing of the key."""
+    return HKDFExpand(SHA256(), KEY_BYTES, purpose).derive(key).hex()
+
+
 async def kept_key(key: bytes, keys: OperatorKeys, *, context: bytes) -> bytes:
     """Return a data key as it may be written down: its commitment, and it itself wrapped."""
     return DataKey(key).commitment + await keys.wrap(key, context=context)

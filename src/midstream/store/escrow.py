@@ -22,8 +22,6 @@ import hmac
 from collections.abc import Callable
 
 import msgspec
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -38,7 +36,7 @@ from midstream.errors import (
     WrongSecretError,
 )
 from midstream.store import ciphers
-from midstream.store.ciphers import KEY_BYTES, OneKey, OperatorKeys
+from midstream.store.ciphers import OneKey, OperatorKeys
 from midstream.store.contract import Opened, Shelf, Store, Transactional, root_of
 from midstream.store.encrypted import EncryptedShelf, EncryptedTransactional
 from midstream.world import World
@@ -118,7 +116,7 @@ class _Root:
 
     @property
     def stream_digest(self) -> str:
-        return HKDFExpand(SHA256(), KEY_BYTES, b"midstream 1 streams").derive(self.key).hex()
+        return ciphers.digest_from(self.key, b"midstream 1 streams")
 
 
 class ClientKeys:
@@ -200,9 +198,7 @@ class ClientKeys:
         row = None if opened.is_client else (await self._kept(opened.session)).row
         viewers = row.viewers if row is not None else ()
         now = self._world.now()
-        return opened.is_client or any(
-            each.id == opened.viewer and now < each.expires_at for each in viewers
-        )
+        return opened.is_client or any(each.id == opened.viewer and now < each.expires_at for each in viewers)
 
     def lock(self, session: str) -> None:
         """See `Escrow.lock`."""
@@ -224,7 +220,7 @@ class ClientKeys:
         """Try a secret; as much is done for one that fits nothing."""
         wrap, holder = self._wrap_for(place, row, secret)
         share = await self.house.unwrap(wrap.share, context=holder.place_of_share)
-        wrapping, check = _derived(secret, share, holder)
+        wrapping, check = ciphers.derived_key(secret, share, holder.place)
         if not hmac.compare_digest(check, wrap.check):
             return None
         key = await OneKey(wrapping, self._world).unwrap(wrap.root, context=holder.place)
@@ -270,7 +266,7 @@ class ClientKeys:
 
     async def _wrapped(self, key: bytes, secret: str, holder: _Holder) -> _Wrap:
         share = ciphers.fresh_key(self._world)
-        wrapping, check = _derived(secret, share, holder)
+        wrapping, check = ciphers.derived_key(secret, share, holder.place)
         root = await OneKey(wrapping, self._world).wrap(key, context=holder.place)
         return _Wrap(await self.house.wrap(share, context=holder.place_of_share), check, root)
 
@@ -409,14 +405,6 @@ def escrowed(
     made = kind(store, keys, world=world, is_mixed=is_mixed)
     keys.on_locked = made.lock
     return made
-
-
-def _derived(secret: str, share: bytes, holder: _Holder) -> tuple[bytes, bytes]:
-    """Return the key that wraps the root key, and what shows that the secret is the right one."""
-    derived = HKDF(SHA256(), 2 * KEY_BYTES, share, holder.place).derive(
-        secret.encode("utf-8", "surrogatepass")
-    )
-    return derived[:KEY_BYTES], derived[KEY_BYTES:]
 
 
 def _id_of(word: str) -> bytes:
