@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,15 @@ END_TO_END = frozenset(
         "server/test_websocket.py",
     }
 )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _apart_from_its_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep tests, and the programs they start, away from the keyring and the folders of whoever runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MIDSTREAM_HOME", str(tmp_path_factory.mktemp("home")))
+        patch.setenv("PYTHON_KEYRING_BACKEND", "keyring.backends.fail.Keyring")
+        yield
 
 
 READS_EVERYTHING_S = 300

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from midstream.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from midstream.client import Client, connect
+    from midstream.client import Client, ClientSettings, connect
     from midstream.core.retention import Retention
     from midstream.core.settings import StreamSettings
     from midstream.errors import MidstreamError
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Agent": "midstream.runtime.agent",
     "Client": "midstream.client",
+    "ClientSettings": "midstream.client",
     "DidNotHappen": "midstream.tools",
     "Happened": "midstream.tools",
     "Host": "midstream.runtime.host",
@@ -60,6 +61,7 @@ _HOMES = {
 __all__ = [
     "Agent",
     "Client",
+    "ClientSettings",
     "DidNotHappen",
     "Happened",
     "Host",

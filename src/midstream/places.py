@@ -40,6 +40,11 @@ class Places:
         return self.data / "sessions.db"
 
     @property
+    def secrets(self) -> Path:
+        """What clients keep their secrets in where none is named, unless a keyring of the system has them."""
+        return self.state / "secrets.db"
+
+    @property
     def gateway_store(self) -> Path:
         """The database that `gateway` uses where none is named."""
         return self.data / "gateway.db"

@@ -153,6 +153,7 @@ async def main() -> None:
     async with connect(
         f"http://127.0.0.1:{told.port}",
         state=folder / "client.db",
+        secrets=folder / "secrets.db",
         tools=client_tools(Ledger(told.folder / "ledger")),
         world=HastyWorld(*told.death),
         transport=told.way,

@@ -10,6 +10,7 @@ import pytest
 
 from midstream.client.attachment import EVENTS_UNREAD_MAX, Attachment
 from midstream.client.checkpoint import CheckpointFile, StreamBegun
+from midstream.client.secret_store import SecretStore
 from midstream.core import frames, records
 from midstream.core.client_stream import Applied, ClientStream
 from midstream.core.frames import Ack, EventId, Events, Heartbeat, Open, SayPayload, ServerFrame, Welcome
@@ -65,7 +66,8 @@ class Bench:
         self.refusals: list[MidstreamError] = []
         self.reconnecting: list[bool] = []
         self.stalled: list[str] = []
-        self.file = CheckpointFile(None, server="http://s", world=self.world)
+        secrets = SecretStore(None, world=self.world)
+        self.file = CheckpointFile(None, server="http://s", secrets=secrets, world=self.world)
         self.stream = stream or ClientStream("a", "secret", now=self.world.monotonic())
         self.attachment = Attachment(
             self.stream,

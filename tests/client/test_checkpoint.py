@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from midstream.client.checkpoint import (
+    LOG_BYTES_MAX,
     CallAnswered,
     CallAsked,
     CallIntended,
@@ -21,13 +22,15 @@ from midstream.client.checkpoint import (
     KeptStream,
     StreamBegun,
 )
+from midstream.client.secret_store import SecretKey, SecretStore
 from midstream.core.calls import CallPlan, CallState, Site
 from midstream.core.client_stream import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten
-from midstream.core.frames import EventId, digest_of
-from midstream.core.messages import Call, Outcome, Result
+from midstream.core.frames import EventId, SayPayload, digest_of, encode
+from midstream.core.messages import Call, Outcome, Result, Text
 from midstream.errors import MidstreamError, StoreBusyError, StoreDamagedError, StoreFullError, UsageError
-from midstream.testing.worlds import FakeWorld
-from midstream.world import Fault
+from midstream.testing.worlds import Crashed, FakeWorld
+from midstream.world import Fault, World
+from tests.client.keyrings import FileKeyring, chosen
 from tests.spec import spec
 
 SERVER = "http://127.0.0.1:8000"
@@ -43,22 +46,33 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def file(path: Path) -> AsyncIterator[CheckpointFile]:
-    file = CheckpointFile(path, server=SERVER, world=FakeWorld(at=100.0))
+async def secrets(tmp_path: Path) -> AsyncIterator[SecretStore]:
+    secrets = SecretStore(tmp_path / "secrets.db", world=World())
+    yield secrets
+    await secrets.close()
+
+
+@pytest.fixture
+async def file(path: Path, secrets: SecretStore) -> AsyncIterator[CheckpointFile]:
+    file = CheckpointFile(path, server=SERVER, secrets=secrets, world=FakeWorld(at=100.0))
     await file.open()
     yield file
     await file.close()
 
 
-async def test_a_stream_comes_back_as_it_was_left(file: CheckpointFile, path: Path) -> None:
+async def test_a_stream_comes_back_as_it_was_left(
+    file: CheckpointFile, path: Path, secrets: SecretStore
+) -> None:
     await file.write("a", [*BEGUN, ChunkKept(1, ONE), ChunkKept(2, TWO)])
     await file.write("a", [ChunksAcked(0), CursorMoved(EventId(2, 7))])
     await file.close()
 
-    again = CheckpointFile(path, server=SERVER, world=FakeWorld())
+    again = CheckpointFile(path, server=SERVER, secrets=secrets, world=FakeWorld())
     await again.open()
     kept = Checkpoint("a", "secret", EventId(2, 7), 3, ((1, ONE), (2, TWO)))
-    assert await again.streams() == [KeptStream("s1", kept, 100.0)]
+    assert [await again.with_secret(each) for each in await again.streams()] == [
+        KeptStream("s1", kept, 100.0)
+    ]
     await again.close()
 
 
@@ -68,9 +82,9 @@ async def test_a_cursor_can_be_taken_back(file: CheckpointFile) -> None:
     assert [kept.checkpoint.event_id for kept in await file.streams()] == [None]
 
 
-async def test_every_change_says_when_it_was(path: Path) -> None:
+async def test_every_change_says_when_it_was(path: Path, secrets: SecretStore) -> None:
     world = FakeWorld(at=100.0)
-    file = CheckpointFile(path, server=SERVER, world=world)
+    file = CheckpointFile(path, server=SERVER, secrets=secrets, world=world)
     await file.open()
     await file.write("a", BEGUN)
     await world.advance(50.0)
@@ -86,7 +100,7 @@ async def test_what_is_forgotten_leaves_nothing_behind(file: CheckpointFile, pat
     assert [kept.checkpoint.stream for kept in await file.streams()] == ["b"]
     await file.close()
     with sqlite3.connect(path) as connection:
-        for table in ("stream", "secret", "chunk", "call"):
+        for table in ("stream", "chunk", "call"):
             assert connection.execute(f"SELECT count(*) FROM {table} WHERE stream = 'a'").fetchone() == (0,)
     connection.close()
 
@@ -109,19 +123,21 @@ async def test_a_call_is_kept_through_its_life(file: CheckpointFile) -> None:
     assert await file.calls("a") == [KeptCall(1, 2, CallState(CALL, other), is_asked=False)]
 
 
-async def test_each_server_has_its_own_streams(file: CheckpointFile, path: Path) -> None:
+async def test_each_server_has_its_own_streams(
+    file: CheckpointFile, path: Path, secrets: SecretStore
+) -> None:
     await file.write("a", BEGUN)
     await file.close()
-    other = CheckpointFile(path, server="http://other", world=FakeWorld())
+    other = CheckpointFile(path, server="http://other", secrets=secrets, world=FakeWorld())
     await other.open()
     assert await other.streams() == []
     await other.close()
 
 
-async def test_epochs_rise_over_lives(file: CheckpointFile, path: Path) -> None:
+async def test_epochs_rise_over_lives(file: CheckpointFile, path: Path, secrets: SecretStore) -> None:
     first = [await file.start_epoch(), await file.start_epoch()]
     await file.close()
-    again = CheckpointFile(path, server=SERVER, world=FakeWorld())
+    again = CheckpointFile(path, server=SERVER, secrets=secrets, world=FakeWorld())
     await again.open()
     assert [*first, await again.start_epoch()] == [1, 2, 3]
     await again.close()
@@ -149,9 +165,9 @@ async def test_what_is_acted_on_is_on_the_disk_first(
     assert synchronous == (2 if is_full else 1)
 
 
-async def test_fault_points_stand_around_every_write() -> None:
+async def test_fault_points_stand_around_every_write(secrets: SecretStore) -> None:
     world = FakeWorld()
-    file = CheckpointFile(None, server=SERVER, world=world)
+    file = CheckpointFile(None, server=SERVER, secrets=secrets, world=world)
     await file.open()
     await file.write("a", BEGUN)
     await file.write("a", [])
@@ -178,9 +194,9 @@ async def test_nobody_else_may_read_the_file(readable: None, file: CheckpointFil
     assert modes == {"state.db": 0o600, "state.db-wal": 0o600}
 
 
-async def test_a_second_process_is_refused(file: CheckpointFile, path: Path) -> None:
+async def test_a_second_process_is_refused(file: CheckpointFile, path: Path, secrets: SecretStore) -> None:
     await file.write("a", BEGUN)
-    second = CheckpointFile(path, server=SERVER, world=FakeWorld())
+    second = CheckpointFile(path, server=SERVER, secrets=secrets, world=FakeWorld())
     with pytest.raises(StoreBusyError, match="another process"):
         await second.open()
     await second.close()
@@ -202,7 +218,7 @@ DAMAGES = {
 @spec("STREAM-48")
 @pytest.mark.parametrize("damage", DAMAGES)
 async def test_a_chunk_that_cannot_be_read_is_told_and_not_skipped_and_other_streams_are_whole(
-    file: CheckpointFile, path: Path, damage: str
+    file: CheckpointFile, path: Path, damage: str, secrets: SecretStore
 ) -> None:
     await file.write("a", [*BEGUN, ChunkKept(1, ONE)])
     await file.write("b", BEGUN)
@@ -211,7 +227,7 @@ async def test_a_chunk_that_cannot_be_read_is_told_and_not_skipped_and_other_str
     with sqlite3.connect(path) as connection:
         connection.execute(change)
     connection.close()
-    again = CheckpointFile(path, server=SERVER, world=FakeWorld())
+    again = CheckpointFile(path, server=SERVER, secrets=secrets, world=FakeWorld())
     await again.open()
     kept = {each.checkpoint.stream: each for each in await again.streams()}
     assert {stream: (each.damage, len(each.checkpoint.unacked)) for stream, each in kept.items()} == {
@@ -221,18 +237,26 @@ async def test_a_chunk_that_cannot_be_read_is_told_and_not_skipped_and_other_str
     await again.close()
 
 
-STRANGE: dict[str, tuple[str, type[MidstreamError]]] = {
-    "a text": ("", StoreDamagedError),
-    "another program's": ("CREATE TABLE theirs (x)", UsageError),
-    "a server's": ("PRAGMA user_version = 1; PRAGMA application_id = 1835624563", UsageError),
-    "a newer version's": ("PRAGMA user_version = 99; PRAGMA application_id = 1835624547", UsageError),
+STRANGE: dict[str, tuple[str, type[MidstreamError], str]] = {
+    "a text": ("", StoreDamagedError, "cannot be used"),
+    "another program's": ("CREATE TABLE theirs (x)", UsageError, "another program"),
+    "a file of secrets": (
+        "PRAGMA user_version = 1; PRAGMA application_id = 1835623539",
+        UsageError,
+        "another",
+    ),
+    "a newer version's": (
+        "PRAGMA user_version = 99; PRAGMA application_id = 1835623523",
+        UsageError,
+        "later",
+    ),
 }
 
 
 @pytest.fixture(params=STRANGE)
-def strange(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, type[MidstreamError]]:
+def strange(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, type[MidstreamError], str]:
     path = tmp_path / "strange.db"
-    script, error = STRANGE[request.param]
+    script, error, said = STRANGE[request.param]
     if script:
         with sqlite3.connect(path) as connection:
             connection.executescript(script)
@@ -240,16 +264,16 @@ def strange(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, type[
     else:
         path.write_bytes(b"this is no database, and long enough to see that" * 9)
     path.chmod(0o644)
-    return path, error
+    return path, error, said
 
 
 async def test_a_strange_file_is_refused_and_stays_as_it_is(
-    strange: tuple[Path, type[MidstreamError]],
+    strange: tuple[Path, type[MidstreamError], str], secrets: SecretStore
 ) -> None:
-    path, error = strange
+    path, error, said = strange
     before = path.read_bytes()
-    file = CheckpointFile(path, server=SERVER, world=FakeWorld())
-    with pytest.raises(error):
+    file = CheckpointFile(path, server=SERVER, secrets=secrets, world=FakeWorld())
+    with pytest.raises(error, match=said):
         await file.open()
     assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (before, 0o644)
     assert [each.name for each in path.parent.iterdir()] == [path.name]
@@ -263,8 +287,8 @@ async def test_a_full_disk_is_named_and_nothing_is_written(file: CheckpointFile)
     assert [kept.checkpoint.next_seqno for kept in await file.streams()] == [1]
 
 
-async def test_a_folder_that_cannot_be_made_is_named() -> None:
-    file = CheckpointFile(Path("/dev/null") / "state.db", server=SERVER, world=FakeWorld())
+async def test_a_folder_that_cannot_be_made_is_named(secrets: SecretStore) -> None:
+    file = CheckpointFile(Path("/dev/null") / "state.db", server=SERVER, secrets=secrets, world=FakeWorld())
     with pytest.raises(UsageError, match="cannot be made"):
         await file.open()
     await file.close()
@@ -294,3 +318,220 @@ async def test_a_damaged_outcome_puts_its_own_call_in_doubt_and_no_other(
     assert first.state.result == result
     assert (second.state.result, second.state.runs) == (None, 1)
     assert "is damaged" in caplog.text
+
+
+# --- the secrets ------------------------------------------------------------------------------------------------
+
+SECRET = "a-secret-of-thirty-two-random-bytes"
+SECRETIVE: list[FileWrite] = [StreamBegun("s1", SECRET), ChunkKept(0, ONE)]
+
+
+def _bytes_beside(path: Path) -> bytes:
+    return b"".join(each.read_bytes() for each in sorted(path.parent.iterdir()))
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Iterator[FileKeyring]:
+    backend = FileKeyring()
+    backend.path = str(tmp_path / "keyring.json")
+    with chosen(backend):
+        yield backend
+
+
+@spec("STREAM-87")
+async def test_no_byte_of_a_secret_is_ever_in_the_checkpoint(file: CheckpointFile, path: Path) -> None:
+    await file.write("a", SECRETIVE)
+    await file.write("a", [CursorMoved(EventId(1, 1)), ChunkKept(1, TWO)])
+    while_open = _bytes_beside(path)
+    await file.close()
+    assert (ONE in while_open, SECRET.encode() in while_open + _bytes_beside(path)) == (True, False)
+
+
+@spec("STREAM-87")
+async def test_a_secret_is_kept_before_the_stream_and_until_after_it(
+    ring: FileKeyring, path: Path, secrets: SecretStore
+) -> None:
+    world = FakeWorld()
+    file = CheckpointFile(path, server=SERVER, secrets=secrets, world=world)
+    await file.open()
+    world.crash_at(Fault.BEFORE_CHECKPOINT)
+    with pytest.raises(Crashed):
+        await file.write("a", SECRETIVE)
+    assert (ring.kept(), await file.streams()) == ([SECRET], [])
+    await file.close()
+
+    world = FakeWorld()
+    file = CheckpointFile(path, server=SERVER, secrets=secrets, world=world)
+    await file.open()
+    assert ring.kept() == [], "a stream that never was needs none"
+    await file.write("a", SECRETIVE)
+    world.crash_at(Fault.AFTER_CHECKPOINT, count=2)
+    with pytest.raises(Crashed):
+        await file.write("a", [Forgotten()])
+    assert (ring.kept(), await file.streams()) == ([SECRET], [])
+    await file.close()
+    file = CheckpointFile(path, server=SERVER, secrets=secrets, world=FakeWorld())
+    await file.open()
+    assert ring.kept() == []
+    await file.close()
+
+
+async def test_a_stream_that_is_over_leaves_no_secret(
+    ring: FileKeyring, file: CheckpointFile, secrets: SecretStore
+) -> None:
+    await file.write("a", SECRETIVE)
+    await file.write("b", [StreamBegun("s2", "another"), ChunkKept(0, ONE)])
+    await file.write("a", [Forgotten()])
+    assert ring.kept() == ["another"]
+    await file.write("c", [StreamBegun("s2", "short-lived"), ChunkKept(0, ONE), Forgotten()])
+    assert ring.kept() == ["another"]
+
+
+async def test_a_stream_whose_secret_is_gone_is_damaged_and_says_so(
+    ring: FileKeyring, file: CheckpointFile
+) -> None:
+    await file.write("a", SECRETIVE)
+    ring.lose()
+    (kept,) = await file.streams()
+    kept = await file.with_secret(kept)
+    assert (kept.damage, kept.checkpoint.unacked) == ("the secret of this stream is gone", ())
+
+
+async def test_a_checkpoint_is_not_opened_where_others_may_read_the_secrets(
+    file: CheckpointFile, path: Path, secrets: SecretStore, tmp_path: Path
+) -> None:
+    await file.write("a", SECRETIVE)
+    await file.close()
+    await secrets.close()
+    _let_others_read(tmp_path / "secrets.db")
+    with pytest.raises(UsageError, match="chmod 600"):
+        await file.open()
+
+
+def _let_others_read(path: Path) -> None:
+    path.chmod(0o644)
+
+
+# Layout 1, as released before secrets were kept apart.
+_LAYOUT_1 = """
+CREATE TABLE stream (stream TEXT PRIMARY KEY, server TEXT NOT NULL, session TEXT NOT NULL, epoch INTEGER,
+    position INTEGER, next_seqno INTEGER NOT NULL, touched_at REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE secret (stream TEXT PRIMARY KEY, secret TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE chunk (stream TEXT NOT NULL, seqno INTEGER NOT NULL, digest TEXT NOT NULL, payload BLOB NOT NULL,
+    PRIMARY KEY (stream, seqno)) WITHOUT ROWID;
+CREATE TABLE call (stream TEXT NOT NULL, turn INTEGER NOT NULL, reply INTEGER NOT NULL, call_id TEXT NOT NULL,
+    call BLOB NOT NULL, plan BLOB NOT NULL, is_asked INTEGER NOT NULL DEFAULT 0, runs INTEGER NOT NULL DEFAULT 0,
+    epoch INTEGER NOT NULL DEFAULT 0, result BLOB, PRIMARY KEY (stream, turn, reply, call_id)) WITHOUT ROWID;
+CREATE TABLE life (epoch INTEGER NOT NULL);
+INSERT INTO life VALUES (7);
+PRAGMA application_id = 1835623523;
+PRAGMA user_version = 1;
+"""
+
+
+@pytest.fixture
+def old(path: Path) -> Path:
+    """A file of that time: two streams, and the traces of many that are over; a process died while it had it open."""
+    path.parent.mkdir()
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.executescript(f"PRAGMA journal_mode = WAL;{_LAYOUT_1}")
+        db.execute("BEGIN")
+        for number in range(200):
+            stream, server = f"stream-{number}", SERVER if number != 1 else "http://other"
+            db.execute("INSERT INTO stream VALUES (?, ?, 's1', NULL, NULL, 1, 100.0)", (stream, server))
+            db.execute("INSERT INTO secret VALUES (?, ?)", (stream, f"{SECRET}-{number}"))
+            db.execute("INSERT INTO chunk VALUES (?, 0, ?, ?)", (stream, digest_of(ONE), ONE))
+        for table in ("stream", "secret", "chunk"):
+            db.execute(f"DELETE FROM {table} WHERE stream NOT IN ('stream-0', 'stream-1')")
+        db.execute("COMMIT")
+        copies = {each: each.read_bytes() for each in path.parent.iterdir() if not each.name.endswith("-shm")}
+    for each, content in copies.items():
+        each.write_bytes(content)
+    assert SECRET.encode() in _bytes_beside(path)
+    return path
+
+
+@spec("STREAM-87")
+async def test_an_old_file_hands_its_secrets_over_and_keeps_no_byte_of_them(
+    old: Path, file: CheckpointFile, secrets: SecretStore
+) -> None:
+    (kept,) = [await file.with_secret(each) for each in await file.streams()]
+    assert kept == KeptStream("s1", Checkpoint("stream-0", f"{SECRET}-0", None, 1, ((0, ONE),)), 100.0)
+    assert await secrets.get(SecretKey("http://other", "s1", "stream-1")) == f"{SECRET}-1"
+    assert await file.start_epoch() == 8
+    assert SECRET.encode() not in _bytes_beside(old)
+    await file.close()
+    assert SECRET.encode() not in _bytes_beside(old)
+    await file.open()
+    assert len(await file.streams()) == 1
+
+
+@spec("STREAM-87")
+@pytest.mark.parametrize("point", [Fault.BEFORE_CHECKPOINT, Fault.AFTER_CHECKPOINT])
+async def test_whoever_dies_while_handing_over_leaves_a_file_that_either_version_can_use(
+    old: Path, secrets: SecretStore, point: Fault
+) -> None:
+    world = FakeWorld()
+    world.crash_at(point)
+    dying = CheckpointFile(old, server=SERVER, secrets=secrets, world=world)
+    with pytest.raises(Crashed):
+        await dying.open()
+    await dying.close()
+    with closing(sqlite3.connect(old)) as db:
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        tables = db.execute("SELECT name FROM sqlite_schema WHERE name = 'secret'").fetchall()
+        if version == 1:
+            # What the earlier version asks for.
+            assert db.execute("SELECT count(*) FROM stream JOIN secret USING (stream)").fetchone() == (2,)
+            assert db.execute("UPDATE life SET epoch = epoch + 1 RETURNING epoch").fetchone() == (8,)
+    assert (version, tables) == ((1, [("secret",)]) if point is Fault.BEFORE_CHECKPOINT else (2, []))
+    again = CheckpointFile(old, server=SERVER, secrets=secrets, world=FakeWorld())
+    await again.open()
+    (kept,) = await again.streams()
+    assert (await again.with_secret(kept)).checkpoint.secret == f"{SECRET}-0"
+    await again.close()
+    assert SECRET.encode() not in _bytes_beside(old)
+
+
+# --- growth -----------------------------------------------------------------------------------------------------
+
+
+def _read(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+def _sizes(path: Path) -> tuple[int, int]:
+    """Return the bytes of the file and of its log."""
+    return path.stat().st_size, path.with_name(f"{path.name}-wal").stat().st_size
+
+
+async def test_a_change_is_appended_whatever_is_kept_beside(file: CheckpointFile, path: Path) -> None:
+    payload = encode(SayPayload((Text("x" * 1000),)))
+    await file.write("a", [StreamBegun("s1", SECRET), *(ChunkKept(n, payload) for n in range(1000))])
+    await file._call(lambda: file._execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
+    content = _read(path)
+    for change in (ChunkKept(1000, payload), CursorMoved(EventId(1, 1)), ChunksAcked(0)):
+        _, log = _sizes(path)
+        await file.write("a", [change])
+        assert 0 < _sizes(path)[1] - log <= 8 * (4096 + 24) + 32, change
+    assert (len(content) > 1_000_000, _read(path) == content) == (True, True)
+
+
+async def test_a_file_does_not_grow_with_what_was_in_it(file: CheckpointFile, path: Path) -> None:
+    payload = encode(SayPayload((Text("x" * 16_000),)))
+    await file.write("a", BEGUN)
+    for n in range(1, 250):
+        await file.write("a", [ChunkKept(n, payload)])
+        await file.write("a", [ChunksAcked(n), CursorMoved(EventId(1, n))])
+    written, (size, log) = 250 * 16_000, _sizes(path)
+    assert (size < written / 20, log <= LOG_BYTES_MAX + 64 * 4120) == (True, True)
+
+
+async def test_what_was_much_once_is_given_back(file: CheckpointFile, path: Path) -> None:
+    payload = encode(SayPayload((Text("x" * 250_000),)))
+    await file.write("a", [StreamBegun("s1", SECRET), *(ChunkKept(n, payload) for n in range(40))])
+    await file.write("a", [ChunksAcked(39)])
+    for n in range(20):
+        await file.write("a", [CursorMoved(EventId(1, n + 1))])
+    await file.close()
+    assert 40 * 250_000 > 6 * len(_read(path)) > 0, "a sixth is left, of what is used again"

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from midstream.client import Client, Event, PlaybackLost, connect
+from midstream.client import Client, ClientSettings, Event, PlaybackLost, connect
 from midstream.client.checkpoint import StreamBegun
 from midstream.client.ways import Way
 from midstream.core import records
@@ -54,6 +54,7 @@ from tests.spec import spec
 Dial = Callable[..., Client]
 Scripted = type[Peer] | type[HttpPeer]
 WAIT_S = 20.0
+IMPATIENT = ClientSettings(patience_s=0.0)
 CUTS_MAX = 200
 LIVES_MAX = 100
 DEATHS = (Fault.BEFORE_CHECKPOINT, Fault.AFTER_CHECKPOINT, Fault.BEFORE_TOOL, Fault.AFTER_TOOL)
@@ -412,7 +413,7 @@ async def test_a_server_that_restarts_in_the_middle_is_found_again(dial: Dial) -
 
 @spec("STREAM-29")
 async def test_a_server_that_is_not_there_ends_patience_and_loses_nothing(tmp_path: Path) -> None:
-    async with connect("http://127.0.0.1:1", state=tmp_path / "s.db", patience_s=-1.0) as client:
+    async with connect("http://127.0.0.1:1", state=tmp_path / "s.db", settings=IMPATIENT) as client:
         with pytest.raises(ConnectionLostError):
             await _all(client.send("s1", "hi"))
         assert [turn.session for turn in await client.resume_interrupted()] == ["s1"]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from midstream.client import ClientSettings, sync
 from midstream.client import client as asynchronous
-from midstream.client import sync
 from midstream.client.sync import connect
 from midstream.core.records import TurnEnded, TurnStatus
 from midstream.errors import SessionNotFoundError, UsageError
@@ -156,7 +156,9 @@ def test_a_state_file_that_cannot_be_opened_leaves_no_thread(serve: Serve, tmp_p
 def test_a_callback_may_not_wait_for_its_own_thread() -> None:
     told: list[UsageError] = []
     with connect(
-        "http://127.0.0.1:1", patience_s=-1.0, on_reconnecting=lambda *_: told.append(_asked(client))
+        "http://127.0.0.1:1",
+        settings=ClientSettings(patience_s=0.0),
+        on_reconnecting=lambda *_: told.append(_asked(client)),
     ) as client:
         portal = client._portal
         portal.call(_call_soon(lambda: told.append(_asked(client))))

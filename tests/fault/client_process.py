@@ -77,8 +77,9 @@ async def main() -> None:
     ledger = Ledger(options.folder / "ledger")
     seen = Notes(options.folder / "client.seen")
     url = f"http://127.0.0.1:{options.port}"
-    state = options.folder / "client.db"
-    async with connect(url, state=state, tools=client_tools(ledger), world=world) as client:
+    state, secrets = options.folder / "client.db", options.folder / "secrets.db"
+    tools = client_tools(ledger)
+    async with connect(url, state=state, secrets=secrets, tools=tools, world=world) as client:
         interrupted = await client.resume_interrupted()
         for turn in interrupted:
             await _follow(client, turn.__aiter__(), seen, options)

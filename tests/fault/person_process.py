@@ -27,8 +27,9 @@ async def main() -> None:
     stage = Stage(options.folder, world, dies_inside=options.dies_inside)
     tools = [stage.tool(options.story)] if options.story in CLIENT_POLICIES else []
     seen = Notes(options.folder / "client.seen")
-    state = options.folder / "client.db"
-    async with connect(f"http://127.0.0.1:{options.port}", state=state, tools=tools, world=world) as client:
+    state, secrets = options.folder / "client.db", options.folder / "secrets.db"
+    url = f"http://127.0.0.1:{options.port}"
+    async with connect(url, state=state, secrets=secrets, tools=tools, world=world) as client:
         for turn in await client.resume_interrupted():
             await _take_part(client, turn.__aiter__(), seen, options)
         if not seen.has_end:

@@ -249,6 +249,7 @@ class Talk:
         client = connect(
             self.url,
             state=self._state,
+            secrets=self._places.secrets,
             headers=shown_to(self.url, self._places),
             transport=self.transport,
             on_reconnecting=tell,

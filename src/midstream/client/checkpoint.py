@@ -2,7 +2,11 @@
 
 The file is an SQLite database in WAL mode, readable by its owner only, used through one connection on one
 thread. It is held by one process at a time: a second one could not know which tools the first is running. Rows are
-added, moved on and removed; nothing is ever written anew as a whole.
+added, moved on and removed; nothing is ever written anew as a whole, and what rows leave free is used again or
+given back, a little at a time.
+
+What proves that a stream is ours is kept apart (`secret_store.py`): there before the first chunk of it is here, and
+until nothing of it is here any more.
 
 Chunks, tool intents and outcomes are on the disk before anybody acts on them. Cursors survive the process; a power
 cut may set them back, which costs nothing but events that come again.
@@ -21,7 +25,10 @@ from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
+from midstream.client.databases import lay_out, layout_of, translated
+from midstream.client.secret_store import Keeper, SecretKey, SecretStore
 from midstream.core.calls import CallPlan, CallState
 from midstream.core.client_stream import (
     Checkpoint,
@@ -33,30 +40,29 @@ from midstream.core.client_stream import (
 )
 from midstream.core.frames import EventId, decode_payload, digest_of
 from midstream.core.messages import Call, Result
-from midstream.errors import (
-    MidstreamError,
-    ProtocolError,
-    StoreBusyError,
-    StoreDamagedError,
-    StoreFullError,
-    UsageError,
-)
+from midstream.errors import MidstreamError, ProtocolError, UsageError
 from midstream.world import Fault, World
 
 T = TypeVar("T")
 
-USER_VERSION = 1
-"""Layout of the file; a later one is refused, an earlier one is carried over."""
+USER_VERSION = 2
+"""Layout of the file; a later one is refused, an earlier one (1: with the secrets in it) is carried over."""
 APPLICATION_ID = 0x6D_69_64_63
 """Kept in `pragma application_id`, so that no other program's database is taken for ours: "midc"."""
 BUSY_S = 0.2
 """Seconds to wait for another process that is just letting go of the file."""
+FREE_PAGES_MAX = 256
+"""Pages of 4 KiB that are kept for what comes next; as many of those above are given back at a time."""
+LOG_BYTES_MAX = 4 * 1024 * 1024
+"""What the file's log is cut to when its content is in the file: SQLite moves it there every 1,000 pages (4 MB)."""
+CALLED = "state file"
+BUSY = "another process uses this state file: give each its own"
 
 _log = logging.getLogger(__name__)
 
 
 class StreamBegun(Struct, frozen=True):
-    """A new stream, kept together with its first chunk."""
+    """A new stream, kept together with its first chunk; the secret is kept apart, and before."""
 
     session: str
     secret: str
@@ -115,7 +121,8 @@ class KeptCall(Struct, frozen=True):
 class KeptStream(Struct, frozen=True):
     """A stream that can be resumed; `touched_at` in seconds since 1970.
 
-    `damage` says what of its chunks cannot be read any more; then it has none of them, and cannot be resumed.
+    Its checkpoint has no secret yet: see `CheckpointFile.with_secret`. `damage` says what of it cannot be read any
+    more; then it has no chunks, and cannot be resumed.
     """
 
     session: str
@@ -135,8 +142,6 @@ CREATE TABLE stream (
     next_seqno INTEGER NOT NULL,
     touched_at REAL NOT NULL
 ) WITHOUT ROWID;
--- What proves that a stream is ours; apart, so that the rest may be shown to somebody.
-CREATE TABLE secret (stream TEXT PRIMARY KEY, secret TEXT NOT NULL) WITHOUT ROWID;
 -- Chunks whose ack has not come.
 CREATE TABLE chunk (
     stream TEXT NOT NULL,
@@ -159,15 +164,14 @@ CREATE TABLE call (
     result BLOB,
     PRIMARY KEY (stream, turn, reply, call_id)
 ) WITHOUT ROWID;
--- One row: how often somebody has begun to run tools on this file.
-CREATE TABLE life (epoch INTEGER NOT NULL);
-INSERT INTO life VALUES (0);
+-- One row: how often somebody has begun to run tools on this file, and the name by which secrets are kept for it.
+CREATE TABLE life (epoch INTEGER NOT NULL, name TEXT NOT NULL DEFAULT '');
+INSERT INTO life (epoch) VALUES (0);
 """
 
 # A stream with all that is kept of it.
 _STREAMS = """
-SELECT stream, session, epoch, position, next_seqno, touched_at, secret
-FROM stream JOIN secret USING (stream) WHERE server = ? ORDER BY touched_at
+SELECT stream, session, epoch, position, next_seqno, touched_at FROM stream WHERE server = ? ORDER BY touched_at
 """
 _CHUNKS = "SELECT seqno, digest, payload FROM chunk WHERE stream = ? ORDER BY seqno"
 _CALLS = """
@@ -182,28 +186,34 @@ class CheckpointFile:
     Args:
         path: Where it is; None keeps everything in memory, for clients that need not survive.
         server: The address whose streams these are; one file may serve several.
-        world: Clock and fault points.
+        secrets: Where their secrets are kept; whoever made it closes it.
+        world: Clock, names and fault points.
     """
 
-    def __init__(self, path: str | Path | None, *, server: str, world: World) -> None:
+    def __init__(self, path: str | Path | None, *, server: str, secrets: SecretStore, world: World) -> None:
         self._path = None if path is None else Path(path)
         self._server = server
+        self._secrets = secrets
         self._world = world
+        self._keeper = Keeper()
         self._thread: ThreadPoolExecutor | None = None
         self._connection: sqlite3.Connection | None = None
         self._is_full = True
 
     async def open(self) -> None:
-        """Make ready: create what is missing, take the file for this process.
+        """Make ready: create what is missing, take the file for this process, see to its secrets.
 
         Raises:
             StoreBusyError, StoreFullError, StoreDamagedError: Nothing was changed.
-            UsageError: The file belongs to another program, or cannot be made or opened. Nothing was changed.
+            UsageError: The file belongs to another program, or cannot be made or opened, or others may read the file
+                of secrets. Nothing was changed.
         """
         if self._thread is None:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="midstream-checkpoint")
         try:
             await self._call(self._open)
+            await self._hand_secrets_over()
+            await self._secrets.settle(self._keeper, await self._call(self._names))
         except MidstreamError:
             await self.close()
             raise
@@ -223,14 +233,34 @@ class CheckpointFile:
         """
         if not writes:
             return
+        for write in writes:
+            if isinstance(write, StreamBegun):
+                key = SecretKey(self._server, write.session, stream)
+                await self._secrets.put(key, write.secret, keeper=self._keeper)
         at = self._world.now()
         self._world.reach(Fault.BEFORE_CHECKPOINT)
-        await self._call(lambda: self._write(stream, writes, at))
+        forgotten = await self._call(lambda: self._write(stream, writes, at))
         self._world.reach(Fault.AFTER_CHECKPOINT)
+        for session in forgotten:
+            await self._forget_secret(SecretKey(self._server, session, stream))
 
     async def streams(self) -> list[KeptStream]:
         """Return what is kept of this server's streams, the longest untouched first."""
         return await self._call(lambda: list(self._streams()))
+
+    async def with_secret(self, kept: KeptStream) -> KeptStream:
+        """Return a stream with its secret; where that is gone, as a damaged one.
+
+        Raises:
+            UnavailableError: The keyring that has it does not answer. Nothing is lost: ask again.
+            UsageError, StoreDamagedError: The file of secrets cannot be used.
+        """
+        checkpoint = kept.checkpoint
+        secret = await self._secrets.get(SecretKey(self._server, kept.session, checkpoint.stream))
+        if secret is None:
+            damage = kept.damage or "the secret of this stream is gone"
+            return replace(kept, checkpoint=replace(checkpoint, unacked=()), damage=damage)
+        return replace(kept, checkpoint=replace(checkpoint, secret=secret))
 
     async def calls(self, stream: str) -> list[KeptCall]:
         """Return what is kept of a stream's calls; a damaged outcome is left out, with a warning.
@@ -244,12 +274,35 @@ class CheckpointFile:
         """Return a number above all that were returned before, for who begins to run tools."""
         return await self._call(self._start_epoch)
 
+    async def _hand_secrets_over(self) -> None:
+        """Move the secrets that an earlier version kept here to where they belong.
+
+        Whoever dies in the middle leaves a file that the earlier version can use too, and this one begins again.
+        """
+        kept_here = await self._call(self._secrets_kept_here)
+        if kept_here is None:
+            return
+        for server, session, stream, secret in kept_here:
+            await self._secrets.put(SecretKey(server, session, stream), secret, keeper=self._keeper)
+        self._world.reach(Fault.BEFORE_CHECKPOINT)
+        await self._call(self._drop_secrets)
+        self._world.reach(Fault.AFTER_CHECKPOINT)
+
+    async def _forget_secret(self, key: SecretKey) -> None:
+        """Remove what nobody needs any more; where that cannot be now, the next `open` does it."""
+        try:
+            await self._secrets.forget(key)
+        except MidstreamError as error:
+            _log.warning("the secret of the stream %s is still kept: %s", key.stream, error.message)
+
     # --- on the thread ------------------------------------------------------------------------------------------
 
     async def _call(self, work: Callable[[], T]) -> T:
         if self._thread is None:
             raise UsageError("the client is not open: use it inside `async with connect(...)`")
-        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: _translated(work))
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, lambda: translated(work, called=CALLED, busy=BUSY)
+        )
 
     def _open(self) -> None:
         if self._connection is not None:
@@ -262,22 +315,54 @@ class CheckpointFile:
         try:
             # Exclusive: a second process is refused instead of running our tools beside us.
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-            is_new = _is_new(connection)
+            layout = layout_of(connection, APPLICATION_ID, USER_VERSION, called=CALLED)
             if self._path is not None:
                 self._path.chmod(0o600)  # SQLite gives its side files the mode of the file
+            connection.execute(
+                "PRAGMA auto_vacuum = INCREMENTAL"
+            )  # before there is anything; later: by VACUUM
             connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES_MAX}")
             connection.execute("PRAGMA synchronous = FULL")
-            if is_new:
-                connection.execute("BEGIN IMMEDIATE")
-                _lay_out(connection)
-                connection.execute("COMMIT")
-            else:
-                connection.execute("BEGIN IMMEDIATE")  # take it now, and not with the first write
-                connection.execute("ROLLBACK")
+            connection.execute("BEGIN IMMEDIATE")  # takes the file now, and not with the first write
+            if layout == 0:
+                lay_out(connection, _SCHEMA, APPLICATION_ID, USER_VERSION)
+            self._keeper = self._kept_for(connection)
+            connection.execute("COMMIT")
         except BaseException:
             connection.close()
             raise
         self._connection = connection
+
+    def _kept_for(self, connection: sqlite3.Connection) -> Keeper:
+        """Return how the file of secrets calls this one; the name is given once, and lasts."""
+        columns = [column for _, column, *_ in connection.execute("PRAGMA table_info(life)")]
+        if "name" not in columns:  # version 1 had none
+            connection.execute("ALTER TABLE life ADD COLUMN name TEXT NOT NULL DEFAULT ''")
+        (name,) = connection.execute("SELECT name FROM life").fetchone()
+        if not name:
+            name = self._world.new_id("client")
+            connection.execute("UPDATE life SET name = ?", (name,))
+        return Keeper(name, "" if self._path is None else str(self._path.absolute()))
+
+    def _names(self) -> list[str]:
+        return [stream for (stream,) in self._execute("SELECT stream FROM stream")]
+
+    def _secrets_kept_here(self) -> list[tuple[str, str, str, str]] | None:
+        """Return server, session, stream and secret of what version 1 kept; None where the file is a later one."""
+        (version,) = self._execute("PRAGMA user_version").fetchone()
+        if version >= USER_VERSION:
+            return None
+        if not self._execute("SELECT 1 FROM sqlite_schema WHERE name = 'secret'").fetchone():
+            return []  # somebody died just before the end of `_drop_secrets`
+        kept = "SELECT server, session, stream, secret FROM stream JOIN secret USING (stream)"
+        return self._execute(kept).fetchall()
+
+    def _drop_secrets(self) -> None:
+        self._execute("DROP TABLE IF EXISTS secret")
+        self._execute("VACUUM")  # what was removed earlier still stands in pages that nobody uses
+        self._execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        self._execute(f"PRAGMA user_version = {USER_VERSION}")
 
     def _close(self) -> None:
         if self._connection is not None:
@@ -302,19 +387,32 @@ class CheckpointFile:
                 self._execute("ROLLBACK")
             raise
 
-    def _write(self, stream: str, writes: Sequence[FileWrite], at: float) -> None:
+    def _write(self, stream: str, writes: Sequence[FileWrite], at: float) -> list[str]:
+        """Keep changes of a stream; return the session it had, in a list, where it was forgotten."""
         is_full = any(isinstance(write, _FULL) for write in writes)
+        forgotten: list[str] = []
         with self._transaction(is_full=is_full):
             for write in writes:
+                if isinstance(write, Forgotten):
+                    kept = self._execute("SELECT session FROM stream WHERE stream = ?", stream)
+                    forgotten += [session for (session,) in kept]
                 self._apply(stream, write, at)
             self._execute("UPDATE stream SET touched_at = ? WHERE stream = ?", at, stream)
+        self._give_back()
+        return forgotten
+
+    def _give_back(self) -> None:
+        """Make the file shorter by some of what it does not need; at most so much that nobody waits for it."""
+        (free,) = self._execute("PRAGMA freelist_count").fetchone()
+        if free > FREE_PAGES_MAX and self._connection is not None:
+            # As a script: it is a step a page, and `execute` takes one.
+            self._connection.executescript(f"PRAGMA incremental_vacuum({FREE_PAGES_MAX})")
 
     def _apply(self, stream: str, write: FileWrite, at: float) -> None:
         match write:
-            case StreamBegun(session, secret):
+            case StreamBegun(session):
                 insert = "INSERT INTO stream VALUES (?, ?, ?, NULL, NULL, 0, ?)"
                 self._execute(insert, stream, self._server, session, at)
-                self._execute("INSERT INTO secret VALUES (?, ?)", stream, secret)
             case ChunkKept(seqno, payload):
                 insert = "INSERT INTO chunk VALUES (?, ?, ?, ?)"
                 self._execute(insert, stream, seqno, digest_of(payload), payload)
@@ -326,7 +424,7 @@ class CheckpointFile:
                 move = "UPDATE stream SET epoch = ?, position = ? WHERE stream = ?"
                 self._execute(move, epoch, position, stream)
             case Forgotten():
-                for table in ("stream", "secret", "chunk", "call"):
+                for table in ("stream", "chunk", "call"):
                     self._execute(f"DELETE FROM {table} WHERE stream = ?", stream)  # noqa: S608 - our own names
             case _:
                 self._apply_to_call(stream, write)
@@ -356,12 +454,11 @@ class CheckpointFile:
         self._execute(update, *values, stream, turn, reply, call_id)
 
     def _streams(self) -> Iterator[KeptStream]:
-        for stream, session, epoch, position, next_seqno, touched_at, secret in self._execute(
-            _STREAMS, self._server
-        ).fetchall():
+        rows = self._execute(_STREAMS, self._server).fetchall()
+        for stream, session, epoch, position, next_seqno, touched_at in rows:
             unacked, damage = self._unacked(stream, next_seqno)
             event_id = None if position is None else EventId(epoch, position)
-            checkpoint = Checkpoint(stream, secret, event_id, next_seqno, unacked)
+            checkpoint = Checkpoint(stream, "", event_id, next_seqno, unacked)
             yield KeptStream(session, checkpoint, touched_at, damage)
 
     def _unacked(self, stream: str, next_seqno: int) -> tuple[tuple[tuple[int, bytes], ...], str]:
@@ -386,25 +483,6 @@ class CheckpointFile:
         return int(epoch)
 
 
-def _is_new(connection: sqlite3.Connection) -> bool:
-    """Return whether there is nothing in the file yet; raise where somebody else's things are."""
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-    if application == APPLICATION_ID and version > USER_VERSION:
-        raise UsageError("this state file was written by a later version of midstream: install that one")
-    if application != APPLICATION_ID and (application or version or tables):
-        raise UsageError("this state file belongs to another program: name another one")
-    return bool(application != APPLICATION_ID)
-
-
-def _lay_out(connection: sqlite3.Connection) -> None:
-    for statement in _SCHEMA.split(";\n"):
-        connection.execute(statement)
-    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    connection.execute(f"PRAGMA user_version = {USER_VERSION}")
-
-
 def _call_of(row: tuple[int, int, bytes, bytes, int, int, int, bytes | None]) -> KeptCall:
     turn, reply, call, plan, is_asked, runs, epoch, result = row
     state = CallState(
@@ -424,28 +502,3 @@ def _kept_result(body: bytes, place: str) -> Result | None:
     except (msgspec.DecodeError, UnicodeDecodeError):
         _log.warning("the outcome of %s in the state file is damaged: the call is in doubt", place)
         return None
-
-
-def _translated(work: Callable[[], T]) -> T:
-    try:
-        return work()
-    except sqlite3.Error as error:
-        raise _error_of(error) from error
-    except msgspec.DecodeError as error:
-        raise StoreDamagedError("a call in the state file cannot be read") from error
-    except OSError as error:
-        advice = "name one in a folder that this user may write to"
-        raise UsageError(f"the state file cannot be made ({error.strerror}): {advice}") from error
-
-
-def _error_of(error: sqlite3.Error) -> MidstreamError:
-    code = getattr(error, "sqlite_errorcode", None) or 0
-    match code & 0xFF:
-        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            return StoreBusyError("another process uses this state file: give each its own")
-        case sqlite3.SQLITE_FULL:
-            return StoreFullError("there is no room for the state file: free some space")
-        case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
-            return UsageError(f"the state file cannot be opened for writing ({error}): name another one")
-        case _:
-            return StoreDamagedError(f"the state file cannot be used: {error}")

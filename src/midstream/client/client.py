@@ -28,9 +28,11 @@ from midstream.client.checkpoint import CheckpointFile, KeptStream, StreamBegun
 from midstream.client.events import Event, PlaybackLost, event_of
 from midstream.client.local_tools import LocalTools, offered, refuse_foreign
 from midstream.client.requests import questions, snapshot
+from midstream.client.secret_store import SecretStore
+from midstream.client.settings import ClientSettings
 from midstream.client.ways import AUTO, RememberedWays, Ways
 from midstream.core.calls import Choice
-from midstream.core.client_stream import STALL_AFTER_S, ClientStream, Forgotten
+from midstream.core.client_stream import ClientStream, Forgotten
 from midstream.core.frames import (
     AbortPayload,
     AnswerPayload,
@@ -44,9 +46,16 @@ from midstream.core.frames import (
 from midstream.core.messages import UserMessage
 from midstream.core.questions import Question
 from midstream.core.records import QuestionAsked
-from midstream.core.turn import LOOK_BACK_S, WhenBusy
-from midstream.errors import MidstreamError, SessionNotFoundError, StoreDamagedError, UsageError
+from midstream.core.turn import WhenBusy
+from midstream.errors import (
+    MidstreamError,
+    SessionNotFoundError,
+    StoreDamagedError,
+    UnavailableError,
+    UsageError,
+)
 from midstream.local_keys import shown_to
+from midstream.places import Places
 from midstream.tools import Tool, by_name, tool
 from midstream.world import World
 
@@ -78,12 +87,12 @@ def connect(
     url: str,
     *,
     state: str | Path | None = None,
+    secrets: str | Path | None = None,
     tools: Iterable[Tool | Callable[..., Any]] = (),
     world: World | None = None,
     headers: Mapping[str, str] | None = None,
     transport: str = AUTO,
-    patience_s: float = LOOK_BACK_S,
-    stall_after_s: float = STALL_AFTER_S,
+    settings: ClientSettings | None = None,
     on_reconnecting: Callable[[str, bool], None] | None = None,
     on_stalled: Callable[[str, str], None] | None = None,
 ) -> Client:
@@ -94,14 +103,15 @@ def connect(
         state: A file in which streams are kept, so that another process can go on; made where it is missing,
             readable by its owner only, used by one process at a time. None keeps them in memory. Beside it,
             `midstream-transports.json` says which transport worked at which server.
+        secrets: Where the secrets of these streams are kept, apart from them, if no keyring of the system answers
+            (the extra `keyring`); and which a keyring has. By default `secrets.db` in the folder of this user's state,
+            for all clients. Readable by its owner only.
         tools: Functions that run here, where the client is, when the model calls them.
         headers: Sent with each connection, such as an `authorization`. Not kept in the file. Without one the token of
             the variable MIDSTREAM_TOKEN is shown, or to a server of this machine the one its user's servers expect.
         transport: How frames are carried: `websocket`, `sse` (server-sent events) or `poll` (whole answers);
             `auto` tries them in this order and remembers what worked.
-        patience_s: Seconds without a working connection after which an iterator raises `ConnectionLostError`.
-        stall_after_s: Seconds without an event, while the turn waits for a model, a tool or a client, after which
-            `on_stalled` is told.
+        settings: What is kept, and for how long what is waited for; `Client.settings` changes it later.
         on_reconnecting: Called with the session, and whether its connection is being made anew, on each change.
         on_stalled: Called with the session and what its turn waits for, once for each silence. Nothing is cut.
 
@@ -116,47 +126,56 @@ def connect(
     shown = partial(_shown, url, headers or {})
     beside = None if state is None else Path(state).with_name(REMEMBERED)
     remembered = RememberedWays(beside, world=world)
+    if state is not None and secrets is None:
+        secrets = Places.found().secrets
     return Client(
         url,
         state=state,
+        secrets=SecretStore(None if state is None else secrets, world=world),
         tools=named,
         world=world,
         headers=shown,
         ways=Ways(url, transport=transport, headers=shown, remembered=remembered, world=world),
-        patience_s=patience_s,
-        stall_after_s=stall_after_s,
+        settings=settings or ClientSettings(),
         on_reconnecting=on_reconnecting or _ignore,
         on_stalled=on_stalled or _ignore,
     )
 
 
 class Client:
-    """Speaks with one server; made by `connect`. One client can speak in many sessions at once."""
+    """Speaks with one server; made by `connect`. One client can speak in many sessions at once.
+
+    Attributes:
+        settings: Another one may be put in its place at any time.
+    """
 
     def __init__(
         self,
         url: str,
         *,
         state: str | Path | None,
+        secrets: SecretStore,
         tools: Mapping[str, Tool],
         world: World,
         headers: Callable[[], Mapping[str, str]],
         ways: Ways,
-        patience_s: float,
-        stall_after_s: float,
+        settings: ClientSettings,
         on_reconnecting: Callable[[str, bool], None],
         on_stalled: Callable[[str, str], None],
     ) -> None:
+        self.settings = settings
         self._url = url.rstrip("/")
         self._tools = tools
         self._world = world
         self._shown = headers
         self._ways = ways
-        self._patience_s = patience_s
-        self._stall_after_s = stall_after_s
         self._on_reconnecting = on_reconnecting
         self._on_stalled = on_stalled
-        self._file = CheckpointFile(state, server=self._url, world=world)
+        self._secrets = secrets
+        self._file = CheckpointFile(state, server=self._url, secrets=secrets, world=world)
+        self._unkept_secrets = SecretStore(None, world=world)
+        self._unkept = CheckpointFile(None, server=self._url, secrets=self._unkept_secrets, world=world)
+        """For streams that begin while recovery is off: they need it as long as this process lives."""
         self._attachments: dict[Attachment, str] = {}
 
     async def __aenter__(self) -> Self:
@@ -175,7 +194,8 @@ class Client:
             failures = await asyncio.gather(*closing, return_exceptions=True)
         finally:
             await self._ways.close()
-            await self._file.close()
+            for each in (self._file, self._secrets, self._unkept, self._unkept_secrets):
+                await each.close()
         for failure in failures:
             if failure is not None:
                 raise failure
@@ -205,7 +225,7 @@ class Client:
         Raises:
             SessionBusyError: A turn runs there and `when_busy` is "refuse", or 100 messages wait. Nothing was said.
             FrameTooLargeError: The message is larger than 1 MiB. Nothing was said.
-            ConnectionLostError: The server could not be reached for `patience_s`; what was said is kept.
+            ConnectionLostError: The server could not be reached for as long as patience lasts; what was said is kept.
             MidstreamError: The server refused, or the state file could not be written; see `code`.
         """
         said = UserMessage.of(message) if isinstance(message, str) else message
@@ -307,7 +327,7 @@ class Client:
         stream = ClientStream(
             after=begin,
             snapshots=_named(SnapshotWhen, snapshots),
-            patience_s=self._patience_s,
+            patience_s=self.settings.patience_s,
             now=self._world.monotonic(),
         )
         async with aclosing(self._deliver(self._attach(session, stream))) as events:
@@ -334,16 +354,27 @@ class Client:
         if not ours:
             await self._say_apart(session, AbortPayload())
 
-    async def resume_interrupted(self, look_back_s: float = LOOK_BACK_S) -> list[InterruptedTurn]:
+    async def resume_interrupted(self, look_back_s: float | None = None) -> list[InterruptedTurn]:
         """Return the turns that an earlier process left, or this one detached from, the oldest first.
 
         Iterating over one goes on after the last event that was handled. Stops, answers and withdrawals whose ack was
         never seen are sent again at once, in the background. What is older than the look-back, or never said anything,
-        is cleared. A turn of which something cannot be read any more begins with a `PlaybackLost`.
+        is cleared. A turn of which something cannot be read any more begins with a `PlaybackLost`. Where recovery is
+        switched off (`settings`) there are none, and nothing is cleared.
+
+        Iterating raises `UnavailableError` where a keyring has the stream's secret and does not answer: once it is
+        unlocked, the same turn can be iterated over.
+
+        Args:
+            look_back_s: Another one than that of the settings.
 
         Raises:
             StoreDamagedError: The state file cannot be read at all; nothing was sent.
+            UsageError: Others may read the file of secrets; nothing was sent.
         """
+        if not self.settings.is_recovery_on:
+            return []
+        look_back_s = self.settings.look_back_s if look_back_s is None else look_back_s
         interrupted: list[InterruptedTurn] = []
         attached = {attachment.stream.stream for attachment in self._attachments}
         now = self._world.now()
@@ -353,12 +384,7 @@ class Client:
                 continue
             if checkpoint.next_seqno == 0 or now - kept.touched_at > look_back_s:
                 await self._file.write(checkpoint.stream, [Forgotten()])
-            elif kept.damage:
-                shown = partial(self._shown_instead, kept)
-                interrupted.append(InterruptedTurn(kept.session, kept.touched_at, shown))
-            elif checkpoint.is_finishing:
-                self._attach(kept.session, await self._resumed(kept))
-            else:
+            elif not (checkpoint.is_finishing and await self._finish(kept)):
                 resume = partial(self._resume, kept)
                 interrupted.append(InterruptedTurn(kept.session, kept.touched_at, resume))
         return interrupted
@@ -393,8 +419,9 @@ class Client:
         """Open a stream with a payload that gives it a turn, and iterate over that."""
         stream, begun = self._new_stream(session, cancel_after_s)
         stream.submit(payload)
-        tools = await self._local_tools(session, stream)
-        async with aclosing(self._deliver(self._attach(session, stream, begun, tools))) as events:
+        file = await self._file_of_new()
+        tools = await self._local_tools(session, stream, file)
+        async with aclosing(self._deliver(self._attach(session, stream, begun, tools, file))) as events:
             async for event in events:
                 yield event
 
@@ -403,8 +430,16 @@ class Client:
         stream, begun = self._new_stream(session)
         stream.submit(payload)
         stream.finish()
-        async for _ in self._deliver(self._attach(session, stream, begun)):
+        file = await self._file_of_new()
+        async for _ in self._deliver(self._attach(session, stream, begun, file=file)):
             pass
+
+    async def _file_of_new(self) -> CheckpointFile:
+        """Return where a new stream is kept."""
+        if self.settings.is_recovery_on:
+            return self._file
+        await self._unkept.open()
+        return self._unkept
 
     def _new_stream(
         self, session: str, cancel_after_s: float | None = None
@@ -419,8 +454,8 @@ class Client:
             secret,
             cancel_after_s=cancel_after_s,
             snapshots=SnapshotWhen.GONE,
-            patience_s=self._patience_s,
-            stall_after_s=self._stall_after_s,
+            patience_s=self.settings.patience_s,
+            stall_after_s=self.settings.stall_after_s,
             now=now,
         )
         return stream, StreamBegun(session, secret)
@@ -431,14 +466,31 @@ class Client:
             kept.checkpoint,
             life=life,
             snapshots=SnapshotWhen.GONE,
-            patience_s=self._patience_s,
-            stall_after_s=self._stall_after_s,
+            patience_s=self.settings.patience_s,
+            stall_after_s=self.settings.stall_after_s,
             now=now,
         )
 
+    async def _finish(self, kept: KeptStream) -> bool:
+        """Say again, in the background, what only waits for its ack; False where its secret is not to be had."""
+        try:
+            kept = await self._file.with_secret(kept)
+        except UnavailableError as error:
+            _log.warning("the stream %s cannot be finished now: %s", kept.checkpoint.stream, error.message)
+            return False
+        if not kept.damage:
+            self._attach(kept.session, await self._resumed(kept))
+        return not kept.damage
+
     async def _resume(self, kept: KeptStream) -> AsyncGenerator[Event, None]:
+        kept = await self._file.with_secret(kept)
+        async with aclosing(self._shown_instead(kept) if kept.damage else self._taken_up(kept)) as events:
+            async for event in events:
+                yield event
+
+    async def _taken_up(self, kept: KeptStream) -> AsyncGenerator[Event, None]:
         stream = await self._resumed(kept)
-        tools = await self._local_tools(kept.session, stream)
+        tools = await self._local_tools(kept.session, stream, self._file)
         async with aclosing(self._deliver(self._attach(kept.session, stream, None, tools))) as events:
             async for event in events:
                 yield event
@@ -463,11 +515,13 @@ class Client:
                 if event.is_end:
                     return
 
-    async def _local_tools(self, session: str, stream: ClientStream) -> LocalTools | None:
-        kept = await self._file.calls(stream.stream)
+    async def _local_tools(
+        self, session: str, stream: ClientStream, file: CheckpointFile
+    ) -> LocalTools | None:
+        kept = await file.calls(stream.stream)
         if not kept and not self._tools:
             return None
-        return LocalTools(session, self._tools, epoch=await self._file.start_epoch(), kept=kept)
+        return LocalTools(session, self._tools, epoch=await file.start_epoch(), kept=kept)
 
     def _attach(
         self,
@@ -475,11 +529,12 @@ class Client:
         stream: ClientStream,
         begun: StreamBegun | None = None,
         tools: LocalTools | None = None,
+        file: CheckpointFile | None = None,
     ) -> Attachment:
         attachment = Attachment(
             stream,
             partial(self._ways.connect, session),
-            file=self._file,
+            file=file or self._file,
             begun=begun,
             tools=tools,
             world=self._world,

@@ -27,12 +27,13 @@ from msgspec import Struct
 
 from midstream.client import client as asynchronous
 from midstream.client.events import Event
+from midstream.client.settings import ClientSettings
 from midstream.core.calls import Choice
 from midstream.core.frames import SnapshotWhen
 from midstream.core.messages import UserMessage
 from midstream.core.questions import Question
 from midstream.core.records import QuestionAsked
-from midstream.core.turn import LOOK_BACK_S, WhenBusy
+from midstream.core.turn import WhenBusy
 from midstream.errors import MidstreamError, UsageError
 from midstream.world import World
 
@@ -119,12 +120,7 @@ def _pass_on(outcome: Future[T], task: asyncio.Task[T]) -> None:
 
 
 class InterruptedTurn(Struct, frozen=True):
-    """A turn that an earlier process of this client did not see the end of. Iterate over it to go on.
-
-    Args:
-        session: Its session.
-        at: When this client last did something in it, in seconds since 1970.
-    """
+    """See `midstream.client.InterruptedTurn`; the loop over it needs no `async`."""
 
     session: str
     at: float
@@ -219,7 +215,16 @@ class Client:
         """See `midstream.Client.cancel`."""
         self._portal.call(self._client.cancel(session))
 
-    def resume_interrupted(self, look_back_s: float = LOOK_BACK_S) -> list[InterruptedTurn]:
+    @property
+    def settings(self) -> ClientSettings:
+        """See `midstream.Client`."""
+        return self._client.settings
+
+    @settings.setter
+    def settings(self, settings: ClientSettings) -> None:
+        self._client.settings = settings
+
+    def resume_interrupted(self, look_back_s: float | None = None) -> list[InterruptedTurn]:
         """See `midstream.Client.resume_interrupted`."""
         left = self._portal.call(self._client.resume_interrupted(look_back_s))
         return [InterruptedTurn(turn.session, turn.at, partial(self._taken_up, turn)) for turn in left]

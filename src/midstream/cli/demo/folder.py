@@ -44,6 +44,7 @@ class Folder:
         self.notes = path / "notes"
         self.store = path / "sessions.db"
         self.client = path / "client.db"
+        self.client_secrets = path / "client-secrets.db"
         self.server_log = path / "server.log"
         self._ledger = path / "ledger.txt"
 

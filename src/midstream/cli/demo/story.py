@@ -15,7 +15,7 @@ from midstream.cli.demo.script import LINES, Lines
 from midstream.cli.demo.server import DemoServer
 from midstream.cli.screen import Screen
 from midstream.cli.terminal import Ink, indented
-from midstream.client import Client, Event, connect
+from midstream.client import Client, ClientSettings, Event, connect
 from midstream.core.records import Delta, EpochStarted
 from midstream.errors import UnavailableError
 from midstream.local_keys import shown_to
@@ -89,8 +89,9 @@ class Story:
             connect(
                 cutter.url,
                 state=self._folder.client,
+                secrets=self._folder.client_secrets,
                 headers=shown_to(self._server.url),  # the relay has another port
-                patience_s=PATIENCE_S,
+                settings=ClientSettings(patience_s=PATIENCE_S),
             ) as client,
         ):
             self._chapter(

@@ -1,0 +1,76 @@
+"""What the SQLite files of a client have in common: whose they are, and what SQLite's refusals mean."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from midstream.errors import MidstreamError, StoreBusyError, StoreDamagedError, StoreFullError, UsageError
+
+T = TypeVar("T")
+
+
+def layout_of(connection: sqlite3.Connection, application: int, newest: int, *, called: str) -> int:
+    """Return the version of a file's layout, 0 where there is nothing in it yet.
+
+    Args:
+        application: What `pragma application_id` says of ours.
+        newest: The latest layout this version can use.
+        called: What people call the file.
+
+    Raises:
+        UsageError: It is another program's, or of a later version. Nothing was changed.
+    """
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    (found,) = connection.execute("PRAGMA application_id").fetchone()
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    if found == application and version > newest:
+        raise UsageError(f"this {called} was written by a later version of midstream: install that one")
+    if found != application and (found or version or tables):
+        raise UsageError(f"this {called} belongs to another program: name another one")
+    return int(version)
+
+
+def lay_out(connection: sqlite3.Connection, schema: str, application: int, version: int) -> None:
+    """Make a file ours, within the transaction that is open."""
+    for statement in schema.split(";\n"):
+        connection.execute(statement)
+    connection.execute(f"PRAGMA application_id = {application}")
+    connection.execute(f"PRAGMA user_version = {version}")
+
+
+def translated(work: Callable[[], T], *, called: str, busy: str) -> T:
+    """Do something with a file, and raise in our words what SQLite or the system says against it.
+
+    Args:
+        called: What people call the file.
+        busy: What to tell them when another process holds it.
+
+    Raises:
+        MidstreamError: See the classes; a transaction that raised has changed nothing.
+    """
+    try:
+        return work()
+    except sqlite3.Error as error:
+        raise _error_of(error, called, busy) from error
+    except msgspec.DecodeError as error:
+        raise StoreDamagedError(f"an entry in the {called} cannot be read") from error
+    except OSError as error:
+        advice = "name one in a folder that this user may write to"
+        raise UsageError(f"the {called} cannot be made ({error.strerror}): {advice}") from error
+
+
+def _error_of(error: sqlite3.Error, called: str, busy: str) -> MidstreamError:
+    code = getattr(error, "sqlite_errorcode", None) or 0
+    match code & 0xFF:
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return StoreBusyError(busy)
+        case sqlite3.SQLITE_FULL:
+            return StoreFullError(f"there is no room for the {called}: free some space")
+        case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
+            return UsageError(f"the {called} cannot be opened for writing ({error}): name another one")
+        case _:
+            return StoreDamagedError(f"the {called} cannot be used: {error}")

@@ -1,0 +1,126 @@
+"""The keyring of the user's system, through the package `keyring`, where there is one that answers.
+
+A backend may wait for a person (a prompt that unlocks it), or for ever. So each call runs on a daemon thread and is
+waited for within a bound; while one is still out, every other one is refused at once. When it comes back, so does
+the keyring.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, TypeVar
+
+from midstream.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from keyring.backend import KeyringBackend
+
+T = TypeVar("T")
+
+SERVICE = "midstream"
+"""What our entries are filed under."""
+PUT_S = 3.0
+"""Seconds for what a file can keep as well."""
+GET_S = 15.0
+"""Seconds for what nobody else knows: enough to type a password."""
+
+
+class OsKeyring:
+    """Entries of ours by name. Used from one thread, which it may block for as long as its bounds say.
+
+    Args:
+        put_s: Seconds a backend has to say whether it is there, to keep an entry, and to remove one.
+        get_s: Seconds it has to tell one.
+    """
+
+    def __init__(self, *, put_s: float = PUT_S, get_s: float = GET_S) -> None:
+        self._put_s = put_s
+        self._get_s = get_s
+        self._last: Future[object] | None = None
+
+    def name(self) -> str:
+        """Return what the backend calls itself; "" where there is none that keeps anything, or it does not answer."""
+        try:
+            return self._ask(_name, self._put_s)
+        except UnavailableError:
+            return ""
+
+    def get(self, name: str) -> str | None:
+        """Return an entry; None where the keyring says that it has none.
+
+        Raises:
+            UnavailableError: It did not say.
+        """
+        return self._ask(lambda: _backend().get_password(SERVICE, name), self._get_s)
+
+    def put(self, name: str, secret: str) -> None:
+        """Keep an entry, and see that it is kept.
+
+        Raises:
+            UnavailableError: Nobody knows whether it is kept; after a time it may be.
+        """
+
+        def keep() -> None:
+            backend = _backend()
+            backend.set_password(SERVICE, name, secret)
+            if backend.get_password(SERVICE, name) != secret:
+                raise UnavailableError("the keyring did not keep what it was given")
+
+        self._ask(keep, self._put_s)
+
+    def forget(self, name: str) -> None:
+        """Remove an entry; one that is not there is no error.
+
+        Raises:
+            UnavailableError: Nobody knows whether it is removed.
+        """
+
+        def remove() -> None:
+            backend = _backend()
+            # Backends do not agree on what the removal of nothing is.
+            if backend.get_password(SERVICE, name) is not None:
+                backend.delete_password(SERVICE, name)
+
+        self._ask(remove, self._put_s)
+
+    def _ask(self, work: Callable[[], T], wait_s: float) -> T:
+        if self._last is not None and not self._last.done():
+            raise UnavailableError("the keyring has not answered an earlier call yet: unlock it")
+        asked: Future[T] = Future()
+        self._last = asked  # type: ignore[assignment]  # only whether it is done matters
+        threading.Thread(target=_answer, args=(asked, work), name="midstream-keyring", daemon=True).start()
+        try:
+            return asked.result(wait_s)
+        except TimeoutError:
+            raise UnavailableError(f"the keyring did not answer within {wait_s:g} s: unlock it") from None
+
+
+def _answer(asked: Future[T], work: Callable[[], T]) -> None:
+    try:
+        asked.set_result(work())
+    except UnavailableError as error:
+        asked.set_exception(error)
+    except Exception as error:  # noqa: BLE001 - a backend is anybody's code
+        # Only its kind: nobody knows what a backend writes into its messages.
+        asked.set_exception(UnavailableError(f"the keyring failed ({type(error).__name__})"))
+
+
+def _name() -> str:
+    return str(_backend().name)
+
+
+def _backend() -> KeyringBackend:
+    """Return the backend that `keyring` chose, unless it is one that keeps nothing."""
+    try:
+        import keyring  # noqa: PLC0415 - an extra, and slow to import
+    except ImportError:
+        raise UnavailableError(
+            "the package `keyring` is not installed: pip install 'midstream[keyring]'"
+        ) from None
+    backend = keyring.get_keyring()
+    # Those that fail, that swallow everything, and a chain of none have a priority of 0 or less.
+    if backend.priority <= 0:
+        raise UnavailableError("this system has no keyring that answers")
+    return backend

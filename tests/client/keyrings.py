@@ -1,0 +1,93 @@
+"""Backends for `keyring`, as somebody would write them: one that keeps, in a file, and ones that do not."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import keyring
+from keyring.backend import KeyringBackend
+from keyring.errors import PasswordDeleteError
+
+LONGEST_S = 20.0
+"""Nothing here is held for ever, whatever a test forgets."""
+
+
+class FileKeyring(KeyringBackend):
+    """Keeps everything in one file. Another process has it by `PYTHON_KEYRING_BACKEND` and `KEYRING_PROPERTY_PATH`."""
+
+    priority = 1
+    path = ""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # of the package
+
+    def get_password(self, service: str, username: str) -> str | None:
+        return self._all().get(f"{service}/{username}")
+
+    def set_password(self, service: str, username: str, password: str) -> None:
+        self._write({**self._all(), f"{service}/{username}": password})
+
+    def delete_password(self, service: str, username: str) -> None:
+        kept = self._all()
+        if f"{service}/{username}" not in kept:
+            raise PasswordDeleteError("not there")
+        del kept[f"{service}/{username}"]
+        self._write(kept)
+
+    def lose(self) -> None:
+        """Forget everything."""
+        Path(self.path).unlink()
+
+    def kept(self) -> list[str]:
+        """Return the secrets that are kept."""
+        return sorted(self._all().values())
+
+    def _all(self) -> dict[str, str]:
+        path = Path(self.path)
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+
+    def _write(self, kept: dict[str, str]) -> None:
+        draft = Path(f"{self.path}.{threading.get_ident()}")
+        draft.write_text(json.dumps(kept))
+        draft.replace(self.path)
+
+
+class LockedKeyring(FileKeyring):
+    """Waits for a person before it does anything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unlocked = threading.Event()
+
+    def _all(self) -> dict[str, str]:
+        assert self.unlocked.wait(LONGEST_S), "nobody unlocked it"
+        return super()._all()
+
+
+class BrokenKeyring(FileKeyring):
+    """Raises what nobody expects, with the secret in its words."""
+
+    def set_password(self, service: str, username: str, password: str) -> None:
+        raise ZeroDivisionError(f"cannot divide {password}")
+
+
+class ForgetfulKeyring(FileKeyring):
+    """Says yes and keeps nothing."""
+
+    def set_password(self, service: str, username: str, password: str) -> None:
+        pass
+
+
+@contextmanager
+def chosen(backend: KeyringBackend) -> Iterator[None]:
+    """Let `keyring` use this backend."""
+    before = keyring.get_keyring()
+    keyring.set_keyring(backend)
+    try:
+        yield
+    finally:
+        keyring.set_keyring(before)

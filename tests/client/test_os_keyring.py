@@ -1,0 +1,114 @@
+"""The system's keyring: what counts as one, and that nobody waits for it longer than was said."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from keyring.backends import chainer
+from keyring.core import load_keyring
+
+from midstream.client.os_keyring import SERVICE, OsKeyring
+from midstream.errors import UnavailableError
+from tests.client.keyrings import BrokenKeyring, FileKeyring, ForgetfulKeyring, LockedKeyring, chosen
+from tests.house.source import ROOT
+
+WAIT_S = 10.0
+
+
+class EmptyChain(chainer.ChainerBackend):
+    """A chain that found nobody."""
+
+    backends = ()
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # of the package
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[FileKeyring]:
+    backend = FileKeyring()
+    backend.path = str(tmp_path / "keyring.json")
+    with chosen(backend):
+        yield backend
+
+
+def test_an_entry_is_kept_told_and_forgotten(kept: FileKeyring) -> None:
+    ours = OsKeyring(put_s=WAIT_S, get_s=WAIT_S)
+    assert (ours.name(), ours.get("a")) == (kept.name, None)
+    ours.put("a", "secret")
+    assert (ours.get("a"), kept.get_password(SERVICE, "a")) == ("secret", "secret")
+    ours.forget("a")
+    ours.forget("a")
+    assert (ours.get("a"), kept.kept()) == (None, [])
+
+
+NOTHING = ("keyring.backends.fail.Keyring", "keyring.backends.null.Keyring", "an empty chain")
+
+
+@pytest.mark.parametrize("backend", NOTHING)
+def test_a_backend_that_keeps_nothing_is_none(backend: str) -> None:
+    ours = OsKeyring(put_s=WAIT_S, get_s=WAIT_S)
+    with chosen(EmptyChain() if "chain" in backend else load_keyring(backend)):
+        assert ours.name() == ""
+        with pytest.raises(UnavailableError, match="no keyring that answers"):
+            ours.put("a", "secret")
+        with pytest.raises(UnavailableError, match="no keyring that answers"):
+            ours.get("a")
+
+
+def test_without_the_package_there_is_none() -> None:
+    script = (
+        "import sys\nsys.modules['keyring'] = None\n"
+        "from midstream.client.os_keyring import OsKeyring\nassert OsKeyring().name() == ''\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT, timeout=WAIT_S)
+
+
+def test_a_prompt_is_not_waited_for_and_the_keyring_is_back_when_it_was_answered(tmp_path: Path) -> None:
+    backend = LockedKeyring()
+    backend.path = str(tmp_path / "keyring.json")
+    ours = OsKeyring(put_s=0.01, get_s=0.01)
+    with chosen(backend):
+        with pytest.raises(UnavailableError, match=r"within 0\.01 s"):
+            ours.put("a", "secret")
+        with pytest.raises(UnavailableError, match="earlier call"):
+            ours.get("a")
+        assert ours.name() == ""
+        backend.unlocked.set()
+        for thread in threading.enumerate():
+            if thread.name == "midstream-keyring":
+                thread.join(WAIT_S)
+        ours._put_s = ours._get_s = WAIT_S
+        assert (ours.name(), ours.get("a")) == (backend.name, "secret")
+
+
+def test_a_keyring_that_is_stuck_keeps_no_program_alive() -> None:
+    script = (
+        "import keyring\n"
+        "from midstream.client.os_keyring import OsKeyring\n"
+        "from midstream.errors import UnavailableError\n"
+        "from tests.client.keyrings import LockedKeyring\n"
+        "keyring.set_keyring(LockedKeyring())\n"
+        "try:\n    OsKeyring(put_s=0.01).put('a', 'secret')\nexcept UnavailableError:\n    print('left')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, cwd=ROOT, timeout=WAIT_S, capture_output=True, text=True
+    )
+    assert done.stdout == "left\n"
+
+
+@pytest.mark.parametrize("kind", [BrokenKeyring, ForgetfulKeyring])
+def test_a_keyring_that_did_not_keep_it_says_so_without_the_secret(
+    tmp_path: Path, kind: type[FileKeyring]
+) -> None:
+    backend = kind()
+    backend.path = str(tmp_path / "keyring.json")
+    with chosen(backend), pytest.raises(UnavailableError) as caught:
+        OsKeyring(put_s=WAIT_S).put("a", "secret-of-ours")
+    assert "secret-of-ours" not in str(caught.value)
+    assert (caught.value.__cause__, caught.value.__context__) == (None, None)
