@@ -70,8 +70,12 @@ class HttpPaths(Struct, frozen=True):
 
     def headers_up(self, opening: Open) -> dict[str, str]:
         """Return the headers of a request that says something on a stream."""
-        of_stream = {"x-idempotency-key": opening.stream, "x-idempotent-encryption-key": opening.secret}
-        return {**self.headers_down(), **of_stream} if opening.stream else self.headers_down()
+        shown = {
+            "x-idempotency-key": opening.stream,
+            "x-idempotent-encryption-key": opening.secret,
+            "x-idempotent-encryption-key-old": opening.old_secret,
+        }
+        return {**self.headers_down(), **{name: value for name, value in shown.items() if value}}
 
 
 class WayDown(Protocol):
