@@ -26,7 +26,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from midstream.errors import (
+    JournalMovedError,
     LeaseHeldError,
+    LeaseLostError,
     LimitReachedError,
     SessionLockedError,
     ShelfMovedError,
@@ -333,10 +335,13 @@ class ClientKeys:
         if root.unwritten is not None:
             kept = await self._kept(place)
             found = await self._store.find(place)  # after the row: whoever wrote that was the owner then
-            is_ours = found is not None and found.epoch == epoch and found.end == 0
-            if not is_ours or not await self._keep(place, root.unwritten, kept.version):
-                self.lock(session)
-                raise _moving(session)
+            if found is None or found.epoch != epoch:
+                raise LeaseLostError(f"session {session!r} has another epoch than {epoch}")
+            if found.end > 0:
+                raise JournalMovedError(f"session {session!r} was begun by somebody else")
+            is_written = await self._keep(place, root.unwritten, kept.version)
+            if not is_written and root.unwritten is not None:  # nor by another append of ours
+                raise LeaseLostError(f"session {session!r} was taken over")
             root.unwritten = None
         return root.keys
 
