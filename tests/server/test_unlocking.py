@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import websockets
 
+from midstream.server.access import Access, tokens
+from midstream.server.subjects import Subject
 from midstream.server.unlocking import Shown
 from midstream.store.escrow import EscrowedShelf
 from midstream.store.memory import Memory
@@ -156,7 +158,7 @@ async def test_lists_say_nothing_of_what_was_said(tmp_path: Path) -> None:
 
         async def is_asked() -> bool:
             page = await http.get("/v1/questions?session=s1", headers=SHOWN)
-            return page.json()["questions"] != []
+            return bool(page.json()["questions"])
 
         await until(is_asked)
         for headers in ({}, WRONG):
@@ -165,8 +167,19 @@ async def test_lists_say_nothing_of_what_was_said(tmp_path: Path) -> None:
             named = await http.get("/v1/questions?session=s1", headers=headers)
             assert named.json() == page.json()
         assert [info async for info in app.host.store.list()] != []
-        listed = await http.get("/v1/sessions")
-        assert "canary" not in listed.text
+        assert (await http.get("/v1/sessions", headers=SHOWN)).json()["sessions"] == []  # nobody was asked for a name
+
+
+async def test_whoever_is_known_lists_names_and_no_titles(tmp_path: Path) -> None:
+    access = Access(authenticate=tokens({"t" * 20: Subject("ann")}))
+    async with called(escrowed_app(tmp_path, [text("one")], access=access)) as http:
+        http.headers["authorization"] = f"Bearer {'t' * 20}"
+        await say(http, words="a canary")
+        await follow_to_end(http)
+        [line] = (await http.get("/v1/sessions")).json()["sessions"]
+        assert (line["id"], line["title"], line["status"], line["turns"]) == ("s1", "", "completed", 1)
+        assert (await http.get("/v1/sessions/s1")).status_code == 403
+        assert (await http.get("/v1/sessions/s1", headers=SHOWN)).status_code == 200
 
 
 # --- the secret is changed
@@ -275,8 +288,7 @@ async def test_a_viewer_does_not_set_going_what_waits_for_its_client(tmp_path: P
         await second.start()
         await second.host.recovered()
         assert (second.host.recovery.total, second.host.recovery.locked) == (1, 1)
-        lines = (await http.get("/v1/sessions")).json()["sessions"]
-        assert [line["status"] for line in lines] == ["locked"]
+        assert [second.host.is_locked(info) async for info in second.host.store.list()] == [True]
         bearer = {"authorization": f"Bearer {word}"}
         shown = await http.get("/v1/sessions/s1", headers=bearer)
         assert (shown.status_code, shown.json()["status"]) == (200, "tools")
@@ -287,7 +299,7 @@ async def test_a_viewer_does_not_set_going_what_waits_for_its_client(tmp_path: P
         assert (await http.get("/v1/sessions/s1", headers=SHOWN)).status_code == 200
 
         async def has_gone_on() -> bool:
-            return (await http.get("/v1/sessions/s1", headers=SHOWN)).json()["status"] != "tools"
+            return bool((await http.get("/v1/sessions/s1", headers=SHOWN)).json()["status"] != "tools")
 
         await until(has_gone_on)
 

@@ -56,7 +56,7 @@ from midstream.server.identity import connection_name_of, open_of, stream_of
 from midstream.server.snapshot import snapshot_of
 from midstream.server.subjects import Action
 from midstream.server.unlocking import shown_in, stream_digest_of, unlock
-from midstream.server.visits import visitor_of
+from midstream.server.visits import Visitor, visitor_of
 from midstream.store.contract import LOCKED, RUNNING, WAITING, SessionInfo, Stored
 from midstream.version import __version__
 from midstream.world import Fault
@@ -163,13 +163,20 @@ class HttpEndpoints:
         number = count()
         visitor = visitor_of(request.scope)
         async for info in self._host.store.list():
-            if not await visitor.may_see(info.session) or next(number) < offset:
+            if not await self._may_list(visitor, info.session) or next(number) < offset:
                 continue
             if len(lines) == limit:
                 return _json(SessionPage(lines, f"?limit={limit}&offset={offset + limit}"))
             status = LOCKED if self._host.is_locked(info) else info.mark.status
             lines.append(_line_of(info, visitor.shown(info.session), status))
         return _json(SessionPage(lines, None))
+
+    async def _may_list(self, visitor: Visitor, session: str) -> bool:
+        """Whether a caller is told that there is a session: a stranger not of one that asks for a secret."""
+        locks = self._host.locks
+        if locks is not None and not visitor.is_known and await locks.escrow.holds(session):
+            return False
+        return await visitor.may_see(session)
 
     async def questions(self, request: Request) -> Response:
         """List what waits for a person, the longest first; `?session=` of that session and its sub-agents.

@@ -202,14 +202,18 @@ class FileKeys:
             UsageError: There is a file already, or it cannot be made. Nothing was changed.
         """
         line = f"{name} {b64encode(fresh_key(world)).decode()}\n"
+        # Made beside it and linked: nobody ever reads half a key, and of two that make one the first wins.
+        fresh = Path(path).with_name(f".{world.new_id('keys')}")
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(path).hardlink_to(fresh)
         except OSError as error:
             raise UsageError(f"the key file {str(path)!r} cannot be made: {error.strerror}") from error
-        with os.fdopen(descriptor, "w") as file:
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+        finally:
+            fresh.unlink(missing_ok=True)
 
     async def wrap(self, key: bytes, *, context: bytes) -> bytes:
         """See `OperatorKeys.wrap`."""

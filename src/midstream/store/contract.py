@@ -345,6 +345,9 @@ class Escrow(Protocol):
             MidstreamError: The operator's keys or the store cannot be had.
         """
 
+    async def holds(self, session: str) -> bool:
+        """Whether a session can only be opened with a secret."""
+
     def lock(self, session: str) -> None:
         """Forget the keys of a session. Nothing of it may be in use any more."""
 

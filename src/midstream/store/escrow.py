@@ -164,6 +164,10 @@ class ClientKeys:
             return opened
         raise _moving(session)
 
+    async def holds(self, session: str) -> bool:
+        """See `Escrow.holds`."""
+        return not self._is_mixed or (await self._kept(root_of(session))).row is not None
+
     async def share(self, session: str, *, for_s: float) -> str:
         """See `Escrow.share`."""
         place = root_of(session)
