@@ -39,11 +39,10 @@ from midstream.errors import (
 )
 from midstream.store import ciphers
 from midstream.store.ciphers import OneKey, OperatorKeys
-from midstream.store.contract import Opened, Shelf, Store, Transactional, root_of
+from midstream.store.contract import ESCROW, Opened, Shelf, Store, Transactional, root_of
 from midstream.store.encrypted import EncryptedShelf, EncryptedTransactional
 from midstream.world import World
 
-SHELF = "escrow"
 SECRET_CHARS_MIN = 43
 """Characters of a client's secret: 32 random bytes, base64url without padding."""
 VIEWER = "viewer"
@@ -284,14 +283,14 @@ class ClientKeys:
         return self._store
 
     async def _kept(self, place: str) -> _Kept:
-        found = await self._shelf.kept(SHELF, place)
+        found = await self._shelf.kept(ESCROW, place)
         return _Kept(0, None) if found is None else _Kept(found.version, _decoded(found.body, place))
 
     async def _keep(self, place: str, row: _Row, version: int) -> bool:
         """Write a row, and return whether it had still this version."""
         try:
             await self._shelf.keep(
-                SHELF, place, msgspec.json.encode(row), expected=version, at=self._world.now()
+                ESCROW, place, msgspec.json.encode(row), expected=version, at=self._world.now()
             )
         except ShelfMovedError:
             return False
@@ -358,9 +357,9 @@ class ClientKeys:
         if session != root_of(session):
             return
         self.lock(session)
-        found = await self._shelf.kept(SHELF, session)
+        found = await self._shelf.kept(ESCROW, session)
         if found is not None:
-            await self._shelf.drop(SHELF, session, expected=found.version)
+            await self._shelf.drop(ESCROW, session, expected=found.version)
 
     async def _house_for(self, session: str) -> OperatorKeys:
         """Return the operator's keys, for a session from before the escrow."""
