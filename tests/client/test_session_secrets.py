@@ -103,7 +103,7 @@ async def _server(folder: Path, memory: Memory) -> AsyncIterator[Served]:
 @pytest.mark.parametrize("way", WAYS)
 async def test_its_sessions_open_to_a_client_and_to_no_other(tmp_path: Path, way: str) -> None:
     async with _server(tmp_path, Memory()) as server:
-            async with _client(tmp_path, server.url, way) as client:
+        async with _client(tmp_path, server.url, way) as client:
             assert await _told(client, "s", "one") == "an answer"
             assert await _told(client, "s", "two") == "an answer"
         async with _client(tmp_path, server.url, way) as client:  # another process of the same client
