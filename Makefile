@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format-check lint types arrows fmt fault chaos search explore api-search sim pool-search hooks contract contract-newest clients bench bench-durable bench-peers docs lock clean
+.PHONY: help demo test check format-check lint types arrows fmt fault chaos search fuzz explore api-search sim pool-search hooks contract contract-newest clients bench bench-durable bench-peers docs lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -88,6 +88,12 @@ $(VENV)/.clients: requirements/clients.txt | $(VENV)/.made
 $(VENV)/.schemathesis: requirements/schemathesis.txt | $(VENV)/.made
 	$(PYTHON) -m venv $(VENV)/schemathesis
 	$(VENV)/schemathesis/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@touch $@
+
+# Leads a search by coverage; its wheels are for Linux, so apart.
+$(VENV)/.fuzz: requirements/fuzz.txt | $(VENV)/.made
+	$(PYTHON) -m venv $(VENV)/fuzz
+	$(VENV)/fuzz/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: -r requirements/fuzz.txt
 	@touch $@
 
 # Judges of repaired histories that are no Python packages: npm's and a source package's files.
@@ -155,6 +161,9 @@ search: $(VENV)/.dev  ## Search by chance for what breaks a property, TIMES=10 t
 	@seed=$(SEED); : $${seed:=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; echo "SEED=$$seed"; \
 	MIDSTREAM_SEARCH=$(TIMES) $(BIN)/python -m pytest -n $(JOBS) -m hypothesis --timeout 7200 --hypothesis-seed=$$seed $(ARGS)
 
+fuzz: $(VENV)/.fuzz  ## Let a fuzzer loose on the decoders and both halves of the protocol for ten minutes; ARGS="SECONDS SEED"
+	PYTHONPATH=src:. $(VENV)/fuzz/bin/python -m tests.protocol.fuzz $(ARGS)
+
 api-search: $(VENV)/.dev $(VENV)/.schemathesis  ## Let schemathesis look for faults of the HTTP interface, TIMES=10 times as long as the tests do
 	$(BIN)/python -m tests.server.api_search $(TIMES)
 
@@ -209,6 +218,7 @@ lock:  ## Resolve requirements/*.txt anew (needs uv; UPGRADE=--upgrade takes new
 	$(LOCK) $(UPGRADE) --group upstreams --no-deps -o requirements/upstreams.txt
 	$(LOCK) $(UPGRADE) --group clients -o requirements/clients.txt
 	$(LOCK) $(UPGRADE) --group api -o requirements/schemathesis.txt
+	$(LOCK) $(UPGRADE) --group fuzz -c requirements/base.txt -o requirements/fuzz.txt
 	$(LOCK) $(UPGRADE) --group peers-durable pyproject.toml -c requirements/build.txt -o requirements/peers-durable.txt
 	$(LOCK) $(UPGRADE) --group peers-durable-apart -o requirements/peers-durable-apart.txt
 	$(LOCK) $(UPGRADE) --group templates --no-deps -o requirements/templates.txt

@@ -1,7 +1,9 @@
-"""Tokens from the model to the reader, beside a bare server of the same stack in the same run.
+"""Tokens from a model to its readers, beside raw Starlette, and the Durable Streams reference where it is installed.
 
-Each server has one core and this process another. Latency is from the making of a token to its arrival here; CPU is the
-server's. midstream journals what it sends; the bare server keeps a list.
+Every server is alone on one core, everything it needs included, and the load on another. Servers take turns within a
+round, and each figure is compared with that of the raw server in the same round; of rounds the median counts. What is
+said per core-second, or per event, is the server's time on a core, of all its threads, so that it holds where others
+use the machine; latencies at a low rate are measured at a real-time priority for the same reason.
 """
 
 from __future__ import annotations
@@ -9,144 +11,85 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
+import shutil
+import socket
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import msgspec
-from websockets.asyncio.client import ClientConnection, connect
+import uvloop
 
-from midstream.core import frames
-from midstream.core.frames import Chunk, Open, SayPayload
-from midstream.core.messages import Text
+from bench.streaming_wire import RAW, REFERENCE, SSE, WEBSOCKET, Reader, Seen, Sender, Server, Wire, token
 
-TOKEN = re.compile(r"@(\d{20})")
-FLAT_OUT = 20_000
-REPLAY = 100_000
+SECONDS = 2.0
 PACED_S = 4.0
+READERS = 500
+REPLAY = 100_000
+DEPTHS = (100, 10_000, 100_000)
+RESUMES = 100
 ROUNDS = 3
-PATIENCE_S = 120.0
+NODE_FOLDER = "BENCH_NODE_DIR"
+"""The variable that names a folder with the npm package `@durable-streams/server`."""
+
+Figures = dict[str, float]
 
 
 class Figure(msgspec.Struct):
-    """One measurement of one server; medians over rounds."""
+    """One figure of one server, the median over rounds, and the median of its ratios to the raw server's."""
 
     what: str
     server: str
     value: float
-    unit: str
-    of_bare: float = 1.0
-
-
-class Server:
-    """One server in a process of its own, on the first core."""
-
-    def __init__(self, name: str, folder: Path) -> None:
-        self.name = name
-        folder.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "bench.streaming_server", name, str(folder)]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        self.port = int(self._process.stdout.readline())
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(self._process.pid, {cores[0]})
-
-    def cpu_s(self) -> float:
-        """Return the CPU seconds spent so far, all threads."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def stop(self) -> None:
-        """End it."""
-        self._process.kill()
-        self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-
-
-class Reader:
-    """A WebSocket that notes when each token came."""
-
-    def __init__(self, socket: ClientConnection) -> None:
-        self.socket = socket
-        self.count = 0
-        self.latencies_ns: list[int] = []
-
-    async def read(self, count: int) -> None:
-        """Read until `count` tokens have come in all."""
-        while self.count < count:
-            text = await self.socket.recv(decode=True)
-            now = time.monotonic_ns()
-            # The whole reply comes once more behind its last token: it is not counted again.
-            made = TOKEN.findall(text)[: count - self.count] if "@" in text else ()
-            self.count += len(made)
-            self.latencies_ns.extend(now - int(each) for each in made)
+    of_raw: float | None = None
 
 
 @contextlib.asynccontextmanager
-async def _reader(server: Server, session: str, stream: str = "") -> AsyncIterator[Reader]:
-    path = "/" if server.name == "bare" else f"/v1/sessions/{session}/stream"
-    url = f"ws://127.0.0.1:{server.port}{path}"
-    async with connect(url, compression=None, max_size=2**24, ping_interval=None, proxy=None) as socket:
-        if server.name != "bare":
-            await socket.send(frames.encode(Open(stream, "s" * 43 if stream else "")).decode())
-        yield Reader(socket)
+async def _followed(
+    server: Server, wire: Wire, name: str, count: int, *, is_timed: bool = False
+) -> AsyncIterator[tuple[Seen, Sender, list[Reader]]]:
+    """Make a stream with some readers, and a connection to append by."""
+    sender = await server.sender()
+    await sender.ask(wire.begin(name))
+    seen = Seen()
+    readers: list[Reader] = []
+    for _ in range(count):
+        readers.append(await server.reader(wire, name, seen, is_timed=is_timed))
+    for _ in range(100):  # some say nothing before the first event
+        if seen.answered == count:
+            break
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(0.2)
+    try:
+        yield seen, sender, readers
+    finally:
+        for each in [sender, *readers]:
+            each.transport.close()
+        await asyncio.sleep(0.1)
 
 
-async def _order(server: Server, reader: Reader, count: int, rate: float) -> None:
-    order = f"{count} {rate}"
-    if server.name != "bare":
-        payload = msgspec.Raw(frames.encode(SayPayload((Text(order),))))
-        order = frames.encode(Chunk(0, payload)).decode()
-    await reader.socket.send(order)
-
-
-async def _one_reader(
-    server: Server, session: str, count: int, rate: float
-) -> tuple[float, float, list[int]]:
-    """Return seconds, server CPU seconds and latencies of one stream to one reader."""
-    async with _reader(server, session, f"k-{session}") as reader, asyncio.timeout(PATIENCE_S):
-        began, cpu_s = time.monotonic(), server.cpu_s()
-        await _order(server, reader, count, rate)
-        await reader.read(count)
-        return time.monotonic() - began, server.cpu_s() - cpu_s, reader.latencies_ns
-
-
-async def _many_readers(server: Server, session: str, readers: int, rate: float) -> tuple[float, list[int]]:
-    """Return server CPU seconds per delivery and latencies of one stream to many readers."""
-    count = int(PACED_S * rate)
-    async with contextlib.AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
-        speaker = await stack.enter_async_context(_reader(server, session, f"k-{session}"))
-        if server.name != "bare":  # a session can be followed from its first message on
-            await _order(server, speaker, 1, 0)
-            await speaker.read(1)
-            stack.push_async_callback(speaker.socket.close)
-            speaker = await stack.enter_async_context(_reader(server, session, f"k2-{session}"))
-        others = [await stack.enter_async_context(_reader(server, session)) for _ in range(readers - 1)]
-        cpu_s = server.cpu_s()
-        await _order(server, speaker, count, rate)
-        await asyncio.gather(*(each.read(count) for each in [speaker, *others]))
-        spent = server.cpu_s() - cpu_s
-        latencies = [ns for each in [speaker, *others] for ns in each.latencies_ns]
-    return spent / (count * readers), latencies
-
-
-async def _catch_up(server: Server, session: str, count: int) -> float:
-    """Return tokens per second when a stream of `count` is read from its start over SSE."""
-    target = "/" if server.name == "bare" else f"/v1/sessions/{session}/events?after=0-0"
+async def _paced(ask: Callable[[], Awaitable[object]], rate: float, count: int) -> None:
     began = time.monotonic()
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=2**22)
-    writer.write(f"GET {target} HTTP/1.1\r\nhost: 127.0.0.1:{server.port}\r\n\r\n".encode())
-    seen = 0
-    async with asyncio.timeout(PATIENCE_S):
-        while seen < count:
-            seen += (await reader.read(2**20)).count(b"@")
-    writer.close()
-    return count / (time.monotonic() - began)
+    for number in range(count):
+        if (early_s := began + number / rate - time.monotonic()) > 0:
+            await asyncio.sleep(early_s)
+        await ask()
+
+
+async def _flat_out(
+    server: Server, seen: Seen, ask: Callable[[], Awaitable[object]], readers: int
+) -> tuple[float, float]:
+    """Append as fast as it is answered; return deliveries a second and per core-second."""
+    before, sent = seen.tokens, 0
+    began, cpu_s = time.monotonic(), server.cpu_s()
+    while time.monotonic() < began + SECONDS:
+        await ask()
+        sent += 1
+    await seen.until(before + sent * readers)
+    count = sent * readers
+    return count / (seen.last - began), count / (server.cpu_s() - cpu_s)
 
 
 def _ms(latencies_ns: list[int], share: float) -> float:
@@ -154,62 +97,190 @@ def _ms(latencies_ns: list[int], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))] / 1e6
 
 
-async def _round(server: Server) -> dict[tuple[str, str], float]:
-    seconds, cpu_s, _ = await _one_reader(server, "flat", FLAT_OUT, 0)
-    _, _, paced = await _one_reader(server, "paced", int(100 * PACED_S), 100)
-    per_delivery, fanned = await _many_readers(server, "fan", 500, 20)
-    figures = {
-        ("1 reader, flat out", "tokens/s"): FLAT_OUT / seconds,
-        ("1 reader, flat out", "tokens/core-s"): FLAT_OUT / max(cpu_s, 0.01),
-        ("1 reader, 100/s, p50", "ms"): _ms(paced, 0.5),
-        ("1 reader, 100/s, p99", "ms"): _ms(paced, 0.99),
-        ("500 readers, 20/s, p50", "ms"): _ms(fanned, 0.5),
-        ("500 readers, 20/s, p99", "ms"): _ms(fanned, 0.99),
-        ("500 readers, CPU per delivery", "us"): per_delivery * 1e6,
-    }
-    if server.name == "bare":
-        count = FLAT_OUT + int(100 * PACED_S) + int(20 * PACED_S)
-        figures["catch-up over SSE", "tokens/s"] = await _catch_up(server, "", count)
-    else:
-        await _one_reader(server, "long", REPLAY, 0)
-        figures["catch-up over SSE", "tokens/s"] = await _catch_up(server, "long", REPLAY)
+async def one_to_one(server: Server, wire: Wire) -> Figures:
+    """One token after the other, to one reader."""
+    figures: Figures = {}
+    async with _followed(server, wire, "one", 1) as (seen, sender, _):
+        found = await _flat_out(server, seen, lambda: sender.ask(wire.append("one", token())), 1)
+        figures["1:1 tokens/s"], figures["1:1 tokens/core-s"] = found
+        if wire in (SSE, WEBSOCKET):
+            ask = lambda: sender.ask(wire.append("one", token(), "?journaled"))  # noqa: E731
+            _, figures["1:1 tokens/core-s, each in the journal first"] = await _flat_out(server, seen, ask, 1)
     return figures
 
 
-def measure(folder: Path) -> list[Figure]:
-    """Measure both servers, taking turns."""
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[-1]})
-    found: dict[str, list[dict[tuple[str, str], float]]] = {"bare": [], "midstream": []}
-    try:
-        for number in range(ROUNDS):
-            for name, rounds in found.items():
-                server = Server(name, folder / f"{name}-{number}")
+async def live(server: Server, wire: Wire) -> Figures:
+    """A token each 10 ms: how late does it come?"""
+    async with _followed(server, wire, "live", 1, is_timed=True) as (seen, sender, _):
+        ask = lambda: sender.ask(wire.append("live", token()))  # noqa: E731
+        with server.at_real_time():
+            await _paced(ask, 100, 50)
+            await seen.until(50)
+            seen.latencies_ns.clear()
+            cpu_s = server.cpu_s()
+            await _paced(ask, 100, int(100 * PACED_S))
+            await seen.until(50 + int(100 * PACED_S))
+        spent = (server.cpu_s() - cpu_s) / (100 * PACED_S)
+    return {
+        "live p50 ms": _ms(seen.latencies_ns, 0.5),
+        "live p99 ms": _ms(seen.latencies_ns, 0.99),
+        "live us a token": spent * 1e6,
+    }
+
+
+async def fan_out(server: Server, wire: Wire) -> Figures:
+    """Many readers of one stream."""
+    before = server.resident_mib()
+    async with _followed(server, wire, "fan", READERS, is_timed=True) as (seen, sender, readers):
+        ask = lambda: sender.ask(wire.append("fan", token()))  # noqa: E731
+        with server.at_real_time():
+            await _paced(ask, 10, 10)
+            await seen.until(10 * READERS)
+            seen.latencies_ns.clear()
+            await _paced(ask, 20, int(20 * PACED_S))
+            await seen.until((10 + int(20 * PACED_S)) * READERS)
+        added = server.resident_mib() - before
+        for each in readers:
+            each.is_timed = False
+        _, deliveries = await _flat_out(server, seen, ask, READERS)
+    return {
+        f"{READERS} readers p50 ms": _ms(seen.latencies_ns, 0.5),
+        f"{READERS} readers p99 ms": _ms(seen.latencies_ns, 0.99),
+        f"{READERS} readers deliveries/core-s": deliveries,
+        f"{READERS} readers MiB": added,
+    }
+
+
+async def _filled(server: Server, wire: Wire, count: int) -> str:
+    """Return the name of a stream of so many events."""
+    if wire in (SSE, WEBSOCKET):
+        return f"replayed{count}"  # it is there: each event is a record
+    name = f"filled{count}"
+    sender = await server.sender()
+    await sender.ask(wire.begin(name))
+    for _ in range(count // 20):
+        await sender.ask(wire.append(name, b"[%b]" % b",".join([token()] * 20)))
+    sender.transport.close()
+    return name
+
+
+async def replay(server: Server, wire: Wire) -> Figures:
+    """All of a long turn for a reader who comes late."""
+    name = await _filled(server, wire, REPLAY)
+    rates, per_core = [], []
+    for number in range(6):
+        seen, began, cpu_s = Seen(), time.monotonic(), server.cpu_s()
+        reader = await server.reader(wire, name, seen)
+        await seen.until(REPLAY)
+        reader.transport.close()
+        if number:  # the first one wakes the session
+            rates.append(REPLAY / (seen.last - began))
+            per_core.append(REPLAY / (server.cpu_s() - cpu_s))
+        await asyncio.sleep(0.05)
+    return {
+        "replay events/s": statistics.median(rates),
+        "replay events/core-s": statistics.median(per_core),
+        "replay bytes an event": seen.bytes / REPLAY,
+    }
+
+
+async def resume(server: Server, wire: Wire) -> Figures:
+    """Ten events before the end of streams of different lengths: how long until they are there?"""
+    figures: Figures = {}
+    for depth in DEPTHS:
+        name = await _filled(server, wire, depth)
+        sender = await server.sender()
+        after = await _end_of(server, wire, sender, name, depth)
+        for _ in range(10):
+            query = "?journaled" if wire in (SSE, WEBSOCKET) else ""
+            await sender.ask(wire.append(name, token(), query))
+        took: list[int] = []
+        with server.at_real_time():
+            for _ in range(RESUMES):
+                seen, began = Seen(), time.monotonic_ns()
+                reader = await server.reader(wire, name, seen, after=after)
+                await seen.until(10)
+                took.append(time.monotonic_ns() - began)
+                reader.transport.close()
+                await asyncio.sleep(0.002)
+        sender.transport.close()
+        figures[f"reconnect at {depth} p50 ms"] = _ms(took, 0.5)
+    return figures
+
+
+async def _end_of(server: Server, wire: Wire, sender: Sender, name: str, depth: int) -> str:
+    if wire is RAW:
+        return str(depth)
+    if wire is REFERENCE:
+        answer = await sender.ask(wire.begin(name))
+        head = {line.partition(b":")[0].lower(): line.partition(b":")[2] for line in answer.split(b"\r\n")}
+        return head[b"stream-next-offset"].strip().decode()
+    answer = await sender.ask(wire.begin(name))  # a turn more
+    return answer.rpartition(b"\r\n\r\n")[2].decode()
+
+
+TESTS = (one_to_one, live, fan_out, replay, resume)
+
+
+async def _measured(
+    server: Server, tests: tuple[Callable[[Server, Wire], Awaitable[Figures]], ...]
+) -> Figures:
+    figures: Figures = {}
+    for test in tests:
+        figures |= await test(server, server.wire)
+    return figures
+
+
+def _servers(folder: Path) -> dict[str, Callable[[], Server]]:
+    def ours(name: str, wire: Wire, *lengths: int) -> Server:
+        own = folder / f"{name.replace(' ', '-')}-{time.monotonic_ns()}"
+        own.mkdir()
+        kind = "raw" if name == "raw" else "midstream"
+        command = [sys.executable, "-m", "bench.streaming_server", kind, str(own), *map(str, lengths)]
+        return Server(name, wire, command)
+
+    found: dict[str, Callable[[], Server]] = {
+        "raw": lambda: ours("raw", RAW),
+        "midstream SSE": lambda: ours("midstream SSE", SSE, *DEPTHS),
+        "midstream WebSocket": lambda: ours("midstream WebSocket", WEBSOCKET, *DEPTHS),
+    }
+    if os.environ.get(NODE_FOLDER) and (node := shutil.which("node")):
+        script = str(Path(__file__).with_name("streaming_reference.mjs"))
+        found["Durable Streams"] = lambda: Server("Durable Streams", REFERENCE, [node, script])
+    return found
+
+
+def main() -> None:
+    only = sys.argv[1].split(",")
+    tests = tuple(t for t in TESTS if t.__name__ in sys.argv[2].split(",")) if len(sys.argv) > 2 else TESTS
+    rounds = int(sys.argv[3]) if len(sys.argv) > 3 else 1
+    import tempfile
+
+    os.sched_setaffinity(0, {1})
+    with tempfile.TemporaryDirectory() as folder:
+        found: dict[str, list[Figures]] = {}
+        for _ in range(rounds):
+            for name, make in _servers(Path(folder)).items():
+                if name not in only:
+                    continue
+                server = make()
                 try:
-                    rounds.append(asyncio.run(_round(server)))
+                    found.setdefault(name, []).append(uvloop.run(_measured(server, tests)))
                 finally:
                     server.stop()
-    finally:
-        os.sched_setaffinity(0, set(cores))
-    median: Callable[[str, tuple[str, str]], float] = lambda name, key: statistics.median(  # noqa: E731
-        each[key] for each in found[name]
-    )
-    return [
-        Figure(*key[:1], name, median(name, key), key[1], median(name, key) / median("bare", key))
-        for key in found["bare"][0]
-        for name in found
-    ]
+    keys = list(dict.fromkeys(k for v in found.values() for f in v for k in f))
+    print(f"{'':45}" + "".join(f"{n:>28}" for n in found))
+    for k in keys:
+        cells = []
+        for n, v in found.items():
+            vals = [f[k] for f in v if k in f]
+            if not vals:
+                cells.append("")
+                continue
+            r = [f[k] / g[k] for f, g in zip(v, found.get("raw", [])) if k in f and k in g]
+            cells.append(f"{statistics.median(vals):,.2f}" + (f" ({statistics.median(r):.2f})" if r else ""))
+        print(f"{k:45}" + "".join(f"{c:>28}" for c in cells))
 
 
-def table(figures: list[Figure]) -> str:
-    """Return the figures as text for a terminal."""
-    lines = [f"{'':32}{'server':>10}{'value':>12}  {'':14}{'of bare':>8}"]
-    lines += [f"{f.what:32}{f.server:>10}{f.value:12,.1f}  {f.unit:14}{f.of_bare:8.2f}" for f in figures]
-    return "\n".join(lines)
-
-
-def run(folder: Path) -> list[Figure]:
-    """Measure, print, return."""
-    figures = measure(folder)
-    print(table(figures))
-    return figures
+if __name__ == "__main__":
+    main()

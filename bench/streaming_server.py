@@ -1,8 +1,13 @@
 """The servers that `bench.streaming` compares, each in a process of its own: `python -m bench.streaming_server NAME`.
 
-`midstream` journals every token in SQLite before a reader sees it. `bare` is the least the same stack (uvicorn, a plain
-ASGI callable) can do: a list in memory, one wake-up per token, no ids, no journal. Both make the tokens themselves, on
-the message "COUNT RATE"; a token carries the instant it was made.
+All of them take tokens by POST and give them to readers:
+
+`raw` is the least that Starlette under uvicorn can do: a list in memory and one wake-up per append; no ids, no journal.
+`midstream` is the real thing: a token that is posted is what a model says next in an open turn, which our runtime
+journals in SQLite and our own endpoints (`/v1/sessions/{id}/events`, `/stream`) send, framed as for everybody.
+
+A POST is answered when the token was handed to the model, whose words nobody acknowledges; with `?journaled` when it is
+in the journal. A body is one JSON string, or a list of them, each a token.
 """
 
 from __future__ import annotations
@@ -10,107 +15,237 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import uvicorn
+import uvloop
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Mount, Route
 
-from midstream.core.messages import Text, UserMessage
+from midstream.core import records
+from midstream.core.messages import UserMessage
+from midstream.core.records import (
+    AttemptStarted,
+    Delta,
+    EpochStarted,
+    MessageAccepted,
+    Sync,
+    TurnEnded,
+    TurnStatus,
+)
 from midstream.core.replies import Finished, ModelEvent, ModelRequest, TextDelta
+from midstream.core.turn import SendMessage
 from midstream.runtime.agent import Agent
-from midstream.server.app import asgi
+from midstream.server.app import App, asgi
+from midstream.server.limits import Limits
+from midstream.store.sqlite import SQLiteStore
 
-TOKEN_BYTES = 50
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-
-
-async def tokens(order: str) -> AsyncIterator[str]:
-    """Make `COUNT` tokens at `RATE` a second (0: as fast as they are taken)."""
-    count, rate = map(float, order.split())
-    began = time.monotonic()
-    for number in range(int(count)):
-        if rate and (early_s := began + number / rate - time.monotonic()) > 0:
-            await asyncio.sleep(early_s)
-        yield f"@{time.monotonic_ns():020d}".ljust(TOKEN_BYTES, ".")
+TOKEN_CHARS = 48
+"""Of a token; with its quotes it is the 50 bytes that a post carries."""
+READ_AT_ONCE = 2000
+NO_LIMITS = Limits(connections_max=0x10000)
+REPLAYED = "replayed"
+"""Name of the sessions that are there from the beginning, followed by how many events their turn has."""
 
 
-class Producer:
-    """The tokens as a model."""
+# --- the ceiling ---
 
-    name = "producer"
+
+class Log:
+    """Events of one stream, and who waits for more."""
+
+    def __init__(self) -> None:
+        self._events: list[bytes] = []
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def extend(self, events: Sequence[bytes]) -> None:
+        """Append, then wake everybody."""
+        self._events += events
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            if not each.done():
+                each.set_result(None)
+
+    async def follow(self, position: int) -> AsyncIterator[bytes]:
+        """Yield what there is, and what comes."""
+        while True:
+            if more := self._events[position : position + READ_AT_ONCE]:
+                position += len(more)
+                yield b"".join(more)
+            else:
+                waiting = asyncio.get_running_loop().create_future()
+                self._waiting.append(waiting)
+                await waiting
+
+
+class Raw:
+    """Streams in memory."""
+
+    def __init__(self) -> None:
+        self._logs: dict[str, Log] = {}
+
+    def app(self) -> Starlette:
+        """Return the ASGI app."""
+        path = "/s/{name}"
+        return Starlette(
+            routes=[
+                Route(path, self.begin, methods=["PUT"]),
+                Route(path, self.append, methods=["POST"]),
+                Route(path, self.follow, methods=["GET"]),
+            ]
+        )
+
+    async def begin(self, request: Request) -> Response:
+        """Make a stream."""
+        self._logs[request.path_params["name"]] = Log()
+        return Response(status_code=201)
+
+    async def append(self, request: Request) -> Response:
+        """Append one event, or several."""
+        body = await request.body()
+        bodies = [bytes(each) for each in _raws.decode(body)] if body.startswith(b"[") else [body]
+        self._logs[request.path_params["name"]].extend([b"data: " + each + b"\n\n" for each in bodies])
+        return Response(status_code=204)
+
+    async def follow(self, request: Request) -> Response:
+        """Send what is there and what comes."""
+        log, position = self._logs[request.path_params["name"]], int(request.query_params.get("from", "0"))
+        return StreamingResponse(log.follow(position), media_type="text/event-stream")
+
+
+_raws = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+# --- ours ---
+
+
+class Feed:
+    """What a model is to say next."""
+
+    def __init__(self) -> None:
+        self._tokens: deque[str] = deque()
+        self._arrival: asyncio.Future[None] | None = None
+        self.is_asked = asyncio.Event()
+        """Whether somebody reads it."""
+
+    def put(self, tokens: Sequence[str]) -> None:
+        """Let the model say this."""
+        self._tokens += tokens
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+    async def tokens(self) -> AsyncIterator[str]:
+        """Yield what is put, for ever."""
+        self.is_asked.set()
+        while True:
+            while self._tokens:
+                yield self._tokens.popleft()
+            self._arrival = asyncio.get_running_loop().create_future()
+            await self._arrival
+
+
+class Fed:
+    """A model that says what is posted."""
+
+    name = "fed"
+
+    def __init__(self) -> None:
+        self.feeds: dict[str, Feed] = {}
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
-        """Make what the last message orders."""
-        message = request.history.entries[-1]
-        assert isinstance(message, UserMessage)
-        order = "".join(part.text for part in message.parts if isinstance(part, Text))
-        async for token in tokens(order):
+        """Say what is posted for this session."""
+        async for token in self.feeds[request.session].tokens():
             yield TextDelta(token)
         yield Finished()
 
 
-class Bare:
-    """A list in memory and one wake-up per token, over WebSocket or SSE."""
+class Midstream:
+    """Our app beside the two requests that feed its model."""
 
-    def __init__(self) -> None:
-        self._log: list[str] = []
-        self._waiting: list[asyncio.Future[None]] = []
+    def __init__(self, path: Path) -> None:
+        self._model = Fed()
+        self._app: App = asgi(Agent(self._model), store=path, limits=NO_LIMITS)
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            await self._sse(send)
-        elif scope["type"] == "websocket":
-            await receive()
-            await send({"type": "websocket.accept"})
-            async with asyncio.TaskGroup() as group:
-                following = group.create_task(self._follow(send))
-                while (message := await receive())["type"] == "websocket.receive":
-                    group.create_task(self._produce(message["text"]))
-                following.cancel()
+    def app(self) -> Starlette:
+        """Return the ASGI app."""
+        path = "/s/{name}"
+        return Starlette(
+            routes=[
+                Route(path, self.begin, methods=["PUT"]),
+                Route(path, self.say, methods=["POST"]),
+                Mount("/", self._app),
+            ]
+        )
 
-    async def _produce(self, order: str) -> None:
-        async for token in tokens(order):
-            self._log.append('{"t":"' + token + '"}')
-            waiting, self._waiting = self._waiting, []
-            for each in waiting:
-                if not each.done():
-                    each.set_result(None)
-            await asyncio.sleep(0)
+    async def begin(self, request: Request) -> Response:
+        """Open a turn; answer when the model was asked."""
+        await self._app.start()
+        name = request.path_params["name"]
+        feed = self._model.feeds[name] = Feed()
+        runner = await self._app.host.session(name, create=True)
+        await runner.submit(SendMessage(UserMessage.of("go")))
+        await feed.is_asked.wait()
+        return Response(str(runner.newest), status_code=201)
 
-    async def _more(self, position: int) -> list[str]:
-        while position >= len(self._log):
-            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(waiting)
-            await waiting
-        return self._log[position : position + 512]
+    async def say(self, request: Request) -> Response:
+        """Let the model say one token, or several."""
+        name = request.path_params["name"]
+        said = _tokens.decode(await request.body())
+        runner = self._app.host.awake(name)
+        assert runner is not None
+        position = runner.newest.position
+        self._model.feeds[name].put([said] if isinstance(said, str) else said)
+        if request.scope["query_string"]:
+            await runner.wait(position)
+        return Response(status_code=204)
 
-    async def _follow(self, send: Send) -> None:
-        position = len(self._log)
-        while True:
-            more = await self._more(position)
-            position += len(more)
-            await send({"type": "websocket.send", "text": "[" + ",".join(more) + "]"})
 
-    async def _sse(self, send: Send) -> None:
-        headers = [(b"content-type", b"text/event-stream")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        position = 0
-        while True:
-            more = await self._more(position)
-            position += len(more)
-            body = "".join(f"data:{each}\n\n" for each in more).encode()
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+_tokens: msgspec.json.Decoder[str | list[str]] = msgspec.json.Decoder(str | list[str])
+
+
+async def store_turn(path: Path, count: int) -> None:
+    """Store a session whose one turn has `count` events of the model, each of them a record."""
+    store = SQLiteStore(path)
+    await store.open()
+    name = f"{REPLAYED}{count}"
+    at = time.time()
+    epoch = await store.claim(name, at=at)
+    text = "@".ljust(TOKEN_CHARS, ".")
+    found = [
+        EpochStarted(epoch, "bench", at),
+        MessageAccepted(1, UserMessage.of("go"), at),
+        AttemptStarted(1, 1, 1, at),
+        *[Delta(1, 1, 1, 0, "text", text)] * count,
+        TurnEnded(1, TurnStatus.INTERRUPTED, at),
+    ]
+    bodies = [records.encode(each) for each in found]
+    await store.append(name, bodies, expected=0, epoch=epoch, sync=Sync.NORMAL)
+    await store.release(name, epoch=epoch)
+    await store.close()
 
 
 def main() -> None:
     """Serve on a free port of loopback and say which."""
     name, folder = sys.argv[1], Path(sys.argv[2])
-    app: Any = Bare() if name == "bare" else asgi(Agent(Producer()), store=folder / "bench.db")
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", ws_max_size=2**24)
+    path = folder / "bench.db"
+    for count in map(int, sys.argv[3:]):
+        asyncio.run(store_turn(path, count))
+    app: Any = Raw().app() if name == "raw" else Midstream(path).app()
+    config = uvicorn.Config(
+        app,
+        host="127.0.0.1",
+        port=0,
+        log_level="error",
+        access_log=False,
+        ws="websockets-sansio",
+        ws_per_message_deflate=False,
+    )
     server = uvicorn.Server(config)
 
     async def serve() -> None:
@@ -120,7 +255,7 @@ def main() -> None:
         print(server.servers[0].sockets[0].getsockname()[1], flush=True)
         await serving
 
-    asyncio.run(serve())
+    uvloop.run(serve())
 
 
 if __name__ == "__main__":

@@ -56,6 +56,13 @@ def test_the_answer_goes_to_stdout_and_the_talk_to_stderr(
     assert '✓ look {"where": "the harbour"} ok' in done.stderr
 
 
+def test_a_transport_is_taken_by_its_name(server: Serving, environment: dict[str, str]) -> None:
+    said = ("--message", "look", "--transport")
+    done = run("chat", server.url, *said, "poll", environment=environment)
+    assert (done.returncode, done.stdout) == (0, "I will look.\nThere is nothing there.\n")
+    assert "'auto', 'websocket', 'sse', 'poll'" in run("chat", server.url, *said, "pigeon").stderr
+
+
 def test_stdin_is_the_message_where_it_is_no_terminal(server: Serving, environment: dict[str, str]) -> None:
     done = run("chat", server.url, environment=environment, said="hello")
     assert (done.returncode, done.stdout) == (0, "You said: hello.\n")

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
+from pathlib import Path
 
+import pytest
 from click.testing import CliRunner, Result
 
 from midstream.cli import midstream_command
 from midstream.cli.exits import FAILURE, USAGE, VERIFICATION
+from midstream.client.ways import Way
 from midstream.conformance.scripts import scripts
+from midstream.local_keys import made_key, shown_to
+from midstream.places import Places
+from midstream.server.access import Access, this_user
 from midstream.testing.models import text
 from tests.cli.conftest import Run
 from tests.server.serving import make_app, served
 
 
-async def tried(*arguments: str) -> tuple[Result, int]:
+async def tried(*arguments: str, access: Access | None = None) -> tuple[Result, int]:
     """Run the command against a server; return how it ended, and how many sessions it left there."""
-    async with served(make_app([text("ready")] * 200)) as server:
+    async with served(make_app([text("ready")] * 300, access=access)) as server:
         command = ["conformance", server.url, "--wait", "5", *arguments]
         result = await asyncio.to_thread(CliRunner().invoke, midstream_command, command)
-        left = (await server.http.get("/v1/sessions?limit=200")).json()["sessions"]
+        left = (await server.http.get("/v1/sessions?limit=200", headers=shown_to(server.url))).json()[
+            "sessions"
+        ]
         return result, len(left)
 
 
@@ -28,22 +37,37 @@ async def test_our_own_server_keeps_everything_and_is_left_clean() -> None:
     result, left = await tried("--json")
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert [line for line in lines if not line["is_kept"]] == []
-    assert (len(lines), result.exit_code, left) == (len(scripts("server")), 0, 0)
+    told = {way: sum(script.fits(way) for script in scripts("server")) for way in Way}
+    assert Counter(line["transport"] for line in lines) == told
+    assert (result.exit_code, left) == (0, 0)
     assert f"{len(lines)} of {len(lines)} scripts are kept." in result.stderr
 
 
 async def test_some_scripts_may_be_chosen_by_clause_and_their_sessions_kept() -> None:
-    result, left = await tried("--only", "STREAM-8", "--keep")
+    result, left = await tried("--only", "STREAM-8", "--keep", "--transport", "sse", "--transport", "poll")
     assert result.exit_code == 0
-    assert left == len(result.stdout.splitlines()) == 2
-    assert all(line.startswith("kept  ") for line in result.stdout.splitlines())
+    assert left == len(result.stdout.splitlines()) == 4
+    assert [line.split(":")[0] for line in result.stdout.splitlines()] == ["kept  sse"] * 2 + [
+        "kept  poll"
+    ] * 2
+
+
+async def test_a_server_of_this_user_is_shown_who_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path))
+    monkeypatch.delenv("MIDSTREAM_TOKEN", raising=False)
+    access = Access(authenticate=this_user(made_key(Places.found().data)))
+    result, _ = await tried("--only", "STREAM-31", access=access)
+    assert (result.exit_code, result.stdout.count("kept")) == (0, 3)
 
 
 async def test_a_header_without_which_nobody_comes_in_is_sent() -> None:
     result, _ = await tried("--only", "STREAM-31", "--header", "origin: https://elsewhere.example")
     assert result.exit_code == VERIFICATION
     assert "step 1: foreign_origin" in result.stdout
-    assert "0 of 1 scripts are kept." in result.stderr
+    assert "step 2: error: type is 'error', not 'welcome'" in result.stdout
+    assert "0 of 3 scripts are kept." in result.stderr
 
 
 def test_what_cannot_be_done_is_said(run: Run) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import sys
 
 import click
 import pytest
 from click.testing import CliRunner
 
 from midstream.cli.gateway import gateway
-from midstream.cli.listening import address_options, log_to_stderr, telling_options
+from midstream.cli.listening import address_options, log_to_stderr, loop_factory, telling_options
 from midstream.cli.serve import serve
 
 
@@ -50,3 +52,10 @@ def test_a_log_line_names_its_session_and_drives_no_terminal(
     line = capsys.readouterr().err
     assert "quiet" not in line
     assert line.endswith("WARNING midstream.test: it stalled [session s1]\n")
+
+
+def test_the_faster_loop_is_taken_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        assert type(runner.get_loop()).__module__ == "uvloop"
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    assert loop_factory() is None

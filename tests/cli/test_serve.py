@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,6 +75,39 @@ def test_a_door_that_would_stand_open_is_refused(
     done = run("serve", "told:agent", "--port", "0", *options)
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert words in done.stderr
+
+
+def test_how_streams_are_served_is_changed_while_it_runs(tmp_path: Path) -> None:
+    told = tmp_path / "streams.toml"
+    told.write_text("heartbeat_s = 7\n")
+    with Serving(tmp_path, options=["--settings", str(told)]) as server:
+        assert _welcome(server)["heartbeat_s"] == 7.0
+        told.write_text("is_recovery_on = false\nheartbeat_s = 300\n")
+        deadline = time.monotonic() + WAIT_S
+        while not _welcome(server)["is_degraded"]:
+            assert time.monotonic() < deadline
+        assert _welcome(server)["heartbeat_s"] == 300.0
+        assert server.interrupt()[0] == 0
+
+
+def test_settings_that_are_none_are_refused_at_the_start(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "told.py").write_text(APP)
+    monkeypatch.chdir(tmp_path)
+    told = tmp_path / "streams.toml"
+    told.write_text("heartbeat_s = 0\n")
+    done = run("serve", "told:agent", "--port", "0", "--settings", str(told))
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "heartbeats are 0.1 to 300 seconds apart" in done.stderr
+
+
+def _welcome(server: Serving) -> dict[str, Any]:
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=WAIT_S)) as connection:
+        keys = {"x-idempotency-key": "k", "x-idempotent-encryption-key": "s" * 43, **shown_to(server.url)}
+        connection.request("GET", "/v1/sessions/s1/poll?n=0", headers=keys)
+        welcome: dict[str, Any] = json.loads(connection.getresponse().read())["frames"][0]
+        return welcome
 
 
 def test_it_can_be_watched(tmp_path: Path) -> None:

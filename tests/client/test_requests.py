@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -61,3 +62,23 @@ async def test_a_server_of_something_else_is_told_as_such() -> None:
     async with Peer(404).serving() as peer:
         with pytest.raises(ProtocolError):
             await questions(peer.url, None, {})
+
+
+@pytest.mark.parametrize("status", [200, 404])
+@pytest.mark.parametrize(
+    "body",
+    [b'{"questions":["\xff"],"code":"\xff"}', b'{"questions":' + b"[" * 10_000, b'{"code":' * 10_000],
+    ids=len,
+)
+async def test_whatever_answers_is_a_server_or_none(status: int, body: bytes) -> None:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 %d Told\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body))
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(ProtocolError):
+            await questions(url, None, {})
+        with pytest.raises(ProtocolError):
+            await snapshot(url, "s1", {})

@@ -32,3 +32,46 @@ def test_our_client_keeps_every_script(script: Script) -> None:
 def test_a_difference_is_told(steps: tuple[dict[str, object], ...], problem: str) -> None:
     outcome = ClientTrial().run(Script("a script", (), steps))
     assert (outcome.problem, outcome.step, outcome.is_kept) == (problem, len(steps), False)
+
+
+@pytest.mark.parametrize(
+    ("steps", "problem"),
+    [
+        (({"connected": True},), "1 frames were sent, not 0: ['open']"),
+        (
+            (
+                {"connected": True},
+                {
+                    "receive": {
+                        "type": "welcome",
+                        "stream": "$stream",
+                        "event_id": "0-0",
+                        "resume_from": "0-0",
+                    }
+                },
+                {
+                    "receive": {
+                        "type": "events",
+                        "events": [
+                            {
+                                "id": "1-1",
+                                "record": {
+                                    "type": "stream_opened",
+                                    "stream": "$stream",
+                                    "secret_digest": "d",
+                                },
+                            }
+                        ],
+                    }
+                },
+                {"sent": [{"type": "open"}]},
+            ),
+            "in the end the application was told ['1-1']",
+        ),
+    ],
+)
+def test_what_comes_in_the_end_and_nobody_asked_for_is_told(
+    steps: tuple[dict[str, object], ...], problem: str
+) -> None:
+    outcome = ClientTrial().run(Script("a script", (), steps))
+    assert (outcome.problem, outcome.step) == (problem, len(steps) + 1)

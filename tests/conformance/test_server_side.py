@@ -3,42 +3,43 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
-from midstream.client.transports import base_url, session_path, websocket_url
-from midstream.client.websocket import connect_websocket
+from midstream.client.ways import RememberedWays, Way, Ways
 from midstream.conformance.scripts import Script, scripts
 from midstream.conformance.server_side import Outcome, ServerTrial, Wire
-from midstream.errors import ConnectionLostError, DrainingError
+from midstream.errors import AccessError, ConnectionLostError, DrainingError
 from midstream.testing.models import text
 from midstream.world import World
 from tests.conformance.core_server import CoreServer, CoreWire
 from tests.server.serving import make_app, served
+from tests.spec import spec
 
 SERVER = scripts("server")
 WAIT_S = 5.0
 
 
-@pytest.mark.parametrize("script", SERVER, ids=lambda script: script.name)
+@pytest.mark.parametrize(
+    "script", [each for each in SERVER if each.fits(Way.WEBSOCKET)], ids=lambda script: script.name
+)
 async def test_the_core_keeps_every_script(script: Script) -> None:
     trial = ServerTrial(CoreServer().connect, world=World(), wait_s=WAIT_S)
-    assert await trial.run(script) == Outcome(script.name, script.clauses)
+    assert await trial.run(script) == Outcome(script.name, script.clauses, transport="websocket")
 
 
-async def test_our_server_keeps_every_script_over_websockets() -> None:
+@spec("STREAM-49")
+@pytest.mark.parametrize("way", [*Way])
+async def test_our_server_keeps_every_script_over_every_transport(way: Way) -> None:
     async with served(make_app([text("ready")] * (3 * len(SERVER)))) as server:
-
-        async def connect(session: str) -> Wire:
-            return await connect_websocket(
-                websocket_url(f"{base_url(server.url)}{session_path(session)}/stream"), headers={}
-            )
-
-        trial = ServerTrial(connect, world=World(), wait_s=WAIT_S)
-        outcomes = [await trial.run(script) for script in SERVER]
+        ways = Ways(server.url, transport=way, headers=dict, remembered=RememberedWays(None))
+        trial = ServerTrial(ways.connect, way=way, world=World(), wait_s=2 * WAIT_S)
+        outcomes = [await trial.run(script) for script in SERVER if script.fits(way)]
+        await ways.close()
     assert [outcome for outcome in outcomes if not outcome.is_kept] == []
+    assert len(outcomes) > 30
 
 
 class _Altered(CoreWire):
@@ -94,6 +95,52 @@ async def test_a_server_that_breaks_a_rule_is_found(
     trial = ServerTrial(connect, world=World(), wait_s=0.05)
     problems = [(await trial.run(script)).problem for script in SERVER]
     assert [each for each in problems if problem in each] != []
+
+
+class _Talkative(CoreWire):
+    """A server that says one word more than it was asked for, in the end."""
+
+    async def send(self, frames: Sequence[bytes]) -> None:
+        await super().send(frames)
+        if b'{"type":"ping"}' in frames:
+            self.frames.insert(0, b'{"type":"ack","seqno":0}')
+
+
+async def test_a_word_too_many_in_the_end_is_found_on_every_connection_that_is_open() -> None:
+    server = CoreServer()
+
+    async def connect(session: str) -> Wire:
+        wire = _Talkative(server, session)
+        server.wires.setdefault(session, []).append(wire)
+        return wire
+
+    steps: tuple[dict[str, Any], ...] = ({"on": "b", "open": {}}, {"on": "b", "expect": {"type": "welcome"}})
+    outcome = await ServerTrial(connect, world=World(), wait_s=0.05).run(Script("a script", (), steps))
+    said = '{"type":"ack","seqno":0}'
+    assert (outcome.problem, outcome.step) == (
+        f"in the end, on 'b': {said} came where nothing was to come",
+        len(steps) + 1,
+    )
+
+
+async def test_a_refusal_in_words_of_http_is_the_error_it_stands_for() -> None:
+    class Refusing(CoreWire):
+        async def receive(self) -> bytes:
+            raise AccessError("no")
+
+    async def connect(session: str) -> Wire:
+        server = CoreServer()
+        server.wires[session] = []
+        return Refusing(server, session)
+
+    steps: tuple[dict[str, Any], ...] = (
+        {"open": {}},
+        {"refused": "access"},
+        {"open": {}},
+        {"refused": "unauthorized"},
+    )
+    outcome = await ServerTrial(connect, world=World(), wait_s=0.05).run(Script("a script", (), steps))
+    assert (outcome.problem, outcome.step) == ("error: code is 'access', not 'unauthorized'", 4)
 
 
 async def test_a_server_that_hangs_up_is_found() -> None:

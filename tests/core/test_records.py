@@ -153,7 +153,11 @@ def test_a_member_of_a_later_version_is_ignored(record: Record) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{}", b"[]", b"\xff", b'{"type":"dance"}', b'{"type":"exchange_committed"}'], ids=repr
+    "body",
+    [
+        *(b"", b"{}", b"[]", b"\xff", b'{"type":"dance"}', b'{"type":"exchange_committed"}'),
+        pytest.param(b'{"type":' * 50_000, id="deeper than anything"),
+    ],
 )
 def test_what_is_no_record_is_named_as_such(body: bytes) -> None:
     with pytest.raises(RecordUndecodableError):

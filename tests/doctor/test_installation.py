@@ -10,7 +10,7 @@ import pytest
 from midstream.doctor.installation import Verdict, checks, file_system_of, has_wal_reset_bug
 from midstream.world import World
 
-NAMES = ["versions", "sqlite", "file system", "permissions", "locks", "disk clock", "clock", "keys", "port"]
+NAMES = ["versions", "sqlite", "file system", "permissions", "locks", "disk clock", "clock", "port"]
 
 
 class _Dated(World):

@@ -3,8 +3,6 @@ a server that dies too."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 from pathlib import Path
 
@@ -12,20 +10,16 @@ import pytest
 
 from midstream.core.calls import OnDoubt
 from midstream.world import Fault
-from tests.fault.cases import figures_of, lines_of, summary, table
-from tests.fault.matrix import ROOT, Case, Report
+from tests.fault.matrix import Case
 from tests.fault.options import Inside
 from tests.fault.people import every_case, kills, meet
 from tests.fault.stories import CLIENT_POLICIES, ELSEWHERE, PEOPLE
+from tests.fault.whole import FULL_S, play_all
 from tests.spec import spec
 
 pytestmark = pytest.mark.fault
 
 IS_FULL = os.environ.get("MIDSTREAM_FAULT_FULL") == "1"
-AT_ONCE = 2
-FULL_S = 3600
-PROGRESS = 25
-"""How many cases go by between two signs of life."""
 
 EVERY_DAY = (
     # A call in doubt at the client, by each policy of its tool; the life that finds it in doubt dies too.
@@ -67,31 +61,4 @@ def test_every_policy_a_client_may_have_is_tried() -> None:
 async def test_a_client_dies_everywhere_in_every_story(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    turnstile = asyncio.Semaphore(AT_ONCE)
-
-    async def one(number: int, case: Case) -> Report:
-        folder = tmp_path / f"{case.story}-{number}"
-        folder.mkdir()
-        async with turnstile:
-            return await meet(case, folder)
-
-    references = await asyncio.gather(*(one(0, Case(story=story)) for story in PEOPLE))
-    assert [problem for report in references for problem in report.problems] == []
-    cases = [
-        each for story, report in zip(PEOPLE, references, strict=True) for each in every_case(story, report)
-    ]
-    reports: list[Report] = []
-    for number, next_one in enumerate(
-        asyncio.as_completed([one(number, case) for number, case in enumerate(cases, start=1)]), start=1
-    ):
-        reports.append(await next_one)
-        if reports[-1].problems or number % PROGRESS == 0:
-            with capsys.disabled():
-                print(f"{number} of {len(cases)}: {reports[-1].case} {reports[-1].problems}", flush=True)  # noqa: T201
-    figures = {story: figures_of(story, reports) for story in PEOPLE}
-    with capsys.disabled():
-        print(f"\n{table(summary(reports))}\n{lines_of(figures)}")  # noqa: T201 - what this test is run for
-    results = ROOT / "bench" / "results"
-    (results / "fault_people.json").write_text(json.dumps({"result": figures}, indent=2) + "\n")
-    assert [f"{report.case}: {report.problems}" for report in reports if report.problems] == []
-    assert sum(each.duplicates for each in reports) == 0
+    await play_all(PEOPLE, meet, every_case, folder=tmp_path, results="fault_people.json", capsys=capsys)

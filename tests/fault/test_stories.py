@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,18 +10,17 @@ import pytest
 
 from midstream.core.calls import OnDoubt
 from midstream.world import Fault
-from tests.fault.cases import IN_RECOVERY, figures_of, lines_of, summary, table
+from tests.fault.cases import IN_RECOVERY
 from tests.fault.drive import play
-from tests.fault.matrix import ROOT, Case, Kill, Report
+from tests.fault.matrix import Case, Kill, Report
 from tests.fault.options import Inside, Point
 from tests.fault.stories import ELSEWHERE, POLICIES, STORIES
+from tests.fault.whole import FULL_S, play_all
 from tests.spec import spec
 
 pytestmark = pytest.mark.fault
 
 IS_FULL = os.environ.get("MIDSTREAM_FAULT_FULL") == "1"
-AT_ONCE = 2
-FULL_S = 3600
 APPENDS_MAX = 12
 """Appends of one story at each of which it is killed; of longer ones every second or third."""
 
@@ -69,27 +66,7 @@ def test_every_policy_has_its_story() -> None:
 async def test_a_server_dies_everywhere_in_every_story(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    turnstile = asyncio.Semaphore(AT_ONCE)
-
-    async def one(number: int, case: Case) -> Report:
-        folder = tmp_path / f"{case.story}-{number}"
-        folder.mkdir()
-        async with turnstile:
-            return await play(case, folder)
-
-    references = await asyncio.gather(*(one(0, Case(story=story)) for story in STORIES))
-    assert [problem for report in references for problem in report.problems] == []
-    cases = [
-        each for story, report in zip(STORIES, references, strict=True) for each in _every_case(story, report)
-    ]
-    reports = await asyncio.gather(*(one(number, case) for number, case in enumerate(cases, start=1)))
-    figures = {story: figures_of(story, reports) for story in STORIES}
-    with capsys.disabled():
-        print(f"\n{table(summary(reports))}\n{lines_of(figures)}")  # noqa: T201 - what this test is run for
-    results = ROOT / "bench" / "results"
-    (results / "fault_stories.json").write_text(json.dumps({"result": figures}, indent=2) + "\n")
-    assert [f"{report.case}: {report.problems}" for report in reports if report.problems] == []
-    assert sum(each.duplicates for each in reports) == 0
+    await play_all(STORIES, play, _every_case, folder=tmp_path, results="fault_stories.json", capsys=capsys)
 
 
 def _every_case(story: str, reference: Report) -> Iterator[Case]:

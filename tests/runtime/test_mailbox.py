@@ -12,6 +12,7 @@ from midstream.core.turn import CallFinished, Cancel, ModelSaid, RunCall, SendMe
 from midstream.errors import MidstreamError, StoreBusyError
 from midstream.runtime.mailbox import MAILBOX_MAX, Effect, Envelope, Mailbox, merged
 from midstream.store.contract import Attempt
+from midstream.world import World
 
 FINISHED = CallFinished(1, 1, Result("c1", "done"))
 
@@ -33,7 +34,7 @@ def _asked(command: SendMessage | Cancel) -> tuple[Envelope, asyncio.Future[int]
 
 
 async def test_it_is_at_rest_again_when_all_that_was_taken_is_done_with() -> None:
-    mailbox = Mailbox()
+    mailbox = Mailbox(World())
     seen = [mailbox.is_at_rest]
     mailbox.put(_said("a"))
     seen.append(mailbox.is_at_rest)
@@ -49,7 +50,7 @@ async def test_it_is_at_rest_again_when_all_that_was_taken_is_done_with() -> Non
 
 
 async def test_who_takes_waits_until_something_is_there() -> None:
-    mailbox = Mailbox()
+    mailbox = Mailbox(World())
     waiting = asyncio.create_task(mailbox.arrival())
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -62,7 +63,7 @@ async def test_who_takes_waits_until_something_is_there() -> None:
 
 
 async def test_a_call_that_runs_in_its_append_is_taken_alone() -> None:
-    mailbox = Mailbox()
+    mailbox = Mailbox(World())
     put = [_said("a"), _effect(), _effect(), _said("b")]
     for envelope in put:
         mailbox.put(envelope)
@@ -70,7 +71,7 @@ async def test_a_call_that_runs_in_its_append_is_taken_alone() -> None:
 
 
 async def test_a_full_one_has_room_when_something_was_taken() -> None:
-    mailbox = Mailbox()
+    mailbox = Mailbox(World())
     for _ in range(MAILBOX_MAX):
         assert not mailbox.is_full
         mailbox.put(_said("a"))
@@ -84,7 +85,7 @@ async def test_a_full_one_has_room_when_something_was_taken() -> None:
 
 
 async def test_a_task_has_reported_while_its_command_waits() -> None:
-    mailbox = Mailbox()
+    mailbox = Mailbox(World())
     ours, other = asyncio.create_task(asyncio.sleep(0)), asyncio.create_task(asyncio.sleep(0))
     mailbox.put(Envelope(FINISHED, reporter=ours))
     mailbox.put(_said("a"))
@@ -95,7 +96,7 @@ async def test_a_task_has_reported_while_its_command_waits() -> None:
 
 
 async def test_clients_come_again_but_what_a_tool_did_stays() -> None:
-    mailbox = Mailbox()
+    mailbox = Mailbox(World())
     asked, done = _asked(SendMessage(UserMessage.of("hi")))
     finished = Envelope(FINISHED)
     mailbox.put(asked)
@@ -107,7 +108,7 @@ async def test_clients_come_again_but_what_a_tool_did_stays() -> None:
 
 
 async def test_nobody_waits_for_a_session_that_has_ended() -> None:
-    mailbox = Mailbox()
+    mailbox = Mailbox(World())
     asked, done = _asked(Cancel())
     mailbox.put(asked)
     mailbox.put(Envelope(FINISHED))

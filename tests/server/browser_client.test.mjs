@@ -5,7 +5,7 @@ import { test } from "node:test";
 
 import { connect, randomText } from "../../src/midstream/server/static/client/midstream.js";
 import { LOOK_BACK_MS, MemoryStorage, sortInterrupted } from "../../src/midstream/server/static/client/storage.js";
-import { SharedSocket } from "../../src/midstream/server/static/client/shared.js";
+import { SharedLine } from "../../src/midstream/server/static/client/shared.js";
 import { Stream, backoffMs, parseEventId } from "../../src/midstream/server/static/client/stream.js";
 
 const NOW = 1_000_000;
@@ -56,30 +56,38 @@ function textsOf(taken) {
 
 test("a chunk is asked to be written before any frame carries it", () => {
   const { stream, written, opening } = saying();
+  assert.deepEqual(written[0], { op: "secret", value: { key: "k", secret: "x" } });
   const chunk = written.find((write) => write.op === "chunk");
   assert.equal(
     chunk.value.frame,
     '{"type":"chunk","seqno":0,"payload":{"type":"say","parts":[{"type":"text","text":"hi"}]}}',
   );
-  assert.deepEqual(
-    opening.map((frame) => JSON.parse(frame).type),
-    ["open"],
-  );
-  assert.deepEqual(stream.take().frames, [chunk.value.frame]);
+  assert.deepEqual([JSON.parse(opening[0]).type, ...opening.slice(1)], ["open", chunk.value.frame]);
+  assert.deepEqual(stream.take().frames, []);
+  assert.equal(JSON.stringify(stream.record()).includes("secret"), false);
 });
 
 test("playback after a reconnect sends the very same string, and only what is not acknowledged", () => {
   const { stream } = saying();
   stream.abort(0, NOW);
-  const [say, abort] = stream.take().frames;
+  const [abort] = stream.take().frames;
   stream.receive('{"type":"ack","seqno":0}', NOW);
   stream.lost(0, NOW);
   open(stream);
-  stream.take();
+  assert.deepEqual(stream.take().frames.slice(1), [abort]);
   stream.receive(welcome({ acked: 1 }), NOW);
-  assert.deepEqual(stream.take().frames, [abort]);
-  stream.lost(0, NOW);
-  assert.notEqual(say, abort);
+  assert.deepEqual(stream.take().frames, []);
+});
+
+test("asking twice to stop is asking once, also in the next life", () => {
+  const { stream, written } = saying();
+  stream.abort(0, NOW);
+  stream.abort(0, NOW);
+  const chunks = [...written, ...stream.take().writes].filter(({ op }) => op === "chunk").map(({ value }) => value);
+  assert.equal(chunks.length, 2);
+  const next = new Stream({ ...stream.record(), secret: "x", chunks }, NOW);
+  next.abort(0, NOW);
+  assert.equal(next.nextSeqno, 2);
 });
 
 test("a chunk whose ack was lost is dropped when the welcome counts it", () => {
@@ -112,6 +120,7 @@ test("a new stream claims no chunks, so that a server which never heard of it le
     stream: "k",
     secret: "x",
     next_seqno: 0,
+    connection: 1,
   });
 });
 
@@ -172,10 +181,11 @@ test("a stream whose turn had ended where the snapshot stands ends with it, and 
   assert.equal(stream.phase, "live");
   stream.receive('{"type":"snapshot","event_id":"1-9","session":{},"is_over":true}', NOW);
   assert.equal(stream.phase, "ended");
+  stream.finished();
   assert.deepEqual(stream.take().writes.at(-1), { op: "forget", key: "k" });
 });
 
-test("the end of its own turn ends the stream and forgets what was kept", () => {
+test("the end of its own turn ends the stream, which is forgotten when it was handled", () => {
   const { stream } = saying();
   stream.receive('{"type":"ack","seqno":0}', NOW);
   stream.take();
@@ -187,8 +197,13 @@ test("the end of its own turn ends the stream and forgets what was kept", () => 
     taken.events.map((event) => event.id),
     ["1-2", "1-3"],
   );
-  assert.deepEqual(taken.writes.at(-1), { op: "forget", key: "k" });
   assert.deepEqual(taken.frames, ['{"type":"close"}']);
+  assert.equal(
+    taken.writes.some((write) => write.op === "forget"),
+    false,
+  );
+  stream.finished();
+  assert.deepEqual(stream.take().writes, [{ op: "forget", key: "k" }]);
 });
 
 test("a stream taken up after its turn had ended ends at once", () => {
@@ -267,7 +282,7 @@ test("a server that forgot acknowledged chunks is a lost stream, not a silent ne
 });
 
 test("three silent heartbeats are a dead connection; a ping shortens the wait", () => {
-  const { stream } = saying({}, welcome({ heartbeat_s: 2 }));
+  const { stream } = saying({}, welcome({ heartbeat_s: 2, acked: 1 }));
   assert.equal(stream.tick(NOW + 5999), false);
   assert.equal(stream.tick(NOW + 6000), true);
   stream.wake(NOW);
@@ -292,6 +307,7 @@ test("the first reconnect is at once, later ones wait up to 1, 2, 4 .. 30 s, pro
   const { stream } = saying();
   stream.lost(0, NOW);
   assert.equal(stream.deadlineAt, NOW);
+  open(stream);
   stream.lost(0, NOW);
   assert.equal(stream.deadlineAt, NOW + 1000);
   stream.wake(NOW);
@@ -330,16 +346,19 @@ test("a message larger than a frame is refused with nothing changed", () => {
 });
 
 test("what is past the look-back, or half of something, is forgotten", () => {
-  const fresh = { key: "a", acked: 1, touchedAt: NOW };
-  const old = { key: "b", acked: 1, touchedAt: NOW - LOOK_BACK_MS - 1 };
-  const empty = { key: "c", acked: 0, touchedAt: NOW };
+  const fresh = { key: "a", acked: 1, nextSeqno: 1, touchedAt: NOW };
+  const old = { ...fresh, key: "b", touchedAt: NOW - LOOK_BACK_MS - 1 };
+  const empty = { ...fresh, key: "c", acked: 0, nextSeqno: 0 };
   const chunk = { key: "d", seqno: 0, frame: "{}" };
-  const { interrupted, orphans } = sortInterrupted({ streams: [fresh, old, empty], chunks: [chunk] }, NOW);
+  const bare = { ...fresh, key: "e" };
+  const streams = [fresh, old, empty, bare];
+  const secrets = ["a", "b", "c", "f"].map((key) => ({ key, secret: "x" }));
+  const { interrupted, orphans } = sortInterrupted({ streams, secrets, chunks: [chunk] }, NOW);
   assert.deepEqual(
     interrupted.map((stream) => stream.key),
     ["a"],
   );
-  assert.deepEqual(orphans.sort(), ["b", "c", "d"]);
+  assert.deepEqual(orphans.sort(), ["b", "c", "d", "e", "f"]);
 });
 
 // --- the shell against a server in memory ----------------------------------------------------------------------
@@ -459,7 +478,7 @@ test("a turn arrives whole and once, wherever the connection is cut", async () =
     assert.equal(server.journal.at(-1).type, "turn_ended", `seed ${seed}`);
     assert.deepEqual(ids, all, `seed ${seed}`);
     assert.equal(new Set(server.received).size, 1, `seed ${seed}: one string, however often it was sent`);
-    assert.deepEqual(await storage.load(), { streams: [], chunks: [] });
+    assert.deepEqual(await storage.load(), { streams: [], secrets: [], chunks: [] });
   }
 });
 
@@ -481,7 +500,7 @@ test("nothing is sent before it is written down", async () => {
   const client = await clientOf(server, { storage });
   const stream = client.send("s", "hello");
   await stream.accepted;
-  assert.deepEqual(order.slice(0, 3), ["chunk", "stream", "received"]);
+  assert.deepEqual(order.slice(0, 4), ["secret", "chunk", "stream", "received"]);
   client.close();
 });
 
@@ -544,7 +563,7 @@ test("leaving the loop detaches: the message still arrives and nothing is kept",
   await stream.accepted;
   assert.equal(await stream.ended, null);
   assert.equal(server.received.length, 1);
-  assert.deepEqual(await storage.load(), { streams: [], chunks: [] });
+  assert.deepEqual(await storage.load(), { streams: [], secrets: [], chunks: [] });
 });
 
 test("a storage that refuses ends the stream before anything is sent", async () => {
@@ -623,7 +642,7 @@ test("keys and secrets are random and as long as they should be", () => {
 function payloadOf(first) {
   const stream = new Stream({ session: "s", key: "k", secret: "x", cursor: null }, NOW);
   first(stream);
-  return JSON.parse(stream.take().writes[0].value.frame).payload;
+  return JSON.parse(stream.take().writes.find(({ op }) => op === "chunk").value.frame).payload;
 }
 
 test("what a person says beside messages has its form on the wire", () => {
@@ -699,7 +718,7 @@ test("a tab that is owed a snapshot keeps its own connection until the snapshot 
   const leader = new BroadcastChannel("midstream ws://x/shared");
   try {
     const socket = { send() {}, isClosed: false, close() { this.isClosed = true; } };
-    const shared = new SharedSocket("ws://x/shared", () => socket);
+    const shared = new SharedLine("ws://x/shared", () => socket);
     shared.send('{"type":"open","event_id":"1-2","snapshots":"gone"}');
     const probe = new BroadcastChannel("midstream ws://x/shared");
     const told = new Promise((resolve) => (probe.onmessage = resolve));

@@ -6,7 +6,8 @@ import httpx2
 import pytest
 import websockets
 
-from midstream.server.guards import HostGuard
+from midstream.errors import UsageError
+from midstream.server.guards import HostGuard, origins_of
 from midstream.testing.models import text
 from tests.server.serving import KEYS, Socket, called, chunk, make_app, opening, served
 
@@ -39,24 +40,27 @@ async def test_our_own_page_may_ask(origin: str) -> None:
     assert answer.status_code == 200
 
 
-async def test_a_named_origin_may_ask_and_its_browser_is_told_so() -> None:
-    app_origin = "https://app.example"
-    async with called(make_app(allowed_origins=[app_origin])) as client:
-        asked = await client.options(
-            "/v1/sessions/s1/chunks",
-            headers={
-                "origin": app_origin,
-                "access-control-request-method": "POST",
-                "access-control-request-headers": "x-idempotency-key,content-type",
-            },
-        )
-        answer = await client.post(
-            "/v1/sessions/s1/chunks", json=chunk(), headers={**KEYS, "origin": app_origin}
-        )
-        other = await client.get("/v1/sessions", headers={"origin": "https://other.example"})
-    assert (asked.status_code, asked.headers["access-control-allow-origin"]) == (200, app_origin)
-    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, app_origin)
-    assert (other.status_code, other.json()["code"]) == (403, "foreign_origin")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "*",
+        "null",
+        "",
+        "app.example",
+        "https://app.example/",
+        "https://*.example",
+        "https://a@b",
+        "https://a b",
+    ],
+)
+def test_what_is_no_origin_is_refused_at_the_start(name: str) -> None:
+    with pytest.raises(UsageError):
+        make_app(allowed_origins=[name])
+
+
+def test_origins_are_compared_as_browsers_write_them() -> None:
+    named = ["https://App.Example", "http://localhost:5173", "http://[::1]:8080", "tauri://localhost"]
+    assert origins_of(named) == {name.lower() for name in named}
 
 
 async def test_a_foreign_page_cannot_open_a_websocket_and_a_named_one_can() -> None:

@@ -224,7 +224,7 @@ BAD_CHUNKS: list[tuple[object, dict[str, str], int, str]] = [
     (chunk(), {"x-idempotency-key": "k" * 257}, 400, "malformed_frame"),
     (chunk(-1), {}, 400, "malformed_frame"),
     ({"type": "open"}, {}, 400, "malformed_frame"),
-    ({"type": "ping"}, {}, 404, "session_not_found"),
+    ({"type": "ping"}, {"x-idempotency-key": ""}, 404, "session_not_found"),
     ({"type": "chunk", "seqno": 0, "payload": {"type": "sing"}}, {}, 400, "malformed_frame"),
     ([], {}, 400, "malformed_frame"),
 ]

@@ -16,7 +16,7 @@ opened = partial(Open, snapshots=SnapshotWhen.GONE)
 
 
 def asked(query: str = "", **headers: str) -> HTTPConnection:
-    named = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    named = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
     return HTTPConnection({"type": "http", "headers": named, "query_string": query.encode(), "path": "/"})
 
 
@@ -40,9 +40,32 @@ def test_the_common_names_are_as_good() -> None:
     assert open_of(asked("after=1-2", last_event_id="1-3")) == opened(event_id="1-3")
 
 
+@spec("STREAM-51")
+@pytest.mark.parametrize(
+    ("said", "key"),
+    [
+        ("8e03978e-40d5", "8e03978e-40d5"),
+        ('"8e03978e-40d5"', "8e03978e-40d5"),
+        (r'"a \"b\" \\ c"', r'a "b" \ c'),
+        ('a"b"', 'a"b"'),
+        ('""', ""),
+    ],
+)
+def test_the_standard_key_is_a_quoted_string_or_a_bare_word(said: str, key: str) -> None:
+    assert open_of(asked(idempotency_key=said)) == opened(key)
+    assert open_of(asked(idempotency_key=said, x_idempotency_key=key)) == opened(key)
+
+
 @pytest.mark.parametrize(
     "headers",
     [
+        {"idempotency_key": '"a'},
+        {"idempotency_key": '"a"b"'},
+        {"idempotency_key": '"a";b=1'},
+        {"idempotency_key": r'"a\b"'},
+        {"idempotency_key": '"ü"'},
+        {"idempotency_key": '"' + "k" * 257 + '"'},
+        {"idempotency_key": "a", "x_idempotency_key": "b"},
         {"x_idempotency_key": "k" * 257},
         {"x_idempotency_next_seqno": "x"},
         {"x_idempotency_next_seqno": "-1"},

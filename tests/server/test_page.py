@@ -14,7 +14,16 @@ from random import Random
 import pytest
 import pytest_asyncio
 from msgspec import Struct
-from playwright.async_api import Browser, Locator, Page, Route, WebSocketRoute, async_playwright, expect
+from playwright.async_api import (
+    Browser,
+    BrowserContext,
+    Locator,
+    Page,
+    Route,
+    WebSocketRoute,
+    async_playwright,
+    expect,
+)
 
 from midstream.core.messages import UserMessage
 from midstream.core.replies import (
@@ -199,18 +208,26 @@ def lives_of_lines(random: Random) -> Callable[[], int]:
     return draw
 
 
-def dying_at_once_until(is_up: asyncio.Event, *, but: int = 0) -> Callable[[WebSocketRoute], None]:
-    """Close every socket before its welcome until the event; the first one after `but` messages."""
+async def no_line_until(context: BrowserContext, is_up: asyncio.Event, *, but: int = 0) -> None:
+    """Let no transport of a page through until the event; its first socket after `but` messages."""
+
     routes: list[WebSocketRoute] = []
 
-    def route(socket: WebSocketRoute) -> None:
+    async def connect(socket: WebSocketRoute) -> None:
         routes.append(socket)
         if is_up.is_set():
             socket.connect_to_server()
+        elif len(routes) == 1 and but:
+            dying_after(lambda: but, [])(socket)
         else:
-            dying_after(lambda: but if len(routes) == 1 else 0, [])(socket)
+            await socket.close(code=1011)
 
-    return route
+    async def ask(request: Route) -> None:
+        await (request.continue_() if is_up.is_set() else request.abort())
+
+    await context.route_web_socket("**/stream", connect)
+    await context.route("**/v1/sessions/*/events", ask)
+    await context.route("**/v1/sessions/*/poll*", ask)
 
 
 def held_until(gate: asyncio.Event) -> Callable[[Route], Awaitable[None]]:
@@ -537,7 +554,7 @@ async def test_after_a_reload_an_unsent_message_is_shown_while_neither_socket_no
 ) -> None:
     is_up, gate = asyncio.Event(), asyncio.Event()
     context = await browser.new_context()
-    await context.route_web_socket("**/stream", dying_at_once_until(is_up))
+    await no_line_until(context, is_up)
     await context.route("**/v1/sessions/*", held_until(gate))
     chat = Chat(await context.new_page(), [])
     pending = chat.page.locator(".turn.pending .said")
@@ -566,7 +583,7 @@ async def test_a_message_stays_in_sight_when_the_line_dies_between_its_ack_and_i
         await chat.page.evaluate("() => { WebSocket.prototype.send = () => {}; }")  # a black hole
         await chat.say("are you there?")
         await expect(chat.page.locator(".turn.pending")).to_have_count(1)
-        await context.route_web_socket("**/stream", dying_at_once_until(is_up, but=2))
+        await no_line_until(context, is_up, but=2)
         await chat.page.reload()
         await chat.sees_light("reconnecting")
         said = [event["record"]["type"] for event in await records_of(server, chat.session)]
@@ -586,7 +603,7 @@ async def test_what_is_said_while_the_session_is_loading_stays_in_sight(browser:
         await chat.say("one")
         await chat.sees("heard")
         await chat.sees_end("completed")
-        await context.route_web_socket("**/stream", dying_at_once_until(is_up))
+        await no_line_until(context, is_up)
         await context.route("**/v1/sessions/*", held_until(gate))
         await chat.page.reload()
         await chat.say("two")

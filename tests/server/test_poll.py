@@ -216,6 +216,18 @@ async def test_an_older_connection_that_comes_between_two_polls_of_the_newer_one
         assert kinds_of((await poll(server.http, 1, after, **newer)).json()) == ["events"]
 
 
+@spec("STREAM-99")
+async def test_of_two_connections_that_count_alike_the_names_tell_which_requests_are_whose() -> None:
+    async with served(make_app([text("one")])) as server, asyncio.timeout(WAIT_S):
+        copy = {"x-midstream-connection": "copy"}
+        for _ in range(2):  # the second time as a network repeats it
+            assert (await poll(server.http, 0, **{"x-idempotency-connection": "7"})).is_success
+        assert (await poll(server.http, 0, **{"x-idempotency-connection": "7"}, **copy)).is_success
+        refused = await post(server.http, chunk())
+        assert (refused.status_code, refused.json()["code"]) == (409, "stream_fenced")
+        assert (await post(server.http, chunk(), **copy)).is_success
+
+
 async def test_who_does_not_name_its_connection_is_not_judged_by_names() -> None:
     async with called(make_app([text("one")])) as client:
         await poll(client, 0)
@@ -244,6 +256,16 @@ async def test_a_ping_is_answered_by_a_heartbeat_and_a_close_ends_what_waits() -
         assert (other.status_code, pending.done()) == (204, False)
         assert (await post(server.http, {"type": "close"})).status_code == 204
         assert (await pending).json() == (await repeated).json() == {"frames": [], "more": False}
+
+
+@spec("STREAM-31", "STREAM-39")
+async def test_a_stream_in_a_session_where_nothing_was_said_has_heartbeats_too() -> None:
+    async with served(make_app()) as server:
+        ping = {"json": {"type": "ping"}}
+        answer = await server.http.post("/v1/sessions/s1/chunks", headers=KEYS, **ping)
+        assert answer.json() == {"type": "heartbeat", "event_id": "0-0", "waiting_on": "nothing"}
+        assert (await server.http.post("/v1/sessions/s1/chunks", **ping)).status_code == 404
+        assert (await server.http.get("/v1/sessions")).json()["sessions"] == []
 
 
 @spec("STREAM-39")

@@ -70,6 +70,23 @@ def test_an_address_that_cannot_be_listened_on_is_a_mistake_of_the_caller(host: 
         listen(host, port)
 
 
+async def test_small_answers_leave_at_once() -> None:
+    """Or the second piece of each waits until the client has acknowledged the first, which takes it 40 ms."""
+    found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def accepted(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = writer.get_extra_info("socket")
+        found.set_result(line.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    listener = listen("127.0.0.1", 0)
+    async with asyncio.timeout(WAIT_S), await asyncio.start_server(accepted, sock=listener):
+        _, writer = await asyncio.open_connection(*listener.getsockname())
+        assert await found
+        writer.close()
+        await writer.wait_closed()
+
+
 async def test_the_network_is_let_in_only_under_named_hosts() -> None:
     with pytest.raises(UsageError, match="asks nobody who they are"):
         await serve(make_app(), host="0.0.0.0", port=0, allowed_hosts=["agents.example"])

@@ -58,7 +58,7 @@ class Left(IntEnum):
 @click.option("--json", "is_json", is_flag=True, help='Print events, one a line: {"id", "record"}.')
 @click.option(
     "--transport",
-    type=click.Choice([AUTO, *Way]),
+    type=click.Choice([AUTO, *(way.value for way in Way)]),
     default=AUTO,
     show_default=True,
     help="How frames are carried (auto: the first that works).",

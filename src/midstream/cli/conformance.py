@@ -14,11 +14,12 @@ from midstream.cli import Surroundings
 from midstream.cli.exits import VERIFICATION
 from midstream.cli.sources import ServerSource
 from midstream.cli.terminal import Ink, clean
-from midstream.client.transports import base_url, session_path, websocket_url
-from midstream.client.websocket import connect_websocket
+from midstream.client.transports import base_url
+from midstream.client.ways import RememberedWays, Way, Ways
 from midstream.conformance.scripts import Script, scripts
-from midstream.conformance.server_side import WAIT_S, Outcome, ServerTrial, Wire
+from midstream.conformance.server_side import WAIT_S, Outcome, ServerTrial
 from midstream.errors import MidstreamError, UsageError
+from midstream.local_keys import shown_to
 from midstream.world import World
 
 
@@ -26,6 +27,13 @@ from midstream.world import World
 @click.argument("url")
 @click.option(
     "--only", "words", metavar="WORDS", default="", help="Only scripts whose name or clauses hold this."
+)
+@click.option(
+    "--transport",
+    "ways",
+    type=click.Choice([way.value for way in Way]),
+    multiple=True,
+    help="How frames are carried; may be given more than once (default: each transport in turn).",
 )
 @click.option(
     "--header",
@@ -50,18 +58,20 @@ def conformance(
     surroundings: Surroundings,
     url: str,
     words: str,
+    ways: tuple[str, ...],
     named: tuple[str, ...],
     wait_s: float,
     is_kept: bool,  # noqa: FBT001 - click passes options so
     is_json: bool,  # noqa: FBT001 - see above
 ) -> int:
-    """Try a server of the stream protocol at URL, clause by clause.
+    """Try a server of the stream protocol at URL, clause by clause, over each transport.
 
     Each script opens a session of its own and says a few words to the agent there, whose answers do not matter. The
     sessions are deleted in the end. For every difference it is said which step met it, and what the server said.
     """
-    headers = _headers(named)
-    chosen = [each for each in scripts("server") if words in each.name or words in each.clauses]
+    headers = {**shown_to(url), **_headers(named)}
+    told = [each for each in scripts("server") if words in each.name or words in each.clauses]
+    chosen = [(Way(way), each) for way in ways or Way for each in told if each.fits(Way(way))]
     if not chosen:
         raise UsageError(f"no script is about {words!r}")
     base_url(url)
@@ -84,31 +94,38 @@ async def _try(
     surroundings: Surroundings,
     url: str,
     headers: Mapping[str, str],
-    chosen: Sequence[Script],
+    chosen: Sequence[tuple[Way, Script]],
     wait_s: float,
     *,
     is_kept: bool,
     is_json: bool,
 ) -> int:
-    async def connect(session: str) -> Wire:
-        return await connect_websocket(
-            websocket_url(f"{base_url(url)}{session_path(session)}/stream"), headers=headers
-        )
-
-    trial = ServerTrial(connect, world=World(), wait_s=wait_s)
+    world = World()
+    carriers = {
+        way: Ways(url, transport=way, headers=lambda: headers, remembered=RememberedWays(None))
+        for way, _ in chosen
+    }
+    trials = {
+        way: ServerTrial(carrier.connect, way=way, world=world, wait_s=wait_s)
+        for way, carrier in carriers.items()
+    }
     different = 0
     try:
-        for number, script in enumerate(chosen, start=1):
+        for number, (way, script) in enumerate(chosen, start=1):
             if surroundings.talk.is_terminal:
-                click.echo(f"\r\x1b[K{number}/{len(chosen)} {script.name}"[:100], err=True, nl=False)
-            outcome = await trial.run(script)
+                line = f"{number}/{len(chosen)} {way}: {script.name}"
+                click.echo(f"\r\x1b[K{line[:100]}", err=True, nl=False)
+            outcome = await trials[way].run(script)
             if surroundings.talk.is_terminal:
                 click.echo("\r\x1b[K", err=True, nl=False)
             different += not outcome.is_kept
             _show(outcome, surroundings.out, is_json=is_json)
     finally:
+        for carrier in carriers.values():
+            await carrier.close()
         if not is_kept:
-            await asyncio.to_thread(_clear, url, trial.sessions)
+            left = [session for trial in trials.values() for session in trial.sessions]
+            await asyncio.to_thread(_clear, url, left)
     click.echo(f"{len(chosen) - different} of {len(chosen)} scripts are kept.", err=True)
     return VERIFICATION if different else 0
 
@@ -118,7 +135,7 @@ def _show(outcome: Outcome, ink: Ink, *, is_json: bool) -> None:
         click.echo(json.dumps({**msgspec.to_builtins(outcome), "is_kept": outcome.is_kept}))
         return
     verdict = ink.green("kept") if outcome.is_kept else ink.red("BROKEN")
-    click.echo(f"{verdict}  {outcome.script} ({', '.join(outcome.clauses)})", color=True)
+    click.echo(f"{verdict}  {outcome.transport}: {outcome.script} ({', '.join(outcome.clauses)})", color=True)
     if not outcome.is_kept:
         click.echo(f"        step {outcome.step}: {clean(outcome.problem, is_one_line=True)}", color=True)
         for frame in outcome.heard:

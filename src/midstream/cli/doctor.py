@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -17,8 +18,10 @@ from msgspec.structs import replace
 from midstream.cli import Surroundings
 from midstream.cli.exits import NOT_FOUND, UNREADABLE, VERIFICATION
 from midstream.cli.findings_screen import Progress, check_lines, report_lines, summary
+from midstream.cli.kept_secrets import check_secrets
 from midstream.cli.network import check_network, is_address
 from midstream.cli.terminal import COLUMNS, columns
+from midstream.client.os_keyring import OsKeyring
 from midstream.core.profiles import profile_named
 from midstream.doctor.examination import Examined, examine
 from midstream.doctor.findings import Report, Status
@@ -164,7 +167,8 @@ def _exit_code(statuses: Counter[Status]) -> int:
 def _check_installation(surroundings: Surroundings, port: int, *, is_json: bool) -> int:
     done = []
     width = columns() if surroundings.out.is_terminal else COLUMNS
-    for check in checks(surroundings.places.data, port=port):
+    secrets = check_secrets(surroundings.places.secrets, keyring=OsKeyring())
+    for check in chain(checks(surroundings.places.data, port=port), (secrets,)):
         done.append(check)
         for line in [] if is_json else check_lines(check, surroundings.out, width):
             click.echo(line, color=True)

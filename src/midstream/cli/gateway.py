@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import click
 import msgspec
 
 from midstream.cli import Surroundings
-from midstream.cli.listening import LOCAL_HOSTS, address_options, log_to_stderr, telling_options
+from midstream.cli.listening import LOCAL_HOSTS, address_options, log_to_stderr, loop_factory, telling_options
 from midstream.cli.terminal import clean
 from midstream.cli.upstreams import find_upstream
 from midstream.errors import UsageError
@@ -132,7 +131,7 @@ def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN
         allowed_hosts=options["allowed_hosts"],
         on_listening=tell,
     )
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(work)
     if surroundings.talk.is_terminal:
         click.echo(err=True)  # the shell's prompt stands on a line of its own, not behind "^C"
@@ -172,12 +171,3 @@ def _token_of(surroundings: Surroundings, options: dict[str, Any]) -> str | None
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(token + "\n")
     return token
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return the faster loop, where `midstream[fast]` is installed."""
-    try:
-        import uvloop  # noqa: PLC0415 - an extra
-    except ImportError:
-        return None
-    return uvloop.new_event_loop

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -59,3 +60,12 @@ def log_to_stderr(level: str, log_format: str) -> None:
     log = logging.StreamHandler()
     log.setFormatter(FORMATS[log_format]())
     logging.basicConfig(level=level.upper(), handlers=[log])
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return the faster loop, where `midstream[fast]` is installed."""
+    try:
+        import uvloop  # noqa: PLC0415 - an extra
+    except ImportError:
+        return None
+    return uvloop.new_event_loop

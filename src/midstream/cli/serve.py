@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import msgspec
 
 from midstream.cli import Surroundings
 from midstream.cli.agents import find_access, find_agent, find_server
-from midstream.cli.listening import LOCAL_HOSTS, address_options, log_to_stderr, telling_options
+from midstream.cli.listening import LOCAL_HOSTS, address_options, log_to_stderr, loop_factory, telling_options
 from midstream.cli.terminal import clean
 from midstream.core.retention import EVENTS_FOR_S, Retention
 from midstream.errors import UsageError
@@ -22,8 +24,9 @@ from midstream.places import made
 from midstream.runtime.agent import Agent
 from midstream.runtime.observing import Observer
 from midstream.server.access import Access, this_user, token_file
-from midstream.server.app import asgi
+from midstream.server.app import App, asgi
 from midstream.server.serve import serve as serve_app
+from midstream.server.settings_file import SettingsFile
 from midstream.store.contract import Store
 from midstream.store.sqlite import SQLiteStore
 from midstream.world import World
@@ -85,6 +88,13 @@ DAY_S = 24 * 60 * 60
     help="Days after its last change in which a session is kept; then it is deleted (default: for ever).",
 )
 @click.option(
+    "--settings",
+    "settings_path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="How streams are served, as TOML: is_recovery_on, look_back_s, heartbeat_s, in_flight_max, coalesce_s. "
+    "May be changed while the server runs.",
+)
+@click.option(
     "--key-file",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Encrypt sessions under the first key of this file; made where there is neither it nor a store yet.",
@@ -110,6 +120,7 @@ def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN40
         agent = agent.with_tools(*map(find_server, options["servers"]))
     path = options["store"] or made(surroundings.places.data) / surroundings.places.store.name
     _refuse_open_doors(options)
+    settings = SettingsFile(options["settings_path"]) if options["settings_path"] else None
     login = "" if _is_asking_otherwise(options) else World().new_id("login")
     app = asgi(
         agent,
@@ -117,6 +128,7 @@ def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN40
         access=_access_of(surroundings, options, login),
         observers=_observers_of(agent, options),
         retention=_retention_of(options),
+        settings=settings.read() if settings else None,
     )
 
     def tell(url: str) -> None:
@@ -130,17 +142,30 @@ def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN40
         click.echo(f"Talk to it in a browser: {page}{once}", err=True)
         click.echo(f"or with: midstream chat {url}", err=True)
 
-    asyncio.run(
-        serve_app(
-            app,
-            host=options["host"],
-            port=options["port"],
-            shares_port=options["shares_port"],
-            allowed_hosts=options["allowed_hosts"],
-            trusted_proxies=options["trusted_proxies"],
-            on_listening=tell,
-        )
+    serving = serve_app(
+        app,
+        host=options["host"],
+        port=options["port"],
+        shares_port=options["shares_port"],
+        allowed_hosts=options["allowed_hosts"],
+        trusted_proxies=options["trusted_proxies"],
+        on_listening=tell,
     )
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(_served(serving, app, settings))
+
+
+async def _served(serving: Coroutine[None, None, None], app: App, settings: SettingsFile | None) -> None:
+    """Serve to the end, as the settings say at each time."""
+    if settings is None:
+        await serving
+        return
+    following = asyncio.create_task(settings.follow(partial(setattr, app, "settings")))
+    try:
+        await serving
+    finally:
+        following.cancel()
+        await asyncio.wait([following])
 
 
 def _observers_of(agent: Agent, options: dict[str, Any]) -> list[Observer]:

@@ -198,7 +198,7 @@ class HttpTransport:
             return b""
         try:
             problem = msgspec.json.decode(response.content, type=Problem)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise _refusal(response, response.content, self._world) from None
         return encode(
             Error(
@@ -288,7 +288,7 @@ class LongPoll:
             try:
                 polled = _polled.decode(body)
                 places = [_placed.decode(frame) for frame in polled.frames]
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise ConnectionLostError("what answers there is no poll of a midstream server") from error
             for frame, placed in zip(polled.frames, places, strict=True):
                 after = placed.events[-1].id if placed.events else placed.resume_from or after

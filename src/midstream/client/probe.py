@@ -117,7 +117,7 @@ class Arrivals:
         """Note a chunk; what is none of the probe's is a refusal."""
         try:
             self.numbers.append(msgspec.json.decode(body, type=_Chunk).probe)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self.refusal = self.refusal or "something else answers than the probe"
         else:
             self.times.append(at)

@@ -38,7 +38,7 @@ async def questions(url: str, session: str | None, headers: Mapping[str, str]) -
     body = await asyncio.to_thread(partial(_ask, "GET", url, path, headers))
     try:
         return msgspec.json.decode(body, type=_Questions).questions
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"{url} does not answer like a midstream server") from error
 
 
@@ -58,7 +58,7 @@ async def snapshot(url: str, session: str, headers: Mapping[str, str]) -> tuple[
     body = await asyncio.to_thread(partial(_ask, "GET", url, session_path(session), headers))
     try:
         now = msgspec.json.decode(body, type=_Now)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"{url} does not answer like a midstream server") from error
     return now.event_id, now.status == "idle", body
 
@@ -111,6 +111,6 @@ def _ask(method: str, url: str, path: str, headers: Mapping[str, str], body: byt
         return answered
     try:
         problem = msgspec.json.decode(answered, type=Problem)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"{url} answered {answer.status}, not like a midstream server") from error
     raise error_of(Error(problem.code, problem.detail, problem.retry, retry_after_s=problem.retry_after_s))

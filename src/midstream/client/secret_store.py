@@ -291,7 +291,7 @@ class SecretStore:
             if stream not in streams:
                 orphans.append(_Entry(*row))
         for *row, place in self._execute(_ELSEWHERE, keeper.name, now - ABANDONED_S).fetchall():
-            if place == keeper.place or not Path(place).exists():
+            if place == keeper.place or _is_gone(place):
                 orphans.append(_Entry(*row))
         for entry in orphans:
             self._remove(entry)
@@ -338,7 +338,7 @@ def _survey(path: Path, now: float) -> Survey:
         rows = connection.execute("SELECT counts, secret IS NULL, keeper, place, at FROM entry").fetchall()
     orphans = in_file = in_keyring = 0
     for counts, is_elsewhere, keeper, place, at in rows:
-        if (not counts and at < now - UNDERWAY_S) or (counts and keeper and not Path(place).exists()):
+        if (not counts and at < now - UNDERWAY_S) or (counts and keeper and _is_gone(place)):
             orphans += 1
         if counts:
             in_keyring += is_elsewhere
@@ -346,10 +346,19 @@ def _survey(path: Path, now: float) -> Survey:
     return Survey(in_file, in_keyring, orphans)
 
 
+def _is_gone(place: str) -> bool:
+    """Whether a checkpoint is not where it was; what this user may not see may be there."""
+    try:
+        return not Path(place).exists()
+    except OSError:
+        return False
+
+
 def _opened(path: Path | None) -> sqlite3.Connection:
     if path is not None:
-        made(path.parent)
-        path.touch(mode=0o600)
+        if not path.exists():
+            made(path.parent)
+            path.touch(mode=0o600)
         if os.name == "posix" and path.stat().st_mode & 0o077:
             raise UsageError(f"others may read {path}, which holds secrets: make it yours alone (chmod 600)")
     place = ":memory:" if path is None else str(path)

@@ -98,7 +98,7 @@ def refusal_of(status: int, body: bytes, wait_s: float | None = None) -> Midstre
     """
     try:
         problem = msgspec.json.decode(body, type=Problem)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     else:
         return error_of(

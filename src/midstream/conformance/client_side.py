@@ -14,6 +14,8 @@ Steps:
 - `acknowledged`, `reconnecting`, `degraded`, `kept`: what the client says of itself, true or false.
 - `ended`: the stream is over, with the error of this code, or well (null).
 
+After the last step nothing may be left that was sent or told and no step asked for.
+
 Names: `$stream`, `$secret`.
 """
 
@@ -58,7 +60,13 @@ class ClientTrial:
             if (what := self._difference(step)) is not None:
                 heard = tuple(msgspec.json.encode(frame).decode() for frame in self._sent[-3:])
                 return Outcome(script.name, script.clauses, what, number, heard)
-        return Outcome(script.name, script.clauses)
+        problem = self._left_over() or ""
+        return Outcome(script.name, script.clauses, problem, len(script.steps) + 1 if problem else 0)
+
+    def _left_over(self) -> str | None:
+        """Return what came in the end that no step asked for."""
+        what = self._difference_of_sent([])
+        return what or (f"in the end the application was told {self._told}" if self._told else None)
 
     def _begin(self) -> None:
         assert self._checkpoint is not None

@@ -13,6 +13,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from midstream.client.ways import Way
+
 Json = dict[str, Any]
 Side = Literal["server", "client"]
 
@@ -27,13 +29,20 @@ class Script(Struct, frozen=True, forbid_unknown_fields=True):
         name: What is promised, as a sentence.
         clauses: Of `docs/spec/stream.md`.
         steps: One thing after the other; see the module that runs them.
-        needs: What a transport must be able to do: `websocket` (text that is no frame, frames behind an error).
+        needs: What a server's transport must be: `websocket` (one connection both ways, which outlives the turn) or
+            `requests` (each of which is answered); none for a story that every transport can tell. What a client must
+            do: `pipelining` (chunks right behind its `open`).
     """
 
     name: str
     clauses: tuple[str, ...]
     steps: tuple[Json, ...]
     needs: tuple[str, ...] = ()
+
+    def fits(self, way: Way) -> bool:
+        """Whether a transport can tell it."""
+        kind = "websocket" if way is Way.WEBSOCKET else "requests"
+        return not self.needs or kind in self.needs
 
 
 class _File(Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,11 +10,16 @@ Steps, each on the connection that `on` names ("a" where it does not):
 - `events`: read events until one with a record of this type; `capture` gives a name to its id.
 - `quiet`: a `ping` is answered by a heartbeat, and nothing but events comes before it.
 - `closed`: the server ends the connection, and says nothing more before that but events.
+- `refused`: an `error` of this code ends the connection, at once or behind its welcome.
 - `drop`: cut the connection without a word.
 
 On every connection it is checked besides: the first frame is `welcome` or `error`; events follow one another without
-gap from where the welcome says. Names: `$session`, `$stream`, `$other` (another stream key), `$secret`, `$wrong`,
-`$long` (text above every limit).
+gap from where the welcome says; and after the last step it is `quiet`, if it is still open, so that nothing comes that
+the script did not ask for. Names: `$session`, `$stream`, `$other` (another stream key), `$secret`, `$wrong`, `$long`
+(text above every limit).
+
+A transport is made of one connection or of requests. Of requests, a refusal is the `error` that it stands for
+(STREAM-37), and the end of the stream's turn ends the connection too (STREAM-27).
 """
 
 from __future__ import annotations
@@ -26,14 +31,22 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
+from midstream.client.ways import Way
 from midstream.conformance.matching import Names, difference, filled, is_event_id
 from midstream.conformance.scripts import KEPT_ELSEWHERE, Json, Script
-from midstream.core.frames import FRAME_BYTES_MAX, EventId
+from midstream.core.frames import FRAME_BYTES_MAX, Error, EventId, encode
 from midstream.errors import ConnectionLostError, MidstreamError
 from midstream.world import World
 
 WAIT_S = 30.0
 """Seconds a server has for each answer; an agent may think before its turn ends."""
+_PING = b'{"type":"ping"}'
+_HEARTBEAT: Json = {
+    "event_id": {"$event_id": True},
+    "waiting_on": {"$one_of": ["model", "tool", "client", "person", "nothing"]},
+}
+_ENDED = frozenset(("completed", "cancelled", "failed", "interrupted", "ended"))
+"""What a welcome says of a turn that is over."""
 
 
 class Wire(Protocol):
@@ -54,7 +67,10 @@ Connect = Callable[[str], Awaitable[Wire]]
 
 
 class Outcome(Struct, frozen=True):
-    """How a script went. `problem` is the first difference, "" where there was none; `step` counts from 1."""
+    """How a script went. `problem` is the first difference, "" where there was none; `step` counts from 1.
+
+    A step behind the last one is the look for what should not have come.
+    """
 
     script: str
     clauses: tuple[str, ...]
@@ -62,6 +78,7 @@ class Outcome(Struct, frozen=True):
     step: int = 0
     heard: tuple[str, ...] = ()
     """The last frames that came before the difference."""
+    transport: str = ""
 
     @property
     def is_kept(self) -> bool:
@@ -69,37 +86,74 @@ class Outcome(Struct, frozen=True):
         return not self.problem
 
 
+_PLACED = {"welcome": "resume_from", "gone": "resume_from", "snapshot": "event_id"}
+"""Frames that say from where events go on, and by which member."""
+
+
 class _DifferenceError(Exception):
     """The server said something else than the script."""
 
 
 class _Heard:
-    """One connection and what came through it."""
+    """One connection and what came through it.
 
-    def __init__(self, wire: Wire) -> None:
+    Args:
+        stream: Whose it is; "" for a reader.
+    """
+
+    def __init__(self, wire: Wire, stream: str) -> None:
         self.wire = wire
         self.frames: list[Json] = []
         self.events: list[Json] = []
         self.position: EventId | None = None
+        self.is_over = False
+        """The server ended it, or the script did."""
+        self.is_turn_over = False
+        """The turn of its stream has ended."""
+        self._stream = stream
+        self._turn = 0
 
     async def next(self, wait_s: float) -> Json:
-        """Return the next frame, its events checked and kept."""
-        try:
-            async with asyncio.timeout(wait_s):
-                body = await self.wire.receive()
-        except TimeoutError:
-            raise _DifferenceError(f"nothing came within {wait_s:g} s") from None
-        frame = _read(body)
+        """Return the next frame, its events checked and kept.
+
+        Raises:
+            ConnectionLostError: There will be none.
+        """
+        frame = _read(await self._body(wait_s))
         if not self.frames and frame["type"] not in {"welcome", "error"}:
             raise _DifferenceError(f"the first frame is {frame['type']!r}")
         self.frames.append(frame)
-        if frame["type"] in {"welcome", "gone"}:
-            if not is_event_id(frame.get("resume_from")):
-                raise _DifferenceError(f"resume_from is {frame.get('resume_from')!r} and no event id")
-            self.position = EventId.parse(frame["resume_from"])
+        if frame["type"] == "welcome":
+            self._turn = frame.get("turn", 0)
+            self.is_turn_over = bool(self._stream) and frame.get("turn_status") in _ENDED
+        if frame["type"] in _PLACED:
+            place = frame.get(_PLACED[frame["type"]])
+            if not isinstance(place, str) or not is_event_id(place):
+                raise _DifferenceError(f"{_PLACED[frame['type']]} is {place!r} and no event id")
+            self.position = EventId.parse(place)
         for event in frame.get("events", ()) if frame["type"] == "events" else ():
             self._take(event)
         return frame
+
+    async def _body(self, wait_s: float) -> bytes:
+        if self.is_over:
+            raise ConnectionLostError("the connection has ended")
+        try:
+            async with asyncio.timeout(wait_s):
+                return await self.wire.receive()
+        except TimeoutError:
+            raise _DifferenceError(f"nothing came within {wait_s:g} s") from None
+        except ConnectionLostError:
+            self.is_over = True
+            raise
+        except MidstreamError as refusal:  # in words of HTTP
+            self.is_over = True
+            return encode(Error(refusal.code, refusal.message, refusal.retry))
+
+    def has_accepted(self, pattern: Json) -> bool:
+        """Whether an event says what an ack would have said (STREAM-13)."""
+        accepted = {"type": "chunk_accepted", "stream": self._stream, "seqno": pattern.get("seqno")}
+        return any(accepted.items() <= event["record"].items() for event in self.events)
 
     def _take(self, event: Json) -> None:
         if not is_event_id(event.get("id")) or "type" not in event.get("record", {}):
@@ -110,6 +164,11 @@ class _Heard:
             raise _DifferenceError(f"event {event_id} does not follow {before}")
         self.position = event_id
         self.events.append(event)
+        match event["record"]:
+            case {"type": "message_accepted" | "turn_resumed", "stream": stream, "turn": int(turn)}:
+                self._turn = turn if stream == self._stream else self._turn
+            case {"type": "turn_ended", "turn": turn} if turn == self._turn:
+                self.is_turn_over = bool(self._stream)
 
 
 def _read(body: bytes) -> Json:
@@ -127,12 +186,16 @@ class ServerTrial:
 
     Args:
         connect: Makes connections.
+        way: How these carry frames.
         world: Gives the scripts their names.
         wait_s: Seconds for each answer.
     """
 
-    def __init__(self, connect: Connect, *, world: World, wait_s: float = WAIT_S) -> None:
+    def __init__(
+        self, connect: Connect, *, way: Way = Way.WEBSOCKET, world: World, wait_s: float = WAIT_S
+    ) -> None:
         self._connect = connect
+        self._way = way
         self._world = world
         self._wait_s = wait_s
         self.sessions: list[str] = []
@@ -150,17 +213,18 @@ class ServerTrial:
         }
         self.sessions.append(names["session"])
         connections: dict[str, _Heard] = {}
+        steps = [*script.steps, {"over": True}]
         try:
-            for number, step in enumerate(script.steps, start=1):
+            for number, step in enumerate(steps, start=1):
                 problem = await self._problem(step, connections, names)
                 if problem is not None:
                     last = connections.get(step.get("on", "a"))
                     heard = tuple(_shown(frame) for frame in (last.frames[-3:] if last else ()))
-                    return Outcome(script.name, script.clauses, problem, number, heard)
+                    return Outcome(script.name, script.clauses, problem, number, heard, self._way)
         finally:
             for each in connections.values():
                 await each.wire.close()
-        return Outcome(script.name, script.clauses)
+        return Outcome(script.name, script.clauses, transport=self._way)
 
     async def _problem(self, step: Json, connections: dict[str, _Heard], names: Names) -> str | None:
         try:
@@ -172,17 +236,23 @@ class ServerTrial:
         return None
 
     async def _do(self, step: Json, connections: dict[str, _Heard], names: Names) -> None:
+        if "over" in step:
+            for name, each in connections.items():
+                await self._over(each, name)
+            return
         on = step.get("on", "a")
-        if "connect" in step or "open" in step:
-            connections[on] = _Heard(await self._connect(names["session"]))
+        opening = _opening(step, names)
+        if opening is not None:
+            if on in connections:
+                await connections[on].wire.close()
+            wire = await self._connect(names["session"])
+            connections[on] = _Heard(wire, opening.get("stream", ""))
         heard = connections[on]
         match step:
             case {"connect": _}:
                 pass
-            case {"open": dict(fields)}:
-                said = {"stream": "$stream", "secret": "$secret", **fields}
-                known = {key: value for key, value in filled(said, names).items() if value is not None}
-                await heard.wire.send([msgspec.json.encode({"type": "open", **known})])
+            case {"open": _}:
+                await heard.wire.send([msgspec.json.encode(opening)])
             case {"send": dict(frame)}:
                 await heard.wire.send([msgspec.json.encode(filled(frame, names))])
             case {"text": str(text)}:
@@ -195,14 +265,33 @@ class ServerTrial:
                 await self._quiet(heard)
             case {"closed": _}:
                 await self._closed(heard)
+            case {"refused": str(code)}:
+                await self._refused(heard, code, names)
             case {"drop": _}:
+                heard.is_over = True
                 await heard.wire.close()
             case _:
                 raise _DifferenceError(f"the script has a step that nobody knows: {sorted(step)}")
 
+    async def _over(self, heard: _Heard, name: str) -> None:
+        """Look for what nobody asked for."""
+        if heard.is_over:
+            return
+        try:
+            await self._quiet(heard)
+        except _DifferenceError as found:
+            raise _DifferenceError(f"in the end, on {name!r}: {found}") from None
+
     async def _expect(self, heard: _Heard, pattern: Json, names: Names) -> None:
-        while (frame := await self._next(heard))["type"] in {"events", "heartbeat"}:
-            pass
+        try:
+            while (frame := await heard.next(self._wait_s))["type"] in {"events", "heartbeat"}:
+                pass
+        except ConnectionLostError as error:
+            # The end of the turn may overtake the answer to what was said in it.
+            is_told = pattern.get("type") == "ack" and heard.has_accepted(filled(pattern, names))
+            if not (is_told and self._ends_with_turn(heard)):
+                raise _DifferenceError("the server ended the connection") from error
+            return
         if (what := difference(pattern, frame, names)) is not None:
             raise _DifferenceError(f"{frame['type']}: {what}")
 
@@ -218,10 +307,21 @@ class ServerTrial:
                 raise _DifferenceError(f"{_shown(frame)} came in the place of an event {kind!r}")
 
     async def _quiet(self, heard: _Heard) -> None:
-        await heard.wire.send([b'{"type":"ping"}'])
+        if self._ends_with_turn(heard):
+            await self._closed(heard)
+            return
+        await heard.wire.send([_PING])
         while (frame := await self._next(heard))["type"] != "heartbeat":
             if frame["type"] != "events":
                 raise _DifferenceError(f"{_shown(frame)} came where nothing was to come")
+            if self._ends_with_turn(heard):
+                await self._closed(heard)
+                return
+        if (what := difference(_HEARTBEAT, frame, {})) is not None:
+            raise _DifferenceError(f"heartbeat: {what}")
+
+    def _ends_with_turn(self, heard: _Heard) -> bool:
+        return self._way is not Way.WEBSOCKET and heard.is_turn_over
 
     async def _closed(self, heard: _Heard) -> None:
         while True:
@@ -232,11 +332,31 @@ class ServerTrial:
             if frame["type"] not in {"events", "heartbeat"}:
                 raise _DifferenceError(f"{_shown(frame)} came where the connection was to end")
 
+    async def _refused(self, heard: _Heard, code: str, names: Names) -> None:
+        while (frame := await self._next(heard))["type"] in {"welcome", "events", "heartbeat"}:
+            pass
+        error = {"type": "error", "code": code, "seqno": {"$none": True}}
+        if (what := difference(error, frame, names)) is not None:
+            raise _DifferenceError(f"{frame['type']}: {what}")
+        await self._closed(heard)
+
     async def _next(self, heard: _Heard) -> Json:
         try:
             return await heard.next(self._wait_s)
         except ConnectionLostError as error:
             raise _DifferenceError("the server ended the connection") from error
+
+
+def _opening(step: Json, names: Names) -> Json | None:
+    """Return the `open` with which a step makes a connection; None where it makes none."""
+    match step:
+        case {"connect": _}:
+            return {}
+        case {"open": dict(fields)}:
+            said = {"type": "open", "stream": "$stream", "secret": "$secret", **fields}
+            return {key: value for key, value in filled(said, names).items() if value is not None}
+        case _:
+            return None
 
 
 def _shown(frame: Json) -> str:

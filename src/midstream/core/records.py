@@ -574,7 +574,7 @@ def decode(body: bytes) -> Record:
     """
     try:
         return _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecordUndecodableError(f"a journal record cannot be read: {error}") from error
 
 

@@ -306,7 +306,7 @@ def arguments_of(call: Call) -> tuple[Json, str]:
         return _raw(text)
     try:
         return _object(text), text
-    except (msgspec.DecodeError, UnicodeError):
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         found = object_in_text(text)
     if found is None or RAW in found:  # also what only Python's reader takes: NaN, half a character
         return _raw(text)

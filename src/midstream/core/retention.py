@@ -108,7 +108,7 @@ class Survey:
             self.end = position
             try:
                 seen = _glance.decode(body)
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 seen = _Glance("")
                 self._is_sound = False
             is_begin = (

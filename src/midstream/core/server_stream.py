@@ -125,6 +125,20 @@ class SnapshotDue(Enum):
     """The session as it is."""
 
 
+class Page(Struct, frozen=True):
+    """Events that follow one another, encoded for every connection that stands before the first of them.
+
+    Args:
+        after: Position before the first event.
+        end: Position of the last one.
+        pieces: What is sent.
+    """
+
+    after: int
+    end: int
+    pieces: tuple[bytes, ...]
+
+
 class Wire(Struct, frozen=True):
     """How frames and records are written down for one kind of transport.
 
@@ -135,6 +149,12 @@ class Wire(Struct, frozen=True):
 
     frame: Callable[[ServerFrame], bytes]
     records: Callable[[Iterable[tuple[EventId, bytes]]], Iterable[bytes]]
+
+    def page(self, records: Sequence[tuple[EventId, bytes]]) -> Page:
+        """Encode records, at least one, each of which follows the one before it. The bytes go out as they are stored."""
+        first, last = records[0][0].position, records[-1][0].position
+        assert last - first == len(records) - 1, f"{len(records)} events from {first} to {last}"
+        return Page(first - 1, last, tuple(self.records(records)))
 
 
 class _State(Enum):
@@ -180,7 +200,8 @@ class ServerStream:
         self._degraded_reason = degraded_reason
         self._in_flight_max = in_flight_max
         self._stalls = stalls
-        self._wire = wire or NATIVE
+        self.wire = wire or NATIVE
+        """How its frames are written down."""
         self._failure: MidstreamError | None = None
         self._deadline: Deadline | None = Deadline(now + OPEN_WITHIN_S, "the client owes its open frame")
         self._open = Open()
@@ -408,14 +429,19 @@ class ServerStream:
             self._queue(_frame_of(error, seqno), now=now)
 
     def deliver(self, records: Sequence[tuple[EventId, bytes]], *, now: float) -> None:
-        """Queue records as events; the first one follows `cursor`, each other one the one before it.
+        """Queue records as events; the first one follows `cursor`, each other one the one before it."""
+        if records:
+            self.pass_on(self.wire.page(records), now=now)
 
-        The stored bytes are spliced into the frames as they are.
-        """
-        if self.is_closed or not records:
+    def pass_on(self, page: Page, *, now: float) -> None:
+        """Queue the events of a page that was encoded for this `wire`; the first one follows `cursor`."""
+        if self.is_closed:
             return
-        self._advance_over(records)
-        self._frames += self._wire.records(records)
+        assert self.is_admitted, "events before the welcome"
+        assert self._snapshot_due is None, "events before the snapshot"
+        assert page.after == self._cursor, f"events after {page.after} at position {self._cursor}"
+        self._cursor = page.end
+        self._frames += page.pieces
         self._was_heard(now)
 
     def lose(self, pruned_to: EventId, *, now: float) -> None:
@@ -523,15 +549,8 @@ class ServerStream:
         chunk = read_chunk(frame, stream=self._open.stream, secret_digest=self._secret_digest)
         return Submit(chunk.seqno, chunk)
 
-    def _advance_over(self, records: Sequence[tuple[EventId, bytes]]) -> None:
-        assert self.is_admitted, "events before the welcome"
-        assert self._snapshot_due is None, "events before the snapshot"
-        for event_id, _ in records:
-            assert event_id.position == self._cursor + 1, f"event {event_id} after position {self._cursor}"
-            self._cursor = event_id.position
-
     def _queue(self, frame: ServerFrame, *, now: float) -> None:
-        self._frames.append(self._wire.frame(frame))
+        self._frames.append(self.wire.frame(frame))
         self._was_heard(now)
 
     def _was_heard(self, now: float) -> None:

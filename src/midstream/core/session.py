@@ -502,7 +502,7 @@ def restored(record: JournalPruned) -> Session:
     """
     try:
         return _session.decode(record.state)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecordUndecodableError(f"the beginning of a pruned journal cannot be read: {error}") from error
 
 

@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Iterator
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 
 from msgspec import Struct
@@ -77,7 +76,6 @@ def checks(folder: Path, *, port: int, world: World = World()) -> Iterator[Check
     yield _file_system(folder, Path("/proc/self/mounts"))
     yield from _folder(folder, world)
     yield _clock(world)
-    yield _keys()
     yield _port(port)
 
 
@@ -198,12 +196,6 @@ def _clock(world: World) -> Check:
             "clock", Verdict.PROBLEM, "the clock is before 2026: set it, deadlines and leases depend on it"
         )
     return Check("clock", Verdict.OK, "plausible")
-
-
-def _keys() -> Check:
-    if find_spec("keyring") is None:
-        return Check("keys", Verdict.OK, "kept in files of this user; `keyring` is not installed")
-    return Check("keys", Verdict.OK, "`keyring` is installed")
 
 
 def _port(port: int) -> Check:

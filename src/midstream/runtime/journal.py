@@ -83,7 +83,8 @@ class Journal:
         """What stands for outcomes that cannot be read any more, by position."""
         self._tail: list[Stored] = []
         self._waiting: set[asyncio.Future[None]] = set()
-        self._closed: MidstreamError | None = None
+        self.ended: MidstreamError | None = None
+        """What it was closed with here."""
 
     async def load(self) -> list[tuple[int, Record]]:
         """Read what follows the newest record known here, at first everything; return it with its epochs.
@@ -268,18 +269,27 @@ class Journal:
                 to `close`.
         """
         while self.newest.position <= after:
-            if self._closed is not None:
-                raise self._closed
-            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.add(waiting)
+            if self.ended is not None:
+                raise self.ended
+            waiting = self.expect()
             try:
                 await waiting
             finally:
-                self._waiting.discard(waiting)  # readers come and go while a session says nothing
+                self.forget(waiting)
+
+    def expect(self) -> asyncio.Future[None]:
+        """Return what is done when something has been appended, or the journal closed; to be given to `forget`."""
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(waiting)
+        return waiting
+
+    def forget(self, waiting: asyncio.Future[None]) -> None:
+        """Keep nothing of who waits no more: readers come and go while a session says nothing."""
+        self._waiting.discard(waiting)
 
     def close(self, error: MidstreamError) -> None:
         """Let every present and later waiter end with `error`. Records already here can still be read."""
-        self._closed = self._closed or error
+        self.ended = self.ended or error
         self._wake()
 
     def _wake(self) -> None:

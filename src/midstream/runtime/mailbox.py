@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -23,9 +24,13 @@ from midstream.core.turn import (
 )
 from midstream.errors import MidstreamError
 from midstream.store.contract import Attempt
+from midstream.world import Cancellable, World
 
 MAILBOX_MAX = 64
 """Tokens of a model that may wait for their append; the model is not read further before there is room."""
+WORDS_EVERY_S = 0.005
+"""Seconds between two appends of a model's words. A token that comes later goes at once; those that come sooner share
+the next append, and with it the record, its commit and what each reader is sent."""
 
 
 class Effect:
@@ -70,8 +75,14 @@ class Envelope:
 class Mailbox:
     """Many put into it, one takes: a batch at a time, and calls `settle` when all it caused is durable."""
 
-    def __init__(self) -> None:
+    def __init__(self, world: World) -> None:
+        self._world = world
         self._waiting: deque[Envelope] = deque()
+        self._is_due = False
+        """Whether what waits should be taken now: more than words that follow others closely."""
+        self._next_words_at = -math.inf
+        self._held: Cancellable | None = None
+        """What ends the time for which words are held back."""
         self._arrival: asyncio.Future[None] | None = None
         """What the one who takes waits for, where nothing is there."""
         self._room = asyncio.Event()
@@ -89,11 +100,19 @@ class Mailbox:
         return self._rested.is_set()
 
     def put(self, envelope: Envelope) -> None:
-        """Put a command behind all others."""
+        """Put a command behind all others. Words wait for those that come in the next moment."""
         self._waiting.append(envelope)
         self._rested.clear()
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
+        if self._is_due:
+            return
+        if not isinstance(envelope.command, ModelSaid) or self.is_full:
+            self._hurry()
+        elif self._held is None:
+            early_s = self._next_words_at - self._world.monotonic()
+            if early_s > 0:
+                self._held = self._world.later(early_s, self._hurry)
+            else:
+                self._hurry()
 
     def has_report_of(self, task: asyncio.Task[Any] | None) -> bool:
         """Whether a command waits here that ends the obligation of a task."""
@@ -101,7 +120,7 @@ class Mailbox:
 
     async def arrival(self) -> None:
         """Wait until there is something to take. Only one may wait."""
-        while not self._waiting:
+        while not self._is_due:
             self._arrival = asyncio.get_running_loop().create_future()
             await self._arrival
 
@@ -114,6 +133,9 @@ class Mailbox:
                 batch.append(self._waiting.popleft())
             if is_effect:
                 break
+        self._is_due = bool(self._waiting)
+        if batch and isinstance(batch[-1].command, ModelSaid):
+            self._next_words_at = self._world.monotonic() + WORDS_EVERY_S
         self._room.set()
         return batch
 
@@ -128,7 +150,9 @@ class Mailbox:
         await self._room.wait()
 
     async def rest(self) -> None:
-        """Wait until nothing is on its way to the journal."""
+        """Wait until nothing is on its way to the journal; nothing is held back meanwhile."""
+        if self._waiting:
+            self._hurry()
         await self._rested.wait()
 
     def refuse_clients(self, error: MidstreamError) -> None:
@@ -139,14 +163,26 @@ class Mailbox:
                 self._waiting.append(envelope)
             else:
                 envelope.answer(error)
+        self._is_due = bool(self._waiting)
 
     def refuse_all(self, error: MidstreamError) -> None:
         """Let nobody wait any more: nothing is taken from here on."""
         waiting, self._waiting = self._waiting, deque()
         for envelope in waiting:
             envelope.answer(error)
+        self._is_due = False
+        if self._held is not None:
+            self._held.cancel()
         self._room.set()
         self._rested.set()
+
+    def _hurry(self) -> None:
+        self._is_due = True
+        if self._held is not None:
+            self._held.cancel()
+            self._held = None
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
 
 
 def merged(batch: list[Envelope]) -> list[Envelope]:

@@ -111,7 +111,7 @@ class Runner:
         self._look_back_s = look_back_s
         self._on_failed = on_failed
         self._on_followed = on_followed
-        self._mailbox = Mailbox()
+        self._mailbox = Mailbox(world)
         self._doing: dict[Obligation, asyncio.Task[None]] = {}
         self._stopping: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None

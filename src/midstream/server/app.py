@@ -7,14 +7,13 @@ about its life: then it starts with the first request, and whoever mounts it cal
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from http import HTTPStatus
 from pathlib import Path
 
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Match, Route, Router, WebSocketRoute
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from midstream.core.retention import Retention
 from midstream.core.settings import StreamSettings
@@ -26,7 +25,9 @@ from midstream.runtime.observing import Observer
 from midstream.server.access import Access
 from midstream.server.access_routes import AccessRoutes
 from midstream.server.connection import Connections
+from midstream.server.cors import Cors
 from midstream.server.door import Door
+from midstream.server.guards import origins_of
 from midstream.server.http import EventsEndpoint, HttpEndpoints, StreamCutError
 from midstream.server.lifespan import live
 from midstream.server.limits import Limits
@@ -45,21 +46,6 @@ from midstream.world import World
 
 GRACE_S = 5.0
 """Seconds that running tools have to end when the app is stopped."""
-_CHUNK_HEADERS = (
-    "authorization",
-    "content-type",
-    "idempotency-key",
-    "last-event-id",
-    "x-idempotency-cancel-after",
-    "x-idempotency-connection",
-    "x-idempotency-event-id",
-    "x-idempotency-key",
-    "x-idempotency-next-seqno",
-    "x-idempotent-encryption-key",
-    "x-idempotent-encryption-key-old",
-    "x-midstream",
-    "x-midstream-connection",
-)
 
 
 def asgi(
@@ -92,8 +78,10 @@ def asgi(
             first that is a `MetricsPage` too is served at `/metrics`.
 
     Raises:
-        UsageError: `access` is given, and the store keeps no small values (`Shelf`).
+        UsageError: `access` is given, and the store keeps no small values (`Shelf`); or one of `allowed_origins` is
+            none, such as `*`.
     """
+    allowed_origins = origins_of(allowed_origins)
     world = world or World()
     if isinstance(store, str | Path):
         store = SQLiteStore(store, world=world)
@@ -127,15 +115,7 @@ class App:
         self._router = _router_of(host, connections, door)
         if page is not None:
             self._router.routes.append(Metrics(page, self._figures).route())
-        self._shared: ASGIApp = self._guarded
-        if allowed_origins:
-            self._shared = CORSMiddleware(
-                self._guarded,
-                allow_origins=[*allowed_origins],
-                allow_methods=["GET", "POST", "PUT", "DELETE"],
-                allow_headers=_CHUNK_HEADERS,
-                expose_headers=["retry-after", "x-midstream-replayed"],
-            )
+        self._cors = Cors(self._answered, allowed_origins)
 
     @property
     def world(self) -> World:
@@ -196,15 +176,19 @@ class App:
         if scope["type"] == "lifespan":
             await live(self.start, self.stop, receive, send)
             return
+        await self._cors(scope, receive, send)
+
+    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve, and answer what is refused as a problem."""
         is_begun = False
 
-        async def send_and_know(message: Message) -> None:
+        def send_and_know(message: Message) -> Awaitable[None]:
             nonlocal is_begun
             is_begun = True
-            await send(message)
+            return send(message)
 
         try:
-            await self._shared(scope, receive, send_and_know)
+            await self._guarded(scope, receive, send_and_know)
         except StreamCutError:
             raise
         except MidstreamError as error:
@@ -228,6 +212,7 @@ class App:
             if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE
             for method in route.methods or ()
         }
+        methods = methods or {"GET", "HEAD"}  # a file
         return {"allow": ", ".join(sorted(methods))}
 
     def _figures(self) -> dict[str, float]:
@@ -242,6 +227,9 @@ class App:
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.door.look_at(scope)
+        if self._cors.is_preflight(scope):
+            await self._cors.allow(send)
+            return
         await self.start()
         scope = await self.door.admit(scope)
         with await unlock_for(self.host, scope) as held:

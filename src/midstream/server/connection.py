@@ -1,9 +1,10 @@
 """One client connection, whatever carries it: a `ServerStream` on one side, a live session on the other.
 
-Four loops share one stream: `_listen` takes what the client says, `_follow` sends what the journal gained,
-`_keep_time` calls the stream at its deadlines, and `_keep_door` ends it when the client may no longer be here. Nothing
-is queued: `_follow` reads the next records only after the transport has taken those before, so that a slow reader costs
-its position and one write. A connection that ends, for whatever reason, cancels nothing of the turn.
+Three loops share one stream: `_listen` takes what the client says, `_follow` sends what the journal gained, and
+`_keep_door` ends it when the client may no longer be here (a viewer of an encrypted session: `_keep_lock`); an alarm
+calls the stream at its deadlines. Nothing is queued: `_follow` reads the next records only after the transport has
+taken those before, so that a slow reader costs its position and one write. A connection that ends, for whatever reason,
+cancels nothing of the turn.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Protocol, Self
+from weakref import WeakValueDictionary
 
 import msgspec
 from starlette.requests import HTTPConnection
 
-from midstream.core.frames import EVENTS_PER_FRAME_MAX, HEARTBEAT_S, START, Close, EventId, Open, encode
+from midstream.core.frames import HEARTBEAT_S, START, Close, Open, encode
 from midstream.core.server_stream import (
     Admit,
     Request,
@@ -35,13 +37,14 @@ from midstream.errors import DrainingError, EventGoneError, MidstreamError, Over
 from midstream.runtime.host import Host
 from midstream.runtime.locking import Held, Locks
 from midstream.runtime.runner import Runner
+from midstream.server.copies import Copies
 from midstream.server.limits import CONNECTIONS_MAX, Places
 from midstream.server.presence import Presence
 from midstream.server.snapshot import body_within, snapshot_of
 from midstream.server.subjects import Action
 from midstream.server.unlocking import shown_in, stream_digest_of, unlock
 from midstream.server.visits import Stranger, Visitor
-from midstream.world import Fault
+from midstream.world import Cancellable, Fault
 
 SNAPSHOT_BYTES_MAX = 8 * 2**20
 """Bytes of a snapshot in a stream: half of what our clients take as one frame. `GET` of the session has all of it."""
@@ -74,8 +77,8 @@ class Transport(Protocol):
     async def receive(self) -> bytes | None:
         """Return the next frame of the client; None when it has gone. Cancelling loses no frame."""
 
-    async def send(self, frames: Sequence[bytes]) -> None:
-        """Send frames in order; return when the client may take more.
+    def send(self, frames: Sequence[bytes]) -> Awaitable[None]:
+        """Send frames in order; it is done when the client may take more.
 
         Raises:
             OSError: The client has gone.
@@ -101,6 +104,7 @@ class Connections:
         """Who speaks for each stream: one connection, or several requests that show one name."""
         self._names: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
         self._ending: MidstreamError | None = None
+        self._copies: WeakValueDictionary[tuple[str, Wire], Copies] = WeakValueDictionary()
         self._presence: Presence | None = None
 
     def __len__(self) -> int:
@@ -184,6 +188,13 @@ class Connections:
             settings, stalls=host.agent.stalls, retention=host.retention, wire=wire, now=now
         )
 
+    def copies_of(self, runner: Runner, wire: Wire) -> Copies:
+        """Return what the readers of a session share whose frames are written down in one way."""
+        copies = self._copies.get((runner.session_id, wire))
+        if copies is None or copies.runner is not runner:
+            copies = self._copies[runner.session_id, wire] = Copies(runner, wire)
+        return copies
+
     def presence(self, host: Host) -> Presence:
         """Return who knows which clients of a host are here."""
         if self._presence is None:
@@ -249,6 +260,9 @@ class Connection:
         self._is_admitted = asyncio.Event()
         self._sending = asyncio.Lock()
         self._sending_since: float | None = None
+        self._alarm: Cancellable | None = None
+        self._rest: asyncio.Future[None] | None = None
+        """What `_follow` waits for, where it has sent all there is."""
 
     def __enter__(self) -> Self:
         self._visitor.enter()
@@ -318,14 +332,19 @@ class Connection:
         """
         async with asyncio.TaskGroup() as group:
             loops = [group.create_task(loop) for loop in self._loops()]
-            await self._is_over.wait()
+            self._set_alarm()
+            try:
+                await self._is_over.wait()
+            finally:
+                if self._alarm is not None:
+                    self._alarm.cancel()
             for loop in loops:
                 loop.cancel()
         await self._say_last_words()
         return self._stream.failure
 
     def _loops(self) -> list[Coroutine[None, None, None]]:
-        loops = [self._listen(), self._follow(), self._keep_time()]
+        loops = [self._listen(), self._follow()]
         if self._visitor.is_known:
             loops.append(self._keep_door())
         if self._host.locks is not None:
@@ -349,30 +368,40 @@ class Connection:
         await self._is_admitted.wait()
         runner, stream = self._runner, self._stream
         assert runner is not None
+        copies = self._among.copies_of(runner, stream.wire)
         try:
             while not self._is_over.is_set():
                 if stream.snapshot_due is not None:
                     await self.show_due()
                     await self._flush()
-                try:
-                    records = await runner.read(after=stream.cursor, limit=EVENTS_PER_FRAME_MAX)
-                except EventGoneError:  # it was pruned before this reader came so far
-                    stream.lose(runner.events.pruned_to, now=self._now())
-                    await self.show_due()
-                    await self._flush()
-                    continue
-                if records:
-                    events = [(EventId(record.epoch, record.position), record.body) for record in records]
-                    stream.deliver(events, now=self._now())
+                if runner.newest.position > stream.cursor:
+                    try:
+                        page = await copies.after(stream.cursor)
+                    except EventGoneError:  # it was pruned before this reader came so far
+                        stream.lose(runner.events.pruned_to, now=self._now())
+                        continue
+                    stream.pass_on(page, now=self._now())
                     await self._flush()
                 elif self._transport.ends_with_turn and self.is_turn_over:
+                    await self._flush()
                     self._is_over.set()
                 else:
-                    await runner.wait(stream.cursor)
-                    if stream.coalesce_s > 0:
-                        await self._world.sleep(stream.coalesce_s)
+                    await self._news(runner)
         except MidstreamError as error:
             self.end(error)
+
+    async def _news(self, runner: Runner) -> None:
+        """Wait for more to send; raises what ended the session here."""
+        if runner.events.ended is not None:
+            raise runner.events.ended
+        await self._flush()
+        self._rest = runner.events.expect()
+        try:
+            await self._rest
+        finally:
+            runner.events.forget(self._rest)
+        if self._stream.coalesce_s > 0 and runner.newest.position > self._stream.cursor:
+            await self._world.sleep(self._stream.coalesce_s)
 
     async def show_due(self) -> None:
         """Queue the snapshot that is due, if one is.
@@ -389,18 +418,24 @@ class Connection:
         snapshot = snapshot_of(self._session_id, state, str(event_id))
         self._stream.show(state, event_id, body_within(snapshot, SNAPSHOT_BYTES_MAX), now=self._now())
 
-    async def _keep_time(self) -> None:
-        while not self._is_over.is_set():
-            now = self._now()
-            await self._world.sleep(max(self._next_check_at(now) - now, 0.0))
-            now = self._now()
-            if self._sending_since is None:
-                self._meet_deadline(now)
-                await self._flush()
-            elif now >= self._sending_since + SEND_S:
-                _log.info("a client stopped reading", extra={"session": self._session_id})
-                self.is_gone = True
+    def _look_at_clock(self) -> None:
+        """Do what is due, and come again when something else may be."""
+        now = self._now()
+        if self._sending_since is None:
+            self._meet_deadline(now)
+            if self._stream.is_closed:
                 self._is_over.set()
+            elif self._rest is not None and not self._rest.done():
+                self._rest.set_result(None)
+        elif now >= self._sending_since + SEND_S:
+            _log.info("a client stopped reading", extra={"session": self._session_id})
+            self.is_gone = True
+            self._is_over.set()
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        now = self._now()
+        self._alarm = self._world.later(max(self._next_check_at(now) - now, 0.0), self._look_at_clock)
 
     async def _keep_door(self) -> None:
         self.end(await self._visitor.until_unwelcome())

@@ -13,11 +13,12 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from midstream.errors import ForeignOriginError
+from midstream.errors import ForeignOriginError, UsageError
 from midstream.server.problems import problem_of, refuse
 
 ANY_HOST = "*"
 _HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^:,\[\]]+))(?::[0-9]+)?")
+_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]+)?")
 DELIBERATE = (
     b"authorization",
     b"x-midstream",
@@ -30,6 +31,20 @@ DELIBERATE = (
 """Headers that make a browser ask before it sends them to another site."""
 _HARMLESS = frozenset({"GET", "HEAD", "OPTIONS"})
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def origins_of(names: Collection[str]) -> frozenset[str]:
+    """Return origins as browsers write them.
+
+    Raises:
+        UsageError: One is none: it has a path, or is a pattern such as `*`, which would be every page there is.
+    """
+    for name in names:
+        if not _ORIGIN.fullmatch(name):
+            raise UsageError(
+                f"an origin looks like 'https://app.example' or 'http://localhost:5173', not {name!r}"
+            )
+    return frozenset(name.lower() for name in names)
 
 
 def check_origin(scope: Scope, allowed: Collection[str]) -> None:

@@ -7,7 +7,7 @@ WebSocket, as a plain ASGI callable.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import suppress
 from itertools import count
 
@@ -295,8 +295,11 @@ class HttpEndpoints:
             case Chunk():
                 return await self._chunk(session_id, frame, request)
             case Ping():
+                key, _ = stream_of(request)
+                if key:  # a stream may be open in a session in which nothing was said yet
+                    await visitor_of(request.scope).require(Action.SPEAK)
                 with await unlock(self._host, session_id, shown_in(request), Action.READ):
-                    runner = await self._host.session(session_id)
+                    runner = await self._host.session(session_id, create=bool(key))
                     return _raw_json(encode(Heartbeat(str(runner.newest), waiting_on(runner.state))))
             case Close():
                 key, _ = stream_of(request)
@@ -356,9 +359,9 @@ class SseTransport:
             pass
         return None
 
-    async def send(self, frames: Sequence[bytes]) -> None:
+    def send(self, frames: Sequence[bytes]) -> Awaitable[None]:
         """See `Transport.send`."""
-        await self._send({"type": "http.response.body", "body": b"".join(frames), "more_body": True})
+        return self._send({"type": "http.response.body", "body": b"".join(frames), "more_body": True})
 
 
 class EventsEndpoint:
@@ -464,7 +467,7 @@ def _json_of(stored: Stored) -> bytes:
     """Return a record as JSON also where it is damaged: one bad line must not cost the others."""
     try:
         msgspec.json.decode(stored.body, type=msgspec.Raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         found = salvaged(stored.body)
         return b"null" if found is None else encode_record(found)
     return stored.body

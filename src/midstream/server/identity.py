@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from starlette.requests import HTTPConnection
 
 from midstream.core.frames import COALESCE_S_MAX, Open, SnapshotWhen
@@ -10,15 +12,20 @@ from midstream.errors import MalformedFrameError, UsageError
 
 NUMBER_MAX = 2**53
 """The last number JavaScript counts to."""
+_QUOTED = re.compile(r'"(?:[ !#-\[\]-~]|\\["\\])*"')
+"""A string of RFC 9651, section 3.3.3, as `Idempotency-Key` is defined; the bare word of before is as good."""
 
 
 def stream_of(request: HTTPConnection) -> tuple[str, str]:
     """Return the stream key and secret of a request's headers, each "" where it is missing.
 
     Raises:
-        MalformedFrameError: One of them is too long.
+        MalformedFrameError: One of them is too long, or two headers name two keys.
     """
-    key = request.headers.get("x-idempotency-key") or request.headers.get("idempotency-key") or ""
+    ours, standard = request.headers.get("x-idempotency-key") or "", _standard_key_of(request)
+    if ours and standard and ours != standard:
+        raise MalformedFrameError("`x-idempotency-key` and `idempotency-key` name two keys")
+    key = ours or standard
     if len(key) > KEY_CHARS_MAX:
         raise _too_long()
     return key, secrets_of(request)[0]
@@ -88,6 +95,16 @@ def event_id_of(request: HTTPConnection) -> str | None:
     headers = request.headers
     named = headers.get("last-event-id") or headers.get("x-idempotency-event-id")
     return named or request.query_params.get("after") or None
+
+
+def _standard_key_of(request: HTTPConnection) -> str:
+    """Return the key of the standard header, of which both forms are about."""
+    text = request.headers.get("idempotency-key") or ""
+    if not text.startswith('"'):
+        return text
+    if not _QUOTED.fullmatch(text):
+        raise MalformedFrameError('the header `idempotency-key` is a string such as "8e03…", or a bare word')
+    return re.sub(r"\\(.)", r"\1", text[1:-1])
 
 
 def _number(request: HTTPConnection, name: str) -> int:

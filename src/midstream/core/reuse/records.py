@@ -159,7 +159,7 @@ def decode(body: bytes) -> PoolRecord | None:
         return None
     try:
         record = _DECODER.decode(rest)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return record if _is_sound(record) else None
 

@@ -62,7 +62,7 @@ def decode_retention(body: bytes) -> Retention:
     """Read what was seen; nothing was, where the body is damaged."""
     try:
         retention = msgspec.msgpack.decode(body, type=Retention)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Retention()
     is_sound = all(math.isfinite(one.age_s) and math.isfinite(one.at) for one in retention.seen)
     return retention if is_sound else Retention()

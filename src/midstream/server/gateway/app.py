@@ -31,7 +31,7 @@ from midstream.server.gateway.conversations import Conversations
 from midstream.server.gateway.response_routes import ResponseRoutes
 from midstream.server.gateway.runs import GRACE_S, Runs
 from midstream.server.gateway.stored import StoredResponses
-from midstream.server.guards import check_origin
+from midstream.server.guards import check_origin, origins_of
 from midstream.server.lifespan import live
 from midstream.store.contract import Shelf, Store
 from midstream.store.memory import MemoryStore
@@ -73,7 +73,7 @@ def gateway(
         world: Clock, chance and tasks; the real ones by default.
 
     Raises:
-        UsageError: The store keeps no small values.
+        UsageError: The store keeps no small values, or what stands in `allowed_origins` is no origin.
     """
     world = world or World()
     if store is None:
@@ -116,7 +116,7 @@ class Gateway:
         self._conversations = Conversations(shelf, world)
         self._token = token
         self._names = frozenset(names)
-        self._allowed_origins = frozenset(allowed_origins)
+        self._allowed_origins = origins_of(allowed_origins)
         self._asking = Asking(model, runs, self._responses, self._conversations, self._names, world)
         self._routes = ResponseRoutes(runs, self._responses, world)
         self._starting = asyncio.Lock()

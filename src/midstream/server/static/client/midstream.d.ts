@@ -261,7 +261,13 @@ export interface SnapshotEvent {
   id: string;
   session: Snapshot;
 }
-export type StreamEvent = RecordEvent | GoneEvent | SnapshotEvent;
+/** What was said in an earlier life cannot be read any more, and was not sent again; a snapshot of the session follows. */
+export interface LostEvent {
+  type: "lost";
+  id: string;
+  reason: string;
+}
+export type StreamEvent = RecordEvent | GoneEvent | SnapshotEvent | LostEvent;
 
 export interface Connection {
   session: string;
@@ -270,13 +276,20 @@ export interface Connection {
   retryAt: number | null;
   /** What the last heartbeat said the turn waits for: model, tool, client, person, nothing; "" before the first. */
   waitingOn: string;
+  /** A connection was lost and is being made anew. Never where the server is degraded. */
+  isReconnecting: boolean;
+  /** For a minute nothing happened while the turn waits for a model, a tool or a client. Nothing is cut. */
+  isStalled: boolean;
+  /** What the server last said it cannot do now (a full disk, draining), until something gets through again. */
+  trouble: MidstreamError | null;
 }
 
 /**
  * One stream over as many connections as it takes.
  *
  * Iterating ends with the turn (never, when it only follows) and throws `MidstreamError` where the server refused
- * for good. Leaving the loop detaches: the turn goes on. An event counts as seen when the loop asks for the next.
+ * for good. An event counts as seen when the loop asks for the next. Leaving the loop says that this page wants no more
+ * of it (`detach`): the turn goes on, and nothing of it is kept here.
  */
 export class LiveStream implements AsyncIterable<StreamEvent> {
   readonly session: string;
@@ -290,8 +303,14 @@ export class LiveStream implements AsyncIterable<StreamEvent> {
   readonly pendingText: string | null;
   /** The server said that it cannot resume: nothing is kept and nothing is retried. */
   readonly isDegraded: boolean;
+  /** Everything that was said is in the server's journal. */
+  readonly isAcknowledged: boolean;
   readonly isHeard: boolean;
   readonly connection: Connection;
+  /** Events that came and that the loop has not asked for, the oldest first. Looking at them handles none. */
+  readonly unread: StreamEvent[];
+  /** Resolves when all that is due now is written down, sent and delivered. */
+  readonly settled: Promise<void>;
   /** Resolves when the first chunk is in the server's journal; rejects if it never will be. */
   readonly accepted: Promise<void>;
   /** Resolves at the end with the error that caused it, or null. */
@@ -304,6 +323,9 @@ export class LiveStream implements AsyncIterable<StreamEvent> {
   cut(forMs?: number): void;
   /** Try at once, or prove that the connection lives. */
   wake(): void;
+  /** Have no connection until `goOn`. */
+  rest(): void;
+  goOn(): void;
   /** Let go of everything here and keep what is written down for `resumeInterrupted`. */
   leave(): void;
   [Symbol.asyncIterator](): AsyncGenerator<StreamEvent, void, undefined>;
@@ -314,12 +336,13 @@ export class Client {
   readonly isDurable: boolean;
   /**
    * Say something; events begin after `after`, or with this stream. While a turn runs, the message waits for its end,
-   * or is refused where `whenBusy` is "refuse". Throws if the message outgrows a frame.
+   * or is refused where `whenBusy` is "refuse". With `cancelAfterS` (up to an hour) the turn is stopped where the
+   * connection is lost, and not made again, for so many seconds. Throws if the message outgrows a frame.
    */
   send(
     session: string,
     text: string,
-    options?: { after?: string | null; whenBusy?: "queue" | "refuse" },
+    options?: { after?: string | null; whenBusy?: "queue" | "refuse"; cancelAfterS?: number | null },
   ): LiveStream;
   /** Go on with the last turn, which was interrupted or failed; `turn` resumes that one and no other. */
   resume(session: string, options?: { turn?: number; after?: string | null }): LiveStream;
@@ -339,7 +362,10 @@ export class Client {
   follow(session: string, after?: string | null): LiveStream;
   /** Stop the session's turn, whoever began it: `turn`, or whichever runs. */
   cancel(session: string, turn?: number): Promise<void>;
-  /** Take up what a reload or a crash interrupted (look-back 2 h); events begin at the stored cursor, or `after`. */
+  /**
+   * Take up what a reload or a crash interrupted (look-back 2 h); events begin at the stored cursor, or `after`. One whose
+   * words cannot be read any more begins with a `LostEvent`.
+   */
   resumeInterrupted(options?: { session?: string; after?: string | null }): Promise<LiveStream[]>;
   /**
    * The first message kept here for a session that no server has acknowledged, and this page's stream that sends it, if
@@ -348,25 +374,42 @@ export class Client {
   unsent(session: string): Promise<{ key: string; text: string; stream: LiveStream | null } | null>;
   /** Cut every connection as a lost network would. */
   cut(forMs?: number): void;
+  /** Try every waiting connection at once, and prove the others. */
   wake(): void;
+  /** Have no connection until `goOn`; other tabs may take up what this one leaves. The page's lifecycle does both. */
+  rest(): void;
+  goOn(): Promise<void>;
+  /** Let go of every stream; what is written down stays for `resumeInterrupted`. */
   close(): void;
 }
+
+export type Transport = "websocket" | "sse" | "poll";
 
 export interface ConnectOptions {
   /** Of the server, without `/v1`; default: where the page came from. */
   url?: string;
   onstate?: (connection: Connection, stream: LiveStream) => void;
-  /** Makes the sockets; `ticketed` for a page of another site, which the server has to allow. */
+  /**
+   * How frames are carried; default "auto": the first that gets through, which is remembered for this server. Every one
+   * brings the same events.
+   */
+  transport?: "auto" | Transport;
+  /**
+   * What shows who asks, such as `authorization`, for a page of another site, which the server has to allow. It is sent
+   * with each request; a WebSocket, which can show nothing, is opened by a ticket that is asked for with it.
+   */
+  headers?: () => Record<string, string> | Promise<Record<string, string>>;
+  /** Makes the sockets; then no other transport is tried. */
   makeSocket?: (address: string) => WebSocketLike;
   /** Whether tabs that follow the same session share one connection; default: true, where the browser can. */
   isShared?: boolean;
 }
 
-/** What is used of a WebSocket. */
+/** What is used of a WebSocket. One that ends may say why: `onclose({ error })`. */
 export interface WebSocketLike {
   onopen: ((event?: unknown) => void) | null;
   onmessage: ((event: { data: string }) => void) | null;
-  onclose: ((event?: unknown) => void) | null;
+  onclose: ((event?: { error?: MidstreamError | null }) => void) | null;
   send(frame: string): void;
   close(): void;
 }

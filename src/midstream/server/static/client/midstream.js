@@ -6,289 +6,39 @@
  *     for await (const event of stream) console.log(event.id, event.record);
  *
  * Theory of operation. `Stream` (stream.js) is the client's half of the protocol and does nothing by itself: it
- * is told of sockets, frames and time, and says what to write down, send and deliver. `LiveStream` here owns one
- * `Stream`, one socket at a time and one timer, and obeys. `IndexedStorage` (storage.js) keeps what must survive
- * a reload.
+ * is told of connections, frames and time, and says what to write down, send and deliver. `LiveStream` (live.js) owns
+ * one `Stream`, one line at a time and one timer, and obeys. A line is a WebSocket or behaves like one: `HttpLine`
+ * (http.js) is several requests, `Ways` (ways.js) finds the one that gets through, `SharedLine` (shared.js) is another
+ * tab's. `IndexedStorage` (storage.js) keeps what must survive a reload, and lifecycle.js tells what browsers do to
+ * pages that nobody looks at.
  *
  * No dependency and no build step: to use it elsewhere, copy this folder.
  */
 
-import { SharedSocket, canShare } from "./shared.js";
+import { whileAlive } from "./lifecycle.js";
+import { randomText } from "./lines.js";
+import { LiveStream } from "./live.js";
+import { SharedLine, canShare } from "./shared.js";
 import { IndexedStorage, MemoryStorage, sortInterrupted } from "./storage.js";
 import { MidstreamError, Stream } from "./stream.js";
+import { TRANSPORTS, Ways } from "./ways.js";
 
+export { randomText } from "./lines.js";
+export { LiveStream } from "./live.js";
 export { LOOK_BACK_MS } from "./storage.js";
 export { ticketed } from "./ticket.js";
 export { MidstreamError, PROTOCOL_VERSION, parseEventId } from "./stream.js";
 
-/** Events waiting for a slow consumer; above it the socket is closed and the rest is asked for later. */
-const UNREAD_EVENTS_MAX = 8192;
 /** A page that was left gives its streams up a moment after the next one begins; another tab keeps them. */
 const LOCK_WITHIN_MS = 500;
+const CANCEL_AFTER_S_MAX = 3600;
 
-/**
- * One stream over as many sockets as it takes: an async iterable of events that ends with the turn (or never,
- * when it only follows) and throws `MidstreamError` where the server refused for good.
- */
-export class LiveStream {
-  #stream;
-  #means;
-  #socket = null;
-  #timer = null;
-  #unread = [];
-  #isOverfull = false;
-  #reader = null;
-  #work = Promise.resolve();
-  #settling = 0;
-  #savedCursor;
-  #consumed;
-  #accepted = {};
-  #ended = {};
-
-  constructor(stream, means) {
-    this.#stream = stream;
-    this.#means = means;
-    this.#consumed = this.#savedCursor = stream.cursor;
-    this.accepted = promised(this.#accepted);
-    this.ended = promised(this.#ended);
-    this.#settle();
-  }
-
-  get session() {
-    return this.#stream.session;
-  }
-
-  get key() {
-    return this.#stream.key;
-  }
-
-  get turn() {
-    return this.#stream.turn;
-  }
-
-  /** The last event the loop over this stream has finished with. */
-  get cursor() {
-    return this.#consumed;
-  }
-
-  get pendingText() {
-    return this.#stream.pendingText;
-  }
-
-  get isDegraded() {
-    return this.#stream.isDegraded;
-  }
-
-  /** How the connection is: "live", "connecting", "waiting" (until `retryAt`, in ms since 1970) or "ended". */
-  get connection() {
-    const { phase, deadlineAt, waitingOn } = this.#stream;
-    return {
-      session: this.session,
-      phase: phase === "opening" ? "connecting" : phase,
-      retryAt: phase === "waiting" ? deadlineAt : null,
-      waitingOn,
-    };
-  }
-
-  /** Whether somebody may still hear of it: it has neither ended nor been detached. */
-  get isHeard() {
-    return this.#stream.phase !== "ended" && !this.#stream.isDetached;
-  }
-
-  /** Stop the turn. Like every chunk it is sent until it is acknowledged; resolves when the turn has ended. */
-  async abort() {
-    this.#stream.abort(this.#stream.turn, this.#now());
-    this.#settle();
-    await this.ended;
-  }
-
-  /** Hear no more of it. What was sent still arrives; the turn goes on without this reader. */
-  detach() {
-    this.#unread = [];
-    this.#stream.detach(this.#now());
-    this.#settle();
-  }
-
-  /** Close the connection as a lost network would; `forMs` keeps it away for that long. */
-  cut(forMs = 0) {
-    const now = this.#now();
-    this.#dropSocket();
-    this.#stream.lost(this.#means.chance(), now, now + forMs);
-    this.#settle();
-  }
-
-  /** Try at once, or prove the connection: the network or the reader came back. */
-  wake() {
-    this.#stream.wake(this.#now());
-    this.#settle();
-  }
-
-  /** Let go of everything here and keep what is written down. */
-  leave() {
-    this.#stream.leave();
-    this.#means.release(this);
-    this.#settle();
-  }
-
-  async *[Symbol.asyncIterator]() {
-    try {
-      for (;;) {
-        while (this.#unread.length > 0) {
-          const event = this.#unread.shift();
-          yield event;
-          this.#consumed = event.id;
-          this.#saveCursor();
-        }
-        if (this.#stream.phase === "ended" && !this.#hasMore()) break;
-        if (this.#isOverfull) {
-          this.#isOverfull = false;
-          this.#settle();
-        }
-        await new Promise((resolve) => (this.#reader = resolve));
-      }
-      if (this.#stream.error) throw this.#stream.error;
-    } finally {
-      if (this.#stream.phase !== "ended") this.detach();
-    }
-  }
-
-  #hasMore() {
-    return this.#settling > 0 || this.#unread.length > 0;
-  }
-
-  /** Carry out what the stream says, one settling after the other, so that a write precedes its frame. */
-  #settle() {
-    this.#keepSocket();
-    this.#armTimer();
-    const { writes, frames, events } = this.#stream.take();
-    const socket = this.#socket;
-    const isLast = this.#stream.phase === "ended";
-    this.#settling += 1;
-    this.#work = this.#work.then(async () => {
-      try {
-        if (writes.length > 0) await this.#means.storage.apply(this.#addressed(writes));
-        // A socket that was dropped meanwhile swallows them: the next welcome plays back what is owed.
-        for (const frame of frames) socket?.send(frame);
-        if (isLast) this.#finish();
-      } catch (error) {
-        this.#fail(error);
-      }
-      this.#settling -= 1;
-      this.#deliver(events);
-    });
-    this.#means.notify(this);
-  }
-
-  #deliver(events) {
-    if (!this.#stream.isDetached) this.#unread.push(...events);
-    if (this.#unread.length > UNREAD_EVENTS_MAX && this.#socket && !this.#isOverfull) {
-      this.#isOverfull = true;
-      this.#stream.lost(0, this.#now());
-      this.#dropSocket();
-      this.#keepSocket();
-    }
-    if (this.#stream.acked > 0) this.#accepted.resolve();
-    this.#reader?.();
-  }
-
-  #keepSocket() {
-    if (this.#isOverfull) return;
-    if (this.#stream.phase === "waiting") this.#stream.tick(this.#now());
-    if (this.#stream.wantsSocket && this.#socket === null) this.#makeSocket();
-  }
-
-  #makeSocket() {
-    const socket = this.#means.makeSocket(this.session, this.key);
-    this.#socket = socket;
-    const ifCurrent = (act) => (event) => {
-      if (this.#socket === socket) act(event);
-    };
-    socket.onopen = ifCurrent(() => {
-      this.#stream.opened(this.#now());
-      this.#settle();
-    });
-    socket.onmessage = ifCurrent(({ data }) => {
-      if (this.#stream.receive(data, this.#now())) this.#reconnect();
-      this.#settle();
-    });
-    socket.onclose = ifCurrent(() => this.#reconnect());
-  }
-
-  #reconnect() {
-    this.#dropSocket();
-    this.#stream.lost(this.#means.chance(), this.#now());
-    this.#settle();
-  }
-
-  #dropSocket() {
-    const socket = this.#socket;
-    if (socket === null) return;
-    this.#socket = null;
-    socket.onopen = socket.onmessage = socket.onclose = null;
-    socket.close();
-  }
-
-  #armTimer() {
-    clearTimeout(this.#timer);
-    if (this.#isOverfull || this.#stream.deadlineAt === Infinity) return;
-    const wait = Math.max(0, this.#stream.deadlineAt - this.#now());
-    this.#timer = setTimeout(() => {
-      if (this.#stream.tick(this.#now())) this.#reconnect();
-      else this.#settle();
-    }, wait);
-  }
-
-  #saveCursor() {
-    if (!this.key || this.isDegraded || this.#stream.phase === "ended") return;
-    if (this.#savedCursor === "saving") return;
-    // One write at a time; the newest cursor wins.
-    this.#savedCursor = "saving";
-    this.#work = this.#work.then(async () => {
-      const saved = this.#consumed;
-      if (this.#stream.phase !== "ended") {
-        const value = { ...this.#stream.record(this.#now()), cursor: saved };
-        await this.#means.storage.apply(this.#addressed([{ op: "stream", value }])).catch(() => {});
-      }
-      this.#savedCursor = saved;
-      if (saved !== this.#consumed) this.#saveCursor();
-    });
-  }
-
-  /** What is kept names its server, and the cursor is the reader's, not the wire's. */
-  #addressed(writes) {
-    const url = this.#means.url;
-    return writes.map((write) =>
-      write.op === "stream" ? { ...write, value: { ...write.value, cursor: this.#consumed, url } } : write,
-    );
-  }
-
-  #fail(error) {
-    const told = error instanceof MidstreamError ? error : new MidstreamError("storage", String(error));
-    this.#stream.error ??= told;
-    this.#stream.leave();
-    this.#finish();
-  }
-
-  #finish() {
-    clearTimeout(this.#timer);
-    this.#dropSocket();
-    const error = this.#stream.error;
-    if (this.#stream.acked > 0) this.#accepted.resolve();
-    else this.#accepted.reject(error ?? new MidstreamError("usage", "this page let go of the stream"));
-    this.#ended.resolve(error);
-    this.#means.release(this);
-  }
-
-  #now() {
-    return this.#means.now();
-  }
-}
-
-function promised(doors) {
-  const promise = new Promise((resolve, reject) => Object.assign(doors, { resolve, reject }));
-  promise.catch(() => {}); // whoever cares awaits it; nobody must
-  return promise;
-}
+/** A clock that is never set, and its timers. */
+const CLOCK = {
+  now: () => performance.now(),
+  set: (act, milliseconds) => setTimeout(act, milliseconds),
+  clear: (timer) => clearTimeout(timer),
+};
 
 /** A connection to one server: its streams, and what is kept of them. */
 export class Client {
@@ -296,20 +46,23 @@ export class Client {
   #storage;
   #onstate;
   #live = new Map(); // LiveStream -> release of its lock
+  #isResting = false;
   #means;
 
-  constructor({ url, storage, onstate, isShared, makeSocket, now, chance }) {
+  constructor({ url, storage, onstate, isShared, clock, wall, chance, ...ways }) {
     this.#url = url;
     this.#storage = storage;
     this.#onstate = onstate;
+    const reach = new Ways({ url, ...ways }, { clock, wall, storage });
     this.#means = {
       url,
       storage,
-      now,
+      clock,
+      wall,
       chance,
-      makeSocket: (session, key) => {
-        const address = streamUrl(url, session);
-        return key || !isShared ? makeSocket(address) : new SharedSocket(address, makeSocket);
+      dial: (session, key) => {
+        const dial = () => reach.dial(session);
+        return key || !isShared ? dial() : new SharedLine(`${url} ${session}`, dial);
       },
       notify: (stream) => this.#onstate(stream.connection, stream),
       release: (stream) => {
@@ -327,16 +80,20 @@ export class Client {
   /**
    * Say something in a session; the stream gives every event from here to the turn's end.
    *
-   * `after` is the last event the caller has of this session; without it events begin with this stream. While a turn
-   * runs, the message waits for its end, or is refused where `whenBusy` is "refuse".
+   * `after` is the last event the caller has of this session: it is given all that follows. Without it events begin with
+   * this stream, and those of turns before its own are left out. While a turn runs, the message waits for its end, or is
+   * refused where `whenBusy` is "refuse". With `cancelAfterS` the turn is stopped where the connection is lost, and not
+   * made again, for so many seconds.
    */
-  send(session, text, { after = null, whenBusy = "queue" } = {}) {
-    return this.#start(session, after, (stream, now) => stream.say(text, now, whenBusy));
+  send(session, text, { after = null, whenBusy = "queue", cancelAfterS = null } = {}) {
+    if (cancelAfterS !== null && !(cancelAfterS >= 0 && cancelAfterS <= CANCEL_AFTER_S_MAX))
+      throw new MidstreamError("usage", `cancelAfterS is a number from 0 to ${CANCEL_AFTER_S_MAX}`);
+    return this.#start({ session, cursor: after, cancelAfterS }, (stream, now) => stream.say(text, now, whenBusy));
   }
 
   /** Go on with the last turn, which was interrupted or failed; the stream gives the rest of it. */
   resume(session, { turn = 0, after = null } = {}) {
-    return this.#start(session, after, (stream, now) => stream.resume(turn, now));
+    return this.#start({ session, cursor: after }, (stream, now) => stream.resume(turn, now));
   }
 
   /**
@@ -358,7 +115,7 @@ export class Client {
 
   /** Follow a session without saying anything: events after `after`, or from now on. */
   follow(session, after = null) {
-    return this.#run(new Stream({ session, cursor: after }, this.#means.now()));
+    return this.#run(new Stream({ session, cursor: after }, this.#now()));
   }
 
   /**
@@ -380,7 +137,7 @@ export class Client {
    */
   async resumeInterrupted({ session, after } = {}) {
     const held = new Set([...this.#live.keys()].map((live) => live.key));
-    const { interrupted, orphans } = sortInterrupted(await this.#storage.load(), this.#means.now());
+    const { interrupted, orphans } = sortInterrupted(await this.#storage.load(), this.#means.wall());
     const forgotten = orphans.filter((key) => !held.has(key)).map((key) => ({ op: "forget", key }));
     if (forgotten.length > 0) await this.#storage.apply(forgotten);
     const isWanted = (kept) => kept.url === this.#url && (session === undefined || kept.session === session);
@@ -389,8 +146,8 @@ export class Client {
     const resumed = [];
     for (const [index, kept] of wanted.entries()) {
       if (releases[index] === null) continue;
-      const cursor = after === undefined ? kept.cursor : after;
-      resumed.push(this.#run(new Stream({ ...kept, cursor }, this.#means.now()), releases[index]));
+      const begun = after === undefined ? {} : { cursor: after, isWhole: after !== null };
+      resumed.push(this.#run(new Stream({ ...kept, ...begun }, this.#now()), releases[index]));
     }
     return resumed;
   }
@@ -400,10 +157,10 @@ export class Client {
    * where `stream` is the one of this page that sends it, or null.
    */
   async unsent(session) {
-    const { interrupted } = sortInterrupted(await this.#storage.load(), this.#means.now());
+    const { interrupted } = sortInterrupted(await this.#storage.load(), this.#means.wall());
     for (const kept of interrupted) {
       if (kept.url !== this.#url || kept.session !== session) continue;
-      const text = new Stream(kept).pendingText;
+      const text = kept.damage ? null : new Stream(kept).pendingText;
       const stream = [...this.#live.keys()].find((live) => live.key === kept.key) ?? null;
       if (text !== null) return { key: kept.key, text, stream };
     }
@@ -420,24 +177,55 @@ export class Client {
     for (const stream of [...this.#live.keys()]) stream.wake();
   }
 
+  /** Have no connection until `goOn`: the browser puts this page to sleep. Other tabs may take up what it leaves. */
+  rest() {
+    this.#isResting = true;
+    for (const stream of [...this.#live.keys()]) {
+      stream.rest();
+      this.#live.get(stream)?.();
+      this.#live.set(stream, () => {});
+    }
+  }
+
+  /** Go on after `rest`, but for streams that another tab has taken up. */
+  async goOn() {
+    if (!this.#isResting) return;
+    this.#isResting = false;
+    for (const stream of [...this.#live.keys()]) {
+      if (!stream.key) stream.goOn();
+      else this.#goOnWith(stream, await lockOf(stream.key));
+    }
+  }
+
+  #goOnWith(stream, release) {
+    if (release === null) return stream.yieldTo(new MidstreamError("stream_fenced", "another tab has taken it up"));
+    if (this.#isResting || !this.#live.has(stream)) return release();
+    this.#live.set(stream, release);
+    return stream.goOn();
+  }
+
   /** Let go of every stream; what is written down stays for `resumeInterrupted`. */
   close() {
     for (const stream of [...this.#live.keys()]) stream.leave();
   }
 
-  #start(session, after, first) {
+  #start(begun, first) {
     const secret = randomText(32);
-    const stream = new Stream({ session, key: randomText(16), secret, cursor: after }, this.#means.now());
-    first(stream, this.#means.now());
+    const stream = new Stream({ key: randomText(16), secret, ...begun }, this.#now());
+    first(stream, this.#now());
     const lock = lockOf(stream.key);
     return this.#run(stream, () => lock.then((release) => release?.()));
   }
 
   /** Say something on a stream of its own that is over with its ack. */
   #tell(session, first) {
-    const stream = this.#start(session, null, first);
+    const stream = this.#start({ session }, first);
     stream.detach();
     return stream.accepted;
+  }
+
+  #now() {
+    return this.#means.clock.now();
   }
 
   #run(stream, release = () => {}) {
@@ -448,43 +236,26 @@ export class Client {
 }
 
 /**
- * Make a client of the server at `url` (default: where the page came from).
- *
- * `onstate(connection, stream)` hears of every change of a connection. Tabs that follow the same session share one
- * connection, unless `isShared` is false. `makeSocket` makes the sockets: see `ticketed` for a page of another site.
- * `storage` is for tests.
+ * Make a client of the server at `url` (default: where the page came from); see `ConnectOptions` in midstream.d.ts.
+ * `storage`, `clock`, `wall` and `chance` are for tests.
  */
-export async function connect({ url = globalThis.location?.origin, onstate = () => {}, ...other } = {}) {
+export async function connect({ url = globalThis.location?.origin, transport = "auto", ...other } = {}) {
+  if (transport !== "auto" && !TRANSPORTS.includes(transport))
+    throw new MidstreamError("usage", `a transport is auto or one of ${TRANSPORTS.join(", ")}`);
   const client = new Client({
     url: String(url).replace(/\/+$/, ""),
-    onstate,
+    transport,
+    headers: other.headers ?? null,
+    makeSocket: other.makeSocket ?? null,
+    onstate: other.onstate ?? (() => {}),
     storage: other.storage ?? (await IndexedStorage.open().catch(() => new MemoryStorage())),
-    makeSocket: other.makeSocket ?? ((address) => new WebSocket(address)),
     isShared: (other.isShared ?? true) && canShare(),
-    now: other.now ?? Date.now,
+    clock: other.clock ?? CLOCK,
+    wall: other.wall ?? Date.now,
     chance: other.chance ?? Math.random,
   });
-  if (typeof document !== "undefined") {
-    globalThis.addEventListener("online", () => client.wake());
-    globalThis.addEventListener("pagehide", (event) => event.persisted || client.close());
-    document.addEventListener("visibilitychange", () => {
-      if (document.visibilityState === "visible") client.wake();
-    });
-  }
+  if (typeof document !== "undefined") whileAlive(client);
   return client;
-}
-
-function streamUrl(url, session) {
-  return `${url.replace(/^http/, "ws")}/v1/sessions/${encodeURIComponent(session)}/stream`;
-}
-
-/** Return `bytes` random bytes as base64url. */
-export function randomText(bytes) {
-  const random = crypto.getRandomValues(new Uint8Array(bytes));
-  return btoa(String.fromCharCode(...random))
-    .replaceAll("+", "-")
-    .replaceAll("/", "_")
-    .replaceAll("=", "");
 }
 
 /**

@@ -9,6 +9,7 @@
  * What tabs tell each other: `{ask: true}` and `{ping: true}` to the leader, `{at: position}` and `{frame}` from it.
  */
 
+import { letGo } from "./lines.js";
 import { parseEventId } from "./stream.js";
 
 /** Within this many milliseconds a leader answers another tab, or loses the lead: it is frozen. */
@@ -24,14 +25,15 @@ export function canShare() {
   return Boolean(globalThis.navigator?.locks && globalThis.BroadcastChannel);
 }
 
-/** What a follower's `LiveStream` takes for a WebSocket: a connection of this tab's own, then perhaps another tab's. */
-export class SharedSocket {
+/** A line of followers: a connection of this tab's own, then perhaps another tab's. */
+export class SharedLine {
   onopen = null;
   onmessage = null;
   onclose = null;
+  onheard = null;
   #name;
   #channel;
-  #socket; // null where another tab's is used
+  #line; // null where another tab's is used
   #from; // the event after which this tab asked for more
   #at = null; // the position of the last event that came here
   #leaderAt = null; // the same of the leader, as far as it is known
@@ -41,25 +43,27 @@ export class SharedSocket {
   #release = () => {};
   #timer = null;
 
-  constructor(address, makeSocket) {
-    this.#name = `midstream ${address}`;
+  /** @param place What is followed: tabs with the same one share. `dial` makes a connection to it. */
+  constructor(place, dial) {
+    this.#name = `midstream ${place}`;
     this.#channel = new BroadcastChannel(this.#name);
     this.#channel.onmessage = ({ data }) => (this.#isLeading ? this.#asked(data) : this.#told(data));
-    this.#socket = makeSocket(address);
-    this.#socket.onopen = () => this.onopen?.({});
-    this.#socket.onmessage = ({ data }) => this.#received(data);
-    this.#socket.onclose = () => this.#end();
+    this.#line = dial();
+    this.#line.onopen = () => this.onopen?.({});
+    this.#line.onmessage = ({ data }) => this.#received(data);
+    this.#line.onheard = () => this.onheard?.({});
+    this.#line.onclose = (event) => this.#end(event?.error);
     this.#lead({ signal: this.#queue.signal });
   }
 
   send(frame) {
     if (this.#from === undefined) this.#from = read(frame).event_id ?? null;
-    if (this.#socket) this.#socket.send(frame);
+    if (this.#line) this.#line.send(frame);
     else if (frame === PING) this.#tell({ ping: true });
   }
 
   close() {
-    this.onopen = this.onmessage = this.onclose = null;
+    this.onopen = this.onmessage = this.onclose = this.onheard = null;
     this.#end();
   }
 
@@ -71,7 +75,7 @@ export class SharedSocket {
         isHeld = true;
         this.#release = release;
         // Whoever has only the former leader's connection begins anew with one of its own.
-        if (this.#socket === null) return this.#end() ?? release();
+        if (this.#line === null) return this.#end() ?? release();
         clearTimeout(this.#timer);
         this.#isLeading = true;
         this.#tell({ at: this.#at });
@@ -103,7 +107,7 @@ export class SharedSocket {
   #asked({ ask, ping }) {
     if (ask) this.#tell({ at: this.#at });
     if (!ping) return;
-    this.#socket.send(PING);
+    this.#line.send(PING);
     this.#within(PONG_WITHIN_MS, () => this.#end());
   }
 
@@ -111,7 +115,7 @@ export class SharedSocket {
   #told({ frame, at }) {
     if (frame === undefined && at === undefined) return;
     clearTimeout(this.#timer);
-    if (this.#socket === null) {
+    if (this.#line === null) {
       if (frame !== undefined) this.onmessage?.({ data: frame });
       return;
     }
@@ -122,7 +126,7 @@ export class SharedSocket {
   /** Whoever has all that the leader has needs no connection of its own. */
   #letGo() {
     if (this.#isLeading || this.#at === null || this.#leaderAt === null) return;
-    if (this.#at >= this.#leaderAt) this.#dropSocket();
+    if (this.#at >= this.#leaderAt) this.#dropLine();
   }
 
   #tell(message) {
@@ -134,23 +138,20 @@ export class SharedSocket {
     this.#timer = setTimeout(act, milliseconds);
   }
 
-  #dropSocket() {
-    const socket = this.#socket;
-    if (socket === null) return;
-    this.#socket = null;
-    socket.onopen = socket.onmessage = socket.onclose = null;
-    socket.close();
+  #dropLine() {
+    letGo(this.#line);
+    this.#line = null;
   }
 
-  #end() {
+  #end(error = null) {
     if (this.#isOver) return;
     this.#isOver = true;
     clearTimeout(this.#timer);
     this.#queue.abort();
     this.#release();
     this.#channel.close();
-    this.#dropSocket();
-    this.onclose?.({});
+    this.#dropLine();
+    this.onclose?.({ error });
   }
 }
 

@@ -1,52 +1,72 @@
 /**
- * What is kept over a reload: streams, and the chunks that nobody has acknowledged.
+ * What is kept over a reload: streams, what proves that they are ours, the chunks that nobody has acknowledged, and
+ * which transport worked.
  *
- * A write is `{op: "stream", value}`, `{op: "chunk", value}`, `{op: "acked", key, accepted}` (chunks below that
- * number are in the server's journal) or `{op: "forget", key}`.
+ * A write is `{op: "stream", value}`, `{op: "secret", value}`, `{op: "chunk", value}`, `{op: "acked", key, accepted}`
+ * (chunks below that number are in the server's journal) or `{op: "forget", key}`.
  */
 
-import { MidstreamError } from "./stream.js";
+import { MidstreamError, damageOf } from "./stream.js";
 
 /** How long after its last sign of life an interrupted stream is taken up again. */
 export const LOOK_BACK_MS = 2 * 60 * 60 * 1000;
+/** 2: secrets stand apart. Nothing of before was ever published, and all of it is older than the look-back. */
+const VERSION = 2;
+const KEPT = ["streams", "secrets", "chunks"];
 
-/** Keeps streams and unacknowledged chunks in memory: for tests, and where a browser refuses IndexedDB. */
+/** Keeps it all in memory: for tests, and where a browser refuses IndexedDB. */
 export class MemoryStorage {
   isDurable = false;
   #streams = new Map();
+  #secrets = new Map();
   #chunks = new Map();
+  #worked = new Map();
 
   async apply(writes) {
-    for (const write of writes) {
-      if (write.op === "stream") this.#streams.set(write.value.key, structuredClone(write.value));
-      if (write.op === "chunk")
-        this.#chunks.set(`${write.value.key} ${write.value.seqno}`, { ...write.value });
-      if (write.op === "forget") this.#streams.delete(write.key);
-      if (write.op === "acked" || write.op === "forget") {
-        const below = write.op === "forget" ? Infinity : write.accepted;
-        for (const [id, chunk] of this.#chunks) {
-          if (chunk.key === write.key && chunk.seqno < below) this.#chunks.delete(id);
-        }
+    for (const { op, value, key, accepted } of writes) {
+      if (op === "stream") this.#streams.set(value.key, structuredClone(value));
+      if (op === "secret") this.#secrets.set(value.key, { ...value });
+      if (op === "chunk") this.#chunks.set(`${value.key} ${value.seqno}`, { ...value });
+      if (op === "forget") this.#streams.delete(key);
+      if (op === "forget") this.#secrets.delete(key);
+      if (op === "acked" || op === "forget") {
+        const below = op === "forget" ? Infinity : accepted;
+        for (const [id, chunk] of this.#chunks)
+          if (chunk.key === key && chunk.seqno < below) this.#chunks.delete(id);
       }
     }
   }
 
   async load() {
-    return { streams: [...this.#streams.values()], chunks: [...this.#chunks.values()] };
+    const [streams, secrets, chunks] = [this.#streams, this.#secrets, this.#chunks].map((map) => [...map.values()]);
+    return { streams, secrets, chunks };
+  }
+
+  async worked(server) {
+    return this.#worked.get(server) ?? null;
+  }
+
+  async remember(server, worked) {
+    if (worked === null) this.#worked.delete(server);
+    else this.#worked.set(server, worked);
   }
 }
 
-/** Keeps them in IndexedDB. One `apply` is one transaction. */
+/** Keeps it in IndexedDB. One `apply` is one transaction. */
 export class IndexedStorage {
   isDurable = true;
   #database;
 
   /** Open (or make) the database; throws where the browser refuses. */
   static async open(name = "midstream") {
-    const request = indexedDB.open(name, 1);
+    const request = indexedDB.open(name, VERSION);
     request.onupgradeneeded = () => {
-      request.result.createObjectStore("streams", { keyPath: "key" });
-      request.result.createObjectStore("chunks", { keyPath: ["key", "seqno"] });
+      const database = request.result;
+      for (const former of [...database.objectStoreNames]) database.deleteObjectStore(former);
+      database.createObjectStore("streams", { keyPath: "key" });
+      database.createObjectStore("secrets", { keyPath: "key" });
+      database.createObjectStore("chunks", { keyPath: ["key", "seqno"] });
+      database.createObjectStore("transports", { keyPath: "server" });
     };
     const storage = new IndexedStorage();
     storage.#database = await answered(request);
@@ -57,32 +77,45 @@ export class IndexedStorage {
   async apply(writes) {
     // A chunk must be on the disk before it is sent; a cursor may be lost, and events come twice.
     const durability = writes.some((write) => write.op === "chunk") ? "strict" : "relaxed";
-    const transaction = this.#database.transaction(["streams", "chunks"], "readwrite", { durability });
+    const transaction = this.#database.transaction(KEPT, "readwrite", { durability });
     const done = new Promise((resolve, reject) => {
       transaction.oncomplete = () => resolve();
       transaction.onabort = () => reject(transaction.error);
     });
-    const streams = transaction.objectStore("streams");
-    const chunks = transaction.objectStore("chunks");
-    for (const write of writes) {
-      if (write.op === "stream") streams.put(write.value);
-      if (write.op === "chunk") chunks.put(write.value);
-      if (write.op === "acked") {
-        chunks.delete(IDBKeyRange.bound([write.key, 0], [write.key, write.accepted], false, true));
-      }
-      if (write.op === "forget") {
-        streams.delete(write.key);
-        chunks.delete(IDBKeyRange.bound([write.key, 0], [write.key, Infinity]));
+    const [streams, secrets, chunks] = KEPT.map((name) => transaction.objectStore(name));
+    for (const { op, value, key, accepted } of writes) {
+      if (op === "stream") streams.put(value);
+      if (op === "secret") secrets.put(value);
+      if (op === "chunk") chunks.put(value);
+      if (op === "acked") chunks.delete(IDBKeyRange.bound([key, 0], [key, accepted], false, true));
+      if (op === "forget") {
+        streams.delete(key);
+        secrets.delete(key);
+        chunks.delete(IDBKeyRange.bound([key, 0], [key, Infinity]));
       }
     }
     await done;
   }
 
   async load() {
-    const transaction = this.#database.transaction(["streams", "chunks"], "readonly");
-    const streams = answered(transaction.objectStore("streams").getAll());
-    const chunks = answered(transaction.objectStore("chunks").getAll());
-    return { streams: await streams, chunks: await chunks };
+    const transaction = this.#database.transaction(KEPT, "readonly");
+    const reading = KEPT.map((name) => answered(transaction.objectStore(name).getAll()));
+    const [streams, secrets, chunks] = await Promise.all(reading);
+    return { streams, secrets, chunks };
+  }
+
+  /** Return `{server, transport, until}` of what worked at a server, or null. */
+  async worked(server) {
+    return (await answered(this.#transports("readonly").get(server))) ?? null;
+  }
+
+  async remember(server, worked) {
+    const transports = this.#transports("readwrite");
+    await answered(worked === null ? transports.delete(server) : transports.put({ server, ...worked }));
+  }
+
+  #transports(mode) {
+    return this.#database.transaction("transports", mode).objectStore("transports");
   }
 }
 
@@ -96,19 +129,24 @@ function answered(request) {
 }
 
 /**
- * Sort what was kept into streams to take up again and keys to forget: those past the look-back, and halves
- * without the other half.
+ * Sort what was kept into streams to take up again and keys to forget: those past the look-back, those that said
+ * nothing, and parts without the others. A stream whose chunks cannot be read any more has `damage` (STREAM-48).
  */
-export function sortInterrupted({ streams, chunks }, now) {
+export function sortInterrupted({ streams, secrets, chunks }, now) {
   const known = new Map(streams.map((stream) => [stream.key, { ...stream, chunks: [] }]));
   const orphans = new Set();
+  for (const { key, secret } of secrets) {
+    if (known.has(key)) known.get(key).secret = secret;
+    else orphans.add(key);
+  }
   for (const chunk of chunks) {
     if (known.has(chunk.key)) known.get(chunk.key).chunks.push(chunk);
     else orphans.add(chunk.key);
   }
   for (const stream of known.values()) {
-    const isEmpty = stream.acked === 0 && stream.chunks.length === 0;
-    if (isEmpty || now - stream.touchedAt > LOOK_BACK_MS) orphans.add(stream.key);
+    const isSilent = stream.nextSeqno === 0 || stream.secret === undefined;
+    if (isSilent || now - stream.touchedAt > LOOK_BACK_MS) orphans.add(stream.key);
+    else stream.damage = damageOf(stream);
   }
   return {
     interrupted: [...known.values()].filter((stream) => !orphans.has(stream.key)),

@@ -10,17 +10,35 @@ export const PROTOCOL_VERSION = 1;
 /** Reconnect at once, then after up to 1 s, doubling to 30 s; chance decides how much of it ("full jitter"). */
 const BACKOFF_FIRST_MS = 1000;
 const BACKOFF_MOST_MS = 30_000;
-/** From making a socket to its welcome. */
-const WELCOME_WITHIN_MS = 10_000;
+/** No server may ask for a longer wait before the next try. */
+const RETRY_AFTER_MOST_MS = 300_000;
+/** Without anything new for so long the stream ends; it can still be taken up. */
+const PATIENCE_MS = 2 * 60 * 60 * 1000;
+/** For a connection to be made. */
+const CONNECT_WITHIN_MS = 10_000;
 /** From a ping to anything at all. */
 const PING_WITHIN_MS = 5000;
-/** This many heartbeats without a byte, and the connection is taken for dead. */
+/** Somebody who looks again and again has a try each second, and not with every look. */
+const WAKE_EVERY_MS = 1000;
+/** This many heartbeats that do not come, or come in the place of an ack, and the connection is taken for dead. */
 const HEARTBEATS_MISSED_MAX = 3;
-/** Refusals that the same frame will meet again, whatever their `retry` says of other frames. */
-const FINAL_CODES = new Set(["session_busy", "seqno_reused", "stream_fenced", "wrong_secret"]);
+const HEARTBEAT_S = 10;
+/** No server may ask for more patience with its silence. */
+const HEARTBEAT_S_MAX = 300;
+/** Without an event for so long, a turn that waits for a machine has stalled. */
+const STALL_AFTER_MS = 60_000;
+const MACHINES = new Set(["model", "tool", "client"]);
+const IN_FLIGHT_MAX = 64;
+const CHUNKS_MAX = 10_000;
+/** Connections that one page makes of a stream: the numbers of the next page begin above them. */
+const CONNECTIONS_OF_A_LIFE = 2 ** 24;
+/** How a turn stands that is over. */
+const OVER = new Set(["completed", "cancelled", "failed", "interrupted", "ended"]);
+/** A refusal that the same chunk will meet again, whatever its `retry` says of others. */
+const BUSY = "session_busy";
 
-/** Ends after which the stream may go on: elsewhere, or when its user has logged in again. */
-const KEPT_CODES = new Set(["access", "stream_fenced", "unauthorized"]);
+/** Ends after which the stream may go on: elsewhere, later, or when its user has logged in again. */
+const KEPT_CODES = new Set(["access", "connection_lost", "record_undecodable", "stream_fenced", "unauthorized"]);
 
 /** What a server refused, or what went wrong here. `code` is stable; `retry` is "never", "later", "now" or "ask". */
 export class MidstreamError extends Error {
@@ -47,54 +65,95 @@ export function backoffMs(failures, chance) {
   return Math.round(most * (1 - chance));
 }
 
+/** Return what is wrong with the chunks that were kept of a stream, or "" where nothing is. */
+export function damageOf({ acked, nextSeqno, chunks }) {
+  for (let seqno = acked; seqno < nextSeqno; seqno += 1) {
+    const frame = chunks.find((chunk) => chunk.seqno === seqno)?.frame;
+    if (frame === undefined) return `chunk ${seqno} is missing`;
+    if (read(frame)?.seqno !== seqno) return `chunk ${seqno} cannot be read`;
+  }
+  return "";
+}
+
 /**
  * The client's half of one stream, without I/O.
  *
- * Times are milliseconds since 1970 and always the last argument. After every call: carry out `take()` in its
- * order (writes, then frames, then events), keep a socket exactly while `wantsSocket`, and call `tick` at
- * `deadlineAt`. Calling anything early or twice is harmless. Nothing the server sends makes a method throw.
+ * Times are milliseconds of a clock that is never set, and always the last argument but for what may be left out. After
+ * every call: carry out `take()` in its order (writes, then frames, then events), keep a connection exactly while
+ * `wantsSocket`, and call `tick` at `dueAt`. Calling anything early or twice is harmless. Nothing the server sends makes
+ * a method throw.
  *
- * Phases: "waiting" (until `deadlineAt`, then a socket is wanted), "connecting" (a socket is being made),
- * "opening" (the welcome is owed), "live", "ended" (`error` says why, or is null).
+ * Phases: "waiting" (until `deadlineAt`, then a connection is wanted), "connecting" (it is being made), "opening" (the
+ * welcome is owed), "live", "ended" (`error` says why, or is null).
  */
 export class Stream {
   #at = null; // where the line of events stands, parsed
   #chunks = []; // not acknowledged: {seqno, frame}, in order
+  #apart = new Set(); // those of them that were acknowledged one by one (STREAM-53)
   #writes = [];
   #frames = [];
   #events = [];
   #sent = 0; // chunks below this went out on this connection
-  #inFlightMax = 1;
-  #silenceMs = WELCOME_WITHIN_MS;
+  #inFlightMax = IN_FLIGHT_MAX;
+  #silenceMs = HEARTBEATS_MISSED_MAX * 1000 * HEARTBEAT_S;
   #failures = 0;
+  #lostAt = 0; // when the first of them was
   #notBefore = 0;
+  #wokenAt = -Infinity;
+  #isPinged = false; // an answer is owed
   #turnEnd = null; // where the welcome says that this stream's turn is over: the position its words hold for
   #isSnapshotDue = false; // a `gone` said that one follows
   #isGoneDue = false; // the welcome goes on elsewhere than asked: a `gone` follows
-  #aheadSince = null; // a heartbeat named an event we do not have
+  #promised = null; // the position a heartbeat spoke of; if it has not come by the next one, it is lost
+  #unanswered = 0; // heartbeats that came while an ack was owed
+  #isBegun; // its first record was seen: what stands before is not its business
+  #isQueued = false; // its message waits for the turns before it, which are not its business
+  #isAbortNumbered = false;
+  #isOver = false; // it ended well, and its application may have events to handle
+  #isForgotten = false;
+  #keptAs; // the key under which it is written down
+  #connection; // number of the last connection
+  #stallAt = Infinity;
 
   /**
-   * @param kept What `record` gave before, with the `chunks` that were not acknowledged; or a new stream's
-   *   `{session, key, secret, cursor}`. Without `key` it only follows the session.
+   * @param kept What `record` gave before, with its `secret` and the `chunks` that were not acknowledged; or a new
+   *   stream's `{session, key, secret, cursor}`, whose events begin after `cursor`, else with its own first one. Without
+   *   `key` it only follows the session. With `damage` its chunks are lost: it shows the session as it is, to the end of
+   *   the turn that runs.
    */
   constructor(kept, now = 0) {
     this.session = kept.session;
-    this.key = kept.key ?? "";
+    this.damage = kept.damage ?? "";
+    this.#keptAs = kept.key ?? "";
+    this.key = this.damage ? "" : this.#keptAs;
     this.secret = kept.secret ?? "";
     this.turn = kept.turn ?? 0;
     this.acked = kept.acked ?? 0;
     this.nextSeqno = kept.nextSeqno ?? 0;
     this.openedAt = kept.openedAt ?? now;
+    this.cancelAfterS = kept.cancelAfterS ?? null;
+    this.life = kept.life === undefined ? 0 : kept.life + 1;
+    this.isWhole = kept.isWhole ?? (!this.key || (kept.cursor ?? null) !== null);
     this.phase = "waiting";
     this.deadlineAt = now;
     this.error = null;
+    this.trouble = null;
     this.isDegraded = false;
+    this.isReconnecting = false;
+    this.isStalled = false;
     this.isDetached = kept.isDetached ?? false;
     this.status = "";
     this.waitingOn = "";
     this.frameBytesMax = 1024 * 1024;
-    this.#move(kept.cursor ?? null);
+    this.#lostAt = now;
+    this.#connection = this.life * CONNECTIONS_OF_A_LIFE;
+    this.#isBegun = this.isWhole || (kept.cursor ?? null) !== null;
+    this.#move(this.damage ? null : (kept.cursor ?? null));
     this.#chunks = [...(kept.chunks ?? [])].sort((a, b) => a.seqno - b.seqno);
+    this.#isAbortNumbered = this.#chunks.some(({ frame }) => read(frame)?.payload?.type === "abort");
+    if (this.damage) this.#tell({ type: "lost", id: "0-0", reason: this.damage });
+    // STREAM-50: the numbers of this page's connections are above those of the page before, also of one that dies.
+    else if (kept.life !== undefined) this.#write({ op: "stream", value: this.record() });
   }
 
   /** The last event this stream has, or null where it has not begun. */
@@ -106,9 +165,19 @@ export class Stream {
     return this.phase === "connecting" || this.phase === "opening" || this.phase === "live";
   }
 
+  /** When to call `tick`; Infinity while nothing is owed. */
+  get dueAt() {
+    return Math.min(this.deadlineAt, this.#stallAt);
+  }
+
   /** Whether every chunk is in the server's journal. */
   get isAcknowledged() {
     return this.#chunks.length === 0;
+  }
+
+  /** Whether something of it is written down. */
+  get isKept() {
+    return this.key !== "" && !this.isDegraded && !this.#isForgotten;
   }
 
   /** The message that is not acknowledged yet, or null. */
@@ -120,11 +189,11 @@ export class Stream {
     return null;
   }
 
-  /** What must be known of this stream to take it up again; its chunks are kept apart. */
-  record(now) {
-    const { session, key, secret, cursor, turn, acked, nextSeqno, openedAt } = this;
-    const { isDetached } = this;
-    return { session, key, secret, cursor, turn, acked, nextSeqno, isDetached, openedAt, touchedAt: now };
+  /** What must be known of this stream to take it up again; its secret and its chunks are kept apart. */
+  record() {
+    const { session, key, cursor, turn, acked, nextSeqno, openedAt } = this;
+    const { isDetached, isWhole, life, cancelAfterS } = this;
+    return { session, key, cursor, turn, acked, nextSeqno, openedAt, isDetached, isWhole, life, cancelAfterS };
   }
 
   // --- what the application says ---
@@ -150,81 +219,149 @@ export class Stream {
     this.#number(number ? { type: "withdraw", number } : { type: "withdraw" }, now);
   }
 
-  /** Number a request to stop `turn`, or whichever turn runs. */
+  /** Number a request to stop `turn`, or whichever turn runs. Asking twice is harmless. */
   abort(turn, now) {
+    if (this.#isAbortNumbered || this.phase === "ended") return;
     this.#number(turn ? { type: "abort", turn } : { type: "abort" }, now);
+    this.#isAbortNumbered = true;
   }
 
-  /** Deliver nothing more; the stream lives on until its chunks are acknowledged. */
+  /** Deliver nothing more; the stream lives on until its chunks are acknowledged, and is forgotten then. */
   detach(now) {
     this.isDetached = true;
     this.#events = [];
-    if (this.isAcknowledged) this.#end(null, now);
-    else this.#write({ op: "stream", value: this.record(now) });
+    if (this.phase === "ended") this.finished();
+    else if (this.isAcknowledged) this.#end(null, now);
+    else this.#write({ op: "stream", value: this.record() });
   }
 
   /** Leave at once and keep what is written down, so that another page can take it up. */
   leave() {
+    if (this.phase === "live") this.#frames.push('{"type":"close"}');
     this.#rest();
+  }
+
+  /** The application has handled all events of a stream that ended: nothing of it need be kept (STREAM-26). */
+  finished() {
+    if (this.#isOver) this.#forget();
   }
 
   // --- what the shell tells ---
 
-  /** A socket is open. */
+  /** There is a connection. */
   opened(now) {
     if (this.phase !== "connecting") return;
     this.phase = "opening";
-    this.deadlineAt = now + WELCOME_WITHIN_MS;
-    const { key: stream, secret, cursor: event_id } = this;
-    // STREAM-6: until a first chunk is known to have arrived this is a new stream, which the server need not know.
-    const next_seqno = this.acked === 0 ? 0 : this.nextSeqno;
-    const open = { type: "open", version: PROTOCOL_VERSION, event_id, snapshots: "gone" };
-    this.#frames.push(JSON.stringify(stream ? { ...open, stream, secret, next_seqno } : open));
+    this.#sent = this.acked;
+    this.#connection += 1;
+    this.#frames.push(JSON.stringify(this.#opening()));
+    this.#sendChunks();
+    this.heard(now);
   }
 
-  /** The socket ended, or never opened. `notBefore` keeps the next one away until then. */
-  lost(chance, now, notBefore = 0) {
-    if (this.phase === "ended") return;
+  #opening() {
+    const { key: stream, secret, isWhole, cancelAfterS } = this;
+    const event_id = this.#isBegun ? this.cursor : null;
+    const open = { type: "open", version: PROTOCOL_VERSION, event_id };
+    open.snapshots = this.damage ? "begin" : "gone";
+    if (!stream) return open;
+    // STREAM-6: of a stream whose first chunk is not known to have arrived the server need not know, and an event id
+    // that is the session's and not the stream's would say that it should.
+    const next_seqno = isWhole && event_id !== null && this.acked === 0 ? 0 : this.nextSeqno;
+    const identity = { stream, secret, next_seqno, connection: this.#connection };
+    return { ...open, ...identity, ...(cancelAfterS === null ? {} : { cancel_after_s: cancelAfterS }) };
+  }
+
+  /** The connection ended, or was never made: why, where `error` is known. `notBefore` keeps the next one away. */
+  lost(chance, now, { notBefore = 0, error = null } = {}) {
+    if (this.phase === "ended" || this.phase === "waiting") return this.#keepAway(notBefore);
     this.#frames = [];
+    this.#isPinged = false;
+    this.#moved(Infinity);
     if (this.isDegraded) {
-      this.#end(
-        new MidstreamError("connection_lost", "the connection broke and this server cannot resume"),
-        now,
-      );
-      return;
+      const message = "the connection broke and this server cannot resume";
+      return this.#end(error ?? new MidstreamError("connection_lost", message, "later"), now);
+    }
+    if (error !== null && ["never", "ask"].includes(error.retry)) return this.#end(error, now);
+    if (error !== null && error.code !== "connection_lost") this.trouble = error;
+    if (this.#failures === 0) this.#lostAt = now;
+    this.#failures += 1;
+    if (now - this.#lostAt > PATIENCE_MS) {
+      return this.#end(new MidstreamError("connection_lost", "no connection could be kept for two hours", "later"), now);
     }
     this.phase = "waiting";
+    this.isReconnecting = true;
+    this.#askedToWait(error, now);
+    // The first try comes at once: most cuts are short.
+    this.deadlineAt = now + backoffMs(this.#failures - 1, chance);
+    return this.#keepAway(notBefore);
+  }
+
+  #askedToWait(error, now) {
+    const askedMs = Math.min(1000 * (error?.retryAfterS ?? 0), RETRY_AFTER_MOST_MS);
+    this.#notBefore = Math.max(this.#notBefore, now + askedMs);
+  }
+
+  #keepAway(notBefore) {
     this.#notBefore = Math.max(this.#notBefore, notBefore);
-    this.deadlineAt = Math.max(now + backoffMs(this.#failures, chance), this.#notBefore);
-    this.#failures += 1;
+    if (this.phase === "waiting") this.deadlineAt = Math.max(this.deadlineAt, this.#notBefore);
   }
 
   /** The network may be back, or somebody is looking: try now, or make sure that the line still lives. */
   wake(now) {
-    if (this.phase === "waiting") this.deadlineAt = Math.max(now, this.#notBefore);
-    if (this.phase === "live") {
+    if (this.phase === "waiting") {
+      const soonest = Math.max(now, this.#notBefore, this.#wokenAt + WAKE_EVERY_MS);
+      if (soonest < this.deadlineAt) this.#wokenAt = this.deadlineAt = soonest;
+    } else if (this.phase === "live" && !this.#isPinged) {
+      this.#isPinged = true;
       this.#frames.push('{"type":"ping"}');
       this.deadlineAt = Math.min(this.deadlineAt, now + PING_WITHIN_MS);
     }
   }
 
-  /** Time passed. Returns whether the socket, if any, must be given up (then call `lost`). */
-  tick(now) {
+  /**
+   * Time passed. Returns whether the connection, if any, must be given up (then call `lost`).
+   *
+   * `isLate`: this page did not run for a while (asleep, frozen, in the background), so that what came meanwhile may
+   * still stand in a queue. Silence is not judged then: the server is asked first.
+   */
+  tick(now, isLate = false) {
+    if (isLate && this.phase === "live" && !this.#isPinged) {
+      this.#moved(now);
+      this.deadlineAt = Infinity;
+      this.wake(now);
+      return false;
+    }
+    if (now >= this.#stallAt) {
+      // STREAM-47: told, and nothing else. A person may be waited for; then it is asked again later.
+      this.isStalled = MACHINES.has(this.waitingOn);
+      this.#stallAt = this.isStalled ? Infinity : now + STALL_AFTER_MS;
+    }
     if (now < this.deadlineAt) return false;
     if (this.phase === "waiting") {
       this.phase = "connecting";
-      this.deadlineAt = now + WELCOME_WITHIN_MS;
+      this.deadlineAt = now + CONNECT_WITHIN_MS;
       return false;
     }
     return this.wantsSocket;
   }
 
-  /** Take one message off the wire. Returns whether the socket must be given up (then call `lost`). */
-  receive(text, now) {
-    if (!this.wantsSocket) return false;
+  /** Bytes came: a whole frame, or a part of one (STREAM-46). */
+  heard(now) {
+    if (this.phase !== "opening" && this.phase !== "live") return;
+    this.#isPinged = false;
     this.deadlineAt = now + this.#silenceMs;
+  }
+
+  /** Take one message off the wire. Returns whether the connection must be given up (then call `lost`). */
+  receive(text, now) {
+    if (this.phase !== "opening" && this.phase !== "live") return false;
+    const before = this.phase === "live" ? this.cursor : "";
     try {
-      return this.#receive(JSON.parse(text), now) === "reconnect";
+      const outcome = this.#receive(JSON.parse(text), now);
+      if (this.phase === "live" && before !== this.cursor) this.#moved(now);
+      this.heard(now);
+      return outcome === "reconnect";
     } catch (error) {
       if (error instanceof SyntaxError || error instanceof TypeError || error instanceof MidstreamError)
         return true;
@@ -244,133 +381,171 @@ export class Stream {
   // --- inside ---
 
   #receive(frame, now) {
+    if (frame.type === "error") return this.#refused(frame, now);
+    if (this.phase === "opening" && frame.type !== "welcome") return KNOWN.has(frame.type) ? "reconnect" : undefined;
     switch (frame.type) {
       case "welcome":
-        return this.#welcome(frame, now);
+        return this.phase === "live" ? "reconnect" : this.#welcome(frame, now);
       case "ack":
-        this.#failures = 0;
-        return this.#acknowledge(frame.seqno + 1, now);
+        return frame.is_single ? this.#acknowledgeOne(frame.seqno, now) : this.#acknowledge(frame.seqno + 1, now);
       case "events":
         return this.#apply(frame.events, now);
       case "gone":
-        this.#move(frame.resume_from);
-        this.#isGoneDue = false;
-        this.#isSnapshotDue = frame.has_snapshot ?? false;
-        if (!this.isDetached) {
-          const { resume_from: id, reason, has_snapshot: hasSnapshot = false } = frame;
-          this.#events.push({ type: "gone", id, reason, hasSnapshot });
-        }
-        this.#write({ op: "stream", value: this.record(now) });
-        return this.#endIfDone(now);
+        return this.#gone(frame, now);
       case "snapshot":
         return this.#replace(frame, now);
       case "heartbeat":
         return this.#heartbeat(frame);
-      case "error":
-        return this.#refused(frame, now);
       default:
         return undefined; // a newer server's frame; the version in the welcome says which matter
     }
   }
 
   #welcome(frame, now) {
-    const forgot = frame.acked < this.acked;
+    const from = parseEventId(frame.resume_from);
+    const acked = frame.acked ?? 0;
     this.phase = "live";
+    this.isReconnecting = false;
     this.isDegraded = frame.is_degraded ?? false;
     this.status = frame.status ?? "";
     this.frameBytesMax = frame.frame_bytes_max ?? this.frameBytesMax;
-    this.#inFlightMax = frame.in_flight_max ?? 64;
-    this.#silenceMs = HEARTBEATS_MISSED_MAX * 1000 * (frame.heartbeat_s ?? 10);
-    this.deadlineAt = now + this.#silenceMs;
+    this.#inFlightMax = Math.max(1, Math.min(frame.in_flight_max ?? IN_FLIGHT_MAX, IN_FLIGHT_MAX));
+    if ((frame.heartbeat_s ?? HEARTBEAT_S) > 0) {
+      const beatMs = 1000 * Math.min(frame.heartbeat_s ?? HEARTBEAT_S, HEARTBEAT_S_MAX);
+      this.#silenceMs = HEARTBEATS_MISSED_MAX * beatMs;
+    }
     this.#notBefore = 0;
-    this.#aheadSince = null;
+    this.#promised = null;
+    this.#unanswered = 0;
     this.turn = frame.turn || this.turn;
-    if (this.#at === null) this.#move(frame.resume_from);
+    this.#isQueued = this.key !== "" && acked > 0 && !this.turn && !this.isDetached;
+    if (!this.#isBegun || this.#at === null) this.#at = from;
     this.#isGoneDue = frame.resume_from !== this.cursor;
     this.#isSnapshotDue = false;
+    this.#moved(now);
     if (this.isDegraded && this.key) this.#writes.push({ op: "forget", key: this.key });
-    if (this.key && forgot) {
+    if (this.key && acked > this.nextSeqno) {
+      // What is kept here is older than what was sent: its numbers would be given out again (STREAM-11).
+      const message = `the server has ${acked} chunks of this stream, and ${this.nextSeqno} were numbered here`;
+      return this.#end(new MidstreamError("seqno_reused", message), now);
+    }
+    if (this.key && acked < this.acked) {
       // Acknowledged chunks are gone from here too: they cannot be played back.
       const message = "the server no longer knows this stream";
       return this.#end(new MidstreamError("stream_not_found", message), now);
     }
-    this.#turnEnd = frame.turn && frame.status === "idle" ? parseEventId(frame.event_id) : null;
-    this.#sent = frame.acked;
-    this.nextSeqno = Math.max(this.nextSeqno, frame.acked);
-    return this.#acknowledge(frame.acked, now);
+    const isOver = frame.turn_status ? OVER.has(frame.turn_status) : frame.status === "idle";
+    this.#turnEnd = frame.turn && isOver ? parseEventId(frame.event_id) : null;
+    return this.key ? this.#acknowledge(acked, now) : undefined;
+  }
+
+  #gone(frame, now) {
+    this.#move(frame.resume_from);
+    this.#isBegun = this.isWhole;
+    this.#promised = null;
+    this.#isGoneDue = false;
+    this.#isSnapshotDue = frame.has_snapshot ?? false;
+    const { resume_from: id, reason, has_snapshot: hasSnapshot = false } = frame;
+    this.#tell({ type: "gone", id, reason, hasSnapshot });
+    this.#write({ op: "stream", value: this.record() });
+    return this.#endIfDone(now);
   }
 
   /** Go on behind a snapshot, which stands for all events up to it. */
   #replace(frame, now) {
     this.#move(frame.event_id);
+    this.#isBegun = true;
     this.#isSnapshotDue = false;
-    this.#failures = 0;
-    this.#aheadSince = null;
-    if (!this.isDetached) this.#events.push({ type: "snapshot", id: frame.event_id, session: frame.session });
-    this.#write({ op: "stream", value: this.record(now) });
+    this.#promised = null;
+    this.#progressed();
+    this.#tell({ type: "snapshot", id: frame.event_id, session: frame.session });
+    this.#write({ op: "stream", value: this.record() });
+    if (this.damage) return frame.session?.status === "idle" ? this.#end(null, now) : undefined;
     return this.key && frame.is_over ? this.#end(null, now) : this.#endIfDone(now);
   }
 
+  /** Take an ack of all chunks below `accepted`. */
   #acknowledge(accepted, now) {
+    if (!(accepted <= this.nextSeqno)) return "reconnect"; // of what was never sent
     if (accepted > this.acked || this.#chunks.some((chunk) => chunk.seqno < accepted)) {
-      this.acked = Math.max(this.acked, Math.min(accepted, this.nextSeqno));
+      this.acked = Math.max(this.acked, accepted);
       this.#chunks = this.#chunks.filter((chunk) => chunk.seqno >= accepted);
-      this.#write({ op: "acked", key: this.key, accepted }, { op: "stream", value: this.record(now) });
+      this.#sent = Math.max(this.#sent, accepted);
+      this.#unanswered = 0;
+      this.#progressed();
+      this.#write({ op: "acked", key: this.key, accepted }, { op: "stream", value: this.record() });
     }
-    this.#playBack();
-    this.#endIfDone(now);
+    this.#sendChunks();
+    return this.#endIfDone(now);
+  }
+
+  /** Take an ack of one chunk alone: it is kept until all before it are acknowledged too (STREAM-53). */
+  #acknowledgeOne(seqno, now) {
+    if (!(seqno >= 0 && seqno < this.nextSeqno)) return "reconnect";
+    if (seqno > this.acked) this.#apart.add(seqno);
+    if (seqno !== this.acked) return undefined;
+    let accepted = seqno + 1;
+    while (this.#apart.delete(accepted)) accepted += 1;
+    return this.#acknowledge(accepted, now);
   }
 
   /** Send what this connection has not sent: new chunks, and after a reconnect the unacknowledged ones again. */
-  #playBack() {
-    if (this.phase !== "live") return;
-    for (const chunk of this.#chunks.slice(0, this.#inFlightMax)) {
-      if (chunk.seqno < this.#sent) continue;
-      this.#frames.push(chunk.frame);
-      this.#sent = chunk.seqno + 1;
+  #sendChunks() {
+    if (this.phase !== "opening" && this.phase !== "live") return;
+    const room = this.acked + this.#apart.size + this.#inFlightMax;
+    for (const { seqno, frame } of this.#chunks) {
+      if (seqno < this.#sent || seqno >= room) continue;
+      if (!this.#apart.has(seqno)) this.#frames.push(frame);
+      this.#sent = seqno + 1;
     }
   }
 
   #apply(events, now) {
     for (const { id, record } of events) {
+      if (this.phase === "ended") return undefined;
       const at = parseEventId(id);
-      if (this.#at === null) return "reconnect";
       if (at.position <= this.#at.position && at.epoch <= this.#at.epoch) continue; // shown before
       if (at.position !== this.#at.position + 1 || at.epoch < this.#at.epoch) return "reconnect"; // a hole
       this.#at = at;
-      this.#failures = 0;
-      this.#aheadSince = null;
-      if (!this.isDetached) this.#events.push({ type: "record", id, record });
-      const isOwn = this.key && record.stream === this.key;
-      if (isOwn && (record.type === "message_accepted" || record.type === "turn_resumed"))
-        this.turn = record.turn;
-      if (isOwn && record.type === "message_withdrawn") return this.#end(null, now);
-      const isMine = this.key && this.turn && record.turn;
-      if (
-        isMine &&
-        (record.turn > this.turn || (record.type === "turn_ended" && record.turn === this.turn))
-      ) {
-        return this.#end(null, now);
-      }
+      this.#progressed();
+      if (this.#takeRecord(id, record, now) === "reconnect") return "reconnect";
     }
     return this.#endIfDone(now);
   }
 
-  /** An idle session with all chunks taken and all events seen owes this stream nothing. */
+  #takeRecord(id, record, now) {
+    const isOwn = this.key !== "" && record.stream === this.key;
+    if (isOwn) this.#isBegun = true; // its own first record is `stream_opened`
+    if (!this.#isBegun) return undefined;
+    if (isOwn && record.type === "message_queued") this.#isQueued = true;
+    if (isOwn && record.type === "message_accepted") this.#isQueued = false;
+    if (isOwn || this.isWhole || !this.#isQueued) this.#tell({ type: "record", id, record });
+    if (this.damage && record.type === "turn_ended") return this.#end(null, now);
+    if (!this.key) return undefined;
+    if (isOwn && (record.type === "message_accepted" || record.type === "turn_resumed")) this.turn = record.turn;
+    if (isOwn && record.type === "chunk_accepted") return this.#acknowledge(record.seqno + 1, now);
+    const isTaken = isOwn && record.type === "message_withdrawn";
+    const isPast = this.turn > 0 && record.turn > this.turn;
+    const isEnd = this.turn > 0 && record.type === "turn_ended" && record.turn === this.turn;
+    return isTaken || isPast || isEnd ? this.#end(null, now) : undefined;
+  }
+
+  /** A turn that is over, with all chunks taken and all events seen, owes this stream nothing. */
   #endIfDone(now) {
-    if (!this.key || !this.isAcknowledged || this.phase !== "live" || this.nextSeqno === 0) return;
-    if (this.#isGoneDue || this.#isSnapshotDue) return;
+    if (!this.key || !this.isAcknowledged || this.phase !== "live" || this.nextSeqno === 0) return undefined;
+    if (this.#isGoneDue || this.#isSnapshotDue) return undefined;
     const isOver = this.#turnEnd !== null && this.#at.position >= this.#turnEnd.position;
-    if (this.isDetached || isOver) this.#end(null, now);
+    return this.isDetached || isOver ? this.#end(null, now) : undefined;
   }
 
   #heartbeat(frame) {
-    this.#failures = 0;
+    const newest = parseEventId(frame.event_id).position;
     this.waitingOn = frame.waiting_on ?? "";
-    // Ahead of us once may be an event under way; ahead twice with none between is one that was lost.
-    const isAhead = this.#at !== null && parseEventId(frame.event_id).position > this.#at.position;
-    if (isAhead && this.#aheadSince !== null && this.#aheadSince === this.#at.position) return "reconnect";
-    this.#aheadSince = isAhead ? this.#at.position : null;
+    if (this.#promised !== null && this.#at.position < this.#promised) return "reconnect";
+    this.#promised = newest;
+    if (this.#sent > this.acked + this.#apart.size) this.#unanswered += 1;
+    if (this.#unanswered >= HEARTBEATS_MISSED_MAX) return "reconnect"; // STREAM-14
+    this.#failures = 0;
     return undefined;
   }
 
@@ -378,14 +553,16 @@ export class Stream {
     const error = new MidstreamError(frame.code, frame.message, frame.retry, frame.retry_after_s ?? null);
     const canPlayBack =
       frame.code === "seqno_gap" && this.#chunks.some((chunk) => chunk.seqno === frame.expected);
-    if (canPlayBack) return "reconnect";
-    if (FINAL_CODES.has(error.code) || ["never", "ask"].includes(error.retry ?? "never")) return this.#end(error, now);
-    this.#notBefore = now + 1000 * (error.retryAfterS ?? 0);
+    const isFinal = error.code === BUSY || error.retry === "never" || error.retry === "ask";
+    if (this.isDegraded || (isFinal && !canPlayBack)) return this.#end(error, now);
+    this.trouble = error;
+    this.#askedToWait(error, now);
     return "reconnect";
   }
 
   #number(payload, now) {
     if (this.phase === "ended") throw this.error ?? new MidstreamError("usage", "this stream has ended");
+    if (this.nextSeqno >= CHUNKS_MAX) throw new MidstreamError("usage", `a stream takes ${CHUNKS_MAX} chunks at most`);
     const seqno = this.nextSeqno;
     const frame = `{"type":"chunk","seqno":${seqno},"payload":${JSON.stringify(payload)}}`;
     const bytes = new TextEncoder().encode(frame).length;
@@ -395,32 +572,65 @@ export class Stream {
     }
     this.nextSeqno += 1;
     this.#chunks.push({ seqno, frame });
-    this.#write(
-      { op: "chunk", value: { key: this.key, seqno, frame } },
-      { op: "stream", value: this.record(now) },
-    );
-    this.#playBack();
+    if (seqno === 0) this.#write({ op: "secret", value: { key: this.key, secret: this.secret } });
+    this.#write({ op: "chunk", value: { key: this.key, seqno, frame } }, { op: "stream", value: this.record() });
+    this.#sendChunks();
+  }
+
+  #tell(event) {
+    if (!this.isDetached) this.#events.push(event);
+  }
+
+  /** Something new came: the next failure is a first one. */
+  #progressed() {
+    this.#failures = 0;
+    this.trouble = null;
+  }
+
+  /** Count the turn's silence from `now` on; Infinity: there is no line to hear it on. */
+  #moved(now) {
+    this.isStalled = false;
+    this.#stallAt = this.key && this.phase === "live" ? now + STALL_AFTER_MS : Infinity;
   }
 
   #write(...writes) {
-    if (this.key && !this.isDegraded && this.phase !== "ended") this.#writes.push(...writes);
+    if (this.isKept && this.phase !== "ended") this.#writes.push(...writes);
   }
 
   #move(cursor) {
     this.#at = cursor === null ? null : parseEventId(cursor);
   }
 
+  #forget() {
+    if (this.#keptAs && !this.#isForgotten) this.#writes.push({ op: "forget", key: this.#keptAs });
+    this.#isForgotten = true;
+  }
+
   #end(error, now) {
     if (this.phase === "ended") return;
     if (this.phase === "live") this.#frames.push('{"type":"close"}');
-    if (this.key && !KEPT_CODES.has(error?.code)) this.#writes.push({ op: "forget", key: this.key });
     this.error = error;
     this.endedAt = now;
     this.#rest();
+    this.#isOver = error === null;
+    if (error === null ? this.isDetached : !KEPT_CODES.has(error.code)) this.#forget();
   }
 
   #rest() {
     this.phase = "ended";
-    this.deadlineAt = Infinity;
+    this.deadlineAt = this.#stallAt = Infinity;
+    this.isReconnecting = this.isStalled = false;
+    this.trouble = null;
+  }
+}
+
+/** Frames that come after a welcome. */
+const KNOWN = new Set(["ack", "events", "gone", "snapshot", "heartbeat"]);
+
+function read(frame) {
+  try {
+    return JSON.parse(frame);
+  } catch {
+    return null;
   }
 }

@@ -2,8 +2,11 @@
  * Sockets for pages of other sites: a browser lets a WebSocket show no credential, so each connection is opened by a
  * ticket that is asked for with one, right before. A ticket is good for half a minute, once, for this page.
  *
- *     connect({ url, makeSocket: ticketed(() => ({ authorization: `Bearer ${token()}` })) })
+ * `connect({ headers })` opens its WebSockets so.
  */
+
+import { refusalOf } from "./lines.js";
+import { MidstreamError } from "./stream.js";
 
 const CONNECTING = 0;
 const CLOSED = 3;
@@ -22,7 +25,7 @@ class TicketedSocket {
   #isClosed = false;
 
   constructor(address, headers, action) {
-    this.#open(address, headers, action).catch(() => this.#end());
+    this.#open(address, headers, action).catch((error) => this.#end(error));
   }
 
   get readyState() {
@@ -46,7 +49,7 @@ class TicketedSocket {
       headers: { "content-type": "application/json", ...(await headers()) },
       body: JSON.stringify({ action }),
     });
-    if (!answer.ok) throw new Error(`${answer.status}`);
+    if (!answer.ok) throw await refusalOf(answer);
     const { word } = await answer.json();
     if (this.#isClosed) return;
     this.#socket = new WebSocket(`${address}?ticket=${encodeURIComponent(word)}`);
@@ -55,8 +58,8 @@ class TicketedSocket {
     this.#socket.onclose = () => this.#end();
   }
 
-  #end() {
+  #end(error = null) {
     this.#isClosed = true;
-    this.onclose?.();
+    this.onclose?.({ error: error instanceof MidstreamError ? error : null });
   }
 }

@@ -1,0 +1,90 @@
+"""Pages of origins that were named may read what we answer, errors as well (CORS).
+
+A browser keeps an answer from a page of another origin unless the answer says that this page may know it, and asks
+first (a preflight) about whatever a form could not send. Cookies are never allowed across origins: such a page shows a
+token, or a ticket. Who may ask at all is not decided here, see `guards.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+METHODS = ("GET", "POST", "PUT", "DELETE")
+REQUEST_HEADERS = (
+    "authorization",
+    "content-type",
+    "idempotency-key",
+    "last-event-id",
+    "x-idempotency-cancel-after",
+    "x-idempotency-connection",
+    "x-idempotency-event-id",
+    "x-idempotency-key",
+    "x-idempotency-next-seqno",
+    "x-idempotent-encryption-key",
+    "x-idempotent-encryption-key-old",
+    "x-midstream",
+    "x-midstream-connection",
+)
+ANSWER_HEADERS = ("allow", "retry-after", "www-authenticate", "x-midstream-replayed")
+"""What a page may read besides status, body and what every page may."""
+PREFLIGHT_S = 600
+"""Seconds a browser remembers what it was told about further requests."""
+
+_PREFLIGHT = [
+    (b"access-control-allow-methods", ", ".join(METHODS).encode()),
+    (b"access-control-allow-headers", ", ".join(REQUEST_HEADERS).encode()),
+    (b"access-control-max-age", str(PREFLIGHT_S).encode()),
+]
+_EXPOSED = (b"access-control-expose-headers", ", ".join(ANSWER_HEADERS).encode())
+_VARY = (b"vary", b"Origin")
+
+
+class Cors:
+    """Serve an app so that pages of some origins may read its answers.
+
+    Args:
+        app: What answers, errors included.
+        origins: Such as `https://app.example`, as `guards.origins_of` returns them; none adds nothing to any answer.
+    """
+
+    def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
+        self._app = app
+        self._origins = frozenset(origin.encode("latin-1") for origin in origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request. A WebSocket needs none of it: browsers ask nobody before they open one."""
+        if scope["type"] != "http" or not self._origins:
+            await self._app(scope, receive, send)
+            return
+        told = self._told_to(scope)
+
+        async def send_and_tell(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *told]}
+            await send(message)
+
+        await self._app(scope, receive, send_and_tell)
+
+    def is_preflight(self, scope: Scope) -> bool:
+        """Whether a browser asks here what a page that may ask may send."""
+        if scope["type"] != "http" or scope["method"] != "OPTIONS":
+            return False
+        names = {name for name, _ in scope["headers"]}
+        return b"access-control-request-method" in names and bool(self._origins & _origins_in(scope))
+
+    async def allow(self, send: Send) -> None:
+        """Answer a preflight. A browser compares by itself; what is not named is not sent."""
+        headers = [*_PREFLIGHT, (b"cache-control", b"no-store")]
+        await send({"type": "http.response.start", "status": 204, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+
+    def _told_to(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+        # What one page was told is not for another one: a cache in between has to know.
+        named = [(b"access-control-allow-origin", origin) for origin in self._origins & _origins_in(scope)]
+        return [*named, _EXPOSED, _VARY] if len(named) == 1 else [_VARY]
+
+
+def _origins_in(scope: Scope) -> set[bytes]:
+    return {value for name, value in scope["headers"] if name == b"origin"}

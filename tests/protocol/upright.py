@@ -1,0 +1,330 @@
+"""What anybody may say to a decoder or to a half of the protocol, and what may come of it: nothing undocumented.
+
+Shared by the properties (`test_fuzz.py`) and by the fuzzer that is led by coverage (`fuzz.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from random import Random
+from typing import Any
+
+import msgspec
+
+from midstream.core import frames, records
+from midstream.core.calls import Choice
+from midstream.core.client_stream import Applied, ClientStream
+from midstream.core.frames import (
+    START,
+    AbortPayload,
+    Ack,
+    AnswerPayload,
+    Chunk,
+    ClientFrame,
+    Close,
+    Error,
+    Event,
+    EventId,
+    Events,
+    Gone,
+    Heartbeat,
+    Open,
+    Ping,
+    ResultPayload,
+    ResumePayload,
+    SayPayload,
+    Snapshot,
+    Welcome,
+    WithdrawPayload,
+)
+from midstream.core.messages import Result, Text, UserMessage
+from midstream.core.records import MessageAccepted, StreamOpened, TurnEnded, TurnStatus
+from midstream.core.server_stream import Admit, ServerStream, Submit
+from midstream.core.session import Received, Session, decide, fold
+from midstream.core.sse import ServerSentEvent, SseDecoder
+from midstream.core.sse import encode as encode_event
+from midstream.core.turn import Refused
+from midstream.errors import FrameTooLargeError, MalformedFrameError, RecordUndecodableError
+
+SECRET = "s" * 43
+CUT = b"cut"
+"""Said to a client's half: its connection breaks."""
+PAYLOADS = [
+    frames.encode(payload)
+    for payload in (
+        SayPayload((Text("hi"),)),
+        ResultPayload(1, 1, Result("c", "done")),
+        AbortPayload(),
+        AnswerPayload(1, 1, "c", "d", Choice.ALLOW),
+        WithdrawPayload(1),
+        ResumePayload(1),
+    )
+]
+_FROM_CLIENT: tuple[ClientFrame, ...] = (
+    Open("a", SECRET, "1-1", 1, 1, 5.0),
+    *(Chunk(number, msgspec.Raw(payload)) for number, payload in enumerate(PAYLOADS)),
+    Chunk(0, msgspec.Raw(PAYLOADS[0])),
+    Ping(),
+    Close(),
+)
+CLIENT_FRAMES = [frames.encode(frame) for frame in _FROM_CLIENT]
+
+
+def _event(position: int, record: records.Record) -> Event:
+    return Event(f"1-{position}", msgspec.Raw(records.encode(record)))
+
+
+_SAID = MessageAccepted(1, UserMessage.of("x"), 0.0, stream="a")
+SERVER_FRAMES = [
+    frames.encode(frame)
+    for frame in (
+        Welcome("a", "1-1", "1-1", acked=1, turn=1),
+        Welcome("a", "1-1", "1-1", is_degraded=True),
+        Ack(0),
+        Ack(1, is_single=True),
+        Events((_event(2, StreamOpened("a", "d")), _event(3, _SAID))),
+        Events((_event(4, TurnEnded(1, TurnStatus.COMPLETED, 0.0)),)),
+        Gone("1-1", "pruned"),
+        Gone("1-1", "pruned", oldest=2, has_snapshot=True),
+        Snapshot("1-1", msgspec.Raw(b"{}")),
+        Error("draining", "no", "later", retry_after_s=1.0),
+        Error("seqno_gap", "no", seqno=1, expected=0),
+        Heartbeat("1-9", "model"),
+    )
+]
+
+
+def decode_as_anything(body: bytes) -> None:
+    """Read bytes as each thing that has a decoder: they are one, or are refused as what they are not."""
+    for decode in (frames.decode_client, frames.decode_server, frames.decode_payload):
+        with suppress(MalformedFrameError, FrameTooLargeError):
+            decode(body)
+    with suppress(RecordUndecodableError):
+        records.decode(body)
+    with suppress(MalformedFrameError):
+        EventId.parse(body.decode("utf-8", "replace"))
+
+
+def read_events(pieces: Iterable[bytes]) -> None:
+    """Read server-sent events from pieces: the limit holds, and what was read can be said again."""
+    decoder = SseDecoder(event_bytes_max=4096)
+    with suppress(FrameTooLargeError):
+        for piece in pieces:
+            for event in decoder.feed(piece):
+                again = SseDecoder().feed(encode_event(ServerSentEvent(event.data, event.event, event.id)))
+                assert [each.data for each in again] == [event.data]
+
+
+class _Journal:
+    """A journal, and what it folds to."""
+
+    def __init__(self) -> None:
+        self.state = Session()
+        self.bodies: list[bytes] = []
+
+    def take(self, chunk: Received) -> None:
+        """Append what a chunk causes; raise `Refused` where it may cause nothing."""
+        decided = decide(self.state, chunk, epoch=1, at=0.0)
+        self.state = fold(((1, record) for record in decided), self.state)
+        self.bodies += map(records.encode, decided)
+
+    def after(self, position: int) -> list[tuple[EventId, bytes]]:
+        """Return the records after a position."""
+        return [(EventId(1, position + 1 + n), body) for n, body in enumerate(self.bodies[position:])]
+
+
+def tell_server(said: Sequence[bytes]) -> None:
+    """Let clients say these frames, with the real judgement behind the server's half; `CUT` ends one's connection.
+
+    What is refused is refused as `Refused`, what is accepted folds, and all that is answered are frames.
+    """
+    journal, stream = _Journal(), ServerStream(now=0.0)
+    for number, body in enumerate(said):
+        now = 2.0 * number
+        if body == CUT:
+            stream = ServerStream(now=now)
+        else:
+            stream.receive(body, now=now)
+        for request in stream.requests():
+            match request:
+                case Admit():
+                    _admit(stream, journal, request.event_id, now)
+                case Submit(seqno, chunk):
+                    try:
+                        journal.take(chunk)
+                    except Refused as refused:
+                        stream.refused(seqno, refused.error, now=now)
+                    else:
+                        stream.accepted(seqno, now=now)
+        if stream.snapshot_due is not None:
+            newest = EventId(1, journal.state.position)
+            stream.show(journal.state, newest, b"{}", now=now)
+        if stream.is_admitted:
+            stream.deliver(journal.after(stream.cursor), now=now)
+        deadline = stream.next_deadline()
+        if deadline is not None and deadline.at <= now:
+            stream.handle_deadline(newest=START, waiting_on="nothing", now=now)
+        for frame in stream.frames_to_send():
+            frames.decode_server(frame)
+
+
+def _admit(stream: ServerStream, journal: _Journal, at: EventId | None, now: float) -> None:
+    is_held = at is not None and 0 < at.position <= journal.state.position
+    stream.admit(journal.state, epoch_at=1 if is_held else None, now=now)
+
+
+def tell_client(said: Sequence[bytes]) -> None:
+    """Let a server say these frames to a client with a message under way; `CUT` breaks the connection."""
+    stream = ClientStream("a", SECRET, now=0.0)
+    stream.submit(SayPayload((Text("hi"),)))
+    for number, body in enumerate(said):
+        now = float(number)
+        if not stream.is_connection_wanted and not stream.is_ended:
+            stream.disconnected(chance=0.0, now=now)
+            stream.handle_deadline(now=now + 1000.0)
+        stream.connected(now=now)
+        if body == CUT:
+            stream.disconnected(chance=0.5, now=now)
+        else:
+            stream.receive(body, now=now)
+        stream.writes()
+        for frame in stream.frames_to_send():
+            frames.decode_client(frame)
+        for event in stream.events():
+            if isinstance(event, Applied):
+                stream.handled(event.event_id)
+        stream.writes()
+
+
+# --- for a fuzzer: one string of bytes, and what it begins with ---------------------------------------------
+
+BETWEEN = b"\n"
+"""Parts two frames, or two pieces of a stream of events: no frame of ours has it within."""
+PIECES = b"\0"
+
+
+def _each(body: bytes) -> None:
+    for piece in body.split(BETWEEN):
+        decode_as_anything(piece)
+
+
+TARGETS: dict[bytes, Callable[[bytes], None]] = {
+    b"d": _each,
+    b"e": lambda body: read_events(body.split(PIECES)),
+    b"s": lambda body: tell_server(body.split(BETWEEN)),
+    b"c": lambda body: tell_client(body.split(BETWEEN)),
+}
+HEADS = frozenset(TARGETS)
+"""First bytes of an input: what it is for."""
+
+FOUND: tuple[bytes, ...] = ()
+"""What once raised something undocumented."""
+
+
+def take(data: bytes) -> None:
+    """Take one input: nothing is raised, or it is a fault of ours."""
+    target = TARGETS.get(data[:1])
+    if target is not None:
+        target(data[1:])
+
+
+def seeds() -> list[bytes]:
+    """Return inputs to begin with: good frames alone, in turn, and in stories with a cut in them."""
+    told: list[bytes] = [*FOUND]
+    for head, said in ((b"s", CLIENT_FRAMES), (b"c", SERVER_FRAMES)):
+        told += [head + frame for frame in said]
+        told += [b"d" + frame for frame in said]
+        told.append(head + BETWEEN.join(said))
+        told += [head + BETWEEN.join([*said[:n], CUT, *said[: n + 1]]) for n in range(1, len(said))]
+    told.append(
+        b"e" + PIECES.join([b"id: 1-2\r", b"\nevent: record\nda", b"ta: {}\n\n", b":\n\nretry: 10\n\n"])
+    )
+    return told
+
+
+def words() -> list[str]:
+    """Return what frames are made of, as a dictionary of libFuzzer."""
+    found: set[str] = set()
+
+    def gather(value: object) -> None:
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                found.add(f'"{name}":')
+                gather(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                gather(inner)
+        else:
+            found.add(json.dumps(value))
+
+    for frame in (*CLIENT_FRAMES, *SERVER_FRAMES):
+        gather(json.loads(frame))
+    quoted = [word.replace("\\", "\\\\").replace('"', '\\"') for word in sorted(found)]
+    return [f'"{word}"' for word in quoted if word.isascii()]
+
+
+ODD: tuple[Any, ...] = (
+    *(None, True, False, [], {}, 1.5, 1e308, -1, 0, 1, 2, 3, 4, 9, 10_001, 2**31, 2**53, 2**63, 2**64),
+    *(
+        "",
+        "a",
+        "k",
+        SECRET,
+        "0-0",
+        "1-1",
+        "1-2",
+        "1-3",
+        "1-4",
+        "2-2",
+        "9" * 16 + "-1",
+        "never",
+        "begin",
+        "\0",
+        "x" * 300,
+    ),
+)
+"""What stands where something else should."""
+
+
+def bent(data: bytes, chance: Random) -> bytes:
+    """Return an input with one frame more, one less, two of them changed over, or another member in one."""
+    head, said = data[:1], data[1:].split(BETWEEN)
+    good = [*(CLIENT_FRAMES if head == b"s" else SERVER_FRAMES), CUT]
+    at = chance.randrange(len(said))
+    match chance.randrange(6):
+        case 0:
+            said.insert(at, chance.choice(good))
+        case 1 if len(said) > 1:
+            said.pop(at)
+        case 2:
+            other = chance.randrange(len(said))
+            said[at], said[other] = said[other], said[at]
+        case _:
+            said[at] = _with_another_member(said[at], chance) or chance.choice(good)
+    return head + BETWEEN.join(said)
+
+
+def _with_another_member(frame: bytes, chance: Random) -> bytes:
+    """Return a frame of which one member, at any depth, is missing, new, or something odd; b"" where it is no frame."""
+    try:
+        whole = json.loads(frame)
+    except (ValueError, RecursionError):
+        return b""
+    places = [value for value in _within(whole) if value and isinstance(value, dict | list)]
+    if not places:
+        return b""
+    place = chance.choice(places)
+    key = chance.choice([*place, "colour"] if isinstance(place, dict) else range(len(place)))
+    if chance.randrange(4) == 0 and key != "colour":
+        del place[key]
+    else:
+        place[key] = chance.choice(ODD)
+    return json.dumps(whole, separators=(",", ":")).encode()
+
+
+def _within(value: Any) -> Iterator[Any]:  # noqa: ANN401 - any JSON
+    yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _within(inner)

@@ -1,0 +1,132 @@
+"""The operator's settings in a file: read, followed, and never the worse for a mistake."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from midstream.core.settings import StreamSettings
+from midstream.errors import UsageError
+from midstream.server.settings_file import SettingsFile
+from midstream.world import World
+from tests.spec import spec
+
+WAIT_S = 20.0
+
+
+class Stepped(World):
+    """A second is over when the test says so."""
+
+    def __init__(self) -> None:
+        self._asleep = asyncio.Event()
+        self._wake = asyncio.Event()
+
+    async def sleep(self, seconds: float) -> None:
+        self._asleep.set()
+        await self._wake.wait()
+        self._wake.clear()
+
+    async def pass_a_second(self) -> None:
+        """Return when what there was to do in it is done."""
+        self._asleep.clear()
+        self._wake.set()
+        await self._asleep.wait()
+
+
+@contextlib.asynccontextmanager
+async def followed(path: Path) -> AsyncIterator[tuple[Stepped, list[float]]]:
+    """Follow a file; the heartbeat of each change is kept."""
+    told: list[float] = []
+    world = Stepped()
+    file = SettingsFile(path, world=world)
+    file.read()
+    following = asyncio.create_task(file.follow(lambda settings: told.append(settings.heartbeat_s)))
+    try:
+        async with asyncio.timeout(WAIT_S):
+            await asyncio.sleep(0)
+            yield world, told
+    finally:
+        following.cancel()
+        await asyncio.wait([following])
+
+
+def test_what_is_not_said_has_its_default(tmp_path: Path) -> None:
+    path = tmp_path / "streams.toml"
+    path.write_text("# of the harbour office\nlook_back_s = 60\nis_recovery_on = false\n")
+    assert SettingsFile(path).read() == StreamSettings(is_recovery_on=False, look_back_s=60.0)
+    path.write_text("")
+    assert SettingsFile(path).read() == StreamSettings()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"heartbeat_s = 0", "heartbeats are 0.1 to 300 seconds apart"),
+        (b"heartbeat_s = nan", "heartbeats are"),
+        (b"heartbeats = 3", "unknown field `heartbeats`"),
+        (b'heartbeat_s = "10"', "Expected `float`, got `str`"),
+        (b"heartbeat_s = ", "Invalid value"),
+        (b"\xff", "utf-8"),
+    ],
+)
+def test_what_is_no_setting_is_refused_with_its_reason(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "streams.toml"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=words) as refused:
+        SettingsFile(path).read()
+    assert str(path) in refused.value.message
+
+
+def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="No such file"):
+        SettingsFile(tmp_path / "streams.toml").read()
+
+
+@spec("STREAM-56")
+async def test_each_change_is_told_once(tmp_path: Path) -> None:
+    path, beside = tmp_path / "streams.toml", tmp_path / "new"
+    path.write_text("heartbeat_s = 1")
+    async with followed(path) as (world, told):
+        for content in ("heartbeat_s = 22", "heartbeat_s = 4"):
+            beside.write_text(content)
+            beside.replace(path)
+            for _ in range(3):
+                await world.pass_a_second()
+        assert told == [22.0, 4.0]
+
+
+async def test_what_is_still_being_written_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "streams.toml"
+    path.write_text("heartbeat_s = 1")
+    async with followed(path) as (world, told):
+        for content in ("", "heartbeat_s = 2", "heartbeat_s = 22"):
+            path.write_text(content)
+            await world.pass_a_second()
+        assert told == []
+        await world.pass_a_second()
+        assert told == [22.0]
+
+
+async def test_what_is_no_setting_or_gone_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "streams.toml"
+    path.write_text("heartbeat_s = 1")
+    async with followed(path) as (world, told):
+        path.unlink()
+        for _ in range(2):
+            await world.pass_a_second()
+        with caplog.at_level(logging.WARNING):
+            path.write_text("heartbeat_s = 333333")
+            for _ in range(3):
+                await world.pass_a_second()
+        assert (told, caplog.text.count("streams are served as before")) == ([], 1)
+        path.write_text("heartbeat_s = 4")
+        for _ in range(2):
+            await world.pass_a_second()
+        assert told == [4.0]
