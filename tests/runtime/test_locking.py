@@ -61,12 +61,12 @@ def _is_locked(host: Host) -> bool:
 
 
 async def _until(is_so: Callable[[], bool | Awaitable[bool]]) -> None:
-    for _ in range(1000):
-        found = is_so()
-        if found if isinstance(found, bool) else await found:
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not come so far")
+    async with asyncio.timeout(10):
+        while True:
+            found = is_so()
+            if found if isinstance(found, bool) else await found:
+                return
+            await asyncio.sleep(0)
 
 
 async def _killed(host: Host, memory: Memory) -> None:

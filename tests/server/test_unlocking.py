@@ -167,7 +167,9 @@ async def test_lists_say_nothing_of_what_was_said(tmp_path: Path) -> None:
             named = await http.get("/v1/questions?session=s1", headers=headers)
             assert named.json() == page.json()
         assert [info async for info in app.host.store.list()] != []
-        assert (await http.get("/v1/sessions", headers=SHOWN)).json()["sessions"] == []  # nobody was asked for a name
+        assert (await http.get("/v1/sessions", headers=SHOWN)).json()[
+            "sessions"
+        ] == []  # nobody was asked for a name
 
 
 async def test_whoever_is_known_lists_names_and_no_titles(tmp_path: Path) -> None:

@@ -221,12 +221,10 @@ class ClientStream:
         now: float,
     ) -> None:
         self._stream = stream
-        self._secret = secret
-        self._old_secret = old_secret
+        self._secret, self._old_secret = secret, old_secret
         self._cancel_after_s = cancel_after_s
         self._backoff = backoff
-        self._patience_s = patience_s
-        self._stall_after_s = stall_after_s
+        self._patience_s, self._stall_after_s = patience_s, stall_after_s
         self._state = _State.WAITING
         self._deadline: Deadline | None = Deadline(now, "the first connection")
         self._error: MidstreamError | None = None

@@ -23,7 +23,7 @@ from typing import Self, assert_never
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from midstream.core.calls import Site
 from midstream.core.frames import (
@@ -60,7 +60,7 @@ from midstream.core.frames import (
 )
 from midstream.core.messages import UserMessage
 from midstream.core.retention import Retention
-from midstream.core.session import CHUNKS_MAX, Received, Session
+from midstream.core.session import CHUNKS_MAX, Received, Session, StreamState
 from midstream.core.settings import StreamSettings
 from midstream.core.timing import Deadline, StallBudgets
 from midstream.core.turn import (
@@ -151,7 +151,7 @@ class Wire(Struct, frozen=True):
     records: Callable[[Iterable[tuple[EventId, bytes]]], Iterable[bytes]]
 
     def page(self, records: Sequence[tuple[EventId, bytes]]) -> Page:
-        """Encode records, at least one, each of which follows the one before it. The bytes go out as they are stored."""
+        """Encode records, at least one, each of which follows the one before it. The stored bytes go as they are."""
         first, last = records[0][0].position, records[-1][0].position
         assert last - first == len(records) - 1, f"{len(records)} events from {first} to {last}"
         return Page(first - 1, last, tuple(self.records(records)))
@@ -214,7 +214,7 @@ class ServerStream:
         self._snapshot_due: SnapshotDue | None = None
         self._in_flight: set[int] = set()
         self._requests: list[Request] = []
-        self._held: list[Chunk] = []
+        self._held: list[Submit] = []
         """Chunks that came before the admission; they are requested after it or never."""
         self._frames: list[bytes] = []
 
@@ -365,13 +365,8 @@ class ServerStream:
             return
         known = session.streams.get(self._open.stream)
         self._secret_digest = secret_digest or digest_shown(session, self._open)
-        if known and not hmac.compare_digest(known.secret_digest, self._secret_digest):
-            self.fail(WrongSecretError("this stream was opened with another secret"), now=now)
-            return
-        if self._open.stream and not known and self._open.next_seqno > 0 and self._event_id is not None:
-            # STREAM-6. Without an event id it is a client whose first chunk never arrived: it plays it back.
-            message = f"this session does not know the stream {self._open.stream!r}"
-            self.fail(StreamNotFoundError(message), now=now)
+        if (refusal := self._refusal(known)) is not None:
+            self.fail(refusal, now=now)
             return
         newest = EventId(session.epoch, session.position)
         begin = EventId(known.epoch, known.since) if known else None
@@ -413,7 +408,7 @@ class ServerStream:
         elif is_gone:
             reason = f"the event {self._event_id} is not on this session's line"
             self._queue(Gone(str(resume_from), reason, pruned_to.position + 1), now=now)
-        self._requests += map(self._submit, self._held)
+        self._requests += [replace(each, chunk=self._signed(each.chunk)) for each in self._held]
         self._held = []
 
     def accepted(self, seqno: int, *, now: float) -> None:
@@ -536,18 +531,24 @@ class ServerStream:
     def _take_chunk(self, frame: Chunk) -> None:
         if not self._open.stream:
             raise ProtocolError("a reader has no stream to send chunks on")
-        submit = self._submit(frame)
-        self._in_flight.add(submit.seqno)
+        chunk = self._signed(read_chunk(frame, stream=self._open.stream, secret_digest=""))
+        self._in_flight.add(chunk.seqno)
         if len(self._in_flight) > self._in_flight_max:
             raise ProtocolError(f"more than {self._in_flight_max} chunks wait for their acks")
-        if self.is_admitted:
-            self._requests.append(submit)
-        else:
-            self._held.append(frame)
+        queue = self._requests if self.is_admitted else self._held
+        queue.append(Submit(chunk.seqno, chunk))
 
-    def _submit(self, frame: Chunk) -> Submit:
-        chunk = read_chunk(frame, stream=self._open.stream, secret_digest=self._secret_digest)
-        return Submit(chunk.seqno, chunk)
+    def _refusal(self, known: StreamState | None) -> MidstreamError | None:
+        """Return why a client is not admitted to what the session knows of its stream."""
+        if known and not hmac.compare_digest(known.secret_digest, self._secret_digest):
+            return WrongSecretError("this stream was opened with another secret")
+        if self._open.stream and not known and self._open.next_seqno > 0 and self._event_id is not None:
+            # STREAM-6. Without an event id it is a client whose first chunk never arrived: it plays it back.
+            return StreamNotFoundError(f"this session does not know the stream {self._open.stream!r}")
+        return None
+
+    def _signed(self, chunk: Received) -> Received:
+        return replace(chunk, secret_digest=self._secret_digest)
 
     def _queue(self, frame: ServerFrame, *, now: float) -> None:
         self._frames.append(self.wire.frame(frame))
