@@ -14,6 +14,7 @@ from midstream.core.records import TurnEnded, TurnStatus
 from midstream.core.retention import Retention
 from midstream.core.turn import SendMessage
 from midstream.errors import SessionLockedError, UnauthorizedError, WrongSecretError
+from midstream.runtime import locking
 from midstream.runtime.agent import Agent, sub_agent
 from midstream.runtime.children import CHILD_MARK
 from midstream.runtime.host import Host
@@ -32,6 +33,11 @@ from tests.spec import spec
 
 SECRET = "s" * 43
 OTHER = "o" * 43
+
+
+@pytest.fixture(autouse=True)
+def _nobody_lingers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locking, "LINGER_S", 0.0)
 
 
 def _host(
@@ -121,6 +127,26 @@ async def test_the_last_of_several_holders_locks(tmp_path: Path) -> None:
         await world.advance(10.0)
         assert not _is_locked(host)
     await world.advance(10.0)
+    assert _is_locked(host)
+    await host.stop(grace_s=0.1)
+
+
+@spec("STREAM-83")
+async def test_a_client_that_comes_again_soon_finds_it_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locking, "LINGER_S", 5.0)
+    world = FakeWorld()
+    host = _host(tmp_path, [text("one")], Memory(), world=world)
+    await host.start()
+    with await _locks(host).hold("s", SECRET, begins=True):
+        await run_turn(host, "s", "hi")
+    awake = host.awake("s")
+    for _ in range(3):
+        await world.advance(4.0)
+        with await _locks(host).hold("s", SECRET):
+            assert host.awake("s") is awake
+    await world.advance(5.0)
     assert _is_locked(host)
     await host.stop(grace_s=0.1)
 

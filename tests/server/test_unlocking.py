@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import websockets
 
+from midstream.runtime import locking
 from midstream.server.access import Access, tokens
 from midstream.server.subjects import Subject
 from midstream.server.unlocking import Shown
@@ -210,7 +211,10 @@ async def test_who_shows_the_old_and_a_new_secret_has_changed_it(tmp_path: Path)
 
 
 @spec("STREAM-83")
-async def test_keys_are_forgotten_when_the_last_one_has_left_a_session_at_rest(tmp_path: Path) -> None:
+async def test_keys_are_forgotten_when_the_last_one_has_left_a_session_at_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locking, "LINGER_S", 0.0)
     app = escrowed_app(tmp_path, [text("one")])
     store = app.host.store
     assert isinstance(store, EscrowedShelf)

@@ -1,12 +1,14 @@
 """Which escrowed sessions are open in this process: as long as somebody is here for them, or they are at work.
 
 A secret opens a session for a request or a connection, and its keys stay with what they opened: the session that is
-awake. When the last holder has left, the session goes to sleep as soon as it rests, and its keys are forgotten.
+awake. Some seconds after the last holder has left, the session goes to sleep as soon as it rests, and its keys are
+forgotten.
 """
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -16,6 +18,8 @@ from midstream.world import World
 
 RECHECK_S = 60.0
 """Seconds after which a viewer that follows is asked again whether it may: its word may be withdrawn elsewhere."""
+LINGER_S = 5.0
+"""Seconds for which a session stays open that nobody holds: a client that polls, or connects anew, comes again."""
 LOOK_S = 0.5
 """Seconds between two looks at whether a session that nobody holds is at rest."""
 
@@ -69,8 +73,12 @@ class Locks:
         self._sessions = sessions
         self._world = world
         self._holders: dict[str, int] = {}
+        self._open: set[str] = set()
+        """Sessions that somebody has opened, and that were not locked since."""
         self._with_client: set[str] = set()
         """Sessions whose client has shown its own secret since they were opened."""
+        self._left_at: dict[str, float] = {}
+        """When the last holder of a session left that is not locked yet."""
         self._locking: dict[str, asyncio.Task[None]] = {}
         self._looking: set[asyncio.Event] = set()
         """Rung for each viewer that follows when it is to be asked again whether it may."""
@@ -89,6 +97,7 @@ class Locks:
         except BaseException:
             self.let_go(place)
             raise
+        self._open.add(place)
         if opened is not None and opened.is_client and place not in self._with_client:
             self._with_client.add(place)
             self._sessions.carry_on(place)
@@ -97,12 +106,18 @@ class Locks:
     def let_go(self, session: str) -> None:
         """Count a holder less."""
         self._holders[session] -= 1
-        if not self._holders[session]:
-            del self._holders[session]
-            if session not in self._locking and not self._is_stopped:
+        if self._holders[session]:
+            return
+        del self._holders[session]
+        if session not in self._open:
+            self.escrow.lock(session)  # it was refused
+        else:
+            self._left_at[session] = self._world.monotonic()
+            locking = self._locking.get(session)
+            if (locking is None or locking.done()) and not self._is_stopped:
                 task = self._world.spawn(self._lock(session), name=f"lock {session}")
                 self._locking[session] = task
-                task.add_done_callback(lambda _: self._locking.pop(session, None))
+                task.add_done_callback(partial(self._forget_task, session))
 
     async def withdraw_viewers(self, session: str) -> None:
         """Let no viewer look at a session any more, and end those that do: elsewhere within `RECHECK_S`."""
@@ -115,8 +130,10 @@ class Locks:
         must_look = asyncio.Event()
         self._looking.add(must_look)
         try:
-            while await self._is_good(opened):
+            while True:
                 must_look.clear()
+                if not await self._is_good(opened):
+                    break
                 wait_s = min(RECHECK_S, max(0.0, opened.expires_at - self._world.now()))
                 timer = self._world.later(wait_s, must_look.set)
                 try:
@@ -143,16 +160,26 @@ class Locks:
             await asyncio.wait(tasks)
 
     async def _lock(self, session: str) -> None:
-        """Lock a session once it is at rest, unless somebody comes before."""
+        """Lock a session once nobody comes for it any more and it is at rest."""
         while session not in self._holders:
-            try:
-                is_asleep = await self._sessions.rest(session)
-                if is_asleep:
-                    await self._sessions.tidy(session)
-            except MidstreamError:
-                is_asleep = False  # the store is busy: it sleeps, and gives up its lease later
-            if is_asleep and session not in self._holders:
+            wait_s = self._left_at[session] + LINGER_S - self._world.monotonic()
+            if wait_s <= 0 and await self._is_asleep(session) and session not in self._holders:
+                self._open.discard(session)
                 self._with_client.discard(session)
                 self.escrow.lock(session)
                 return
-            await self._world.sleep(LOOK_S)
+            await self._world.sleep(max(wait_s, LOOK_S))
+
+    async def _is_asleep(self, session: str) -> bool:
+        try:
+            is_asleep = await self._sessions.rest(session)
+            if is_asleep:
+                await self._sessions.tidy(session)
+        except MidstreamError:
+            return False  # the store is busy: it sleeps, and gives up its lease later
+        return is_asleep
+
+    def _forget_task(self, session: str, task: asyncio.Task[None]) -> None:
+        if self._locking.get(session) is task:
+            del self._locking[session]
+            self._left_at.pop(session, None)

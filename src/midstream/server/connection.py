@@ -280,9 +280,12 @@ class Connection:
         self._visitor.leave()
         if self._runner is not None:
             self._runner.detach()
-        self._holding.close()
-        if self._mark is not None:
-            self._among.presence(self._host).left(self.place, self._mark, self._stream.cancels_after_s)
+        holding = self._holding
+        if self._mark is None:
+            holding.close()
+            return
+        left = self._among.presence(self._host).left(self.place, self._mark, self._stream.cancels_after_s)
+        left.add_done_callback(lambda _: holding.close())  # the turn may have to be stopped until then
 
     @property
     def place(self) -> tuple[str, str]:

@@ -261,7 +261,9 @@ class ClientKeys:
 
     async def _rewrap(self, place: str, kept: _Kept, secret: str) -> bool:
         """Let a new secret open what the old one has opened; return whether nobody changed the row meanwhile."""
-        root = self._roots[place]
+        root = self._roots.get(place)
+        if root is None:
+            return False
         wrap = await self._wrapped(root.key, secret, _Holder(place))
         if root.unwritten is not None:
             root.unwritten = replace(root.unwritten, client=wrap)
