@@ -255,6 +255,28 @@ async def test_a_sub_agents_turn_goes_on_with_that_of_its_parent(tmp_path: Path)
     await second.stop(grace_s=0.1)
 
 
+@spec("STREAM-84")
+async def test_what_goes_on_elsewhere_does_not_wait_for_its_client(tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    memory = Memory()
+    first = _host(tmp_path, [[Gate(gate), *text("the end")]], memory)
+    second = _host(tmp_path, [], memory)
+    await first.start()
+    with await _locks(first).hold("s", SECRET, begins=True):
+        runner = await first.session("s", create=True)
+        await runner.submit(SendMessage(UserMessage.of("hi")))
+        await second.start()
+        await second.recovered()
+        assert (second.recovery.locked, second.recovery.failed) == (1, 0)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert [second.is_locked(info) async for info in second.store.list()] == [False]
+        gate.set()
+        await records_until_end(runner, after=0)
+    await first.stop(grace_s=0.1)
+    await second.stop(grace_s=0.1)
+
+
 # --- pruning
 
 
@@ -303,6 +325,11 @@ async def test_a_session_is_deleted_at_its_time_without_its_client(tmp_path: Pat
     second = _host(tmp_path, [text("one")], memory, world=world)
     await second.start()
     await second.recovered()
+
+    async def are_known() -> bool:
+        return [second.is_locked(info) async for info in second.store.list()] == [True, True]
+
+    await _until(are_known)
     with await _locks(second).hold("rests", SECRET):
         await records_until_end(await second.session("rests"), after=0)
     await world.advance(10.0)

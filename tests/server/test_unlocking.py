@@ -294,7 +294,11 @@ async def test_a_viewer_does_not_set_going_what_waits_for_its_client(tmp_path: P
         await second.start()
         await second.host.recovered()
         assert (second.host.recovery.total, second.host.recovery.locked) == (1, 1)
-        assert [second.host.is_locked(info) async for info in second.host.store.list()] == [True]
+
+        async def is_known() -> bool:
+            return [second.host.is_locked(info) async for info in second.host.store.list()] == [True]
+
+        await until(is_known)
         bearer = {"authorization": f"Bearer {word}"}
         shown = await http.get("/v1/sessions/s1", headers=bearer)
         assert (shown.status_code, shown.json()["status"]) == (200, "tools")

@@ -37,6 +37,7 @@ from midstream.store.contract import (
     Kept,
     Mark,
     Opened,
+    SessionInfo,
     Shelf,
     Store,
     Stored,
@@ -441,6 +442,64 @@ async def test_of_two_servers_that_begin_a_session_one_does(folder: Path) -> Non
         await other.escrow.open("s", OTHER, begins=True)
     await other.escrow.open("s", SECRET, begins=True)  # a client that was at the other one before
     assert await _read(other) == [CANARY.encode()] * 3
+
+
+class Slow(MemoryStore):
+    """Lets others run before and after all that it is asked for."""
+
+    async def kept(self, shelf: str, key: str) -> Kept | None:
+        await asyncio.sleep(0)
+        found = await super().kept(shelf, key)
+        await asyncio.sleep(0)
+        return found
+
+    async def find(self, session: str) -> SessionInfo | None:
+        await asyncio.sleep(0)
+        found = await super().find(session)
+        await asyncio.sleep(0)
+        return found
+
+    async def keep(self, shelf: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+        await asyncio.sleep(0)
+        version = await super().keep(shelf, key, body, expected=expected, at=at)
+        await asyncio.sleep(0)
+        return version
+
+
+@spec("STREAM-78")
+@pytest.mark.parametrize("pause", range(14))
+async def test_the_client_that_begins_a_session_is_never_refused_at_the_same_moment(
+    folder: Path, pause: int
+) -> None:
+    memory = Memory()
+    one, other = escrowed(Slow(memory), _keys(folder)), escrowed(Slow(memory), _keys(folder))
+    await one.open()
+    await other.open()
+
+    async def comes_again(store: Made) -> Opened | None:
+        for _ in range(pause):
+            await asyncio.sleep(0)
+        return await store.escrow.open("s", SECRET, begins=True)
+
+    said = await asyncio.gather(_begin(one), comes_again(one), comes_again(one), comes_again(other))
+    assert said[1] == said[2]
+    assert said[0] == 1
+    assert await _read(one) == [CANARY.encode()] * 3
+    assert await other.escrow.open("s", SECRET) == said[1]
+    assert await _read(other) == [CANARY.encode()] * 3
+
+
+async def test_what_was_deleted_at_another_server_can_be_begun_anew(folder: Path) -> None:
+    memory = Memory()
+    one, other = await _opened_store(memory, folder), await _opened_store(memory, folder)
+    epoch = await _begin(one)
+    await other.escrow.open("s", SECRET)
+    await one.release("s", epoch=epoch)
+    await one.delete("s")
+    with pytest.raises(WrongSecretError):
+        await other.escrow.open("s", SECRET)
+    await _begin(other, secret=OTHER, words="anew")
+    assert await _read(other) == [b"anew"] * 3
 
 
 async def test_who_begins_and_is_overtaken_meanwhile_writes_nothing(folder: Path) -> None:

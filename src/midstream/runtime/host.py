@@ -62,7 +62,7 @@ class Recovery(Struct):
         resumed: Turns that go on here.
         elsewhere: Turns of other living processes.
         interrupted: Turns that were ended: too old, or too many had died on them.
-        locked: Turns that wait for their clients to bring the secrets that open their sessions.
+        locked: Turns in sessions that only their clients can open: they wait for those, or go on elsewhere.
         failed: Sessions that cannot be read, or not now.
         seconds: How long it took.
     """
@@ -300,6 +300,7 @@ class Host:
             await self.session(session_id)
         except SessionLockedError:
             await self.store.delete(session_id)  # nobody works on it here, and it need not be read for that
+            self._locked.pop(session_id, None)
             return
         family = self._awake_with_children(session_id)
         for runner in family:
@@ -520,8 +521,7 @@ class Host:
         try:
             runner = await self.session(session_id)
         except SessionLockedError:
-            self.recovery.locked += 1
-            await self.note_locked(session_id)
+            self.recovery.locked += 1  # if nobody has it, the store tells the caretaker
             return
         except MidstreamError as error:
             self.recovery.failed += 1

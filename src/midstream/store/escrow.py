@@ -140,14 +140,19 @@ class ClientKeys:
     ) -> Opened | None:
         """See `Escrow.open`."""
         place = root_of(session)
-        for _ in range(_TRIES_MAX):
-            kept = await self._kept(place)
+        for tries in range(_TRIES_MAX):
             found = await self._store.find(place)
             has_records = found is not None and found.end > 0
+            kept = await self._kept(place)  # after the records: what opens them was written before them
             if has_records and kept.row is None and self._is_mixed:
                 return None
             if begins or old_secret:
                 _require_form(secret)
+            root = self._roots.get(place)
+            if root is not None and root.unwritten is None and kept.row is None:
+                if not tries:
+                    continue  # it was written at this moment
+                self.lock(place)  # it was deleted elsewhere
             row = self._row_here(place, kept, has_records=has_records)
             opened = await self._opened(place, row, secret, has_records=has_records)
             if old_secret:
@@ -156,8 +161,10 @@ class ClientKeys:
                     if not await self._rewrap(place, kept, secret):
                         continue  # somebody changed the row at this moment
                     opened = before
-            if opened is None and begins and not has_records:
+            if opened is None and begins and not has_records and place not in self._roots:
                 opened = await self._begun(place, secret)
+                if opened is None:
+                    continue  # another connection began it at this moment, perhaps of the same client
             if opened is None:
                 raise _refused()
             return opened
@@ -250,7 +257,7 @@ class ClientKeys:
         return found
 
     async def _begun(self, place: str, secret: str) -> Opened | None:
-        """Let a session that nobody has said anything in be this secret's; None where another client began it here."""
+        """Let a session that nobody has said anything in be this secret's; None where somebody else was faster."""
         key = ciphers.fresh_key(self._world)
         row = _Row(await self._wrapped(key, secret, _Holder(place)))
         if place in self._roots:
