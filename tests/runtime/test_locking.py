@@ -113,6 +113,22 @@ async def test_a_turn_that_nobody_watches_goes_on_and_then_its_keys_are_forgotte
     await host.stop(grace_s=0.1)
 
 
+@spec("STREAM-81")
+async def test_a_start_forgets_what_opens_deleted_sessions(tmp_path: Path) -> None:
+    memory, world = Memory(), FakeWorld()
+    first = _host(tmp_path, [text("one")], memory, world=world)
+    await first.start()
+    with await _locks(first).hold("s", SECRET, begins=True):
+        await run_turn(first, "s", "hi")
+    await first.stop(grace_s=0.1)
+    del memory.sessions["s"]
+    await world.advance(3601.0)
+    second = _host(tmp_path, [], memory, world=world)
+    await second.start()
+    await _until(lambda: set(memory.shelves["escrow"]) == {""})
+    await second.stop(grace_s=0.1)
+
+
 @spec("STREAM-83")
 async def test_the_last_of_several_holders_locks(tmp_path: Path) -> None:
     world = FakeWorld()

@@ -732,6 +732,26 @@ async def test_with_a_session_go_all_its_wraps(folder: Path) -> None:
         await _read(store)
 
 
+@spec("STREAM-81")
+async def test_wraps_that_a_dying_process_left_are_forgotten_by_the_next(folder: Path) -> None:
+    memory, world = Memory(), FakeWorld()
+    inner = MemoryStore(memory, world=world)
+    store = escrowed(inner, _keys(folder), world=world)
+    await store.open()
+    for session in ("s", "t"):
+        epoch = await _begin(store, session)
+        await store.release(session, epoch=epoch)
+    await inner.delete("s")  # and it dies before it drops the row
+    await store.close()
+    again = await _opened_store(memory, folder, world=world)
+    await again.escrow.forget_deleted()
+    assert set(memory.shelves["escrow"]) == {"", "s", "t"}  # somebody may be about to begin it
+    await world.advance(3601.0)
+    await again.escrow.forget_deleted()
+    assert set(memory.shelves["escrow"]) == {"", "t"}
+    await again.escrow.open("t", SECRET)
+
+
 async def test_a_part_that_is_deleted_leaves_the_whole_as_it_is(folder: Path) -> None:
     store = await _opened_store(Memory(), folder)
     await _begin(store)

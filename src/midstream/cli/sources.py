@@ -169,7 +169,10 @@ class FileSource:
         store = SQLiteStore(self._path)
         await store.open()
         try:
-            return await store.delete(session)
+            is_deleted = await store.delete(session)
+            if (wraps := await store.kept(ESCROW, session)) is not None:
+                await store.drop(ESCROW, session, expected=wraps.version)
+            return is_deleted
         finally:
             await store.close()
 

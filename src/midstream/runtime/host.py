@@ -147,6 +147,8 @@ class Host:
             raise
         self._recovering = self.world.spawn(self._recover(), name="recovery")
         self._caretaker.start()
+        if self.locks is not None:
+            self.locks.start()
 
     async def recovered(self) -> None:
         """Wait until start-up recovery has ended (its failures are counted in `recovery`)."""

@@ -8,6 +8,7 @@ forgotten.
 from __future__ import annotations
 
 import asyncio
+import logging
 from functools import partial
 from types import TracebackType
 from typing import Protocol, Self
@@ -22,6 +23,8 @@ LINGER_S = 5.0
 """Seconds for which a session stays open that nobody holds: a client that polls, or connects anew, comes again."""
 LOOK_S = 0.5
 """Seconds between two looks at whether a session that nobody holds is at rest."""
+
+_log = logging.getLogger(__name__)
 
 
 class Sessions(Protocol):
@@ -82,7 +85,12 @@ class Locks:
         self._locking: dict[str, asyncio.Task[None]] = {}
         self._looking: set[asyncio.Event] = set()
         """Rung for each viewer that follows when it is to be asked again whether it may."""
+        self._forgetting: asyncio.Task[None] | None = None
         self._is_stopped = False
+
+    def start(self) -> None:
+        """Begin to forget what opens sessions that were deleted by who died of it."""
+        self._forgetting = self._world.spawn(self._forget_deleted(), name="forget deleted")
 
     async def hold(self, session: str, secret: str, old_secret: str = "", *, begins: bool = False) -> Held:
         """Open a session for somebody who leaves the returned value when they need it no more.
@@ -153,11 +161,17 @@ class Locks:
     async def stop(self) -> None:
         """Look after nothing any more: the store forgets all keys when it is closed."""
         self._is_stopped = True
-        tasks = [*self._locking.values()]
+        tasks = [*self._locking.values(), *([self._forgetting] if self._forgetting else [])]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+
+    async def _forget_deleted(self) -> None:
+        try:
+            await self.escrow.forget_deleted()
+        except MidstreamError as error:
+            _log.warning("not looked for keys of deleted sessions: %s", error.code)
 
     async def _lock(self, session: str) -> None:
         """Lock a session once nobody comes for it any more and it is at rest."""

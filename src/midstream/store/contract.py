@@ -364,6 +364,9 @@ class Escrow(Protocol):
     async def withdraw_viewers(self, session: str) -> None:
         """Let no viewer's secret open a session any more."""
 
+    async def forget_deleted(self) -> None:
+        """Drop what opens sessions that are not there any more: whoever deleted them died before it could."""
+
     async def is_good(self, opened: Opened) -> bool:
         """Whether what was opened by a viewer's secret may still be looked at."""
 

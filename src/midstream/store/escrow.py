@@ -49,6 +49,8 @@ VIEWER = "viewer"
 """Kind of the words that open a session for looking: `viewer-` and 128 random bits."""
 VIEWERS_MAX = 100
 """Viewers' secrets of one session that are good at a time."""
+BEGINNING_S = 3600.0
+"""Seconds after which a row without a session is none that is just being begun."""
 NOBODY = ""
 """The row of no session: what is tried where there is none, so that it takes as long. It also shows at once whether
 the operator's keys are those of this store."""
@@ -204,6 +206,16 @@ class ClientKeys:
             if await self._keep(place, replace(kept.row, viewers=()), kept.version):
                 return
         raise _moving(session)
+
+    async def forget_deleted(self) -> None:
+        """See `Escrow.forget_deleted`."""
+        there = {info.session async for info in self._store.list()}
+        before = self._world.now() - BEGINNING_S
+        for kept in await self._shelf.shelf(ESCROW):
+            if kept.key in there or kept.key in self._roots or kept.key == NOBODY or kept.at > before:
+                continue
+            if await self._store.find(kept.key) is None:
+                await self._shelf.drop(ESCROW, kept.key, expected=kept.version)
 
     async def is_good(self, opened: Opened) -> bool:
         """See `Escrow.is_good`."""
