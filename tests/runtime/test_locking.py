@@ -81,11 +81,10 @@ async def _killed(host: Host, memory: Memory) -> None:
     inner = host.store._store
     assert isinstance(inner, MemoryStore)
     memory.kill(inner.owner)
-    for runner in [*host._awake.values()]:
-        runner._task.cancel() if runner._task else None
-        for task in runner._doing.values():
+    tasks = [task for runner in host._awake.values() for task in (runner._task, *runner._doing.values())]
+    for task in (host._caretaker._watching, *tasks):
+        if task is not None:
             task.cancel()
-    host._caretaker._watching.cancel() if host._caretaker._watching else None
     await _locks(host).stop()
 
 
