@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,6 +75,14 @@ class BrokenKeyring(FileKeyring):
 
     def set_password(self, service: str, username: str, password: str) -> None:
         raise ZeroDivisionError(f"cannot divide {password}")
+
+
+class DeadlyKeyring(FileKeyring):
+    """Keeps it, and the process is no more."""
+
+    def set_password(self, service: str, username: str, password: str) -> None:
+        super().set_password(service, username, password)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class ForgetfulKeyring(FileKeyring):

@@ -118,6 +118,24 @@ async def _follow(script: Script, connection: ServerConnection) -> None:
     connection.transport.abort()
 
 
+@contextlib.asynccontextmanager
+async def asks_to_wait(said: str) -> AsyncIterator[str]:
+    """Serve 503 with a `Retry-After`, as a proxy does whose server is away; yield its address."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            asked = (await reader.readuntil(b"\r\n\r\n")).lower()
+            _, _, said_length = asked.partition(b"content-length:")
+            await reader.readexactly(int(said_length.split()[0]) if said_length else 0)
+            head = f"HTTP/1.1 503 Away\r\nretry-after: {said}\r\ncontent-length: 4\r\nconnection: close\r\n\r\nsoon"
+            writer.write(head.encode())
+            await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
 class Cutter:
     """A wire to a server that can be cut, by hand or after so many bytes of the server's."""
 

@@ -52,8 +52,12 @@ class Proxy:
         async with server:
             self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             yield self
-            for writer in self._open:
-                writer.transport.abort()
+            self.cut()
+
+    def cut(self) -> None:
+        """Reset every connection, as a network does that is gone."""
+        for writer in self._open:
+            writer.transport.abort()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open.add(writer)

@@ -376,6 +376,17 @@ async def test_a_secret_is_kept_before_the_stream_and_until_after_it(
     await file.close()
 
 
+async def test_a_stream_whose_secret_cannot_be_kept_is_not_kept_either(path: Path) -> None:
+    nowhere = SecretStore(Path("/dev/null/secrets.db"), world=World())
+    file = CheckpointFile(path, server=SERVER, secrets=nowhere, world=FakeWorld())
+    await file.open()
+    with pytest.raises(UsageError, match=r"'/dev/null/secrets\.db' cannot be made"):
+        await file.write("a", SECRETIVE)
+    assert await file.streams() == []
+    await file.close()
+    await nowhere.close()
+
+
 async def test_a_stream_that_is_over_leaves_no_secret(
     ring: FileKeyring, file: CheckpointFile, secrets: SecretStore
 ) -> None:
@@ -434,13 +445,18 @@ def old(path: Path) -> Path:
     """A file of that time: two streams, and the traces of many that are over; a process died while it had it open."""
     path.parent.mkdir()
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
-        db.executescript(f"PRAGMA journal_mode = WAL;{_LAYOUT_1}")
+        db.executescript(f"PRAGMA secure_delete = OFF; PRAGMA journal_mode = WAL;{_LAYOUT_1}")
         db.execute("BEGIN")
         for number in range(200):
             stream, server = f"stream-{number}", SERVER if number != 1 else "http://other"
             db.execute("INSERT INTO stream VALUES (?, ?, 's1', NULL, NULL, 1, 100.0)", (stream, server))
             db.execute("INSERT INTO secret VALUES (?, ?)", (stream, f"{SECRET}-{number}"))
             db.execute("INSERT INTO chunk VALUES (?, 0, ?, ?)", (stream, digest_of(ONE), ONE))
+        db.execute("COMMIT")
+        db.execute(
+            "PRAGMA wal_checkpoint(TRUNCATE)"
+        )  # what is removed now stays where it was, on pages nobody uses
+        db.execute("BEGIN")
         for table in ("stream", "secret", "chunk"):
             db.execute(f"DELETE FROM {table} WHERE stream NOT IN ('stream-0', 'stream-1')")
         db.execute("COMMIT")

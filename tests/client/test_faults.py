@@ -9,18 +9,24 @@ import sys
 from pathlib import Path
 
 import pytest
+from keyring.core import load_keyring
 
 from midstream.client import Event, connect
+from midstream.client.os_keyring import OsKeyring
+from midstream.client.secret_store import Survey, survey
 from midstream.core.messages import Outcome
 from midstream.core.records import CallEnded, TurnEnded, TurnStatus
+from midstream.places import Places
 from midstream.testing import calls, text
 from midstream.world import Fault
 from tests.client.dying_client import note, pushing
+from tests.client.keyrings import FileKeyring, chosen
 from tests.house.source import ROOT
 from tests.server.serving import make_app, served
 from tests.spec import spec
 
 WAIT_S = 30.0
+NO_KEYRING = "keyring.backends.fail.Keyring"
 SHORT = [
     (Fault.BEFORE_CHECKPOINT, 1),
     (Fault.AFTER_CHECKPOINT, 1),
@@ -34,6 +40,50 @@ EVERY = [
 DEATHS = SHORT if os.environ.get("MIDSTREAM_FAULT_FULL") is None else [*SHORT, *EVERY]
 
 
+async def _live(url: str, state: Path, ledger: Path, point: Fault, count: int, **more: str) -> int | None:
+    """Let a client live in a process of its own until it dies, and return how that ended."""
+    arguments = [url, str(state), str(ledger), point.value, str(count)]
+    dying = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.client.dying_client", *arguments, cwd=ROOT, env={**os.environ, **more}
+    )
+    return await asyncio.wait_for(dying.wait(), WAIT_S)
+
+
+@pytest.mark.fault
+@spec("STREAM-87")
+@pytest.mark.parametrize("is_in_keyring", [False, True], ids=["in a file", "in a keyring"])
+@pytest.mark.parametrize("point", [Fault.BEFORE_CHECKPOINT, Fault.AFTER_CHECKPOINT])
+async def test_a_killed_client_leaves_no_secret_that_belongs_to_nothing(
+    tmp_path: Path, point: Fault, *, is_in_keyring: bool
+) -> None:
+    """One point lies between the secret and its checkpoint, the other behind both."""
+    ring, home = FileKeyring(), tmp_path / "home"
+    ring.path = str(tmp_path / "keyring.json")
+    more = {
+        "PYTHON_KEYRING_BACKEND": f"{FileKeyring.__module__}.FileKeyring",
+        "KEYRING_PROPERTY_PATH": ring.path,
+    }
+    more = {"MIDSTREAM_HOME": str(home), **(more if is_in_keyring else {})}
+    state, ledger, secrets = tmp_path / "client" / "state.db", tmp_path / "ledger", Places.found(home).secrets
+    ledger.touch()
+    script = [calls(("c1", "push", '{"button":"red"}')), text("one two")]
+    with chosen(ring if is_in_keyring else load_keyring(NO_KEYRING)):
+        async with served(make_app(script)) as server:
+            assert await _live(server.url, state, ledger, point, 1, **more) == -signal.SIGKILL
+            left = survey(secrets, now=0.0)
+            assert left == (Survey(in_keyring=1) if is_in_keyring else Survey(in_file=1))
+            assert len(ring.kept()) == left.in_keyring
+            client = connect(server.url, state=state, secrets=secrets, tools=[pushing(ledger)])
+            client._secrets._keyring = OsKeyring(put_s=WAIT_S, get_s=WAIT_S)
+            async with client:
+                turns = await client.resume_interrupted()
+                assert len(turns) == (point is Fault.AFTER_CHECKPOINT)
+                for turn in turns:
+                    async with asyncio.timeout(WAIT_S):
+                        assert [event async for event in turn][-1].is_end
+    assert (survey(secrets, now=0.0), ring.kept()) == (Survey(), [])
+
+
 @pytest.mark.fault
 @spec("STREAM-11", "STREAM-18", "STREAM-24")
 @pytest.mark.parametrize(("point", "count"), DEATHS)
@@ -41,11 +91,7 @@ async def test_a_killed_client_is_taken_up_by_the_next(tmp_path: Path, point: Fa
     state, ledger = tmp_path / "state.db", tmp_path / "ledger"
     ledger.touch()
     async with served(make_app([calls(("c1", "push", '{"button":"red"}')), text("one two")])) as server:
-        arguments = [server.url, str(state), str(ledger), point.value, str(count)]
-        dying = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.client.dying_client", *arguments, cwd=ROOT
-        )
-        code = await asyncio.wait_for(dying.wait(), WAIT_S)
+        code = await _live(server.url, state, ledger, point, count)
         lines = ledger.read_text().splitlines()
         assert (code, "lived" in lines) in ((-signal.SIGKILL, False), (0, True))
         async with connect(server.url, state=state, tools=[pushing(ledger)]) as client:

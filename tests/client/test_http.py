@@ -23,7 +23,7 @@ from midstream.core.frames import Ack, Chunk, Close, Error, Events, Heartbeat, O
 from midstream.errors import AccessError, ConnectionLostError, DrainingError, MidstreamError
 from midstream.server.problems import problem_of
 from tests.client.http_peer import HttpPeer
-from tests.client.peer import Script, breaks_in_a_frame, says
+from tests.client.peer import Script, asks_to_wait, breaks_in_a_frame, says
 from tests.spec import spec
 
 WAIT_S = 10.0
@@ -257,6 +257,15 @@ async def test_a_refusal_is_heard_as_its_type(down: Ways, status: int, kind: typ
         await transport.send([frames.encode(OPENING)])
         with pytest.raises(kind):
             await transport.receive()
+
+
+@spec("STREAM-29")
+async def test_a_proxy_that_asks_to_wait_is_heard(down: Ways) -> None:
+    async with asks_to_wait("7") as url, at(url, down) as transport:
+        await transport.send([frames.encode(OPENING)])
+        with pytest.raises(ConnectionLostError) as caught:
+            await transport.receive()
+    assert caught.value.retry_after_s == 7.0
 
 
 @pytest.mark.parametrize("script", [says(WELCOME), breaks_in_a_frame(WELCOME)])

@@ -29,11 +29,14 @@ async def _serving() -> AsyncIterator[str]:
         yield server.url
 
 
+SCRIPTS = re.findall(r"^```python\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=["with async", "without async"])
 def test_the_script_talks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (script,) = re.findall(r"^```python\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
     with in_a_thread(_serving) as url:
         exec(compile(script.replace("http://127.0.0.1:8000", url), "network.md", "exec"), {})  # our own guide
     assert capsys.readouterr().out == "It says hello."

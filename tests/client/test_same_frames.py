@@ -186,6 +186,15 @@ async def test_an_abort_ends_the_turn_and_a_disconnect_does_not(way: Way) -> Non
             assert last["status"] == "cancelled"
 
 
+@spec("STREAM-55")
+async def test_what_shall_become_of_a_turn_without_its_client_is_kept_with_its_stream(way: Way) -> None:
+    async with served(make_app(stuck())) as server, raw(server, way) as peer:
+        await peer.say(Open("k1", SECRET, cancel_after_s=29.5), chunk(0))
+        await peer.until("delta")
+        kept = (await server.app.host.session("s1")).state.streams["k1"].cancel_after_s
+        assert kept == (29.5 if way is Way.WEBSOCKET else 30.0)
+
+
 @spec("STREAM-31", "STREAM-39")
 async def test_a_ping_is_answered_by_a_heartbeat(way: Way) -> None:
     async with served(make_app(stuck())) as server, raw(server, way) as peer:

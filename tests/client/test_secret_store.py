@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sqlite3
 import stat
 import sys
@@ -323,6 +324,26 @@ async def main(path, name):
 
 asyncio.run(main(*sys.argv[1:]))
 """
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
+async def test_whoever_is_killed_while_the_keyring_keeps_it_leaves_a_trace_by_which_it_is_removed(
+    make: Open, ring: FileKeyring, path: Path
+) -> None:
+    chosen_there = {
+        "PYTHON_KEYRING_BACKEND": f"{FileKeyring.__module__}.DeadlyKeyring",
+        "KEYRING_PROPERTY_PATH": ring.path,
+    }
+    dying = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", WRITER, str(path), SECRET, cwd=ROOT, env={**os.environ, **chosen_there}
+    )
+    assert await asyncio.wait_for(dying.wait(), WAIT_S) == -signal.SIGKILL
+    with chosen(ring):
+        assert (ring.kept(), await make().get(SecretKey("server", "shared"))) == ([SECRET], None)
+        later = FakeWorld(at=World().now() + UNDERWAY_S + 1)
+        assert survey(path, now=later.now()) == Survey(orphans=1)
+        await make(world=later).settle(Keeper("any", str(path)), ())
+        assert (ring.kept(), _rows(path)) == ([], [])
 
 
 async def test_two_processes_of_one_user_do_not_disturb_each_other(store: SecretStore, path: Path) -> None:

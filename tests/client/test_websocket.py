@@ -11,7 +11,7 @@ from midstream.client.transports import SERVER_FRAME_BYTES_MAX, session_path, we
 from midstream.client.websocket import connect_websocket
 from midstream.core.frames import Ack, encode
 from midstream.errors import ConnectionLostError, MidstreamError
-from tests.client.peer import Peer, breaks_in_a_frame, says
+from tests.client.peer import Peer, asks_to_wait, breaks_in_a_frame, says
 from tests.spec import spec
 
 HUGE = b'"' + b"x" * SERVER_FRAME_BYTES_MAX + b'"'
@@ -60,6 +60,14 @@ async def test_a_refused_handshake_says_why(status: int) -> None:
     async with Peer(status).serving() as peer:
         with pytest.raises(MidstreamError, match=str(status)):
             await connect_websocket(_at(peer.url), headers={})
+
+
+@spec("STREAM-29")
+async def test_a_proxy_that_asks_to_wait_is_heard() -> None:
+    async with asks_to_wait("7") as url:
+        with pytest.raises(ConnectionLostError) as caught:
+            await connect_websocket(_at(url), headers={})
+    assert caught.value.retry_after_s == 7.0
 
 
 async def test_a_server_that_is_not_there_may_come_later() -> None:

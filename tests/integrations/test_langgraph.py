@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, interrupt
 
 from midstream.core.calls import UNKNOWN_CONTENT
-from midstream.core.records import CallEnded, decode
+from midstream.core.records import CallEnded, Record, decode
 from midstream.errors import CallReusedError, UsageError
 from midstream.integrations.langgraph import at_most_once
 from midstream.store.memory import Memory, MemoryStore
@@ -160,7 +161,13 @@ async def test_what_is_no_message_is_not_kept_and_said_so() -> None:
 
 
 async def test_other_arguments_and_no_thread_are_refused() -> None:
-    guard = at_most_once(MemoryStore())
+    told: list[str] = []
+
+    class Noting:
+        def appended(self, session: str, records: Sequence[Record]) -> None:
+            told.extend(f"{session} {type(record).__name__}" for record in records)
+
+    guard = at_most_once(MemoryStore(), observers=[Noting()])
 
     class Runtime:
         config = CONFIG
@@ -175,6 +182,7 @@ async def test_other_arguments_and_no_thread_are_refused() -> None:
 
     request = Request()
     assert (await guard(request, execute)).content == '{"name": "a"}'
+    assert {"langgraph:t CallStarted", "langgraph:t CallEnded"} <= {*told}
     request.tool_call = asked("act", "1", name="b")
     with pytest.raises(CallReusedError):
         await guard(request, execute)

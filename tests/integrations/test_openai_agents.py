@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from agents.testing import assistant_message, function_call
 from openai.types.responses import ResponseTextDeltaEvent
 
 from midstream.core.calls import UNKNOWN_CONTENT
-from midstream.core.records import Delta, ReplyCompleted, TurnEnded, TurnStatus, decode
+from midstream.core.records import Delta, Record, ReplyCompleted, TurnEnded, TurnStatus, decode
 from midstream.errors import SessionBusyError, UsageError
 from midstream.integrations.openai_agents import Midstream, _completed
 from midstream.store.memory import Memory, MemoryStore
@@ -70,12 +70,13 @@ class Lab:
         self.memory = Memory()
         self.model = Scripted()
         self.ran: list[str] = []
+        self.told: list[str] = []
         self.hangs = asyncio.Event()
         self.hangs_in = ""
 
     def agent(self) -> tuple[Midstream, Any]:
         self.memory.living.clear()
-        durable = Midstream(MemoryStore(self.memory))
+        durable = Midstream(MemoryStore(self.memory), observers=[self])
 
         @function_tool
         async def act(name: str) -> Any:
@@ -88,6 +89,9 @@ class Lab:
 
         tools = durable.tools([act])
         return durable, Agent(name="agent", model=durable.model(self.model), tools=tools)
+
+    def appended(self, session: str, records: Sequence[Record]) -> None:
+        self.told += [f"{session} {type(record).__name__}" for record in records]
 
     async def run(self, *, key: str = "k") -> Any:
         durable, agent = self.agent()
@@ -114,6 +118,7 @@ async def test_a_turn_is_told_again_without_model_and_tools() -> None:
     assert (lab.model.asked, sorted(lab.ran)) == (2, ["a", "b"])
     assert outputs(again) == outputs(first)
     assert [end.status for end in lab.records(TurnEnded)] == [TurnStatus.COMPLETED]
+    assert lab.told.count("s TurnEnded") == 1
 
 
 async def test_a_cut_run_keeps_its_siblings_and_says_what_is_unknown() -> None:

@@ -40,6 +40,7 @@ from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults
 from pydantic_ai.usage import UsageLimits
 
 from midstream.core.calls import UNKNOWN_CONTENT
+from midstream.core.intervals import Intervals
 from midstream.core.messages import Outcome
 from midstream.core.records import (
     AttemptFailed,
@@ -55,6 +56,7 @@ from midstream.core.records import (
 )
 from midstream.errors import SeqnoReusedError, SessionBusyError, UsageError
 from midstream.integrations.pydantic_ai_durable import Midstream
+from midstream.runtime.observing import Observer
 from midstream.store.memory import Memory, MemoryStore
 from midstream.tools import current_call
 from tests.spec import spec
@@ -66,7 +68,10 @@ Parts = list[Any]
 class Lab:
     """A memory that outlives processes, a scripted model, and tools that count."""
 
-    def __init__(self, *replies: Parts, on_doubt: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, *replies: Parts, on_doubt: dict[str, str] | None = None, observers: Sequence[Observer] = ()
+    ) -> None:
+        self.observers = observers
         self.memory = Memory()
         self.replies = replies
         self.policies = on_doubt
@@ -81,7 +86,9 @@ class Lab:
         """Be a process with nothing but the memory; the one before is dead."""
         for owner in list(self.memory.living):
             self.memory.kill(owner)
-        self.durable: Midstream[None] = Midstream(MemoryStore(self.memory), on_doubt=self.policies)
+        self.durable: Midstream[None] = Midstream(
+            MemoryStore(self.memory), on_doubt=self.policies, observers=self.observers
+        )
 
     def agent(self, **keywords: Any) -> Agent[None, Any]:
         model = FunctionModel(self._answer, stream_function=self._stream)
@@ -163,6 +170,30 @@ def answers(messages: Sequence[ModelMessage]) -> dict[str, Any]:
 
 
 STEPS: tuple[Parts, ...] = ([call("c1")], [call("p1"), call("p2"), call("p3")], [TextPart("all done")])
+
+
+class Watching:
+    """An observer that folds what it is told into what took how long."""
+
+    def __init__(self) -> None:
+        self._intervals = Intervals()
+        self.ended: list[tuple[str, str, str]] = []
+
+    def appended(self, session: str, records: Sequence[Record]) -> None:
+        for record in records:
+            self.ended += [
+                (each.kind.value, each.name, each.outcome)
+                for each in self._intervals.add(session, record)
+                if not each.is_open
+            ]
+
+
+async def test_who_watches_sees_model_calls_tools_and_the_turn() -> None:
+    watching = Watching()
+    lab = Lab([call("c1")], [TextPart("done")], observers=[watching])
+    await lab.run()
+    model = ("model", watching.ended[0][1], "ok")
+    assert watching.ended == [model, ("call", "act", "ok"), model, ("turn", "", "completed")]
 
 
 # --- the turn told again --------------------------------------------------------------------------------------

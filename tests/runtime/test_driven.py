@@ -82,6 +82,28 @@ async def test_a_whole_turn_is_four_appends() -> None:
     assert [type(record) for record in await stored(memory)].count(EpochStarted) <= 2
 
 
+async def test_observers_are_told_of_a_turn_that_another_loop_drives() -> None:
+    told: list[Record] = []
+
+    class Noting:
+        def appended(self, session: str, records: Sequence[Record]) -> None:
+            assert session == "s"
+            told.extend(records)
+
+    memory = Memory()
+    driver = Driver("loop", MemoryStore(memory), observers=[Noting()])
+    turn = await driver.begin("s", GO)
+    await turn.ask({})
+    turn.say((Delta(*turn.next_place, 0, "text", "one"),))
+    await turn.replied(ASKS, (), "native")
+    await asyncio.gather(called(turn, "a"), called(turn, "b"))
+    await turn.ask({})
+    await turn.replied(DONE, (), "")
+    await turn.close(TurnStatus.COMPLETED, {})
+    driver.leave("s")
+    assert told == [record for record in await stored(memory) if not isinstance(record, Delta)]
+
+
 async def test_words_are_journaled_before_the_reply_they_belong_to() -> None:
     memory = Memory()
     driver = Driver("loop", MemoryStore(memory))

@@ -10,11 +10,11 @@ import pytest
 from midstream.core.messages import UserMessage
 from midstream.core.records import Record
 from midstream.core.turn import SendMessage
-from midstream.runtime.agent import Agent
+from midstream.runtime.agent import Agent, sub_agent
 from midstream.runtime.host import Host
 from midstream.runtime.observing import Observers
 from midstream.store.memory import MemoryStore
-from midstream.testing.models import ScriptedModel, text
+from midstream.testing.models import ScriptedModel, calls, text
 from midstream.testing.worlds import FakeWorld
 
 
@@ -55,6 +55,35 @@ async def test_every_record_of_a_turn_is_told_but_the_words_on_their_way(
         )
     ]
     assert {record.getMessage() for record in caplog.records} == {"an observer failed: ValueError"}
+    assert "a secret" not in caplog.text
+    await host.stop(grace_s=0)
+
+
+class Meeting(Noting):
+    def answers(self, session: str, agent: str, model: str) -> None:
+        self.told.append((session, f"{agent} by {model}"))
+
+
+class Shy(Failing):
+    def answers(self, session: str, agent: str, model: str) -> None:
+        raise ValueError("a secret")
+
+
+async def test_who_answers_is_told_before_anything_is_appended(caplog: pytest.LogCaptureFixture) -> None:
+    world, meeting = FakeWorld(), Meeting()
+    helper = Agent(ScriptedModel([text("found it")]), name="helper")
+    named = sub_agent(helper, name="help", description="Helps.")
+    script = [calls(("help", '{"task": "look"}')), text("so")]
+    host = Host(Agent(ScriptedModel(script), name="main", tools=[named]), MemoryStore(), world=world)
+    for observer in (Shy(), Noting(), meeting):
+        host.observers.add(observer)
+    await host.start()
+    runner = await host.session("s1", create=True)
+    await runner.submit(SendMessage(UserMessage.of("hi")))
+    await world.settle()
+    assert not runner.state.is_live
+    first = dict(reversed(meeting.told))
+    assert first == {"s1": "main by scripted", "s1::1.1.0": "helper by scripted"}
     assert "a secret" not in caplog.text
     await host.stop(grace_s=0)
 

@@ -44,13 +44,9 @@ from midstream.core.session import Session, ToolsFound
 from midstream.core.timing import StallBudgets
 from midstream.core.turn import (
     AskModel,
-    AwaitCancelled,
-    AwaitClient,
     AwaitingModel,
-    CallExpired,
     CallFinished,
     CallProgress,
-    CancelExpired,
     ChildSpoke,
     Command,
     ModelFailed,
@@ -58,7 +54,6 @@ from midstream.core.turn import (
     ModelRemembered,
     ModelReplied,
     ModelSaid,
-    Obligation,
     PermissionAsked,
     PermissionDropped,
     RunCall,
@@ -72,6 +67,7 @@ from midstream.errors import ContextOverflowError, ModelCutError
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
 from midstream.runtime.performers import CUT_CONTENT, Performer
+from midstream.runtime.waits import Work
 from midstream.store.contract import Attempt
 from midstream.store.memory import MemoryStore
 from midstream.testing import ScriptedModel, Stall, calls, text
@@ -142,7 +138,7 @@ async def _live(agent: Agent, session: Session | None = None) -> tuple[Noted, Fa
     return noted, world
 
 
-async def _perform(agent: Agent, obligation: Obligation) -> Noted:
+async def _perform(agent: Agent, obligation: Work) -> Noted:
     noted = Noted()
     async with asyncio.timeout(5):
         await Performer(agent, World(), noted, NOBODY).perform(obligation, _session())
@@ -215,14 +211,6 @@ async def test_a_models_own_timeout_is_not_told_as_our_stall() -> None:
     (failed,) = noted.reports
     assert isinstance(failed, ModelFailed)
     assert (failed.code, failed.is_retriable) == ("model_unavailable", True)
-
-
-async def test_deadlines_report_that_they_have_passed() -> None:
-    agent = Agent(ScriptedModel([]))
-    expired = await _perform(agent, AwaitClient(3, 1, "c", deadline_at=1.0))
-    assert expired.reports == [CallExpired(3, 1, "c")]
-    cancelled = await _perform(agent, AwaitCancelled(3, deadline_at=1.0))
-    assert cancelled.reports == [CancelExpired(3)]
 
 
 def test_only_a_running_tool_is_worth_waiting_for() -> None:

@@ -1,30 +1,92 @@
-"""Let schemathesis look at our server for long: python -m tests.server.api_search [TIMES]."""
+"""Let schemathesis look at our server for long: python -m tests.server.api_search [TIMES].
+
+It knows the description alone, and who to be: an operator. Every phase and every check it has is on.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
-from midstream.testing.models import text
-from tests.server.serving import KEYS, chunk, make_app, served
-from tests.server.test_openapi import CONFIGURATION, SCHEMATHESIS
+from midstream.core.blobs import blob_of
+from midstream.core.replies import ModelRequest
+from midstream.core.settings import StreamSettings
+from midstream.integrations.prometheus import Prometheus
+from midstream.runtime.agent import Agent
+from midstream.server.access import Access, bearer
+from midstream.server.app import asgi
+from midstream.store.memory import MemoryStore
+from midstream.testing.models import ScriptedModel, Step, calls, text
+from midstream.tools import tool
+from tests.house.source import ROOT
+from tests.server.people import KNOWN, OPERATOR, say
+from tests.server.serving import Served, served
 
 EXAMPLES = 4
+HERE = Path(__file__).parent
+SCHEMATHESIS = ROOT / ".venv" / "schemathesis" / "bin" / "schemathesis"
+LARGE = "a line of a large result\n" * 10_000
+
+
+@tool(has_effects=False)
+def dump() -> str:
+    """Return much."""
+    return LARGE
+
+
+def _reply(request: ModelRequest) -> list[Step]:
+    is_first = len(request.history.entries) == 1
+    return calls(("dump", "{}")) if is_first else text("ready")
+
+
+@asynccontextmanager
+async def described() -> AsyncIterator[Served]:
+    """Serve an app with all there is, and with something in it; nothing waits for long."""
+    app = asgi(
+        Agent(ScriptedModel(_reply), tools=[dump]),
+        store=MemoryStore(),
+        access=Access(authenticate=bearer(KNOWN.get)),
+        observers=[Prometheus()],
+        settings=StreamSettings(heartbeat_s=1.0),
+    )
+    async with served(app) as server:
+        for session in ("s1", "s2"):
+            await say(server.http, session, OPERATOR)
+            runner = await server.app.host.session(session)
+            while runner.state.is_live:
+                await runner.wait(runner.newest.position)
+        yield server
+
+
+async def looking(server: Served, *options: str, is_quiet: bool = False) -> Process:
+    """Start schemathesis."""
+    [credential] = OPERATOR.values()
+    return await asyncio.create_subprocess_exec(
+        SCHEMATHESIS,
+        f"--config-file={HERE / 'schemathesis.toml'}",
+        "run",
+        f"{server.url}/v1/openapi.json",
+        f"--header=Authorization: {credential}",
+        "--request-timeout=2",
+        *options,
+        stdout=asyncio.subprocess.PIPE if is_quiet else None,
+        stderr=asyncio.subprocess.STDOUT if is_quiet else None,
+        env={
+            **os.environ,
+            "MIDSTREAM_API_HOOKS": str(HERE / "api_hooks.py"),
+            "MIDSTREAM_DIGEST": blob_of(LARGE).digest,
+        },
+    )
 
 
 async def main(times: int) -> int:
-    async with served(make_app([text("ready")] * 100_000)) as server:
-        await server.http.post("/v1/sessions/s1/chunks", json=chunk(), headers=KEYS)
-        looking = await asyncio.create_subprocess_exec(
-            SCHEMATHESIS,
-            f"--config-file={CONFIGURATION}",
-            "run",
-            f"{server.url}/v1/openapi.json",
-            f"--max-examples={EXAMPLES * times}",
-            "--exclude-operation-id=events",
-            "--request-timeout=5",
-        )
-        return await looking.wait()
+    async with described() as server:
+        return await (await looking(server, f"--max-examples={EXAMPLES * times}")).wait()
 
 
 if __name__ == "__main__":

@@ -215,11 +215,12 @@ test("a stream taken up after its turn had ended ends at once", () => {
   assert.equal(stream.error, null);
 });
 
-test("a later turn proves that this one is over", () => {
+test("a stream whose turn was over when it was taken up ends with what was there then, whatever runs now", () => {
   const kept = { session: "s", key: "k", secret: "x", cursor: "1-5", acked: 1, nextSeqno: 1, turn: 1 };
   const stream = new Stream(kept, NOW);
   open(stream);
-  stream.receive(welcome({ acked: 1, turn: 1, status: "model", event_id: "1-6", resume_from: "1-5" }), NOW);
+  const now = { acked: 1, turn: 1, turn_status: "completed", status: "model", event_id: "1-6", resume_from: "1-5" };
+  stream.receive(welcome(now), NOW);
   assert.equal(stream.phase, "live");
   stream.receive(events(["1-6", { ...delta("x"), turn: 2 }]), NOW);
   assert.equal(stream.phase, "ended");

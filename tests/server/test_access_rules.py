@@ -152,6 +152,9 @@ async def test_rule_2_a_tenant_gets_no_row_of_another_whatever_it_asks_for() -> 
             lines = (await client.get("/v1/sessions", headers=who)).json()["sessions"]
             assert sorted(line["id"] for line in lines) == names
         assert (await client.get("/v1/sessions/acme:s1", headers=ADA)).json()["session"] == "s1"
+        begun = await client.get("/v1/sessions/s1/poll?snapshots=begin", headers=ADA)
+        [snapshot] = [frame for frame in begun.json()["frames"] if frame["type"] == "snapshot"]
+        assert snapshot["session"]["session"] == "s1"
 
 
 async def test_rule_2_no_hook_lets_anybody_across_tenants() -> None:
@@ -484,6 +487,10 @@ async def test_rule_9_each_limit_is_told_in_a_problem(
             assert (await say(client, "s1", ADA)).status_code == 200
             answer = await say(client, "s2", ADA)
         assert told(answer) == expected
+        assert answer.headers["content-type"] == "application/problem+json"
+        problem = answer.json()
+        assert not problem["next"].startswith(("Do not repeat", "Try again at once"))
+        assert any(figure in problem["detail"] for figure in ("1", "2")), "how much is allowed"
         assert expected[0] == 431 or expected[0] == 413 or int(answer.headers["retry-after"]) >= 1
 
 
@@ -502,6 +509,45 @@ async def test_rule_9_an_address_has_limits_of_its_own_and_this_machine_has_none
         assert told(await guesser.get("/v1/sessions", headers=ADA)) == (429, "limit_reached")
         for _ in range(10):
             assert told(await client.get("/v1/sessions", headers=wrong)) == (401, "unauthorized")
+
+
+@spec("STREAM-74")
+async def test_rule_9_an_address_has_so_many_streams_and_its_neighbour_has_its_own() -> None:
+    app = guarded_app([[Stall()]], limits=Limits(connections_per_address_max=1))
+    async with served(app, trusted_proxies=["127.0.0.1"]) as server:
+        assert (await say(server.http, "s1", ADA)).status_code == 200
+        here = {**ADA, "x-forwarded-for": "198.51.100.7"}
+        async with server.http.stream("GET", EVENTS, headers=here) as first:
+            assert first.status_code == 200
+            more = await server.http.get(EVENTS, headers=here)
+            assert told(more) == (429, "limit_reached")
+            assert "1 connections of this address" in more.json()["detail"]
+            assert more.json()["next"].startswith("Do less at once")
+            neighbour = {**ADA, "x-forwarded-for": "198.51.100.8"}
+            async with server.http.stream("GET", EVENTS, headers=neighbour) as other:
+                assert other.status_code == 200
+
+
+@spec("STREAM-105")
+async def test_rule_9_frames_over_a_websocket_are_counted_as_requests_are() -> None:
+    app = guarded_app(limits=Limits(requests_per_minute=8))
+    async with served(app) as server:
+        async with Socket(server.socket(headers=ADA)) as socket:
+            await socket.say(opening())
+            assert (await socket.hear())["type"] == "welcome"
+            for _ in range(20):
+                await socket.say({"type": "ping"})
+            last = (await socket.hear_until("error"))[-1]
+            assert (last["code"], last["retry"], last["retry_after_s"] > 0) == (
+                "limit_reached",
+                "later",
+                True,
+            )
+            assert (await socket.hear_close())[0] == 1013
+        async with Socket(server.socket("s2", headers=BOB)) as other:  # another one's budget
+            await other.say(opening())
+            assert (await other.hear())["type"] == "welcome"
+        assert told(await server.http.get("/v1/sessions", headers=ADA)) == (429, "limit_reached")
 
 
 # --- 10. cost -------------------------------------------------------------------------------------

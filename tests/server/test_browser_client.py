@@ -1,4 +1,4 @@
-"""The browser client's own tests, which node runs: `browser_client.test.mjs`."""
+"""The browser client's own tests, which node runs: `browser_client.test.mjs` and those beside it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RUN_S = 50.0
 @pytest.mark.skipif(
     NODE is None, reason="the browser client is tested by node (20 or newer), which is not here"
 )
-@pytest.mark.parametrize("suite", ["browser_client", "transcript"])
+@pytest.mark.parametrize("suite", ["browser_client", "browser_kept", "browser_lifecycle", "transcript"])
 async def test_the_browser_client_keeps_its_promises(suite: str) -> None:
     assert NODE is not None
     process = await asyncio.create_subprocess_exec(

@@ -11,7 +11,8 @@ import pytest
 
 from midstream.core.frames import HEARTBEAT_S
 from midstream.core.server_stream import OPEN_WITHIN_S, ServerStream
-from midstream.errors import DrainingError, MidstreamError, OverloadedError
+from midstream.core.settings import StreamSettings
+from midstream.errors import DrainingError, MidstreamError, OverloadedError, ProtocolError
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
 from midstream.server.connection import SEND_S, Connection, Connections
@@ -29,6 +30,7 @@ class Wire:
     def __init__(self, *, ends_with_turn: bool = False) -> None:
         self.ends_with_turn = ends_with_turn
         self.is_full = False
+        self.gap_s = 0.0
         self.sent: list[Json] = []
         self.writes = 0
         self.is_open = asyncio.Event()
@@ -67,8 +69,8 @@ class Bench:
         self.among = among
         self.running: list[asyncio.Task[MidstreamError | None]] = []
 
-    def connect(self, wire: Wire) -> asyncio.Task[MidstreamError | None]:
-        stream = ServerStream(now=self.world.monotonic())
+    def connect(self, wire: Wire, *, heartbeat_s: float = HEARTBEAT_S) -> asyncio.Task[MidstreamError | None]:
+        stream = ServerStream(heartbeat_s=heartbeat_s, now=self.world.monotonic())
         connection = Connection(self.host, "s1", stream, wire, self.among)
 
         async def serve() -> MidstreamError | None:
@@ -180,6 +182,18 @@ async def test_silence_is_filled_with_heartbeats() -> None:
         )
         await on.world.advance(HEARTBEAT_S)  # the silence of the model is told as an event of its own
         assert records_of(wire.sent)[-1]["record"]["type"] == "stall_noticed"
+
+
+async def test_the_first_heartbeat_is_not_later_than_the_others() -> None:
+    async with bench() as on:
+        wire = Wire()
+        wire.say(opening())
+        on.connect(wire, heartbeat_s=0.5)
+        await on.world.settle()
+        await on.world.advance(0.6)
+        assert len(wire.heard("heartbeat")) == 1
+        await on.world.advance(1.0)
+        assert len(wire.heard("heartbeat")) == 3
 
 
 async def test_who_does_not_open_in_time_is_sent_away() -> None:
@@ -334,3 +348,16 @@ async def test_connections_are_counted_and_bounded() -> None:
         one_more = on.connect(Wire())
         await on.world.settle()
         assert (one_more.done(), len(on.among)) == (False, 3)
+
+
+@spec("STREAM-56")
+def test_chunks_in_requests_of_their_own_are_counted_by_their_numbers_while_they_last() -> None:
+    among = Connections(settings=StreamSettings(in_flight_max=2))
+    place, other = ("s1", "k1"), ("s1", "k2")
+    with among.under_way(place, 0), among.under_way(place, 1), among.under_way(place, 0):
+        with pytest.raises(ProtocolError), among.under_way(place, 2):
+            pytest.fail("it was let in")
+        with among.under_way(other, 2):
+            pass
+    with among.under_way(place, 2), among.under_way(place, 3):
+        pass

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 
 import httpx2
 import pytest
 from starlette.types import Message
 
+from midstream.core.blobs import Blob
 from midstream.core.frames import FRAME_BYTES_MAX
 from midstream.core.messages import Exchange
+from midstream.core.records import Sync
+from midstream.core.settings import StreamSettings
 from midstream.core.sse import ServerSentEvent, SseDecoder
 from midstream.errors import (
     MidstreamError,
@@ -22,7 +26,8 @@ from midstream.errors import (
     StoreFullError,
 )
 from midstream.runtime.runner import Runner
-from midstream.store.contract import Stored
+from midstream.server import http as http_module
+from midstream.store.contract import Mark, Stored
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.models import Gate, Stall, Step, calls, text
 from midstream.testing.stores import FailingStore
@@ -266,6 +271,58 @@ async def test_the_same_key_with_another_first_message_is_unprocessable() -> Non
     assert (answer.status_code, answer.json()["code"]) == (422, "stream_reused")
 
 
+class _Held(MemoryStore):
+    """Its appends wait while they are to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_go_on = asyncio.Event()
+        self.may_go_on.set()
+        self.has_begun = asyncio.Event()
+
+    async def append(
+        self,
+        session: str,
+        bodies: Sequence[bytes],
+        *,
+        expected: int,
+        epoch: int,
+        sync: Sync,
+        mark: Mark | None = None,
+        blobs: Sequence[Blob] = (),
+    ) -> int:
+        if not self.may_go_on.is_set():
+            self.has_begun.set()
+            await self.may_go_on.wait()
+        return await super().append(
+            session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark, blobs=blobs
+        )
+
+
+def withdrawal(seqno: int) -> Json:
+    return {"type": "chunk", "seqno": seqno, "payload": {"type": "withdraw"}}
+
+
+@spec("STREAM-56")
+async def test_a_chunk_more_than_may_be_in_flight_is_refused_and_may_come_later() -> None:
+    store = _Held()
+    app = make_app([text("hello")], store=store)
+    app.settings = StreamSettings(in_flight_max=1)
+    other = {"x-idempotency-key": "k2"}
+    async with called(app) as client, asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
+        assert (await post(client, chunk())).is_success
+        await records_until_end(await app.host.session("s1"), after=0)
+        store.may_go_on.clear()
+        first = group.create_task(post(client, withdrawal(0), **other))
+        await store.has_begun.wait()
+        refused = await post(client, withdrawal(1), **other)
+        assert (refused.status_code, refused.json()["code"]) == (400, "protocol")
+        again = group.create_task(post(client, withdrawal(0), **other))
+        store.may_go_on.set()
+        assert (await first).json() == (await again).json() == {"type": "ack", "seqno": 0}
+        assert (await post(client, withdrawal(1), **other)).json() == {"type": "ack", "seqno": 1}
+
+
 async def test_a_wrong_secret_is_refused_on_the_way_up_and_down() -> None:
     wrong = {**KEYS, "x-idempotent-encryption-key": "t" * 43}
     async with served(make_app([[Stall()]])) as server:
@@ -300,6 +357,39 @@ async def test_a_body_above_the_limit_is_refused_before_it_is_read_whole() -> No
     async with called(make_app()) as client:
         answer = await client.post("/v1/sessions/s1/chunks", content=endless(), headers=KEYS)
     assert (answer.status_code, answer.json()["code"]) == (413, "frame_too_large")
+
+
+@pytest.mark.parametrize("path", ["chunks", "answer", "events", "poll"])
+async def test_a_body_that_is_compressed_is_refused_with_what_is_taken(path: str) -> None:
+    async with called(make_app([text("hi")])) as client:
+        assert (await post(client, chunk())).status_code == 200
+        body = gzip.compress(json.dumps(chunk()).encode())
+        told = await client.post(
+            f"/v1/sessions/s1/{path}", content=body, headers={**KEYS, "content-encoding": "gzip"}
+        )
+        assert (told.status_code, told.json()["code"]) == (415, "unsupported_media_type")
+        assert told.headers["accept-encoding"] == "identity"
+        assert "Content-Encoding" in told.json()["next"]
+        plain = await post(client, chunk(), **{"content-encoding": "identity"})
+        assert (plain.status_code, plain.headers["x-midstream-replayed"]) == (200, "true")
+
+
+async def test_a_body_that_does_not_arrive_is_not_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_module, "BODY_S", 0.05)
+
+    async def half() -> AsyncIterator[bytes]:
+        yield b'{"type":'
+        await asyncio.Event().wait()
+
+    app = make_app()
+    async with called(app) as client:
+        answer = await asyncio.wait_for(
+            client.post("/v1/sessions/s1/chunks", content=half(), headers=KEYS), WAIT_S
+        )
+        assert (answer.status_code, answer.json()["code"]) == (503, "connection_lost")
+        assert (await client.get("/v1/sessions")).json()["sessions"] == []
 
 
 STORE_ERRORS = [

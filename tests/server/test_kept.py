@@ -24,7 +24,7 @@ from midstream.errors import DrainingError
 from midstream.runtime import journal as journal_module
 from midstream.runtime.host import Host
 from midstream.runtime.journal import Journal
-from midstream.server import connection as connection_module
+from midstream.server import copies as copies_module
 from midstream.server.connection import Connection, Connections
 from midstream.server.snapshot import body_within, snapshot_of
 from midstream.store.memory import Memory, MemoryStore
@@ -198,6 +198,7 @@ class _Slow:
     """A transport that takes one write and then waits to be released."""
 
     ends_with_turn = False
+    gap_s = 0.0
     is_full = False
 
     def __init__(self, opened: bytes) -> None:
@@ -223,7 +224,8 @@ async def test_a_slow_reader_that_is_overtaken_gets_a_snapshot_in_the_middle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(journal_module, "TAIL_RECORDS_MAX", 2)
-    monkeypatch.setattr(connection_module, "EVENTS_PER_FRAME_MAX", 4)
+    monkeypatch.setattr(copies_module, "EVENTS_PER_FRAME_MAX", 4)
+    monkeypatch.setattr(copies_module, "AHEAD_RECORDS_MAX", 4)
     async with served(make_app(ANSWER)) as server:
         host = server.app.host
         for number in range(3):

@@ -52,10 +52,9 @@ async def test_a_link_logs_one_browser_in_and_is_gone_from_its_address(browser: 
         assert await other.page.context.cookies() == []
 
 
-SPEAK = """async ([url, token]) => {
-  const { connect, ticketed } = await import(`${url}/static/client/midstream.js`);
-  const makeSocket = ticketed(() => ({ authorization: token }));
-  const client = await connect({ url, makeSocket });
+SPEAK = """async ([url, token, transport]) => {
+  const { connect } = await import(`${url}/static/client/midstream.js`);
+  const client = await connect({ url, transport, headers: () => ({ authorization: token }) });
   const words = [];
   for await (const { record } of client.send("s1", "hi")) if (record.type === "delta") words.push(record.text);
   return words.join("");
@@ -78,11 +77,13 @@ async def blank_site() -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-async def test_a_page_of_an_allowed_site_speaks_by_tickets(browser: Browser) -> None:
+@pytest.mark.parametrize("transport", ["websocket", "sse", "poll"])
+async def test_a_page_of_an_allowed_site_shows_who_asks(browser: Browser, transport: str) -> None:
+    """Over a WebSocket by a ticket, over plain HTTP by the header itself."""
     async with blank_site() as site, served(guarded_app(allowed_origins=[site])) as server:
         page = await (await browser.new_context()).new_page()
         await page.goto(f"{site}/")
-        assert await page.evaluate(SPEAK, [server.url, ADA["authorization"]]) == "Hello."
+        assert await page.evaluate(SPEAK, [server.url, ADA["authorization"], transport]) == "Hello."
         sent = await server.http.get("/v1/sessions", headers=ADA)
         assert [line["id"] for line in sent.json()["sessions"]] == ["s1"]
         await page.close()

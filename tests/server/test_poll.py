@@ -261,10 +261,10 @@ async def test_a_ping_is_answered_by_a_heartbeat_and_a_close_ends_what_waits() -
 @spec("STREAM-31", "STREAM-39")
 async def test_a_stream_in_a_session_where_nothing_was_said_has_heartbeats_too() -> None:
     async with served(make_app()) as server:
-        ping = {"json": {"type": "ping"}}
-        answer = await server.http.post("/v1/sessions/s1/chunks", headers=KEYS, **ping)
+        url, ping = "/v1/sessions/s1/chunks", {"type": "ping"}
+        answer = await server.http.post(url, json=ping, headers=KEYS)
         assert answer.json() == {"type": "heartbeat", "event_id": "0-0", "waiting_on": "nothing"}
-        assert (await server.http.post("/v1/sessions/s1/chunks", **ping)).status_code == 404
+        assert (await server.http.post(url, json=ping)).status_code == 404
         assert (await server.http.get("/v1/sessions")).json()["sessions"] == []
 
 

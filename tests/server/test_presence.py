@@ -9,6 +9,7 @@ from midstream.errors import DrainingError
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
 from midstream.server.connection import Connections
+from midstream.server.poll import GAP_S
 from midstream.server.presence import SHELF
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.models import ScriptedModel, Stall
@@ -20,9 +21,11 @@ from tests.spec import spec
 GRACE_S = 30.0
 
 
-async def begun(on: Bench, *, seqno: int = 0, connection: int = 1) -> tuple[Wire, asyncio.Task[object]]:
+async def begun(
+    on: Bench, *, seqno: int = 0, connection: int = 1, **wish: float | None
+) -> tuple[Wire, asyncio.Task[object]]:
     wire = Wire()
-    wire.say(opening(connection=connection, cancel_after_s=GRACE_S))
+    wire.say(opening(connection=connection, **(wish or {"cancel_after_s": GRACE_S})))
     if not seqno:
         wire.say(chunk())
     task = on.connect(wire)
@@ -73,6 +76,45 @@ async def test_a_client_that_comes_back_keeps_its_turn() -> None:
 
 
 @spec("STREAM-55")
+async def test_the_next_process_of_a_client_need_not_ask_again_and_is_missed_as_well() -> None:
+    async with bench([Stall()]) as on:
+        await lose(*await begun(on))
+        await on.world.advance(GRACE_S - 1.0)
+        again = await begun(on, seqno=1, connection=2, cancel_after_s=None)
+        await on.world.advance(GRACE_S * 2)
+        assert await is_live(on.host), "it is here"
+        await lose(*again)
+        await on.world.advance(GRACE_S - 1.0)
+        assert await is_live(on.host)
+        await on.world.advance(2.0)
+        assert not await is_live(on.host)
+
+
+@spec("STREAM-55")
+async def test_between_two_polls_a_client_is_not_gone() -> None:
+    async with bench([Stall()]) as on:
+        for connection in (1, 2):
+            wire, task = await begun(on, seqno=connection - 1, connection=connection, cancel_after_s=0.0)
+            wire.gap_s = GAP_S
+            await lose(wire, task)
+            await on.world.advance(GAP_S - 1.0)
+            assert await is_live(on.host)
+        await on.world.advance(2.0)
+        assert not await is_live(on.host)
+
+
+@spec("STREAM-55")
+async def test_a_wish_that_only_a_connection_had_is_lifted_by_the_next_one() -> None:
+    async with bench([Stall()]) as on:
+        wire, task = await begun(on, cancel_after_s=None)
+        await lose(*await begun(on, seqno=1, connection=2, cancel_after_s=GRACE_S))
+        await begun(on, seqno=1, connection=3, cancel_after_s=None)
+        await on.world.advance(GRACE_S * 2)
+        assert await is_live(on.host)
+        assert (wire.heard("error")[0]["code"], task.done()) == ("stream_fenced", True)
+
+
+@spec("STREAM-55")
 async def test_a_client_that_comes_back_to_another_process_keeps_its_turn() -> None:
     memory, world = Memory(), FakeWorld()
     async with bench([Stall()], world=world, memory=memory) as on:
@@ -81,7 +123,7 @@ async def test_a_client_that_comes_back_to_another_process_keeps_its_turn() -> N
         host = Host(Agent(ScriptedModel([])), store, world=world)
         await host.start()
         elsewhere = Bench(host, store, world, Connections(limit=3))
-        await begun(elsewhere, seqno=1, connection=2)
+        await begun(elsewhere, seqno=1, connection=2, cancel_after_s=None)
         await world.advance(GRACE_S * 2)
         assert await is_live(on.host)
         for task in elsewhere.running:

@@ -1,4 +1,4 @@
-"""The example of `docs/guides/security.md` runs, and its limits are the ones there are."""
+"""The examples of `docs/guides/security.md` run, and its limits are the ones there are."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import fields
 
 from midstream.server.limits import Limits
+from midstream.server.subjects import Subject
 from midstream.testing.models import ScriptedModel, text
 from tests.server.people import say, told
 from tests.server.serving import called
@@ -18,20 +19,77 @@ from tests.server.serving import called
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "security.md").read_text(encoding="utf-8")
 
 
-async def test_the_app_of_the_guide_knows_people_by_their_tokens(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def _app(number: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:  # noqa: ANN401 - the guide's
+    """Run the guide up to its program of a number, and return the app that this makes."""
     monkeypatch.chdir(tmp_path)
-    [program] = re.findall(r"^```python\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
+    programs = re.findall(r"^```python\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
+    assert len(programs) == 3
     claims = {"good": SimpleNamespace(user="ada", customer="acme", ends=None)}
+    keys = {"key-of-bob": Subject("bob")}
+
+    async def owner_of(key: str) -> Subject | None:
+        return keys.get(key)
+
     names: dict[str, Any] = {
         "model": ScriptedModel(lambda _: text("Hello.")),
         "my_tokens": SimpleNamespace(read=claims.get),
+        "my_logins": {"signed-in": Subject("eve")},
+        "my_keys": SimpleNamespace(owner_of=owner_of),
     }
-    exec(compile(program, "security.md", "exec"), names)  # it is our own guide
-    async with called(names["app"]) as client:
-        assert (await say(client, "s1", {"authorization": "Bearer good"})).status_code == 200
-        assert told(await say(client, "s1", {"authorization": "Bearer bad"})) == (401, "unauthorized")
+    for program in programs[:number]:
+        exec(compile(program, "security.md", "exec"), names)  # it is our own guide
+    return names["app"]
+
+
+BEARER = {"authorization": "Bearer good"}
+COOKIE = {"cookie": "__Host-login=signed-in"}
+KEY = {"x-api-key": "key-of-bob"}
+
+
+@pytest.mark.parametrize(
+    ("number", "good", "bad"),
+    [
+        (1, BEARER, [{}, COOKIE, KEY, {"authorization": "Bearer bad"}, {"authorization": "Basic good"}]),
+        (2, COOKIE, [{}, BEARER, KEY, {"cookie": "__Host-login=other"}, {"cookie": "login=signed-in"}]),
+        (3, KEY, [{}, COOKIE, {"x-api-key": "other"}]),
+        (3, BEARER, [{"authorization": "Bearer bad"}]),
+    ],
+    ids=["bearer", "cookie", "a function of one's own", "several ways"],
+)
+async def test_the_apps_of_the_guide_know_people_by_what_they_show(
+    number: int,
+    good: dict[str, str],
+    bad: list[dict[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    async with called(_app(number, monkeypatch, tmp_path)) as client:
+        assert (await say(client, "s1", good)).status_code == 200
+        assert (await client.get("/v1/sessions/s1", headers=good)).status_code == 200
+        for shown in bad:
+            assert told(await say(client, "s1", shown)) == (401, "unauthorized"), shown
+            assert told(await client.get("/v1/sessions/s1", headers=shown)) == (401, "unauthorized"), shown
+
+
+async def test_a_cookie_of_the_app_is_no_way_in_for_the_page_of_another_site(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with called(_app(2, monkeypatch, tmp_path)) as client:
+        assert (await say(client, "s1", COOKIE)).status_code == 200
+        form = {**COOKIE, "content-type": "application/x-www-form-urlencoded"}
+        for method, path in (
+            ("POST", "/cancel"),
+            ("DELETE", ""),
+            ("POST", "/resume"),
+            ("POST", "/viewers"),
+            ("DELETE", "/viewers"),
+        ):
+            answer = await client.request(method, f"/v1/sessions/s1{path}", headers=form)
+            assert told(answer) == (403, "foreign_origin"), path
+        assert told(await client.get("/v1/sessions/s1/events", headers=COOKIE)) == (403, "foreign_origin")
+        assert (await client.get("/v1/sessions/s1", headers=COOKIE)).json()["turns"] == 1
+        meant = {**COOKIE, "x-midstream": "1"}
+        assert (await client.post("/v1/sessions/s1/cancel", headers=meant)).status_code == 202
 
 
 def test_every_limit_is_in_the_guide_with_its_default() -> None:

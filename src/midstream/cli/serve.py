@@ -15,7 +15,15 @@ import msgspec
 
 from midstream.cli import Surroundings
 from midstream.cli.agents import find_access, find_agent, find_server
-from midstream.cli.listening import LOCAL_HOSTS, address_options, log_to_stderr, loop_factory, telling_options
+from midstream.cli.listening import (
+    LOCAL_HOSTS,
+    address_options,
+    allow_files,
+    collect_less,
+    log_to_stderr,
+    loop_factory,
+    telling_options,
+)
 from midstream.cli.terminal import clean
 from midstream.core.retention import EVENTS_FOR_S, Retention
 from midstream.errors import UsageError
@@ -151,6 +159,8 @@ def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN40
         trusted_proxies=options["trusted_proxies"],
         on_listening=tell,
     )
+    allow_files()
+    collect_less()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_served(serving, app, settings))
 
@@ -160,7 +170,7 @@ async def _served(serving: Coroutine[None, None, None], app: App, settings: Sett
     if settings is None:
         await serving
         return
-    following = asyncio.create_task(settings.follow(partial(setattr, app, "settings")))
+    following = app.world.spawn(settings.follow(partial(setattr, app, "settings")), name="follow settings")
     try:
         await serving
     finally:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing
 from enum import StrEnum
 from functools import partial
@@ -97,6 +97,7 @@ def connect(
     settings: ClientSettings | None = None,
     on_reconnecting: Callable[[str, bool], None] | None = None,
     on_stalled: Callable[[str, str], None] | None = None,
+    on_interrupted: Callable[[InterruptedTurn], Coroutine[Any, Any, None]] | None = None,
 ) -> Client:
     """Make a client of the server at `url`; use it as an async context manager.
 
@@ -105,9 +106,9 @@ def connect(
         state: A file in which streams are kept, so that another process can go on; made where it is missing,
             readable by its owner only, used by one process at a time. None keeps them in memory. Beside it,
             `midstream-transports.json` says which transport worked at which server.
-        secrets: Where the secrets of these streams are kept, apart from them, if no keyring of the system answers
-            (the extra `keyring`); and which a keyring has. By default `secrets.db` in the folder of this user's state,
-            for all clients. Readable by its owner only.
+        secrets: A file for the secrets of these streams, apart from them, readable by its owner only; where a keyring
+            of the system answers (the extra `keyring`) it only says which ones that has. By default one for all
+            clients of this user, `secrets.db` in the folder of their state.
         tools: Functions that run here, where the client is, when the model calls them.
         headers: Sent with each connection, such as an `authorization`. Not kept in the file. Without one the token of
             the variable MIDSTREAM_TOKEN is shown, or to a server of this machine the one its user's servers expect.
@@ -116,9 +117,13 @@ def connect(
         settings: What is kept, and for how long what is waited for; `Client.settings` changes it later.
         on_reconnecting: Called with the session, and whether its connection is being made anew, on each change.
         on_stalled: Called with the session and what its turn waits for, once for each silence. Nothing is cut.
+        on_interrupted: Iterates over a turn that an earlier process left. Called for each of them when the client
+            starts, all at the same time; what one of them raises is raised by `Client.close`. Without it nothing is
+            resumed but by `Client.resume_interrupted`.
 
     Raises:
-        UsageError: `url` is no address of a server, or `transport` none of these.
+        UsageError: `url` is no address of a server, or `transport` none of these; or this user has no home, and neither
+            `secrets` nor MIDSTREAM_HOME says where else.
         ToolDefinitionError: A function cannot be a tool, two have one name, or one belongs to the server (`question`,
             `sub_agent`).
     """
@@ -129,7 +134,7 @@ def connect(
     beside = None if state is None else Path(state).with_name(REMEMBERED)
     remembered = RememberedWays(beside, world=world)
     if state is not None and secrets is None:
-        secrets = Places.found().secrets
+        secrets = _secrets_of_this_user()
     return Client(
         url,
         state=state,
@@ -141,6 +146,7 @@ def connect(
         settings=settings or ClientSettings(),
         on_reconnecting=on_reconnecting or _ignore,
         on_stalled=on_stalled or _ignore,
+        on_interrupted=on_interrupted,
     )
 
 
@@ -164,6 +170,7 @@ class Client:
         settings: ClientSettings,
         on_reconnecting: Callable[[str, bool], None],
         on_stalled: Callable[[str, str], None],
+        on_interrupted: Callable[[InterruptedTurn], Coroutine[Any, Any, None]] | None,
     ) -> None:
         self.settings = settings
         self._url = url.rstrip("/")
@@ -173,6 +180,8 @@ class Client:
         self._ways = ways
         self._on_reconnecting = on_reconnecting
         self._on_stalled = on_stalled
+        self._on_interrupted = on_interrupted
+        self._taking_up: list[asyncio.Task[None]] = []
         self._secrets = secrets
         self._session_secrets = SessionSecrets(secrets, server=self._url, world=world)
         self._file = CheckpointFile(state, server=self._url, secrets=secrets, world=world)
@@ -182,7 +191,16 @@ class Client:
         self._attachments: dict[Attachment, str] = {}
 
     async def __aenter__(self) -> Self:
-        await self._file.open()
+        try:
+            await self._file.open()
+            if self._on_interrupted is not None:
+                for turn in await self.resume_interrupted():
+                    taking_up = self._on_interrupted(turn)
+                    task = self._world.spawn(taking_up, name=f"midstream take up {turn.session!r}")
+                    self._taking_up.append(task)
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(
@@ -192,15 +210,19 @@ class Client:
 
     async def close(self) -> None:
         """Detach from everything; turns go on at the server. Calling it twice is harmless."""
+        taking_up, self._taking_up = self._taking_up, []
+        for task in taking_up:
+            task.cancel()
         try:
+            failures = await asyncio.gather(*taking_up, return_exceptions=True)
             closing = (attachment.close() for attachment in self._attachments)
-            failures = await asyncio.gather(*closing, return_exceptions=True)
+            failures += await asyncio.gather(*closing, return_exceptions=True)
         finally:
             await self._ways.close()
             for each in (self._file, self._secrets, self._unkept, self._unkept_secrets):
                 await each.close()
         for failure in failures:
-            if failure is not None:
+            if failure is not None and not isinstance(failure, asyncio.CancelledError):
                 raise failure
 
     # --- what an application does -------------------------------------------------------------------------------
@@ -632,6 +654,13 @@ def _named(kind: type[E], name: str) -> E:
         return kind(name)
     except ValueError as error:
         raise UsageError(f"{name!r} is none of {', '.join(kind)}") from error
+
+
+def _secrets_of_this_user() -> Path:
+    try:
+        return Places.found().secrets
+    except RuntimeError as error:  # of pathlib, in a container whose user nobody knows
+        raise UsageError("this user has no home: set MIDSTREAM_HOME, or give `secrets=`") from error
 
 
 def _ignore(session: str, news: object) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
@@ -75,6 +76,8 @@ class HttpPaths(Struct, frozen=True):
             "x-idempotent-encryption-key": opening.secret,
             "x-idempotent-encryption-key-old": opening.old_secret,
         }
+        if opening.stream and opening.cancel_after_s is not None:
+            shown["x-idempotency-cancel-after"] = str(math.ceil(opening.cancel_after_s))
         return {**self.headers_down(), **{name: value for name, value in shown.items() if value}}
 
 

@@ -57,7 +57,7 @@ class Finding(StrEnum):
     BUFFERED = "buffered"
     """The first chunk came late: something holds the answer back."""
     AT_ONCE = "at once"
-    """All came in one piece: nothing is streamed."""
+    """One came alone, or all in one piece: nothing is streamed."""
     INCOMPLETE = "incomplete"
     """Chunks are missing: something cuts, or drops."""
     REFUSED = "refused"
@@ -130,8 +130,8 @@ class _Chunk(Struct, frozen=True):
 def judged(what: str, arrivals: Arrivals, pace: Pace) -> Probed:
     """Return what the chunks of a probe say.
 
-    A late first chunk is a buffer, whatever else is wrong; one piece is no streaming; less than was asked for is
-    incomplete.
+    A late first chunk is a buffer, whatever else is wrong; one alone, or all in one piece, is no streaming; less than
+    was asked for is incomplete.
     """
     times, count = arrivals.times, len(arrivals.times)
     first_s = round(times[0], 3) if times else None
@@ -143,6 +143,8 @@ def judged(what: str, arrivals: Arrivals, pace: Pace) -> Probed:
             f"the first chunk came after {first_s:.1f} s: something holds answers back until they are whole"
         )
         return Probed(what, Finding.BUFFERED, count, first_s, detail)
+    if count == 1 < pace.chunks:
+        return Probed(what, Finding.AT_ONCE, count, first_s, "one chunk came alone: nothing is streamed")
     if count < pace.chunks or arrivals.numbers != [*range(count)]:
         detail = f"{count} of {pace.chunks} chunks came: something cuts answers short"
         return Probed(what, Finding.INCOMPLETE, count, first_s, detail)

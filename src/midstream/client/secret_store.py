@@ -178,7 +178,6 @@ class SecretStore:
         Raises:
             UnavailableError, StoreFullError, UsageError, StoreDamagedError: As `get`.
         """
-        assert keeper.name, "what is nobody's are the secrets of sessions"
         if self._path is not None and self._path.exists():
             await self._call(lambda: self._settle(keeper, frozenset(streams)))
 
@@ -194,9 +193,8 @@ class SecretStore:
     async def _call(self, work: Callable[[], T]) -> T:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="midstream-secrets")
-        busy = f"another process has held the {CALLED} for {BUSY_S:g} s"
         return await asyncio.get_running_loop().run_in_executor(
-            self._thread, lambda: translated(work, called=CALLED, busy=busy)
+            self._thread, lambda: _translated(work, self._path)
         )
 
     def _close(self) -> None:
@@ -285,6 +283,7 @@ class SecretStore:
         self._execute("DELETE FROM entry WHERE name = ?", entry.name)
 
     def _settle(self, keeper: Keeper, streams: frozenset[str]) -> None:
+        assert keeper.name, "what is nobody's are the secrets of sessions"
         now = self._world.now()
         orphans = [_Entry(*row) for row in self._execute(_LEFT, now - UNDERWAY_S, keeper.name)]
         for *row, stream in self._execute(_STREAMS_OF, keeper.name).fetchall():
@@ -327,8 +326,12 @@ def survey(path: Path, *, now: float) -> Survey:
     Raises:
         UsageError, UnavailableError, StoreDamagedError: As `SecretStore.get`.
     """
-    busy = f"another process has held the {CALLED} for {BUSY_S:g} s"
-    return translated(lambda: _survey(path, now), called=CALLED, busy=busy)
+    return _translated(lambda: _survey(path, now), path)
+
+
+def _translated(work: Callable[[], T], path: Path | None) -> T:
+    called = f"{CALLED} {str(path)!r}"
+    return translated(work, called=called, busy=f"another process has held the {called} for {BUSY_S:g} s")
 
 
 def _survey(path: Path, now: float) -> Survey:

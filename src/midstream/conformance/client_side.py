@@ -35,11 +35,27 @@ from midstream.core.client_stream import (
     ClientStream,
     CursorMoved,
     Forgotten,
+    Write,
 )
 from midstream.core.frames import EventId, decode_payload
 
 STREAM = "stream-of-the-script"
 SECRET = "s" * 43
+
+
+def kept_after(kept: Checkpoint | None, write: Write) -> Checkpoint | None:
+    """Return what a checkpoint in memory is after a write; None where nothing is kept any more."""
+    if kept is None:
+        return None
+    match write:
+        case ChunkKept(seqno, payload):
+            return replace(kept, next_seqno=seqno + 1, unacked=(*kept.unacked, (seqno, payload)))
+        case ChunksAcked(seqno):
+            return replace(kept, unacked=tuple(each for each in kept.unacked if each[0] > seqno))
+        case CursorMoved(event_id):
+            return replace(kept, event_id=event_id)
+        case Forgotten():
+            return None
 
 
 class ClientTrial:
@@ -75,29 +91,11 @@ class ClientTrial:
 
     def _settle(self) -> None:
         for write in self._stream.writes():
-            self._keep(write)
+            self._checkpoint = kept_after(self._checkpoint, write)
         self._sent += [msgspec.json.decode(frame) for frame in self._stream.frames_to_send()]
         self._told += [
             str(event.event_id) if isinstance(event, Applied) else "forget" for event in self._stream.events()
         ]
-
-    def _keep(self, write: ChunkKept | ChunksAcked | CursorMoved | Forgotten) -> None:
-        kept = self._checkpoint
-        if kept is None:
-            return
-        match write:
-            case ChunkKept(seqno, payload):
-                self._checkpoint = replace(
-                    kept, next_seqno=seqno + 1, unacked=(*kept.unacked, (seqno, payload))
-                )
-            case ChunksAcked(seqno):
-                self._checkpoint = replace(
-                    kept, unacked=tuple(each for each in kept.unacked if each[0] > seqno)
-                )
-            case CursorMoved(event_id):
-                self._checkpoint = replace(kept, event_id=event_id)
-            case Forgotten():
-                self._checkpoint = None
 
     def _difference(self, step: Json) -> str | None:
         match step:
@@ -116,7 +114,7 @@ class ClientTrial:
             case _:
                 return (
                     self._difference_of_state(step)
-                    if len(step) == 1 and step.keys() <= _STATES
+                    if len(step) == 1 and step.keys() <= STATES
                     else self._act(step)
                 )
 
@@ -186,4 +184,5 @@ class ClientTrial:
         return None if found is wanted else f"{name} is {found}"
 
 
-_STATES = {"acknowledged", "reconnecting", "degraded", "kept"}
+STATES = frozenset({"acknowledged", "reconnecting", "degraded", "kept"})
+"""Steps that ask what a client says of itself."""

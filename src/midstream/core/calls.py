@@ -106,7 +106,7 @@ CHOICES = {
 """The answers each question takes."""
 
 
-class CallPlan(Struct, frozen=True, omit_defaults=True):
+class CallPlan(Struct, frozen=True, gc=False, omit_defaults=True):
     """What was known of a call when its reply was journaled: enough to go on without the tool's code.
 
     Args:
@@ -134,7 +134,7 @@ class CallPlan(Struct, frozen=True, omit_defaults=True):
     answer_s: float = 0.0
 
 
-class CallState(Struct, frozen=True):
+class CallState(Struct, frozen=True, gc=False):
     """One call of the running batch, as folded from the journal."""
 
     call: Call

@@ -81,6 +81,8 @@ HEARTBEAT_S_MAX = 300.0
 """No server may ask for more patience with its silence."""
 RETRY_AFTER_S_MAX = 300.0
 """No server may ask for a longer wait before the next try."""
+STOPPED_PATIENCE_S = 30.0
+"""Seconds for which the end of a turn is tried for that was stopped, when the server has the stop."""
 STALL_AFTER_S = 60.0
 """Seconds without an event after which a turn that waits for a machine counts as stalled: six heartbeats."""
 CONNECTIONS_OF_A_LIFE = 2**24
@@ -234,7 +236,7 @@ class ClientStream:
         self._acked_apart: set[int] = set()
         """Chunks above `_acked` that were acknowledged one by one; after a restart they are played back once more."""
         self._in_flight_max = IN_FLIGHT_MAX
-        self._is_abort_numbered = False
+        self._abort_seqno: int | None = None
         self._is_finishing = False
         # Inbound.
         self._received = after
@@ -296,8 +298,8 @@ class ClientStream:
         stream._next_seqno = checkpoint.next_seqno
         stream._unacked = dict(checkpoint.unacked)
         stream._acked = checkpoint.next_seqno - len(checkpoint.unacked)
-        said = [decode_payload(payload) for _, payload in checkpoint.unacked]
-        stream._is_abort_numbered = any(isinstance(each, AbortPayload) for each in said)
+        aborts = [n for n, said in checkpoint.unacked if isinstance(decode_payload(said), AbortPayload)]
+        stream._abort_seqno = aborts[0] if aborts else None
         stream._is_finishing = checkpoint.is_finishing
         return stream
 
@@ -424,9 +426,8 @@ class ClientStream:
 
     def abort(self) -> None:
         """Stop the stream's turn, or on a stream without one whichever runs. Asking twice is harmless."""
-        if not self._is_abort_numbered and not self.is_ended:
-            self._is_abort_numbered = True
-            self.submit(AbortPayload(self._turn or None))
+        if self._abort_seqno is None and not self.is_ended:
+            self._abort_seqno = self.submit(AbortPayload(self._turn or None))
 
     def finish(self) -> None:
         """End as soon as everything said is acknowledged, without waiting for a turn."""
@@ -496,8 +497,10 @@ class ClientStream:
         if self._failures == 0:
             self._lost_at = now
         self._failures += 1
-        if now - self._lost_at > self._patience_s:
-            message = f"no connection could be kept for {self._patience_s:g} s"
+        is_stopped = self._abort_seqno is not None and self._abort_seqno < self._acked
+        patience_s = min(self._patience_s, STOPPED_PATIENCE_S) if is_stopped else self._patience_s
+        if now - self._lost_at > patience_s:
+            message = f"no connection could be kept for {patience_s:g} s"
             self._end_with(ConnectionLostError(message))
             return
         # The first try comes at once: most cuts are short.
@@ -791,4 +794,5 @@ def _kinds(kind: type[MidstreamError]) -> Iterator[tuple[str, type[MidstreamErro
         yield from _kinds(narrower)
 
 
-_ERRORS = dict(_kinds(MidstreamError))
+# Whoever makes a narrower kind of an error for its own use, without a code of its own, does not take its place.
+_ERRORS = dict(reversed([*_kinds(MidstreamError)]))

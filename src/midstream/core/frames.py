@@ -39,7 +39,7 @@ HEARTBEAT_S = 10.0
 """Seconds of silence after which a server sends a heartbeat; three missed ones end a connection."""
 
 
-class EventId(Struct, frozen=True, order=True):
+class EventId(Struct, frozen=True, gc=False, order=True):
     """The place of a record on a journal's line: the epoch it was written under, and its position."""
 
     epoch: int
@@ -81,7 +81,7 @@ class SnapshotWhen(StrEnum):
     """Then, and for a reader without an event id also in the beginning, in the place of all events so far."""
 
 
-class Open(Struct, frozen=True, tag="open", tag_field="type", omit_defaults=True):
+class Open(Struct, frozen=True, gc=False, tag="open", tag_field="type", omit_defaults=True):
     """The first frame of a connection.
 
     Args:
@@ -115,18 +115,18 @@ class Open(Struct, frozen=True, tag="open", tag_field="type", omit_defaults=True
         return f"Open(stream={self.stream!r}, event_id={self.event_id!r}, next_seqno={self.next_seqno})"
 
 
-class Chunk(Struct, frozen=True, tag="chunk", tag_field="type"):
+class Chunk(Struct, frozen=True, gc=False, tag="chunk", tag_field="type"):
     """A numbered payload. Its bytes are the same whenever it is played back."""
 
     seqno: int
     payload: msgspec.Raw
 
 
-class Close(Struct, frozen=True, tag="close", tag_field="type"):
+class Close(Struct, frozen=True, gc=False, tag="close", tag_field="type"):
     """The client has seen all it wants; the turn goes on without it."""
 
 
-class Ping(Struct, frozen=True, tag="ping", tag_field="type"):
+class Ping(Struct, frozen=True, gc=False, tag="ping", tag_field="type"):
     """The client asks for a sign of life; the answer is a heartbeat."""
 
 
@@ -136,7 +136,7 @@ ClientFrame = Open | Chunk | Close | Ping
 # --- what a chunk may carry -------------------------------------------------------------------------------------
 
 
-class SayPayload(Struct, frozen=True, tag="say", tag_field="type", omit_defaults=True):
+class SayPayload(Struct, frozen=True, gc=False, tag="say", tag_field="type", omit_defaults=True):
     """A user's message, which opens the stream's turn, and the tools the client runs itself in it.
 
     While another turn runs, it waits for its end, or is refused, as `when_busy` says.
@@ -147,7 +147,7 @@ class SayPayload(Struct, frozen=True, tag="say", tag_field="type", omit_defaults
     when_busy: WhenBusy = WhenBusy.QUEUE
 
 
-class ResultPayload(Struct, frozen=True, tag="result", tag_field="type"):
+class ResultPayload(Struct, frozen=True, gc=False, tag="result", tag_field="type"):
     """The outcome of a call that the client ran."""
 
     turn: int
@@ -155,13 +155,13 @@ class ResultPayload(Struct, frozen=True, tag="result", tag_field="type"):
     result: Result
 
 
-class AbortPayload(Struct, frozen=True, tag="abort", tag_field="type", omit_defaults=True):
+class AbortPayload(Struct, frozen=True, gc=False, tag="abort", tag_field="type", omit_defaults=True):
     """Stop the turn; numbered like every chunk, so that it is retried until it is acknowledged."""
 
     turn: int | None = None
 
 
-class AnswerPayload(Struct, frozen=True, tag="answer", tag_field="type", omit_defaults=True):
+class AnswerPayload(Struct, frozen=True, gc=False, tag="answer", tag_field="type", omit_defaults=True):
     """What a person decided about a call that waits for them; see `Answer` for the fields."""
 
     turn: int
@@ -173,13 +173,13 @@ class AnswerPayload(Struct, frozen=True, tag="answer", tag_field="type", omit_de
     arguments: str | None = None
 
 
-class WithdrawPayload(Struct, frozen=True, tag="withdraw", tag_field="type", omit_defaults=True):
+class WithdrawPayload(Struct, frozen=True, gc=False, tag="withdraw", tag_field="type", omit_defaults=True):
     """Take back a queued message, or without a number all that wait."""
 
     number: int | None = None
 
 
-class ResumePayload(Struct, frozen=True, tag="resume", tag_field="type", omit_defaults=True):
+class ResumePayload(Struct, frozen=True, gc=False, tag="resume", tag_field="type", omit_defaults=True):
     """Go on with the last turn, which was interrupted or failed; it becomes the stream's turn."""
 
     turn: int | None = None
@@ -191,7 +191,7 @@ Payload = SayPayload | ResultPayload | AbortPayload | AnswerPayload | WithdrawPa
 # --- what a server says -----------------------------------------------------------------------------------------
 
 
-class Welcome(Struct, frozen=True, tag="welcome", tag_field="type"):
+class Welcome(Struct, frozen=True, gc=False, tag="welcome", tag_field="type"):
     """The first frame of a server, at once.
 
     Args:
@@ -233,7 +233,7 @@ class Welcome(Struct, frozen=True, tag="welcome", tag_field="type"):
     retention: dict[str, float | None] = field(default_factory=dict)
 
 
-class Ack(Struct, frozen=True, tag="ack", tag_field="type", omit_defaults=True):
+class Ack(Struct, frozen=True, gc=False, tag="ack", tag_field="type", omit_defaults=True):
     """Every chunk up to and with `seqno` is in the journal, on disk. Cumulative; may repeat.
 
     `is_single` says so of this one chunk alone (STREAM-53).
@@ -243,20 +243,20 @@ class Ack(Struct, frozen=True, tag="ack", tag_field="type", omit_defaults=True):
     is_single: bool = False
 
 
-class Event(Struct, frozen=True):
+class Event(Struct, frozen=True, gc=False):
     """One record and its place."""
 
     id: str
     record: msgspec.Raw
 
 
-class Events(Struct, frozen=True, tag="events", tag_field="type"):
+class Events(Struct, frozen=True, gc=False, tag="events", tag_field="type"):
     """Records in order, without gap: each position follows the one before it."""
 
     events: tuple[Event, ...]
 
 
-class Gone(Struct, frozen=True, tag="gone", tag_field="type"):
+class Gone(Struct, frozen=True, gc=False, tag="gone", tag_field="type"):
     """The client's event id is not on the line. Events after `resume_from` follow: forget what came later.
 
     Args:
@@ -270,7 +270,7 @@ class Gone(Struct, frozen=True, tag="gone", tag_field="type"):
     has_snapshot: bool = False
 
 
-class Snapshot(Struct, frozen=True, tag="snapshot", tag_field="type", omit_defaults=True):
+class Snapshot(Struct, frozen=True, gc=False, tag="snapshot", tag_field="type", omit_defaults=True):
     """The session as it was at an event, in the place of all events so far; those after it follow.
 
     Args:
@@ -284,7 +284,7 @@ class Snapshot(Struct, frozen=True, tag="snapshot", tag_field="type", omit_defau
     is_over: bool = False
 
 
-class Error(Struct, frozen=True, tag="error", tag_field="type", omit_defaults=True):
+class Error(Struct, frozen=True, gc=False, tag="error", tag_field="type", omit_defaults=True):
     """Something was refused. `seqno` names the chunk it is about; without it the connection ends.
 
     `expected` is the seqno to send next where the code is `seqno_gap`.
@@ -298,7 +298,7 @@ class Error(Struct, frozen=True, tag="error", tag_field="type", omit_defaults=Tr
     retry_after_s: float | None = None
 
 
-class Heartbeat(Struct, frozen=True, tag="heartbeat", tag_field="type"):
+class Heartbeat(Struct, frozen=True, gc=False, tag="heartbeat", tag_field="type"):
     """The connection lives. `event_id` is the newest event, `waiting_on` what the turn waits for."""
 
     event_id: str

@@ -24,13 +24,13 @@ def storable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-class Text(Struct, frozen=True, tag="text"):
+class Text(Struct, frozen=True, gc=False, tag="text"):
     """Words to read."""
 
     text: str
 
 
-class Thinking(Struct, frozen=True, tag="thinking", omit_defaults=True):
+class Thinking(Struct, frozen=True, gc=False, tag="thinking", omit_defaults=True):
     """What a model thought aloud. `signature` is the provider's, kept byte for byte.
 
     `is_redacted`: the provider withholds the words; `signature` holds them, for its own eyes, and `text` is empty.
@@ -41,7 +41,7 @@ class Thinking(Struct, frozen=True, tag="thinking", omit_defaults=True):
     is_redacted: bool = False
 
 
-class File(Struct, frozen=True, tag="file", omit_defaults=True):
+class File(Struct, frozen=True, gc=False, tag="file", omit_defaults=True):
     """An attachment: `data` is base64, or `url` says where it is."""
 
     media_type: str
@@ -50,7 +50,7 @@ class File(Struct, frozen=True, tag="file", omit_defaults=True):
     name: str | None = None
 
 
-class Call(Struct, frozen=True, tag="call", omit_defaults=True):
+class Call(Struct, frozen=True, gc=False, tag="call", omit_defaults=True):
     """A tool request.
 
     `id` is unique within its reply; where the provider gave none or gave one twice, it was minted and
@@ -82,7 +82,7 @@ class Outcome(StrEnum):
     """It started and nobody knows whether it took effect."""
 
 
-class UpstreamCall(Struct, frozen=True, tag="upstream_call", omit_defaults=True):
+class UpstreamCall(Struct, frozen=True, gc=False, tag="upstream_call", omit_defaults=True):
     """A tool that the upstream ran itself, elsewhere: shown and kept, never run here and never owed a result.
 
     Args:
@@ -108,7 +108,7 @@ UPSTREAM_CUT = "The agent that ran this tool did not say how it ended."
 ReplyPart = Text | Thinking | Call | UpstreamCall
 
 
-class Result(Struct, frozen=True, omit_defaults=True):
+class Result(Struct, frozen=True, gc=False, omit_defaults=True):
     """The answer to one call. `content` is what the model reads: plain text or JSON text.
 
     A large one is kept apart, once for each session (`core/blobs.py`): then `content` is only its beginning, `blob` the
@@ -122,7 +122,7 @@ class Result(Struct, frozen=True, omit_defaults=True):
     size: int = 0
 
 
-class Usage(Struct, frozen=True, omit_defaults=True):
+class Usage(Struct, frozen=True, gc=False, omit_defaults=True):
     """Tokens, as the provider counted them."""
 
     input_tokens: int = 0
@@ -142,7 +142,7 @@ class Finish(StrEnum):
     """We stopped listening: a cancel, or an owner that died. The text so far was kept."""
 
 
-class UserMessage(Struct, frozen=True, tag="user"):
+class UserMessage(Struct, frozen=True, gc=False, tag="user"):
     """What a person (or the host on their behalf) said."""
 
     parts: tuple[UserPart, ...]
@@ -153,7 +153,7 @@ class UserMessage(Struct, frozen=True, tag="user"):
         return cls((Text(text),))
 
 
-class Reply(Struct, frozen=True, omit_defaults=True):
+class Reply(Struct, frozen=True, gc=False, omit_defaults=True):
     """One answer of a model, whole. Its calls carry distinct ids."""
 
     parts: tuple[ReplyPart, ...]
@@ -177,7 +177,7 @@ class Reply(Struct, frozen=True, omit_defaults=True):
         return "".join(part.text for part in self.parts if isinstance(part, Text))
 
 
-class Exchange(Struct, frozen=True, tag="exchange", omit_defaults=True):
+class Exchange(Struct, frozen=True, gc=False, tag="exchange", omit_defaults=True):
     """A reply with the results of all its calls, in the calls' order: the unit of history.
 
     Raises:
@@ -199,7 +199,7 @@ class Exchange(Struct, frozen=True, tag="exchange", omit_defaults=True):
 Entry = UserMessage | Exchange
 
 
-class History(Struct, frozen=True):
+class History(Struct, frozen=True, gc=False):
     """A conversation that every model can be shown: user messages and whole exchanges."""
 
     entries: tuple[Entry, ...] = ()
@@ -209,7 +209,7 @@ class History(Struct, frozen=True):
         return History((*self.entries, entry))
 
 
-class ToolSpec(Struct, frozen=True, omit_defaults=True):
+class ToolSpec(Struct, frozen=True, gc=False, omit_defaults=True):
     """What a model is told of a tool. `parameters` is a JSON schema of an object."""
 
     name: str

@@ -50,7 +50,7 @@ class StalledOn(StrEnum):
     TOOL = "tool"
 
 
-class ClientTool(Struct, frozen=True, omit_defaults=True):
+class ClientTool(Struct, frozen=True, gc=False, omit_defaults=True):
     """A tool that the client of this turn runs itself."""
 
     spec: ToolSpec
@@ -63,7 +63,7 @@ class ClientTool(Struct, frozen=True, omit_defaults=True):
     """Seconds a person has to allow it; 0 for no limit."""
 
 
-class Parent(Struct, frozen=True):
+class Parent(Struct, frozen=True, gc=False):
     """The call whose work a session does.
 
     Args:
@@ -78,7 +78,7 @@ class Parent(Struct, frozen=True):
     path: tuple[str, ...]
 
 
-class EpochStarted(Struct, frozen=True, tag="epoch_started", tag_field="type"):
+class EpochStarted(Struct, frozen=True, gc=False, tag="epoch_started", tag_field="type"):
     """A new owner took the session. What older epochs were doing is in doubt from here on.
 
     `is_handover`: the owner before had given it up on purpose and did not die on it.
@@ -91,7 +91,7 @@ class EpochStarted(Struct, frozen=True, tag="epoch_started", tag_field="type"):
     is_handover: bool = False
 
 
-class JournalPruned(Struct, frozen=True, tag="journal_pruned", tag_field="type"):
+class JournalPruned(Struct, frozen=True, gc=False, tag="journal_pruned", tag_field="type"):
     """Stands in the place of a record and of all before it: the session that they folded to.
 
     It is no event: nobody is sent it. See `session.pruned` and `session.restored`.
@@ -102,14 +102,18 @@ class JournalPruned(Struct, frozen=True, tag="journal_pruned", tag_field="type")
     version: int = VERSION
 
 
-class StreamOpened(Struct, frozen=True, tag="stream_opened", tag_field="type"):
-    """A client's stream sent its first chunk. `secret_digest` commits to the secret it must show again."""
+class StreamOpened(Struct, frozen=True, gc=False, tag="stream_opened", tag_field="type", omit_defaults=True):
+    """A client's stream sent its first chunk. `secret_digest` commits to the secret it must show again.
+
+    With `cancel_after_s` its turn is stopped when its client was gone for so many seconds (STREAM-55).
+    """
 
     stream: str
     secret_digest: str
+    cancel_after_s: float | None = None
 
 
-class ChunkAccepted(Struct, frozen=True, tag="chunk_accepted", tag_field="type"):
+class ChunkAccepted(Struct, frozen=True, gc=False, tag="chunk_accepted", tag_field="type"):
     """The chunk `seqno` of a stream was taken, once. What it did follows in the same append."""
 
     stream: str
@@ -117,7 +121,9 @@ class ChunkAccepted(Struct, frozen=True, tag="chunk_accepted", tag_field="type")
     digest: str
 
 
-class MessageAccepted(Struct, frozen=True, tag="message_accepted", tag_field="type", omit_defaults=True):
+class MessageAccepted(
+    Struct, frozen=True, gc=False, tag="message_accepted", tag_field="type", omit_defaults=True
+):
     """A user's message opened turn number `turn`."""
 
     turn: int
@@ -137,7 +143,9 @@ class MessageAccepted(Struct, frozen=True, tag="message_accepted", tag_field="ty
     """Whose loop runs this turn, such as `pydantic-ai`; empty for our own. Only the driver goes on with it."""
 
 
-class MessageQueued(Struct, frozen=True, tag="message_queued", tag_field="type", omit_defaults=True):
+class MessageQueued(
+    Struct, frozen=True, gc=False, tag="message_queued", tag_field="type", omit_defaults=True
+):
     """A user's message came while a turn ran; it waits its turn. `number` counts a session's queued messages from 1."""
 
     number: int
@@ -149,7 +157,9 @@ class MessageQueued(Struct, frozen=True, tag="message_queued", tag_field="type",
     replies_max: int = 0
 
 
-class MessageWithdrawn(Struct, frozen=True, tag="message_withdrawn", tag_field="type", omit_defaults=True):
+class MessageWithdrawn(
+    Struct, frozen=True, gc=False, tag="message_withdrawn", tag_field="type", omit_defaults=True
+):
     """A queued message was taken back before its turn came; it never entered history."""
 
     number: int
@@ -157,7 +167,7 @@ class MessageWithdrawn(Struct, frozen=True, tag="message_withdrawn", tag_field="
     stream: str = ""
 
 
-class TurnResumed(Struct, frozen=True, tag="turn_resumed", tag_field="type", omit_defaults=True):
+class TurnResumed(Struct, frozen=True, gc=False, tag="turn_resumed", tag_field="type", omit_defaults=True):
     """A turn that was interrupted or had failed goes on, on request; `reply` is the one that comes next."""
 
     turn: int
@@ -167,7 +177,9 @@ class TurnResumed(Struct, frozen=True, tag="turn_resumed", tag_field="type", omi
     """The stream that asked for it, and whose turn it is from here on."""
 
 
-class AttemptStarted(Struct, frozen=True, tag="attempt_started", tag_field="type", omit_defaults=True):
+class AttemptStarted(
+    Struct, frozen=True, gc=False, tag="attempt_started", tag_field="type", omit_defaults=True
+):
     """The model is asked for reply `reply`; what earlier attempts said of this reply is void for readers."""
 
     turn: int
@@ -180,7 +192,7 @@ class AttemptStarted(Struct, frozen=True, tag="attempt_started", tag_field="type
     """A limit was reached: the model is shown no tools and asked to hand in what it has."""
 
 
-class Delta(Struct, frozen=True, tag="delta", tag_field="type", omit_defaults=True):
+class Delta(Struct, frozen=True, gc=False, tag="delta", tag_field="type", omit_defaults=True):
     """Words of a reply that is being made. `part` counts the parts of the reply from 0.
 
     A part that is a tool run by the upstream has `call`: once when it starts, and once more, whole, when it has ended.
@@ -196,7 +208,9 @@ class Delta(Struct, frozen=True, tag="delta", tag_field="type", omit_defaults=Tr
     call: UpstreamCall | None = None
 
 
-class AttemptFailed(Struct, frozen=True, tag="attempt_failed", tag_field="type", omit_defaults=True):
+class AttemptFailed(
+    Struct, frozen=True, gc=False, tag="attempt_failed", tag_field="type", omit_defaults=True
+):
     """The attempt gave no usable reply."""
 
     turn: int
@@ -207,7 +221,7 @@ class AttemptFailed(Struct, frozen=True, tag="attempt_failed", tag_field="type",
     at: float
 
 
-class AttemptResumable(Struct, frozen=True, tag="attempt_resumable", tag_field="type"):
+class AttemptResumable(Struct, frozen=True, gc=False, tag="attempt_resumable", tag_field="type"):
     """The provider keeps this attempt's reply, whoever listens; `token` is how to take it up again."""
 
     turn: int
@@ -216,7 +230,9 @@ class AttemptResumable(Struct, frozen=True, tag="attempt_resumable", tag_field="
     token: str
 
 
-class AttemptContinued(Struct, frozen=True, tag="attempt_continued", tag_field="type", omit_defaults=True):
+class AttemptContinued(
+    Struct, frozen=True, gc=False, tag="attempt_continued", tag_field="type", omit_defaults=True
+):
     """A cut attempt goes on where it stopped: what readers were shown of it stands, and only what is new follows.
 
     `number` counts the continuations of this attempt from 1.
@@ -230,7 +246,7 @@ class AttemptContinued(Struct, frozen=True, tag="attempt_continued", tag_field="
     not_before: float = 0.0
 
 
-class StallNoticed(Struct, frozen=True, tag="stall_noticed", tag_field="type", omit_defaults=True):
+class StallNoticed(Struct, frozen=True, gc=False, tag="stall_noticed", tag_field="type", omit_defaults=True):
     """Nothing came for longer than usual, and it is still waited for. For readers: nothing follows from it.
 
     Args:
@@ -247,7 +263,7 @@ class StallNoticed(Struct, frozen=True, tag="stall_noticed", tag_field="type", o
     call_id: str = ""
 
 
-class StallEnded(Struct, frozen=True, tag="stall_ended", tag_field="type", omit_defaults=True):
+class StallEnded(Struct, frozen=True, gc=False, tag="stall_ended", tag_field="type", omit_defaults=True):
     """Progress again, after `silent_s` seconds in all. What ended otherwise (cut, cancelled) has no such record."""
 
     turn: int
@@ -258,7 +274,7 @@ class StallEnded(Struct, frozen=True, tag="stall_ended", tag_field="type", omit_
     call_id: str = ""
 
 
-class HistoryCompacted(Struct, frozen=True, tag="history_compacted", tag_field="type"):
+class HistoryCompacted(Struct, frozen=True, gc=False, tag="history_compacted", tag_field="type"):
     """From this model call on, the model is shown nothing of the first `cut` entries of the history.
 
     The conversation was longer than it can read. The history itself stays whole.
@@ -270,7 +286,7 @@ class HistoryCompacted(Struct, frozen=True, tag="history_compacted", tag_field="
     at: float
 
 
-class ToolsChanged(Struct, frozen=True, tag="tools_changed", tag_field="type", omit_defaults=True):
+class ToolsChanged(Struct, frozen=True, gc=False, tag="tools_changed", tag_field="type", omit_defaults=True):
     """The tools that come and go are others than the session's readers were told last.
 
     `unreachable` names all sources that could not be asked now; their tools are among the removed.
@@ -283,7 +299,7 @@ class ToolsChanged(Struct, frozen=True, tag="tools_changed", tag_field="type", o
     unreachable: tuple[str, ...] = ()
 
 
-class Judgement(Struct, frozen=True, omit_defaults=True):
+class Judgement(Struct, frozen=True, gc=False, omit_defaults=True):
     """What a pool made of a request, and how it goes on from there. No words of the conversation.
 
     Args:
@@ -306,7 +322,7 @@ class Judgement(Struct, frozen=True, omit_defaults=True):
     rebuilt: str = ""
 
 
-class MemoryJudged(Struct, frozen=True, tag="memory_judged", tag_field="type"):
+class MemoryJudged(Struct, frozen=True, gc=False, tag="memory_judged", tag_field="type"):
     """How this attempt stands to what an upstream remembers. For readers: nothing follows from it.
 
     One attempt has several where an agent failed and a fresh one took its place.
@@ -319,14 +335,16 @@ class MemoryJudged(Struct, frozen=True, tag="memory_judged", tag_field="type"):
     at: float
 
 
-class PromptHead(Struct, frozen=True):
+class PromptHead(Struct, frozen=True, gc=False):
     """Digests of what a provider reads before the first message; equal ones mean equal bytes."""
 
     system: str
     tools: str
 
 
-class ReplyCompleted(Struct, frozen=True, tag="reply_completed", tag_field="type", omit_defaults=True):
+class ReplyCompleted(
+    Struct, frozen=True, gc=False, tag="reply_completed", tag_field="type", omit_defaults=True
+):
     """The reply is whole; none of its calls had started before this record."""
 
     turn: int
@@ -341,7 +359,7 @@ class ReplyCompleted(Struct, frozen=True, tag="reply_completed", tag_field="type
     """What stood before the messages it answers; None where the request was made by somebody else."""
 
 
-class CallStarted(Struct, frozen=True, tag="call_started", tag_field="type", omit_defaults=True):
+class CallStarted(Struct, frozen=True, gc=False, tag="call_started", tag_field="type", omit_defaults=True):
     """The intent to run a call, the `run`-th time. Written before the tool is touched."""
 
     turn: int
@@ -355,7 +373,7 @@ class CallStarted(Struct, frozen=True, tag="call_started", tag_field="type", omi
     """The arguments to run with (JSON text), where a person changed the model's."""
 
 
-class CallProgressed(Struct, frozen=True, tag="call_progressed", tag_field="type"):
+class CallProgressed(Struct, frozen=True, gc=False, tag="call_progressed", tag_field="type"):
     """A running tool said how far it is. For readers: nothing follows from it."""
 
     turn: int
@@ -366,7 +384,7 @@ class CallProgressed(Struct, frozen=True, tag="call_progressed", tag_field="type
     at: float
 
 
-class ChildSaid(Struct, frozen=True, tag="child_said", tag_field="type"):
+class ChildSaid(Struct, frozen=True, gc=False, tag="child_said", tag_field="type"):
     """A record of the session that does the work of a call, for the readers of this one.
 
     `position` is its place there; of nested sub-agents the record is again a `child_said`.
@@ -380,7 +398,7 @@ class ChildSaid(Struct, frozen=True, tag="child_said", tag_field="type"):
     record: msgspec.Raw
 
 
-class CallDoubted(Struct, frozen=True, tag="call_doubted", tag_field="type"):
+class CallDoubted(Struct, frozen=True, gc=False, tag="call_doubted", tag_field="type"):
     """The owner that ran a call died without its outcome, and somebody is being asked whether it happened."""
 
     turn: int
@@ -389,7 +407,9 @@ class CallDoubted(Struct, frozen=True, tag="call_doubted", tag_field="type"):
     at: float
 
 
-class QuestionAsked(Struct, frozen=True, tag="question_asked", tag_field="type", omit_defaults=True):
+class QuestionAsked(
+    Struct, frozen=True, gc=False, tag="question_asked", tag_field="type", omit_defaults=True
+):
     """A person must decide about a call; or, where `attempt` is set, about what an upstream's agent wants leave for.
 
     Such an agent waits in the middle of its answer. Its question has an id of its own as `call_id`, and all that is to
@@ -420,7 +440,9 @@ class QuestionAsked(Struct, frozen=True, tag="question_asked", tag_field="type",
     repeats: str = ""
 
 
-class QuestionAnswered(Struct, frozen=True, tag="question_answered", tag_field="type", omit_defaults=True):
+class QuestionAnswered(
+    Struct, frozen=True, gc=False, tag="question_answered", tag_field="type", omit_defaults=True
+):
     """A person decided; what follows of it stands in the same append. See `commands.Answer` for the fields."""
 
     turn: int
@@ -444,7 +466,7 @@ class WhyClosed(StrEnum):
     """Who asked it waits no more: its answer was cut, stopped, or went on without it."""
 
 
-class QuestionClosed(Struct, frozen=True, tag="question_closed", tag_field="type"):
+class QuestionClosed(Struct, frozen=True, gc=False, tag="question_closed", tag_field="type"):
     """A question of an upstream's agent is no longer open, and nobody has answered it."""
 
     turn: int
@@ -454,7 +476,7 @@ class QuestionClosed(Struct, frozen=True, tag="question_closed", tag_field="type
     at: float
 
 
-class AnswerUsed(Struct, frozen=True, tag="answer_used", tag_field="type"):
+class AnswerUsed(Struct, frozen=True, gc=False, tag="answer_used", tag_field="type"):
     """The decision about what an upstream's agent wanted leave for is used up. Written before the agent hears it."""
 
     turn: int
@@ -464,7 +486,7 @@ class AnswerUsed(Struct, frozen=True, tag="answer_used", tag_field="type"):
     at: float
 
 
-class CallEnded(Struct, frozen=True, tag="call_ended", tag_field="type", omit_defaults=True):
+class CallEnded(Struct, frozen=True, gc=False, tag="call_ended", tag_field="type", omit_defaults=True):
     """The one outcome of a call."""
 
     turn: int
@@ -475,7 +497,7 @@ class CallEnded(Struct, frozen=True, tag="call_ended", tag_field="type", omit_de
     """The outcome in the JSON of the turn's driver, where `result` cannot hold all of it."""
 
 
-class ResultArrivedLate(Struct, frozen=True, tag="result_arrived_late", tag_field="type"):
+class ResultArrivedLate(Struct, frozen=True, gc=False, tag="result_arrived_late", tag_field="type"):
     """What a call gave after it had been closed as `unknown`. Kept for people; the history stays as it was."""
 
     turn: int
@@ -484,7 +506,7 @@ class ResultArrivedLate(Struct, frozen=True, tag="result_arrived_late", tag_fiel
     at: float
 
 
-class OutcomeDamaged(Struct, frozen=True, tag="outcome_damaged", tag_field="type"):
+class OutcomeDamaged(Struct, frozen=True, gc=False, tag="outcome_damaged", tag_field="type"):
     """What stands for the outcome of a call whose record cannot be read any more. Never written; see `salvaged`."""
 
     turn: int
@@ -492,14 +514,16 @@ class OutcomeDamaged(Struct, frozen=True, tag="outcome_damaged", tag_field="type
     call_id: str
 
 
-class ExchangeCommitted(Struct, frozen=True, tag="exchange_committed", tag_field="type"):
+class ExchangeCommitted(Struct, frozen=True, gc=False, tag="exchange_committed", tag_field="type"):
     """The reply and all its results entered history together."""
 
     turn: int
     reply: int
 
 
-class CancelRequested(Struct, frozen=True, tag="cancel_requested", tag_field="type", omit_defaults=True):
+class CancelRequested(
+    Struct, frozen=True, gc=False, tag="cancel_requested", tag_field="type", omit_defaults=True
+):
     """The turn is stopped. Running tools have until `deadline_at` (seconds since 1970) to end.
 
     `status` is how it will end: `cancelled` by somebody, `failed` by its own time limit.
@@ -511,7 +535,7 @@ class CancelRequested(Struct, frozen=True, tag="cancel_requested", tag_field="ty
     status: TurnStatus = TurnStatus.CANCELLED
 
 
-class TurnEnded(Struct, frozen=True, tag="turn_ended", tag_field="type", omit_defaults=True):
+class TurnEnded(Struct, frozen=True, gc=False, tag="turn_ended", tag_field="type", omit_defaults=True):
     """The turn is over; the next message may come."""
 
     turn: int

@@ -151,7 +151,7 @@ class Wire(Struct, frozen=True):
     records: Callable[[Iterable[tuple[EventId, bytes]]], Iterable[bytes]]
 
     def page(self, records: Sequence[tuple[EventId, bytes]]) -> Page:
-        """Encode records, at least one, each of which follows the one before it. The stored bytes go as they are."""
+        """Encode records, one at least, each of which follows the one before it. Stored bytes go out as they are."""
         first, last = records[0][0].position, records[-1][0].position
         assert last - first == len(records) - 1, f"{len(records)} events from {first} to {last}"
         return Page(first - 1, last, tuple(self.records(records)))
@@ -204,11 +204,14 @@ class ServerStream:
         """How its frames are written down."""
         self._failure: MidstreamError | None = None
         self._deadline: Deadline | None = Deadline(now + OPEN_WITHIN_S, "the client owes its open frame")
+        """What is owed before the next heartbeat."""
+        self._spoke_at = now
         self._open = Open()
         self._event_id: EventId | None = None
         self._secret_digest = ""
         self._cursor = START.position
         self._was_admitted = False
+        self._cancel_after_s: float | None = None
         self._is_left = False
         """The client said `close`: it leaves the turn to itself."""
         self._snapshot_due: SnapshotDue | None = None
@@ -285,7 +288,7 @@ class ServerStream:
         """
         is_ours = isinstance(self._failure, UnavailableError | StreamFencedError)
         is_lost = self._was_admitted and not (self._is_left or is_ours)
-        return self._open.cancel_after_s if is_lost else None
+        return self._cancel_after_s if is_lost else None
 
     @property
     def cursor(self) -> int:
@@ -320,6 +323,11 @@ class ServerStream:
         requests, self._requests = self._requests, []
         return requests
 
+    @property
+    def has_frames(self) -> bool:
+        """Whether there is something to send."""
+        return bool(self._frames)
+
     def frames_to_send(self) -> list[bytes]:
         """Return the encoded frames to send, in order, and forget them."""
         frames, self._frames = self._frames, []
@@ -327,7 +335,9 @@ class ServerStream:
 
     def next_deadline(self) -> Deadline | None:
         """Say when to call `handle_deadline`, and why, or None while nothing is owed."""
-        return self._deadline
+        if self._deadline is not None or not self.is_admitted:
+            return self._deadline
+        return Deadline(self._spoke_at + self._heartbeat_s, "the client expects a sign of life")
 
     # --- inlets -------------------------------------------------------------------------------------------------
 
@@ -380,6 +390,8 @@ class ServerStream:
             resume_from = pruned_to
         elif self._open.snapshots is SnapshotWhen.BEGIN and not self._open.stream and self._event_id is None:
             self._snapshot_due = SnapshotDue.NEWEST
+        of_stream = known.cancel_after_s if known else None
+        self._cancel_after_s = of_stream if self._open.cancel_after_s is None else self._open.cancel_after_s
         self._cursor = resume_from.position
         self._state = _State.ADMITTED
         self._was_admitted = True
@@ -388,7 +400,7 @@ class ServerStream:
                 stream=self._open.stream,
                 event_id=str(newest),
                 resume_from=str(resume_from),
-                acked=len(known.digests) if known else 0,
+                acked=known.accepted if known else 0,
                 turn=known.turn if known else 0,
                 turn_status=turn_status_of(session, self._open.stream),
                 status=status_of(session),
@@ -470,7 +482,8 @@ class ServerStream:
             newest: The newest event of the session, for the heartbeat.
             waiting_on: What the turn waits for, see `waiting_on`.
         """
-        if self._deadline is None or now < self._deadline.at:
+        deadline = self.next_deadline()
+        if deadline is None or now < deadline.at:
             return
         if self._state is _State.OPENING:
             # Not the client's fault: a bad network may hold its first frame back. It tries again.
@@ -518,10 +531,7 @@ class ServerStream:
             raise MalformedFrameError(f"events are held back for 0 to {COALESCE_S_MAX} s")
         if frame.stream and not frame.secret:
             raise MalformedFrameError("a stream needs a secret")
-        if frame.cancel_after_s is not None and not 0 <= frame.cancel_after_s <= CANCEL_AFTER_S_MAX:
-            raise MalformedFrameError(
-                f"a turn is stopped after 0 to {CANCEL_AFTER_S_MAX:g} seconds alone, or never"
-            )
+        check_cancel_after(frame.cancel_after_s)
         self._event_id = EventId.parse(frame.event_id) if frame.event_id is not None else None
         self._open = frame
         self._state = _State.ADMITTING
@@ -531,7 +541,9 @@ class ServerStream:
     def _take_chunk(self, frame: Chunk) -> None:
         if not self._open.stream:
             raise ProtocolError("a reader has no stream to send chunks on")
-        chunk = self._signed(read_chunk(frame, stream=self._open.stream, secret_digest=""))
+        cancel_after_s = self._open.cancel_after_s
+        read = read_chunk(frame, stream=self._open.stream, secret_digest="", cancel_after_s=cancel_after_s)
+        chunk = self._signed(read)
         self._in_flight.add(chunk.seqno)
         if len(self._in_flight) > self._in_flight_max:
             raise ProtocolError(f"more than {self._in_flight_max} chunks wait for their acks")
@@ -555,7 +567,8 @@ class ServerStream:
         self._was_heard(now)
 
     def _was_heard(self, now: float) -> None:
-        self._deadline = Deadline(now + self._heartbeat_s, "the client expects a sign of life")
+        self._deadline = None
+        self._spoke_at = now
 
     def _end(self) -> None:
         self._state = _State.CLOSED
@@ -582,7 +595,21 @@ def _frame_of(error: MidstreamError, seqno: int | None = None) -> Error:
     return Error(error.code, error.message, error.retry, seqno, expected, error.retry_after_s)
 
 
-def read_chunk(frame: Chunk, *, stream: str, secret_digest: str) -> Received:
+def check_cancel_after(cancel_after_s: float | None) -> None:
+    """Let pass for how long a client may be gone (STREAM-55).
+
+    Raises:
+        MalformedFrameError: It is out of bounds.
+    """
+    if cancel_after_s is not None and not 0 <= cancel_after_s <= CANCEL_AFTER_S_MAX:
+        raise MalformedFrameError(
+            f"a turn is stopped after 0 to {CANCEL_AFTER_S_MAX:g} seconds alone, or never"
+        )
+
+
+def read_chunk(
+    frame: Chunk, *, stream: str, secret_digest: str, cancel_after_s: float | None = None
+) -> Received:
     """Return what a chunk says, ready for `session.decide`.
 
     Raises:
@@ -591,7 +618,7 @@ def read_chunk(frame: Chunk, *, stream: str, secret_digest: str) -> Received:
     if not 0 <= frame.seqno <= CHUNKS_MAX:
         raise MalformedFrameError(f"sequence numbers go from 0 to {CHUNKS_MAX}")
     command = _command_of(decode_payload(frame.payload), frame.seqno)
-    return Received(stream, secret_digest, frame.seqno, digest_of(frame.payload), command)
+    return Received(stream, secret_digest, frame.seqno, digest_of(frame.payload), command, cancel_after_s)
 
 
 def _command_of(payload: Payload, seqno: int) -> Command:

@@ -73,6 +73,8 @@ STREAMS_KEPT_MAX = 1024
 """Streams a session remembers; the oldest goes first. One stream is one turn of one client."""
 CHUNKS_MAX = 10_000
 """Chunks of one stream, all of whose digests are kept to tell a repetition from a conflict."""
+NEWEST_MAX = 64
+"""Digests that are gathered before they go to the others."""
 
 
 QUEUE_MAX = 100
@@ -83,7 +85,7 @@ CONTINUE = "[The turn was interrupted here. Go on where you stopped.]"
 """What the model is told where a resumed turn had stopped in the middle of its words."""
 
 
-class Unsettled(Struct, frozen=True):
+class Unsettled(Struct, frozen=True, gc=False):
     """A call that was closed as `unknown` and may still tell what came of it."""
 
     turn: int
@@ -92,7 +94,7 @@ class Unsettled(Struct, frozen=True):
     site: Site
 
 
-class StreamState(Struct, frozen=True):
+class StreamState(Struct, frozen=True, gc=False):
     """One client's stream, as the journal knows it."""
 
     secret_digest: str
@@ -105,13 +107,35 @@ class StreamState(Struct, frozen=True):
     queued: int = 0
     """The number of its message in the queue, where it had to wait."""
     digests: tuple[str, ...] = ()
-    """Digest of each accepted chunk; the next seqno is their number."""
+    """Digest of each accepted chunk, but for the `newest`."""
+    newest: tuple[str, ...] = ()
+    """Those of the last ones, `NEWEST_MAX` at most: what a chunk adds to is short, however long the stream is."""
+    cancel_after_s: float | None = None
+    """Seconds without its client after which its turn is stopped; None where it goes on (STREAM-55)."""
+
+    @property
+    def accepted(self) -> int:
+        """How many chunks were accepted, which is the seqno of the next one."""
+        return len(self.digests) + len(self.newest)
+
+    def digest_at(self, seqno: int) -> str:
+        """Return the digest of an accepted chunk."""
+        older = len(self.digests)
+        return self.digests[seqno] if seqno < older else self.newest[seqno - older]
+
+    def with_chunk(self, digest: str) -> StreamState:
+        """Return the stream after one more chunk."""
+        newest = (*self.newest, digest)
+        if len(newest) < NEWEST_MAX:
+            return replace(self, newest=newest)
+        return replace(self, digests=self.digests + newest, newest=())
 
 
-class Received(Struct, frozen=True):
+class Received(Struct, frozen=True, gc=False):
     """A client's chunk with its place in its stream, and the command it carries.
 
-    `command` is None where the chunk says nothing to the turn (a result nobody waits for any more).
+    `command` is None where the chunk says nothing to the turn (a result nobody waits for any more). What
+    `cancel_after_s` says counts where the chunk opens its stream.
     """
 
     stream: str
@@ -119,9 +143,10 @@ class Received(Struct, frozen=True):
     seqno: int
     digest: str
     command: Command | None
+    cancel_after_s: float | None = None
 
 
-class ToolsFound(Struct, frozen=True):
+class ToolsFound(Struct, frozen=True, gc=False):
     """What the agent's tool sources offer to the model call that is about to be made.
 
     `names` are those of the tools, `unreachable` those of the sources that could not be asked.
@@ -134,7 +159,7 @@ class ToolsFound(Struct, frozen=True):
     unreachable: frozenset[str] = frozenset()
 
 
-class Session(Struct, frozen=True):
+class Session(Struct, frozen=True, gc=False):
     """Everything there is to know of a session; equal journals give equal sessions.
 
     A pruned journal begins with one, so its JSON is kept for ever: like those of records, fields may be added with a
@@ -302,20 +327,19 @@ def _without_driver(
 
 def _decide_received(session: Session, chunk: Received, *, epoch: int, at: float) -> tuple[Record, ...]:
     known = session.streams.get(chunk.stream)
-    digests = known.digests if known else ()
+    accepted = known.accepted if known else 0
     if known and not hmac.compare_digest(known.secret_digest, chunk.secret_digest):
         raise Refused(WrongSecretError("this stream was opened with another secret"))
-    if chunk.seqno < len(digests):
-        if digests[chunk.seqno] != chunk.digest:
+    if known and chunk.seqno < accepted:
+        if known.digest_at(chunk.seqno) != chunk.digest:
             if chunk.seqno == 0:  # STREAM-52
                 raise Refused(StreamReusedError("this stream key was used for another first message"))
             message = f"chunk {chunk.seqno} was already accepted with another payload"
             raise Refused(SeqnoReusedError(message))
         return ()  # STREAM: a repeated chunk is acknowledged again and changes nothing
-    if chunk.seqno > len(digests) or len(digests) >= CHUNKS_MAX:
-        expected = len(digests)
-        message = f"chunk {chunk.seqno} came before chunk {expected} (a stream takes {CHUNKS_MAX} at most)"
-        raise Refused(SeqnoGapError(message, expected=expected))
+    if chunk.seqno > accepted or accepted >= CHUNKS_MAX:
+        message = f"chunk {chunk.seqno} came before chunk {accepted} (a stream takes {CHUNKS_MAX} at most)"
+        raise Refused(SeqnoGapError(message, expected=accepted))
     command = chunk.command
     if not session.turns and not isinstance(command, SendMessage):
         # STREAM-15: only a message makes a session; an abort of nothing leaves nothing behind
@@ -337,10 +361,10 @@ def _decide_received(session: Session, chunk: Received, *, epoch: int, at: float
         command = Withdraw(known.queued)  # nor one that came before it
     if isinstance(command, CallFinished) and not _is_for_client(session, command):
         command = None  # TURN-15: nobody but the server speaks for a tool of the server
-    opened = () if known else (StreamOpened(chunk.stream, chunk.secret_digest),)
-    accepted = ChunkAccepted(chunk.stream, chunk.seqno, chunk.digest)
+    opened = () if known else (StreamOpened(chunk.stream, chunk.secret_digest, chunk.cancel_after_s),)
+    taken = ChunkAccepted(chunk.stream, chunk.seqno, chunk.digest)
     did = () if command is None else decide(session, command, epoch=epoch, at=at)
-    return (*opened, accepted, *did)
+    return (*opened, taken, *did)
 
 
 def _is_for_client(session: Session, finished: CallFinished) -> bool:
@@ -396,12 +420,9 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
             found = (session.found - frozenset(record.removed)) | frozenset(record.added)
             return replace(after, found=found, unreachable=frozenset(record.unreachable))
         case StreamOpened():
-            stream = StreamState(record.secret_digest, since=session.position, epoch=session.epoch)
-            kept = list(session.streams.items())[-(STREAMS_KEPT_MAX - 1) :]
-            return replace(after, streams=dict([*kept, (record.stream, stream)]))
+            return replace(after, streams=_with_new_stream(session, record))
         case ChunkAccepted():
-            known = session.streams[record.stream]
-            stream = replace(known, digests=(*known.digests, record.digest))
+            stream = session.streams[record.stream].with_chunk(record.digest)
             return replace(after, streams={**session.streams, record.stream: stream})
         case JournalPruned():
             return restored(record)
@@ -412,6 +433,17 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
             return replace(after, turn=ended, last_turn=record, driver="")
         case _:
             return after
+
+
+def _with_new_stream(session: Session, record: StreamOpened) -> dict[str, StreamState]:
+    kept = list(session.streams.items())[-(STREAMS_KEPT_MAX - 1) :]
+    stream = StreamState(
+        record.secret_digest,
+        since=session.position,
+        epoch=session.epoch,
+        cancel_after_s=record.cancel_after_s,
+    )
+    return dict([*kept, (record.stream, stream)])
 
 
 def _with_exchange(session: Session, exchange: Exchange | None) -> Session:

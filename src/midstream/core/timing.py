@@ -15,14 +15,14 @@ RETRY_AFTER_MAX_S = 3600.0
 """A server that asks for a longer pause is taken at an hour."""
 
 
-class Deadline(Struct, frozen=True, order=True):
+class Deadline(Struct, frozen=True, gc=False, order=True):
     """An instant by which something is owed, and what, so that a log can say it."""
 
     at: float
     reason: str
 
 
-class Backoff(Struct, frozen=True):
+class Backoff(Struct, frozen=True, gc=False):
     """How long to wait between tries.
 
     Args:
@@ -73,7 +73,7 @@ def retry_after_s(said: str, *, now: float) -> float | None:
     return min(max(seconds, 0.0), RETRY_AFTER_MAX_S) if math.isfinite(seconds) else None
 
 
-class StallBudgets(Struct, frozen=True):
+class StallBudgets(Struct, frozen=True, gc=False):
     """How long there may be silence before it is told, and before it is cut. All in seconds.
 
     Args:

@@ -12,7 +12,7 @@ graphs with a checkpointer, whose thread id names the session.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +26,7 @@ from midstream.core.records import CallEnded
 from midstream.errors import UsageError
 from midstream.runtime.call_book import SUSPENDED, CallBook
 from midstream.runtime.journal import require_session_id
+from midstream.runtime.observing import Observer
 from midstream.store.contract import Store
 from midstream.store.sqlite import SQLiteStore
 from midstream.tools import running
@@ -52,6 +53,7 @@ def at_most_once(
     *,
     on_doubt: Mapping[str, OnDoubt | str] | None = None,
     world: World | None = None,
+    observers: Iterable[Observer] = (),
 ) -> Wrapper:
     """Make a wrapper for `ToolNode(awrap_tool_call=...)` or for `awrap_tool_call` of a LangChain middleware.
 
@@ -60,12 +62,13 @@ def at_most_once(
         on_doubt: Policies by tool name, for calls that started and whose outcome nobody knows: `unknown` (the
             default: the model is told so), `rerun`, `rerun_with_key`.
         world: Clock, chance and tasks; the real ones by default.
+        observers: Told of what is appended, such as `midstream.integrations.opentelemetry.OpenTelemetry`.
 
     The wrapper raises `UsageError` where the graph runs without a thread id, `CallReusedError` where an id comes again
     with other arguments, `LeaseHeldError` where another process works on the thread.
     """
     opened = SQLiteStore(Path(store)) if isinstance(store, str | Path) else store
-    book = CallBook(DRIVER, opened, world=world)
+    book = CallBook(DRIVER, opened, world=world, observers=observers)
     policies = {name: OnDoubt(policy) for name, policy in (on_doubt or {}).items()}
 
     async def wrapped(request: ToolCallRequest, execute: Execute) -> Any:  # noqa: ANN401 - what LangGraph takes

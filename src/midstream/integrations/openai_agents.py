@@ -47,6 +47,7 @@ from midstream.core.messages import Usage as Tokens
 from midstream.core.records import CallEnded, Delta, TurnStatus
 from midstream.errors import UsageError
 from midstream.runtime.driven import DrivenTurn, Driver, OpenTurn
+from midstream.runtime.observing import Observer
 from midstream.store.contract import Store
 from midstream.store.sqlite import SQLiteStore
 from midstream.tools import running
@@ -65,6 +66,7 @@ class Midstream:
         on_doubt: Policies by tool name, for calls that were started and whose outcome nobody knows: `unknown` (the
             default: the model is told so), `rerun`, `rerun_with_key`.
         world: Clock, chance and tasks; the real ones by default.
+        observers: Told of what is appended, such as `midstream.integrations.opentelemetry.OpenTelemetry`.
     """
 
     def __init__(
@@ -73,9 +75,10 @@ class Midstream:
         *,
         on_doubt: Mapping[str, OnDoubt | str] | None = None,
         world: World | None = None,
+        observers: Iterable[Observer] = (),
     ) -> None:
         opened = SQLiteStore(Path(store)) if isinstance(store, str | Path) else store
-        self._driver = Driver(DRIVER, opened, world=world)
+        self._driver = Driver(DRIVER, opened, world=world, observers=observers)
         self._policies = {name: OnDoubt(policy) for name, policy in (on_doubt or {}).items()}
 
     @asynccontextmanager

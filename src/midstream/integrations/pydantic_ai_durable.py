@@ -19,7 +19,7 @@ hands a streamed reply over when it has ended: there a live stream is no stream.
 from __future__ import annotations
 
 import copy
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -81,6 +81,7 @@ from midstream.core.messages import (
 from midstream.core.records import CallEnded, Delta, TurnStatus
 from midstream.errors import LeaseLostError, UsageError
 from midstream.runtime.driven import DrivenTurn, Driver, OpenTurn
+from midstream.runtime.observing import Observer
 from midstream.store.contract import Store, Stored
 from midstream.store.sqlite import SQLiteStore
 from midstream.tools import RESULT_CHARS_MAX, current_call, running
@@ -137,6 +138,7 @@ class Midstream(AbstractCapability[AgentDepsT]):
             default: the model is told so), `rerun`, `rerun_with_key`. They come before a tool's own metadata
             (`{"midstream": "rerun"}`) and the hints of an MCP server.
         world: Clock, chance and tasks; the real ones by default.
+        observers: Told of what is appended, such as `midstream.integrations.opentelemetry.OpenTelemetry`.
 
     One instance serves any number of agents and sessions of one event loop. Use no other durability capability with it.
     """
@@ -147,9 +149,10 @@ class Midstream(AbstractCapability[AgentDepsT]):
         *,
         on_doubt: Mapping[str, OnDoubt | str] | None = None,
         world: World | None = None,
+        observers: Iterable[Observer] = (),
     ) -> None:
         opened = SQLiteStore(Path(store)) if isinstance(store, str | Path) else store
-        self._driver = Driver(DRIVER, opened, world=world)
+        self._driver = Driver(DRIVER, opened, world=world, observers=observers)
         self._policies = {name: OnDoubt(policy) for name, policy in (on_doubt or {}).items()}
         self._run: _Run | None = None
 

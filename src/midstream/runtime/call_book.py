@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -22,6 +22,7 @@ from midstream.core.turn import Refused, RunningCalls
 from midstream.errors import CallReusedError, SessionBusyError
 from midstream.runtime.driven import DrivenJournal
 from midstream.runtime.journal import require_session_id
+from midstream.runtime.observing import Observer, Observers
 from midstream.store.contract import Store
 from midstream.tools import CallContext
 from midstream.world import Fault, World
@@ -46,10 +47,14 @@ class CallBook:
         name: Whose graph it is; it stands in the journal.
         store: Where journals live; opened at the first call, closed by `close`.
         world: Clock, chance and tasks; the real ones by default.
+        observers: Told of what is appended here.
     """
 
-    def __init__(self, name: str, store: Store, *, world: World | None = None) -> None:
+    def __init__(
+        self, name: str, store: Store, *, world: World | None = None, observers: Iterable[Observer] = ()
+    ) -> None:
         self.name = name
+        self._observers = Observers(observers)
         self._store = store
         self._world = world or World()
         self._owner = self._world.new_id("owner")
@@ -164,7 +169,9 @@ class CallBook:
         if not self._is_open:
             await self._store.open()
             self._is_open = True
-        journal = DrivenJournal(self._store, session, self._world, owner=self._owner)
+        journal = DrivenJournal(
+            self._store, session, self._world, owner=self._owner, observers=self._observers
+        )
         entries: dict[str, _Entry] = {}
         self._note_all(entries, await journal.load())
         journal.on_others = lambda records: self._note_all(entries, records)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -55,6 +55,7 @@ from midstream.errors import (
 )
 from midstream.runtime.journal import Journal, require_session_id
 from midstream.runtime.marks import mark_of
+from midstream.runtime.observing import Observer, Observers
 from midstream.runtime.runner import APPEND_BACKOFF, APPEND_TRIES_MAX
 from midstream.store.contract import RUNNING, Appendix, Store, Stored
 from midstream.tools import CallContext
@@ -82,8 +83,10 @@ class _Question(Struct):
 class DrivenJournal:
     """A journal with its fold, for a loop that is not ours. Commands that come at once are one append."""
 
-    def __init__(self, store: Store, session_id: str, world: World, *, owner: str) -> None:
-        self.journal = Journal(store, session_id, world)
+    def __init__(
+        self, store: Store, session_id: str, world: World, *, owner: str, observers: Observers | None = None
+    ) -> None:
+        self.journal = Journal(store, session_id, world, observers)
         self.state = Session()
         self.failed: MidstreamError | None = None
         self.loop = asyncio.get_running_loop()
@@ -411,12 +414,16 @@ class Driver:
         name: The loop's name in the journal. Only a driver of this name goes on with its turns.
         store: Where journals live; opened at the first use, closed by `close`.
         world: Clock, chance and tasks; the real ones by default.
+        observers: Told of what is appended here.
     """
 
-    def __init__(self, name: str, store: Store, *, world: World | None = None) -> None:
+    def __init__(
+        self, name: str, store: Store, *, world: World | None = None, observers: Iterable[Observer] = ()
+    ) -> None:
         self.name = name
         self.store = store
         self.world = world or World()
+        self._observers = Observers(observers)
         self._owner = self.world.new_id("owner")
         self._kept: dict[str, DrivenJournal] = {}
         self._busy: set[str] = set()
@@ -587,7 +594,7 @@ class Driver:
 
     async def _loaded(self, session: str) -> tuple[DrivenJournal, list[tuple[int, Record]]]:
         await self.open()
-        journal = DrivenJournal(self.store, session, self.world, owner=self._owner)
+        journal = DrivenJournal(self.store, session, self.world, owner=self._owner, observers=self._observers)
         return journal, await journal.load()
 
     def _keep(self, journal: DrivenJournal) -> None:

@@ -34,6 +34,7 @@ class _Handed(Struct, frozen=True, omit_defaults=True):
     secret_digest: str = ""
     seqno: int = 0
     digest: str = ""
+    cancel_after_s: float | None = None
 
 
 class _Answer(Struct, frozen=True, omit_defaults=True):
@@ -78,7 +79,14 @@ def encode_command(command: Command | Received) -> bytes:
         return msgspec.json.encode(_Handed(_said(command)))
     said = None if command.command is None else _said(command.command)
     return msgspec.json.encode(
-        _Handed(said, command.stream, command.secret_digest, command.seqno, command.digest)
+        _Handed(
+            said,
+            command.stream,
+            command.secret_digest,
+            command.seqno,
+            command.digest,
+            command.cancel_after_s,
+        )
     )
 
 
@@ -94,7 +102,9 @@ def decode_command(body: bytes) -> Command | Received:
     except (msgspec.MsgspecError, KeyError) as error:
         raise UnavailableError("another version of this server runs the session: ask again later") from error
     if handed.stream:
-        return Received(handed.stream, handed.secret_digest, handed.seqno, handed.digest, command)
+        return Received(
+            handed.stream, handed.secret_digest, handed.seqno, handed.digest, command, handed.cancel_after_s
+        )
     if command is None:
         raise UnavailableError("a command that says nothing was handed over")
     return command

@@ -82,7 +82,8 @@ class Journal:
         self._damaged: dict[int, Stored] = {}
         """What stands for outcomes that cannot be read any more, by position."""
         self._tail: list[Stored] = []
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: dict[asyncio.Future[None], None] = {}
+        """Who waits; who waits longest is woken first."""
         self.ended: MidstreamError | None = None
         """What it was closed with here."""
 
@@ -206,6 +207,11 @@ class Journal:
         self.held_at = asked_at
         self._publish(start, appendix.bodies)
 
+    def introduce(self, agent: str, model: str) -> None:
+        """Tell observers who answers in this session."""
+        if self._observers is not None:
+            self._observers.answers(self.session_id, agent, model)
+
     def _publish(self, start: int, bodies: Sequence[bytes]) -> None:
         self._world.reach(Fault.AFTER_APPEND)
         self._remember(
@@ -220,6 +226,11 @@ class Journal:
         """Return a large result that a record names, or None where it is not there."""
         return await self._store.blob(self.session_id, digest)
 
+    def near(self, *, after: int, limit: int) -> Sequence[Stored]:
+        """Return up to `limit` records after a position, where they are in memory; nothing where they are not."""
+        skip = after + 1 - self._tail[0].position if self._tail else -1
+        return self._tail[skip : skip + limit] if skip >= 0 else ()
+
     async def read(self, *, after: int, limit: int) -> Sequence[Stored]:
         """Return up to `limit` records after a position: from memory near the tail, else from the store.
 
@@ -228,9 +239,9 @@ class Journal:
         """
         if after >= self.newest.position:
             return ()
-        if self._tail and (skip := after + 1 - self._tail[0].position) >= 0:
-            return self._tail[skip : skip + limit]
-        page = await self._store.read(self.session_id, after=after, limit=min(limit, PAGE_RECORDS))
+        if found := self.near(after=after, limit=limit):
+            return found
+        page = await self._store.read(self.session_id, after=after, limit=limit)
         if page and (page[0].position != after + 1 or is_pruned(page[0].body)):
             self.pruned_to = EventId(page[0].epoch, page[0].position)
             oldest = self.pruned_to.position + 1
@@ -280,12 +291,12 @@ class Journal:
     def expect(self) -> asyncio.Future[None]:
         """Return what is done when something has been appended, or the journal closed; to be given to `forget`."""
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(waiting)
+        self._waiting[waiting] = None
         return waiting
 
     def forget(self, waiting: asyncio.Future[None]) -> None:
         """Keep nothing of who waits no more: readers come and go while a session says nothing."""
-        self._waiting.discard(waiting)
+        self._waiting.pop(waiting, None)
 
     def close(self, error: MidstreamError) -> None:
         """Let every present and later waiter end with `error`. Records already here can still be read."""
@@ -293,7 +304,7 @@ class Journal:
         self._wake()
 
     def _wake(self) -> None:
-        waiting, self._waiting = self._waiting, set()
+        waiting, self._waiting = self._waiting, {}
         for each in waiting:
             if not each.done():
                 each.set_result(None)

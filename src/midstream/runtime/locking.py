@@ -54,6 +54,11 @@ class Held:
         """Whether a viewer holds it, who may become unwelcome."""
         return self.opened is not None and not self.opened.is_client
 
+    async def until_withdrawn(self) -> MidstreamError:
+        """Wait until a viewer may look no longer, and return why."""
+        assert self.opened is not None, "a viewer opened it"
+        return await self._locks.until_withdrawn(self.opened)
+
     def __enter__(self) -> Self:
         return self
 

@@ -49,16 +49,10 @@ from midstream.core.reuse.prefix import head_of
 from midstream.core.session import Session, ToolsFound
 from midstream.core.turn import (
     AskModel,
-    AwaitCancelled,
-    AwaitClient,
-    AwaitEnd,
     AwaitingModel,
-    AwaitPerson,
-    CallExpired,
     CallFinished,
     CallProbed,
     CallProgress,
-    CancelExpired,
     ChildSpoke,
     Command,
     ModelFailed,
@@ -66,17 +60,14 @@ from midstream.core.turn import (
     ModelRemembered,
     ModelReplied,
     ModelSaid,
-    Obligation,
     PermissionAsked,
     ProbeCall,
-    QuestionExpired,
     RunCall,
     RunChild,
     RunningCalls,
     Stalled,
     StallOver,
     TellAgent,
-    TurnExpired,
     words_said,
 )
 from midstream.errors import (
@@ -93,6 +84,7 @@ from midstream.runtime.asking import AgentQuestions, Notes
 from midstream.runtime.children import Nursery, run_child, stop_child
 from midstream.runtime.models import ResumableModel
 from midstream.runtime.toolset import Toolset, read_toolset
+from midstream.runtime.waits import Work
 from midstream.runtime.watchdog import Watch
 from midstream.store.contract import Attempt
 from midstream.tools import (
@@ -169,37 +161,23 @@ class Performer:
         self._prompt: tuple[tuple[str, tuple[ToolSpec, ...]], PromptHead] | None = None
         """What its request began with, and the digests of that."""
 
-    async def perform(self, obligation: Obligation, session: Session) -> None:
+    async def perform(self, obligation: Work, session: Session) -> None:
         """Do one obligation of `session` to its end."""
         match obligation:
             case AskModel():
                 await self._ask_model(obligation, session)
             case RunCall():
                 await self._run_call(obligation, session)
-            case AwaitClient():
-                await self._until(obligation.deadline_at)
-                expired = CallExpired(obligation.turn, obligation.reply_no, obligation.call_id)
-                self._reports.report(expired)
             case RunChild():
                 await self._run_child(obligation, session)
             case ProbeCall():
                 await self._probe_call(obligation, session)
-            case AwaitPerson():
-                await self._until(obligation.deadline_at)
-                late = QuestionExpired(obligation.turn, obligation.reply_no, obligation.call_id)
-                self._reports.report(late)
             case TellAgent():
                 await self._questions.tell(obligation, session)
-            case AwaitCancelled():
-                await self._until(obligation.deadline_at)
-                self._reports.report(CancelExpired(obligation.turn))
-            case AwaitEnd():
-                await self._until(obligation.deadline_at)
-                self._reports.report(TurnExpired(obligation.turn))
             case _:
                 assert_never(obligation)
 
-    def is_repeatable(self, obligation: Obligation) -> bool:
+    def is_repeatable(self, obligation: Work) -> bool:
         """Whether cutting it loses nothing that matters: all but a tool that runs."""
         return not isinstance(obligation, RunCall)
 

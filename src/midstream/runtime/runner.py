@@ -34,7 +34,6 @@ from midstream.core.turn import (
     ModelHeld,
     ModelRemembered,
     ModelSaid,
-    Obligation,
     PermissionAsked,
     PermissionDropped,
     Recover,
@@ -61,6 +60,7 @@ from midstream.runtime.journal import Journal
 from midstream.runtime.mailbox import Effect, Envelope, Mailbox, merged
 from midstream.runtime.marks import mark_of
 from midstream.runtime.performers import Performer
+from midstream.runtime.waits import Waits, Work, parted
 from midstream.store.contract import Appendix, Attempt, Stored
 from midstream.world import World
 
@@ -112,7 +112,8 @@ class Runner:
         self._on_failed = on_failed
         self._on_followed = on_followed
         self._mailbox = Mailbox(world)
-        self._doing: dict[Obligation, asyncio.Task[None]] = {}
+        self._doing: dict[Work, asyncio.Task[None]] = {}
+        self._waits = Waits(world, self.note)
         self._stopping: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
         self._failed: MidstreamError | None = None
@@ -214,6 +215,7 @@ class Runner:
         """
         self._take_over(await self._journal.load())
         self._agent = self._agent_of(self.state)
+        self._journal.introduce(self._agent.name, self._agent.model.name)
         self._performer = Performer(self._agent, self._world, self, self._family)
         self._task = self._world.spawn(self._run(), name=f"runner {self.session_id}")
         if self.state.needs_owner:
@@ -294,7 +296,8 @@ class Runner:
     async def quiesce(self) -> None:
         """Start nothing new, cut model calls, and wait for the tools that run; their outcomes are kept."""
         self._is_quiescing = True
-        self._stop_unowed(sessions.owed(self.state))
+        self._waits.clear()
+        self._stop_unowed(parted(sessions.owed(self.state))[0])
         await self._mailbox.rest()
         while running := [*self._doing.values(), *self._stopping]:
             await asyncio.wait(running)
@@ -320,6 +323,7 @@ class Runner:
         self._is_quiescing = True
         self._failed = self._failed or error
         self._journal.close(error)
+        self._waits.clear()
         tasks = [*self._doing.values(), *self._stopping]
         if self._task is not None and self._task is not asyncio.current_task():
             tasks.append(self._task)
@@ -344,8 +348,8 @@ class Runner:
         if self._failed is None and not self._mailbox.is_full:
             self._mailbox.put(Envelope(progress))
 
-    def note(self, command: PermissionDropped) -> None:
-        """Journal soon that an agent waits no more."""
+    def note(self, command: Command) -> None:
+        """Journal soon what nobody does for the session: that an agent waits no more, or a deadline has come."""
         if self._failed is None:
             self._mailbox.put(Envelope(command))
 
@@ -612,17 +616,18 @@ class Runner:
 
     def _reconcile(self, reporters: AbstractSet[asyncio.Task[None]]) -> None:
         """Start what is owed and not being done; stop what is being done and not owed."""
-        owed = sessions.owed(self.state)
-        if self._doing.keys() == set(owed) and not reporters and not self._is_quiescing:
+        work, waits = parted(sessions.owed(self.state))
+        self._waits.set(() if self._is_quiescing else waits)
+        if self._doing.keys() == set(work) and not reporters and not self._is_quiescing:
             return
-        self._stop_unowed(owed, reporters)
+        self._stop_unowed(work, reporters)
         if not reporters.isdisjoint(self._doing.values()):
             self._fail(_undone(self.session_id))
         if self._failed is None:
-            self._start_owed(owed)
+            self._start_owed(work)
 
     def _stop_unowed(
-        self, owed: Sequence[Obligation], reporters: AbstractSet[asyncio.Task[None]] = frozenset()
+        self, owed: Sequence[Work], reporters: AbstractSet[asyncio.Task[None]] = frozenset()
     ) -> None:
         for obligation in [each for each in self._doing if each not in owed or self._is_cut(each)]:
             task = self._doing.pop(obligation)
@@ -633,21 +638,21 @@ class Runner:
             if task not in reporters:
                 task.cancel()
 
-    def _start_owed(self, owed: Sequence[Obligation]) -> None:
+    def _start_owed(self, owed: Sequence[Work]) -> None:
         for obligation in owed:
             # What is in the journal as started is run also at the last moment: left out, it would be in doubt.
             if obligation not in self._doing and not self._is_cut(obligation):
                 name = f"{type(obligation).__name__} {self.session_id}"
                 self._doing[obligation] = self._world.spawn(self._perform(obligation, self.state), name=name)
 
-    def _is_cut(self, obligation: Obligation) -> bool:
+    def _is_cut(self, obligation: Work) -> bool:
         if self._is_patient and isinstance(obligation, TellAgent):
             return False  # the reply that may go on waits for it
         if self._is_patient and isinstance(obligation, AskModel) and obligation in self._doing:
             return False
         return self._is_quiescing and self._performer.is_repeatable(obligation)
 
-    async def _perform(self, obligation: Obligation, owing: Session) -> None:
+    async def _perform(self, obligation: Work, owing: Session) -> None:
         """Do what is owed; where it ends without a report, such as by a model that cancels itself, nobody would."""
         try:
             await self._performer.perform(obligation, owing)
@@ -671,6 +676,7 @@ class Runner:
         self._failed = self._failed or error
         self._is_quiescing = True
         self._journal.close(error)
+        self._waits.clear()
         self._doing = {each: task for each, task in self._doing.items() if not task.done()}
         for task in [*self._doing.values(), *self._stopping]:
             task.cancel()

@@ -37,6 +37,15 @@ class LoginWish(Struct, forbid_unknown_fields=True):
     login: str = ""
 
 
+class Known(Struct, frozen=True):
+    """Who asks, as the server knows them."""
+
+    id: str
+    tenant: str
+    is_operator: bool
+    session: str
+
+
 class Issued(Struct, frozen=True):
     """What was handed out, and the seconds it is good for."""
 
@@ -119,16 +128,14 @@ class AccessRoutes:
 
     async def add_reader(self, request: Request) -> Response:
         """Let a subject of the same tenant look at this session."""
-        session, reader = visit_of(request.scope).session, request.path_params["reader"]
-        if len(reader) > ID_CHARS_MAX:
-            raise MalformedFrameError(f"a subject's id has {ID_CHARS_MAX} characters at most")
+        session, reader = visit_of(request.scope).session, _reader_of(request)
         owner = await owner_of(self._door, session)
         readers = [each for each in owner.readers if each != reader]
         return answer(await self._door.rights.share(session, [*readers, reader]))
 
     async def remove_reader(self, request: Request) -> Response:
         """Let a subject no longer look at this session, and end its streams."""
-        session, reader = visit_of(request.scope).session, request.path_params["reader"]
+        session, reader = visit_of(request.scope).session, _reader_of(request)
         owner = await owner_of(self._door, session)
         owner = await self._door.rights.share(session, [each for each in owner.readers if each != reader])
         self._door.look_again()
@@ -163,18 +170,20 @@ async def read_wish(request: Request, kind: type[T]) -> T:
         ) from error
 
 
+def _reader_of(request: Request) -> str:
+    reader: str = request.path_params["reader"]
+    if len(reader) > ID_CHARS_MAX:
+        raise MalformedFrameError(f"a subject's id has {ID_CHARS_MAX} characters at most")
+    return reader
+
+
 def _require_whole(subject: Subject) -> None:
     if subject.session:
         raise AccessError("a viewer's pass is for looking at one session")
 
 
-def _told(subject: Subject) -> dict[str, object]:
-    return {
-        "id": subject.id,
-        "tenant": subject.tenant,
-        "is_operator": subject.is_operator,
-        "session": subject.session,
-    }
+def _told(subject: Subject) -> Known:
+    return Known(subject.id, subject.tenant, subject.is_operator, subject.session)
 
 
 def _set_cookie(connection: HTTPConnection, word: str, *, for_s: float) -> str:

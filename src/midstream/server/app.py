@@ -196,7 +196,8 @@ class App:
                 raise
             await refuse(problem_of(error), scope, receive, send)
         except HTTPException as error:
-            await refuse(problem_of_http(error), scope, receive, send, self._allowed(scope, error))
+            headers = {**self._allowed(scope, error), **(error.headers or {})}
+            await refuse(problem_of_http(error), scope, receive, send, headers)
         except Exception:
             if not is_begun:
                 await refuse(internal_problem(), scope, receive, send)

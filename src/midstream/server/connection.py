@@ -10,10 +10,10 @@ cancels nothing of the turn.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Coroutine, Sequence
-from contextlib import ExitStack
+from collections.abc import Awaitable, Iterator, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 from weakref import WeakValueDictionary
@@ -33,12 +33,21 @@ from midstream.core.server_stream import (
 )
 from midstream.core.session import Received, Session
 from midstream.core.settings import StreamSettings
-from midstream.errors import DrainingError, EventGoneError, MidstreamError, OverloadedError, StreamFencedError
+from midstream.errors import (
+    DrainingError,
+    EventGoneError,
+    JournalMovedError,
+    MidstreamError,
+    OverloadedError,
+    ProtocolError,
+    SessionNotFoundError,
+    StreamFencedError,
+)
 from midstream.runtime.host import Host
-from midstream.runtime.locking import Held, Locks
+from midstream.runtime.locking import Held
 from midstream.runtime.runner import Runner
 from midstream.server.copies import Copies
-from midstream.server.limits import CONNECTIONS_MAX, Places
+from midstream.server.limits import CONNECTIONS_MAX
 from midstream.server.presence import Presence
 from midstream.server.snapshot import body_within, snapshot_of
 from midstream.server.subjects import Action
@@ -61,7 +70,7 @@ _log = logging.getLogger(__name__)
 def is_played_back(session: Session, chunk: Received) -> bool:
     """Whether a chunk was accepted before: it costs nothing more."""
     known = session.streams.get(chunk.stream)
-    return known is not None and chunk.seqno < len(known.digests)
+    return known is not None and chunk.seqno < known.accepted
 
 
 class Transport(Protocol):
@@ -69,6 +78,8 @@ class Transport(Protocol):
 
     ends_with_turn: bool
     """Whether it is over when the turn of its stream is, as a body is that somebody reads to its end."""
+    gap_s: float
+    """Seconds that may be between it and the next one of the same connection, where a connection is several; else 0."""
 
     @property
     def is_full(self) -> bool:
@@ -103,6 +114,8 @@ class Connections:
         self._speakers: dict[tuple[str, str], list[Connection]] = {}
         """Who speaks for each stream: one connection, or several requests that show one name."""
         self._names: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
+        self._under_way: dict[tuple[str, str], list[int]] = {}
+        """Chunks of each stream that came in requests of their own and are not answered yet."""
         self._ending: MidstreamError | None = None
         self._copies: WeakValueDictionary[tuple[str, Wire], Copies] = WeakValueDictionary()
         self._presence: Presence | None = None
@@ -169,6 +182,24 @@ class Connections:
         spoke, _ = self._names.get(place, (name, 0))
         if spoke != name:
             raise _fenced()
+
+    @contextlib.contextmanager
+    def under_way(self, place: tuple[str, str], seqno: int) -> Iterator[None]:
+        """Count a chunk that came in a request of its own, until it is answered (STREAM-56).
+
+        Raises:
+            ProtocolError: More chunks of its stream wait for their answers than the settings allow.
+        """
+        waiting = self._under_way.setdefault(place, [])
+        waiting.append(seqno)
+        try:
+            if len({*waiting}) > self.settings.in_flight_max:
+                raise ProtocolError(f"more than {self.settings.in_flight_max} chunks wait for their acks")
+            yield
+        finally:
+            waiting.remove(seqno)
+            if not waiting:
+                self._under_way.pop(place, None)
 
     def hang_up(self, place: tuple[str, str], name: str) -> None:
         """End what a client has said `close` to in a request of its own, where it is open here."""
@@ -246,23 +277,23 @@ class Connection:
         self._stream = stream
         self._transport = transport
         self._among = among
-        self._visitor = visitor or Stranger(Places(0, ""), "")
+        self._visitor = visitor or Stranger()
         self._request = request or HTTPConnection({"type": "http", "headers": []})
-        self._holding = ExitStack()
-        self._held: Held | None = None
-        """What its secret opened, where clients hold the keys of their sessions."""
+        self._holding = contextlib.ExitStack()
         self._runner: Runner | None = None
         self._mark: bytes | None = None
         """That it is here, where its turn is not to go on without its client."""
-        self._is_over = asyncio.Event()
+        self._is_over = False
         self.is_gone = False
         """The client has gone or stopped reading: there is nobody to send last words to."""
-        self._is_admitted = asyncio.Event()
-        self._sending = asyncio.Lock()
         self._sending_since: float | None = None
+        self._sent: asyncio.Future[None] | None = None
+        """When that is done, for who has something to send meanwhile."""
         self._alarm: Cancellable | None = None
         self._rest: asyncio.Future[None] | None = None
         """What `_follow` waits for, where it has sent all there is."""
+        self._limit: asyncio.Timeout | None = None
+        """What cuts `_listen` off."""
 
     def __enter__(self) -> Self:
         self._visitor.enter()
@@ -284,7 +315,9 @@ class Connection:
         if self._mark is None:
             holding.close()
             return
-        left = self._among.presence(self._host).left(self.place, self._mark, self._stream.cancels_after_s)
+        after_s = self._stream.cancels_after_s
+        after_s = None if after_s is None else max(after_s, self._transport.gap_s)
+        left = self._among.presence(self._host).left(self.place, self._mark, after_s)
         left.add_done_callback(lambda _: holding.close())  # the turn may have to be stopped until then
 
     @property
@@ -304,12 +337,12 @@ class Connection:
     def end(self, error: MidstreamError) -> None:
         """End it with an `error` frame. Calling it again is harmless."""
         self._stream.fail(error, now=self._now())
-        self._is_over.set()
+        self._finish()
 
     def hang_up(self) -> None:
         """Take the client's `close`, which came another way. Calling it again is harmless."""
         self._stream.receive(encode(Close()), now=self._now())
-        self._is_over.set()
+        self._finish()
 
     @property
     def is_turn_over(self) -> bool:
@@ -334,11 +367,18 @@ class Connection:
         After None the client has gone, said `close`, or has been sent its turn to the end.
         """
         async with asyncio.TaskGroup() as group:
-            loops = [group.create_task(loop) for loop in self._loops()]
+            loops = [group.create_task(self._follow())]
+            if self._visitor.is_known:
+                loops.append(group.create_task(self._keep_door()))
             self._set_alarm()
             try:
-                await self._is_over.wait()
+                async with asyncio.timeout(None) as self._limit:
+                    await self._listen()
+            except TimeoutError:
+                if not self._is_over:
+                    raise
             finally:
+                self._limit = None
                 if self._alarm is not None:
                     self._alarm.cancel()
             for loop in loops:
@@ -346,65 +386,87 @@ class Connection:
         await self._say_last_words()
         return self._stream.failure
 
-    def _loops(self) -> list[Coroutine[None, None, None]]:
-        loops = [self._listen(), self._follow()]
-        if self._visitor.is_known:
-            loops.append(self._keep_door())
-        if self._host.locks is not None:
-            loops.append(self._keep_lock(self._host.locks))
-        return loops
+    def _finish(self) -> None:
+        """Let `run` come to its end."""
+        if self._is_over:
+            return
+        self._is_over = True
+        if self._limit is not None:
+            self._limit.reschedule(0.0)
 
     # --- the loops ---------------------------------------------------------------------------------------------
 
     async def _listen(self) -> None:
         await self._settle()
-        while not self._is_over.is_set():
+        while not self._is_over:
             body = await self._transport.receive()
             if body is None:
                 self.is_gone = True
-                self._is_over.set()
+                self._finish()
+                return
+            try:
+                self._visitor.says()
+            except MidstreamError as error:
+                self.end(error)
                 return
             self._stream.receive(body, now=self._now())
             await self._settle()
 
     async def _follow(self) -> None:
-        await self._is_admitted.wait()
-        runner, stream = self._runner, self._stream
-        assert runner is not None
-        copies = self._among.copies_of(runner, stream.wire)
+        # In a task of its own, not in the server's: each time it is woken, all coroutines that wait for it are passed.
+        while self._runner is None:
+            await self._until(asyncio.get_running_loop().create_future())
         try:
-            while not self._is_over.is_set():
-                if stream.snapshot_due is not None:
-                    await self.show_due()
-                    await self._flush()
-                if runner.newest.position > stream.cursor:
-                    try:
-                        page = await copies.after(stream.cursor)
-                    except EventGoneError:  # it was pruned before this reader came so far
-                        stream.lose(runner.events.pruned_to, now=self._now())
-                        continue
-                    stream.pass_on(page, now=self._now())
-                    await self._flush()
-                elif self._transport.ends_with_turn and self.is_turn_over:
-                    await self._flush()
-                    self._is_over.set()
-                else:
-                    await self._news(runner)
+            await self._send_all_of(self._runner)
+        except JournalMovedError:  # by another process: whoever asks again meets another session, or none
+            self.end(SessionNotFoundError(f"session {self._session_id!r} was deleted"))
         except MidstreamError as error:
             self.end(error)
+        else:
+            self._finish()
 
-    async def _news(self, runner: Runner) -> None:
-        """Wait for more to send; raises what ended the session here."""
-        if runner.events.ended is not None:
-            raise runner.events.ended
-        await self._flush()
-        self._rest = runner.events.expect()
-        try:
-            await self._rest
-        finally:
-            runner.events.forget(self._rest)
-        if self._stream.coalesce_s > 0 and runner.newest.position > self._stream.cursor:
-            await self._world.sleep(self._stream.coalesce_s)
+    async def _send_all_of(self, runner: Runner) -> None:
+        """Send what there is and what comes; raises what ended the session here."""
+        stream, coalesce_s = self._stream, self._stream.coalesce_s
+        copies = self._among.copies_of(runner, stream.wire)
+        while not self._is_over:
+            if stream.snapshot_due is not None:
+                await self.show_due()
+            if runner.newest.position > stream.cursor:
+                page = copies.at_hand(stream.cursor)
+                if page is not None:
+                    stream.pass_on(page, now=self._now())
+                    await self._flush()
+                    continue
+                await self._flush()
+                try:
+                    await copies.read(stream.cursor)
+                except EventGoneError:  # it was pruned before this reader came so far
+                    stream.lose(runner.events.pruned_to, now=self._now())
+            elif self._transport.ends_with_turn and self.is_turn_over:
+                await self._flush()
+                return
+            elif stream.has_frames:
+                await self._flush()
+            elif runner.events.ended is not None:
+                raise runner.events.ended
+            else:
+                news = runner.events.expect()
+                try:
+                    await self._until(news)
+                finally:
+                    runner.events.forget(news)
+                if coalesce_s > 0 and runner.newest.position > stream.cursor:
+                    await self._world.sleep(coalesce_s)
+
+    def _until(self, woken: asyncio.Future[None]) -> asyncio.Future[None]:
+        """Return what ends when something happens, or somebody else has something to be sent, or it is over."""
+        self._rest = woken
+        return woken
+
+    def _wake(self) -> None:
+        if self._rest is not None and not self._rest.done():
+            self._rest.set_result(None)
 
     async def show_due(self) -> None:
         """Queue the snapshot that is due, if one is.
@@ -418,7 +480,7 @@ class Connection:
             event_id, state = await self._runner.events.beginning()
         else:
             event_id, state = self._runner.newest, self._runner.state
-        snapshot = snapshot_of(self._session_id, state, str(event_id))
+        snapshot = snapshot_of(self._visitor.shown(self._session_id), state, str(event_id))
         self._stream.show(state, event_id, body_within(snapshot, SNAPSHOT_BYTES_MAX), now=self._now())
 
     def _look_at_clock(self) -> None:
@@ -427,13 +489,13 @@ class Connection:
         if self._sending_since is None:
             self._meet_deadline(now)
             if self._stream.is_closed:
-                self._is_over.set()
-            elif self._rest is not None and not self._rest.done():
-                self._rest.set_result(None)
+                self._finish()
+            else:
+                self._wake()
         elif now >= self._sending_since + SEND_S:
             _log.info("a client stopped reading", extra={"session": self._session_id})
             self.is_gone = True
-            self._is_over.set()
+            self._finish()
         self._set_alarm()
 
     def _set_alarm(self) -> None:
@@ -443,10 +505,8 @@ class Connection:
     async def _keep_door(self) -> None:
         self.end(await self._visitor.until_unwelcome())
 
-    async def _keep_lock(self, locks: Locks) -> None:
-        await self._is_admitted.wait()
-        if self._held is not None and self._held.opened is not None and self._held.is_viewer:
-            self.end(await locks.until_withdrawn(self._held.opened))
+    async def _keep_lock(self, held: Held) -> None:
+        self.end(await held.until_withdrawn())
 
     def _next_check_at(self, now: float) -> float:
         if self._sending_since is not None:
@@ -461,9 +521,15 @@ class Connection:
         while requests := self._stream.requests():
             for request in requests:
                 await self._do(request)
-                await self._flush()
+                if isinstance(request, Submit):
+                    await self._flush()
         self._meet_deadline(self._now())
-        await self._flush()
+        if self._stream.is_closed:
+            self._finish()
+        elif self._sending_since is not None:  # who does not read is not listened to either
+            await self._flush()
+        else:
+            self._wake()
 
     async def _do(self, request: Request) -> None:
         match request:
@@ -510,17 +576,24 @@ class Connection:
         runner.attach()
         if self._stream.stream:
             self._among.fence(self)
-        if self._stream.cancels_after_s is not None:
-            self._mark = await self._among.presence(self._host).arrived(self.place)
-        self._is_admitted.set()
+        presence = self._among.presence(self._host)
+        if self._stream.cancels_after_s is not None or presence.waits_for(self.place):
+            self._mark = await presence.arrived(self.place)
+        if self._alarm is not None:  # the first heartbeat may be due long before the `open` had to come
+            self._alarm.cancel()
+            self._set_alarm()
+        self._wake()
 
     async def _unlock(self, opening: Open, *, is_new: bool) -> str | None:
         """Open the session with the secret that was shown, and return what stands for that in the session's streams."""
         shown = shown_in(self._request, opening)
         action = Action.SPEAK if opening.stream else Action.READ
         holding = await unlock(self._host, self._session_id, shown, action, begins=is_new)
-        self._held = self._holding.enter_context(holding)
-        return stream_digest_of(self._held)
+        held = self._holding.enter_context(holding)
+        if held is not None and held.is_viewer:
+            looking = self._world.spawn(self._keep_lock(held), name=f"viewer of {self._session_id}")
+            self._holding.callback(looking.cancel)
+        return stream_digest_of(held)
 
     def _meet_deadline(self, now: float) -> None:
         deadline = self._stream.next_deadline()
@@ -532,17 +605,24 @@ class Connection:
         self._stream.handle_deadline(newest=newest, waiting_on=waits_on, now=now)
 
     async def _flush(self) -> None:
+        """Send what is queued; return when the client has taken it. Only one sends at a time."""
+        while self._sending_since is not None:
+            self._sent = self._sent or asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._sent)
         try:
-            async with self._sending:
-                while frames := self._stream.frames_to_send():
-                    self._sending_since = self._now()
-                    await self._transport.send(frames)
-                    self._sending_since = None
+            while frames := self._stream.frames_to_send():
+                self._sending_since = self._now()
+                await self._transport.send(frames)
         except OSError:
             self.is_gone = True
-            self._is_over.set()
+            self._finish()
+        finally:
+            self._sending_since = None
+            if self._sent is not None:
+                self._sent.set_result(None)
+                self._sent = None
         if self._stream.is_closed or self._transport.is_full:
-            self._is_over.set()
+            self._finish()
 
     async def _say_last_words(self) -> None:
         if self.is_gone:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from midstream.core.frames import EVENTS_PER_FRAME_MAX, EventId
 from midstream.core.server_stream import Page, Wire
 from midstream.runtime.runner import Runner
+from midstream.store.contract import Stored
+
+AHEAD_RECORDS_MAX = 2048
+"""Records read from the store at once, for a reader far behind and for those that follow it closely."""
 
 
 class Copies:
-    """The events of one session, as one kind of transport carries them. Readers are positions; the last page is kept.
+    """The events of one session, as one kind of transport carries them. Readers are positions; what is kept is shared.
 
     Args:
         runner: Whose events.
@@ -19,15 +25,27 @@ class Copies:
         self.runner = runner
         self._wire = wire
         self._last = Page(-1, -1, ())
+        self._ahead: Sequence[Stored] = ()
+        """What was read from the store last."""
 
-    async def after(self, position: int) -> Page:
-        """Return what follows a position, which is not the journal's end.
+    def at_hand(self, position: int) -> Page | None:
+        """Return what follows a position, as far as it is in memory."""
+        if self._last.after != position:
+            records = self.runner.events.near(after=position, limit=EVENTS_PER_FRAME_MAX)
+            if records:
+                self._ahead = ()
+            elif self._ahead and (skip := position + 1 - self._ahead[0].position) >= 0:
+                records = self._ahead[skip : skip + EVENTS_PER_FRAME_MAX]
+            if not records:
+                return None
+            events = [(EventId(each.epoch, each.position), each.body) for each in records]
+            self._last = self._wire.page(events)
+        return self._last
+
+    async def read(self, position: int) -> None:
+        """Get at hand what follows a position that is not the journal's end.
 
         Raises:
             EventGoneError: It was pruned.
         """
-        if self._last.after != position:
-            records = await self.runner.read(after=position, limit=EVENTS_PER_FRAME_MAX)
-            events = [(EventId(record.epoch, record.position), record.body) for record in records]
-            self._last = self._wire.page(events)
-        return self._last
+        self._ahead = await self.runner.read(after=position, limit=AHEAD_RECORDS_MAX)

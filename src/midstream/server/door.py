@@ -99,7 +99,9 @@ class Door:
         """
         size = sum(len(name) + len(value) for name, value in scope["headers"])
         if size > self._limits.header_bytes_max > 0:
-            raise HTTPException(431)
+            raise HTTPException(
+                431, f"the headers of a request have {self._limits.header_bytes_max} bytes at most"
+            )
         if not scope["path"].isprintable():
             # A router may overlook a line's end that the tables above do not.
             raise HTTPException(404)
@@ -116,7 +118,7 @@ class Door:
         path = path_of(scope)
         if self.access is None or _OPEN.fullmatch(path):
             check_intent(scope)
-            return {**scope, VISIT: Stranger(self._counters.addresses, address)}
+            return {**scope, VISIT: Stranger(self._counters, address)}
         return await self._known(scope, path, address)
 
     async def subject_of(self, scope: Scope) -> Subject:

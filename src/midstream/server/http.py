@@ -52,7 +52,7 @@ from midstream.runtime.children import CHILD_MARK
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
 from midstream.server.connection import Connection, Connections, is_played_back
-from midstream.server.identity import connection_name_of, open_of, stream_of
+from midstream.server.identity import cancel_after_of, connection_name_of, open_of, stream_of
 from midstream.server.snapshot import snapshot_of
 from midstream.server.subjects import Action
 from midstream.server.unlocking import shown_in, stream_digest_of, unlock
@@ -320,7 +320,8 @@ class HttpEndpoints:
             raise MalformedFrameError(
                 "a chunk needs the headers `x-idempotency-key` and `x-idempotent-encryption-key`"
             )
-        chunk = read_chunk(frame, stream=key, secret_digest="")
+        cancel_after_s = cancel_after_of(request)
+        chunk = read_chunk(frame, stream=key, secret_digest="", cancel_after_s=cancel_after_s)
         is_first = chunk.seqno == 0
         if is_first:
             await visitor.begin()
@@ -337,7 +338,8 @@ class HttpEndpoints:
             is_replayed = is_played_back(runner.state, chunk)
             if not is_replayed:
                 visitor.speak(chunk.command)
-            await runner.submit(chunk)
+            with self._connections.under_way((session_id, key), chunk.seqno):
+                await runner.submit(chunk)
         self._host.world.reach(Fault.BEFORE_ACK)
         headers = {"x-midstream-replayed": "true"} if is_replayed else {}
         return _raw_json(encode(Ack(chunk.seqno)), headers=headers)
@@ -346,12 +348,14 @@ class HttpEndpoints:
 class SseTransport:
     """Frames as server-sent events in the body of one answer; the way up is `POST …/chunks`."""
 
+    gap_s = 0.0
     is_full = False
 
     def __init__(self, receive: Receive, send: Send, *, ends_with_turn: bool) -> None:
         self.ends_with_turn = ends_with_turn
         self._receive = receive
         self._send = send
+        self._preamble = SSE_PREAMBLE
 
     async def receive(self) -> bytes | None:
         """Wait until the client has gone: it says nothing here."""
@@ -361,7 +365,9 @@ class SseTransport:
 
     def send(self, frames: Sequence[bytes]) -> Awaitable[None]:
         """See `Transport.send`."""
-        return self._send({"type": "http.response.body", "body": b"".join(frames), "more_body": True})
+        body = b"".join((self._preamble, *frames)) if self._preamble else b"".join(frames)
+        self._preamble = b""
+        return self._send({"type": "http.response.body", "body": body, "more_body": True})
 
 
 class EventsEndpoint:
@@ -388,7 +394,6 @@ class EventsEndpoint:
         ) as connection:
             await connection.admit(encode(opening))
             await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
-            await send({"type": "http.response.body", "body": SSE_PREAMBLE, "more_body": True})
             failure = await connection.run()
         if connection.is_gone:
             return
@@ -422,7 +427,10 @@ async def body_of(request: Request) -> bytes:
     Raises:
         FrameTooLargeError: The rest of it was not read.
         ConnectionLostError: It did not come whole in `BODY_S`.
+        HTTPException: It is compressed: so little could become so much.
     """
+    if request.headers.get("content-encoding", "identity").strip().lower() not in {"", "identity"}:
+        raise HTTPException(415, "bodies are not compressed here", headers={"accept-encoding": "identity"})
     pieces: list[bytes] = []
     size = 0
     try:

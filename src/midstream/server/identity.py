@@ -6,8 +6,8 @@ import re
 
 from starlette.requests import HTTPConnection
 
-from midstream.core.frames import COALESCE_S_MAX, Open, SnapshotWhen
-from midstream.core.server_stream import KEY_CHARS_MAX
+from midstream.core.frames import COALESCE_S_MAX, EventId, Open, SnapshotWhen
+from midstream.core.server_stream import KEY_CHARS_MAX, check_cancel_after
 from midstream.errors import MalformedFrameError, UsageError
 
 NUMBER_MAX = 2**53
@@ -68,7 +68,7 @@ def open_of(request: HTTPConnection) -> Open:
         event_id_of(request),
         _number(request, "x-idempotency-next-seqno"),
         _number(request, "x-idempotency-connection"),
-        _seconds(request, "x-idempotency-cancel-after"),
+        cancel_after_of(request),
         snapshots=SnapshotWhen(snapshots),
         coalesce_s=int(held_back) / 1000,
         old_secret=secrets_of(request)[1],
@@ -87,14 +87,40 @@ def connection_name_of(request: HTTPConnection) -> str:
     return name
 
 
+def cancel_after_of(request: HTTPConnection) -> float | None:
+    """Return for how long the client of a stream may be gone until its turn is stopped; None for ever.
+
+    Raises:
+        MalformedFrameError: It is no such number of seconds.
+    """
+    text = request.headers.get("x-idempotency-cancel-after")
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal()):
+        raise MalformedFrameError("the header `x-idempotency-cancel-after` is a whole number of seconds")
+    seconds = float(text)
+    check_cancel_after(seconds)
+    return seconds
+
+
 def event_id_of(request: HTTPConnection) -> str | None:
     """Return the event that a client has.
 
     A browser that reconnects sends the header beside the address it first used, so the header counts first.
+
+    Raises:
+        MalformedFrameError: One of them, also one that does not count, is no event id.
     """
     headers = request.headers
-    named = headers.get("last-event-id") or headers.get("x-idempotency-event-id")
-    return named or request.query_params.get("after") or None
+    places = (
+        headers.get("last-event-id"),
+        headers.get("x-idempotency-event-id"),
+        request.query_params.get("after"),
+    )
+    named = [place for place in places if place]
+    for each in named:
+        EventId.parse(each)
+    return named[0] if named else None
 
 
 def _standard_key_of(request: HTTPConnection) -> str:
@@ -115,12 +141,3 @@ def _number(request: HTTPConnection, name: str) -> int:
     ):
         raise MalformedFrameError(f"the header `{name}` is a number from 0 to {NUMBER_MAX}")
     return int(text)
-
-
-def _seconds(request: HTTPConnection, name: str) -> float | None:
-    text = request.headers.get(name)
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdecimal()):
-        raise MalformedFrameError(f"the header `{name}` is a whole number of seconds")
-    return float(text)

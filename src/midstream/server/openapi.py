@@ -1,7 +1,8 @@
 """What the server answers to, as an OpenAPI 3.1 description: made from the types that are really read and written.
 
 Each operation names its route as the router has it, so that a test finds a route without a description, and a
-description without a route. What is said over the stream itself stands in `docs/spec/stream.md`.
+description without a route. What is said over the stream itself stands in `docs/spec/stream.md`. It is the
+same for a server that asks nobody who they are, which has no routes of access, and for one without metrics.
 """
 
 from __future__ import annotations
@@ -17,24 +18,35 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from midstream.core.frames import (
+    COALESCE_S_MAX,
     HEARTBEAT_S,
+    PROTOCOL_VERSION,
     AbortPayload,
     Ack,
     AnswerPayload,
-    Open,
+    Close,
+    Heartbeat,
     Payload,
+    Ping,
     ResultPayload,
     ServerFrame,
+    SnapshotWhen,
     WithdrawPayload,
 )
 from midstream.core.records import Record
-from midstream.core.server_stream import KEY_CHARS_MAX
+from midstream.core.server_stream import CANCEL_AFTER_S_MAX, KEY_CHARS_MAX
 from midstream.core.session import CHUNKS_MAX
+from midstream.server.access_routes import Issued, Known, LoginWish, TicketWish
 from midstream.server.http import SESSIONS_PER_PAGE_MAX, QuestionPage, SessionPage
+from midstream.server.identity import NUMBER_MAX
+from midstream.server.judge import HOST_COOKIE
 from midstream.server.probe import CHUNKS_MAX as CHUNKS_MAX_PROBED
 from midstream.server.probe import EVERY_MS_MAX
 from midstream.server.problems import MEDIA_TYPE, Problem
+from midstream.server.rights import Owner
 from midstream.server.snapshot import Snapshot
+from midstream.server.subjects import ID_CHARS_MAX
+from midstream.server.viewer_routes import ViewerWish
 from midstream.version import __version__
 
 Json = dict[str, Any]
@@ -43,9 +55,23 @@ JSON = "application/json"
 LINES = "application/x-ndjson"
 EVENTS = "text/event-stream"
 BYTES = "application/octet-stream"
+TEXT = "text/plain"
 SESSION_ID = "^[A-Za-z0-9._:-]{1,128}$"
-NUMBER_MAX = 2**53
-"""The last number JavaScript counts to."""
+EVENT_ID = "^[0-9]{1,18}-[0-9]{1,18}$"
+EVENT: Json = {
+    "type": "object",
+    "description": "One event of the stream: `data` is a frame, or a record.",
+    "properties": {
+        "event": {"type": "string"},
+        "id": {"type": "string"},
+        "data": {"type": "string", "contentMediaType": JSON},
+    },
+    "required": ["event", "data"],
+}
+"""What a stream of events has many of: the standard has a type for the whole of a body alone."""
+
+
+_Number = Annotated[int, Meta(ge=0)]
 
 
 class FirstChunk(Struct, frozen=True, tag="chunk", tag_field="type"):
@@ -60,6 +86,30 @@ class NextChunk(Struct, frozen=True, tag="chunk", tag_field="type"):
 
     seqno: Annotated[int, Meta(ge=1, le=CHUNKS_MAX)]
     payload: ResultPayload | AbortPayload | AnswerPayload | WithdrawPayload
+
+
+class _Opening(Struct, frozen=True, kw_only=True):
+    event_id: Annotated[str, Meta(pattern=EVENT_ID)] | None = None
+    next_seqno: _Number = 0
+    connection: _Number = 0
+    cancel_after_s: Annotated[float, Meta(ge=0, le=CANCEL_AFTER_S_MAX)] | None = None
+    version: Annotated[int, Meta(ge=1)] = PROTOCOL_VERSION
+    snapshots: SnapshotWhen = SnapshotWhen.NEVER
+    coalesce_s: Annotated[float, Meta(ge=0, le=COALESCE_S_MAX)] = 0.0
+
+
+class ReaderOpen(_Opening, frozen=True, kw_only=True, tag="open", tag_field="type"):
+    """The `open` of a reader, who has no stream."""
+
+    stream: Annotated[str, Meta(max_length=0)] = ""
+    secret: Annotated[str, Meta(max_length=KEY_CHARS_MAX)] = ""
+
+
+class StreamOpen(_Opening, frozen=True, kw_only=True, tag="open", tag_field="type"):
+    """The `open` of a stream."""
+
+    stream: Annotated[str, Meta(min_length=1, max_length=KEY_CHARS_MAX)]
+    secret: Annotated[str, Meta(min_length=1, max_length=KEY_CHARS_MAX)]
 
 
 class Health(Struct, frozen=True):
@@ -116,10 +166,13 @@ class Operation(Struct, frozen=True):
         status: Of a good answer.
         media: Of a good answer with a body.
         errors: Statuses of problems, besides those of every operation.
-        query: Numbers of the query, by their names, with the least and the most.
+        query: Parameters of the query, by their names.
         bodies: The types the request's body may have; none for none.
-        headers: Named headers of the request, and whether each must be there.
-        also: Further good answers: a status and its type.
+        is_body_needed: Whether a request without a body has another form.
+        is_open: Whether strangers may ask where a server asks who comes.
+        headers: Named headers of the request.
+        needs: Those that must be there.
+        also: Further answers: a status and its type; None for one without a body.
     """
 
     method: str
@@ -130,24 +183,58 @@ class Operation(Struct, frozen=True):
     status: int = 200
     media: str = JSON
     errors: tuple[int, ...] = ()
-    query: Mapping[str, tuple[int, int]] = {}
+    query: Mapping[str, Json] = {}
     bodies: tuple[Any, ...] = ()
-    headers: Mapping[str, bool] = {}
+    is_body_needed: bool = True
+    is_open: bool = False
+    headers: Mapping[str, Json] = {}
+    needs: frozenset[str] = frozenset()
     also: Mapping[int, Any] = {}
+
+
+def _whole(least: int, most: int) -> Json:
+    return {"type": "integer", "minimum": least, "maximum": most}
+
+
+def _command(name: str, summary: str, *, of: str) -> Operation:
+    """Return what tells a session something; `?of=` names the only turn or message it is meant for."""
+    path, query = f"{_ONE}/{name}", {of: _ANY}
+    return Operation("POST", path, name, summary, Told, 202, errors=_COMMAND, query=query)
 
 
 _ONE = "/v1/sessions/{session_id}"
 _COMMAND = (404, 409)
-_STREAM = {"x-idempotency-key": True, "x-idempotent-encryption-key": True}
-_POLLING = {"n": (0, NUMBER_MAX), "wait": (1, int(HEARTBEAT_S))}
-_READER = {
-    "x-idempotency-key": False,
-    "x-idempotent-encryption-key": False,
-    "x-idempotency-event-id": False,
-    "last-event-id": False,
+_BODY = (413, 415)
+_READERS = "/readers/{reader}"
+_ANY = _whole(0, NUMBER_MAX)
+_KEY: Json = {"type": "string", "minLength": 1, "maxLength": KEY_CHARS_MAX}
+_NAME: Json = {"type": "string", "maxLength": KEY_CHARS_MAX}
+_SEEN: Json = {"type": "string", "format": "event-id", "pattern": f"{EVENT_ID}|^$"}
+_CANCEL_AFTER = _whole(0, int(CANCEL_AFTER_S_MAX))
+_CHUNK: Mapping[str, Json] = {
+    "x-idempotency-key": _KEY,
+    "x-idempotent-encryption-key": _KEY,
+    "x-midstream-connection": _NAME,
+    "x-idempotency-cancel-after": _CANCEL_AFTER,
 }
+_READER: Mapping[str, Json] = {
+    "x-idempotency-key": _NAME,
+    "x-idempotent-encryption-key": _NAME,
+    "x-midstream-connection": _NAME,
+    "x-idempotency-event-id": _SEEN,
+    "last-event-id": _SEEN,
+    "x-idempotency-next-seqno": _ANY,
+    "x-idempotency-connection": _ANY,
+    "x-idempotency-cancel-after": _CANCEL_AFTER,
+}
+_FOLLOWING: Mapping[str, Json] = {
+    "after": _SEEN,
+    "snapshots": {"type": "string", "enum": [*map(str, SnapshotWhen)]},
+    "coalesce_ms": _whole(0, int(1000 * COALESCE_S_MAX)),
+}
+_POLLING: Mapping[str, Json] = {"n": _ANY, "wait": _whole(1, int(HEARTBEAT_S))}
 OPERATIONS = (
-    Operation("GET", "/health", "health", "Say that the process serves.", Health),
+    Operation("GET", "/health", "health", "Say that the process serves.", Health, is_open=True),
     Operation(
         "GET",
         "/ready",
@@ -155,16 +242,24 @@ OPERATIONS = (
         "Say whether new work should be sent here.",
         Readiness,
         also={503: Readiness},
+        is_open=True,
     ),
     Operation("GET", PATH, "openapi", "Describe what this server answers to.", Json),
-    Operation("GET", "/v1/questions", "questions", "List what waits for a person.", QuestionPage),
+    Operation(
+        "GET",
+        "/v1/questions",
+        "questions",
+        "List what waits for a person.",
+        QuestionPage,
+        query={"session": {"type": "string"}},
+    ),
     Operation(
         "GET",
         "/v1/sessions",
         "sessions",
         "List sessions, last changed first.",
         SessionPage,
-        query={"limit": (1, SESSIONS_PER_PAGE_MAX), "offset": (0, NUMBER_MAX)},
+        query={"limit": _whole(1, SESSIONS_PER_PAGE_MAX), "offset": _ANY},
     ),
     Operation("GET", _ONE, "show", "Return a session's transcript.", Snapshot, errors=(404,)),
     Operation("DELETE", _ONE, "delete", "Remove an idle session for good.", status=204, errors=_COMMAND),
@@ -176,26 +271,17 @@ OPERATIONS = (
         Line,
         media=LINES,
         errors=(404, 410),
-        query={"after": (0, NUMBER_MAX), "limit": (0, NUMBER_MAX)},
+        query={"after": _ANY, "limit": _ANY},
     ),
     Operation(
         "GET",
         f"{_ONE}/blobs/{{digest}}",
         "blob",
         "Return the whole of a large result.",
-        media="text/plain",
+        media=TEXT,
         errors=(404,),
     ),
-    Operation(
-        "POST",
-        f"{_ONE}/cancel",
-        "cancel",
-        "Stop the running turn, if there is one.",
-        Told,
-        202,
-        errors=_COMMAND,
-        query={"turn": (0, NUMBER_MAX)},
-    ),
+    _command("cancel", "Stop the running turn, if there is one.", of="turn"),
     Operation(
         "POST",
         f"{_ONE}/answer",
@@ -203,38 +289,22 @@ OPERATIONS = (
         "Answer an open question of a call.",
         Told,
         202,
-        errors=(*_COMMAND, 413),
+        errors=(*_COMMAND, *_BODY),
         bodies=(AnswerPayload,),
     ),
-    Operation(
-        "POST",
-        f"{_ONE}/resume",
-        "resume",
-        "Go on with the last turn, which was interrupted or failed.",
-        Told,
-        202,
-        errors=_COMMAND,
-        query={"turn": (0, NUMBER_MAX)},
-    ),
-    Operation(
-        "POST",
-        f"{_ONE}/withdraw",
-        "withdraw",
-        "Take back a queued message, or all that wait.",
-        Told,
-        202,
-        errors=_COMMAND,
-        query={"number": (0, NUMBER_MAX)},
-    ),
+    _command("resume", "Go on with the last turn, which was interrupted or failed.", of="turn"),
+    _command("withdraw", "Take back a queued message, or all that wait.", of="number"),
     Operation(
         "POST",
         f"{_ONE}/chunks",
         "chunks",
-        "Take one chunk of a stream; the answer is its ack.",
-        Ack,
-        errors=(*_COMMAND, 413, 422),
-        bodies=(FirstChunk, NextChunk),
-        headers=_STREAM,
+        "Take one frame of a client: a chunk is answered with its ack, a ping with a heartbeat.",
+        Ack | Heartbeat,
+        errors=(*_COMMAND, *_BODY, 422),
+        bodies=(FirstChunk, NextChunk, Ping, Close),
+        headers=_CHUNK,
+        needs=frozenset({"x-idempotency-key", "x-idempotent-encryption-key"}),
+        also={204: None},
     ),
     Operation(
         "GET",
@@ -243,6 +313,7 @@ OPERATIONS = (
         "Follow a session, or a stream, by server-sent events.",
         media=EVENTS,
         errors=_COMMAND,
+        query=_FOLLOWING,
         headers=_READER,
     ),
     Operation(
@@ -251,8 +322,8 @@ OPERATIONS = (
         "open_events",
         "Follow a session, or a stream, by server-sent events; the body is the `open`.",
         media=EVENTS,
-        errors=(*_COMMAND, 413),
-        bodies=(Open,),
+        errors=(*_COMMAND, *_BODY),
+        bodies=(ReaderOpen, StreamOpen),
     ),
     Operation(
         "GET",
@@ -261,7 +332,7 @@ OPERATIONS = (
         "Answer with the frames there are, or with the next ones.",
         Page,
         errors=_COMMAND,
-        query=_POLLING,
+        query={**_POLLING, **_FOLLOWING},
         headers=_READER,
     ),
     Operation(
@@ -270,9 +341,9 @@ OPERATIONS = (
         "open_poll",
         "Answer with the frames there are, or with the next ones; the body is the `open`.",
         Page,
-        errors=(*_COMMAND, 413),
+        errors=(*_COMMAND, *_BODY),
         query=_POLLING,
-        bodies=(Open,),
+        bodies=(ReaderOpen, StreamOpen),
     ),
     Operation(
         "GET",
@@ -280,7 +351,7 @@ OPERATIONS = (
         "probe_events",
         "Say numbered chunks, some time apart.",
         media=EVENTS,
-        query={"chunks": (1, CHUNKS_MAX_PROBED), "every_ms": (1, EVERY_MS_MAX)},
+        query={"chunks": _whole(1, CHUNKS_MAX_PROBED), "every_ms": _whole(1, EVERY_MS_MAX)},
     ),
     Operation(
         "GET",
@@ -288,7 +359,7 @@ OPERATIONS = (
         "probe_poll",
         "Say one numbered chunk.",
         Probe,
-        query={"n": (0, CHUNKS_MAX_PROBED), "every_ms": (1, EVERY_MS_MAX)},
+        query={"n": _whole(0, CHUNKS_MAX_PROBED), "every_ms": _whole(1, EVERY_MS_MAX)},
     ),
     Operation(
         "POST",
@@ -296,13 +367,70 @@ OPERATIONS = (
         "probe_chunks",
         "Give back what was posted.",
         media=BYTES,
-        errors=(413,),
+        errors=_BODY,
     ),
+    Operation("GET", "/v1/me", "me", "Say who asks.", Known),
+    Operation(
+        "POST",
+        "/v1/login",
+        "login",
+        "Give a browser a cookie, for a link to log in with or any credential.",
+        Known,
+        errors=_BODY,
+        bodies=(LoginWish,),
+        is_body_needed=False,
+        is_open=True,
+    ),
+    Operation(
+        "POST", "/v1/login-links", "login_link", "Give out a word that logs a browser in, once.", Issued, 201
+    ),
+    Operation(
+        "POST", "/v1/logout", "logout", "Let the cookie be none, and end what came in by it.", status=204
+    ),
+    Operation(
+        "POST",
+        f"{_ONE}/tickets",
+        "ticket",
+        "Give out a ticket for one connection to this session, of the page that asks.",
+        Issued,
+        201,
+        errors=(404, *_BODY),
+        bodies=(TicketWish,),
+        is_body_needed=False,
+    ),
+    Operation(
+        "POST",
+        f"{_ONE}/viewers",
+        "viewer",
+        "Give out a pass with which anybody may look at this session, for a while.",
+        Issued,
+        201,
+        errors=(404, *_BODY),
+        bodies=(ViewerWish,),
+        is_body_needed=False,
+    ),
+    Operation(
+        "DELETE",
+        f"{_ONE}/viewers",
+        "withdraw_viewers",
+        "Let all those passes be none.",
+        status=204,
+        errors=(404,),
+    ),
+    Operation("GET", f"{_ONE}/owner", "owner", "Say whose a session is.", Owner, errors=(404,)),
+    Operation(
+        "PUT", f"{_ONE}{_READERS}", "add_reader", "Let somebody look at this session.", Owner, errors=_COMMAND
+    ),
+    Operation(
+        "DELETE", f"{_ONE}{_READERS}", "remove_reader", "Let somebody look no longer.", Owner, errors=_COMMAND
+    ),
+    Operation("GET", "/metrics", "metrics", "Count, for Prometheus.", media=TEXT),
 )
 NO_CONTENT = 204
 _EVERYWHERE = (400, 401, 403, 429, 431, 500, 503)
 _MEANINGS = {
     200: "Done.",
+    201: "It was given out.",
     202: "It is in the journal.",
     204: "Done; there is nothing to say.",
     400: "A request, frame or id of another form.",
@@ -312,12 +440,25 @@ _MEANINGS = {
     409: "Somebody else was first, or a rule of the stream forbids it; see `code`.",
     410: "Records that are not kept any more.",
     413: "More than a frame may have.",
+    415: "A body that is compressed.",
     422: "The stream key was used for another first message.",
     429: "As much as one caller may: try again after `Retry-After`.",
     431: "More headers than a request may have.",
     500: "The store is damaged, or a bug.",
     503: "Nothing is wrong with the request: try again after `Retry-After`.",
 }
+
+
+_SHOWN: Json = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "What the application takes for a token."},
+    "cookie": {
+        "type": "apiKey",
+        "in": "cookie",
+        "name": HOST_COOKIE,
+        "description": "Of `POST /v1/login`; over plain HTTP its name is `midstream-` and the port.",
+    },
+}
+"""What a server that asks who comes takes for an answer."""
 
 
 @cache
@@ -335,7 +476,8 @@ def description() -> Json:
             "summary": "AI-agent sessions that survive anything",
         },
         "paths": paths,
-        "components": {"schemas": dict(sorted(components.items()))},
+        "components": {"schemas": dict(sorted(components.items())), "securitySchemes": _SHOWN},
+        "security": [{"bearer": []}, {"cookie": []}],
     }
 
 
@@ -358,27 +500,36 @@ def _types_of(operation: Operation) -> Iterable[Any]:
 def _operation(operation: Operation) -> Json:
     good: Json = {"description": _MEANINGS[operation.status]}
     if operation.status != NO_CONTENT:
-        schema = _schema(operation.answer) if operation.media in (JSON, LINES) else {"type": "string"}
-        good["content"] = {operation.media: {"schema": schema}}
+        good["content"] = {operation.media: {"schema": _schema_of_answer(operation)}}
     answers = {str(operation.status): good}
     for status in (*_EVERYWHERE, *operation.errors):
-        kind = operation.also.get(status, Problem)
-        media = MEDIA_TYPE if kind is Problem else JSON
-        answers[str(status)] = {
-            "description": _MEANINGS[status],
-            "content": {media: {"schema": _schema(kind)}},
-        }
+        answers[str(status)] = _answer(status, Problem, MEDIA_TYPE)
+    for status, kind in operation.also.items():
+        answers[str(status)] = _answer(status, kind, JSON)
     told: Json = {
         "operationId": operation.name,
         "summary": operation.summary,
         "parameters": _parameters(operation),
         "responses": dict(sorted(answers.items())),
     }
+    if operation.is_open:
+        told["security"] = []
     if operation.bodies:
         schemas = [_schema(kind) for kind in operation.bodies]
         schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-        told["requestBody"] = {"required": True, "content": {JSON: {"schema": schema}}}
+        told["requestBody"] = {"required": operation.is_body_needed, "content": {JSON: {"schema": schema}}}
     return told
+
+
+def _answer(status: int, kind: Any, media: str) -> Json:  # noqa: ANN401 - a type
+    answer: Json = {"description": _MEANINGS[status]}
+    return answer if kind is None else {**answer, "content": {media: {"schema": _schema(kind)}}}
+
+
+def _schema_of_answer(operation: Operation) -> Json:
+    if operation.media == EVENTS:
+        return EVENT
+    return _schema(operation.answer) if operation.media in (JSON, LINES) else {"type": "string"}
 
 
 def _schema(kind: Any) -> Json:  # noqa: ANN401 - a type
@@ -395,20 +546,20 @@ def _schemas() -> tuple[dict[Any, Json], Json]:
 
 def _parameters(operation: Operation) -> list[Json]:
     told: list[Json] = []
-    if "{session_id}" in operation.path:
-        told.append(
-            _parameter("session_id", "path", {"type": "string", "pattern": SESSION_ID}, is_required=True)
-        )
-    if "{digest}" in operation.path:
-        told.append(_parameter("digest", "path", {"type": "string", "minLength": 1}, is_required=True))
-    for name, (least, most) in operation.query.items():
-        told.append(_parameter(name, "query", {"type": "integer", "minimum": least, "maximum": most}))
-    if operation.name == "questions":
-        told.append(_parameter("session", "query", {"type": "string"}))
-    for name, is_required in operation.headers.items():
-        text = {"type": "string", "minLength": 1, "maxLength": KEY_CHARS_MAX}
-        told.append(_parameter(name, "header", text, is_required=is_required))
+    for name, schema in _IN_PATHS.items():
+        if f"{{{name}}}" in operation.path:
+            told.append(_parameter(name, "path", schema, is_required=True))
+    told += [_parameter(name, "query", schema) for name, schema in operation.query.items()]
+    for name, schema in operation.headers.items():
+        told.append(_parameter(name, "header", schema, is_required=name in operation.needs))
     return told
+
+
+_IN_PATHS: Mapping[str, Json] = {
+    "session_id": {"type": "string", "pattern": SESSION_ID},
+    "digest": {"type": "string", "minLength": 1},
+    "reader": {"type": "string", "minLength": 1, "maxLength": ID_CHARS_MAX, "pattern": "^[^/]*$"},
+}
 
 
 def _parameter(name: str, place: str, schema: Json, *, is_required: bool = False) -> Json:

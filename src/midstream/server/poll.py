@@ -20,11 +20,15 @@ from midstream.server.http import number_of, opening_of
 from midstream.server.identity import connection_name_of
 from midstream.server.visits import visitor_of
 
+GAP_S = 10.0
+"""Seconds in which a client asks again: an answer on a bad network, and the way of the next request."""
 POLL_HEADERS = {"cache-control": "no-store, no-transform", "x-content-type-options": "nosniff"}
 
 
 class PollTransport:
     """The frames of one answer: whoever sends the first ones has ended it."""
+
+    gap_s = GAP_S
 
     def __init__(self, receive: Receive, *, ends_with_turn: bool) -> None:
         self.ends_with_turn = ends_with_turn

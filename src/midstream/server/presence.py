@@ -58,6 +58,10 @@ class Presence:
             break
         return mark
 
+    def waits_for(self, place: Place) -> bool:
+        """Whether a connection of this stream left a mark here: the next one takes its place, whatever it wants."""
+        return place in self._marks
+
     def left(self, place: Place, mark: bytes, after_s: float | None) -> asyncio.Task[None]:
         """Stop a stream's turn in `after_s` seconds, unless its client comes back; with None only lift the mark.
 

@@ -66,9 +66,9 @@ class ProbeEndpoints:
 
     async def poll(self, request: Request) -> Response:
         """Say chunk `?n=`, when it is due after the one before it."""
-        number = number_of(request, "n", most=CHUNKS_MAX) or 0
+        number, every_s = number_of(request, "n", most=CHUNKS_MAX) or 0, _every_s(request)
         if number:
-            await self._world.sleep(_every_s(request))
+            await self._world.sleep(every_s)
         return Response(_chunk(number), headers=POLL_HEADERS, media_type="application/json")
 
     async def chunks(self, request: Request) -> Response:

@@ -56,6 +56,7 @@ _STATUSES: dict[type[MidstreamError], int] = {
 }
 
 _NEXT = {
+    "bad_request": "Speak HTTP/1.1, and open a WebSocket as RFC 6455 has it.",
     "access": "Ask the person who runs this server for access.",
     "draining": "Reconnect: this server or another one carries on where it stopped.",
     "event_gone": "Take a snapshot of the session and follow from its event id.",
@@ -66,9 +67,11 @@ _NEXT = {
     "lease_held": "Another server process works on this session: ask that one, or try again later.",
     "limit_reached": "Do less at once, or come back after `retry_after_s`.",
     "malformed_frame": "Correct the request; the same one is refused again.",
+    "method_not_allowed": "Use one of the methods that `Allow` names.",
     "not_found": "Look at the address.",
     "overloaded": "Try again later, or at another server.",
     "recovering": "Try again in a moment.",
+    "request_header_fields_too_large": "Send fewer headers, or shorter ones: cookies are the usual reason.",
     "seqno_gap": "Play back your chunks from number `expected`.",
     "seqno_reused": "Send another payload under the next number; the first one stands.",
     "session_busy": "Wait for the end of the turn, or cancel it.",
@@ -83,6 +86,7 @@ _NEXT = {
     "stream_not_found": "Open a new stream.",
     "stream_reused": "Open a new stream for another message; the first one stands.",
     "unauthorized": "Show a credential: a bearer token, a cookie from `/v1/login`, or a fresh ticket.",
+    "unsupported_media_type": "Send the body as it is, without a `Content-Encoding`.",
     "usage": "Correct the request; the same one is refused again.",
     "wrong_secret": "Show the secret that this stream was opened with.",
 }
@@ -141,7 +145,8 @@ def problem_of_http(error: HTTPException) -> Problem:
     """Return what an HTTP client is told of a request that met no endpoint."""
     phrase = HTTPStatus(error.status_code).phrase
     code = "not_found" if error.status_code == HTTPStatus.NOT_FOUND else phrase.lower().replace(" ", "_")
-    return _problem(error.status_code, code, f"{phrase}.")
+    detail = f"{phrase}." if error.detail == phrase else error.detail
+    return _problem(error.status_code, code, detail)
 
 
 INTERNAL = "Something went wrong in the server; the log has the details."

@@ -22,6 +22,7 @@ from midstream.core.frames import FRAME_BYTES_MAX
 from midstream.errors import PortTakenError, UsageError
 from midstream.server.guards import LOOPBACK_NAMES, HostGuard
 from midstream.server.logs import PeerNoise
+from midstream.server.protocols import HTTP, WEBSOCKETS
 from midstream.world import World
 
 STOP_WITHIN_S = 10.0
@@ -172,7 +173,8 @@ class _Server(uvicorn.Server):
             # uvicorn would believe whoever asks from this machine.
             proxy_headers=bool(trusted_proxies),
             forwarded_allow_ips=[*trusted_proxies],
-            ws="websockets-sansio",
+            http=HTTP,
+            ws=WEBSOCKETS,
             ws_max_size=WS_FRAME_BYTES_MAX,
             # Half the client's time and much of the memory, for words that come a few at a time.
             ws_per_message_deflate=False,

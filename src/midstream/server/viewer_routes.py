@@ -6,12 +6,13 @@ one word for both, shown as a bearer token or in the place of the secret.
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Annotated
+
+from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from midstream.errors import MalformedFrameError
 from midstream.runtime.host import Host
 from midstream.runtime.locking import Held
 from midstream.server.access_routes import Issued, answer, owner_of, read_wish
@@ -26,7 +27,7 @@ from midstream.store.contract import root_of
 class ViewerWish(Struct, forbid_unknown_fields=True):
     """For how many seconds a viewer's word is asked for."""
 
-    for_s: float = 3600.0
+    for_s: Annotated[float, Meta(ge=1, le=VIEWER_S_MAX)] = 3600.0
 
 
 class ViewerRoutes:
@@ -49,8 +50,6 @@ class ViewerRoutes:
     async def let_look(self, request: Request) -> Response:
         """Give out a word with which anybody may look at this session, for a while."""
         wish = await read_wish(request, ViewerWish)
-        if not 1 <= wish.for_s <= VIEWER_S_MAX:
-            raise MalformedFrameError(f"`for_s` is a number from 1 to {VIEWER_S_MAX:g}")
         session = root_of(request.path_params["session_id"])
         owner = None if self._door.access is None else await owner_of(self._door, session)
         if _is_encrypted(request):

@@ -47,6 +47,7 @@ class WebSocketTransport:
     """Frames as text messages of an accepted WebSocket."""
 
     ends_with_turn = False
+    gap_s = 0.0
     is_full = False
 
     def __init__(self, receive: Receive, send: Send) -> None:

@@ -56,7 +56,7 @@ PART_MARK = "::"
 """Stands in the name of a session that is part of another one, behind the name of that one."""
 
 
-class Stored(Struct, frozen=True):
+class Stored(Struct, frozen=True, gc=False):
     """A record as it lies in the journal; `body` is its JSON."""
 
     position: int
@@ -64,7 +64,7 @@ class Stored(Struct, frozen=True):
     body: bytes
 
 
-class Mark(Struct, frozen=True, omit_defaults=True):
+class Mark(Struct, frozen=True, gc=False, omit_defaults=True):
     """What a listing shows of a session; written in the transaction of the append that changed it.
 
     Args:
@@ -90,7 +90,7 @@ class Appendix(Struct, frozen=True):
     blobs: Sequence[Blob] = ()
 
 
-class SessionInfo(Struct, frozen=True):
+class SessionInfo(Struct, frozen=True, gc=False):
     """One line of a listing."""
 
     session: str
@@ -104,7 +104,7 @@ class SessionInfo(Struct, frozen=True):
     """Position of the first record: 1, above that where the journal was pruned, 0 where it is empty."""
 
 
-class Letter(Struct, frozen=True):
+class Letter(Struct, frozen=True, gc=False):
     """A command that was handed over: for a session that the reader owns, or that no living owner holds."""
 
     number: int
@@ -274,7 +274,7 @@ class Transactional(Protocol):
         """
 
 
-class Kept(Struct, frozen=True):
+class Kept(Struct, frozen=True, gc=False):
     """An entry of a shelf. `version` counts its writes from 1; `at` is the time of the last, in seconds since 1970."""
 
     key: str

@@ -30,7 +30,7 @@ class WhenBusy(StrEnum):
     """It is refused with `session_busy`; nothing of it is kept."""
 
 
-class SendMessage(Struct, frozen=True):
+class SendMessage(Struct, frozen=True, gc=False):
     """A user speaks. `timeout_s` bounds the whole turn, people's answers not counted (0: no bound)."""
 
     message: UserMessage
@@ -43,13 +43,13 @@ class SendMessage(Struct, frozen=True):
     parent: Parent | None = None
 
 
-class Withdraw(Struct, frozen=True):
+class Withdraw(Struct, frozen=True, gc=False):
     """Take a queued message back; `number` None takes back all that wait."""
 
     number: int | None = None
 
 
-class ModelSaid(Struct, frozen=True):
+class ModelSaid(Struct, frozen=True, gc=False):
     """The model said some more of a reply."""
 
     turn: int
@@ -58,7 +58,7 @@ class ModelSaid(Struct, frozen=True):
     deltas: tuple[Delta, ...]
 
 
-class ModelHeld(Struct, frozen=True):
+class ModelHeld(Struct, frozen=True, gc=False):
     """The provider keeps the reply it is making, under `token`."""
 
     turn: int
@@ -67,7 +67,7 @@ class ModelHeld(Struct, frozen=True):
     token: str
 
 
-class ModelRemembered(Struct, frozen=True):
+class ModelRemembered(Struct, frozen=True, gc=False):
     """A pool judged what the upstream's agent knows of the conversation."""
 
     turn: int
@@ -76,7 +76,7 @@ class ModelRemembered(Struct, frozen=True):
     judgement: Judgement
 
 
-class ModelReplied(Struct, frozen=True):
+class ModelReplied(Struct, frozen=True, gc=False):
     """The model ended its reply. `plans` has one entry per call, in order."""
 
     turn: int
@@ -87,7 +87,7 @@ class ModelReplied(Struct, frozen=True):
     prompt: PromptHead | None = None
 
 
-class ModelFailed(Struct, frozen=True):
+class ModelFailed(Struct, frozen=True, gc=False):
     """The attempt gave no usable reply. `chance` in [0, 1) spreads the next try.
 
     Where the conversation was too long, `cut` is how many entries to leave out, or None where none can be. `is_cut`
@@ -106,7 +106,7 @@ class ModelFailed(Struct, frozen=True):
     is_cut: bool = False
 
 
-class Stalled(Struct, frozen=True):
+class Stalled(Struct, frozen=True, gc=False):
     """A model (`call_id` is empty) or a tool has been silent for `silent_s` seconds, and is still waited for."""
 
     turn: int
@@ -116,7 +116,7 @@ class Stalled(Struct, frozen=True):
     call_id: str = ""
 
 
-class StallOver(Struct, frozen=True):
+class StallOver(Struct, frozen=True, gc=False):
     """What was silent goes on, after `silent_s` seconds."""
 
     turn: int
@@ -126,7 +126,7 @@ class StallOver(Struct, frozen=True):
     call_id: str = ""
 
 
-class CallProgress(Struct, frozen=True):
+class CallProgress(Struct, frozen=True, gc=False):
     """A running tool says how far it is."""
 
     turn: int
@@ -136,7 +136,7 @@ class CallProgress(Struct, frozen=True):
     text: str
 
 
-class ChildSpoke(Struct, frozen=True):
+class ChildSpoke(Struct, frozen=True, gc=False):
     """The session that does the work of a call has new records, each with its position there."""
 
     turn: int
@@ -146,7 +146,7 @@ class ChildSpoke(Struct, frozen=True):
     records: tuple[tuple[int, bytes], ...]
 
 
-class CallFinished(Struct, frozen=True):
+class CallFinished(Struct, frozen=True, gc=False):
     """A tool ended, here or at a client."""
 
     turn: int
@@ -154,7 +154,7 @@ class CallFinished(Struct, frozen=True):
     result: Result
 
 
-class CallExpired(Struct, frozen=True):
+class CallExpired(Struct, frozen=True, gc=False):
     """No client answered a call within its time."""
 
     turn: int
@@ -162,7 +162,7 @@ class CallExpired(Struct, frozen=True):
     call_id: str
 
 
-class CallProbed(Struct, frozen=True):
+class CallProbed(Struct, frozen=True, gc=False):
     """The outside world was asked about a call in doubt.
 
     `result` is what the call gave if it is known to have happened; `may_run` says that it is known not to have.
@@ -175,7 +175,7 @@ class CallProbed(Struct, frozen=True):
     may_run: bool = False
 
 
-class Answer(Struct, frozen=True):
+class Answer(Struct, frozen=True, gc=False):
     """A person answers the open question of a call.
 
     Args:
@@ -196,7 +196,7 @@ class Answer(Struct, frozen=True):
     by: str = ""
 
 
-class QuestionExpired(Struct, frozen=True):
+class QuestionExpired(Struct, frozen=True, gc=False):
     """Nobody answered a question within its time."""
 
     turn: int
@@ -204,7 +204,7 @@ class QuestionExpired(Struct, frozen=True):
     call_id: str
 
 
-class PermissionAsked(Struct, frozen=True):
+class PermissionAsked(Struct, frozen=True, gc=False):
     """An upstream's agent wants leave for something, in the middle of its answer, and waits.
 
     Args:
@@ -228,7 +228,7 @@ class PermissionAsked(Struct, frozen=True):
     is_vague: bool = False
 
 
-class PermissionDropped(Struct, frozen=True):
+class PermissionDropped(Struct, frozen=True, gc=False):
     """An upstream's agent waits no more for the answer to its question, and goes on."""
 
     turn: int
@@ -237,7 +237,7 @@ class PermissionDropped(Struct, frozen=True):
     question_id: str
 
 
-class UseAnswer(Struct, frozen=True):
+class UseAnswer(Struct, frozen=True, gc=False):
     """The agent is about to be told what was decided about its question: from here on the decision is used up.
 
     Refused with `question_closed` where it may not be told, because its attempt has ended.
@@ -249,32 +249,32 @@ class UseAnswer(Struct, frozen=True):
     question_id: str
 
 
-class Cancel(Struct, frozen=True):
+class Cancel(Struct, frozen=True, gc=False):
     """Stop the turn `turn`, or whichever runs where it is None."""
 
     turn: int | None = None
 
 
-class CancelExpired(Struct, frozen=True):
+class CancelExpired(Struct, frozen=True, gc=False):
     """The grace of a cancel is over: close the exchange without the tools that still run."""
 
     turn: int
 
 
-class TurnExpired(Struct, frozen=True):
+class TurnExpired(Struct, frozen=True, gc=False):
     """The turn took longer than it may."""
 
     turn: int
 
 
-class Resume(Struct, frozen=True):
+class Resume(Struct, frozen=True, gc=False):
     """Go on with the last turn, which was interrupted or failed; `turn` guards against resuming another."""
 
     turn: int | None = None
     stream: str = ""
 
 
-class Recover(Struct, frozen=True):
+class Recover(Struct, frozen=True, gc=False):
     """A new owner takes up what an older one left, in the epoch it just started."""
 
     look_back_s: float = LOOK_BACK_S

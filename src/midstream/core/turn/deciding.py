@@ -6,6 +6,7 @@ from typing import Literal, assert_never
 
 from msgspec.structs import replace
 
+from midstream.core.calls import CallState
 from midstream.core.messages import Finish, Outcome, Reply, ReplyPart, Result, Text, Thinking, UpstreamCall
 from midstream.core.records import (
     AttemptContinued,
@@ -255,9 +256,17 @@ def _decide_cancelling(state: Cancelling, command: Command, *, at: float) -> tup
 
 def is_open(state: RunningCalls | Cancelling, turn: int, reply_no: int, call_id: str) -> bool:
     """Say whether a call runs, so that its outcome can still come."""
+    return open_call(state, turn, reply_no, call_id) is not None
+
+
+def open_call(state: RunningCalls | Cancelling, turn: int, reply_no: int, call_id: str) -> CallState | None:
+    """Return a call that runs, so that its outcome can still come; None where it does not, or not any more."""
     if (turn, reply_no) != (state.turn, state.reply_no):
-        return False
-    return any(call.call.id == call_id and call.is_running for call in state.calls)
+        return None
+    for call in state.calls:
+        if call.call.id == call_id and call.is_running:
+            return call
+    return None
 
 
 def _busy(turn: int) -> Refused:

@@ -255,7 +255,7 @@ def _evolve_calls(state: TurnState, record: _CallRecord, *, epoch: int) -> TurnS
         return state
     call_id = record.result.call_id if isinstance(record, CallEnded) else record.call_id
     calls = tuple(
-        _evolve_call(call, record, epoch=epoch) if call.call.id == call_id else call for call in state.calls
+        [_evolve_call(call, record, epoch=epoch) if call.call.id == call_id else call for call in state.calls]
     )
     if isinstance(record, QuestionAnswered) and isinstance(state, RunningCalls) and state.deadline_at:
         asked_at = next((call.asked_at for call in state.calls if call.call.id == call_id), record.at)

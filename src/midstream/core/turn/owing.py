@@ -9,11 +9,11 @@ from msgspec import Struct
 
 from midstream.core.calls import CallState, Site
 from midstream.core.turn.commands import CallFinished
-from midstream.core.turn.deciding import is_open
+from midstream.core.turn.deciding import open_call
 from midstream.core.turn.states import CLIENT_CALL_S, AwaitingModel, Cancelling, Idle, RunningCalls, TurnState
 
 
-class AskModel(Struct, frozen=True):
+class AskModel(Struct, frozen=True, gc=False):
     """Call the model and journal what it says; `continued` counts how often this attempt was taken up again."""
 
     turn: int
@@ -23,7 +23,7 @@ class AskModel(Struct, frozen=True):
     continued: int = 0
 
 
-class RunCall(Struct, frozen=True):
+class RunCall(Struct, frozen=True, gc=False):
     """Run one tool call; its start is in the journal."""
 
     turn: int
@@ -32,7 +32,7 @@ class RunCall(Struct, frozen=True):
     run: int
 
 
-class RunChild(Struct, frozen=True):
+class RunChild(Struct, frozen=True, gc=False):
     """Let a session of its own do the work of a call, and take its outcome from there."""
 
     turn: int
@@ -40,7 +40,7 @@ class RunChild(Struct, frozen=True):
     call_id: str
 
 
-class ProbeCall(Struct, frozen=True):
+class ProbeCall(Struct, frozen=True, gc=False):
     """Ask the outside world whether a call in doubt happened."""
 
     turn: int
@@ -48,7 +48,7 @@ class ProbeCall(Struct, frozen=True):
     call_id: str
 
 
-class AwaitClient(Struct, frozen=True):
+class AwaitClient(Struct, frozen=True, gc=False):
     """A client owes the outcome of a call; at `deadline_at` it has expired."""
 
     turn: int
@@ -57,7 +57,7 @@ class AwaitClient(Struct, frozen=True):
     deadline_at: float
 
 
-class AwaitPerson(Struct, frozen=True):
+class AwaitPerson(Struct, frozen=True, gc=False):
     """A person owes the answer to a question; at `deadline_at` it has expired. One without a deadline is no work."""
 
     turn: int
@@ -66,7 +66,7 @@ class AwaitPerson(Struct, frozen=True):
     deadline_at: float
 
 
-class TellAgent(Struct, frozen=True):
+class TellAgent(Struct, frozen=True, gc=False):
     """An upstream's agent waits for what was decided about its question."""
 
     turn: int
@@ -75,14 +75,14 @@ class TellAgent(Struct, frozen=True):
     question_id: str
 
 
-class AwaitCancelled(Struct, frozen=True):
+class AwaitCancelled(Struct, frozen=True, gc=False):
     """Stopped tools owe their end; at `deadline_at` the cancel goes on without them."""
 
     turn: int
     deadline_at: float
 
 
-class AwaitEnd(Struct, frozen=True):
+class AwaitEnd(Struct, frozen=True, gc=False):
     """The turn as a whole must have ended at `deadline_at`."""
 
     turn: int
@@ -116,10 +116,10 @@ def owed(state: TurnState) -> tuple[Obligation, ...]:
             end = () if state.is_waiting_for_person else _end_of(state)
             return (asked, *_owed_questions(state), *end)
         case RunningCalls():
-            each = (_owed_call(state, call) for call in state.calls)
+            each = [_owed_call(state, call) for call in state.calls if call.result is None]
             # Nobody's time runs while a person is being waited for.
-            end = () if state.is_waiting_for_person else _end_of(state)
-            return (*(one for one in each if one is not None), *end)
+            end = () if not state.deadline_at or state.is_waiting_for_person else _end_of(state)
+            return (*[one for one in each if one is not None], *end)
         case Cancelling():
             return (AwaitCancelled(state.turn, state.deadline_at),)
         case _:
@@ -130,8 +130,8 @@ def is_owed_by_client(state: TurnState, finished: CallFinished) -> bool:
     """Say whether a client may give this outcome: the call runs, and it runs at a client."""
     if not isinstance(state, RunningCalls | Cancelling):
         return False
-    site = {call.call.id: call.plan.site for call in state.calls}.get(finished.result.call_id)
-    return site is Site.CLIENT and is_open(state, finished.turn, finished.reply_no, finished.result.call_id)
+    call = open_call(state, finished.turn, finished.reply_no, finished.result.call_id)
+    return call is not None and call.plan.site is Site.CLIENT
 
 
 def _end_of(state: AwaitingModel | RunningCalls) -> tuple[AwaitEnd, ...]:

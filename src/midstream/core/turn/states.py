@@ -38,7 +38,7 @@ HAND_IN_S = 60.0
 """Seconds for the one reply in which a model hands in what it has, after the time of its turn is over."""
 
 
-class Terms(Struct, frozen=True):
+class Terms(Struct, frozen=True, gc=False):
     """What a turn was opened with, and holds on to until its end."""
 
     tools: tuple[ClientTool, ...] = ()
@@ -57,7 +57,7 @@ class Terms(Struct, frozen=True):
         return at + self.timeout_s if self.timeout_s else 0.0
 
 
-class Left(Struct, frozen=True):
+class Left(Struct, frozen=True, gc=False):
     """A turn that ended before its work was done, and where it can be taken up again on request."""
 
     turn: int
@@ -66,14 +66,14 @@ class Left(Struct, frozen=True):
     terms: Terms = Terms()
 
 
-class Idle(Struct, frozen=True, tag="idle"):
+class Idle(Struct, frozen=True, gc=False, tag="idle"):
     """No turn. Nothing is owed and nothing is pending: the history says it all."""
 
     left: Left | None = None
     """Where the last turn stopped, if it was interrupted or failed."""
 
 
-class AgentQuestion(Struct, frozen=True):
+class AgentQuestion(Struct, frozen=True, gc=False):
     """What an upstream's agent wants leave for, in the middle of its answer; see `QuestionAsked` for the fields.
 
     Once a person has answered it is kept until the agent is told: the answer of an attempt that was cut before that
@@ -103,7 +103,7 @@ class AgentQuestion(Struct, frozen=True):
         return self.choice is None and not self.is_expired
 
 
-class AwaitingModel(Struct, frozen=True, tag="awaiting_model"):
+class AwaitingModel(Struct, frozen=True, gc=False, tag="awaiting_model"):
     """A reply is owed. Nothing the model says is in the history until the whole reply is.
 
     `said` is a linked list of deltas, newest first, so that a long reply costs the same per token as a short one.
@@ -144,7 +144,7 @@ class AwaitingModel(Struct, frozen=True, tag="awaiting_model"):
         return any(question.is_open for question in self.questions)
 
 
-class RunningCalls(Struct, frozen=True, tag="running_calls"):
+class RunningCalls(Struct, frozen=True, gc=False, tag="running_calls"):
     """The model asked for tools; some outcomes may be in. Nothing of this exchange is in the history yet.
 
     A call may run, wait for its place in the order, or wait for a person: see `CallState`.
@@ -162,10 +162,13 @@ class RunningCalls(Struct, frozen=True, tag="running_calls"):
     @property
     def is_waiting_for_person(self) -> bool:
         """Whether a question to a person is open; time does not count against the turn meanwhile."""
-        return any(call.is_asking for call in self.calls)
+        for call in self.calls:  # noqa: SIM110 - asked after each record: a generator takes three times as long
+            if call.asked is not None and call.result is None:
+                return True
+        return False
 
 
-class Cancelling(Struct, frozen=True, tag="cancelling"):
+class Cancelling(Struct, frozen=True, gc=False, tag="cancelling"):
     """Somebody stopped the turn while tools ran. The exchange is still out of the history; nothing more starts."""
 
     turn: int

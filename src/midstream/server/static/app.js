@@ -86,7 +86,9 @@ class Page {
     }
     await this.#open();
     await this.#tellStranger();
-    for (const stream of await this.#client.resumeInterrupted()) stream.detach(); // unsent words of other sessions
+    for (const stream of await this.#client.resumeInterrupted()) // unsent words of other sessions
+      if (stream.damage) stream.leave();
+      else stream.detach();
     setInterval(() => document.visibilityState === "visible" && this.#list(), LIST_EVERY_MS);
     setInterval(() => this.#tick(), 500);
   }
@@ -141,8 +143,8 @@ class Page {
     const after = this.#isKnown ? this.#transcript.cursor : null;
     const streams = await this.#client.resumeInterrupted({ session: named, after });
     // A message that was taken back while nobody looked has a stream, and no turn will ever be its own.
-    const isWaited = ({ pendingText, key }) =>
-      pendingText !== null || this.#transcript.isPartial || this.#transcript.hasStream(key);
+    const isWaited = ({ pendingText, key, damage }) =>
+      damage || pendingText !== null || this.#transcript.isPartial || this.#transcript.hasStream(key);
     for (const stream of streams) if (!isWaited(stream)) stream.detach();
     const [own, ...others] = streams.filter((stream) => stream.isHeard);
     for (const other of others) other.detach();
@@ -220,6 +222,8 @@ class Page {
         if (!isCurrent()) return;
         if (event.type === "gone" && !event.hasSnapshot) return void this.#open();
         if (event.type === "snapshot") this.#reset(Transcript.fromSnapshot(event.session));
+        if (source.damage && event.type === "snapshot")
+          this.#tell("A message that was kept here cannot be read any more. It was not sent again: this is what the server has.");
         if (event.type === "record") this.#apply(event);
       }
     } catch (error) {

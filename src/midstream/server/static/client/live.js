@@ -58,6 +58,11 @@ export class LiveStream {
     return this.#stream.pendingText;
   }
 
+  /** What is wrong with what was kept of it, or "". */
+  get damage() {
+    return this.#stream.damage;
+  }
+
   get isDegraded() {
     return this.#stream.isDegraded;
   }

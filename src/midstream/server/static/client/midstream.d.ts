@@ -301,6 +301,8 @@ export class LiveStream implements AsyncIterable<StreamEvent> {
   readonly cursor: string | null;
   /** The message that is not acknowledged yet. */
   readonly pendingText: string | null;
+  /** What is wrong with what was kept of it: it begins with a `LostEvent`. "" where nothing is. */
+  readonly damage: string;
   /** The server said that it cannot resume: nothing is kept and nothing is retried. */
   readonly isDegraded: boolean;
   /** Everything that was said is in the server's journal. */

@@ -193,7 +193,7 @@ export class Client {
     this.#isResting = false;
     for (const stream of [...this.#live.keys()]) {
       if (!stream.key) stream.goOn();
-      else this.#goOnWith(stream, await lockOf(stream.key));
+      else this.#goOnWith(stream, await lockOf(stream.key, { ifAvailable: true }));
     }
   }
 
@@ -262,12 +262,11 @@ export async function connect({ url = globalThis.location?.origin, transport = "
  * Hold a stream in this tab; the browser frees it when the tab dies. Returns how to free it, or null where another
  * tab holds it. Without Web Locks nothing is held: the server fences the older connection.
  */
-function lockOf(key) {
+function lockOf(key, options = { signal: AbortSignal.timeout(LOCK_WITHIN_MS) }) {
   const locks = globalThis.navigator?.locks;
   if (!locks) return Promise.resolve(() => {});
   return new Promise((resolve) => {
-    const held = () => new Promise((release) => resolve(release));
-    const signal = AbortSignal.timeout(LOCK_WITHIN_MS);
-    locks.request(`midstream ${key}`, { signal }, held).catch(() => resolve(null));
+    const held = (lock) => (lock === null ? resolve(null) : new Promise((release) => resolve(release)));
+    locks.request(`midstream ${key}`, options, held).catch(() => resolve(null));
   });
 }

@@ -149,7 +149,7 @@ export class Stream {
     this.#connection = this.life * CONNECTIONS_OF_A_LIFE;
     this.#isBegun = this.isWhole || (kept.cursor ?? null) !== null;
     this.#move(this.damage ? null : (kept.cursor ?? null));
-    this.#chunks = [...(kept.chunks ?? [])].sort((a, b) => a.seqno - b.seqno);
+    this.#chunks = this.damage ? [] : [...(kept.chunks ?? [])].sort((a, b) => a.seqno - b.seqno);
     this.#isAbortNumbered = this.#chunks.some(({ frame }) => read(frame)?.payload?.type === "abort");
     if (this.damage) this.#tell({ type: "lost", id: "0-0", reason: this.damage });
     // STREAM-50: the numbers of this page's connections are above those of the page before, also of one that dies.
@@ -525,9 +525,8 @@ export class Stream {
     if (isOwn && (record.type === "message_accepted" || record.type === "turn_resumed")) this.turn = record.turn;
     if (isOwn && record.type === "chunk_accepted") return this.#acknowledge(record.seqno + 1, now);
     const isTaken = isOwn && record.type === "message_withdrawn";
-    const isPast = this.turn > 0 && record.turn > this.turn;
     const isEnd = this.turn > 0 && record.type === "turn_ended" && record.turn === this.turn;
-    return isTaken || isPast || isEnd ? this.#end(null, now) : undefined;
+    return isTaken || isEnd ? this.#end(null, now) : undefined;
   }
 
   /** A turn that is over, with all chunks taken and all events seen, owes this stream nothing. */
@@ -608,7 +607,7 @@ export class Stream {
 
   #end(error, now) {
     if (this.phase === "ended") return;
-    if (this.phase === "live") this.#frames.push('{"type":"close"}');
+    if (this.phase === "live" && error === null) this.#frames.push('{"type":"close"}');
     this.error = error;
     this.endedAt = now;
     this.#rest();

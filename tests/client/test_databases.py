@@ -1,0 +1,73 @@
+"""A client's files: whose they are, and what is said when one cannot be used."""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+
+import msgspec
+import pytest
+
+from midstream.client.databases import lay_out, layout_of, translated
+from midstream.errors import MidstreamError, StoreBusyError, StoreDamagedError, StoreFullError, UsageError
+
+OURS, NEWEST = 77, 3
+
+
+@pytest.fixture
+def db() -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+        yield db
+
+
+def test_a_file_has_no_layout_until_it_is_laid_out(db: sqlite3.Connection) -> None:
+    assert layout_of(db, OURS, NEWEST, called="file") == 0
+    lay_out(db, "CREATE TABLE one (x);\nCREATE TABLE two (x)", OURS, 2)
+    assert layout_of(db, OURS, NEWEST, called="file") == 2
+    assert db.execute("SELECT name FROM sqlite_schema").fetchall() == [("one",), ("two",)]
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("PRAGMA application_id = 77; PRAGMA user_version = 4", "later version"),
+        ("PRAGMA application_id = 78", "another program"),
+        ("PRAGMA user_version = 1", "another program"),
+        ("CREATE TABLE theirs (x)", "another program"),
+    ],
+)
+def test_what_is_not_ours_is_refused(db: sqlite3.Connection, script: str, said: str) -> None:
+    db.executescript(script)
+    with pytest.raises(UsageError, match=said):
+        layout_of(db, OURS, NEWEST, called="file")
+
+
+def _sqlite(code: int) -> sqlite3.Error:
+    error = sqlite3.OperationalError("words of SQLite")
+    error.sqlite_errorcode = code
+    return error
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [
+        (_sqlite(sqlite3.SQLITE_BUSY), StoreBusyError),
+        (_sqlite(sqlite3.SQLITE_LOCKED), StoreBusyError),
+        (_sqlite(sqlite3.SQLITE_FULL), StoreFullError),
+        (_sqlite(sqlite3.SQLITE_CANTOPEN), UsageError),
+        (_sqlite(sqlite3.SQLITE_CORRUPT), StoreDamagedError),
+        (sqlite3.DatabaseError("no code"), StoreDamagedError),
+        (msgspec.DecodeError("an entry"), StoreDamagedError),
+        (OSError(errno.EACCES, "not yours"), UsageError),
+    ],
+)
+def test_what_the_system_says_is_told_in_our_words(raised: Exception, kind: type[MidstreamError]) -> None:
+    def work() -> None:
+        raise raised
+
+    with pytest.raises(kind) as caught:
+        translated(work, called="file of ours", busy="the file of ours is taken")
+    assert "file of ours" in str(caught.value) or "an entry" in str(caught.value)
+    assert translated(lambda: 5, called="file", busy="") == 5

@@ -1,0 +1,198 @@
+"""A client whose secrets a keyring has: what it does when the keyring answers, is locked, hangs, and has lost them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from keyring.core import load_keyring
+
+from midstream.client import Client, Event, PlaybackLost, connect
+from midstream.client.os_keyring import OsKeyring
+from midstream.client.secret_store import Survey, survey
+from midstream.core.records import TurnEnded, TurnStatus
+from midstream.errors import UnavailableError, UsageError
+from midstream.testing import Gate, text
+from midstream.testing.worlds import Crashed, FakeWorld
+from midstream.world import Fault, World
+from tests.client.keyrings import FileKeyring, LockedKeyring, chosen
+from tests.server.serving import Served, make_app, served
+from tests.spec import spec
+
+WAIT_S = 20.0
+WORDS = "one two three"
+NONE = "keyring.backends.fail.Keyring"
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Iterator[FileKeyring]:
+    backend = FileKeyring()
+    backend.path = str(tmp_path / "keyring.json")
+    with chosen(backend):
+        yield backend
+
+
+@pytest.fixture
+def gate() -> asyncio.Event:
+    return asyncio.Event()
+
+
+@pytest.fixture
+async def server(gate: asyncio.Event) -> AsyncIterator[Served]:
+    """Waits for the gate before its first word."""
+    async with served(make_app([[Gate(gate), *text(WORDS)]])) as server:
+        yield server
+        gate.set()
+
+
+def _client(server: Served, folder: Path, *, world: World | None = None, put_s: float = WAIT_S) -> Client:
+    state, secrets = folder / "client" / "state.db", folder / "secrets.db"
+    client = connect(server.url, state=state, secrets=secrets, world=world)
+    client._secrets._keyring = OsKeyring(put_s=put_s, get_s=WAIT_S)
+    return client
+
+
+async def _leave(client: Client) -> None:
+    """Begin a turn, and detach from it."""
+    turn = client.send("s1", "hi")
+    await asyncio.wait_for(anext(turn), WAIT_S)
+    await turn.aclose()
+
+
+async def _rest(events: AsyncGenerator[Event, None]) -> list[Event]:
+    async with asyncio.timeout(WAIT_S):
+        return [event async for event in events]
+
+
+def _status(events: list[Event]) -> TurnStatus:
+    last = events[-1].record
+    assert isinstance(last, TurnEnded)
+    return last.status
+
+
+def _bytes_in(folder: Path) -> bytes:
+    return b"".join(each.read_bytes() for each in sorted(folder.iterdir()))
+
+
+@spec("STREAM-87")
+async def test_the_keyring_has_the_secret_while_the_stream_lives_and_no_file_ever_does(
+    server: Served, ring: FileKeyring, gate: asyncio.Event, tmp_path: Path
+) -> None:
+    async with _client(server, tmp_path) as client:
+        turn = client.send("s1", "hi")
+        await asyncio.wait_for(anext(turn), WAIT_S)
+        (secret,) = ring.kept()
+        written = _bytes_in(tmp_path / "client")
+        gate.set()
+        assert _status(await _rest(turn)) is TurnStatus.COMPLETED
+        assert (ring.kept(), survey(tmp_path / "secrets.db", now=0.0)) == ([], Survey())
+    written += _bytes_in(tmp_path / "client")
+    assert (b"s1" in written, secret.encode() in written) == (True, False)
+
+
+@spec("STREAM-87")
+async def test_a_keyring_that_hangs_delays_one_message_and_stops_nothing(
+    server: Served, gate: asyncio.Event, tmp_path: Path
+) -> None:
+    locked = LockedKeyring()
+    locked.path = str(tmp_path / "keyring.json")
+    with chosen(locked):
+        async with _client(server, tmp_path, put_s=0.01) as client:
+            await _leave(client)
+            assert survey(tmp_path / "secrets.db", now=0.0).in_file == 1
+        async with _client(server, tmp_path, put_s=0.01) as client:
+            (turn,) = await client.resume_interrupted()
+            gate.set()
+            assert _status(await _rest(turn.resume())) is TurnStatus.COMPLETED
+        locked.unlocked.set()
+
+
+@spec("STREAM-87")
+async def test_a_turn_whose_secret_is_locked_away_waits_and_goes_on_when_it_is_not(
+    server: Served, ring: FileKeyring, gate: asyncio.Event, tmp_path: Path
+) -> None:
+    async with _client(server, tmp_path) as client:
+        await _leave(client)
+    async with _client(server, tmp_path) as client:
+        with chosen(load_keyring(NONE)):
+            (turn,) = await client.resume_interrupted()
+            with pytest.raises(UnavailableError, match="keyring"):
+                await _rest(turn.resume())
+        gate.set()
+        assert _status(await _rest(turn.resume())) is TurnStatus.COMPLETED
+        assert await client.resume_interrupted() == []
+
+
+@spec("STREAM-48", "STREAM-87")
+async def test_a_turn_whose_secret_is_gone_begins_with_the_session_as_it_is(
+    server: Served, ring: FileKeyring, gate: asyncio.Event, tmp_path: Path
+) -> None:
+    async with _client(server, tmp_path) as client:
+        await _leave(client)
+    ring.lose()
+    async with _client(server, tmp_path) as client:
+        (turn,) = await client.resume_interrupted()
+        events = turn.resume()
+        first = await asyncio.wait_for(anext(events), WAIT_S)
+        assert isinstance(first.record, PlaybackLost)
+        assert first.record.reason == "the secret of this stream is gone"
+        gate.set()
+        assert _status(await _rest(events)) is TurnStatus.COMPLETED
+        assert await client.resume_interrupted() == []
+
+
+@spec("STREAM-15", "STREAM-87")
+async def test_a_stop_whose_secret_is_locked_away_is_kept_and_said_later(
+    server: Served, ring: FileKeyring, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connect(server.url) as speaker:
+        turn = speaker.send("s1", "hi")
+        await asyncio.wait_for(anext(turn), WAIT_S)
+        await _die_while_stopping(server, tmp_path)
+        async with _client(server, tmp_path) as client:
+            with chosen(load_keyring(NONE)):
+                assert len(await client.resume_interrupted()) == 1
+            assert "cannot be finished now" in caplog.text
+            assert await client.resume_interrupted() == []
+            assert _status(await _rest(turn)) is TurnStatus.CANCELLED
+
+
+@spec("STREAM-48", "STREAM-87")
+async def test_a_stop_whose_secret_is_gone_is_not_passed_over(
+    server: Served, ring: FileKeyring, tmp_path: Path
+) -> None:
+    async with _client(server, tmp_path) as client:
+        await _leave(client)
+    await _die_while_stopping(server, tmp_path)
+    ring.lose()
+    async with _client(server, tmp_path) as client:
+        turns = await client.resume_interrupted()
+        assert len(turns) == 2
+        for turn in turns:
+            events = turn.resume()
+            first = await asyncio.wait_for(anext(events), WAIT_S)
+            assert isinstance(first.record, PlaybackLost)
+            await events.aclose()
+
+
+def test_a_user_without_a_home_is_told_what_to_give(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("MIDSTREAM_HOME")
+    monkeypatch.setattr(Path, "home", home)
+    with pytest.raises(UsageError, match="`secrets=`"):
+        connect("http://127.0.0.1:1", state=tmp_path / "state.db")
+    connect("http://127.0.0.1:1", state=tmp_path / "state.db", secrets=tmp_path / "secrets.db")
+    connect("http://127.0.0.1:1")
+
+
+async def _die_while_stopping(server: Served, folder: Path) -> None:
+    """Leave a stop that is written down and was never said."""
+    world = FakeWorld(at=World().now())
+    world.crash_at(Fault.AFTER_CHECKPOINT)
+    async with _client(server, folder, world=world) as dying:
+        with pytest.raises(Crashed):
+            await dying.cancel("s1")

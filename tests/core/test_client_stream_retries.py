@@ -1,0 +1,73 @@
+"""When a client tries again: what counts as progress, and what is not retried."""
+
+from __future__ import annotations
+
+import pytest
+
+from midstream.core.client_stream import STOPPED_PATIENCE_S, ClientStream, Forgotten
+from midstream.core.frames import Ack, Events, Heartbeat, ResultPayload, ServerFrame, Welcome
+from midstream.core.messages import Result
+from midstream.core.records import TurnEnded, TurnStatus
+from midstream.core.turn import LOOK_BACK_S
+from midstream.errors import ConnectionLostError
+from tests.core.test_client_stream import begun, due_at, event, receive
+from tests.spec import spec
+
+DONE = ResultPayload(1, 1, Result("c", "done"))
+
+
+@spec("STREAM-29")
+@pytest.mark.parametrize("progress", [Ack(1), Heartbeat("1-3", "model")], ids=["an ack", "a heartbeat"])
+def test_an_ack_and_a_heartbeat_are_progress_too(progress: ServerFrame) -> None:
+    stream = begun()
+    stream.submit(DONE)
+    for _ in range(3):
+        stream.disconnected(chance=0.0, now=0.0)
+        stream.handle_deadline(now=due_at(stream))
+        stream.connected(now=0.0)
+        receive(stream, Welcome("a", "1-3", "1-3", acked=1, turn=1))
+    stream.disconnected(chance=0.0, now=0.0)
+    assert due_at(stream) == 4.0
+    stream.handle_deadline(now=4.0)
+    stream.connected(now=4.0)
+    receive(stream, Welcome("a", "1-3", "1-3", acked=1, turn=1), progress)
+    stream.disconnected(chance=0.0, now=50.0)
+    assert due_at(stream) == 50.0
+
+
+@spec("STREAM-88")
+def test_a_stop_that_arrived_is_followed_for_a_short_while_and_one_that_did_not_until_it_does() -> None:
+    waited = []
+    for is_acknowledged in (False, True):
+        stream = begun()
+        stream.abort()
+        if is_acknowledged:
+            receive(stream, Ack(1))
+        now = _gives_up_at(stream)
+        waited.append(now)
+        assert isinstance(stream.error, ConnectionLostError)
+        assert Forgotten() not in stream.writes(), "it can be resumed to hear the end"
+    assert waited[0] > LOOK_BACK_S
+    assert STOPPED_PATIENCE_S < waited[1] <= STOPPED_PATIENCE_S + 31.0
+
+
+@spec("STREAM-88")
+def test_after_the_end_of_a_stopped_turn_nobody_is_connected_to() -> None:
+    stream = begun()
+    stream.abort()
+    receive(stream, Ack(1), Events((event(4, TurnEnded(1, TurnStatus.CANCELLED, 2.0)),)))
+    assert (stream.is_ended, stream.error, stream.is_connection_wanted) == (True, None, False)
+    stream.disconnected(chance=0.0, now=1.0)
+    assert (stream.next_deadline(), stream.is_reconnecting) == (None, False)
+
+
+def _gives_up_at(stream: ClientStream) -> float:
+    """Let every connection fail; return when the stream ended."""
+    now = 0.0
+    for _ in range(2000):
+        stream.disconnected(chance=0.0, now=now)
+        if stream.is_ended:
+            break
+        now = due_at(stream)
+        stream.handle_deadline(now=now)
+    return now

@@ -1,0 +1,114 @@
+/** What the browser client keeps over a reload, and what it publishes. */
+
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { test } from "node:test";
+
+import { connect } from "../../src/midstream/server/static/client/midstream.js";
+import { MemoryStorage } from "../../src/midstream/server/static/client/storage.js";
+import { Stream } from "../../src/midstream/server/static/client/stream.js";
+
+const NOW = 1_000_000;
+const END = { id: "1-10", record: { type: "turn_ended", turn: 3, status: "completed", at: 2 } };
+
+function open(stream) {
+  stream.tick(stream.deadlineAt);
+  stream.opened(NOW);
+}
+
+// --- what was kept -------------------------------------------------------------------------------------------------
+
+/** Send a message to nobody, harm what was kept of it, and return the next page's client and its lines. */
+async function afterHarm(harm) {
+  const storage = new MemoryStorage();
+  const dead = await connect({ url: "http://x", storage, makeSocket: () => ({ close() {}, send() {} }) });
+  await dead.send("s", "hello").settled;
+  dead.close();
+  const { streams, secrets, chunks } = await storage.load();
+  await storage.apply(harm({ streams, secrets, chunks }));
+  const said = [];
+  const makeSocket = () => {
+    const hear = (frame) => queueMicrotask(() => line.onmessage?.({ data: JSON.stringify(frame) }));
+    const line = {
+      close() {},
+      send(text) {
+        said.push(JSON.parse(text));
+        if (said.length > 1) return;
+        hear({ type: "welcome", event_id: "1-9", resume_from: "1-9", status: "model" });
+        hear({ type: "snapshot", event_id: "1-9", session: { status: "model" } });
+        hear({ type: "events", events: [END, { ...END, id: "1-11" }] });
+      },
+    };
+    queueMicrotask(() => line.onopen?.({}));
+    return line;
+  };
+  return { client: await connect({ url: "http://x", storage, makeSocket }), storage, said };
+}
+
+test("chunks that cannot be read any more are never skipped: that is told, with the session as it is", async () => {
+  for (const frame of [undefined, "{", '{"type":"chunk","seqno":7}']) {
+    const harm = ({ chunks: [chunk] }) =>
+      frame ? [{ op: "chunk", value: { ...chunk, frame } }] : [{ op: "acked", key: chunk.key, accepted: 1 }];
+    const { client, storage, said } = await afterHarm(harm);
+    assert.equal(await client.unsent("s"), null);
+    const [stream] = await client.resumeInterrupted();
+    const told = [];
+    for await (const event of stream) told.push(event.type === "record" ? event.id : event.type);
+    assert.deepEqual(told, ["lost", "snapshot", "1-10"]);
+    assert.match(stream.damage, /^chunk 0 /);
+    assert.deepEqual([said[0].snapshots, said[0].stream, said.length], ["begin", undefined, 2]);
+    assert.equal(said[1].type, "close");
+    assert.deepEqual(await storage.load(), { streams: [], secrets: [], chunks: [] });
+  }
+});
+
+test("a stream whose secret is gone is nobody's, and is cleared", async () => {
+  const { client, storage } = await afterHarm(({ streams: [stream] }) => [
+    { op: "forget", key: stream.key },
+    { op: "stream", value: stream },
+  ]);
+  assert.deepEqual(await client.resumeInterrupted(), []);
+  assert.deepEqual(await storage.load(), { streams: [], secrets: [], chunks: [] });
+});
+
+test("numbers of connections go on above those of the page before, and are written down first", async () => {
+  const first = new Stream({ session: "s", key: "k", secret: "x" }, NOW);
+  first.say("hi", NOW);
+  open(first);
+  const [opened] = first.take().frames;
+  const next = new Stream({ ...first.record(), secret: "x", chunks: [] }, NOW);
+  const [{ op, value }] = next.take().writes;
+  open(next);
+  const [reopened] = next.take().frames;
+  assert.deepEqual([op, value.life, JSON.parse(opened).connection], ["stream", 1, 1]);
+  assert.equal(JSON.parse(reopened).connection > 2 ** 24, true);
+});
+
+// --- what is published ---------------------------------------------------------------------------------------------
+
+const declared = readFileSync(new URL("../../src/midstream/server/static/client/midstream.d.ts", import.meta.url), "utf8");
+
+/** The members that a class of midstream.d.ts declares. */
+function declaredOf(name) {
+  const body = declared.split(`export class ${name} `)[1].split("\n}\n")[0];
+  const names = [...body.matchAll(/^ {2}(?:readonly )?(\w+)[(:]/gm)].map(([, member]) => member);
+  return new Set(names);
+}
+
+test("what is declared is there, and what is there is declared", async () => {
+  const exported = await import("../../src/midstream/server/static/client/midstream.js");
+  const values = [...declared.matchAll(/^export (?:class|function|const) (\w+)/gm)].map(([, name]) => name);
+  assert.deepEqual(values.sort(), Object.keys(exported).sort());
+  const client = await connect({ url: "http://x", storage: new MemoryStorage(), makeSocket: () => ({ close() {}, send() {} }) });
+  for (const [name, one] of [["Client", client], ["LiveStream", client.follow("s")]]) {
+    const found = [...Object.getOwnPropertyNames(Object.getPrototypeOf(one)), ...Object.keys(one)];
+    const there = found.filter((member) => !["constructor", "yieldTo"].includes(member));
+    assert.deepEqual(there.sort(), [...declaredOf(name)].sort());
+    if (name === "LiveStream") {
+      const [, state] = /interface Connection \{([^}]*)\}/.exec(declared);
+      const members = [...state.matchAll(/^ {2}(\w+):/gm)].map(([, member]) => member);
+      assert.deepEqual(Object.keys(one.connection).sort(), members.sort());
+    }
+  }
+  client.close();
+});

@@ -1,0 +1,146 @@
+"""Chromium spoken to by its DevTools protocol alone.
+
+Playwright keeps every page visible and focused, and such a page cannot be frozen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import re
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import websockets
+
+from midstream.world import World
+
+WAIT_S = 20.0
+LISTENING = re.compile(rb"DevTools listening on (ws://\S+)")
+MESSAGE_BYTES_MAX = 64 * 2**20
+
+
+class BrowserRefusedError(Exception):
+    """What the browser said to a request."""
+
+
+class DevTools:
+    """One connection to a browser, for all its tabs."""
+
+    def __init__(self, socket: websockets.ClientConnection) -> None:
+        self._socket = socket
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
+
+    async def listen(self) -> None:
+        """Take answers until the browser has gone."""
+        async for message in self._socket:
+            answer = json.loads(message)
+            if asked := self._asked.pop(answer.get("id", 0), None):
+                asked.set_result(answer)
+
+    async def send(self, method: str, *, session: str = "", **params: object) -> dict[str, Any]:
+        """Ask for one thing.
+
+        Raises:
+            BrowserRefusedError: It was not done.
+        """
+        number = next(self._numbers)
+        answered = self._asked[number] = asyncio.get_running_loop().create_future()
+        of_session = {"sessionId": session} if session else {}
+        await self._socket.send(json.dumps({"id": number, "method": method, "params": params, **of_session}))
+        answer = await asyncio.wait_for(answered, WAIT_S)
+        if "error" in answer:
+            raise BrowserRefusedError(answer["error"]["message"])
+        result: dict[str, Any] = answer["result"]
+        return result
+
+    async def open(self, url: str) -> Tab:
+        """Open a tab, and wait until its page is there."""
+        target = await self.send("Target.createTarget", url=url)
+        attached = await self.send("Target.attachToTarget", targetId=target["targetId"], flatten=True)
+        tab = Tab(self, attached["sessionId"])
+        await tab.until("document.readyState === 'complete' && location.href !== 'about:blank'")
+        return tab
+
+
+class Tab:
+    """One page."""
+
+    def __init__(self, browser: DevTools, session: str) -> None:
+        self._browser = browser
+        self._session = session
+
+    async def evaluate(self, expression: str) -> Any:  # noqa: ANN401 - JSON
+        """Return what an expression, or its promise, gives."""
+        answer = await self._browser.send(
+            "Runtime.evaluate",
+            session=self._session,
+            expression=expression,
+            awaitPromise=True,
+            returnByValue=True,
+        )
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    async def call(self, function: str, *arguments: object) -> Any:  # noqa: ANN401 - JSON
+        """Return what a function gives for these arguments."""
+        return await self.evaluate(f"({function})({', '.join(map(json.dumps, arguments))})")
+
+    async def until(self, expression: str) -> None:
+        """Wait until an expression is true."""
+        async with asyncio.timeout(WAIT_S):
+            while not await self.evaluate(expression):
+                await World().sleep(0.02)
+
+    async def reload(self) -> None:
+        """Let the page die, and wait for the next one."""
+        await self.evaluate("globalThis.isOld = true")
+        await self._browser.send("Page.reload", session=self._session)
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                with contextlib.suppress(
+                    BrowserRefusedError
+                ):  # one page goes, and the other is not there yet
+                    if await self.evaluate("!globalThis.isOld && document.readyState === 'complete'"):
+                        return
+                await World().sleep(0.01)
+
+    @contextlib.asynccontextmanager
+    async def frozen(self) -> AsyncIterator[None]:
+        """Freeze the page, as a browser does with tabs in the background, until the end of the block."""
+        await self._browser.send("Page.setWebLifecycleState", session=self._session, state="frozen")
+        yield
+        await self._browser.send("Page.setWebLifecycleState", session=self._session, state="active")
+
+
+@contextlib.asynccontextmanager
+async def devtools(chromium: str, flags: Sequence[str], profile: Path) -> AsyncIterator[DevTools]:
+    """Launch a browser with an empty profile."""
+    process = await asyncio.create_subprocess_exec(
+        chromium,
+        *flags,
+        "--remote-debugging-port=0",
+        f"--user-data-dir={profile}",
+        "about:blank",
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    try:
+        said = b""
+        while (found := LISTENING.search(said)) is None:
+            said += await asyncio.wait_for(process.stderr.readline(), WAIT_S)
+        draining = asyncio.create_task(process.stderr.read())
+        async with websockets.connect(found[1].decode(), max_size=MESSAGE_BYTES_MAX) as socket:
+            browser = DevTools(socket)
+            listening = asyncio.create_task(browser.listen())
+            yield browser
+            listening.cancel()
+        draining.cancel()
+    finally:
+        process.kill()
+        await process.wait()

@@ -1,0 +1,140 @@
+"""A session that is deleted: whoever reads it is told, wherever they are connected, and nothing of it is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx2
+
+from midstream.core.sse import ServerSentEvent, SseDecoder
+from midstream.store.memory import Memory, MemoryStore
+from midstream.testing.models import Stall, text
+from tests.server.people import ADA, BOB, guarded_app, say
+from tests.server.serving import KEYS, WAIT_S, Served, Socket, chunk, make_app, opening, served
+from tests.spec import spec
+
+GONE = "session_not_found"
+
+
+async def _ended(server: Served, session: str = "s1") -> None:
+    runner = await server.app.host.session(session)
+    while runner.state.is_live:
+        await runner.wait(runner.newest.position)
+
+
+@asynccontextmanager
+async def _events(server: Served, headers: dict[str, str]) -> AsyncIterator[list[ServerSentEvent]]:
+    """Follow by server-sent events; yield what was heard, which is whole after the block."""
+    heard: list[ServerSentEvent] = []
+    is_welcome = asyncio.Event()
+
+    async def follow() -> None:
+        decoder = SseDecoder()
+        async with server.http.stream("GET", "/v1/sessions/s1/events", headers=headers) as answer:
+            try:
+                async for piece in answer.aiter_raw():
+                    heard.extend(decoder.feed(piece))
+                    is_welcome.set()
+            except httpx2.RemoteProtocolError:  # cut
+                return
+            raise AssertionError("a clean end would be the turn's")
+
+    following = asyncio.create_task(follow())
+    await asyncio.wait_for(is_welcome.wait(), WAIT_S)
+    yield heard
+    await asyncio.wait_for(following, WAIT_S)
+
+
+@spec("STREAM-104")
+async def test_readers_of_each_transport_are_told() -> None:
+    async with served(make_app([text("hello")] * 2)) as server:
+        assert (
+            await server.http.post("/v1/sessions/s1/chunks", json=chunk(), headers=KEYS)
+        ).status_code == 200
+        await _ended(server)
+        newest = (await server.http.get("/v1/sessions/s1")).json()["event_id"]
+        async with Socket(server.socket()) as socket, _events(server, {}) as heard:
+            await socket.say({"type": "open"})
+            assert (await socket.hear())["type"] == "welcome"
+            name = {"x-midstream-connection": "c1"}
+            opened = await server.http.get(f"/v1/sessions/s1/poll?n=0&after={newest}", headers=name)
+            assert [frame["type"] for frame in opened.json()["frames"]] == ["welcome"]
+            poll = asyncio.create_task(
+                server.http.get(f"/v1/sessions/s1/poll?n=1&after={newest}", headers=name)
+            )
+            async with asyncio.timeout(WAIT_S):
+                while len(server.app.connections) < 3:  # noqa: ASYNC110 - nothing tells that one has come
+                    await asyncio.sleep(0)
+            assert (await server.http.delete("/v1/sessions/s1")).status_code == 204
+            last = await socket.hear()
+            assert (last["type"], last["code"], last.get("retry", "never")) == ("error", GONE, "never")
+            assert await socket.hear_close() == (1008, GONE)
+            answer = await asyncio.wait_for(poll, WAIT_S)
+            polled = answer.json()
+            # A poll that had not been let in yet is refused; one that waits is answered.
+            told = (
+                [polled["code"]] if answer.status_code == 404 else [each["code"] for each in polled["frames"]]
+            )
+            assert told == [GONE]
+            assert not polled.get("more")
+        assert (heard[-1].event, json.loads(heard[-1].data)["code"]) == ("error", GONE)
+        assert (await server.http.get("/v1/sessions")).json()["sessions"] == []
+
+
+@spec("STREAM-104")
+async def test_a_reader_at_another_process_is_told() -> None:
+    memory = Memory()
+    async with served(make_app([text("hello")] * 2, store=MemoryStore(memory))) as owner:
+        assert (
+            await owner.http.post("/v1/sessions/s1/chunks", json=chunk(), headers=KEYS)
+        ).status_code == 200
+        await _ended(owner)
+        async with (
+            served(make_app([text("hello")] * 2, store=MemoryStore(memory))) as other,
+            Socket(other.socket()) as reader,
+        ):
+            await reader.say({"type": "open"})
+            assert (await reader.hear())["type"] == "welcome"
+            assert (await owner.http.delete("/v1/sessions/s1")).status_code == 204
+            assert (await reader.hear())["code"] == GONE
+            assert await reader.hear_close() == (1008, GONE)
+
+
+@spec("STREAM-104")
+async def test_while_a_turn_runs_nothing_is_deleted_and_nobody_notices() -> None:
+    async with served(guarded_app([[Stall()]])) as server:
+        assert (await say(server.http, "s1", ADA)).status_code == 200
+        assert (await server.http.put("/v1/sessions/s1/readers/bob", headers=ADA)).status_code == 200
+        async with Socket(server.socket(headers=BOB)) as reader:
+            await reader.say({"type": "open"})
+            assert (await reader.hear())["type"] == "welcome"
+            refused = await server.http.delete("/v1/sessions/s1", headers=ADA)
+            assert (refused.status_code, refused.json()["code"]) == (409, "session_busy")
+            assert "cancel" in refused.json()["next"]
+            stopped = await server.http.post("/v1/sessions/s1/cancel", headers=ADA)
+            assert stopped.status_code == 202
+            await reader.hear_until("turn_ended")
+            assert (await server.http.delete("/v1/sessions/s1", headers=ADA)).status_code == 204
+            assert (await reader.hear())["code"] == GONE
+        # Its name is free, with nothing of what was there: no transcript, no reader, no owner.
+        assert (await say(server.http, "s1", BOB)).status_code == 200
+        owner = (await server.http.get("/v1/sessions/s1/owner", headers=BOB)).json()
+        assert (owner["subject"], owner["readers"]) == ("bob", [])
+        assert (await server.http.get("/v1/sessions/s1", headers=ADA)).status_code == 404
+
+
+@spec("STREAM-104")
+async def test_a_client_whose_session_was_deleted_does_not_come_back_for_it() -> None:
+    async with served(make_app([text("hello")])) as server:
+        assert (
+            await server.http.post("/v1/sessions/s1/chunks", json=chunk(), headers=KEYS)
+        ).status_code == 200
+        await _ended(server)
+        assert (await server.http.delete("/v1/sessions/s1")).status_code == 204
+        async with Socket(server.socket()) as late:
+            await late.say(opening(event_id="1-3", next_seqno=1))
+            told = await late.hear()
+        assert (told["type"], told["code"], told.get("retry", "never")) == ("error", GONE, "never")

@@ -1,0 +1,94 @@
+"""The scripts that are played to a client, against `midstream.js` in a real browser, over each of its transports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from midstream.client.ways import Way
+from midstream.conformance.client_wire import Seen, WireTrial
+from midstream.conformance.scripted_server import ScriptedServer
+from midstream.conformance.scripts import Json, scripts
+from midstream.server.pages import FOLDER
+from tests.server.devtools import DevTools, Tab
+from tests.server.test_page import CHROMIUM
+from tests.server.test_page_lifecycle import (
+    chromium as chromium,  # noqa: PLC0414 - a fixture is found by its name
+)
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="no chromium here: apt-get install --no-install-recommends chromium"
+    ),
+]
+TRIAL = Path(__file__).with_name("trial.js")
+FILES = {
+    "/trial/": b"<!doctype html>",
+    "/trial/trial.js": TRIAL.read_bytes(),
+    **{f"/trial/client/{path.name}": path.read_bytes() for path in (FOLDER / "client").glob("*.js")},
+}
+BEGIN = """async (session, transport) => {
+  const { Trial } = await import("/trial/trial.js");
+  globalThis.trial = new Trial();
+  await globalThis.trial.begin(session, transport);
+}"""
+
+
+class PageSubject:
+    """A page that runs `trial.js`, at the address of the scripted server."""
+
+    def __init__(self, page: Tab) -> None:
+        self._page = page
+        self._begun: tuple[str, Way] | None = None
+
+    async def begin(self, session: str, way: Way) -> None:
+        self._begun = (session, way)
+        await self._page.call(BEGIN, session, way)
+
+    async def submit(self, payload: Json) -> None:
+        await self._page.call("(payload) => trial.submit(payload)", payload)
+
+    async def detach(self) -> None:
+        await self._page.evaluate("trial.detach()")
+
+    async def handled(self, event_id: str) -> None:
+        await self._page.call("(id) => trial.handled(id)", event_id)
+
+    async def restart(self) -> None:
+        assert self._begun is not None
+        await self._page.evaluate("trial.die()")
+        await self._page.reload()
+        await self._page.call(BEGIN, *self._begun)
+        await self._page.evaluate("trial.resume()")
+
+    async def pass_time(self) -> None:
+        await self._page.evaluate("trial.passTime()")
+
+    async def seen(self) -> Seen:
+        return msgspec.convert(await self._page.evaluate("trial.seen()"), Seen)
+
+    async def end(self) -> None:
+        await self._page.evaluate("trial.end()")
+
+
+@pytest.mark.parametrize("way", Way)
+async def test_the_browser_client_keeps_every_script(chromium: DevTools, way: Way) -> None:
+    async with ScriptedServer(FILES).listening() as server:
+        trial = WireTrial(server, PageSubject(await chromium.open(f"{server.url}/trial/")))
+        outcomes = [await trial.run(script, way) for script in scripts("client")]
+    assert [outcome for outcome in outcomes if not outcome.is_kept] == []
+
+
+async def test_a_browser_client_that_breaks_a_rule_is_found(chromium: DevTools) -> None:
+    core = "/trial/client/stream.js"
+    broken = FILES[core].replace(b"this.#connection += 1;", b"")
+    assert broken != FILES[core]
+    [script] = [each for each in scripts("client") if each.clauses == ("STREAM-50",)]
+    async with ScriptedServer({**FILES, core: broken}).listening() as server:
+        trial = WireTrial(server, PageSubject(await chromium.open(f"{server.url}/trial/")))
+        outcome = await trial.run(script, Way.WEBSOCKET)
+    assert (outcome.step, outcome.problem) == (8, "frame 0: connection is 0, not above 0")

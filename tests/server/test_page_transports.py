@@ -1,0 +1,201 @@
+"""The browser client through networks as they are: no upgrades, held-back answers, cuts, six connections to a host."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from playwright.async_api import Browser, Page, WebSocketRoute, expect
+
+from midstream.testing.models import text
+from midstream.world import World
+from tests.client.proxies import Proxy, Upgrades
+from tests.server.serving import make_app, served, words_of
+from tests.server.test_page import CHROMIUM, HALF, WAIT_MS, WHOLE, WORDS, records_of, two_halves
+from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name
+from tests.server.test_page_tabs import until
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="no chromium here: apt-get install --no-install-recommends chromium"
+    ),
+]
+DAY_S = 24 * 3600.0
+CONNECT = """async ([options, isFast]) => {
+  const { connect } = await import("/static/client/midstream.js");
+  const fast = {  // three times as fast, so that a silence is found out in less than two seconds
+    now: () => 3 * performance.now(),
+    set: (act, milliseconds) => setTimeout(act, milliseconds / 3),
+    clear: (timer) => clearTimeout(timer),
+  };
+  globalThis.client = await connect({ ...options, ...(isFast ? { clock: fast } : {}) });
+}"""
+SPEAK = """([session, words]) => {
+  const output = document.body.appendChild(document.createElement("output"));
+  globalThis.speaking = (async () => {
+    for await (const { record } of (globalThis.stream = client.send(session, words)))
+      if (record?.type === "delta") output.textContent += record.text;
+    return output.textContent;
+  })();
+}"""
+REMEMBERED = """() => new Promise((resolve, reject) => {
+  const opening = indexedDB.open("midstream");
+  opening.onsuccess = () => {
+    const reading = opening.result.transaction("transports").objectStore("transports").getAll();
+    reading.onsuccess = () => resolve(reading.result);
+    reading.onerror = () => reject(reading.error);
+  };
+})"""
+
+KEPT = """() => new Promise((resolve, reject) => {
+  const opening = indexedDB.open("midstream");
+  opening.onsuccess = () => {
+    const reading = opening.result.transaction(["streams", "secrets"]);
+    const [stream, secret] = ["streams", "secrets"].map((name) => reading.objectStore(name).getAll());
+    reading.oncomplete = () => resolve([stream.result[0] ?? null, secret.result[0] ?? null]);
+    reading.onabort = () => reject(reading.error);
+  };
+})"""
+
+
+async def page_at(browser: Browser, url: str, *, is_fast: bool = False, **options: Any) -> Page:  # noqa: ANN401 - JSON
+    """Open a page of its own profile that is a client."""
+    page = await (await browser.new_context()).new_page()
+    await connect_at(page, url, is_fast=is_fast, **options)
+    return page
+
+
+async def connect_at(page: Page, url: str, *, is_fast: bool = False, **options: Any) -> None:  # noqa: ANN401 - JSON
+    await page.goto(f"{url}/static/client/package.json")  # of the server, with no client of its own
+    await page.evaluate(CONNECT, [options, is_fast])
+
+
+async def says(page: Page, session: str, words: str) -> str:
+    await page.evaluate(SPEAK, [session, words])
+    heard: str = await page.evaluate("speaking")
+    return heard
+
+
+async def remembered(page: Page) -> tuple[str, float]:
+    """Wait for what a page keeps of its server: a transport, and for how many seconds."""
+    while not (found := await page.evaluate(REMEMBERED)):
+        await World().sleep(0.02)
+    return found[0]["transport"], found[0]["until"] / 1000 - World().now()
+
+
+def ways(proxy: Proxy) -> list[str]:
+    """Return which ways down were asked for, in order."""
+    kinds = {"upgrade": "websocket", "events": "sse", "poll": "poll"}
+    return [kinds[word] for asked in proxy.asked if (word := asked.rpartition("/")[2]) in kinds]
+
+
+@pytest.mark.parametrize(
+    ("harm", "transport"),
+    [
+        ({"upgrades": Upgrades.REFUSED}, "sse"),
+        ({"upgrades": Upgrades.SILENT}, "sse"),
+        ({"upgrades": Upgrades.DROPPED, "is_buffering": True}, "poll"),
+    ],
+)
+async def test_the_way_that_gets_through_is_found_and_remembered(
+    browser: Browser, harm: dict[str, Any], transport: str
+) -> None:
+    app = make_app([text("Hello.")])
+    async with served(app) as server:
+        proxy = Proxy(server.url, **harm)
+        async with proxy.listening():
+            page = await page_at(browser, proxy.url, is_fast=True)
+            assert await says(page, "s1", "hi") == "Hello."
+            kept, for_s = await remembered(page)
+            assert (kept, DAY_S - 120 < for_s <= DAY_S) == (transport, True)
+            proxy.asked.clear()
+            await connect_at(page, proxy.url, is_fast=True)
+            assert await says(page, "s1", "once more") == "Hello."
+            assert set(ways(proxy)) == {transport}
+            await page.context.close()
+        records = await server.http.get("/v1/sessions/s1/records")
+    assert records.text.count('"type":"message_accepted"') == 2
+
+
+async def test_a_way_that_was_only_lost_is_tried_again_soon(browser: Browser) -> None:
+    """A server that is just coming up refuses its first sockets; that is no reason to do without them for a day."""
+    async with served(make_app([text("Hello.")])) as server:
+        page = await (await browser.new_context()).new_page()
+
+        async def lose(socket: WebSocketRoute) -> None:
+            await socket.close(code=1011)
+
+        await page.context.route_web_socket("**/v1/sessions/*/stream", lose)
+        await connect_at(page, server.url)
+        assert await says(page, "s1", "hi") == "Hello."
+        kept, for_s = await remembered(page)
+        assert (kept, 480 < for_s <= 600) == ("sse", True)
+        await page.context.close()
+
+
+@pytest.mark.parametrize("transport", ["websocket", "sse", "poll"])
+async def test_cuts_of_the_network_cost_no_word_over_any_transport(browser: Browser, transport: str) -> None:
+    gate = asyncio.Event()
+    async with served(make_app(two_halves(gate))) as server, Proxy(server.url).listening() as proxy:
+        page = await page_at(browser, proxy.url, transport=transport)
+        seen: list[str] = []
+        page.on("request", lambda request: seen.append(request.url))
+        page.on("websocket", lambda socket: seen.append(socket.url))
+        page.on("console", lambda message: seen.append(message.text))
+        output = page.locator("output")
+        await page.evaluate(SPEAK, ["s1", "go on"])
+        await expect(output).to_have_text("".join(WORDS[:HALF]), timeout=WAIT_MS, use_inner_text=False)
+        stream, secret = await page.evaluate(KEPT)
+        assert (len(secret["secret"]), stream["key"], "secret" in stream) == (43, secret["key"], False)
+        proxy.cut()
+        await until(lambda: ways(proxy).count(transport) >= 2)
+        proxy.cut()
+        gate.set()
+        assert await page.evaluate("speaking") == WHOLE
+        assert set(ways(proxy)) == {transport}
+        assert words_of(await records_of(server, "s1")) == WHOLE
+        assert await page.evaluate(KEPT) == [None, None]
+        assert seen != []
+        assert [each for each in seen if secret["secret"] in each] == []
+        await page.context.close()
+
+
+async def test_a_refusal_over_plain_http_is_the_servers_own_word(browser: Browser) -> None:
+    async with served(make_app()) as server:
+        page = await page_at(browser, server.url, transport="sse")
+        code = await page.evaluate("async () => (await client.follow('nobody', '1-1').ended).code")
+        assert code == "session_not_found"
+        await page.context.close()
+
+
+SPEAK_OFTEN = """(sessions) => {
+  globalThis.heard = sessions.map(() => "");
+  globalThis.streams = sessions.map((session) => client.send(session, "go on"));
+  const listen = async (stream, at) => {
+    for await (const { record } of stream) if (record?.type === "delta") heard[at] += record.text;
+    return heard[at];
+  };
+  globalThis.speaking = Promise.all(streams.map(listen));
+}"""
+
+
+async def test_more_streams_than_a_browser_has_connections_all_hear_and_speak(browser: Browser) -> None:
+    gate = asyncio.Event()
+    half = "".join(WORDS[:HALF])
+    async with served(make_app(two_halves(gate))) as server:
+        context = await browser.new_context()
+        tabs = [await context.new_page() for _ in range(2)]
+        for number, tab in enumerate(tabs):
+            await connect_at(tab, server.url, transport="sse")
+            await tab.evaluate(SPEAK_OFTEN, [f"s{number}-{each}" for each in range(4)])
+        for tab in tabs:
+            await tab.wait_for_function("(half) => heard.every((each) => each === half)", arg=half)
+        await tabs[1].evaluate("void streams[3].abort()")  # goes up while all wait for news
+        await tabs[1].evaluate("streams[3].ended")
+        gate.set()
+        assert await tabs[0].evaluate("speaking") == [WHOLE] * 4
+        assert await tabs[1].evaluate("speaking") == [WHOLE] * 3 + [half]
+        await context.close()

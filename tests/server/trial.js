@@ -1,0 +1,146 @@
+/** `midstream.js` as the subject of a `WireTrial`: what an application would do, and a clock that stands still. */
+
+import { HttpLine } from "./client/http.js";
+import { connect } from "./client/midstream.js";
+import { IndexedStorage } from "./client/storage.js";
+
+/** Goes on when it is told to, to the next thing that is due. */
+class StandingClock {
+  #now = 0;
+  #timers = new Map();
+
+  now() {
+    return this.#now;
+  }
+
+  set(act, milliseconds) {
+    const timer = Symbol("timer");
+    this.#timers.set(timer, { act, at: this.#now + milliseconds });
+    return timer;
+  }
+
+  clear(timer) {
+    this.#timers.delete(timer);
+  }
+
+  goOn() {
+    const [timer, next] = [...this.#timers].sort(([, one], [, other]) => one.at - other.at)[0] ?? [];
+    if (next === undefined) return;
+    this.#timers.delete(timer);
+    this.#now = Math.max(this.#now, next.at);
+    next.act();
+  }
+}
+
+/** A line that counts. */
+class CountedLine {
+  said = 0;
+
+  constructor(line, counts) {
+    this.line = line;
+    line.onopen = (event) => this.onopen?.(event);
+    line.onheard = (event) => this.onheard?.(event);
+    line.onclose = (event) => this.onclose?.(event);
+    line.onmessage = (event) => {
+      counts.heard += 1;
+      this.onmessage?.(event);
+    };
+  }
+
+  send(frame) {
+    this.said += 1;
+    this.line.send(frame);
+  }
+
+  close() {
+    this.line.close();
+  }
+}
+
+export class Trial {
+  #clock = new StandingClock();
+  #counts = { heard: 0 };
+  #line = null;
+  #given = [];
+  #asking = null;
+
+  async begin(session, transport) {
+    this.session = session;
+    this.transport = transport;
+    this.storage = await IndexedStorage.open();
+    const makeSocket = (address) => {
+      const http = address.replace(/^ws/, "http").replace(/\/stream$/, "");
+      const line = transport === "websocket" ? new WebSocket(address) : new HttpLine(http, transport);
+      this.#line = new CountedLine(line, this.#counts);
+      return this.#line;
+    };
+    const chance = () => 0;
+    this.client = await connect({ makeSocket, chance, clock: this.#clock, storage: this.storage });
+  }
+
+  async resume() {
+    const [stream] = await this.client.resumeInterrupted({ session: this.session });
+    this.#take(stream);
+  }
+
+  #take(stream) {
+    this.stream = stream;
+    this.events = stream[Symbol.asyncIterator]();
+  }
+
+  submit({ type, parts }) {
+    if (type === "say") this.#take(this.client.send(this.session, parts[0].text));
+    else this.stream.abort();
+  }
+
+  detach() {
+    this.stream.leave();
+  }
+
+  async handled(id) {
+    while (this.#given.at(-1)?.id !== id) await this.#next();
+    this.#next().catch(() => {}); // to ask for the next one is to be done with this one
+  }
+
+  #next() {
+    this.#asking ??= this.events.next().then(({ value, done }) => {
+      this.#asking = null;
+      if (!done) this.#given.push(value);
+    });
+    return this.#asking;
+  }
+
+  passTime() {
+    this.#clock.goOn();
+  }
+
+  async seen() {
+    for (let turns = 0; turns < 2; turns += 1) {
+      await new Promise((resolve) => setTimeout(resolve));
+      await this.stream.settled;
+    }
+    const { connection, isAcknowledged, isDegraded } = this.stream;
+    const isOver = connection.phase === "ended";
+    const { streams } = await this.storage.load();
+    return {
+      phase: connection.phase,
+      code: isOver ? ((await this.stream.ended)?.code ?? null) : null,
+      told: [...this.#given, ...this.stream.unread].map((event) => (event.type === "gone" ? "forget" : event.id)),
+      is_acknowledged: isAcknowledged,
+      is_reconnecting: connection.isReconnecting,
+      is_degraded: isDegraded,
+      is_kept: streams.some((kept) => kept.key === this.stream.key),
+      heard: this.#counts.heard,
+      said: this.#line?.said ?? 0,
+    };
+  }
+
+  /** A page that is killed has no last words. */
+  die() {
+    this.client.close = () => {};
+  }
+
+  end() {
+    this.client.close();
+  }
+}
