@@ -93,7 +93,8 @@ def numbers() -> str:
     starts = {row["command"]: row for row in _result("startup")}
     streams = {(row["what"], row["server"]): row for row in _result("streaming")}
     paced, flat, many, replay = (
-        streams[what, "midstream SSE"] for what in ("live p50 ms", "1:1 tokens/core-s", MANY, "replay events/s")
+        streams[what, "midstream SSE"]
+        for what in ("live p50 ms", "1:1 tokens/core-s", MANY, "replay events/s")
     )
     whole, broken = (
         [row["cpu_ms"] for row in _result("histories") if row["state"] == state]
@@ -230,6 +231,8 @@ def idle_readers() -> str:
         for row in _result("idle")
     ]
     return "\n".join(lines) + "\n"
+
+
 def streaming() -> str:
     """Return what streaming costs everybody, as `make bench ARGS=streaming` found last, beside raw Starlette."""
     rows = _result("streaming")
