@@ -96,6 +96,7 @@ class _Opening(Struct, frozen=True, kw_only=True):
     version: Annotated[int, Meta(ge=1)] = PROTOCOL_VERSION
     snapshots: SnapshotWhen = SnapshotWhen.NEVER
     coalesce_s: Annotated[float, Meta(ge=0, le=COALESCE_S_MAX)] = 0.0
+    old_secret: Annotated[str, Meta(max_length=KEY_CHARS_MAX)] = ""
 
 
 class ReaderOpen(_Opening, frozen=True, kw_only=True, tag="open", tag_field="type"):
