@@ -29,6 +29,7 @@ END_TO_END = frozenset(
         "cli/test_network.py",
         "cli/test_resume.py",
         "cli/test_session_actions.py",
+        "cli/test_session_secret.py",
         "client/test_client.py",
         "client/test_kept_apart.py",
         "client/test_network_guide.py",
