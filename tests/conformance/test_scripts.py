@@ -43,7 +43,7 @@ NOT_SEEN_AT_A_SERVER = {
     ),
     **dict.fromkeys(
         (f"STREAM-{number}" for number in range(75, 87)),
-        "of servers that keep sessions for their clients alone: tests/server/test_unlocking.py, tests/store/test_escrow.py",
+        "of sessions that only their clients can open: tests/server/test_unlocking.py",
     ),
     **dict.fromkeys((f"STREAM-{number}" for number in range(87, 91)), "of clients"),
     "STREAM-104": "of whoever deletes: tests/server/test_deleted.py",
