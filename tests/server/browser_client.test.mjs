@@ -260,6 +260,24 @@ test("a server that drains is tried again, not before it says", () => {
   assert.equal(stream.deadlineAt, NOW + 3000);
 });
 
+test("what was stopped is not tried for longer than half a minute, once the server has the stop", () => {
+  const { stream } = saying();
+  stream.abort(0, NOW);
+  const failAt = (now) => {
+    open(stream, now);
+    stream.lost(0, now);
+  };
+  for (const after of [0, 31_000]) failAt(NOW + after);
+  assert.equal(stream.phase, "waiting"); // the stop has not arrived: it is sent until it has
+  open(stream, NOW + 32_000);
+  stream.receive(welcome({ acked: 2, turn: 1, turn_status: "running" }), NOW + 32_000);
+  stream.lost(0, NOW + 33_000);
+  failAt(NOW + 62_000);
+  assert.equal(stream.phase, "waiting");
+  failAt(NOW + 64_000);
+  assert.deepEqual([stream.phase, stream.error.code, stream.isKept], ["ended", "connection_lost", true]);
+});
+
 test("a degraded server is told once and never tried again", () => {
   const { stream } = saying({}, welcome({ is_degraded: true, reason: "memory only" }));
   assert.equal(
@@ -351,15 +369,14 @@ test("what is past the look-back, or half of something, is forgotten", () => {
   const old = { ...fresh, key: "b", touchedAt: NOW - LOOK_BACK_MS - 1 };
   const empty = { ...fresh, key: "c", acked: 0, nextSeqno: 0 };
   const chunk = { key: "d", seqno: 0, frame: "{}" };
-  const bare = { ...fresh, key: "e" };
-  const streams = [fresh, old, empty, bare];
+  const streams = [fresh, old, empty];
   const secrets = ["a", "b", "c", "f"].map((key) => ({ key, secret: "x" }));
   const { interrupted, orphans } = sortInterrupted({ streams, secrets, chunks: [chunk] }, NOW);
   assert.deepEqual(
     interrupted.map((stream) => stream.key),
     ["a"],
   );
-  assert.deepEqual(orphans.sort(), ["b", "c", "d", "e", "f"]);
+  assert.deepEqual(orphans.sort(), ["b", "c", "d", "f"]);
 });
 
 // --- the shell against a server in memory ----------------------------------------------------------------------

@@ -12,13 +12,14 @@ from playwright.async_api import Browser, expect
 
 from midstream.core.settings import StreamSettings
 from midstream.testing.models import text
-from tests.client.proxies import Proxy
+from tests.client.proxies import Proxy, Upgrades
 from tests.server.devtools import DevTools, Tab, devtools
 from tests.server.serving import make_app, served
-from tests.server.test_page import CHROMIUM, FLAGS, HALF, WAIT_MS, WHOLE, WORDS, opened, two_halves
+from tests.server.test_page import CHROMIUM, FLAGS, HALF, WAIT_MS, WAIT_S, WHOLE, WORDS, opened, two_halves
 from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name
 from tests.server.test_page_tabs import said_elsewhere, turns, until
-from tests.server.test_page_transports import CONNECT, SPEAK, page_at
+from tests.server.test_page_transports import CONNECT, SPEAK, asked, page_at
+from tests.spec import spec
 
 pytestmark = [
     pytest.mark.browser,
@@ -109,6 +110,7 @@ async def test_a_tab_that_is_frozen_hands_the_connection_to_a_living_one(chromiu
         await leave(tabs)
 
 
+@spec("STREAM-92")
 async def test_a_tab_in_the_background_is_not_stalled_by_its_timers(chromium: DevTools) -> None:
     """Three silent heartbeats would be 0.9 s here: less than the first timer of such a tab takes."""
     app = turns(text("Hello."), text(" Heard at once."))
@@ -124,11 +126,11 @@ async def test_a_tab_in_the_background_is_not_stalled_by_its_timers(chromium: De
             pass  # from here on it is hidden
         await tab.until("document.hidden && stream.connection.phase === 'live'")
         sockets = await tab.evaluate("sockets")
-        while True:  # until its timers are held back
-            before = await tab.evaluate("[ticks, beats]")
-            await tab.until(f"beats >= {before[1] + 3}")
-            if await tab.evaluate("ticks") == before[0]:
-                break
+        async with asyncio.timeout(WAIT_S):
+            before = None
+            while before != (ticks := await tab.evaluate("ticks")):  # until its timers are held back
+                before = ticks
+                await tab.until(f"beats >= {await tab.evaluate('beats') + 3}")
         seen = await tab.evaluate("beats")
         await tab.until(f"beats >= {seen + 5}")
         assert await tab.evaluate("[sockets, stream.connection.phase]") == [sockets, "live"]
@@ -157,6 +159,7 @@ async def test_a_tab_that_is_frozen_while_it_speaks_goes_on_when_it_is_back(chro
         await leave([tab])
 
 
+@spec("STREAM-93")
 async def test_what_a_frozen_tab_left_is_taken_up_by_another_and_the_first_one_yields(
     chromium: DevTools,
 ) -> None:
@@ -204,9 +207,11 @@ SLOW = """async () => {
   };
   globalThis.client = await connect({ clock: slow, transport: "websocket", chance: () => 0 });
 }"""
-WAITS = "() => stream.connection.phase === 'waiting' && stream.connection.retryAt !== null"
+WAITS = "() => stream.connection.phase === 'waiting' && stream.connection.retryAt - Date.now() > 500"
+"""A second away by its own clock, and that is a minute."""
 
 
+@spec("STREAM-92")
 async def test_a_network_that_is_back_is_used_at_once(browser: Browser) -> None:
     gate = asyncio.Event()
     async with served(make_app(two_halves(gate))) as server:
@@ -218,11 +223,13 @@ async def test_a_network_that_is_back_is_used_at_once(browser: Browser) -> None:
             output = page.locator("output")
             await expect(output).to_have_text("".join(WORDS[:HALF]), timeout=WAIT_MS, use_inner_text=False)
             await page.context.set_offline(True)
+            proxy.upgrades = Upgrades.DROPPED
             proxy.cut()
             await page.wait_for_function(WAITS)
             assert await page.evaluate("stream.connection.isReconnecting")
             gate.set()
-            await page.context.set_offline(False)  # the next try is a minute away
-            assert await page.evaluate("speaking") == WHOLE
+            proxy.upgrades = Upgrades.PASSED
+            await page.context.set_offline(False)
+            assert await asked(page, "speaking") == WHOLE
             assert not await page.evaluate("stream.connection.isReconnecting")
             await page.context.close()

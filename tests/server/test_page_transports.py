@@ -12,9 +12,10 @@ from midstream.testing.models import text
 from midstream.world import World
 from tests.client.proxies import Proxy, Upgrades
 from tests.server.serving import make_app, served, words_of
-from tests.server.test_page import CHROMIUM, HALF, WAIT_MS, WHOLE, WORDS, records_of, two_halves
+from tests.server.test_page import CHROMIUM, HALF, WAIT_MS, WAIT_S, WHOLE, WORDS, records_of, two_halves
 from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name
 from tests.server.test_page_tabs import until
+from tests.spec import spec
 
 pytestmark = [
     pytest.mark.browser,
@@ -75,14 +76,20 @@ async def connect_at(page: Page, url: str, *, is_fast: bool = False, **options: 
 
 async def says(page: Page, session: str, words: str) -> str:
     await page.evaluate(SPEAK, [session, words])
-    heard: str = await page.evaluate("speaking")
+    heard: str = await asked(page, "speaking")
     return heard
+
+
+async def asked(page: Page, expression: str) -> Any:  # noqa: ANN401 - JSON
+    """Return what an expression gives in the end."""
+    return await asyncio.wait_for(page.evaluate(expression), WAIT_S)
 
 
 async def remembered(page: Page) -> tuple[str, float]:
     """Wait for what a page keeps of its server: a transport, and for how many seconds."""
-    while not (found := await page.evaluate(REMEMBERED)):
-        await World().sleep(0.02)
+    async with asyncio.timeout(WAIT_S):
+        while not (found := await page.evaluate(REMEMBERED)):
+            await World().sleep(0.02)
     return found[0]["transport"], found[0]["until"] / 1000 - World().now()
 
 
@@ -100,6 +107,7 @@ def ways(proxy: Proxy) -> list[str]:
         ({"upgrades": Upgrades.DROPPED, "is_buffering": True}, "poll"),
     ],
 )
+@spec("STREAM-42", "STREAM-43", "STREAM-91")
 async def test_the_way_that_gets_through_is_found_and_remembered(
     browser: Browser, harm: dict[str, Any], transport: str
 ) -> None:
@@ -120,6 +128,7 @@ async def test_the_way_that_gets_through_is_found_and_remembered(
     assert records.text.count('"type":"message_accepted"') == 2
 
 
+@spec("STREAM-91")
 async def test_a_way_that_was_only_lost_is_tried_again_soon(browser: Browser) -> None:
     """A server that is just coming up refuses its first sockets; that is no reason to do without them for a day."""
     async with served(make_app([text("Hello.")])) as server:
@@ -154,7 +163,7 @@ async def test_cuts_of_the_network_cost_no_word_over_any_transport(browser: Brow
         await until(lambda: ways(proxy).count(transport) >= 2)
         proxy.cut()
         gate.set()
-        assert await page.evaluate("speaking") == WHOLE
+        assert await asked(page, "speaking") == WHOLE
         assert set(ways(proxy)) == {transport}
         assert words_of(await records_of(server, "s1")) == WHOLE
         assert await page.evaluate(KEPT) == [None, None]
@@ -166,7 +175,7 @@ async def test_cuts_of_the_network_cost_no_word_over_any_transport(browser: Brow
 async def test_a_refusal_over_plain_http_is_the_servers_own_word(browser: Browser) -> None:
     async with served(make_app()) as server:
         page = await page_at(browser, server.url, transport="sse")
-        code = await page.evaluate("async () => (await client.follow('nobody', '1-1').ended).code")
+        code = await asked(page, "async () => (await client.follow('nobody', '1-1').ended).code")
         assert code == "session_not_found"
         await page.context.close()
 
@@ -182,6 +191,7 @@ SPEAK_OFTEN = """(sessions) => {
 }"""
 
 
+@spec("STREAM-94")
 async def test_more_streams_than_a_browser_has_connections_all_hear_and_speak(browser: Browser) -> None:
     gate = asyncio.Event()
     half = "".join(WORDS[:HALF])
@@ -194,8 +204,8 @@ async def test_more_streams_than_a_browser_has_connections_all_hear_and_speak(br
         for tab in tabs:
             await tab.wait_for_function("(half) => heard.every((each) => each === half)", arg=half)
         await tabs[1].evaluate("void streams[3].abort()")  # goes up while all wait for news
-        await tabs[1].evaluate("streams[3].ended")
+        await asked(tabs[1], "streams[3].ended")
         gate.set()
-        assert await tabs[0].evaluate("speaking") == [WHOLE] * 4
-        assert await tabs[1].evaluate("speaking") == [WHOLE] * 3 + [half]
+        assert await asked(tabs[0], "speaking") == [WHOLE] * 4
+        assert await asked(tabs[1], "speaking") == [WHOLE] * 3 + [half]
         await context.close()

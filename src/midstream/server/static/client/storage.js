@@ -130,7 +130,8 @@ function answered(request) {
 
 /**
  * Sort what was kept into streams to take up again and keys to forget: those past the look-back, those that said
- * nothing, and parts without the others. A stream whose chunks cannot be read any more has `damage` (STREAM-48).
+ * nothing, and parts of what is not there. A stream whose chunks cannot be read any more, or whose secret is gone, has
+ * `damage` (STREAM-48, STREAM-87).
  */
 export function sortInterrupted({ streams, secrets, chunks }, now) {
   const known = new Map(streams.map((stream) => [stream.key, { ...stream, chunks: [] }]));
@@ -144,8 +145,7 @@ export function sortInterrupted({ streams, secrets, chunks }, now) {
     else orphans.add(chunk.key);
   }
   for (const stream of known.values()) {
-    const isSilent = stream.nextSeqno === 0 || stream.secret === undefined;
-    if (isSilent || now - stream.touchedAt > LOOK_BACK_MS) orphans.add(stream.key);
+    if (stream.nextSeqno === 0 || now - stream.touchedAt > LOOK_BACK_MS) orphans.add(stream.key);
     else stream.damage = damageOf(stream);
   }
   return {

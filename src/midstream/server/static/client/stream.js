@@ -14,6 +14,8 @@ const BACKOFF_MOST_MS = 30_000;
 const RETRY_AFTER_MOST_MS = 300_000;
 /** Without anything new for so long the stream ends; it can still be taken up. */
 const PATIENCE_MS = 2 * 60 * 60 * 1000;
+/** For so long the end of a turn is tried for that was stopped, once the server has the stop (STREAM-88). */
+const STOPPED_PATIENCE_MS = 30_000;
 /** For a connection to be made. */
 const CONNECT_WITHIN_MS = 10_000;
 /** From a ping to anything at all. */
@@ -65,8 +67,9 @@ export function backoffMs(failures, chance) {
   return Math.round(most * (1 - chance));
 }
 
-/** Return what is wrong with the chunks that were kept of a stream, or "" where nothing is. */
-export function damageOf({ acked, nextSeqno, chunks }) {
+/** Return what is wrong with what was kept of a stream, or "" where nothing is. */
+export function damageOf({ acked, nextSeqno, chunks, secret }) {
+  if (typeof secret !== "string") return "its secret is gone";
   for (let seqno = acked; seqno < nextSeqno; seqno += 1) {
     const frame = chunks.find((chunk) => chunk.seqno === seqno)?.frame;
     if (frame === undefined) return `chunk ${seqno} is missing`;
@@ -108,7 +111,7 @@ export class Stream {
   #unanswered = 0; // heartbeats that came while an ack was owed
   #isBegun; // its first record was seen: what stands before is not its business
   #isQueued = false; // its message waits for the turns before it, which are not its business
-  #isAbortNumbered = false;
+  #abortSeqno = null; // the chunk that stops the turn
   #isOver = false; // it ended well, and its application may have events to handle
   #isForgotten = false;
   #keptAs; // the key under which it is written down
@@ -150,7 +153,7 @@ export class Stream {
     this.#isBegun = this.isWhole || (kept.cursor ?? null) !== null;
     this.#move(this.damage ? null : (kept.cursor ?? null));
     this.#chunks = this.damage ? [] : [...(kept.chunks ?? [])].sort((a, b) => a.seqno - b.seqno);
-    this.#isAbortNumbered = this.#chunks.some(({ frame }) => read(frame)?.payload?.type === "abort");
+    this.#abortSeqno = this.#chunks.find(({ frame }) => read(frame)?.payload?.type === "abort")?.seqno ?? null;
     if (this.damage) this.#tell({ type: "lost", id: "0-0", reason: this.damage });
     // STREAM-50: the numbers of this page's connections are above those of the page before, also of one that dies.
     else if (kept.life !== undefined) this.#write({ op: "stream", value: this.record() });
@@ -221,9 +224,9 @@ export class Stream {
 
   /** Number a request to stop `turn`, or whichever turn runs. Asking twice is harmless. */
   abort(turn, now) {
-    if (this.#isAbortNumbered || this.phase === "ended") return;
+    if (this.#abortSeqno !== null || this.phase === "ended") return;
     this.#number(turn ? { type: "abort", turn } : { type: "abort" }, now);
-    this.#isAbortNumbered = true;
+    this.#abortSeqno = this.nextSeqno - 1;
   }
 
   /** Deliver nothing more; the stream lives on until its chunks are acknowledged, and is forgotten then. */
@@ -286,8 +289,11 @@ export class Stream {
     if (error !== null && error.code !== "connection_lost") this.trouble = error;
     if (this.#failures === 0) this.#lostAt = now;
     this.#failures += 1;
-    if (now - this.#lostAt > PATIENCE_MS) {
-      return this.#end(new MidstreamError("connection_lost", "no connection could be kept for two hours", "later"), now);
+    const isStopped = this.#abortSeqno !== null && this.#abortSeqno < this.acked;
+    const patienceMs = isStopped ? STOPPED_PATIENCE_MS : PATIENCE_MS;
+    if (now - this.#lostAt > patienceMs) {
+      const message = `no connection could be kept for ${patienceMs / 1000} s`;
+      return this.#end(new MidstreamError("connection_lost", message, "later"), now);
     }
     this.phase = "waiting";
     this.isReconnecting = true;
