@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format-check lint types arrows fmt fault chaos search fuzz explore api-search sim pool-search hooks contract contract-newest clients bench bench-durable bench-peers docs lock clean
+.PHONY: help demo test check format-check lint types arrows fmt fault chaos search fuzz explore api-search sim pool-search hooks contract contract-newest clients bench bench-durable bench-peers bench-streams docs lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -112,6 +112,13 @@ $(HISTORY_PEERS)/.peers: requirements/base.txt requirements/peers.txt | $(VENV)/
 	  -r requirements/peers.txt && touch $@ || { \
 	  echo "The peers do not all install here: those that are missing are skipped." >&2; \
 	  $(HISTORY_PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/base.txt; }
+
+# The reference server of Durable Streams, by npm; what is fetched belongs to others and is not committed.
+$(VENV)/.streams: bench/streams/package-lock.json bench/streams/.npmrc | $(VENV)/.made
+	mkdir -p $(VENV)/streams
+	cp bench/streams/package.json bench/streams/package-lock.json bench/streams/.npmrc $(VENV)/streams
+	cd $(VENV)/streams && npm ci --silent
+	@touch $@
 
 # --- using it -------------------------------------------------------------------------------
 
@@ -200,6 +207,9 @@ bench: $(VENV)/.dev  ## Measure, and compare with the bars
 
 bench-peers: $(HISTORY_PEERS)/.peers  ## Repair beside LiteLLM, openai-agents, langchain-core and pydantic-ai, in an environment of their own
 	PYTHONPATH=src $(HISTORY_PEERS)/bin/python -m bench peers
+
+bench-streams: $(VENV)/.dev $(VENV)/.streams  ## Durable commands beside the reference server of Durable Streams (needs node)
+	DURABLE_STREAMS=$(VENV)/streams $(BIN)/python -m bench commands
 
 docs: $(VENV)/.dev  ## Write the generated parts of the documentation anew and check every link
 	$(BIN)/python tools/docs.py

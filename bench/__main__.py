@@ -31,6 +31,7 @@ from bench import (
     takeover,
     turns,
 )
+from bench.streams import commands, costs, idle
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -55,13 +56,16 @@ BENCHES: dict[str, Callable[[Path], Any]] = {
     "growth": growth.run,
     "rendering": rendering.run,
     "encryption": encryption.run,
+    "commands": commands.run,
+    "costs": costs.run,
+    "idle": idle.run,
     "gateway": gateway.run,
     "reuse": reuse.run,
     "peers": peers.run,
 }
 """What it is called, and what measures it in a scratch folder."""
-ON_DEMAND = frozenset({"peers"})
-"""Needs an environment of its own: `make bench-peers`."""
+ON_DEMAND = frozenset({"peers", "commands"})
+"""Needs an environment of its own: `make bench-peers`, `make bench-streams`."""
 
 
 def main() -> None:

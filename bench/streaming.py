@@ -3,7 +3,7 @@
 Every server is alone on one core, everything it needs included, and the load on another. Servers take turns within a
 round, and each figure is compared with that of the raw server in the same round; of rounds the median counts. What is
 said per core-second, or per event, is the server's time on a core, of all its threads, so that it holds where others
-use the machine; latencies at a low rate are measured at a real-time priority for the same reason.
+use the machine; what has a rate or a latency is measured at a real-time priority for the same reason.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import asyncio
 import contextlib
 import os
 import shutil
-import socket
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -28,11 +27,19 @@ SECONDS = 2.0
 PACED_S = 4.0
 READERS = 500
 REPLAY = 100_000
+REPLAYS = 8
 DEPTHS = (100, 10_000, 100_000)
 RESUMES = 100
+OTHERS = 500
+STALLED_MIB = 20
+STALLED_BYTES = 100_000
 ROUNDS = 3
 NODE_FOLDER = "BENCH_NODE_DIR"
 """The variable that names a folder with the npm package `@durable-streams/server`."""
+TESTS_WANTED, ROUNDS_WANTED = "STREAMING_TESTS", "STREAMING_ROUNDS"
+"""Variables that name some of the tests, and how often to repeat them."""
+
+OURS = (SSE, WEBSOCKET)
 
 Figures = dict[str, float]
 
@@ -54,9 +61,7 @@ async def _followed(
     sender = await server.sender()
     await sender.ask(wire.begin(name))
     seen = Seen()
-    readers: list[Reader] = []
-    for _ in range(count):
-        readers.append(await server.reader(wire, name, seen, is_timed=is_timed))
+    readers = [await server.reader(wire, name, seen, is_timed=is_timed) for _ in range(count)]
     for _ in range(100):  # some say nothing before the first event
         if seen.answered == count:
             break
@@ -65,7 +70,8 @@ async def _followed(
     try:
         yield seen, sender, readers
     finally:
-        for each in [sender, *readers]:
+        sender.transport.close()
+        for each in readers:
             each.transport.close()
         await asyncio.sleep(0.1)
 
@@ -83,11 +89,12 @@ async def _flat_out(
 ) -> tuple[float, float]:
     """Append as fast as it is answered; return deliveries a second and per core-second."""
     before, sent = seen.tokens, 0
-    began, cpu_s = time.monotonic(), server.cpu_s()
-    while time.monotonic() < began + SECONDS:
-        await ask()
-        sent += 1
-    await seen.until(before + sent * readers)
+    with server.at_real_time():
+        began, cpu_s = time.monotonic(), server.cpu_s()
+        while time.monotonic() < began + SECONDS:
+            await ask()
+            sent += 1
+        await seen.until(before + sent * readers)
     count = sent * readers
     return count / (seen.last - began), count / (server.cpu_s() - cpu_s)
 
@@ -103,16 +110,14 @@ async def one_to_one(server: Server, wire: Wire) -> Figures:
     async with _followed(server, wire, "one", 1) as (seen, sender, _):
         found = await _flat_out(server, seen, lambda: sender.ask(wire.append("one", token())), 1)
         figures["1:1 tokens/s"], figures["1:1 tokens/core-s"] = found
-        if wire in (SSE, WEBSOCKET):
-            ask = lambda: sender.ask(wire.append("one", token(), "?journaled"))  # noqa: E731
-            _, figures["1:1 tokens/core-s, each in the journal first"] = await _flat_out(server, seen, ask, 1)
     return figures
 
 
 async def live(server: Server, wire: Wire) -> Figures:
     """A token each 10 ms: how late does it come?"""
     async with _followed(server, wire, "live", 1, is_timed=True) as (seen, sender, _):
-        ask = lambda: sender.ask(wire.append("live", token()))  # noqa: E731
+        query = "?journaled" if wire in OURS else ""  # what is answered was kept, here as there
+        ask = lambda: sender.ask(wire.append("live", token(), query))  # noqa: E731
         with server.at_real_time():
             await _paced(ask, 100, 50)
             await seen.until(50)
@@ -153,7 +158,7 @@ async def fan_out(server: Server, wire: Wire) -> Figures:
 
 async def _filled(server: Server, wire: Wire, count: int) -> str:
     """Return the name of a stream of so many events."""
-    if wire in (SSE, WEBSOCKET):
+    if wire in OURS:
         return f"replayed{count}"  # it is there: each event is a record
     name = f"filled{count}"
     sender = await server.sender()
@@ -168,7 +173,7 @@ async def replay(server: Server, wire: Wire) -> Figures:
     """All of a long turn for a reader who comes late."""
     name = await _filled(server, wire, REPLAY)
     rates, per_core = [], []
-    for number in range(6):
+    for number in range(REPLAYS):
         seen, began, cpu_s = Seen(), time.monotonic(), server.cpu_s()
         reader = await server.reader(wire, name, seen)
         await seen.until(REPLAY)
@@ -185,14 +190,14 @@ async def replay(server: Server, wire: Wire) -> Figures:
 
 
 async def resume(server: Server, wire: Wire) -> Figures:
-    """Ten events before the end of streams of different lengths: how long until they are there?"""
+    """Ten events before the end of streams of different lengths: how long until they are there? What costs the next?"""
     figures: Figures = {}
     for depth in DEPTHS:
         name = await _filled(server, wire, depth)
         sender = await server.sender()
-        after = await _end_of(server, wire, sender, name, depth)
+        after = await _end_of(wire, sender, name, depth)
+        query = "?journaled" if wire in OURS else ""
         for _ in range(10):
-            query = "?journaled" if wire in (SSE, WEBSOCKET) else ""
             await sender.ask(wire.append(name, token(), query))
         took: list[int] = []
         with server.at_real_time():
@@ -203,12 +208,67 @@ async def resume(server: Server, wire: Wire) -> Figures:
                 took.append(time.monotonic_ns() - began)
                 reader.transport.close()
                 await asyncio.sleep(0.002)
+        figures[f"reconnect to {depth:,} events p50 ms"] = _ms(took, 0.5)
+        seen = Seen()
+        reader = await server.reader(wire, name, seen, after=after)
+        await seen.until(10)
+        ask = lambda name=name, sender=sender: sender.ask(wire.append(name, token()))  # noqa: E731
+        _, figures[f"1:1 tokens/core-s behind {depth:,} events"] = await _flat_out(server, seen, ask, 1)
         sender.transport.close()
-        figures[f"reconnect at {depth} p50 ms"] = _ms(took, 0.5)
+        reader.transport.close()
     return figures
 
 
-async def _end_of(server: Server, wire: Wire, sender: Sender, name: str, depth: int) -> str:
+async def others(server: Server, wire: Wire) -> Figures:
+    """Many streams with a reader each: beside them when they are silent, and all of them speaking."""
+    names = [f"other{number}" for number in range(OTHERS)]
+    seen, opener = Seen(), await server.sender()
+    for name in names:
+        await opener.ask(wire.begin(name))
+    opener.transport.close()
+    readers = [await server.reader(wire, name, seen, is_timed=True) for name in names]
+    await asyncio.sleep(0.5)
+    async with _followed(server, wire, "beside", 1) as (alone, sender, _):
+        ask = lambda: sender.ask(wire.append("beside", token()))  # noqa: E731
+        _, beside = await _flat_out(server, alone, ask, 1)
+    senders = [await server.sender() for _ in names]
+    turns = iter(range(2 * OTHERS * int(PACED_S)))
+    asked: set[asyncio.Future[bytes]] = set()
+
+    async def one() -> None:
+        at = next(turns) % OTHERS
+        asked.add(asyncio.ensure_future(senders[at].ask(wire.append(names[at], token()))))
+
+    with server.at_real_time():
+        cpu_s = server.cpu_s()
+        await _paced(one, 2 * OTHERS, 2 * OTHERS * int(PACED_S))
+        await seen.until(2 * OTHERS * int(PACED_S))
+        spent = (server.cpu_s() - cpu_s) / (2 * OTHERS * int(PACED_S))
+    await asyncio.gather(*asked)
+    for sender in senders:
+        sender.transport.close()
+    for reader in readers:
+        reader.transport.close()
+    return {
+        f"1:1 tokens/core-s beside {OTHERS} streams": beside,
+        f"{OTHERS} streams, 1,000 tokens/s in all, p50 ms": _ms(seen.latencies_ns, 0.5),
+        f"{OTHERS} streams, 1,000 tokens/s in all, us a token": spent * 1e6,
+    }
+
+
+async def _grown(server: Server, wire: Wire, readers: int) -> float:
+    """Append much, with a reader that has stopped to read, or none."""
+    async with _followed(server, wire, "stalled", readers) as (_, sender, stalled):
+        for each in stalled:
+            each.stall()
+        before = server.resident_mib()
+        body = b'"%b"' % (b"." * STALLED_BYTES)
+        for _ in range(STALLED_MIB * 2**20 // STALLED_BYTES):
+            await sender.ask(wire.append("stalled", body, "?journaled" if wire in OURS else ""))
+        return server.resident_mib() - before
+
+
+async def _end_of(wire: Wire, sender: Sender, name: str, depth: int) -> str:
     if wire is RAW:
         return str(depth)
     if wire is REFERENCE:
@@ -219,68 +279,112 @@ async def _end_of(server: Server, wire: Wire, sender: Sender, name: str, depth: 
     return answer.rpartition(b"\r\n\r\n")[2].decode()
 
 
-TESTS = (one_to_one, live, fan_out, replay, resume)
+TESTS = {
+    "one": one_to_one,
+    "live": live,
+    "fan": fan_out,
+    "replay": replay,
+    "resume": resume,
+    "others": others,
+}
+STALLED = "a stalled reader MiB"
 
 
-async def _measured(
-    server: Server, tests: tuple[Callable[[Server, Wire], Awaitable[Figures]], ...]
-) -> Figures:
-    figures: Figures = {}
-    for test in tests:
-        figures |= await test(server, server.wire)
-    return figures
+class Kind(msgspec.Struct, frozen=True):
+    """A kind of server.
+
+    Args:
+        wire: How it is asked.
+        command: What starts it; a folder of its own is its last argument.
+    """
+
+    wire: Wire
+    command: tuple[str, ...]
 
 
-def _servers(folder: Path) -> dict[str, Callable[[], Server]]:
-    def ours(name: str, wire: Wire, *lengths: int) -> Server:
-        own = folder / f"{name.replace(' ', '-')}-{time.monotonic_ns()}"
-        own.mkdir()
-        kind = "raw" if name == "raw" else "midstream"
-        command = [sys.executable, "-m", "bench.streaming_server", kind, str(own), *map(str, lengths)]
-        return Server(name, wire, command)
-
-    found: dict[str, Callable[[], Server]] = {
-        "raw": lambda: ours("raw", RAW),
-        "midstream SSE": lambda: ours("midstream SSE", SSE, *DEPTHS),
-        "midstream WebSocket": lambda: ours("midstream WebSocket", WEBSOCKET, *DEPTHS),
+def _kinds() -> dict[str, Kind]:
+    ours = (sys.executable, "-m", "bench.streaming_server")
+    depths = ",".join(map(str, DEPTHS))
+    kinds = {
+        "raw": Kind(RAW, (*ours, "raw", depths)),
+        "midstream SSE": Kind(SSE, (*ours, "midstream", depths)),
+        "midstream WebSocket": Kind(WEBSOCKET, (*ours, "midstream", depths)),
     }
     if os.environ.get(NODE_FOLDER) and (node := shutil.which("node")):
         script = str(Path(__file__).with_name("streaming_reference.mjs"))
-        found["Durable Streams"] = lambda: Server("Durable Streams", REFERENCE, [node, script])
-    return found
+        kinds["Durable Streams"] = Kind(REFERENCE, (node, script))
+    return kinds
 
 
-def main() -> None:
-    only = sys.argv[1].split(",")
-    tests = tuple(t for t in TESTS if t.__name__ in sys.argv[2].split(",")) if len(sys.argv) > 2 else TESTS
-    rounds = int(sys.argv[3]) if len(sys.argv) > 3 else 1
-    import tempfile
-
-    os.sched_setaffinity(0, {1})
-    with tempfile.TemporaryDirectory() as folder:
-        found: dict[str, list[Figures]] = {}
-        for _ in range(rounds):
-            for name, make in _servers(Path(folder)).items():
-                if name not in only:
-                    continue
-                server = make()
-                try:
-                    found.setdefault(name, []).append(uvloop.run(_measured(server, tests)))
-                finally:
-                    server.stop()
-    keys = list(dict.fromkeys(k for v in found.values() for f in v for k in f))
-    print(f"{'':45}" + "".join(f"{n:>28}" for n in found))
-    for k in keys:
-        cells = []
-        for n, v in found.items():
-            vals = [f[k] for f in v if k in f]
-            if not vals:
-                cells.append("")
-                continue
-            r = [f[k] / g[k] for f, g in zip(v, found.get("raw", [])) if k in f and k in g]
-            cells.append(f"{statistics.median(vals):,.2f}" + (f" ({statistics.median(r):.2f})" if r else ""))
-        print(f"{k:45}" + "".join(f"{c:>28}" for c in cells))
+@contextlib.contextmanager
+def _served(name: str, kind: Kind, folder: Path) -> Iterator[Server]:
+    own = folder / str(time.monotonic_ns())
+    own.mkdir()
+    server = Server(name, kind.wire, [*kind.command, str(own)], core=0)
+    try:
+        yield server
+    finally:
+        server.stop()
+        shutil.rmtree(own)
 
 
-if __name__ == "__main__":
-    main()
+def _tested(name: str, kind: Kind, folder: Path, test: str) -> Figures:
+    if test != "stalled":
+        with _served(name, kind, folder) as server:
+            return uvloop.run(TESTS[test](server, server.wire))
+    grown = []
+    for readers in (0, 1):
+        with _served(name, kind, folder) as server:
+            grown.append(uvloop.run(_grown(server, kind.wire, readers)))
+    return {STALLED: grown[1] - grown[0]}
+
+
+def measure(folder: Path) -> list[Figure]:
+    """Measure all servers, taking turns with each test: what else runs here changes from one minute to the next."""
+    tests = os.environ.get(TESTS_WANTED, ",".join((*TESTS, "stalled"))).split(",")
+    kinds = _kinds()
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cores)})
+    rounds: list[dict[str, Figures]] = []
+    try:
+        for number in range(int(os.environ.get(ROUNDS_WANTED, str(ROUNDS)))):
+            rounds.append({name: {} for name in kinds})
+            for test in tests:
+                print(f"round {number + 1}, {test}", file=sys.stderr)
+                for name, kind in kinds.items():
+                    rounds[-1][name] |= _tested(name, kind, folder, test)
+    finally:
+        os.sched_setaffinity(0, cores)
+    return [_figure(what, name, rounds) for name in kinds for what in rounds[0][name]]
+
+
+def _figure(what: str, name: str, rounds: list[dict[str, Figures]]) -> Figure:
+    value = statistics.median(each[name][what] for each in rounds)
+    ratios = [each[name][what] / each["raw"][what] for each in rounds if what in each["raw"]]
+    is_compared = name != "raw" and ratios and what != STALLED
+    return Figure(what, name, value, statistics.median(ratios) if is_compared else None)
+
+
+def table(figures: list[Figure]) -> str:
+    """Return the figures as text for a terminal, with their ratios to the raw server's."""
+    names = list(dict.fromkeys(each.server for each in figures))
+    by = {(each.what, each.server): each for each in figures}
+    lines = [f"{'':52}" + "".join(f"{name:>26}" for name in names)]
+    for what in dict.fromkeys(each.what for each in figures):
+        cells = [by.get((what, name)) for name in names]
+        lines.append(f"{what:52}" + "".join(f"{_cell(each):>26}" for each in cells))
+    return "\n".join(lines)
+
+
+def _cell(figure: Figure | None) -> str:
+    if figure is None:
+        return ""
+    of_raw = "" if figure.of_raw is None else f" ({figure.of_raw:.2f})"
+    return f"{figure.value:,.{0 if abs(figure.value) >= 1000 else 2}f}{of_raw}"  # noqa: PLR2004
+
+
+def run(folder: Path) -> list[Figure]:
+    """Measure, print, return."""
+    figures = measure(folder)
+    print(table(figures))
+    return figures

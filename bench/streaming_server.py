@@ -1,4 +1,5 @@
-"""The servers that `bench.streaming` compares, each in a process of its own: `python -m bench.streaming_server NAME`.
+"""The servers that `bench.streaming` compares, each in a process of its own:
+`python -m bench.streaming_server NAME LENGTH,... FOLDER`.
 
 All of them take tokens by POST and give them to readers:
 
@@ -18,7 +19,6 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import uvicorn
@@ -26,7 +26,8 @@ import uvloop
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Mount, Route
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from midstream.core import records
 from midstream.core.messages import UserMessage
@@ -172,16 +173,15 @@ class Midstream:
         self._model = Fed()
         self._app: App = asgi(Agent(self._model), store=path, limits=NO_LIMITS)
 
-    def app(self) -> Starlette:
-        """Return the ASGI app."""
-        path = "/s/{name}"
-        return Starlette(
-            routes=[
-                Route(path, self.begin, methods=["PUT"]),
-                Route(path, self.say, methods=["POST"]),
-                Mount("/", self._app),
-            ]
+        place = "/s/{name}"
+        self._feeding = Starlette(
+            routes=[Route(place, self.begin, methods=["PUT"]), Route(place, self.say, methods=["POST"])]
         )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve what feeds the model; the rest is our app's."""
+        is_feeding = scope.get("path", "").startswith("/s/")
+        await (self._feeding if is_feeding else self._app)(scope, receive, send)
 
     async def begin(self, request: Request) -> Response:
         """Open a turn; answer when the model was asked."""
@@ -217,7 +217,7 @@ async def store_turn(path: Path, count: int) -> None:
     at = time.time()
     epoch = await store.claim(name, at=at)
     text = "@".ljust(TOKEN_CHARS, ".")
-    found = [
+    found: list[records.Record] = [
         EpochStarted(epoch, "bench", at),
         MessageAccepted(1, UserMessage.of("go"), at),
         AttemptStarted(1, 1, 1, at),
@@ -232,11 +232,14 @@ async def store_turn(path: Path, count: int) -> None:
 
 def main() -> None:
     """Serve on a free port of loopback and say which."""
-    name, folder = sys.argv[1], Path(sys.argv[2])
-    path = folder / "bench.db"
-    for count in map(int, sys.argv[3:]):
-        asyncio.run(store_turn(path, count))
-    app: Any = Raw().app() if name == "raw" else Midstream(path).app()
+    name, lengths, folder = sys.argv[1:]
+    path = Path(folder) / "bench.db"
+    if name == "raw":
+        app: ASGIApp = Raw().app()
+    else:
+        for length in lengths.split(","):
+            asyncio.run(store_turn(path, int(length)))
+        app = Midstream(path)
     config = uvicorn.Config(
         app,
         host="127.0.0.1",

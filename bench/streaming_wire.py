@@ -9,7 +9,7 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -161,6 +161,10 @@ class Reader(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)
         self.transport.write(self._asked)
 
+    def stall(self) -> None:
+        """Read no more."""
+        self.transport.pause_reading()
+
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
         if not self._is_answered:
@@ -179,18 +183,17 @@ class Reader(asyncio.Protocol):
 
 
 class Server:
-    """A server in a process of its own, on the first core."""
+    """A server in a process of its own, alone on a core.
 
-    def __init__(self, name: str, wire: Wire, command: Sequence[str], **environment: str) -> None:
+    Args:
+        command: Prints the port, and serves until it is killed.
+    """
+
+    def __init__(self, name: str, wire: Wire, command: Sequence[str], *, core: int) -> None:
         self.name = name
         self.wire = wire
-        cores = sorted(os.sched_getaffinity(0) if name == "" else range(os.cpu_count() or 1))
-        self._process = subprocess.Popen(
-            ["taskset", "-c", str(cores[0]), *command],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **environment},
-        )
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        os.sched_setaffinity(self._process.pid, {core})
         assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline())
 
@@ -204,7 +207,7 @@ class Server:
         return int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]) * PAGE_MIB
 
     @contextlib.contextmanager
-    def at_real_time(self):
+    def at_real_time(self) -> Iterator[None]:
         """Let neither it nor the load wait for what else runs here: for latencies at a low rate."""
         _schedule(self._process.pid, os.SCHED_RR, 10)
         try:

@@ -24,6 +24,7 @@ def test_the_xdg_folders_are_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     places = Places.found()
     assert places.store == tmp_path / "data" / "midstream" / "sessions.db"
     assert places.state == tmp_path / "state" / "midstream"
+    assert places.secrets == tmp_path / "state" / "midstream" / "secrets.db"
     assert list(tmp_path.iterdir()) == []
 
 

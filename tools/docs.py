@@ -82,15 +82,20 @@ def example(name: str) -> str:
     return f"```python\n{code.partition(chr(10) * 2)[2].lstrip()}```\n"
 
 
+MANY = "500 readers deliveries/core-s"
+
+
 def numbers() -> str:
     """Return what `make bench` and `make fault` found last, in a few rows."""
     steps = {(row["name"], row["sessions"]): row for row in _result("steps")}
     one, hundred, loop = steps["loop", 1], steps["store", 100], steps["loop", 100]
     turns, takeover = _result("turns"), _result("takeover")
     starts = {row["command"]: row for row in _result("startup")}
-    streams = {(row["what"], row["server"], row["unit"]): row for row in _result("streaming")}
-    paced = streams["1 reader, 100/s, p50", "midstream", "ms"]
-    flat = streams["1 reader, flat out", "midstream", "tokens/core-s"]
+    streams = {(row["what"], row["server"]): row for row in _result("streaming")}
+    paced, flat, many, replay = (
+        streams[what, "midstream SSE"]
+        for what in ("live p50 ms", "1:1 tokens/core-s", MANY, "replay events/s")
+    )
     whole, broken = (
         [row["cpu_ms"] for row in _result("histories") if row["state"] == state]
         for state in ("valid", "broken")
@@ -107,10 +112,12 @@ def numbers() -> str:
         f" {turns[-1]['bytes_per_turn'] / 1000:.0f} KB a turn",
         "first recovered record after SIGKILL": f"{takeover['from_main_ms']:.0f} ms after the new process began"
         f" ({takeover['from_exec_ms']:.0f} ms with the interpreter and imports)",
-        "token from the model to a reader, journaled, p50": f"{paced['value']:.1f} ms"
-        f" ({paced['of_bare']:.1f} x a bare server)",
+        "token from a POST to a reader, journaled, p50": f"{paced['value']:.1f} ms"
+        f" ({paced['of_raw']:.1f} x raw Starlette, which keeps a list)",
         "tokens per core-second to one reader, journaled": f"{flat['value']:,.0f}"
-        f" ({flat['of_bare']:.2f} of a bare server)",
+        f" ({flat['of_raw']:.2f} of raw Starlette)",
+        "the same to 500 readers, deliveries": f"{many['value']:,.0f} ({many['of_raw']:.2f} of raw Starlette)",
+        "replay of a turn of 100,000 events, events/s": f"{replay['value']:,.0f}",
         "`import midstream`, `midstream --help`": f"{starts['import midstream']['cpu_ms']:.0f} ms,"
         f" {starts['midstream --help']['cpu_ms']:.0f} ms CPU (Python alone:"
         f" {starts['python -c pass']['cpu_ms']:.0f} ms)",
@@ -185,6 +192,67 @@ def durable_costs() -> str:
     return "\n".join(lines) + "\n"
 
 
+def stream_commands() -> str:
+    """Return what durable commands cost beside the reference of Durable Streams, as `make bench-streams` found last."""
+    lines = ["| | | per core-second | of the reference | per second | p50 ms | syncs each | refused |"]
+    lines.append("| --- |" + " --- |" * 7)
+    for row in _result("commands"):
+        ours = row["who"] != "reference"
+        streams = f"{row['writers']:,} streams" if row["writers"] > 1 else "1 stream"
+        what = streams if row["what"] == "commands" else "deliveries to 500 readers of one"
+        times = f"{row['of_reference']:.1f}" if ours else ""
+        syncs = f"{row['syncs']:.2f}" if row["syncs"] >= 0 else ""
+        p50 = f"{row['p50_ms']:.1f}" if row["p50_ms"] else ""
+        who = f"midstream, {row['who']}" if ours else "reference, file-backed"
+        lines.append(
+            f"| {what} | {who} | {row['per_core_s']:,.0f} | {times} | {row['per_s']:,.0f} | {p50} | {syncs}"
+            f" | {row['refused']:,} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def stream_costs() -> str:
+    """Return what an event costs the whole server, two ways each, as `make bench` found last."""
+    lines = ["| microseconds of CPU, whole server | first | second | ratio |", "| --- | --- | --- | --- |"]
+    lines += [
+        f"| {row['what']} | {row['usual_us']:.1f} | {row['other_us']:.1f} | {row['ratio']:.2f} |"
+        for row in _result("costs")
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def idle_readers() -> str:
+    """Return what waiting readers cost, as `make bench` found last."""
+    heads = ("readers", "sessions", "KiB each", "cores for their heartbeats", "connects per core-second")
+    lines = [f"| {' | '.join(heads)} | one event to all of one session |", "| --- |" + " --- |" * 5]
+    lines += [
+        f"| {row['readers']:,} by {row['transport']} | {row['sessions']:,} | {row['bytes_per_reader'] / 1024:.0f}"
+        f" | {row['idle_cores']:.3f} | {row['connects_per_core_s']:,.0f} | {row['reach_all_ms']:.0f} ms CPU |"
+        for row in _result("idle")
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def streaming() -> str:
+    """Return what streaming costs everybody, as `make bench ARGS=streaming` found last, beside raw Starlette."""
+    rows = _result("streaming")
+    names = list(dict.fromkeys(row["server"] for row in rows))
+    by = {(row["what"], row["server"]): row for row in rows}
+    lines = [f"| | {' | '.join(names)} |", "| --- |" + " --- |" * len(names)]
+    for what in dict.fromkeys(row["what"] for row in rows):
+        cells = [_streamed(by.get((what, name))) for name in names]
+        lines.append(f"| {what} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _streamed(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    digits = 0 if abs(row["value"]) >= 1000 else 2  # noqa: PLR2004
+    of_raw = "" if row["of_raw"] is None else f" ({row['of_raw']:.2f})"
+    return f"{row['value']:,.{digits}f}{of_raw}"
+
+
 @cache
 def turn_machine() -> str:
     """Return the states of a turn and what leads from one to another, as the search of the tests finds them."""
@@ -234,11 +302,15 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "error-codes": error_codes,
     "example-client": lambda: example("client"),
     "example-hello": lambda: example("hello"),
+    "idle-readers": idle_readers,
     "make-targets": make_targets,
     "numbers": numbers,
     "provider-errors": provider_errors,
     "public-names": public_names,
+    "stream-commands": stream_commands,
+    "stream-costs": stream_costs,
     "stream-errors": stream_errors,
+    "streaming": streaming,
     "stream-machines": stream_machines,
     "turn-machine": turn_machine,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import sys
 
@@ -11,7 +12,16 @@ import pytest
 from click.testing import CliRunner
 
 from midstream.cli.gateway import gateway
-from midstream.cli.listening import address_options, log_to_stderr, loop_factory, telling_options
+from midstream.cli.listening import (
+    COLLECT_AFTER,
+    FILES_MAX,
+    address_options,
+    allow_files,
+    collect_less,
+    log_to_stderr,
+    loop_factory,
+    telling_options,
+)
 from midstream.cli.serve import serve
 
 
@@ -52,6 +62,30 @@ def test_a_log_line_names_its_session_and_drives_no_terminal(
     line = capsys.readouterr().err
     assert "quiet" not in line
     assert line.endswith("WARNING midstream.test: it stalled [session s1]\n")
+
+
+def test_the_collector_of_a_server_looks_less_often_and_not_at_what_was_there_before() -> None:
+    before = gc.get_threshold()
+    try:
+        collect_less()
+        assert (gc.get_threshold(), gc.get_freeze_count() > 0) == (COLLECT_AFTER, True)
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it has no such limit")
+def test_a_server_may_have_more_connections_than_a_program_usually_has_files() -> None:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        allow_files()
+        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        assert allowed == (FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, FILES_MAX))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_the_faster_loop_is_taken_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -376,6 +376,17 @@ async def test_a_secret_is_kept_before_the_stream_and_until_after_it(
     await file.close()
 
 
+async def test_a_stream_whose_secret_cannot_be_kept_is_not_kept_either(path: Path) -> None:
+    nowhere = SecretStore(Path("/dev/null/secrets.db"), world=World())
+    file = CheckpointFile(path, server=SERVER, secrets=nowhere, world=FakeWorld())
+    await file.open()
+    with pytest.raises(UsageError, match=r"'/dev/null/secrets\.db' cannot be made"):
+        await file.write("a", SECRETIVE)
+    assert await file.streams() == []
+    await file.close()
+    await nowhere.close()
+
+
 async def test_a_stream_that_is_over_leaves_no_secret(
     ring: FileKeyring, file: CheckpointFile, secrets: SecretStore
 ) -> None:

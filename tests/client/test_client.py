@@ -246,6 +246,14 @@ async def test_what_is_older_than_the_look_back_is_cleared(dial: Dial, tmp_path:
             assert await client.resume_interrupted(look_back_s=101.0) == []
 
 
+@spec("STREAM-30")
+async def test_a_stream_that_never_said_anything_is_cleared(dial: Dial, tmp_path: Path) -> None:
+    async with dial("http://127.0.0.1:1", state=tmp_path / "s.db") as client:
+        await client._file.write("stream-1", [StreamBegun("s1", "secret")])
+        assert await client.resume_interrupted() == []
+        assert await client._file.streams() == []
+
+
 async def test_a_stop_that_was_never_acknowledged_is_said_again(dial: Dial, tmp_path: Path) -> None:
     state = tmp_path / "state.db"
     async with served(make_app([[Gate(asyncio.Event())]])) as server, dial(server.url) as speaker:

@@ -13,7 +13,7 @@ from midstream.client import Client, Event, PlaybackLost, connect
 from midstream.client.os_keyring import OsKeyring
 from midstream.client.secret_store import Survey, survey
 from midstream.core.records import TurnEnded, TurnStatus
-from midstream.errors import UnavailableError
+from midstream.errors import UnavailableError, UsageError
 from midstream.testing import Gate, text
 from midstream.testing.worlds import Crashed, FakeWorld
 from midstream.world import Fault, World
@@ -175,6 +175,18 @@ async def test_a_stop_whose_secret_is_gone_is_not_passed_over(
             first = await asyncio.wait_for(anext(events), WAIT_S)
             assert isinstance(first.record, PlaybackLost)
             await events.aclose()
+
+
+def test_a_user_without_a_home_is_told_what_to_give(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("MIDSTREAM_HOME")
+    monkeypatch.setattr(Path, "home", home)
+    with pytest.raises(UsageError, match="`secrets=`"):
+        connect("http://127.0.0.1:1", state=tmp_path / "state.db")
+    connect("http://127.0.0.1:1", state=tmp_path / "state.db", secrets=tmp_path / "secrets.db")
+    connect("http://127.0.0.1:1")
 
 
 async def _die_while_stopping(server: Served, folder: Path) -> None:

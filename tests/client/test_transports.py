@@ -61,7 +61,10 @@ def _problem(code: str, retry: str, after_s: float | None = None) -> bytes:
         (401, b"<html>", None, UnauthorizedError, None),
         (404, b"", None, NotFoundError, None),
         (429, b"slow down", 7.0, ConnectionLostError, 7.0),
+        (408, b"", None, ConnectionLostError, None),
+        (425, b"", None, ConnectionLostError, None),
         (502, b"", None, ConnectionLostError, None),
+        (409, b"", None, ProtocolError, None),
         (400, b"", None, ProtocolError, None),
     ],
 )

@@ -45,6 +45,8 @@ NOT_SEEN_AT_A_SERVER = {
         (f"STREAM-{number}" for number in range(91, 95)),
         "of clients in browsers: tests/server/test_page_transports.py, tests/server/test_page_lifecycle.py",
     ),
+    **dict.fromkeys((f"STREAM-{number}" for number in range(87, 91)), "of clients"),
+    "STREAM-104": "of whoever deletes: tests/server/test_deleted.py",
     "STREAM-99": "of requests below the frames: tests/server/test_poll.py",
 }
 """Clause: why no script can look for it from outside."""

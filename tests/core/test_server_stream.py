@@ -55,6 +55,7 @@ from midstream.core.retention import Retention
 from midstream.core.server_stream import (
     EVENTS_BYTES_MAX,
     KEY_CHARS_MAX,
+    NATIVE,
     OPEN_WITHIN_S,
     Admit,
     ServerStream,
@@ -325,6 +326,21 @@ def test_a_shell_that_skips_or_repeats_a_record_is_stopped(position: int) -> Non
     stream = _admitted(Open())
     with pytest.raises(AssertionError):
         stream.deliver([(EventId(1, position), b"{}")], now=0.0)
+
+
+def test_a_page_is_encoded_once_for_all_who_stand_before_it() -> None:
+    page = NATIVE.page([(EventId(1, 1), b"{}"), (EventId(1, 2), b"{}")])
+    streams = [_admitted(Open()), _admitted(Open())]
+    for stream in streams:
+        assert not stream.has_frames
+        stream.pass_on(page, now=0.0)
+        assert stream.has_frames
+    (ours,), (theirs,) = (stream.frames_to_send() for stream in streams)
+    assert ours is theirs
+    with pytest.raises(AssertionError):
+        streams[0].pass_on(page, now=0.0)
+    with pytest.raises(AssertionError):
+        NATIVE.page([(EventId(1, 1), b"{}"), (EventId(1, 3), b"{}")])
 
 
 @spec("STREAM-31")

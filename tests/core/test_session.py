@@ -41,6 +41,7 @@ from midstream.core.records import (
 from midstream.core.session import (
     CHUNKS_MAX,
     CONTINUE,
+    NEWEST_MAX,
     QUEUE_MAX,
     STREAMS_KEPT_MAX,
     Received,
@@ -465,7 +466,7 @@ def test_the_first_chunk_opens_its_stream_in_the_append_that_takes_it() -> None:
     ]
     session = fold([(1, record) for record in records], OPENED)
     stream = session.streams["s"]
-    assert (stream.since, stream.epoch, stream.turn, len(stream.digests)) == (1, 1, 1, 1)
+    assert (stream.since, stream.epoch, stream.turn, stream.accepted) == (1, 1, 1, 1)
     assert isinstance(records[2], MessageAccepted)
     assert records[2].stream == "s"
 
@@ -519,6 +520,17 @@ def test_a_stream_ends_at_its_limit() -> None:
         decide(session, _chunk(CHUNKS_MAX, Cancel()), epoch=1, at=AT)
 
 
+def test_a_long_stream_knows_each_of_its_chunks() -> None:
+    session = evolve(OPENED, StreamOpened("s", "k"), epoch=1)
+    count = 2 * NEWEST_MAX + 3
+    for seqno in range(count):
+        assert session.streams["s"].accepted == seqno
+        session = evolve(session, ChunkAccepted("s", seqno, f"d{seqno}"), epoch=1)
+    stream = session.streams["s"]
+    assert [stream.digest_at(seqno) for seqno in range(count)] == [f"d{seqno}" for seqno in range(count)]
+    assert (len(stream.digests), len(stream.newest)) == (2 * NEWEST_MAX, 3)
+
+
 def test_the_oldest_streams_are_forgotten() -> None:
     session = OPENED
     for number in range(STREAMS_KEPT_MAX + 2):
@@ -530,7 +542,7 @@ def test_the_oldest_streams_are_forgotten() -> None:
 
 def test_a_chunk_that_says_nothing_is_taken_all_the_same() -> None:
     session = _taken(OPENED, _chunk(0, say()), _chunk(1, None))
-    assert len(session.streams["s"].digests) == 2
+    assert session.streams["s"].accepted == 2
 
 
 @spec("TURN-9")

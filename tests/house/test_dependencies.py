@@ -29,6 +29,7 @@ def test_the_pins_are_these_files() -> None:
         "build.txt",
         "clients.txt",
         "dev.txt",
+        "fuzz.txt",
         "local.txt",
         "peers-durable-apart.txt",
         "peers-durable.txt",

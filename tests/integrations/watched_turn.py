@@ -18,8 +18,8 @@ CANARY = "canary-7d1f"
 
 
 @tool(has_effects=False)
-def look(where: str) -> str:
-    """Look."""
+async def look(where: str) -> str:
+    """Look. Without a thread, which would take its own time beside the clock of the test."""
     raise RuntimeError(f"{CANARY} {where}")
 
 

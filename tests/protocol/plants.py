@@ -75,8 +75,8 @@ class NoDedupe(World):
 
     def submit(self, connection: Connection, request: Submit) -> None:
         known = self.session.streams.get(request.chunk.stream)
-        if known and request.seqno < len(known.digests):
-            forgetful = replace(known, digests=known.digests[: request.seqno])
+        if known and request.seqno < known.accepted:
+            forgetful = replace(known, digests=(known.digests + known.newest)[: request.seqno], newest=())
             self.session = replace(
                 self.session, streams={**self.session.streams, request.chunk.stream: forgetful}
             )
@@ -88,7 +88,7 @@ class NoDigest(World):
 
     def submit(self, connection: Connection, request: Submit) -> None:
         known = self.session.streams.get(request.chunk.stream)
-        if known and request.seqno < len(known.digests):
+        if known and request.seqno < known.accepted:
             assert connection.server is not None
             self.acknowledge(connection.server, request.seqno)
         else:

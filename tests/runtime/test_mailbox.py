@@ -10,8 +10,9 @@ from midstream.core.messages import Result, UserMessage
 from midstream.core.records import Delta
 from midstream.core.turn import CallFinished, Cancel, ModelSaid, RunCall, SendMessage
 from midstream.errors import MidstreamError, StoreBusyError
-from midstream.runtime.mailbox import MAILBOX_MAX, Effect, Envelope, Mailbox, merged
+from midstream.runtime.mailbox import MAILBOX_MAX, WORDS_EVERY_S, Effect, Envelope, Mailbox, merged
 from midstream.store.contract import Attempt
+from midstream.testing.worlds import FakeWorld
 from midstream.world import World
 
 FINISHED = CallFinished(1, 1, Result("c1", "done"))
@@ -60,6 +61,70 @@ async def test_who_takes_waits_until_something_is_there() -> None:
         await waiting
         await mailbox.arrival()  # what is there need not arrive
     assert len(mailbox.take()) == 2
+
+
+async def _is_due(mailbox: Mailbox) -> bool:
+    waiting = asyncio.create_task(mailbox.arrival())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    is_due = waiting.done()
+    waiting.cancel()
+    return is_due
+
+
+async def test_words_after_a_pause_go_at_once_and_those_that_follow_closely_wait_for_one_another() -> None:
+    world = FakeWorld()
+    mailbox = Mailbox(world)
+    mailbox.put(_said("a"))
+    assert await _is_due(mailbox)
+    mailbox.take()
+    await world.advance(WORDS_EVERY_S / 2)
+    mailbox.put(_said("b"))
+    mailbox.put(_said("c"))
+    assert not await _is_due(mailbox)
+    await world.advance(WORDS_EVERY_S)
+    assert await _is_due(mailbox)
+    assert len(mailbox.take()) == 2
+    assert not await _is_due(mailbox)
+    await world.advance(WORDS_EVERY_S)
+    mailbox.put(_said("d"))
+    assert await _is_due(mailbox)
+
+
+@pytest.mark.parametrize("hurry", ["command", "full", "rest"])
+async def test_words_are_not_held_back_where_something_else_waits_for_its_append(hurry: str) -> None:
+    mailbox = Mailbox(FakeWorld())
+    mailbox.put(_said("a"))
+    mailbox.take()
+    mailbox.put(_said("b"))
+    assert not await _is_due(mailbox)
+    resting = None
+    if hurry == "command":
+        mailbox.put(Envelope(FINISHED))
+    elif hurry == "full":
+        while not mailbox.is_full:
+            mailbox.put(_said("c"))
+    else:
+        resting = asyncio.create_task(mailbox.rest())
+    assert await _is_due(mailbox)
+    mailbox.take()
+    mailbox.settle()
+    if resting is not None:
+        async with asyncio.timeout(1):
+            await resting
+
+
+async def test_words_that_stay_when_clients_are_refused_are_taken_next() -> None:
+    mailbox = Mailbox(FakeWorld())
+    mailbox.put(_said("a"))
+    mailbox.take()
+    asked, done = _asked(Cancel())
+    mailbox.put(asked)
+    mailbox.refuse_clients(StoreBusyError("busy"))
+    assert not await _is_due(mailbox)
+    mailbox.put(Envelope(FINISHED))
+    assert await _is_due(mailbox)
+    assert isinstance(done.exception(), StoreBusyError)
 
 
 async def test_a_call_that_runs_in_its_append_is_taken_alone() -> None:

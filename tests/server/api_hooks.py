@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import uuid
+from itertools import count
 from typing import Any
 
 import schemathesis
 from hypothesis import strategies as st
 
 KEY, SECRET = "x-idempotency-key", "x-idempotent-encryption-key"
+KEY_CHARS_MAX = 256
 WAIT_S_MAX = 10
+
+_numbers = count()
 
 # Without a format, headers are made of letters and digits alone.
 schemathesis.openapi.format("event-id", st.builds("{}-{}".format, st.integers(0, 9), st.integers(0, 99)))
@@ -31,8 +34,8 @@ def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwar
     if headers.get(KEY):
         if not headers.get(SECRET) and not context.operation.path.endswith("/chunks"):
             headers[SECRET] = "s" * 43
-        if case.method == "POST" and len(headers[KEY]) < 200:
-            headers[KEY] += uuid.uuid4().hex
+        if case.method == "POST" and len(headers[KEY]) <= KEY_CHARS_MAX:
+            headers[KEY] = f"{headers[KEY]}-{next(_numbers)}"[-KEY_CHARS_MAX:]
 
 
 def _without_point(value: Any) -> Any:  # noqa: ANN401 - any JSON

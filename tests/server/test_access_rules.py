@@ -528,6 +528,28 @@ async def test_rule_9_an_address_has_so_many_streams_and_its_neighbour_has_its_o
                 assert other.status_code == 200
 
 
+@spec("STREAM-105")
+async def test_rule_9_frames_over_a_websocket_are_counted_as_requests_are() -> None:
+    app = guarded_app(limits=Limits(requests_per_minute=8))
+    async with served(app) as server:
+        async with Socket(server.socket(headers=ADA)) as socket:
+            await socket.say(opening())
+            assert (await socket.hear())["type"] == "welcome"
+            for _ in range(20):
+                await socket.say({"type": "ping"})
+            last = (await socket.hear_until("error"))[-1]
+            assert (last["code"], last["retry"], last["retry_after_s"] > 0) == (
+                "limit_reached",
+                "later",
+                True,
+            )
+            assert (await socket.hear_close())[0] == 1013
+        async with Socket(server.socket("s2", headers=BOB)) as other:  # another one's budget
+            await other.say(opening())
+            assert (await other.hear())["type"] == "welcome"
+        assert told(await server.http.get("/v1/sessions", headers=ADA)) == (429, "limit_reached")
+
+
 # --- 10. cost -------------------------------------------------------------------------------------
 
 

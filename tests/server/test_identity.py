@@ -38,6 +38,8 @@ def test_the_common_names_are_as_good() -> None:
     assert open_of(asked(idempotency_key="k", last_event_id="1-2")) == opened("k", "", "1-2")
     assert open_of(asked("after=1-2")) == opened(event_id="1-2")
     assert open_of(asked("after=1-2", last_event_id="1-3")) == opened(event_id="1-3")
+    with pytest.raises(MalformedFrameError):  # one that does not count is looked at all the same
+        open_of(asked("after=seven", last_event_id="1-3"))
 
 
 @spec("STREAM-51")

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 
 import pytest
+import uvicorn
+import websockets
+from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
 
+from midstream.server import protocols
+from midstream.server.protocols import WEBSOCKETS, PlainHttp
 from tests.server.serving import WAIT_S, make_app, served
 
 HANDSHAKE = (
@@ -46,3 +53,76 @@ async def test_what_is_no_request_is_refused_as_all_else_and_harms_nobody(
     problem = json.loads(body)
     assert (problem["status"], problem["code"]) == (status, code)
     assert problem["next"] != "Do not repeat this request as it is."
+
+
+@pytest.mark.parametrize(
+    ("said", "is_second"), [(b"", False), (b"GET /health HT", False), (b"GET /hea", True)]
+)
+async def test_headers_that_do_not_come_are_not_waited_for_for_ever(
+    said: bytes,
+    is_second: bool,  # noqa: FBT001 - a case
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with served(make_app()) as server:
+        if not is_second:
+            monkeypatch.setattr(protocols, "HEADERS_S", 0.05)
+        reader, writer = await asyncio.open_connection(*server.url.removeprefix("http://").split(":"))
+        if is_second:
+            writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b"}"), WAIT_S)
+            monkeypatch.setattr(protocols, "HEADERS_S", 0.05)
+        writer.write(said)
+        with contextlib.suppress(ConnectionResetError):  # what came after the end is answered so
+            assert await asyncio.wait_for(reader.read(), WAIT_S) == b""
+        writer.close()
+
+
+async def test_who_has_said_what_it_wants_may_wait_for_the_answer() -> None:
+    """The time for headers is over while an answer is under way, and while a WebSocket is open: nothing happens."""
+    made: list[PlainHttp] = []
+    asked, go = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.accept"})
+            assert (await receive())["text"] == "still here"
+            await send({"type": "websocket.close"})
+            return
+        asked.set()
+        await go.wait()
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    config, state = uvicorn.Config(app, ws=WEBSOCKETS, lifespan="off", log_config=None), ServerState()
+
+    def make() -> PlainHttp:
+        made.append(PlainHttp(config, state, {}))
+        return made[-1]
+
+    config.load()
+    async with await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        await asyncio.wait_for(asked.wait(), WAIT_S)
+        async with websockets.connect(f"ws://{host}:{port}/") as socket:
+            for each in made:
+                each._give_up()
+            await socket.send("still here")
+            await asyncio.wait_for(socket.wait_closed(), WAIT_S)
+            assert socket.close_code == 1000
+        go.set()
+        assert (await asyncio.wait_for(reader.readline(), WAIT_S)).startswith(b"HTTP/1.1 204")
+        writer.close()
+        assert len(made) == 2
+
+
+async def test_compression_is_not_agreed_upon() -> None:
+    async with served(make_app()) as server:
+        asked = websockets.connect(
+            f"{server.url.replace('http', 'ws')}/v1/sessions/s1/stream", compression="deflate"
+        )
+        async with asked as socket:
+            assert socket.response is not None
+            assert "sec-websocket-extensions" not in socket.response.headers

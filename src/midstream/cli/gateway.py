@@ -12,7 +12,15 @@ import click
 import msgspec
 
 from midstream.cli import Surroundings
-from midstream.cli.listening import LOCAL_HOSTS, address_options, log_to_stderr, loop_factory, telling_options
+from midstream.cli.listening import (
+    LOCAL_HOSTS,
+    address_options,
+    allow_files,
+    collect_less,
+    log_to_stderr,
+    loop_factory,
+    telling_options,
+)
 from midstream.cli.terminal import clean
 from midstream.cli.upstreams import find_upstream
 from midstream.errors import UsageError
@@ -131,6 +139,8 @@ def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN
         allowed_hosts=options["allowed_hosts"],
         on_listening=tell,
     )
+    allow_files()
+    collect_less()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(work)
     if surroundings.talk.is_terminal:

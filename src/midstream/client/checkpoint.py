@@ -318,9 +318,8 @@ class CheckpointFile:
             layout = layout_of(connection, APPLICATION_ID, USER_VERSION, called=CALLED)
             if self._path is not None:
                 self._path.chmod(0o600)  # SQLite gives its side files the mode of the file
-            connection.execute(
-                "PRAGMA auto_vacuum = INCREMENTAL"
-            )  # before there is anything; later: by VACUUM
+            # Of a file that has tables already it holds from its next VACUUM on.
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES_MAX}")
             connection.execute("PRAGMA synchronous = FULL")

@@ -104,9 +104,9 @@ def connect(
         state: A file in which streams are kept, so that another process can go on; made where it is missing,
             readable by its owner only, used by one process at a time. None keeps them in memory. Beside it,
             `midstream-transports.json` says which transport worked at which server.
-        secrets: Where the secrets of these streams are kept, apart from them, if no keyring of the system answers
-            (the extra `keyring`); and which a keyring has. By default `secrets.db` in the folder of this user's state,
-            for all clients. Readable by its owner only.
+        secrets: A file for the secrets of these streams, apart from them, readable by its owner only; where a keyring
+            of the system answers (the extra `keyring`) it only says which ones that has. By default one for all
+            clients of this user, `secrets.db` in the folder of their state.
         tools: Functions that run here, where the client is, when the model calls them.
         headers: Sent with each connection, such as an `authorization`. Not kept in the file. Without one the token of
             the variable MIDSTREAM_TOKEN is shown, or to a server of this machine the one its user's servers expect.
@@ -120,7 +120,8 @@ def connect(
             resumed but by `Client.resume_interrupted`.
 
     Raises:
-        UsageError: `url` is no address of a server, or `transport` none of these.
+        UsageError: `url` is no address of a server, or `transport` none of these; or this user has no home, and neither
+            `secrets` nor MIDSTREAM_HOME says where else.
         ToolDefinitionError: A function cannot be a tool, two have one name, or one belongs to the server (`question`,
             `sub_agent`).
     """
@@ -131,7 +132,7 @@ def connect(
     beside = None if state is None else Path(state).with_name(REMEMBERED)
     remembered = RememberedWays(beside, world=world)
     if state is not None and secrets is None:
-        secrets = Places.found().secrets
+        secrets = _secrets_of_this_user()
     return Client(
         url,
         state=state,
@@ -178,7 +179,7 @@ class Client:
         self._on_reconnecting = on_reconnecting
         self._on_stalled = on_stalled
         self._on_interrupted = on_interrupted
-        self._resuming: list[asyncio.Task[None]] = []
+        self._taking_up: list[asyncio.Task[None]] = []
         self._secrets = secrets
         self._file = CheckpointFile(state, server=self._url, secrets=secrets, world=world)
         self._unkept_secrets = SecretStore(None, world=world)
@@ -189,14 +190,14 @@ class Client:
     async def __aenter__(self) -> Self:
         try:
             await self._file.open()
-            turns = await self.resume_interrupted() if self._on_interrupted is not None else []
+            if self._on_interrupted is not None:
+                for turn in await self.resume_interrupted():
+                    taking_up = self._on_interrupted(turn)
+                    task = self._world.spawn(taking_up, name=f"midstream take up {turn.session!r}")
+                    self._taking_up.append(task)
         except BaseException:
             await self.close()
             raise
-        for turn in turns:
-            assert self._on_interrupted is not None
-            resuming = self._on_interrupted(turn)
-            self._resuming.append(self._world.spawn(resuming, name=f"midstream resume {turn.session!r}"))
         return self
 
     async def __aexit__(
@@ -206,11 +207,11 @@ class Client:
 
     async def close(self) -> None:
         """Detach from everything; turns go on at the server. Calling it twice is harmless."""
-        resuming, self._resuming = self._resuming, []
-        for task in resuming:
+        taking_up, self._taking_up = self._taking_up, []
+        for task in taking_up:
             task.cancel()
         try:
-            failures = await asyncio.gather(*resuming, return_exceptions=True)
+            failures = await asyncio.gather(*taking_up, return_exceptions=True)
             closing = (attachment.close() for attachment in self._attachments)
             failures += await asyncio.gather(*closing, return_exceptions=True)
         finally:
@@ -580,6 +581,13 @@ def _named(kind: type[E], name: str) -> E:
         return kind(name)
     except ValueError as error:
         raise UsageError(f"{name!r} is none of {', '.join(kind)}") from error
+
+
+def _secrets_of_this_user() -> Path:
+    try:
+        return Places.found().secrets
+    except RuntimeError as error:  # of pathlib, in a container whose user nobody knows
+        raise UsageError("this user has no home: set MIDSTREAM_HOME, or give `secrets=`") from error
 
 
 def _ignore(session: str, news: object) -> None:

@@ -193,9 +193,8 @@ class SecretStore:
     async def _call(self, work: Callable[[], T]) -> T:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="midstream-secrets")
-        busy = f"another process has held the {CALLED} for {BUSY_S:g} s"
         return await asyncio.get_running_loop().run_in_executor(
-            self._thread, lambda: translated(work, called=CALLED, busy=busy)
+            self._thread, lambda: _translated(work, self._path)
         )
 
     def _close(self) -> None:
@@ -327,8 +326,12 @@ def survey(path: Path, *, now: float) -> Survey:
     Raises:
         UsageError, UnavailableError, StoreDamagedError: As `SecretStore.get`.
     """
-    busy = f"another process has held the {CALLED} for {BUSY_S:g} s"
-    return translated(lambda: _survey(path, now), called=CALLED, busy=busy)
+    return _translated(lambda: _survey(path, now), path)
+
+
+def _translated(work: Callable[[], T], path: Path | None) -> T:
+    called = f"{CALLED} {str(path)!r}"
+    return translated(work, called=called, busy=f"another process has held the {called} for {BUSY_S:g} s")
 
 
 def _survey(path: Path, now: float) -> Survey:

@@ -271,7 +271,8 @@ def _in_a_thread(make: Callable[P, asynchronous.Client]) -> Callable[P, Client]:
     def connect(*args: P.args, **kwargs: P.kwargs) -> Client:
         """Make a client of the server at `url`; use it as a context manager.
 
-        It takes what `midstream.connect` takes; `on_reconnecting` and `on_stalled` are called in another thread.
+        It takes what `midstream.connect` takes; what it is to call (`on_reconnecting`, `on_stalled`, `on_interrupted`)
+        is called in another thread.
 
         Raises:
             UsageError, ToolDefinitionError: As `midstream.connect` does.

@@ -787,4 +787,5 @@ def _kinds(kind: type[MidstreamError]) -> Iterator[tuple[str, type[MidstreamErro
         yield from _kinds(narrower)
 
 
-_ERRORS = dict(_kinds(MidstreamError))
+# Whoever makes a narrower kind of an error for its own use, without a code of its own, does not take its place.
+_ERRORS = dict(reversed([*_kinds(MidstreamError)]))

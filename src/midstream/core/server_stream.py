@@ -204,6 +204,8 @@ class ServerStream:
         """How its frames are written down."""
         self._failure: MidstreamError | None = None
         self._deadline: Deadline | None = Deadline(now + OPEN_WITHIN_S, "the client owes its open frame")
+        """What is owed before the next heartbeat."""
+        self._spoke_at = now
         self._open = Open()
         self._event_id: EventId | None = None
         self._secret_digest = ""
@@ -333,7 +335,9 @@ class ServerStream:
 
     def next_deadline(self) -> Deadline | None:
         """Say when to call `handle_deadline`, and why, or None while nothing is owed."""
-        return self._deadline
+        if self._deadline is not None or not self.is_admitted:
+            return self._deadline
+        return Deadline(self._spoke_at + self._heartbeat_s, "the client expects a sign of life")
 
     # --- inlets -------------------------------------------------------------------------------------------------
 
@@ -393,7 +397,7 @@ class ServerStream:
                 stream=self._open.stream,
                 event_id=str(newest),
                 resume_from=str(resume_from),
-                acked=len(known.digests) if known else 0,
+                acked=known.accepted if known else 0,
                 turn=known.turn if known else 0,
                 turn_status=turn_status_of(session, self._open.stream),
                 status=status_of(session),
@@ -475,7 +479,8 @@ class ServerStream:
             newest: The newest event of the session, for the heartbeat.
             waiting_on: What the turn waits for, see `waiting_on`.
         """
-        if self._deadline is None or now < self._deadline.at:
+        deadline = self.next_deadline()
+        if deadline is None or now < deadline.at:
             return
         if self._state is _State.OPENING:
             # Not the client's fault: a bad network may hold its first frame back. It tries again.
@@ -551,7 +556,8 @@ class ServerStream:
         self._was_heard(now)
 
     def _was_heard(self, now: float) -> None:
-        self._deadline = Deadline(now + self._heartbeat_s, "the client expects a sign of life")
+        self._deadline = None
+        self._spoke_at = now
 
     def _end(self) -> None:
         self._state = _State.CLOSED

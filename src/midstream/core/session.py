@@ -73,6 +73,8 @@ STREAMS_KEPT_MAX = 1024
 """Streams a session remembers; the oldest goes first. One stream is one turn of one client."""
 CHUNKS_MAX = 10_000
 """Chunks of one stream, all of whose digests are kept to tell a repetition from a conflict."""
+NEWEST_MAX = 64
+"""Digests that are gathered before they go to the others."""
 
 
 QUEUE_MAX = 100
@@ -105,9 +107,28 @@ class StreamState(Struct, frozen=True, gc=False):
     queued: int = 0
     """The number of its message in the queue, where it had to wait."""
     digests: tuple[str, ...] = ()
-    """Digest of each accepted chunk; the next seqno is their number."""
+    """Digest of each accepted chunk, but for the `newest`."""
+    newest: tuple[str, ...] = ()
+    """Those of the last ones, `NEWEST_MAX` at most: what a chunk adds to is short, however long the stream is."""
     cancel_after_s: float | None = None
     """Seconds without its client after which its turn is stopped; None where it goes on (STREAM-55)."""
+
+    @property
+    def accepted(self) -> int:
+        """How many chunks were accepted, which is the seqno of the next one."""
+        return len(self.digests) + len(self.newest)
+
+    def digest_at(self, seqno: int) -> str:
+        """Return the digest of an accepted chunk."""
+        older = len(self.digests)
+        return self.digests[seqno] if seqno < older else self.newest[seqno - older]
+
+    def with_chunk(self, digest: str) -> StreamState:
+        """Return the stream after one more chunk."""
+        newest = (*self.newest, digest)
+        if len(newest) < NEWEST_MAX:
+            return replace(self, newest=newest)
+        return replace(self, digests=self.digests + newest, newest=())
 
 
 class Received(Struct, frozen=True, gc=False):
@@ -306,20 +327,19 @@ def _without_driver(
 
 def _decide_received(session: Session, chunk: Received, *, epoch: int, at: float) -> tuple[Record, ...]:
     known = session.streams.get(chunk.stream)
-    digests = known.digests if known else ()
+    accepted = known.accepted if known else 0
     if known and not hmac.compare_digest(known.secret_digest, chunk.secret_digest):
         raise Refused(WrongSecretError("this stream was opened with another secret"))
-    if chunk.seqno < len(digests):
-        if digests[chunk.seqno] != chunk.digest:
+    if known and chunk.seqno < accepted:
+        if known.digest_at(chunk.seqno) != chunk.digest:
             if chunk.seqno == 0:  # STREAM-52
                 raise Refused(StreamReusedError("this stream key was used for another first message"))
             message = f"chunk {chunk.seqno} was already accepted with another payload"
             raise Refused(SeqnoReusedError(message))
         return ()  # STREAM: a repeated chunk is acknowledged again and changes nothing
-    if chunk.seqno > len(digests) or len(digests) >= CHUNKS_MAX:
-        expected = len(digests)
-        message = f"chunk {chunk.seqno} came before chunk {expected} (a stream takes {CHUNKS_MAX} at most)"
-        raise Refused(SeqnoGapError(message, expected=expected))
+    if chunk.seqno > accepted or accepted >= CHUNKS_MAX:
+        message = f"chunk {chunk.seqno} came before chunk {accepted} (a stream takes {CHUNKS_MAX} at most)"
+        raise Refused(SeqnoGapError(message, expected=accepted))
     command = chunk.command
     if not session.turns and not isinstance(command, SendMessage):
         # STREAM-15: only a message makes a session; an abort of nothing leaves nothing behind
@@ -342,9 +362,9 @@ def _decide_received(session: Session, chunk: Received, *, epoch: int, at: float
     if isinstance(command, CallFinished) and not _is_for_client(session, command):
         command = None  # TURN-15: nobody but the server speaks for a tool of the server
     opened = () if known else (StreamOpened(chunk.stream, chunk.secret_digest, chunk.cancel_after_s),)
-    accepted = ChunkAccepted(chunk.stream, chunk.seqno, chunk.digest)
+    taken = ChunkAccepted(chunk.stream, chunk.seqno, chunk.digest)
     did = () if command is None else decide(session, command, epoch=epoch, at=at)
-    return (*opened, accepted, *did)
+    return (*opened, taken, *did)
 
 
 def _is_for_client(session: Session, finished: CallFinished) -> bool:
@@ -402,8 +422,7 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
         case StreamOpened():
             return replace(after, streams=_with_new_stream(session, record))
         case ChunkAccepted():
-            known = session.streams[record.stream]
-            stream = replace(known, digests=(*known.digests, record.digest))
+            stream = session.streams[record.stream].with_chunk(record.digest)
             return replace(after, streams={**session.streams, record.stream: stream})
         case JournalPruned():
             return restored(record)

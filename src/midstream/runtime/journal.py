@@ -82,7 +82,8 @@ class Journal:
         self._damaged: dict[int, Stored] = {}
         """What stands for outcomes that cannot be read any more, by position."""
         self._tail: list[Stored] = []
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: dict[asyncio.Future[None], None] = {}
+        """Who waits; who waits longest is woken first."""
         self.ended: MidstreamError | None = None
         """What it was closed with here."""
 
@@ -290,12 +291,12 @@ class Journal:
     def expect(self) -> asyncio.Future[None]:
         """Return what is done when something has been appended, or the journal closed; to be given to `forget`."""
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(waiting)
+        self._waiting[waiting] = None
         return waiting
 
     def forget(self, waiting: asyncio.Future[None]) -> None:
         """Keep nothing of who waits no more: readers come and go while a session says nothing."""
-        self._waiting.discard(waiting)
+        self._waiting.pop(waiting, None)
 
     def close(self, error: MidstreamError) -> None:
         """Let every present and later waiter end with `error`. Records already here can still be read."""
@@ -303,7 +304,7 @@ class Journal:
         self._wake()
 
     def _wake(self) -> None:
-        waiting, self._waiting = self._waiting, set()
+        waiting, self._waiting = self._waiting, {}
         for each in waiting:
             if not each.done():
                 each.set_result(None)

@@ -44,7 +44,7 @@ from midstream.errors import (
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
 from midstream.server.copies import Copies
-from midstream.server.limits import CONNECTIONS_MAX, Places
+from midstream.server.limits import CONNECTIONS_MAX
 from midstream.server.presence import Presence
 from midstream.server.snapshot import body_within, snapshot_of
 from midstream.server.subjects import Action
@@ -66,7 +66,7 @@ _log = logging.getLogger(__name__)
 def is_played_back(session: Session, chunk: Received) -> bool:
     """Whether a chunk was accepted before: it costs nothing more."""
     known = session.streams.get(chunk.stream)
-    return known is not None and chunk.seqno < len(known.digests)
+    return known is not None and chunk.seqno < known.accepted
 
 
 class Transport(Protocol):
@@ -271,15 +271,16 @@ class Connection:
         self._stream = stream
         self._transport = transport
         self._among = among
-        self._visitor = visitor or Stranger(Places(0, ""), "")
+        self._visitor = visitor or Stranger()
         self._runner: Runner | None = None
         self._mark: bytes | None = None
         """That it is here, where its turn is not to go on without its client."""
         self._is_over = False
         self.is_gone = False
         """The client has gone or stopped reading: there is nobody to send last words to."""
-        self._sending = asyncio.Lock()
         self._sending_since: float | None = None
+        self._sent: asyncio.Future[None] | None = None
+        """When that is done, for who has something to send meanwhile."""
         self._alarm: Cancellable | None = None
         self._rest: asyncio.Future[None] | None = None
         """What `_follow` waits for, where it has sent all there is."""
@@ -391,6 +392,11 @@ class Connection:
                 self.is_gone = True
                 self._finish()
                 return
+            try:
+                self._visitor.says()
+            except MidstreamError as error:
+                self.end(error)
+                return
             self._stream.receive(body, now=self._now())
             await self._settle()
 
@@ -409,7 +415,7 @@ class Connection:
 
     async def _send_all_of(self, runner: Runner) -> None:
         """Send what there is and what comes; raises what ended the session here."""
-        stream = self._stream
+        stream, coalesce_s = self._stream, self._stream.coalesce_s
         copies = self._among.copies_of(runner, stream.wire)
         while not self._is_over:
             if stream.snapshot_due is not None:
@@ -438,8 +444,8 @@ class Connection:
                     await self._until(news)
                 finally:
                     runner.events.forget(news)
-                if stream.coalesce_s > 0 and runner.newest.position > stream.cursor:
-                    await self._world.sleep(stream.coalesce_s)
+                if coalesce_s > 0 and runner.newest.position > stream.cursor:
+                    await self._world.sleep(coalesce_s)
 
     def _until(self, woken: asyncio.Future[None]) -> asyncio.Future[None]:
         """Return what ends when something happens, or somebody else has something to be sent, or it is over."""
@@ -505,7 +511,7 @@ class Connection:
         self._meet_deadline(self._now())
         if self._stream.is_closed:
             self._finish()
-        elif self._sending.locked():  # who does not read is not listened to either
+        elif self._sending_since is not None:  # who does not read is not listened to either
             await self._flush()
         else:
             self._wake()
@@ -568,15 +574,22 @@ class Connection:
         self._stream.handle_deadline(newest=newest, waiting_on=waits_on, now=now)
 
     async def _flush(self) -> None:
+        """Send what is queued; return when the client has taken it. Only one sends at a time."""
+        while self._sending_since is not None:
+            self._sent = self._sent or asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._sent)
         try:
-            async with self._sending:
-                while frames := self._stream.frames_to_send():
-                    self._sending_since = self._now()
-                    await self._transport.send(frames)
-                    self._sending_since = None
+            while frames := self._stream.frames_to_send():
+                self._sending_since = self._now()
+                await self._transport.send(frames)
         except OSError:
             self.is_gone = True
             self._finish()
+        finally:
+            self._sending_since = None
+            if self._sent is not None:
+                self._sent.set_result(None)
+                self._sent = None
         if self._stream.is_closed or self._transport.is_full:
             self._finish()
 

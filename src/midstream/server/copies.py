@@ -9,7 +9,6 @@ from midstream.core.server_stream import Page, Wire
 from midstream.runtime.runner import Runner
 from midstream.store.contract import Stored
 
-
 AHEAD_RECORDS_MAX = 2048
 """Records read from the store at once, for a reader far behind and for those that follow it closely."""
 

@@ -117,7 +117,7 @@ class Door:
         path = _path_of(scope)
         if self.access is None or _OPEN.fullmatch(path):
             check_intent(scope)
-            return {**scope, VISIT: Stranger(self._counters.addresses, address)}
+            return {**scope, VISIT: Stranger(self._counters, address)}
         return await self._known(scope, path, address)
 
     async def subject_of(self, scope: Scope) -> Subject:

@@ -6,7 +6,7 @@ import re
 
 from starlette.requests import HTTPConnection
 
-from midstream.core.frames import COALESCE_S_MAX, Open, SnapshotWhen
+from midstream.core.frames import COALESCE_S_MAX, EventId, Open, SnapshotWhen
 from midstream.core.server_stream import KEY_CHARS_MAX, check_cancel_after
 from midstream.errors import MalformedFrameError, UsageError
 
@@ -90,10 +90,20 @@ def event_id_of(request: HTTPConnection) -> str | None:
     """Return the event that a client has.
 
     A browser that reconnects sends the header beside the address it first used, so the header counts first.
+
+    Raises:
+        MalformedFrameError: One of them, also one that does not count, is no event id.
     """
     headers = request.headers
-    named = headers.get("last-event-id") or headers.get("x-idempotency-event-id")
-    return named or request.query_params.get("after") or None
+    places = (
+        headers.get("last-event-id"),
+        headers.get("x-idempotency-event-id"),
+        request.query_params.get("after"),
+    )
+    named = [place for place in places if place]
+    for each in named:
+        EventId.parse(each)
+    return named[0] if named else None
 
 
 def _standard_key_of(request: HTTPConnection) -> str:

@@ -18,7 +18,7 @@ from midstream.errors import LimitReachedError
 from midstream.world import World
 
 CONNECTIONS_MAX = 5000
-"""Open streams of one process: about 100 MiB of connection state, and below usual limits of open files."""
+"""Open streams of one process: about 160 MiB of connection state, and below usual limits of open files."""
 CALLERS_MAX = 10_000
 """Callers whose rates are kept in mind, about 2 MiB; beyond it the one that was heard longest ago is forgotten."""
 MINUTE_S = 60.0

@@ -24,7 +24,10 @@ from midstream.core.frames import (
     AbortPayload,
     Ack,
     AnswerPayload,
+    Close,
+    Heartbeat,
     Payload,
+    Ping,
     ResultPayload,
     ServerFrame,
     SnapshotWhen,
@@ -168,7 +171,7 @@ class Operation(Struct, frozen=True):
         is_open: Whether strangers may ask where a server asks who comes.
         headers: Named headers of the request.
         needs: Those that must be there.
-        also: Further good answers: a status and its type.
+        also: Further answers: a status and its type; None for one without a body.
     """
 
     method: str
@@ -192,6 +195,12 @@ def _whole(least: int, most: int) -> Json:
     return {"type": "integer", "minimum": least, "maximum": most}
 
 
+def _command(name: str, summary: str, *, of: str) -> Operation:
+    """Return what tells a session something; `?of=` names the only turn or message it is meant for."""
+    path, query = f"{_ONE}/{name}", {of: _ANY}
+    return Operation("POST", path, name, summary, Told, 202, errors=_COMMAND, query=query)
+
+
 _ONE = "/v1/sessions/{session_id}"
 _COMMAND = (404, 409)
 _BODY = (413, 415)
@@ -200,10 +209,12 @@ _ANY = _whole(0, NUMBER_MAX)
 _KEY: Json = {"type": "string", "minLength": 1, "maxLength": KEY_CHARS_MAX}
 _NAME: Json = {"type": "string", "maxLength": KEY_CHARS_MAX}
 _SEEN: Json = {"type": "string", "format": "event-id", "pattern": f"{EVENT_ID}|^$"}
+_CANCEL_AFTER = _whole(0, int(CANCEL_AFTER_S_MAX))
 _CHUNK: Mapping[str, Json] = {
     "x-idempotency-key": _KEY,
     "x-idempotent-encryption-key": _KEY,
     "x-midstream-connection": _NAME,
+    "x-idempotency-cancel-after": _CANCEL_AFTER,
 }
 _READER: Mapping[str, Json] = {
     "x-idempotency-key": _NAME,
@@ -213,7 +224,7 @@ _READER: Mapping[str, Json] = {
     "last-event-id": _SEEN,
     "x-idempotency-next-seqno": _ANY,
     "x-idempotency-connection": _ANY,
-    "x-idempotency-cancel-after": _whole(0, int(CANCEL_AFTER_S_MAX)),
+    "x-idempotency-cancel-after": _CANCEL_AFTER,
 }
 _FOLLOWING: Mapping[str, Json] = {
     "after": _SEEN,
@@ -269,16 +280,7 @@ OPERATIONS = (
         media=TEXT,
         errors=(404,),
     ),
-    Operation(
-        "POST",
-        f"{_ONE}/cancel",
-        "cancel",
-        "Stop the running turn, if there is one.",
-        Told,
-        202,
-        errors=_COMMAND,
-        query={"turn": _ANY},
-    ),
+    _command("cancel", "Stop the running turn, if there is one.", of="turn"),
     Operation(
         "POST",
         f"{_ONE}/answer",
@@ -289,36 +291,19 @@ OPERATIONS = (
         errors=(*_COMMAND, *_BODY),
         bodies=(AnswerPayload,),
     ),
-    Operation(
-        "POST",
-        f"{_ONE}/resume",
-        "resume",
-        "Go on with the last turn, which was interrupted or failed.",
-        Told,
-        202,
-        errors=_COMMAND,
-        query={"turn": _ANY},
-    ),
-    Operation(
-        "POST",
-        f"{_ONE}/withdraw",
-        "withdraw",
-        "Take back a queued message, or all that wait.",
-        Told,
-        202,
-        errors=_COMMAND,
-        query={"number": _ANY},
-    ),
+    _command("resume", "Go on with the last turn, which was interrupted or failed.", of="turn"),
+    _command("withdraw", "Take back a queued message, or all that wait.", of="number"),
     Operation(
         "POST",
         f"{_ONE}/chunks",
         "chunks",
-        "Take one chunk of a stream; the answer is its ack.",
-        Ack,
+        "Take one frame of a client: a chunk is answered with its ack, a ping with a heartbeat.",
+        Ack | Heartbeat,
         errors=(*_COMMAND, *_BODY, 422),
-        bodies=(FirstChunk, NextChunk),
+        bodies=(FirstChunk, NextChunk, Ping, Close),
         headers=_CHUNK,
         needs=frozenset({"x-idempotency-key", "x-idempotent-encryption-key"}),
+        also={204: None},
     ),
     Operation(
         "GET",
@@ -517,12 +502,9 @@ def _operation(operation: Operation) -> Json:
         good["content"] = {operation.media: {"schema": _schema_of_answer(operation)}}
     answers = {str(operation.status): good}
     for status in (*_EVERYWHERE, *operation.errors):
-        kind = operation.also.get(status, Problem)
-        media = MEDIA_TYPE if kind is Problem else JSON
-        answers[str(status)] = {
-            "description": _MEANINGS[status],
-            "content": {media: {"schema": _schema(kind)}},
-        }
+        answers[str(status)] = _answer(status, Problem, MEDIA_TYPE)
+    for status, kind in operation.also.items():
+        answers[str(status)] = _answer(status, kind, JSON)
     told: Json = {
         "operationId": operation.name,
         "summary": operation.summary,
@@ -536,6 +518,11 @@ def _operation(operation: Operation) -> Json:
         schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
         told["requestBody"] = {"required": operation.is_body_needed, "content": {JSON: {"schema": schema}}}
     return told
+
+
+def _answer(status: int, kind: Any, media: str) -> Json:  # noqa: ANN401 - a type
+    answer: Json = {"description": _MEANINGS[status]}
+    return answer if kind is None else {**answer, "content": {media: {"schema": _schema(kind)}}}
 
 
 def _schema_of_answer(operation: Operation) -> Json:

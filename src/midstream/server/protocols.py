@@ -27,12 +27,53 @@ except ImportError:  # an install without compiled parts
     from uvicorn.protocols.http.h11_impl import H11Protocol as HttpProtocol  # type: ignore[assignment]
 
 
+HEADERS_S = 10.0
+"""Seconds for the headers of a request: who sends them a byte at a time holds a connection, and is nobody yet."""
+
+
 class PlainHttp(HttpProtocol):
     """HTTP/1.1 of uvicorn."""
 
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for a request."""
+        super().connection_made(transport)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no longer."""
+        super().connection_lost(exc)
+        if self._late is not None:
+            self._late.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came, and wait for the rest of a request's headers, or no longer."""
+        super().data_received(data)
+        self._watch()
+
+    @property
+    def _awaits_headers(self) -> bool:
+        under_way: Any = self.cycle  # None before the first request
+        is_idle = under_way is None or under_way.response_complete
+        return is_idle and self.timeout_keep_alive_task is None
+
+    def _watch(self) -> None:
+        if not self._awaits_headers:
+            if self._late is not None:
+                self._late.cancel()
+                self._late = None
+        elif self._late is None:
+            self._late = self.loop.call_later(HEADERS_S, self._give_up)
+
+    def _give_up(self) -> None:
+        self._late = None
+        if self._awaits_headers and self.transport.get_protocol() is self:  # else it is a WebSocket by now
+            self.transport.close()
+
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's words
         """Answer what is no HTTP, unless an answer to what came before it is under way: that one is cut."""
-        under_way: Any = self.cycle  # None before the first request
+        under_way: Any = self.cycle
         if under_way is None or under_way.response_complete or not under_way.response_started:
             problem = problem_of_http(HTTPException(HTTPStatus.BAD_REQUEST))
             body = msgspec.json.encode(problem)

@@ -68,6 +68,13 @@ class Visitor(Protocol):
     def leave(self) -> None:
         """Count it no longer."""
 
+    def says(self) -> None:
+        """Count a frame of a connection, as a request is counted.
+
+        Raises:
+            LimitReachedError: It came too soon. Nothing was counted.
+        """
+
     async def require(self, action: Action) -> None:
         """Let something be done with the session, or raise.
 
@@ -108,23 +115,30 @@ class Stranger:
     """A caller that nobody asks for a name: an application has, or there is nobody else on this machine.
 
     Args:
-        addresses: Counts the connections of each address.
+        counters: Count the connections and the requests of each address; None counts nothing.
         address: The caller's; "" is not counted.
     """
 
     is_known = False
 
-    def __init__(self, addresses: Places, address: str) -> None:
-        self._addresses = addresses
+    def __init__(self, counters: Counters | None = None, address: str = "") -> None:
+        self._counters = counters
         self._address = address
 
     def enter(self) -> None:
         """See `Visitor.enter`."""
-        self._addresses.take(self._address)
+        if self._counters is not None:
+            self._counters.addresses.take(self._address)
 
     def leave(self) -> None:
         """See `Visitor.leave`."""
-        self._addresses.free(self._address)
+        if self._counters is not None:
+            self._counters.addresses.free(self._address)
+
+    def says(self) -> None:
+        """See `Visitor.says`."""
+        if self._counters is not None:
+            self._counters.requests.count(self._address)
 
     async def require(self, action: Action) -> None:
         """See `Visitor.require`."""
@@ -212,6 +226,10 @@ class Visit:
         self._counters.streams.free(self.caller)
         self._counters.addresses.free(self._address)
 
+    def says(self) -> None:
+        """See `Visitor.says`."""
+        self._counters.requests.count(self.caller)
+
     async def require(self, action: Action) -> None:
         """See `Visitor.require`. A session that is not there yet may be begun by whoever this lets pass."""
         await self._judge.require(self.subject, self.session, action)
@@ -298,7 +316,7 @@ class Visit:
 
 def visitor_of(scope: Scope) -> Visitor:
     """Return who visits."""
-    visitor: Visitor = scope.get(VISIT) or Stranger(Places(0, ""), "")
+    visitor: Visitor = scope.get(VISIT) or Stranger()
     return visitor
 
 

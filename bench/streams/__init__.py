@@ -1,0 +1,1 @@
+"""Durable commands and idle readers of a served process, beside the Durable Streams reference server."""

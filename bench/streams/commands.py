@@ -1,0 +1,356 @@
+"""Durable commands: what is acknowledged is on the disk. midstream beside the reference, by turns, on one disk.
+
+A command of midstream's is the result of a client's tool: two records (that the chunk was taken, and what came of the
+call), decided, appended, synced, acknowledged, and every fiftieth lets the model ask again. One of the reference is an
+append of the same 50 bytes. Writers wait for each ack before they send the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from pathlib import Path
+from typing import cast
+
+import msgspec
+
+from bench.streams import processes, wire
+from bench.streams.processes import Served
+from bench.streams.server import CALLS
+
+SECONDS = 3.0
+ROUNDS = 5
+WRITERS = (1, 16, 500)
+READERS = 500
+PATIENCE_S = 120.0
+PAYLOAD = "x" * 50
+SECRET = "s" * 43
+
+WELCOME = b'"type":"welcome"'
+SSE_WELCOME = b"event: welcome"
+ACK = b'"type":"ack"'
+ERROR = b'"type":"error"'
+ASKED = b'"type":"call_started"'
+ENDED = b'"type":"call_ended"'
+
+
+class Figure(msgspec.Struct):
+    """One measurement of one contestant; medians over rounds."""
+
+    what: str
+    who: str
+    writers: int
+    per_core_s: float
+    of_reference: float
+    """Median of the ratios within one round; 0 where the reference was not there."""
+    per_s: float
+    p50_ms: float
+    refused: int
+    """Of all rounds."""
+    syncs: float
+    """Syncs for one command, in a run of its own; below 0 where they cannot be counted."""
+    other_cores: float
+    """What else kept the machine busy, in cores."""
+
+
+class Run(msgspec.Struct):
+    """One measured run."""
+
+    done: int
+    cpu_s: float
+    wall_s: float
+    other_s: float
+    p50_ms: float = 0.0
+    refused: int = 0
+
+
+class Writer:
+    """Says one command after the other, and counts those that were acknowledged and those that were not."""
+
+    def __init__(self, step: Callable[[], Awaitable[None]], close: Callable[[], None]) -> None:
+        self.step = step
+        self.close = close
+
+
+# --- the contestants' writers
+
+
+def _result(seqno: int, turn: int = 1) -> bytes:
+    """Return the chunk with the next result. Reply `n` follows `n` entries of the history."""
+    reply, number = divmod(seqno - 1, CALLS)
+    result = f'{{"call_id":"c{reply + 1}-{number}","content":"{PAYLOAD}"}}'
+    payload = f'{{"type":"result","turn":{turn},"reply":{reply + 1},"result":{result}}}'
+    return f'{{"type":"chunk","seqno":{seqno},"payload":{payload}}}'.encode()
+
+
+NOTE = '{"spec":{"name":"note","description":"","parameters":{"type":"object"}},"has_effects":false}'
+GO = '[{"type":"text","text":"go"}]'
+SAY = f'{{"type":"chunk","seqno":0,"payload":{{"type":"say","parts":{GO},"tools":[{NOTE}]}}}}'.encode()
+
+
+def _opening(stream: str) -> bytes:
+    secret = SECRET if stream else ""
+    return f'{{"type":"open","stream":"{stream}","secret":"{secret}"}}'.encode()
+
+
+async def websocket_writer(served: Served, session: str) -> Writer:
+    """Midstream by WebSocket."""
+    target, opening = f"/v1/sessions/{session}/stream", _opening(f"k-{session}")
+    words = (ACK, ERROR, ASKED)
+    line = cast(
+        "wire.Socket", await wire.dial(served.port, lambda: wire.Socket(target, opening, WELCOME, *words))
+    )
+    await line.until(WELCOME, 1)
+    seqno = 0
+
+    async def step() -> None:
+        nonlocal seqno
+        text = _result(seqno) if seqno else SAY
+        if seqno % CALLS == 1 or CALLS == 1:
+            await line.until(ASKED, CALLS * (1 + seqno // CALLS))
+        refused = line.seen[ERROR]
+        line.transport.write(wire.message(text))
+        seqno += 1
+        await line.until(ACK, seqno)
+        if line.seen[ERROR] > refused:
+            raise wire.RefusedError
+
+    await step()
+    return Writer(step, line.close)
+
+
+async def post_writer(served: Served, session: str) -> Writer:
+    """Midstream by plain HTTP."""
+    line = cast("wire.Post", await wire.dial(served.port, wire.Post))
+    target = f"/v1/sessions/{session}/chunks"
+    seqno = 0
+
+    async def post(text: bytes) -> bytes:
+        nonlocal line
+        if line.is_lost:  # a server lets go of who says nothing
+            line = cast("wire.Post", await wire.dial(served.port, wire.Post))
+        headers = {"x_idempotency_key": f"k-{session}", "x_idempotent_encryption_key": SECRET}
+        status, body = await line.ask(wire.request("POST", target, text, **headers))
+        if status != HTTPStatus.OK:
+            raise wire.RefusedError(status, body)
+        return body
+
+    async def step() -> None:
+        nonlocal seqno
+        if seqno % CALLS == 1:
+            while b'"client"' not in await post(b'{"type":"ping"}'):
+                pass
+        await post(_result(seqno) if seqno else SAY)
+        seqno += 1
+
+    await step()
+    return Writer(step, lambda: line.close())  # noqa: PLW0108 - it may be another one by then
+
+
+async def reference_writer(served: Served, session: str) -> Writer:
+    """The reference."""
+    line = cast("wire.Post", await wire.dial(served.port, wire.Post))
+    target = f"/v1/stream/{session}"
+    await line.ask(wire.request("PUT", target))
+    body = f'{{"p":"{PAYLOAD}"}}'.encode()
+
+    async def step() -> None:
+        status, answer = await line.ask(wire.request("POST", target, body))
+        if status >= HTTPStatus.MULTIPLE_CHOICES:
+            raise wire.RefusedError(status, answer)
+
+    return Writer(step, line.close)
+
+
+Open = Callable[[Served, str], Awaitable[Writer]]
+
+
+# --- measuring
+
+
+@asynccontextmanager
+async def _metered(served: Served) -> AsyncIterator[Run]:
+    run = Run(
+        0, served.cpu_s(), time.monotonic(), processes.others_busy_s(served.cpu_s() + time.process_time())
+    )
+    yield run
+    run.cpu_s = served.cpu_s() - run.cpu_s
+    run.wall_s = time.monotonic() - run.wall_s
+    run.other_s = processes.others_busy_s(served.cpu_s() + time.process_time()) - run.other_s
+
+
+async def writing(served: Served, make: Open, writers: int, name: str) -> Run:
+    """Let so many writers write for `SECONDS`, each on a stream of its own."""
+    ready: list[Writer] = []
+    for start in range(0, writers, wire.BURST):
+        numbers = range(start, min(start + wire.BURST, writers))
+        ready += await asyncio.gather(*(make(served, f"{name}-{number}") for number in numbers))
+    took: list[float] = []
+    refused = 0
+
+    async def write(writer: Writer, until: float) -> None:
+        nonlocal refused
+        while (began := time.monotonic()) < until:
+            try:
+                await writer.step()
+            except wire.RefusedError:
+                refused += 1
+            else:
+                took.append(time.monotonic() - began)
+
+    async with _metered(served) as run:
+        await asyncio.gather(*(write(writer, time.monotonic() + SECONDS) for writer in ready))
+    for writer in ready:
+        writer.close()
+    run.done, run.refused, run.p50_ms = len(took), refused, statistics.median(took) * 1000
+    return run
+
+
+async def fanning(served: Served, who: Contestant, name: str) -> Run:
+    """Let one writer write for `SECONDS` under the eyes of `READERS`; count what reached them."""
+    writer = await who.writer(served, name)
+    ready = cast(
+        "list[wire.Searched]",
+        [await wire.dial(served.port, lambda: who.reader(name)) for _ in range(READERS)],
+    )
+    await asyncio.gather(*(line.until(who.first, 1) for line in ready))
+    before = [line.seen[who.event] for line in ready]
+    async with _metered(served) as run, asyncio.timeout(PATIENCE_S):
+        until = time.monotonic() + SECONDS
+        while time.monotonic() < until:
+            await writer.step()
+            run.done += 1
+        ends = zip(ready, before, strict=True)
+        await asyncio.gather(*(line.until(who.event, seen + run.done) for line, seen in ends))
+    for line in ready:
+        line.close()
+    writer.close()
+    run.done *= READERS
+    return run
+
+
+class Contestant(msgspec.Struct):
+    """A server and a way to it."""
+
+    name: str
+    start: Callable[[Path], Served | None]
+    writer: Open
+    reader: Callable[[str], wire.Searched]
+    first: bytes
+    """What a reader sees first."""
+    event: bytes
+    """What it sees once for each command."""
+
+
+def _websocket_reader(session: str) -> wire.Searched:
+    return wire.Socket(f"/v1/sessions/{session}/stream", _opening(""), WELCOME, ENDED)
+
+
+def _sse_reader(session: str) -> wire.Searched:
+    return wire.Searched(wire.request("GET", f"/v1/sessions/{session}/events"), SSE_WELCOME, ENDED)
+
+
+def _reference_reader(stream: str) -> wire.Searched:
+    return wire.Searched(wire.request("GET", f"/v1/stream/{stream}?offset=-1&live=sse"), b"200 OK", b'"p":')
+
+
+CONTESTANTS = (
+    Contestant("reference", processes.reference, reference_writer, _reference_reader, b"200 OK", b'"p":'),
+    Contestant("WebSocket", processes.midstream, websocket_writer, _websocket_reader, WELCOME, ENDED),
+    Contestant("POST and SSE", processes.midstream, post_writer, _sse_reader, SSE_WELCOME, ENDED),
+)
+
+
+async def _round(served: Served, who: Contestant) -> dict[tuple[str, int], Run]:
+    runs = {("commands", count): await writing(served, who.writer, count, f"w{count}") for count in WRITERS}
+    runs["deliveries", 1] = await fanning(served, who, "fan")
+    return runs
+
+
+def _counted(who: Contestant, folder: Path) -> dict[int, float]:
+    """Return the syncs for one command, for each number of writers."""
+    if who.name == "reference":
+        return {}
+    served = processes.midstream(folder, "counting")
+    try:
+
+        async def count(writers: int) -> float:
+            before = int(served.ask("syncs"))
+            run = await writing(served, who.writer, writers, f"s{writers}")
+            return (int(served.ask("syncs")) - before) / run.done
+
+        return {writers: asyncio.run(count(writers)) for writers in WRITERS}
+    finally:
+        served.stop()
+
+
+def measure(folder: Path) -> list[Figure]:
+    """Measure all contestants, by turns."""
+    processes.allow_files(4 * max(WRITERS))
+    found: dict[str, list[dict[tuple[str, int], Run]]] = {}
+    with processes.on_last_core():
+        for number in range(ROUNDS):
+            for who in CONTESTANTS:
+                served = who.start(folder / f"{who.name}-{number}")
+                if served is None:
+                    continue
+                try:
+                    found.setdefault(who.name, []).append(asyncio.run(_round(served, who)))
+                finally:
+                    served.stop()
+        syncs = {who.name: _counted(who, folder / f"{who.name}-counted") for who in CONTESTANTS}
+    return [
+        _figure(what, name, rounds, found.get("reference"), syncs[name])
+        for what in found["WebSocket"][0]
+        for name, rounds in found.items()
+    ]
+
+
+def _figure(
+    what: tuple[str, int],
+    name: str,
+    rounds: Sequence[dict[tuple[str, int], Run]],
+    reference: Sequence[dict[tuple[str, int], Run]] | None,
+    syncs: dict[int, float],
+) -> Figure:
+    runs = [each[what] for each in rounds]
+    rates = [run.done / run.cpu_s for run in runs]
+    theirs = [each[what].done / each[what].cpu_s for each in reference or ()]
+    return Figure(
+        what=what[0],
+        who=name,
+        writers=what[1],
+        per_core_s=statistics.median(rates),
+        of_reference=statistics.median(ours / their for ours, their in zip(rates, theirs, strict=True))
+        if theirs
+        else 0.0,
+        per_s=statistics.median(run.done / run.wall_s for run in runs),
+        p50_ms=statistics.median(run.p50_ms for run in runs),
+        refused=sum(run.refused for run in runs),
+        syncs=syncs.get(what[1], -1.0) if what[0] == "commands" else -1.0,
+        other_cores=statistics.median(run.other_s / run.wall_s for run in runs),
+    )
+
+
+def table(figures: Sequence[Figure]) -> str:
+    """Return the figures as text for a terminal."""
+    lines = [
+        f"{'':12}{'':14}writers  per core-s  of reference     per s   p50 ms  refused  syncs  other cores"
+    ]
+    lines += [
+        f"{f.what:12}{f.who:14}{f.writers:7}{f.per_core_s:12,.0f}{f.of_reference:14.2f}{f.per_s:10,.0f}"
+        f"{f.p50_ms:9.2f}{f.refused:9,}{f.syncs:7.2f}{f.other_cores:13.2f}"
+        for f in figures
+    ]
+    return "\n".join(lines)
+
+
+def run(folder: Path) -> list[Figure]:
+    """Measure, print, return."""
+    figures = measure(folder)
+    print(table(figures))
+    return figures

@@ -1,0 +1,165 @@
+"""What an event costs the whole server: under the operator's key or not, in a long stream, and among many others."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import cast
+
+import msgspec
+
+from bench.streams import processes, wire
+from bench.streams.commands import SECRET, WELCOME, Writer, websocket_writer
+from bench.streams.idle import connected
+from bench.streams.processes import Served
+from bench.streams.server import WORD
+
+WINDOWS = 7
+COMMANDS = 300
+"""Commands of one window."""
+WARM = 100
+"""Commands of a writer before it is measured."""
+LONG = 7_000
+"""Commands of the long stream before it is measured; a stream takes 10,000."""
+OTHERS = 1000
+"""Sessions beside the measured one, each with an open turn and a reader."""
+WORDS = 20_000
+PATIENCE_S = 120.0
+
+
+class Figure(msgspec.Struct):
+    """Microseconds of the server's processor time for one event, two ways; medians over windows that take turns."""
+
+    what: str
+    usual_us: float
+    other_us: float
+    ratio: float
+    """Median of the ratios of neighbouring windows."""
+
+
+Window = Callable[[], Awaitable[float]]
+"""Returns microseconds for one event."""
+
+
+async def _beside(what: str, usual: Window, other: Window) -> Figure:
+    pairs = [(await usual(), await other()) for _ in range(WINDOWS)]
+    return Figure(
+        what,
+        statistics.median(one for one, _ in pairs),
+        statistics.median(two for _, two in pairs),
+        statistics.median(two / one for one, two in pairs),
+    )
+
+
+async def _spent_us(served: Served, step: Callable[[], Awaitable[None]], count: int) -> float:
+    cpu_s = served.cpu_s()
+    for _ in range(count):
+        await step()
+    return (served.cpu_s() - cpu_s) / count * 1e6
+
+
+async def _warm(served: Served, session: str, count: int = WARM) -> Writer:
+    writer = await websocket_writer(served, session)
+    for _ in range(count):
+        await writer.step()
+    return writer
+
+
+def _commands(served: Served, name: str) -> Window:
+    """Return windows of commands, each in a session of its own."""
+    sessions = iter(range(WINDOWS))
+
+    async def window() -> float:
+        writer = await _warm(served, f"{name}-{next(sessions)}")
+        spent = await _spent_us(served, writer.step, COMMANDS)
+        writer.close()
+        return spent
+
+    return window
+
+
+def _words(served: Served) -> Window:
+    """Return windows of words, each a turn of its own before one reader."""
+    sessions = iter(range(WINDOWS))
+
+    async def window() -> float:
+        session = f"words-{next(sessions)}"
+        opening = f'{{"type":"open","stream":"k-{session}","secret":"{SECRET}"}}'.encode()
+        target, word = f"/v1/sessions/{session}/stream", WORD[:1].encode()
+        line = cast(
+            "wire.Socket", await wire.dial(served.port, lambda: wire.Socket(target, opening, WELCOME, word))
+        )
+        await line.until(WELCOME, 1)
+        said = f'[{{"type":"text","text":"{WORDS}"}}]'
+        chunk = f'{{"type":"chunk","seqno":0,"payload":{{"type":"say","parts":{said}}}}}'.encode()
+        cpu_s = served.cpu_s()
+        line.transport.write(wire.message(chunk))
+        async with asyncio.timeout(PATIENCE_S):
+            await line.until(word, WORDS)
+        spent_s = served.cpu_s() - cpu_s
+        line.close()
+        return spent_s / WORDS * 1e6
+
+    return window
+
+
+async def _encryption(plain: Served, encrypted: Served) -> list[Figure]:
+    return [
+        await _beside(
+            "command, plain / under the operator's key", _commands(plain, "e"), _commands(encrypted, "e")
+        ),
+        await _beside("word, plain / under the operator's key", _words(plain), _words(encrypted)),
+    ]
+
+
+async def _length(served: Served) -> Figure:
+    long = await _warm(served, "long", LONG)
+    what = f"command, in a new stream / after {LONG:,} in the same one"
+    return await _beside(what, _commands(served, "new"), lambda: _spent_us(served, long.step, COMMANDS))
+
+
+async def _crowd(alone: Served, crowded: Served) -> Figure:
+    for number in range(OTHERS):
+        (await websocket_writer(crowded, f"idle-{number}")).close()
+    readers = await connected(crowded, "WebSocket", OTHERS, OTHERS)
+    one, other = await _warm(alone, "one"), await _warm(crowded, "one")
+    figure = await _beside(
+        f"command, alone / among {OTHERS:,} sessions with open turns and readers",
+        lambda: _spent_us(alone, one.step, COMMANDS),
+        lambda: _spent_us(crowded, other.step, COMMANDS),
+    )
+    for reader in readers:
+        reader.close()
+    return figure
+
+
+def measure(folder: Path) -> list[Figure]:
+    """Measure, each pair of servers side by side."""
+    processes.allow_files(8 * OTHERS)
+    servers = [processes.midstream(folder / "plain"), processes.midstream(folder / "encrypted", "encrypted")]
+    try:
+        with processes.on_last_core():
+            figures = asyncio.run(_encryption(*servers))
+            figures.append(asyncio.run(_length(servers[0])))
+            servers.append(processes.midstream(folder / "crowded"))
+            figures.append(asyncio.run(_crowd(servers[0], servers[2])))
+    finally:
+        for served in servers:
+            served.stop()
+    return figures
+
+
+def table(figures: list[Figure]) -> str:
+    """Return the figures as text for a terminal."""
+    lines = [f"{'microseconds of CPU':80}{'usual':>8}{'other':>8}{'ratio':>7}"]
+    lines += [f"{f.what:80}{f.usual_us:8.1f}{f.other_us:8.1f}{f.ratio:7.2f}" for f in figures]
+    return "\n".join(lines)
+
+
+def run(folder: Path) -> list[Figure]:
+    """Measure, print, return."""
+    figures = measure(folder)
+    print(table(figures))
+    return figures

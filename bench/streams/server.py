@@ -1,0 +1,92 @@
+"""The midstream server of `bench.streams`: `python -m bench.streams.server FOLDER [OPTION ...]`.
+
+It runs as under `midstream serve`. Its model asks for `CALLS` calls of the client's tool `note`, again and again: each
+result is one durable command. A message that is a number makes it say as many words instead. Options: `encrypted` puts
+the operator's key before the store, `counting` counts syncs. It tells its port, and then answers each line:
+`syncs` with how many there were, `collect` when the garbage was collected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from bench.steps import Counting
+from midstream.cli.listening import collect_less, loop_factory
+from midstream.core.messages import Finish, Text, UserMessage
+from midstream.core.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
+from midstream.runtime.agent import Agent
+from midstream.server.app import asgi
+from midstream.server.serve import serve
+from midstream.store.ciphers import FileKeys
+from midstream.store.contract import Store
+from midstream.store.encrypted import encrypted
+from midstream.store.sqlite import SQLiteStore
+
+CALLS = 20
+"""Calls of one reply."""
+WORD = "@".ljust(50, ".")
+WORDS_AT_ONCE = 20
+"""Words after which the model lets others work."""
+
+
+class Asker:
+    """The model."""
+
+    name = "asker"
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        """Say as many words as the last message wants, or ask for calls."""
+        last = request.history.entries[-1]
+        if isinstance(last, UserMessage) and (said := _text_of(last)).isdecimal():
+            for number in range(int(said)):
+                if number % WORDS_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                yield TextDelta(WORD)
+            yield Finished()
+            return
+        reply = len(request.history.entries)
+        for number in range(CALLS):
+            yield CallRequested(f"c{reply}-{number}", "note", "{}")
+        yield Finished(Finish.CALLS)
+
+
+def _text_of(message: UserMessage) -> str:
+    return "".join(part.text for part in message.parts if isinstance(part, Text))
+
+
+def _store(folder: Path, options: list[str]) -> tuple[Store, Counting | None]:
+    counting = Counting("counting") if "counting" in options else None
+    store: Store = SQLiteStore(folder / "bench.db", vfs="counting" if counting else None)
+    if "encrypted" in options:
+        FileKeys.make(folder / "key")
+        store = encrypted(store, FileKeys(folder / "key"))
+    return store, counting
+
+
+async def _serve(folder: Path, options: list[str]) -> None:
+    store, counting = _store(folder, options)
+
+    def answer() -> None:
+        for line in sys.stdin:
+            match line.strip():
+                case "syncs":
+                    print(counting.syncs if counting else -1, flush=True)
+                case "collect":
+                    print(gc.collect(), flush=True)
+
+    def listening(url: str) -> None:
+        print(url.rpartition(":")[2], flush=True)
+        threading.Thread(target=answer, daemon=True).start()
+
+    await serve(asgi(Agent(Asker()), store=store), port=0, on_listening=listening)
+
+
+if __name__ == "__main__":
+    collect_less()
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(_serve(Path(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,100 @@
+"""What readers of a session share: one encoding for all who stand at the same place, one reading for those behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from midstream.core.records import ExchangeCommitted, Sync, encode
+from midstream.core.server_stream import NATIVE
+from midstream.core.session import Session, pruned
+from midstream.errors import EventGoneError
+from midstream.runtime import journal as journal_module
+from midstream.runtime.agent import Agent
+from midstream.runtime.host import Host
+from midstream.runtime.runner import Runner
+from midstream.server import copies as copies_module
+from midstream.server.connection import Connections
+from midstream.server.copies import Copies
+from midstream.server.http import SSE
+from midstream.store.contract import Appendix, Stored
+from midstream.store.memory import MemoryStore
+from midstream.testing.models import ScriptedModel, text
+from midstream.world import World
+
+PAGE = 4
+
+
+class Counting(MemoryStore):
+    """Notes after which positions records were read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read_after: list[int] = []
+
+    async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
+        self.read_after.append(after)
+        return await super().read(session, after=after, limit=limit)
+
+
+async def _runner(store: MemoryStore) -> Runner:
+    """Return a session of 20 records, of which few are in memory."""
+    host = Host(Agent(ScriptedModel(lambda _: text("hi"))), store, world=World())
+    await host.start()
+    runner = await host.session("s1", create=True)
+    await runner.events.claim(at=1.0)
+    for number in range(20):
+        body = encode(ExchangeCommitted(1, number))
+        await runner.events.append(Appendix([body]), sync=Sync.NORMAL)
+    return runner
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "TAIL_RECORDS_MAX", PAGE)
+    monkeypatch.setattr(copies_module, "EVENTS_PER_FRAME_MAX", PAGE)
+    monkeypatch.setattr(copies_module, "AHEAD_RECORDS_MAX", 2 * PAGE)
+
+
+async def test_readers_at_the_same_place_are_sent_the_same_bytes() -> None:
+    copies = Copies(await _runner(MemoryStore()), NATIVE)
+    page = copies.at_hand(16)
+    assert page is not None
+    assert (page.after, page.end) == (16, 20)
+    assert copies.at_hand(16) is page
+    assert copies.at_hand(20) is None  # the end
+
+
+async def test_who_is_behind_is_read_ahead_for_and_so_are_those_that_follow() -> None:
+    store = Counting()
+    copies = Copies(await _runner(store), NATIVE)
+    store.read_after.clear()
+    for _ in range(2):
+        seen, position = [], 0
+        while position < 2 * PAGE:
+            page = copies.at_hand(position)
+            if page is None:
+                await copies.read(position)
+                continue
+            seen.append((page.after, page.end))
+            position = page.end
+        assert seen == [(0, 4), (4, 8)]
+    assert store.read_after == [0]
+
+
+async def test_where_it_was_pruned_nothing_is_at_hand() -> None:
+    store = MemoryStore()
+    runner = await _runner(store)
+    await store.prune("s1", encode(pruned(Session(), at=1.0)), position=8, epoch=runner.events.epoch)
+    copies = Copies(runner, NATIVE)
+    assert copies.at_hand(2) is None
+    with pytest.raises(EventGoneError):
+        await copies.read(2)
+
+
+async def test_connections_share_them_as_long_as_one_has_them() -> None:
+    runner, connections = await _runner(MemoryStore()), Connections()
+    ours = connections.copies_of(runner, SSE)
+    assert connections.copies_of(runner, SSE) is ours
+    assert connections.copies_of(runner, NATIVE) is not ours
+    other = await _runner(MemoryStore())  # of the same name, opened anew
+    assert connections.copies_of(other, SSE).runner is other
