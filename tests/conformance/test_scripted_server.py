@@ -21,10 +21,10 @@ async def test_frames_of_every_size_come_and_go_over_a_websocket(size: int) -> N
     async with ScriptedServer().listening() as server:
         async with websockets.connect(f"{server.url.replace('http', 'ws')}{PATH}/stream") as socket:
             line = await asyncio.wait_for(server.arrived("s1").get(), WAIT_S)
-            news = asyncio.ensure_future(server.news())
-            await asyncio.sleep(0)
             await socket.send('{"type":"x","text":"%s"}' % ("ü" * size))
-            await asyncio.wait_for(news, WAIT_S)
+            async with asyncio.timeout(WAIT_S):
+                while not line.said:
+                    await server.news()
             assert line.said == [frame]
             await asyncio.wait_for(await socket.ping(), WAIT_S)
             if size <= 126:

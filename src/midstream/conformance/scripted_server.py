@@ -17,6 +17,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from midstream.world import World
+
 Json = dict[str, Any]
 
 BODY_BYTES_MAX = 2 * 2**20
@@ -56,8 +58,9 @@ class ScriptedServer:
         files: What else is found there, by its path: the page and the modules of a client that lives in a browser.
     """
 
-    def __init__(self, files: Mapping[str, bytes] | None = None) -> None:
+    def __init__(self, files: Mapping[str, bytes] | None = None, *, world: World = World()) -> None:
         self.url = ""
+        self._world = world
         self._files = dict(files or {})
         self._arrived: dict[str, asyncio.Queue[Line]] = {}
         self._named: dict[str, _HttpLine] = {}
@@ -89,7 +92,7 @@ class ScriptedServer:
         self._bell.set()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.ensure_future(self._serve(reader, writer))
+        task = self._world.spawn(self._serve(reader, writer), name="midstream scripted server")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -147,7 +150,7 @@ class ScriptedServer:
                 await _answer(writer, 204, b"")
             return
         if is_first:
-            line = self._named[name] = _Events() if kind == "events" else _Poll()
+            line = self._named[name] = _Events(self._world) if kind == "events" else _Poll(self._world)
             line.said.append(frame)
             self.arrived(path[1]).put_nowait(line)
             self.ring()
@@ -213,7 +216,8 @@ class _Socket:
 class _HttpLine:
     """What is said to a client over plain HTTP, until it can be carried."""
 
-    def __init__(self) -> None:
+    def __init__(self, world: World) -> None:
+        self._world = world
         self.said: list[Json] = []
         self.is_over = self.is_cut = False
         self._outgoing: asyncio.Queue[str] = asyncio.Queue()
@@ -235,8 +239,8 @@ class _HttpLine:
         self._writer = writer
         if self.is_cut:
             return
-        going = asyncio.ensure_future(reader.read(1))
-        carrying = asyncio.ensure_future(self._carry(writer))
+        going = self._world.spawn(reader.read(1), name="midstream scripted end")
+        carrying = self._world.spawn(self._carry(writer), name="midstream scripted answer")
         try:
             await asyncio.wait((going, carrying), return_when=asyncio.FIRST_COMPLETED)
             self.is_over = self.is_over or not carrying.done()

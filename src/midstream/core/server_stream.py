@@ -152,8 +152,7 @@ class Wire(Struct, frozen=True):
 
     def page(self, records: Sequence[tuple[EventId, bytes]]) -> Page:
         """Encode records, one at least, each of which follows the one before it. Stored bytes go out as they are."""
-        first, last = records[0][0].position, records[-1][0].position
-        assert last - first == len(records) - 1, f"{len(records)} events from {first} to {last}"
+        first, last = _bounds(records)
         return Page(first - 1, last, tuple(self.records(records)))
 
 
@@ -444,10 +443,7 @@ class ServerStream:
         """Queue the events of a page that was encoded for this `wire`; the first one follows `cursor`."""
         if self.is_closed:
             return
-        assert self.is_admitted, "events before the welcome"
-        assert self._snapshot_due is None, "events before the snapshot"
-        assert page.after == self._cursor, f"events after {page.after} at position {self._cursor}"
-        self._cursor = page.end
+        self._advance_over(page)
         self._frames += page.pieces
         self._was_heard(now)
 
@@ -550,6 +546,12 @@ class ServerStream:
         queue = self._requests if self.is_admitted else self._held
         queue.append(Submit(chunk.seqno, chunk))
 
+    def _advance_over(self, page: Page) -> None:
+        assert self.is_admitted, "events before the welcome"
+        assert self._snapshot_due is None, "events before the snapshot"
+        assert page.after == self._cursor, f"events after {page.after} at position {self._cursor}"
+        self._cursor = page.end
+
     def _refusal(self, known: StreamState | None) -> MidstreamError | None:
         """Return why a client is not admitted to what the session knows of its stream."""
         if known and not hmac.compare_digest(known.secret_digest, self._secret_digest):
@@ -575,6 +577,12 @@ class ServerStream:
         self._deadline = None
         self._requests = []
         self._held = []
+
+
+def _bounds(records: Sequence[tuple[EventId, bytes]]) -> tuple[int, int]:
+    first, last = records[0][0].position, records[-1][0].position
+    assert last - first == len(records) - 1, f"{len(records)} events from {first} to {last}"
+    return first, last
 
 
 def digest_shown(session: Session, shown: Open) -> str:
