@@ -41,7 +41,6 @@ from midstream.core.records import (
 from midstream.core.session import (
     CHUNKS_MAX,
     CONTINUE,
-    NEWEST_MAX,
     QUEUE_MAX,
     STREAMS_KEPT_MAX,
     Received,
@@ -518,17 +517,6 @@ def test_a_stream_ends_at_its_limit() -> None:
     session = msgspec.structs.replace(session, streams={"s": stream})
     with pytest.raises(Refused):
         decide(session, _chunk(CHUNKS_MAX, Cancel()), epoch=1, at=AT)
-
-
-def test_a_long_stream_knows_each_of_its_chunks() -> None:
-    session = evolve(OPENED, StreamOpened("s", "k"), epoch=1)
-    count = 2 * NEWEST_MAX + 3
-    for seqno in range(count):
-        assert session.streams["s"].accepted == seqno
-        session = evolve(session, ChunkAccepted("s", seqno, f"d{seqno}"), epoch=1)
-    stream = session.streams["s"]
-    assert [stream.digest_at(seqno) for seqno in range(count)] == [f"d{seqno}" for seqno in range(count)]
-    assert (len(stream.digests), len(stream.newest)) == (2 * NEWEST_MAX, 3)
 
 
 def test_the_oldest_streams_are_forgotten() -> None:
