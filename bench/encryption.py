@@ -1,4 +1,4 @@
-"""What encryption at rest costs an event, beside what the store costs."""
+"""What encryption at rest costs an event, beside what the store costs; and what it costs to open a session."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from midstream.store import ciphers
 from midstream.store.ciphers import DataKey, FileKeys
 from midstream.store.contract import Store
 from midstream.store.encrypted import encrypted
+from midstream.store.escrow import EscrowedShelf, EscrowedTransactional, escrowed
 from midstream.store.sqlite import SQLiteStore
 from midstream.world import World
 
 EVENTS = 20_000
 BATCH = 500
+OPENINGS = 500
 ROUNDS = 5
+SECRET = "s" * 43
 EVENT = encode(Delta(12, 3, 1, 0, "text", "about as many words as a model says at once"))
 
 
@@ -47,6 +50,23 @@ def _cipher() -> tuple[list[float], list[float]]:
     return encrypting, decrypting
 
 
+async def _held(store: EscrowedShelf | EscrowedTransactional) -> tuple[float, float]:
+    await store.open()
+    await store.escrow.open("session-1", SECRET, begins=True)
+    return await _through(store)
+
+
+async def _opened(store: EscrowedShelf | EscrowedTransactional) -> float:
+    """Open a session again and again, as each request about it does."""
+    await store.open()
+    start = time.process_time()
+    for _ in range(OPENINGS):
+        await store.escrow.open("session-1", SECRET)
+    took = time.process_time() - start
+    await store.close()
+    return took
+
+
 async def _through(store: Store) -> tuple[float, float]:
     await store.open()
     epoch = await store.claim("session-1", at=1.0)
@@ -68,18 +88,25 @@ def run(folder: Path) -> list[Point]:
     FileKeys.make(folder / "keys")
     keys = FileKeys(folder / "keys")
     encrypting, decrypting = _cipher()
-    plain, closed = [], []
+    plain, closed, held, opening = [], [], [], []
     for number in range(ROUNDS):
         plain.append(asyncio.run(_through(SQLiteStore(folder / f"{number}.db"))))
         closed.append(asyncio.run(_through(encrypted(SQLiteStore(folder / f"{number}e.db"), keys))))
+        store = escrowed(SQLiteStore(folder / f"{number}c.db"), keys)
+        held.append(asyncio.run(_held(store)))
+        opening.append(asyncio.run(_opened(store)))
     points = [
         _best_us("encrypt", encrypting),
         _best_us("decrypt", decrypting),
         _best_us("append, plain", [wrote for wrote, _ in plain]),
         _best_us("append, encrypted", [wrote for wrote, _ in closed]),
+        _best_us("append, under the client's secret", [wrote for wrote, _ in held]),
         _best_us("read, plain", [read for _, read in plain]),
         _best_us("read, encrypted", [read for _, read in closed]),
+        _best_us("read, under the client's secret", [read for _, read in held]),
     ]
     for point in points:
-        print(f"{point.what:<20}{point.us:8.2f} us an event of {len(EVENT)} bytes")
-    return points
+        print(f"{point.what:<36}{point.us:8.2f} us an event of {len(EVENT)} bytes")
+    once = Point("open a session", min(opening) / OPENINGS * 1e6)
+    print(f"{once.what:<36}{once.us:8.2f} us")
+    return [*points, once]

@@ -8,7 +8,8 @@ All of them take tokens by POST and give them to readers:
 journals in SQLite and our own endpoints (`/v1/sessions/{id}/events`, `/stream`) send, framed as for everybody.
 
 A POST is answered when the token was handed to the model, whose words nobody acknowledges; with `?journaled` when it is
-in the journal. A body is one JSON string, or a list of them, each a token.
+in the journal. A body is one JSON string, or a list of them, each a token. Both run as `midstream serve` does: on
+uvloop and httptools, with its settings of the garbage collector.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from midstream.cli.listening import collect_less
 from midstream.core import records
 from midstream.core.messages import UserMessage
 from midstream.core.records import (
@@ -258,6 +260,7 @@ def main() -> None:
         print(server.servers[0].sockets[0].getsockname()[1], flush=True)
         await serving
 
+    collect_less()
     uvloop.run(serve())
 
 

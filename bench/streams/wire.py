@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from typing import cast
 
+ANSWER_S = 30.0
 BURST = 100
 """Connections that are opened at once."""
 _FINAL = _MASKED = 0x80
@@ -35,7 +37,7 @@ class _Line(asyncio.Protocol):
 
 
 class Post(_Line):
-    """HTTP/1.1 that is kept alive, with one request on its way at a time; its answers have a length, or no body."""
+    """A kept connection of HTTP/1.1 with one request on its way at a time."""
 
     def __init__(self) -> None:
         self.is_lost = False
@@ -47,8 +49,10 @@ class Post(_Line):
         head, mark, body = self._came.partition(b"\r\n\r\n")
         if not mark:
             return
-        length = head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
-        if len(body) < int(length or 0):
+        head = head.lower()
+        length = head.partition(b"content-length:")[2].partition(b"\r\n")[0]
+        is_chunked = b"transfer-encoding: chunked" in head
+        if len(body) < int(length or 0) or (is_chunked and not body.endswith(b"0\r\n\r\n")):
             return
         self._came = b""
         answer, self._answer = self._answer, None
@@ -65,6 +69,35 @@ class Post(_Line):
         self._answer = asyncio.get_running_loop().create_future()
         self.transport.write(request)
         return self._answer
+
+
+class Kept:
+    """Asks over one connection, which is made anew where the server has let go of it."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._line: Post | None = None
+
+    async def ask(self, request: bytes) -> tuple[int, bytes]:
+        """Send a request; return the status and the body of its answer.
+
+        Raises:
+            RefusedError: There was none.
+        """
+        if self._line is None or self._line.is_lost:
+            self._line = cast("Post", await dial(self._port, Post))
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await self._line.ask(request)
+        except OSError as error:
+            self.close()
+            raise RefusedError("no answer") from error
+
+    def close(self) -> None:
+        """Let go."""
+        if self._line is not None:
+            self._line.close()
+            self._line = None
 
 
 class Searched(_Line):

@@ -34,6 +34,7 @@ MidstreamError
 ├── AccessError           the caller may not do this
 │   ├── UnauthorizedError      nobody knows who asks, or no longer: show a credential
 │   ├── WrongSecretError
+│   ├── SessionLockedError     it is encrypted under its client's secret, which nobody has shown here
 │   └── ForeignOriginError
 ├── UnavailableError      nothing is wrong with the request: try again later
 │   ├── RecoveringError
@@ -299,9 +300,16 @@ class UnauthorizedError(AccessError):
 
 
 class WrongSecretError(AccessError):
-    """The stream exists under another secret."""
+    """The secret does not open this stream, or this session, if there is one."""
 
     code = "wrong_secret"
+
+
+class SessionLockedError(AccessError):
+    """The session is encrypted under its client's secret, and nobody who has that is here. Nothing had changed."""
+
+    code = "session_locked"
+    retry = "ask"
 
 
 class ForeignOriginError(AccessError):

@@ -42,11 +42,16 @@ NOT_SEEN_AT_A_SERVER = {
         "of whom an operator lets in: tests/server/test_access_rules.py",
     ),
     **dict.fromkeys(
-        (f"STREAM-{number}" for number in range(91, 95)),
-        "of clients in browsers: tests/server/test_page_transports.py, tests/server/test_page_lifecycle.py",
+        (f"STREAM-{number}" for number in range(75, 87)),
+        "of sessions that only their clients can open: tests/server/test_unlocking.py",
     ),
     **dict.fromkeys((f"STREAM-{number}" for number in range(87, 91)), "of clients"),
     "STREAM-104": "of whoever deletes: tests/server/test_deleted.py",
+    **dict.fromkeys(
+        (f"STREAM-{number}" for number in range(91, 95)),
+        "of clients in browsers: tests/server/test_page_transports.py, tests/server/test_page_lifecycle.py",
+    ),
+    "STREAM-105": "of what an operator allows: tests/server/test_access_rules.py",
     "STREAM-99": "of requests below the frames: tests/server/test_poll.py",
 }
 """Clause: why no script can look for it from outside."""

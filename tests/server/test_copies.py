@@ -7,7 +7,7 @@ import pytest
 from midstream.core.records import ExchangeCommitted, Sync, encode
 from midstream.core.server_stream import NATIVE
 from midstream.core.session import Session, pruned
-from midstream.errors import EventGoneError
+from midstream.errors import EventGoneError, JournalMovedError
 from midstream.runtime import journal as journal_module
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
@@ -88,6 +88,14 @@ async def test_where_it_was_pruned_nothing_is_at_hand() -> None:
     copies = Copies(runner, NATIVE)
     assert copies.at_hand(2) is None
     with pytest.raises(EventGoneError):
+        await copies.read(2)
+
+
+async def test_of_a_session_that_another_process_deleted_nothing_is_left() -> None:
+    store = MemoryStore()
+    copies = Copies(await _runner(store), NATIVE)
+    await store.delete("s1")
+    with pytest.raises(JournalMovedError):
         await copies.read(2)
 
 

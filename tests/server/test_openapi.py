@@ -61,7 +61,13 @@ async def test_it_is_served() -> None:
 )
 async def test_who_knows_only_the_description_finds_nothing_wrong() -> None:
     """`make api-search` looks longer, in every phase and at what has no end."""
-    options = ["--phases=coverage,fuzzing", "--max-examples=2", "--seed=1", "--no-color"]
+    options = [
+        "--phases=coverage,fuzzing",
+        "--max-examples=2",
+        "--seed=1",
+        "--no-color",
+        "--request-timeout=10",
+    ]
     endless = ("events", "open_events", "poll", "open_poll", "probe_events")
     options += [f"--exclude-operation-id={name}" for name in endless]
     async with described() as server:

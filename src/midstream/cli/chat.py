@@ -7,7 +7,7 @@ import contextlib
 import importlib
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from enum import IntEnum
 
 import click
@@ -21,13 +21,14 @@ from midstream.cli.interrupts import Interrupts
 from midstream.cli.keyboard import Keyboard
 from midstream.cli.screen import Screen
 from midstream.cli.session_options import DEFAULT_URL
+from midstream.cli.session_secret import brought_secret
 from midstream.cli.sources import ServerSource, SessionNow
 from midstream.cli.terminal import Ink, clean, columns, escaped_json
 from midstream.client import Client, Event, PlaybackLost, connect
 from midstream.client.ways import AUTO, Way
 from midstream.core.frames import Gone
 from midstream.core.records import MessageAccepted, TurnEnded, TurnStatus
-from midstream.errors import MidstreamError, SessionNotFoundError, UsageError
+from midstream.errors import MidstreamError, SessionNotFoundError, UsageError, WrongSecretError
 from midstream.local_keys import shown_to
 from midstream.world import World
 
@@ -181,7 +182,7 @@ class Talk:
 
     async def say(self, words: str) -> Left:
         """Say something and show the turn it opens."""
-        async with self._connected() as client, aclosing(client.send(self.session, words)) as events:
+        async with self._client() as client, aclosing(client.send(self.session, words)) as events:
             return await self._watch(client, events, is_ours=True)
 
     async def resume(self) -> Left:
@@ -202,7 +203,7 @@ class Talk:
     async def _go_on(self, *ways: Callable[[Client], AsyncIterator[AsyncIterator[Event]]]) -> Left | None:
         """Watch what the first way leads to that leads anywhere."""
         left: Left | None = None
-        async with self._connected() as client:
+        async with self._client() as client:
             for way in ways:
                 async for events in way(client):
                     left = await self._watch(client, events, is_ours=False)
@@ -239,8 +240,15 @@ class Talk:
         """What the session is doing; None where nothing was ever said in it."""
         try:
             return await asyncio.to_thread(ServerSource(self.url).snapshot, self.session)
-        except SessionNotFoundError:
+        except (SessionNotFoundError, WrongSecretError):  # which of them a server may not say
             return None
+
+    @asynccontextmanager
+    async def _client(self) -> AsyncIterator[Client]:
+        async with self._connected() as client:
+            if secret := brought_secret():
+                await client.keep_secret(self.session, secret)
+            yield client
 
     def _connected(self) -> Client:
         def tell(session: str, is_reconnecting: bool) -> None:  # noqa: FBT001 - the client's callback

@@ -55,7 +55,7 @@ ADVICE = {
     "connection_lost": "Check that the server runs and that the address is right.",
     "draining": "Try again in a moment.",
     "recovering": "Try again in a moment.",
-    "wrong_secret": "This session's stream was opened by another client: use its --home.",
+    "wrong_secret": "Another client has its secret: use its --home, or name a file with it in MIDSTREAM_SECRET_FILE.",
     "model_rejected": "Check the model's name, its key and the size of the conversation.",
     "model_unavailable": "Try again later.",
     "model_stalled": "Try again later.",

@@ -107,6 +107,12 @@ DAY_S = 24 * 60 * 60
     type=click.Path(dir_okay=False, path_type=Path),
     help="Encrypt sessions under the first key of this file; made where there is neither it nor a store yet.",
 )
+@click.option(
+    "--encrypt",
+    "encrypting",
+    type=click.Choice(["client"]),
+    help="Encrypt each session under its client's secret too, so that nobody reads it while that one is away.",
+)
 @telling_options
 @click.pass_obj
 def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN401 - click passes options so
@@ -126,7 +132,7 @@ def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN40
     login = "" if _is_asking_otherwise(options) else World().new_id("login")
     app = asgi(
         agent,
-        store=_store_of(path, options["key_file"]),
+        store=_store_of(path, options["key_file"], is_escrowed=options["encrypting"] == "client"),
         access=_access_of(surroundings, options, login),
         observers=_observers_of(agent, options),
         retention=_retention_of(options),
@@ -241,15 +247,28 @@ def _retention_of(options: dict[str, Any]) -> Retention:
     )
 
 
-def _store_of(path: Path, key_file: Path | None) -> Store:
+def _store_of(path: Path, key_file: Path | None, *, is_escrowed: bool) -> Store:
+    """Return the store, encrypted as the options say.
+
+    Raises:
+        UsageError: The extra is not installed, or the key file cannot be read.
+    """
     store = SQLiteStore(path)
+    if is_escrowed and key_file is None:
+        key_file = path.with_name(f"{path.name}.keys")
     if key_file is None:
         return store
     try:
         from midstream.store.ciphers import FileKeys  # noqa: PLC0415 - an extra that few need
         from midstream.store.encrypted import encrypted  # noqa: PLC0415 - see above
+        from midstream.store.escrow import escrowed  # noqa: PLC0415 - see above
     except ModuleNotFoundError as error:
-        raise UsageError("--key-file needs more: pip install 'midstream[crypto]'") from error
+        raise UsageError("encryption needs more: pip install 'midstream[crypto]'") from error
     if not key_file.exists() and not path.exists():
-        FileKeys.make(key_file)
-    return encrypted(store, FileKeys(key_file))
+        try:
+            FileKeys.make(key_file)
+        except UsageError:
+            if not key_file.exists():  # else another server of this store was faster
+                raise
+    keys = FileKeys(key_file)
+    return escrowed(store, keys) if is_escrowed else encrypted(store, keys)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -14,22 +15,25 @@ import msgspec
 from msgspec import Struct
 
 from midstream.cli import Surroundings
+from midstream.cli.session_secret import FILE_VARIABLE, shown_for
 from midstream.core.frames import EventId
 from midstream.core.questions import Question, questions_of
 from midstream.core.records import decode
 from midstream.core.session import Session, evolve
 from midstream.errors import (
     ConnectionLostError,
+    KeyMissingError,
     MidstreamError,
     NotFoundError,
     ProtocolError,
+    SessionLockedError,
     SessionNotFoundError,
     UsageError,
 )
 from midstream.local_keys import shown_to
 from midstream.places import Places
 from midstream.runtime.children import CHILD_MARK
-from midstream.store.contract import RUNNING, WAITING, SessionInfo
+from midstream.store.contract import ESCROW, RUNNING, WAITING, SessionInfo, root_of
 from midstream.store.sqlite import Reader, SQLiteStore, reading
 
 T = TypeVar("T")
@@ -165,7 +169,10 @@ class FileSource:
         store = SQLiteStore(self._path)
         await store.open()
         try:
-            return await store.delete(session)
+            is_deleted = await store.delete(session)
+            if (wraps := await store.kept(ESCROW, session)) is not None:
+                await store.drop(ESCROW, session, expected=wraps.version)
+            return is_deleted
         finally:
             await store.close()
 
@@ -193,7 +200,21 @@ def _lines_of(reader: Reader, session: str) -> Iterator[Line]:
     while page := reader.records(session, after, PAGE):
         after = page[-1].position
         for stored in page:
+            if stored.body[:1] in _ENCRYPTED:
+                raise _unreadable(reader, session)
             yield Line(f"{stored.epoch}-{stored.position}", msgspec.Raw(stored.body))
+
+
+_ENCRYPTED = (b"\x01", b"\x02")
+"""How what is encrypted begins: see `store.ciphers`."""
+
+
+def _unreadable(reader: Reader, session: str) -> MidstreamError:
+    name, ask = repr(session), "ask the server that has it, with --url"
+    if all(kept.key != root_of(session) for kept in reader.shelf(ESCROW)):
+        return KeyMissingError(f"session {name} is encrypted under a key of its server's operator: {ask}")
+    brought = f"{FILE_VARIABLE} names the file of the secret where another client has it"
+    return SessionLockedError(f"session {name} is encrypted under its client's secret: {ask} ({brought})")
 
 
 def _line_of(info: SessionInfo) -> SessionLine:
@@ -258,7 +279,8 @@ class ServerSource:
         self._url = url
         self._connection = kind(parts.hostname, parts.port, timeout=ANSWER_S)
         self._path = parts.path.rstrip("/")
-        self._shown = shown_to(url, _places())
+        self._places = _places()
+        self._shown = shown_to(url, self._places)
 
     def list(self) -> Iterator[SessionLine]:
         """See `Source.list`."""
@@ -270,14 +292,16 @@ class ServerSource:
 
     def records(self, session: str) -> Iterator[Line]:
         """See `Source.records`."""
-        with self._ask("GET", f"/v1/sessions/{quote(session, safe='')}/records") as answer:
+        with self._ask_of(session, "GET", "/records") as answer:
             for line in iter(answer.readline, b""):
                 yield self._read(line, Line)
 
     def questions(self, session: str | None) -> Sequence[Question]:
         """See `Source.questions`."""
-        query = "" if session is None else f"?session={quote(session, safe='')}"
-        return self._read(self._ask("GET", f"/v1/questions{query}").read(), _Questions).questions
+        if session is None:
+            return self._read(self._ask("GET", "/v1/questions").read(), _Questions).questions
+        path, shown = f"/v1/questions?session={quote(session, safe='')}", self._secret_of(session)
+        return self._read(self._ask("GET", path, shown=shown).read(), _Questions).questions
 
     def snapshot(self, session: str) -> SessionNow:
         """Return what a session is doing.
@@ -285,7 +309,7 @@ class ServerSource:
         Raises:
             SessionNotFoundError: There is no such session.
         """
-        return self._read(self._ask("GET", f"/v1/sessions/{quote(session, safe='')}").read(), SessionNow)
+        return self._read(self._ask_of(session, "GET").read(), SessionNow)
 
     def tell(
         self, session: str, what: str, *, number: tuple[str, int] | None = None, body: bytes = b""
@@ -300,19 +324,18 @@ class ServerSource:
             MidstreamError: It refused; nothing was changed.
         """
         query = f"?{number[0]}={number[1]}" if number else ""
-        path = f"/v1/sessions/{quote(session, safe='')}/{what}{query}"
-        return self._read(self._ask("POST", path, body).read(), Told)
+        return self._read(self._ask_of(session, "POST", f"/{what}{query}", body).read(), Told)
 
     def blob(self, session: str, digest: str) -> bytes | None:
         """See `Source.blob`."""
         try:
-            return self._ask("GET", f"/v1/sessions/{quote(session, safe='')}/blobs/{digest}").read()
+            return self._ask_of(session, "GET", f"/blobs/{digest}").read()
         except NotFoundError:
             return None
 
     def delete(self, session: str) -> None:
         """See `Source.delete`."""
-        self._ask("DELETE", f"/v1/sessions/{quote(session, safe='')}").read()
+        self._ask_of(session, "DELETE").read()
 
     def login_link(self) -> str:
         """Return a word that logs a browser in, once.
@@ -334,10 +357,21 @@ class ServerSource:
         except NotFoundError as error:
             raise ProtocolError(f"there is a server at {self._url}, but no midstream at this path") from error
 
-    def _ask(self, method: str, path: str, body: bytes = b"") -> http.client.HTTPResponse:
+    def _ask_of(
+        self, session: str, method: str, what: str = "", body: bytes = b""
+    ) -> http.client.HTTPResponse:
+        path = f"/v1/sessions/{quote(session, safe='')}{what}"
+        return self._ask(method, path, body, shown=self._secret_of(session))
+
+    def _secret_of(self, session: str) -> Mapping[str, str]:
+        return shown_for(self._url, session, self._places).headers
+
+    def _ask(
+        self, method: str, path: str, body: bytes = b"", *, shown: Mapping[str, str] = MappingProxyType({})
+    ) -> http.client.HTTPResponse:
         try:
             # A connection each: nobody has to remember to close it.
-            headers = {"connection": "close", "x-midstream": "cli", **self._shown}
+            headers = {"connection": "close", "x-midstream": "cli", **self._shown, **shown}
             self._connection.request(method, self._path + path, body=body or None, headers=headers)
             answer = self._connection.getresponse()
         except (OSError, http.client.HTTPException) as error:

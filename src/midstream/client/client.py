@@ -22,13 +22,15 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from midstream.client.attachment import Attachment
 from midstream.client.checkpoint import CheckpointFile, KeptStream, StreamBegun
 from midstream.client.events import Event, PlaybackLost, event_of
 from midstream.client.local_tools import LocalTools, offered, refuse_foreign
-from midstream.client.requests import questions, snapshot
+from midstream.client.requests import let_look, questions, snapshot, withdraw_viewers
 from midstream.client.secret_store import SecretStore
+from midstream.client.session_secrets import SessionSecrets, Shown
 from midstream.client.settings import ClientSettings
 from midstream.client.ways import AUTO, RememberedWays, Ways
 from midstream.core.calls import Choice
@@ -181,6 +183,7 @@ class Client:
         self._on_interrupted = on_interrupted
         self._taking_up: list[asyncio.Task[None]] = []
         self._secrets = secrets
+        self._session_secrets = SessionSecrets(secrets, server=self._url, world=world)
         self._file = CheckpointFile(state, server=self._url, secrets=secrets, world=world)
         self._unkept_secrets = SecretStore(None, world=world)
         self._unkept = CheckpointFile(None, server=self._url, secrets=self._unkept_secrets, world=world)
@@ -272,11 +275,14 @@ class Client:
     async def questions(self, session: str | None = None) -> tuple[Question, ...]:
         """Return what waits for a person, the longest first: everywhere, or in one session and its sub-agents.
 
+        Of a session that is encrypted under its secret only where it is named.
+
         Raises:
             ConnectionLostError: The server did not answer.
             MidstreamError: It refused.
         """
-        return await questions(self._url, session, self._shown())
+        shown = Shown() if session is None else await self._session_secrets.known(session)
+        return await questions(self._url, session, {**self._shown(), **shown.headers})
 
     async def answer(
         self,
@@ -332,6 +338,7 @@ class Client:
         after: str | None = None,
         *,
         snapshots: SnapshotWhen | str = SnapshotWhen.GONE,
+        word: str = "",
     ) -> AsyncGenerator[Event, None]:
         """Iterate over what happens in a session, without end and without saying anything.
 
@@ -340,13 +347,18 @@ class Client:
             after: Begin after this event (`"0-0"`: with the first one); None begins with what comes next.
             snapshots: When an event whose record is a `Snapshot` comes in the place of many: `gone`, where they are not
                 kept any more; `begin`, also as the first one where `after` is None: the whole session so far; `never`.
+            word: From `let_look` of another client, where the session is encrypted under that one's secret.
 
         Raises:
             SessionNotFoundError: There is no such session.
+            WrongSecretError: There is none that the secret known here, or the word, opens.
             MalformedFrameError: `after` is no event id.
         """
+        shown = Shown(word) if word else await self._session_secrets.known(session)
         begin = None if after is None else EventId.parse(after)
         stream = ClientStream(
+            secret=shown.secret,
+            old_secret=shown.old_secret,
             after=begin,
             snapshots=_named(SnapshotWhen, snapshots),
             patience_s=self.settings.patience_s,
@@ -433,13 +445,65 @@ class Client:
         waits = [each.stream.waiting_on for each, where in self._attachments.items() if where == session]
         return next((wait for wait in waits if wait != "nothing"), "nothing")
 
+    # --- secrets ------------------------------------------------------------------------------------------------
+
+    async def secret(self, session: str) -> str:
+        """Return the secret of a session, which opens it where a server encrypts it under that; made if there is none.
+
+        For another client of the same person, which is told it by `keep_secret`. It is not to be logged, or sent
+        anywhere else.
+
+        Raises:
+            MidstreamError: It cannot be kept, or the keyring that has it does not answer.
+        """
+        return (await self._session_secrets.made(session)).secret
+
+    async def keep_secret(self, session: str, secret: str) -> None:
+        """Use this secret for a session from now on.
+
+        Raises:
+            MidstreamError: It cannot be kept.
+        """
+        await self._session_secrets.keep(session, secret)
+
+    async def change_secret(self, session: str) -> None:
+        """Let another secret open a session, and the one so far no more; return when the server has it on disk.
+
+        Where it is cut short, both are shown until it is called again, and one of them opens the session.
+
+        Raises:
+            WrongSecretError: There is no such session that the secrets known here open.
+            MidstreamError: The server could not be reached, or refused.
+        """
+        both = await self._session_secrets.begin_change(session)
+        await snapshot(self._url, session, {**self._shown(), **both.headers})
+        await self._session_secrets.end_change(session)
+
+    async def let_look(self, session: str, *, for_s: float = 3600.0) -> str:
+        """Return a word with which anybody may look at a session, and no more, for so many seconds: see `follow`.
+
+        Raises:
+            MidstreamError: The server could not be reached, or refused.
+        """
+        shown = await self._session_secrets.known(session)
+        return await let_look(self._url, session, for_s, {**self._shown(), **shown.headers})
+
+    async def withdraw_viewers(self, session: str) -> None:
+        """Let none of the words for a session be good any more.
+
+        Raises:
+            MidstreamError: The server could not be reached, or refused.
+        """
+        shown = await self._session_secrets.known(session)
+        await withdraw_viewers(self._url, session, {**self._shown(), **shown.headers})
+
     # --- streams ------------------------------------------------------------------------------------------------
 
     async def _take_part(
         self, session: str, payload: SayPayload | ResumePayload, *, cancel_after_s: float | None = None
     ) -> AsyncGenerator[Event, None]:
         """Open a stream with a payload that gives it a turn, and iterate over that."""
-        stream, begun = self._new_stream(session, cancel_after_s)
+        stream, begun = await self._new_stream(session, cancel_after_s)
         stream.submit(payload)
         file = await self._file_of_new()
         tools = await self._local_tools(session, stream, file)
@@ -449,7 +513,7 @@ class Client:
 
     async def _say_apart(self, session: str, payload: Payload) -> None:
         """Say something on a stream of its own, which ends with its ack."""
-        stream, begun = self._new_stream(session)
+        stream, begun = await self._new_stream(session)
         stream.submit(payload)
         stream.finish()
         file = await self._file_of_new()
@@ -463,29 +527,36 @@ class Client:
         await self._unkept.open()
         return self._unkept
 
-    def _new_stream(
+    async def _new_stream(
         self, session: str, cancel_after_s: float | None = None
     ) -> tuple[ClientStream, StreamBegun]:
         if not session:
             raise UsageError("a session needs an id of at least one character")
-        secret = self._world.new_secret()
+        shown = await self._session_secrets.made(session)
         now = self._world.monotonic()
         key = self._world.new_id("stream")
         stream = ClientStream(
             key,
-            secret,
+            shown.secret,
+            old_secret=shown.old_secret,
             cancel_after_s=cancel_after_s,
             snapshots=SnapshotWhen.GONE,
             patience_s=self.settings.patience_s,
             stall_after_s=self.settings.stall_after_s,
             now=now,
         )
-        return stream, StreamBegun(session, secret)
+        return stream, StreamBegun(session, shown.secret)
 
     async def _resumed(self, kept: KeptStream) -> ClientStream:
         life, now = await self._file.start_epoch(), self._world.monotonic()
+        checkpoint, old_secret = kept.checkpoint, ""
+        if (shown := await self._session_secrets.known(kept.session)).secret:
+            # It was changed since the stream began; where the session is not encrypted, that one still counts.
+            old_secret = checkpoint.secret if checkpoint.secret != shown.secret else shown.old_secret
+            checkpoint = replace(checkpoint, secret=shown.secret)
         return ClientStream.resume(
-            kept.checkpoint,
+            checkpoint,
+            old_secret=old_secret,
             life=life,
             snapshots=SnapshotWhen.GONE,
             patience_s=self.settings.patience_s,
@@ -522,7 +593,9 @@ class Client:
         stream = kept.checkpoint.stream
         _log.warning("the stream %s cannot be resumed: %s", stream, kept.damage)
         try:
-            newest, is_at_rest, session = await snapshot(self._url, kept.session, self._shown())
+            shown = await self._session_secrets.known(kept.session)
+            headers = {**self._shown(), **shown.headers}
+            newest, is_at_rest, session = await snapshot(self._url, kept.session, headers)
         except SessionNotFoundError as error:
             await self._file.write(stream, [Forgotten()])
             message = f"{kept.damage}, and the server never saw session {kept.session!r}: say it again"

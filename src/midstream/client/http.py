@@ -71,12 +71,14 @@ class HttpPaths(Struct, frozen=True):
 
     def headers_up(self, opening: Open) -> dict[str, str]:
         """Return the headers of a request that says something on a stream."""
-        if not opening.stream:
-            return self.headers_down()
-        of_stream = {"x-idempotency-key": opening.stream, "x-idempotent-encryption-key": opening.secret}
-        if opening.cancel_after_s is not None:
-            of_stream["x-idempotency-cancel-after"] = str(math.ceil(opening.cancel_after_s))
-        return {**self.headers_down(), **of_stream}
+        shown = {
+            "x-idempotency-key": opening.stream,
+            "x-idempotent-encryption-key": opening.secret,
+            "x-idempotent-encryption-key-old": opening.old_secret,
+        }
+        if opening.stream and opening.cancel_after_s is not None:
+            shown["x-idempotency-cancel-after"] = str(math.ceil(opening.cancel_after_s))
+        return {**self.headers_down(), **{name: value for name, value in shown.items() if value}}
 
 
 class WayDown(Protocol):

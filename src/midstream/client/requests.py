@@ -35,7 +35,7 @@ async def questions(url: str, session: str | None, headers: Mapping[str, str]) -
         MidstreamError: The server refused.
     """
     path = "/v1/questions" if session is None else f"/v1/questions?session={quote(session, safe='')}"
-    body = await asyncio.to_thread(partial(_get, url, path, headers))
+    body = await asyncio.to_thread(partial(_ask, "GET", url, path, headers))
     try:
         return msgspec.json.decode(body, type=_Questions).questions
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -55,7 +55,7 @@ async def snapshot(url: str, session: str, headers: Mapping[str, str]) -> tuple[
         ConnectionLostError: Nobody answers.
         MidstreamError: The server refused.
     """
-    body = await asyncio.to_thread(partial(_get, url, session_path(session), headers))
+    body = await asyncio.to_thread(partial(_ask, "GET", url, session_path(session), headers))
     try:
         now = msgspec.json.decode(body, type=_Now)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -63,23 +63,54 @@ async def snapshot(url: str, session: str, headers: Mapping[str, str]) -> tuple[
     return now.event_id, now.status == "idle", body
 
 
-def _get(url: str, path: str, headers: Mapping[str, str]) -> bytes:
+class _Issued(Struct):
+    word: str
+
+
+async def let_look(url: str, session: str, for_s: float, headers: Mapping[str, str]) -> str:
+    """Return a word with which anybody may look at a session for so many seconds.
+
+    Raises:
+        ConnectionLostError: Nobody answers.
+        MidstreamError: The server refused.
+    """
+    wish = msgspec.json.encode({"for_s": for_s})
+    path = f"{session_path(session)}/viewers"
+    body = await asyncio.to_thread(partial(_ask, "POST", url, path, headers, wish))
+    try:
+        return msgspec.json.decode(body, type=_Issued).word
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"{url} does not answer like a midstream server") from error
+
+
+async def withdraw_viewers(url: str, session: str, headers: Mapping[str, str]) -> None:
+    """Let none of the words for a session be good any more.
+
+    Raises:
+        ConnectionLostError: Nobody answers.
+        MidstreamError: The server refused.
+    """
+    await asyncio.to_thread(partial(_ask, "DELETE", url, f"{session_path(session)}/viewers", headers))
+
+
+def _ask(method: str, url: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> bytes:
     parts = urlsplit(url)
     assert parts.hostname is not None, "`connect` has read the address"
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname, parts.port, timeout=ANSWER_S)
     try:
-        connection.request("GET", parts.path.rstrip("/") + path, headers={**headers, "connection": "close"})
+        sent = {**headers, "connection": "close", "x-midstream": "client"}
+        connection.request(method, parts.path.rstrip("/") + path, body=body or None, headers=sent)
         answer = connection.getresponse()
-        body = answer.read(ANSWER_BYTES_MAX)
+        answered = answer.read(ANSWER_BYTES_MAX)
     except (OSError, http.client.HTTPException) as error:
         raise ConnectionLostError(f"no answer from {url} ({type(error).__name__})") from error
     finally:
         connection.close()
     if answer.status < http.client.BAD_REQUEST:
-        return body
+        return answered
     try:
-        problem = msgspec.json.decode(body, type=Problem)
+        problem = msgspec.json.decode(answered, type=Problem)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"{url} answered {answer.status}, not like a midstream server") from error
     raise error_of(Error(problem.code, problem.detail, problem.retry, retry_after_s=problem.retry_after_s))

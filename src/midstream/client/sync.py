@@ -185,10 +185,15 @@ class Client:
         return self._events_of(self._client.resume(session, turn))
 
     def follow(
-        self, session: str, after: str | None = None, *, snapshots: SnapshotWhen | str = SnapshotWhen.GONE
+        self,
+        session: str,
+        after: str | None = None,
+        *,
+        snapshots: SnapshotWhen | str = SnapshotWhen.GONE,
+        word: str = "",
     ) -> Generator[Event, None, None]:
         """See `midstream.Client.follow`. Iterating starts it."""
-        return self._events_of(self._client.follow(session, after, snapshots=snapshots))
+        return self._events_of(self._client.follow(session, after, snapshots=snapshots, word=word))
 
     def questions(self, session: str | None = None) -> tuple[Question, ...]:
         """See `midstream.Client.questions`."""
@@ -210,6 +215,26 @@ class Client:
     def withdraw(self, session: str, number: int | None = None) -> None:
         """See `midstream.Client.withdraw`."""
         self._portal.call(self._client.withdraw(session, number))
+
+    def secret(self, session: str) -> str:
+        """See `midstream.Client.secret`."""
+        return self._portal.call(self._client.secret(session))
+
+    def keep_secret(self, session: str, secret: str) -> None:
+        """See `midstream.Client.keep_secret`."""
+        self._portal.call(self._client.keep_secret(session, secret))
+
+    def change_secret(self, session: str) -> None:
+        """See `midstream.Client.change_secret`."""
+        self._portal.call(self._client.change_secret(session))
+
+    def let_look(self, session: str, *, for_s: float = 3600.0) -> str:
+        """See `midstream.Client.let_look`."""
+        return self._portal.call(self._client.let_look(session, for_s=for_s))
+
+    def withdraw_viewers(self, session: str) -> None:
+        """See `midstream.Client.withdraw_viewers`."""
+        self._portal.call(self._client.withdraw_viewers(session))
 
     def cancel(self, session: str) -> None:
         """See `midstream.Client.cancel`."""

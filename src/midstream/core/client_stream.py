@@ -114,6 +114,9 @@ class Checkpoint(Struct, frozen=True):
     next_seqno: int = 0
     unacked: tuple[tuple[int, bytes], ...] = ()
 
+    def __repr__(self) -> str:
+        return f"Checkpoint(stream={self.stream!r}, event_id={self.event_id!r}, next_seqno={self.next_seqno})"
+
     @property
     def is_finishing(self) -> bool:
         """Whether nothing but acks is owed: the stream stopped, answered or took back, and follows no turn."""
@@ -193,7 +196,8 @@ class ClientStream:
 
     Args:
         stream: The stream key; "" for a reader, who says nothing and never ends by itself.
-        secret: The stream's secret; "" for a reader.
+        secret: The stream's secret, which a reader may need too.
+        old_secret: What the secret was before it was changed.
         after: Where a reader begins: after this event, or at the session's end where it is None.
         cancel_after_s: See `Open`: the server stops the turn when this client was gone for so long.
         life: A number above those of the processes that had this stream before.
@@ -208,6 +212,7 @@ class ClientStream:
         stream: str = "",
         secret: str = "",
         *,
+        old_secret: str = "",
         after: EventId | None = None,
         cancel_after_s: float | None = None,
         life: int = 0,
@@ -218,11 +223,10 @@ class ClientStream:
         now: float,
     ) -> None:
         self._stream = stream
-        self._secret = secret
+        self._secret, self._old_secret = secret, old_secret
         self._cancel_after_s = cancel_after_s
         self._backoff = backoff
-        self._patience_s = patience_s
-        self._stall_after_s = stall_after_s
+        self._patience_s, self._stall_after_s = patience_s, stall_after_s
         self._state = _State.WAITING
         self._deadline: Deadline | None = Deadline(now, "the first connection")
         self._error: MidstreamError | None = None
@@ -269,6 +273,7 @@ class ClientStream:
         cls,
         checkpoint: Checkpoint,
         *,
+        old_secret: str = "",
         life: int = 0,
         snapshots: SnapshotWhen = SnapshotWhen.NEVER,
         backoff: Backoff = RECONNECT_BACKOFF,
@@ -280,6 +285,7 @@ class ClientStream:
         stream = cls(
             checkpoint.stream,
             checkpoint.secret,
+            old_secret=old_secret,
             after=checkpoint.event_id,
             life=life,
             snapshots=snapshots,
@@ -462,6 +468,7 @@ class ClientStream:
                 self._connection if self._stream else 0,
                 self._cancel_after_s,
                 snapshots=self._snapshots,
+                old_secret=self._old_secret,
             )
         )
         self._send_chunks()

@@ -86,7 +86,8 @@ class Open(Struct, frozen=True, gc=False, tag="open", tag_field="type", omit_def
 
     Args:
         stream: The stream key; empty for a reader who only follows the session.
-        secret: 32 random bytes of the client, base64url; the same at each reconnect.
+        secret: 32 random bytes of the client, base64url; the same at each reconnect. In a session that is encrypted
+            under its client's secret that one, which a reader shows too, or the word it was given for looking.
         event_id: The last event the client has; None for a new stream (begin where the stream begins) or to
             follow from the end.
         next_seqno: How many chunks the client has numbered; the server tells which it has.
@@ -96,6 +97,7 @@ class Open(Struct, frozen=True, gc=False, tag="open", tag_field="type", omit_def
             does not count.
         snapshots: When it takes a snapshot.
         coalesce_s: Seconds (0.1 at most) for which events may be held back, so that several come at once.
+        old_secret: What the secret was before the client changed it; "" where it did not.
     """
 
     stream: str = ""
@@ -107,6 +109,7 @@ class Open(Struct, frozen=True, gc=False, tag="open", tag_field="type", omit_def
     version: int = PROTOCOL_VERSION
     snapshots: SnapshotWhen = SnapshotWhen.NEVER
     coalesce_s: float = 0.0
+    old_secret: str = ""
 
     def __repr__(self) -> str:
         return f"Open(stream={self.stream!r}, event_id={self.event_id!r}, next_seqno={self.next_seqno})"

@@ -23,7 +23,7 @@ from typing import Self, assert_never
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from midstream.core.calls import Site
 from midstream.core.frames import (
@@ -60,7 +60,7 @@ from midstream.core.frames import (
 )
 from midstream.core.messages import UserMessage
 from midstream.core.retention import Retention
-from midstream.core.session import CHUNKS_MAX, Received, Session
+from midstream.core.session import CHUNKS_MAX, Received, Session, StreamState
 from midstream.core.settings import StreamSettings
 from midstream.core.timing import Deadline, StallBudgets
 from midstream.core.turn import (
@@ -152,8 +152,7 @@ class Wire(Struct, frozen=True):
 
     def page(self, records: Sequence[tuple[EventId, bytes]]) -> Page:
         """Encode records, one at least, each of which follows the one before it. Stored bytes go out as they are."""
-        first, last = records[0][0].position, records[-1][0].position
-        assert last - first == len(records) - 1, f"{len(records)} events from {first} to {last}"
+        first, last = _bounds(records)
         return Page(first - 1, last, tuple(self.records(records)))
 
 
@@ -217,7 +216,7 @@ class ServerStream:
         self._snapshot_due: SnapshotDue | None = None
         self._in_flight: set[int] = set()
         self._requests: list[Request] = []
-        self._held: list[Request] = []
+        self._held: list[Submit] = []
         """Chunks that came before the admission; they are requested after it or never."""
         self._frames: list[bytes] = []
 
@@ -354,7 +353,13 @@ class ServerStream:
             self.fail(error, now=now)
 
     def admit(
-        self, session: Session, *, epoch_at: int | None, pruned_to: EventId = START, now: float
+        self,
+        session: Session,
+        *,
+        epoch_at: int | None,
+        pruned_to: EventId = START,
+        secret_digest: str | None = None,
+        now: float,
     ) -> None:
         """Answer an `Admit`: queue the welcome and set the cursor, or refuse and close.
 
@@ -363,17 +368,14 @@ class ServerStream:
             epoch_at: Epoch of the record at the position of the client's event id; None where it sent none
                 or where there is no such record, or no more.
             pruned_to: The last event that was pruned, as far as is known.
+            secret_digest: What stands for the client's secret in this session; None for a digest of it.
         """
         if self._state is not _State.ADMITTING:
             return
         known = session.streams.get(self._open.stream)
-        if known and not hmac.compare_digest(known.secret_digest, self._secret_digest):
-            self.fail(WrongSecretError("this stream was opened with another secret"), now=now)
-            return
-        if self._open.stream and not known and self._open.next_seqno > 0 and self._event_id is not None:
-            # STREAM-6. Without an event id it is a client whose first chunk never arrived: it plays it back.
-            message = f"this session does not know the stream {self._open.stream!r}"
-            self.fail(StreamNotFoundError(message), now=now)
+        self._secret_digest = secret_digest or digest_shown(session, self._open)
+        if (refusal := self._refusal(known)) is not None:
+            self.fail(refusal, now=now)
             return
         newest = EventId(session.epoch, session.position)
         begin = EventId(known.epoch, known.since) if known else None
@@ -417,7 +419,7 @@ class ServerStream:
         elif is_gone:
             reason = f"the event {self._event_id} is not on this session's line"
             self._queue(Gone(str(resume_from), reason, pruned_to.position + 1), now=now)
-        self._requests += self._held
+        self._requests += [replace(each, chunk=self._signed(each.chunk)) for each in self._held]
         self._held = []
 
     def accepted(self, seqno: int, *, now: float) -> None:
@@ -441,10 +443,7 @@ class ServerStream:
         """Queue the events of a page that was encoded for this `wire`; the first one follows `cursor`."""
         if self.is_closed:
             return
-        assert self.is_admitted, "events before the welcome"
-        assert self._snapshot_due is None, "events before the snapshot"
-        assert page.after == self._cursor, f"events after {page.after} at position {self._cursor}"
-        self._cursor = page.end
+        self._advance_over(page)
         self._frames += page.pieces
         self._was_heard(now)
 
@@ -522,7 +521,7 @@ class ServerStream:
     def _take_open(self, frame: Open) -> None:
         if frame.version < 1 or frame.next_seqno < 0 or frame.connection < 0:
             raise MalformedFrameError("versions begin with 1, sequence and connection numbers with 0")
-        if len(frame.stream) > KEY_CHARS_MAX or len(frame.secret) > KEY_CHARS_MAX:
+        if max(map(len, (frame.stream, frame.secret, frame.old_secret))) > KEY_CHARS_MAX:
             raise MalformedFrameError(f"stream keys and secrets have {KEY_CHARS_MAX} characters at most")
         if not 0 <= frame.coalesce_s <= COALESCE_S_MAX:
             raise MalformedFrameError(f"events are held back for 0 to {COALESCE_S_MAX} s")
@@ -530,7 +529,6 @@ class ServerStream:
             raise MalformedFrameError("a stream needs a secret")
         check_cancel_after(frame.cancel_after_s)
         self._event_id = EventId.parse(frame.event_id) if frame.event_id is not None else None
-        self._secret_digest = secret_digest_of(frame.secret)
         self._open = frame
         self._state = _State.ADMITTING
         self._deadline = None
@@ -539,17 +537,32 @@ class ServerStream:
     def _take_chunk(self, frame: Chunk) -> None:
         if not self._open.stream:
             raise ProtocolError("a reader has no stream to send chunks on")
-        chunk = read_chunk(
-            frame,
-            stream=self._open.stream,
-            secret_digest=self._secret_digest,
-            cancel_after_s=self._open.cancel_after_s,
-        )
+        cancel_after_s = self._open.cancel_after_s
+        read = read_chunk(frame, stream=self._open.stream, secret_digest="", cancel_after_s=cancel_after_s)
+        chunk = self._signed(read)
         self._in_flight.add(chunk.seqno)
         if len(self._in_flight) > self._in_flight_max:
             raise ProtocolError(f"more than {self._in_flight_max} chunks wait for their acks")
         queue = self._requests if self.is_admitted else self._held
         queue.append(Submit(chunk.seqno, chunk))
+
+    def _advance_over(self, page: Page) -> None:
+        assert self.is_admitted, "events before the welcome"
+        assert self._snapshot_due is None, "events before the snapshot"
+        assert page.after == self._cursor, f"events after {page.after} at position {self._cursor}"
+        self._cursor = page.end
+
+    def _refusal(self, known: StreamState | None) -> MidstreamError | None:
+        """Return why a client is not admitted to what the session knows of its stream."""
+        if known and not hmac.compare_digest(known.secret_digest, self._secret_digest):
+            return WrongSecretError("this stream was opened with another secret")
+        if self._open.stream and not known and self._open.next_seqno > 0 and self._event_id is not None:
+            # STREAM-6. Without an event id it is a client whose first chunk never arrived: it plays it back.
+            return StreamNotFoundError(f"this session does not know the stream {self._open.stream!r}")
+        return None
+
+    def _signed(self, chunk: Received) -> Received:
+        return replace(chunk, secret_digest=self._secret_digest)
 
     def _queue(self, frame: ServerFrame, *, now: float) -> None:
         self._frames.append(self.wire.frame(frame))
@@ -564,6 +577,21 @@ class ServerStream:
         self._deadline = None
         self._requests = []
         self._held = []
+
+
+def _bounds(records: Sequence[tuple[EventId, bytes]]) -> tuple[int, int]:
+    first, last = records[0][0].position, records[-1][0].position
+    assert last - first == len(records) - 1, f"{len(records)} events from {first} to {last}"
+    return first, last
+
+
+def digest_shown(session: Session, shown: Open) -> str:
+    """Return the digest of the secret that a client shows: of the old one where its stream was opened with that."""
+    known = session.streams.get(shown.stream)
+    before = secret_digest_of(shown.old_secret)
+    if known and shown.old_secret and hmac.compare_digest(known.secret_digest, before):
+        return before
+    return secret_digest_of(shown.secret)
 
 
 def _is_on_line(event_id: EventId, epoch_at: int | None) -> bool:

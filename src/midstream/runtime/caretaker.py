@@ -16,11 +16,17 @@ from typing import Protocol
 from midstream.core.retention import Retention
 from midstream.core.session import Session
 from midstream.core.timing import RECONNECT_BACKOFF
-from midstream.errors import DrainingError, LeaseHeldError, MidstreamError, UnavailableError
+from midstream.errors import (
+    DrainingError,
+    LeaseHeldError,
+    MidstreamError,
+    SessionLockedError,
+    UnavailableError,
+)
 from midstream.runtime.handing import GIVE_UP, decode_command, encode_answer
 from midstream.runtime.pruning import Pruner
 from midstream.runtime.runner import Runner
-from midstream.store.contract import Letter, News, Store
+from midstream.store.contract import Letter, News, SessionInfo, Store
 from midstream.world import World
 
 TAKEN_UP_AT_ONCE = 16
@@ -45,6 +51,12 @@ class Sessions(Protocol):
 
     async def give_up(self, session_id: str) -> None:
         """Let go of an idle session that is to be deleted."""
+
+    async def note_locked(self, session_id: str) -> None:
+        """Know that a turn waits for its client."""
+
+    def is_locked(self, info: SessionInfo) -> bool:
+        """Whether the open turn of a session waits for its client."""
 
     def awake(self, session_id: str) -> Runner | None:
         """Return a session if it is awake."""
@@ -85,6 +97,21 @@ class Caretaker:
         if tasks:
             await asyncio.wait(tasks)
 
+    def take_up(self, session_ids: Iterable[str]) -> None:
+        """Begin to go on with turns that nobody owns."""
+        for session_id in session_ids:
+            if session_id not in self._taking_up:
+                self._taking_up.add(session_id)
+                self._work(self._take_up(session_id), name=f"take up {session_id}")
+
+    async def prune(self, session_id: str) -> None:
+        """Prune what is due of one session.
+
+        Raises:
+            UnavailableError: The store is busy or full.
+        """
+        await self._pruner.tend(session_id)
+
     def look_again(self) -> None:
         """Ask again what is followed: somebody reads a session that was not followed before."""
         self._is_following_more.set()
@@ -120,10 +147,7 @@ class Caretaker:
 
     async def _attend_to(self, news: News) -> None:
         self.peers = news.peers
-        for session_id in news.orphans:
-            if session_id not in self._taking_up:
-                self._taking_up.add(session_id)
-                self._work(self._take_up(session_id), name=f"take up {session_id}")
+        self.take_up(news.orphans)
         for session_id, letters in groupby(news.letters, key=lambda letter: letter.session):
             self._work(self._decide([*letters]), name=f"inbox of {session_id}")
         await self._refresh(news.moved)
@@ -155,6 +179,9 @@ class Caretaker:
                     return
         except LeaseHeldError:
             _log.debug("another owner was faster", extra={"session": session_id})
+        except SessionLockedError:
+            _log.debug("a turn waits for its client", extra={"session": session_id})
+            await self._sessions.note_locked(session_id)
         except MidstreamError as error:
             _log.error("not taken up: %s", error.message, extra={"session": session_id})
         finally:

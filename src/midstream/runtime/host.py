@@ -20,6 +20,7 @@ from midstream.errors import (
     DrainingError,
     LeaseHeldError,
     MidstreamError,
+    SessionLockedError,
     SessionNotFoundError,
     ToolDefinitionError,
     UnavailableError,
@@ -28,9 +29,10 @@ from midstream.runtime.agent import Agent, SubAgent
 from midstream.runtime.caretaker import Caretaker
 from midstream.runtime.children import CHILD_MARK
 from midstream.runtime.journal import Journal, require_session_id
+from midstream.runtime.locking import Locks
 from midstream.runtime.observing import Observers
 from midstream.runtime.runner import Runner
-from midstream.store.contract import Store, Transactional
+from midstream.store.contract import Escrowed, SessionInfo, Store, Transactional, root_of
 from midstream.world import World
 
 SESSIONS_AWAKE_MAX = 1000
@@ -60,6 +62,7 @@ class Recovery(Struct):
         resumed: Turns that go on here.
         elsewhere: Turns of other living processes.
         interrupted: Turns that were ended: too old, or too many had died on them.
+        locked: Turns in sessions that only their clients can open: they wait for those, or go on elsewhere.
         failed: Sessions that cannot be read, or not now.
         seconds: How long it took.
     """
@@ -69,6 +72,7 @@ class Recovery(Struct):
     resumed: int = 0
     elsewhere: int = 0
     interrupted: int = 0
+    locked: int = 0
     failed: int = 0
     seconds: float = 0.0
     is_done: bool = False
@@ -112,6 +116,10 @@ class Host:
         self._reviving: dict[str, asyncio.Task[None]] = {}
         self._recovering: asyncio.Task[None] | None = None
         self._caretaker = Caretaker(self, store, self.world, retention)
+        self.locks = Locks(self, store.escrow, self.world) if isinstance(store, Escrowed) else None
+        """Opens sessions for those who show their secrets; None where no client holds a key."""
+        self._locked: dict[str, int] = {}
+        """Epochs of the sessions whose open turns wait for their clients."""
         self._is_started = False
         self._is_stopped = False
 
@@ -139,6 +147,8 @@ class Host:
             raise
         self._recovering = self.world.spawn(self._recover(), name="recovery")
         self._caretaker.start()
+        if self.locks is not None:
+            self.locks.start()
 
     async def recovered(self) -> None:
         """Wait until start-up recovery has ended (its failures are counted in `recovery`)."""
@@ -216,6 +226,50 @@ class Host:
             if runner.readers and runner.is_of_others
         }
 
+    async def rest(self, session_id: str) -> bool:
+        """Let a session and its sub-agents go to sleep if none of them is at work; return whether all sleep.
+
+        Raises:
+            MidstreamError: They sleep, and one was not given up: the store is busy.
+        """
+        family = self._awake_with_children(session_id)
+        busy = {*self._opening, *self._reviving}
+        if any(root_of(each) == session_id for each in busy):
+            return False
+        if not all(runner.is_idle or runner.has_failed for runner in family):
+            return False
+        for runner in family:
+            self._awake.pop(runner.session_id, None)
+        for runner in family:
+            await runner.sleep()
+        return True
+
+    async def tidy(self, session_id: str) -> None:
+        """Prune what is due of a session, as long as it can be read.
+
+        Raises:
+            UnavailableError: The store is busy or full.
+        """
+        await self._caretaker.prune(session_id)
+
+    async def note_locked(self, session_id: str) -> None:
+        """Know that a turn waits for its client, until the session has another epoch or is opened here."""
+        found = await self.store.find(session_id)
+        if found is not None:
+            self._locked[session_id] = found.epoch
+
+    def is_locked(self, info: SessionInfo) -> bool:
+        """Whether the open turn of a session waits for its client to bring the secret."""
+        return info.mark.is_live and self._locked.get(info.session) == info.epoch
+
+    def carry_on(self, session_id: str) -> None:
+        """Go on with what was left of a session, and of its sub-agents, for want of its client's secret."""
+        left = {name for name in self._locked if root_of(name) == session_id}
+        for name in left:
+            del self._locked[name]
+        left.update(each.session_id for each in self._awake_with_children(session_id) if each.is_following)
+        self._caretaker.take_up(left)
+
     def awake(self, session_id: str) -> Runner | None:
         """Return a session if it is awake."""
         return self._awake.get(session_id)
@@ -241,9 +295,15 @@ class Host:
         Raises:
             SessionNotFoundError: No such session.
             SessionBusyError: A turn is running, in it or in a sub-agent. Nothing was changed.
+            LeaseHeldError: It is locked here, and another process works on it. Nothing was changed.
             UnavailableError: The process that owns it does not answer, or another one was faster. Nothing was changed.
         """
-        await self.session(session_id)
+        try:
+            await self.session(session_id)
+        except SessionLockedError:
+            await self.store.delete(session_id)  # nobody works on it here, and it need not be read for that
+            self._locked.pop(session_id, None)
+            return
         family = self._awake_with_children(session_id)
         for runner in family:
             runner.refuse_while_running()
@@ -302,6 +362,8 @@ class Host:
             await asyncio.wait(pending, timeout=OPENING_S)
         await self._hand_on(grace_s)
         await self._caretaker.stop()
+        if self.locks is not None:
+            await self.locks.stop()
         self._awake.clear()
         await self._close_sources()
         if self._is_started:
@@ -446,11 +508,12 @@ class Host:
         progress.is_done = True
         counts = {name: getattr(progress, name) for name in progress.__struct_fields__}
         _log.info(
-            "recovery: %d open turns, %d go on here, %d elsewhere, %d interrupted, %d failed, %.3f s",
+            "recovery: %d open turns, %d go on here, %d elsewhere, %d interrupted, %d locked, %d failed, %.3f s",
             progress.total,
             progress.resumed,
             progress.elsewhere,
             progress.interrupted,
+            progress.locked,
             progress.failed,
             progress.seconds,
             extra={"recovery": counts},
@@ -459,6 +522,9 @@ class Host:
     async def _recover_one(self, session_id: str) -> None:
         try:
             runner = await self.session(session_id)
+        except SessionLockedError:
+            self.recovery.locked += 1  # if nobody has it, the store tells the caretaker
+            return
         except MidstreamError as error:
             self.recovery.failed += 1
             _log.error("a session could not be recovered: %s", error.message, extra={"session": session_id})

@@ -18,7 +18,14 @@ from msgspec import Struct
 from midstream.core.records import JournalReader, OutcomeDamaged, encode
 from midstream.core.retention import Retention, Survey
 from midstream.core.session import Session, evolve, is_prunable, pruned, restored
-from midstream.errors import MidstreamError, NotFoundError, SessionBusyError, UnavailableError
+from midstream.errors import (
+    LeaseHeldError,
+    MidstreamError,
+    NotFoundError,
+    SessionBusyError,
+    SessionLockedError,
+    UnavailableError,
+)
 from midstream.runtime.journal import PAGE_RECORDS
 from midstream.store.contract import PART_MARK, RUNNING, WAITING, SessionInfo, Store, Stored
 from midstream.world import Fault, World
@@ -29,6 +36,8 @@ SWEEP_RECORDS_MAX = 50_000
 """Records that one sweep reads at most, about a second of work, but for the last journal; the next one goes on."""
 PAUSE_S = 0.005
 """Seconds of rest after each page that was read, so that readers of others do not wait for many."""
+LOCKED_S = 600.0
+"""Seconds for which a session is left alone that only its client can open; it is looked at when that one leaves."""
 LOOKS = 8
 """How often a journal is read while it doubles, and within `events_for_s`."""
 UNREAD_MAX = 256
@@ -46,6 +55,9 @@ class Sessions(Protocol):
     async def delete(self, session_id: str) -> None:
         """Remove an idle session and all its records for good."""
 
+    def is_locked(self, info: SessionInfo) -> bool:
+        """Whether the open turn of a session waits for its client."""
+
 
 class _Seen(Struct, frozen=True):
     """What was found when a journal was last read."""
@@ -54,6 +66,8 @@ class _Seen(Struct, frozen=True):
     count: int
     look_at: float
     """When it is read again, whatever happens in it."""
+    is_locked: bool = False
+    """It could not be read: its client was not here."""
 
 
 class Pruner:
@@ -88,16 +102,35 @@ class Pruner:
         there: set[str] = set()
         async for info in self._store.list():
             there.add(info.session)
-            try:
-                await self._tend(info)
-            except UnavailableError:
-                raise
-            except MidstreamError as error:
-                _log.error("not pruned: %s", error.message, extra={"session": info.session})
-                self._rest(info.session, info.end, info.end - info.oldest)
+            await self._tend(info)
         self._seen = {name: seen for name, seen in self._seen.items() if name in there}
 
+    async def tend(self, session: str) -> None:
+        """Look at one session and prune what is due.
+
+        Raises:
+            UnavailableError: The store is busy or full.
+        """
+        info = None if self._retention.is_endless else await self._store.find(session)
+        if info is not None:
+            self._left = max(self._left, SWEEP_RECORDS_MAX)
+            if (seen := self._seen.get(session)) is not None and seen.is_locked:
+                del self._seen[session]
+            await self._tend(info)
+
     async def _tend(self, info: SessionInfo) -> None:
+        try:
+            await self._tended(info)
+        except UnavailableError:
+            raise
+        except SessionLockedError:
+            look_at = self._world.now() + LOCKED_S
+            self._seen[info.session] = _Seen(info.end, info.end - info.oldest, look_at, is_locked=True)
+        except MidstreamError as error:
+            _log.error("not pruned: %s", error.message, extra={"session": info.session})
+            self._rest(info.session, info.end, info.end - info.oldest)
+
+    async def _tended(self, info: SessionInfo) -> None:
         now = self._world.now()
         if self._is_outlived(info, now):
             await self._delete(info.session)
@@ -110,13 +143,14 @@ class Pruner:
     def _is_outlived(self, info: SessionInfo, now: float) -> bool:
         limit = self._retention.sessions_for_s
         is_open = info.mark.is_live or info.mark.status in (RUNNING, WAITING)
+        is_open = is_open and not self._sessions.is_locked(info)  # its client has had that long to come
         is_part = PART_MARK in info.session  # it goes with the session that it is part of
         return limit is not None and not is_open and not is_part and now - info.mark.at > limit
 
     async def _delete(self, session: str) -> None:
         try:
             await self._sessions.delete(session)
-        except (NotFoundError, SessionBusyError):
+        except (NotFoundError, SessionBusyError, LeaseHeldError):
             return  # somebody was faster, one way or the other
         _log.info("deleted, past its time", extra={"session": session})
 

@@ -1,12 +1,12 @@
-"""What is handed out to those who are known: cookies, tickets, viewers' passes; and with whom a session is shared."""
+"""What is handed out to those who are known: cookies and tickets; and with whom a session is shared."""
 
 from __future__ import annotations
 
 from http.cookies import SimpleCookie
-from typing import Annotated, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 from msgspec.structs import replace
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
@@ -17,8 +17,8 @@ from midstream.server.door import Door
 from midstream.server.guards import page_of
 from midstream.server.http import NO_STORE, body_of
 from midstream.server.judge import cookie_name, cookie_of
-from midstream.server.passes import COOKIE_S, LOGIN_LINK_S, TICKET_S, VIEWER_S_MAX, Kind
-from midstream.server.rights import Owner, root_of
+from midstream.server.passes import COOKIE_S, LOGIN_LINK_S, TICKET_S, Kind
+from midstream.server.rights import Owner
 from midstream.server.subjects import ID_CHARS_MAX, Action, Subject
 from midstream.server.visits import visit_of
 
@@ -29,12 +29,6 @@ class TicketWish(Struct, forbid_unknown_fields=True):
     """What a ticket is asked for."""
 
     action: Literal["read", "speak"] = "read"
-
-
-class ViewerWish(Struct, forbid_unknown_fields=True):
-    """For how many seconds a viewer's pass is asked for."""
-
-    for_s: Annotated[float, Meta(ge=1, le=VIEWER_S_MAX)] = 3600.0
 
 
 class LoginWish(Struct, forbid_unknown_fields=True):
@@ -74,8 +68,6 @@ class AccessRoutes:
             Route("/v1/login-links", self.login_link, methods=["POST"]),
             Route("/v1/logout", self.logout, methods=["POST"]),
             Route(f"{one}/tickets", self.ticket, methods=["POST"]),
-            Route(f"{one}/viewers", self.viewer, methods=["POST"]),
-            Route(f"{one}/viewers", self.withdraw_viewers, methods=["DELETE"]),
             Route(f"{one}/owner", self.owner, methods=["GET"]),
             Route(f"{one}/readers/{{reader}}", self.add_reader, methods=["PUT"]),
             Route(f"{one}/readers/{{reader}}", self.remove_reader, methods=["DELETE"]),
@@ -84,11 +76,11 @@ class AccessRoutes:
     async def me(self, request: Request) -> Response:
         """Say who asks."""
         subject = visit_of(request.scope).subject
-        return _answer(_told(subject))
+        return answer(_told(subject))
 
     async def login(self, request: Request) -> Response:
         """Give a browser a cookie: for a link to log in with, or for any credential that it shows."""
-        wish = await _read(request, LoginWish)
+        wish = await read_wish(request, LoginWish)
         if wish.login:
             subject = await self._door.subject_by_link(wish.login, request.scope)
         else:
@@ -96,29 +88,29 @@ class AccessRoutes:
         if subject.via:
             subject = replace(subject, via="")
         word = await self._door.passes.issue(Kind.COOKIE, subject, for_s=COOKIE_S)
-        answer = _answer(_told(subject))
-        answer.headers["set-cookie"] = _set_cookie(request, word, for_s=COOKIE_S)
-        return answer
+        told = answer(_told(subject))
+        told.headers["set-cookie"] = _set_cookie(request, word, for_s=COOKIE_S)
+        return told
 
     async def login_link(self, request: Request) -> Response:
         """Give out a word that logs a browser in, once, as whoever asks for it."""
         subject = visit_of(request.scope).subject
         _require_whole(subject)
         word = await self._door.passes.issue(Kind.LOGIN, subject, for_s=LOGIN_LINK_S)
-        return _answer(Issued(word, LOGIN_LINK_S), status=201)
+        return answer(Issued(word, LOGIN_LINK_S), status=201)
 
     async def logout(self, request: Request) -> Response:
         """Let the cookie of this browser be none, and end what came in by it."""
         await self._door.passes.withdraw(cookie_of(request))
         self._door.look_again()
-        answer = Response(status_code=204, headers=NO_STORE)
-        answer.headers["set-cookie"] = _set_cookie(request, "", for_s=0)
-        return answer
+        parting = Response(status_code=204, headers=NO_STORE)
+        parting.headers["set-cookie"] = _set_cookie(request, "", for_s=0)
+        return parting
 
     async def ticket(self, request: Request) -> Response:
         """Give out a ticket for one connection to this session, of the page that asks."""
         visit = visit_of(request.scope)
-        wish = await _read(request, TicketWish)
+        wish = await read_wish(request, TicketWish)
         await visit.require(Action(wish.action))
         word = await self._door.passes.issue(
             Kind.TICKET,
@@ -128,53 +120,47 @@ class AccessRoutes:
             action=wish.action,
             origin=page_of(request.scope),
         )
-        return _answer(Issued(word, TICKET_S), status=201)
-
-    async def viewer(self, request: Request) -> Response:
-        """Give out a pass with which anybody may look at this session, for a while."""
-        visit = visit_of(request.scope)
-        wish = await _read(request, ViewerWish)
-        owner = await self._owner_of(visit.session)
-        root = root_of(visit.session)
-        viewer = Subject(f"viewer of {root}", tenant=owner.tenant, session=root)
-        word = await self._door.passes.issue(Kind.VIEWER, viewer, for_s=wish.for_s, session=root)
-        return _answer(Issued(word, wish.for_s), status=201)
-
-    async def withdraw_viewers(self, request: Request) -> Response:
-        """Let all viewers' passes of this session be none, and end what came in by them."""
-        visit = visit_of(request.scope)
-        await self._owner_of(visit.session)
-        await self._door.passes.withdraw_viewers(root_of(visit.session))
-        self._door.look_again()
-        return Response(status_code=204, headers=NO_STORE)
+        return answer(Issued(word, TICKET_S), status=201)
 
     async def owner(self, request: Request) -> Response:
         """Say whose this session is, and with whom it is shared."""
-        return _answer(await self._owner_of(visit_of(request.scope).session))
+        return answer(await owner_of(self._door, visit_of(request.scope).session))
 
     async def add_reader(self, request: Request) -> Response:
         """Let a subject of the same tenant look at this session."""
         session, reader = visit_of(request.scope).session, _reader_of(request)
-        owner = await self._owner_of(session)
+        owner = await owner_of(self._door, session)
         readers = [each for each in owner.readers if each != reader]
-        return _answer(await self._door.rights.share(session, [*readers, reader]))
+        return answer(await self._door.rights.share(session, [*readers, reader]))
 
     async def remove_reader(self, request: Request) -> Response:
         """Let a subject no longer look at this session, and end its streams."""
         session, reader = visit_of(request.scope).session, _reader_of(request)
-        owner = await self._owner_of(session)
+        owner = await owner_of(self._door, session)
         owner = await self._door.rights.share(session, [each for each in owner.readers if each != reader])
         self._door.look_again()
-        return _answer(owner)
-
-    async def _owner_of(self, session: str) -> Owner:
-        owner = await self._door.rights.owner_of(session)
-        if owner is None:
-            raise SessionNotFoundError(f"there is no session {session!r} that belongs to anybody")
-        return owner
+        return answer(owner)
 
 
-async def _read(request: Request, kind: type[T]) -> T:
+async def owner_of(door: Door, session: str) -> Owner:
+    """Return whose a session is.
+
+    Raises:
+        SessionNotFoundError: It is nobody's.
+    """
+    owner = await door.rights.owner_of(session)
+    if owner is None:
+        raise SessionNotFoundError(f"there is no session {session!r} that belongs to anybody")
+    return owner
+
+
+async def read_wish(request: Request, kind: type[T]) -> T:
+    """Return what the body of a request asks for.
+
+    Raises:
+        MalformedFrameError: It has another form.
+        FrameTooLargeError, ConnectionLostError: As `body_of` does.
+    """
     body = await body_of(request)
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
@@ -211,5 +197,6 @@ def _set_cookie(connection: HTTPConnection, word: str, *, for_s: float) -> str:
     return cookie[name].OutputString()
 
 
-def _answer(value: object, *, status: int = 200) -> Response:
+def answer(value: object, *, status: int = 200) -> Response:
+    """Return a value as a JSON answer that nobody stores."""
     return Response(msgspec.json.encode(value), status, headers=NO_STORE, media_type="application/json")

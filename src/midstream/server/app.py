@@ -37,6 +37,8 @@ from midstream.server.pages import page_routes
 from midstream.server.poll import PollEndpoint
 from midstream.server.probe import ProbeEndpoints
 from midstream.server.problems import internal_problem, problem_of, problem_of_http, refuse
+from midstream.server.unlocking import HELD, unlock_for
+from midstream.server.viewer_routes import ViewerRoutes
 from midstream.server.websocket import WebSocketEndpoint
 from midstream.store.contract import Store
 from midstream.store.sqlite import SQLiteStore
@@ -231,8 +233,10 @@ class App:
             return
         await self.start()
         scope = await self.door.admit(scope)
-        # Errors come here and not to the handlers of an app that mounts this one.
-        await self._router({**scope, "app": self, "starlette.exception_handlers": ({}, {})}, receive, send)
+        with await unlock_for(self.host, scope) as held:
+            # Errors come here and not to the handlers of an app that mounts this one.
+            ours: Scope = {"app": self, HELD: held, "starlette.exception_handlers": ({}, {})}
+            await self._router({**scope, **ours}, receive, send)
 
 
 def _router_of(host: Host, connections: Connections, door: Door) -> Router:
@@ -242,6 +246,7 @@ def _router_of(host: Host, connections: Connections, door: Door) -> Router:
     routes = [
         *HttpEndpoints(host, connections).routes(),
         *(AccessRoutes(door).routes() if door.access is not None else ()),
+        *ViewerRoutes(host, door).routes(),
         Route(f"{one}/events", events, methods=["GET", "POST"]),
         Route(f"{one}/poll", PollEndpoint(host, connections), methods=["GET", "POST"]),
         WebSocketRoute(f"{one}/stream", stream),

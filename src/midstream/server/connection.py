@@ -1,9 +1,10 @@
 """One client connection, whatever carries it: a `ServerStream` on one side, a live session on the other.
 
 Three loops share one stream: `_listen` takes what the client says, `_follow` sends what the journal gained, and
-`_keep_door` ends it when the client may no longer be here; an alarm calls the stream at its deadlines. Nothing is
-queued: `_follow` reads the next records only after the transport has taken those before, so that a slow reader costs
-its position and one write. A connection that ends, for whatever reason, cancels nothing of the turn.
+`_keep_door` ends it when the client may no longer be here (a viewer of an encrypted session: `_keep_lock`); an alarm
+calls the stream at its deadlines. Nothing is queued: `_follow` reads the next records only after the transport has
+taken those before, so that a slow reader costs its position and one write. A connection that ends, for whatever reason,
+cancels nothing of the turn.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from typing import Protocol, Self
 from weakref import WeakValueDictionary
 
 import msgspec
+from starlette.requests import HTTPConnection
 
-from midstream.core.frames import HEARTBEAT_S, START, Close, encode
+from midstream.core.frames import HEARTBEAT_S, START, Close, Open, encode
 from midstream.core.server_stream import (
     Admit,
     Request,
@@ -42,12 +44,14 @@ from midstream.errors import (
     StreamFencedError,
 )
 from midstream.runtime.host import Host
+from midstream.runtime.locking import Held
 from midstream.runtime.runner import Runner
 from midstream.server.copies import Copies
 from midstream.server.limits import CONNECTIONS_MAX
 from midstream.server.presence import Presence
 from midstream.server.snapshot import body_within, snapshot_of
 from midstream.server.subjects import Action
+from midstream.server.unlocking import shown_in, stream_digest_of, unlock
 from midstream.server.visits import Stranger, Visitor
 from midstream.world import Cancellable, Fault
 
@@ -249,6 +253,7 @@ class Connection:
     Args:
         name: What a client calls a connection that is several requests; "" for one that is whole.
         is_continued: This is not the first request of the named connection.
+        request: What it came by; its headers may have a viewer's word.
     """
 
     def __init__(
@@ -262,6 +267,7 @@ class Connection:
         *,
         name: str = "",
         is_continued: bool = False,
+        request: HTTPConnection | None = None,
     ) -> None:
         self.name = name
         self.is_continued = is_continued
@@ -272,9 +278,12 @@ class Connection:
         self._transport = transport
         self._among = among
         self._visitor = visitor or Stranger()
+        self._request = request or HTTPConnection({"type": "http", "headers": []})
+        self._holding = contextlib.ExitStack()
         self._runner: Runner | None = None
         self._mark: bytes | None = None
         """That it is here, where its turn is not to go on without its client."""
+        self._is_admitted = False
         self._is_over = False
         self.is_gone = False
         """The client has gone or stopped reading: there is nobody to send last words to."""
@@ -303,10 +312,14 @@ class Connection:
         self._visitor.leave()
         if self._runner is not None:
             self._runner.detach()
-        if self._mark is not None:
-            after_s = self._stream.cancels_after_s
-            after_s = None if after_s is None else max(after_s, self._transport.gap_s)
-            self._among.presence(self._host).left(self.place, self._mark, after_s)
+        holding = self._holding
+        if self._mark is None:
+            holding.close()
+            return
+        after_s = self._stream.cancels_after_s
+        after_s = None if after_s is None else max(after_s, self._transport.gap_s)
+        left = self._among.presence(self._host).left(self.place, self._mark, after_s)
+        left.add_done_callback(lambda _: holding.close())  # the turn may have to be stopped until then
 
     @property
     def place(self) -> tuple[str, str]:
@@ -402,8 +415,9 @@ class Connection:
 
     async def _follow(self) -> None:
         # In a task of its own, not in the server's: each time it is woken, all coroutines that wait for it are passed.
-        while self._runner is None:
+        while not self._is_admitted:
             await self._until(asyncio.get_running_loop().create_future())
+        assert self._runner is not None
         try:
             await self._send_all_of(self._runner)
         except JournalMovedError:  # by another process: whoever asks again meets another session, or none
@@ -493,6 +507,9 @@ class Connection:
     async def _keep_door(self) -> None:
         self.end(await self._visitor.until_unwelcome())
 
+    async def _keep_lock(self, held: Held) -> None:
+        self.end(await held.until_withdrawn())
+
     def _next_check_at(self, now: float) -> float:
         if self._sending_since is not None:
             return self._sending_since + SEND_S
@@ -543,12 +560,17 @@ class Connection:
             await self._visitor.begin()
         elif request.open.stream:
             await self._visitor.require(Action.SPEAK)
+        digest = await self._unlock(request.open, is_new=is_new)
         runner = await self._host.session(self._session_id, create=is_new)
         epoch_at = None
         if request.event_id is not None and request.event_id.position > 0:
             epoch_at = await runner.events.epoch_at(request.event_id.position)
         self._stream.admit(
-            runner.state, epoch_at=epoch_at, pruned_to=runner.events.pruned_to, now=self._now()
+            runner.state,
+            epoch_at=epoch_at,
+            pruned_to=runner.events.pruned_to,
+            secret_digest=digest,
+            now=self._now(),
         )
         if not self._stream.is_admitted:
             return
@@ -562,7 +584,19 @@ class Connection:
         if self._alarm is not None:  # the first heartbeat may be due long before the `open` had to come
             self._alarm.cancel()
             self._set_alarm()
+        self._is_admitted = True
         self._wake()
+
+    async def _unlock(self, opening: Open, *, is_new: bool) -> str | None:
+        """Open the session with the secret that was shown, and return what stands for that in the session's streams."""
+        shown = shown_in(self._request, opening)
+        action = Action.SPEAK if opening.stream else Action.READ
+        holding = await unlock(self._host, self._session_id, shown, action, begins=is_new)
+        held = self._holding.enter_context(holding)
+        if held is not None and held.is_viewer:
+            looking = self._world.spawn(self._keep_lock(held), name=f"viewer of {self._session_id}")
+            self._holding.callback(looking.cancel)
+        return stream_digest_of(held)
 
     def _meet_deadline(self, now: float) -> None:
         deadline = self._stream.next_deadline()

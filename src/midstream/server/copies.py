@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from midstream.core.frames import EVENTS_PER_FRAME_MAX, EventId
 from midstream.core.server_stream import Page, Wire
+from midstream.errors import JournalMovedError
 from midstream.runtime.runner import Runner
 from midstream.store.contract import Stored
 
@@ -47,5 +48,8 @@ class Copies:
 
         Raises:
             EventGoneError: It was pruned.
+            JournalMovedError: The session was deleted by another process.
         """
         self._ahead = await self.runner.read(after=position, limit=AHEAD_RECORDS_MAX)
+        if not self._ahead:
+            raise JournalMovedError(f"session {self.runner.session_id!r} was deleted by somebody else")

@@ -23,6 +23,7 @@ REQUEST_HEADERS = (
     "x-idempotency-key",
     "x-idempotency-next-seqno",
     "x-idempotent-encryption-key",
+    "x-idempotent-encryption-key-old",
     "x-midstream",
     "x-midstream-connection",
 )

@@ -31,7 +31,8 @@ from midstream.server.subjects import OPERATOR, Action, Subject
 from midstream.server.visits import VISIT, Counters, Stranger, Visit
 from midstream.store.contract import Shelf
 
-_SESSION = re.compile(r"/v1/sessions/(?P<session>[^/]+)(?P<what>/.*)?", re.DOTALL)
+SESSION_PATH = re.compile(r"/v1/sessions/(?P<session>[^/]+)(?P<what>/.*)?", re.DOTALL)
+"""The paths of one session, and what they ask of it."""
 _OPEN = re.compile(r"/|/health|/ready|/static/.*|/v1/login")
 """What strangers may ask for: the page's own files, whether the server lives, and to become known."""
 _LOOKS = re.compile(r"/records|/blobs/[^/]+|/events|/poll|/chunks|/tickets|/stream")
@@ -114,7 +115,7 @@ class Door:
             MidstreamError: It is refused.
         """
         address = address_of(scope)
-        path = _path_of(scope)
+        path = path_of(scope)
         if self.access is None or _OPEN.fullmatch(path):
             check_intent(scope)
             return {**scope, VISIT: Stranger(self._counters, address)}
@@ -169,7 +170,7 @@ class Door:
             visit.look_again()
 
     async def _known(self, scope: Scope, path: str, address: str) -> Scope:
-        found = _SESSION.fullmatch(path)
+        found = SESSION_PATH.fullmatch(path)
         session, what = (found["session"], found["what"] or "") if found else ("", "")
         action = action_of(scope.get("method", "GET"), what)
         connection: HTTPConnection | None = HTTPConnection(scope)
@@ -219,7 +220,7 @@ class Door:
         )
 
 
-def _path_of(scope: Scope) -> str:
+def path_of(scope: Scope) -> str:
     """Return the path below the place where this app is mounted, as the router sees it."""
     root, path = scope.get("root_path", ""), str(scope["path"])
     is_below = bool(root) and path.startswith(f"{root}/")
@@ -234,5 +235,5 @@ def _ticket_of(scope: Scope) -> str:
 def _renamed(scope: Scope, session: str, inside: str) -> Scope:
     """Return a scope whose path names the session otherwise."""
     path: str = scope["path"]
-    head = len(path) - len(_path_of(scope)) + len("/v1/sessions/")
+    head = len(path) - len(path_of(scope)) + len("/v1/sessions/")
     return {**scope, "path": f"{path[:head]}{inside}{path[head + len(session) :]}"}

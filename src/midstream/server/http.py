@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import suppress
 from itertools import count
 
 import msgspec
@@ -30,13 +31,11 @@ from midstream.core.frames import (
     Ping,
     decode_client,
     encode,
-    secret_digest_of,
 )
 from midstream.core.questions import Question, questions_of
 from midstream.core.records import encode as encode_record
 from midstream.core.records import salvaged
-from midstream.core.server_stream import Wire, answer_of, read_chunk, waiting_on
-from midstream.core.session import Received
+from midstream.core.server_stream import Wire, answer_of, digest_shown, read_chunk, waiting_on
 from midstream.core.sse import event_of_frame, events_of_records
 from midstream.core.turn import Cancel, Resume, Withdraw
 from midstream.errors import (
@@ -47,6 +46,7 @@ from midstream.errors import (
     NotFoundError,
     SessionNotFoundError,
     UsageError,
+    WrongSecretError,
 )
 from midstream.runtime.children import CHILD_MARK
 from midstream.runtime.host import Host
@@ -55,8 +55,9 @@ from midstream.server.connection import Connection, Connections, is_played_back
 from midstream.server.identity import cancel_after_of, connection_name_of, open_of, stream_of
 from midstream.server.snapshot import snapshot_of
 from midstream.server.subjects import Action
+from midstream.server.unlocking import shown_in, stream_digest_of, unlock
 from midstream.server.visits import Visitor, visitor_of
-from midstream.store.contract import RUNNING, WAITING, SessionInfo, Stored
+from midstream.store.contract import LOCKED, RUNNING, WAITING, SessionInfo, Stored
 from midstream.version import __version__
 from midstream.world import Fault
 
@@ -162,15 +163,26 @@ class HttpEndpoints:
         number = count()
         visitor = visitor_of(request.scope)
         async for info in self._host.store.list():
-            if not await visitor.may_see(info.session) or next(number) < offset:
+            if not await self._may_list(visitor, info.session) or next(number) < offset:
                 continue
             if len(lines) == limit:
                 return _json(SessionPage(lines, f"?limit={limit}&offset={offset + limit}"))
-            lines.append(_line_of(info, visitor.shown(info.session)))
+            status = LOCKED if self._host.is_locked(info) else info.mark.status
+            lines.append(_line_of(info, visitor.shown(info.session), status))
         return _json(SessionPage(lines, None))
 
+    async def _may_list(self, visitor: Visitor, session: str) -> bool:
+        """Whether a caller is told that there is a session: a stranger not of one that asks for a secret."""
+        locks = self._host.locks
+        if locks is not None and not visitor.is_known and await locks.escrow.holds(session):
+            return False
+        return await visitor.may_see(session)
+
     async def questions(self, request: Request) -> Response:
-        """List what waits for a person, the longest first; `?session=` of that session and its sub-agents."""
+        """List what waits for a person, the longest first; `?session=` of that session and its sub-agents.
+
+        Of sessions that only their clients can open, those are left out that the secret of the request does not.
+        """
         visitor = visitor_of(request.scope)
         asked = request.query_params.get("session")
         named = None if asked is None else visitor.shown(asked)
@@ -180,7 +192,10 @@ class HttpEndpoints:
                 continue
             name = visitor.shown(info.session)
             is_asked_for = named is None or name == named or name.startswith(named + CHILD_MARK)
-            if is_asked_for and await visitor.may_see(info.session):
+            if not (is_asked_for and await visitor.may_see(info.session)):
+                continue
+            shown = shown_in(request)
+            with suppress(WrongSecretError), await unlock(self._host, info.session, shown, Action.READ):
                 found += questions_of(name, await self._host.glance(info.session))
         found.sort(key=lambda question: question.asked_at)
         return _json(QuestionPage(found[:QUESTIONS_MAX], is_complete=len(found) <= QUESTIONS_MAX))
@@ -274,49 +289,57 @@ class HttpEndpoints:
 
         A chunk is answered with its ack, a ping with a heartbeat, a close with nothing (STREAM-39).
         """
-        key, secret = stream_of(request)
-        name, cancel_after_s = connection_name_of(request), cancel_after_of(request)
         session_id = request.path_params["session_id"]
         frame = decode_client(await body_of(request))
-        visitor = visitor_of(request.scope)
         match frame:
             case Chunk():
-                if not key or not secret:
-                    raise MalformedFrameError(
-                        "a chunk needs the headers `x-idempotency-key` and `x-idempotent-encryption-key`"
-                    )
-                digest = secret_digest_of(secret)
-                chunk = read_chunk(frame, stream=key, secret_digest=digest, cancel_after_s=cancel_after_s)
-                return await self._chunk(session_id, chunk, name, visitor)
+                return await self._chunk(session_id, frame, request)
             case Ping():
+                key, _ = stream_of(request)
                 if key:  # a stream may be open in a session in which nothing was said yet
-                    await visitor.require(Action.SPEAK)
-                runner = await self._host.session(session_id, create=bool(key))
-                return _raw_json(encode(Heartbeat(str(runner.newest), waiting_on(runner.state))))
+                    await visitor_of(request.scope).require(Action.SPEAK)
+                with await unlock(self._host, session_id, shown_in(request), Action.READ):
+                    runner = await self._host.session(session_id, create=bool(key))
+                    return _raw_json(encode(Heartbeat(str(runner.newest), waiting_on(runner.state))))
             case Close():
+                key, _ = stream_of(request)
                 if key:
-                    await visitor.require(Action.SPEAK)
-                self._connections.hang_up((session_id, key), name)
+                    await visitor_of(request.scope).require(Action.SPEAK)
+                with await unlock(self._host, session_id, shown_in(request), Action.READ):
+                    self._connections.hang_up((session_id, key), connection_name_of(request))
                 return Response(status_code=204, headers=NO_STORE)
             case _:
                 raise MalformedFrameError(
                     "the body of this request is a `chunk`, a `ping` or a `close`; a GET opens"
                 )
 
-    async def _chunk(self, session_id: str, chunk: Received, name: str, visitor: Visitor) -> Response:
-        place = session_id, chunk.stream
-        if chunk.seqno == 0:
+    async def _chunk(self, session_id: str, frame: Chunk, request: Request) -> Response:
+        key, secret = stream_of(request)
+        visitor, name = visitor_of(request.scope), connection_name_of(request)
+        if not key or not secret:
+            raise MalformedFrameError(
+                "a chunk needs the headers `x-idempotency-key` and `x-idempotent-encryption-key`"
+            )
+        cancel_after_s = cancel_after_of(request)
+        chunk = read_chunk(frame, stream=key, secret_digest="", cancel_after_s=cancel_after_s)
+        is_first = chunk.seqno == 0
+        if is_first:
             await visitor.begin()
         else:
             await visitor.require(Action.SPEAK)
-        if name:
-            self._connections.check(place, name)
-        runner = await self._host.session(session_id, create=chunk.seqno == 0)
-        is_replayed = is_played_back(runner.state, chunk)
-        if not is_replayed:
-            visitor.speak(chunk.command)
-        with self._connections.under_way(place, chunk.seqno):
-            await runner.submit(chunk)
+        shown = shown_in(request)
+        with await unlock(self._host, session_id, shown, Action.SPEAK, begins=is_first) as held:
+            if name:
+                self._connections.check((session_id, key), name)
+            runner = await self._host.session(session_id, create=is_first)
+            opening = Open(key, shown.secret, old_secret=shown.old_secret)
+            digest = stream_digest_of(held) or digest_shown(runner.state, opening)
+            chunk = msgspec.structs.replace(chunk, secret_digest=digest)
+            is_replayed = is_played_back(runner.state, chunk)
+            if not is_replayed:
+                visitor.speak(chunk.command)
+            with self._connections.under_way((session_id, key), chunk.seqno):
+                await runner.submit(chunk)
         self._host.world.reach(Fault.BEFORE_ACK)
         headers = {"x-midstream-replayed": "true"} if is_replayed else {}
         return _raw_json(encode(Ack(chunk.seqno)), headers=headers)
@@ -367,7 +390,7 @@ class EventsEndpoint:
         session_id = scope["path_params"]["session_id"]
         visitor = visitor_of(scope)
         with Connection(
-            self._host, session_id, stream, transport, self._connections, visitor, name=name
+            self._host, session_id, stream, transport, self._connections, visitor, name=name, request=request
         ) as connection:
             await connection.admit(encode(opening))
             await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
@@ -443,9 +466,9 @@ def _accepted(runner: Runner) -> Response:
     return _json({"event_id": str(runner.newest), "is_running": runner.state.is_live}, status=202)
 
 
-def _line_of(info: SessionInfo, name: str) -> SessionLine:
+def _line_of(info: SessionInfo, name: str, status: str) -> SessionLine:
     mark = info.mark
-    return SessionLine(name, mark.title, mark.status, mark.turns, info.created_at, mark.at)
+    return SessionLine(name, mark.title, status, mark.turns, info.created_at, mark.at)
 
 
 def _json_of(stored: Stored) -> bytes:

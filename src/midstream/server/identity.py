@@ -26,10 +26,26 @@ def stream_of(request: HTTPConnection) -> tuple[str, str]:
     if ours and standard and ours != standard:
         raise MalformedFrameError("`x-idempotency-key` and `idempotency-key` name two keys")
     key = ours or standard
+    if len(key) > KEY_CHARS_MAX:
+        raise _too_long()
+    return key, secrets_of(request)[0]
+
+
+def secrets_of(request: HTTPConnection) -> tuple[str, str]:
+    """Return the secret of a request's headers, and what it was before it was changed; each "" where it is missing.
+
+    Raises:
+        MalformedFrameError: One of them is too long.
+    """
     secret = request.headers.get("x-idempotent-encryption-key") or ""
-    if len(key) > KEY_CHARS_MAX or len(secret) > KEY_CHARS_MAX:
-        raise MalformedFrameError(f"stream keys and secrets have {KEY_CHARS_MAX} characters at most")
-    return key, secret
+    old_secret = request.headers.get("x-idempotent-encryption-key-old") or ""
+    if max(len(secret), len(old_secret)) > KEY_CHARS_MAX:
+        raise _too_long()
+    return secret, old_secret
+
+
+def _too_long() -> MalformedFrameError:
+    return MalformedFrameError(f"stream keys and secrets have {KEY_CHARS_MAX} characters at most")
 
 
 def open_of(request: HTTPConnection) -> Open:
@@ -55,6 +71,7 @@ def open_of(request: HTTPConnection) -> Open:
         cancel_after_of(request),
         snapshots=SnapshotWhen(snapshots),
         coalesce_s=int(held_back) / 1000,
+        old_secret=secrets_of(request)[1],
     )
 
 

@@ -15,9 +15,9 @@ from midstream.errors import AccessError, SessionNotFoundError, UnauthorizedErro
 from midstream.server.access import Access, bearer_token, settled
 from midstream.server.guards import page_of
 from midstream.server.passes import Kind, Passes, key_of
-from midstream.server.rights import Owner, Rights, is_of_tenant, name_in_store, root_of
+from midstream.server.rights import Owner, Rights, is_of_tenant, name_in_store
 from midstream.server.subjects import Action, Subject
-from midstream.store.contract import Store
+from midstream.store.contract import Store, root_of
 
 COOKIE = "midstream"
 HOST_COOKIE = f"__Host-{COOKIE}"

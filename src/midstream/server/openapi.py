@@ -36,7 +36,7 @@ from midstream.core.frames import (
 from midstream.core.records import Record
 from midstream.core.server_stream import CANCEL_AFTER_S_MAX, KEY_CHARS_MAX
 from midstream.core.session import CHUNKS_MAX
-from midstream.server.access_routes import Issued, Known, LoginWish, TicketWish, ViewerWish
+from midstream.server.access_routes import Issued, Known, LoginWish, TicketWish
 from midstream.server.http import SESSIONS_PER_PAGE_MAX, QuestionPage, SessionPage
 from midstream.server.identity import NUMBER_MAX
 from midstream.server.judge import HOST_COOKIE
@@ -46,6 +46,7 @@ from midstream.server.problems import MEDIA_TYPE, Problem
 from midstream.server.rights import Owner
 from midstream.server.snapshot import Snapshot
 from midstream.server.subjects import ID_CHARS_MAX
+from midstream.server.viewer_routes import ViewerWish
 from midstream.version import __version__
 
 Json = dict[str, Any]
@@ -95,6 +96,7 @@ class _Opening(Struct, frozen=True, kw_only=True):
     version: Annotated[int, Meta(ge=1)] = PROTOCOL_VERSION
     snapshots: SnapshotWhen = SnapshotWhen.NEVER
     coalesce_s: Annotated[float, Meta(ge=0, le=COALESCE_S_MAX)] = 0.0
+    old_secret: Annotated[str, Meta(max_length=KEY_CHARS_MAX)] = ""
 
 
 class ReaderOpen(_Opening, frozen=True, kw_only=True, tag="open", tag_field="type"):

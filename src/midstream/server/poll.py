@@ -80,6 +80,7 @@ class PollEndpoint:
             visitor_of(scope),
             name=connection_name_of(request),
             is_continued=number > 0,
+            request=request,
         ) as connection:
             await connection.admit(encode(opening))
             await connection.show_due()

@@ -62,11 +62,15 @@ class Presence:
         """Whether a connection of this stream left a mark here: the next one takes its place, whatever it wants."""
         return place in self._marks
 
-    def left(self, place: Place, mark: bytes, after_s: float | None) -> None:
-        """Stop a stream's turn in `after_s` seconds, unless its client comes back; with None only lift the mark."""
+    def left(self, place: Place, mark: bytes, after_s: float | None) -> asyncio.Task[None]:
+        """Stop a stream's turn in `after_s` seconds, unless its client comes back; with None only lift the mark.
+
+        Returns the task of it.
+        """
         task = self._world.spawn(self._part(place, mark, after_s), name=f"absence in {place[0]}")
         self._waiting[mark] = task
         task.add_done_callback(lambda _: self._waiting.pop(mark, None))
+        return task
 
     def stop(self) -> None:
         """Wait for nobody any more: this process ends, and the turns go on elsewhere."""

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from midstream.errors import LimitReachedError, SessionNotFoundError, ShelfMovedError
 from midstream.server.subjects import Subject
-from midstream.store.contract import PART_MARK, Shelf
+from midstream.store.contract import Shelf, root_of
 from midstream.world import World
 
 SHELF = "access-owners"
@@ -99,11 +99,6 @@ class Rights:
         """Return when a subject was locked out last, in seconds since 1970; 0 for never."""
         kept = await self._shelf.kept(REVOKED_SHELF, subject.key)
         return kept.at if kept else 0.0
-
-
-def root_of(session: str) -> str:
-    """Return the session that this one is part of, or itself."""
-    return session.partition(PART_MARK)[0]
 
 
 def is_of_tenant(session: str, tenant: str) -> bool:

@@ -16,8 +16,9 @@ from midstream.errors import AccessError, MidstreamError, SessionNotFoundError, 
 from midstream.runtime.host import Host
 from midstream.server.judge import Judge, Verdict
 from midstream.server.limits import CALLERS_MAX, HOUR_S, Limits, Places, Rate, RunningTurns
-from midstream.server.rights import Rights, name_outside, root_of
+from midstream.server.rights import Rights, name_outside
 from midstream.server.subjects import Action, Subject
+from midstream.store.contract import root_of
 from midstream.world import Cancellable, World
 
 VISIT = "midstream.visit"

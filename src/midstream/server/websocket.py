@@ -83,8 +83,11 @@ class WebSocketEndpoint:
         stream = self._connections.stream(self._host)
         transport = WebSocketTransport(receive, send)
         visitor = visitor_of(scope)
-        with Connection(self._host, session_id, stream, transport, self._connections, visitor) as connection:
-            opened = open_of(HTTPConnection(scope))
+        request = HTTPConnection(scope)
+        with Connection(
+            self._host, session_id, stream, transport, self._connections, visitor, request=request
+        ) as connection:
+            opened = open_of(request)
             if opened.stream:
                 await connection.admit(encode(opened))  # STREAM-51
             await send({"type": "websocket.accept"})

@@ -92,11 +92,42 @@ class DataKey:
             raise StoreDamagedError("what is stored here was changed, moved or cut") from error
 
 
+class OneKey:
+    """A single key that wraps others, as `OperatorKeys` do."""
+
+    def __init__(self, key: bytes, world: World) -> None:
+        self._cipher = AESGCM(key)
+        self._world = world
+
+    async def wrap(self, key: bytes, *, context: bytes) -> bytes:
+        """See `OperatorKeys.wrap`."""
+        nonce = fresh_key(self._world)[:NONCE_BYTES]
+        return nonce + self._cipher.encrypt(nonce, key, context)
+
+    async def unwrap(self, wrapped: bytes, *, context: bytes) -> bytes:
+        """See `OperatorKeys.unwrap`."""
+        try:
+            return self._cipher.decrypt(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], context)
+        except (InvalidTag, ValueError) as error:
+            raise StoreDamagedError("a wrapped key was changed, moved or cut") from error
+
+
 def fresh_key(world: World) -> bytes:
     """Draw a key."""
     return hashlib.blake2b(
         world.new_secret().encode(), digest_size=KEY_BYTES, person=b"midstream-key"
     ).digest()
+
+
+def derived_key(secret: str, share: bytes, place: bytes) -> tuple[bytes, bytes]:
+    """Return the key that a secret and a share of ours make for one place, and what shows that it is that key."""
+    both = HKDF(SHA256(), 2 * KEY_BYTES, share, place).derive(secret.encode("utf-8", "surrogatepass"))
+    return both[:KEY_BYTES], both[KEY_BYTES:]
+
+
+def digest_from(key: bytes, purpose: bytes) -> str:
+    """Return what a key makes of a purpose: it says nothing of the key."""
+    return HKDFExpand(SHA256(), KEY_BYTES, purpose).derive(key).hex()
 
 
 async def kept_key(key: bytes, keys: OperatorKeys, *, context: bytes) -> bytes:
@@ -171,14 +202,18 @@ class FileKeys:
             UsageError: There is a file already, or it cannot be made. Nothing was changed.
         """
         line = f"{name} {b64encode(fresh_key(world)).decode()}\n"
+        # Made beside it and linked: nobody ever reads half a key, and of two that make one the first wins.
+        fresh = Path(path).with_name(f".{world.new_id('keys')}")
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(path).hardlink_to(fresh)
         except OSError as error:
             raise UsageError(f"the key file {str(path)!r} cannot be made: {error.strerror}") from error
-        with os.fdopen(descriptor, "w") as file:
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+        finally:
+            fresh.unlink(missing_ok=True)
 
     async def wrap(self, key: bytes, *, context: bytes) -> bytes:
         """See `OperatorKeys.wrap`."""

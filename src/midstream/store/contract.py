@@ -24,6 +24,8 @@ records or none, only at the expected position, only under the newest epoch. A r
   its outcome: `Transactional`. It is no part of `Store`.
 * **Shelves** keep small values beside the journals, such as what a pool knows of its agents: `Shelf`. An entry is
   replaced whole, and only by whoever has read what it replaces. It is no part of `Store`.
+* **Escrow.** A store may be unable to read a session unless its client has shown a secret: `Escrowed`. Whatever needs
+  to read it then raises `SessionLockedError`. It is no part of `Store`.
 * **Errors** are those of `midstream.errors`; whatever is raised, nothing was half-written.
 
 `midstream.testing.store_contract` is this page as a test suite; every store runs it.
@@ -46,6 +48,10 @@ RUNNING = "running"
 """Status of a session whose turn is open."""
 WAITING = "waiting"
 """Status of a session whose open turn waits for nothing but people."""
+ESCROW = "escrow"
+"""The shelf that has the wrapped keys of sessions which only their clients can open, each under the session's name."""
+LOCKED = "locked"
+"""Shown for the status of a session whose open turn waits for its client to bring the secret; never stored."""
 PART_MARK = "::"
 """Stands in the name of a session that is part of another one, behind the name of that one."""
 
@@ -302,3 +308,78 @@ class Shelf(Protocol):
 
     async def shelf(self, shelf: str) -> Sequence[Kept]:
         """Return all entries of a shelf, last written first."""
+
+
+class Opened(Struct, frozen=True):
+    """What a secret opened.
+
+    Args:
+        session: The session, or the one it is part of.
+        is_client: Whether it was the client's own secret: a viewer's opens it for looking.
+        stream_digest: Stands for the secret in what is kept of the session's streams, also when the secret changes.
+        viewer: Which viewer's it was; b"" of the client's own.
+        expires_at: When a viewer's ends, in seconds since 1970.
+    """
+
+    session: str
+    is_client: bool
+    stream_digest: str
+    viewer: bytes = b""
+    expires_at: float = 0.0
+
+
+class Escrow(Protocol):
+    """Opens sessions for those who show a secret, in this process; each session with its parts."""
+
+    async def open(
+        self, session: str, secret: str, old_secret: str = "", *, begins: bool = False
+    ) -> Opened | None:
+        """Open a session, until it is locked; None for one that was written before there was an escrow.
+
+        Where only the old secret opens it, and it is the client's own, the new one opens it from then on and the old
+        one no more. That is one write.
+
+        Args:
+            begins: A session nobody has said anything in may be begun; then this is its secret.
+
+        Raises:
+            WrongSecretError: It does not open it; there may be no such session.
+            MidstreamError: The operator's keys or the store cannot be had.
+        """
+
+    async def holds(self, session: str) -> bool:
+        """Whether a session can only be opened with a secret."""
+
+    def lock(self, session: str) -> None:
+        """Forget the keys of a session. Nothing of it may be in use any more."""
+
+    async def share(self, session: str, *, for_s: float) -> str:
+        """Return a new secret that opens an open session for looking, for so many seconds.
+
+        Raises:
+            SessionLockedError: It is not open, or not by its client's own secret.
+            LimitReachedError: As many are good as may be. Nothing was changed.
+        """
+
+    async def withdraw_viewers(self, session: str) -> None:
+        """Let no viewer's secret open a session any more."""
+
+    async def forget_deleted(self) -> None:
+        """Drop what opens sessions that are not there any more: whoever deleted them died before it could."""
+
+    async def is_good(self, opened: Opened) -> bool:
+        """Whether what was opened by a viewer's secret may still be looked at."""
+
+
+@runtime_checkable
+class Escrowed(Protocol):
+    """A store in which clients hold the keys of their sessions."""
+
+    @property
+    def escrow(self) -> Escrow:
+        """What opens them."""
+
+
+def root_of(session: str) -> str:
+    """Return the session that this one is part of, or itself."""
+    return session.partition(PART_MARK)[0]

@@ -1,4 +1,7 @@
-"""Any store, with everything that people, models and tools say encrypted under the operator's keys.
+"""Any store, with everything that people, models and tools say encrypted under keys of the operator's or of clients.
+
+Whose keys wrap what belongs to a session is asked of `SessionKeys`: the operator's for all of them, or each client's
+for its own (`escrow`). What belongs to no session is always under the operator's.
 
 What stays readable: names of sessions, tools' own tables, how many records there are, how large and when, how turns
 ended, the digests of large results. See `ciphers` for what holds of what is encrypted. What this cannot show is a
@@ -11,16 +14,18 @@ import logging
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as Base64Error
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from midstream.core.blobs import Blob
 from midstream.core.records import Sync
-from midstream.errors import MidstreamError, StoreDamagedError
+from midstream.errors import MidstreamError, SessionLockedError, StoreDamagedError
 from midstream.store import ciphers
 from midstream.store.ciphers import ALONE, ID_BYTES, SHARED, DataKey, OperatorKeys
 from midstream.store.contract import (
+    PART_MARK,
     Appendix,
     Attempt,
     Kept,
@@ -44,12 +49,88 @@ TITLE_MARK = "encrypted:"
 _log = logging.getLogger(__name__)
 
 
+class SessionKeys(Protocol):
+    """Whose keys wrap what belongs to a session."""
+
+    house: OperatorKeys
+    """The operator's: they wrap what belongs to no session."""
+
+    async def prepare(self) -> None:
+        """Make ready, when the store is.
+
+        Raises:
+            KeyMissingError: The operator's keys are not those this store was written under.
+        """
+
+    def close(self) -> None:
+        """Forget all keys that are not the operator's."""
+
+    def require_owner(self, session: str) -> None:
+        """Let a session be claimed.
+
+        Raises:
+            LeaseHeldError: Whoever has its keys may only look.
+        """
+
+    async def reading(self, session: str) -> OperatorKeys:
+        """Return the keys that open what is kept of a session.
+
+        Raises:
+            SessionLockedError: They are its client's, who is not here.
+        """
+
+    async def writing(self, session: str, epoch: int) -> OperatorKeys:
+        """Return the keys for what an owner is about to append first under its epoch.
+
+        Raises:
+            MidstreamError: As `reading` does; or somebody else is its owner by now.
+        """
+
+    async def has_title(self, session: str) -> bool:
+        """Whether whoever lists sessions may read its title."""
+
+    async def forget(self, session: str) -> None:
+        """The session was deleted."""
+
+
+class OneForAll:
+    """The operator's keys, for every session."""
+
+    def __init__(self, keys: OperatorKeys) -> None:
+        self.house = keys
+
+    async def prepare(self) -> None:
+        """See `SessionKeys.prepare`."""
+
+    def close(self) -> None:
+        """See `SessionKeys.close`."""
+
+    def require_owner(self, session: str) -> None:
+        """See `SessionKeys.require_owner`."""
+
+    async def reading(self, session: str) -> OperatorKeys:  # noqa: ARG002 - see SessionKeys
+        """See `SessionKeys.reading`."""
+        return self.house
+
+    async def writing(self, session: str, epoch: int) -> OperatorKeys:  # noqa: ARG002 - see SessionKeys
+        """See `SessionKeys.writing`."""
+        return self.house
+
+    async def has_title(self, session: str) -> bool:  # noqa: ARG002 - see SessionKeys
+        """See `SessionKeys.has_title`."""
+        return True
+
+    async def forget(self, session: str) -> None:
+        """See `SessionKeys.forget`."""
+
+
 class _Writing(Struct):
     """What a session is written under, until it has another epoch."""
 
     epoch: int
     key: DataKey
     kept: Blob
+    has_title: bool
     is_kept: bool = False
     """Whether the wrapped key is certain to be in the store."""
 
@@ -57,9 +138,9 @@ class _Writing(Struct):
 class EncryptedStore:
     """See `encrypted`."""
 
-    def __init__(self, store: Store, keys: OperatorKeys, *, world: World, is_mixed: bool) -> None:
+    def __init__(self, store: Store, keys: SessionKeys, *, world: World, is_mixed: bool) -> None:
+        self.keys = keys
         self._store = store
-        self._keys = keys
         self._world = world
         self._is_mixed = is_mixed
         self._writing: dict[str, _Writing] = {}
@@ -68,15 +149,22 @@ class EncryptedStore:
     async def open(self) -> None:
         """See `Store.open`."""
         await self._store.open()
+        try:
+            await self.keys.prepare()
+        except MidstreamError:
+            await self._store.close()
+            raise
 
     async def close(self) -> None:
         """See `Store.close`. The keys are forgotten."""
         await self._store.close()
+        self.keys.close()
         self._writing.clear()
         self._known.clear()
 
     async def claim(self, session: str, *, at: float) -> int:
         """See `Store.claim`."""
+        self.keys.require_owner(session)
         return await self._store.claim(session, at=at)
 
     async def release(self, session: str, *, epoch: int) -> None:
@@ -115,16 +203,20 @@ class EncryptedStore:
 
         Raises:
             KeyMissingError: An operator's key is not here.
+            SessionLockedError: Its client's secret is not.
             StoreDamagedError: A record was changed, moved, cut or taken out.
         """
         page = await self._store.read(session, after=after, limit=limit)
+        if not page:
+            return page
+        keys = await self.keys.reading(session)
         found: list[Stored] = []
         for stored in page:
             if found and stored.position != found[-1].position + 1:
                 raise StoreDamagedError(f"session {session!r} has no record {found[-1].position + 1}")
             place = _place_of_record(session, stored.position, stored.epoch)
             try:
-                body = await self._plain(session, stored.body, place)
+                body = await self._plain(session, stored.body, place, keys)
             except StoreDamagedError as error:
                 where = f"record {stored.position} of session {session!r}"
                 raise type(error)(f"{where}: {error.message}") from error
@@ -134,13 +226,17 @@ class EncryptedStore:
     async def prune(self, session: str, body: bytes, *, position: int, epoch: int) -> bool:
         """See `Store.prune`."""
         place = _place_of_record(session, position, epoch)
-        encrypted = await ciphers.encrypt_alone(body, place, self._keys, self._world)
+        keys = await self.keys.reading(session)
+        encrypted = await ciphers.encrypt_alone(body, place, keys, self._world)
         return await self._store.prune(session, encrypted, position=position, epoch=epoch)
 
     async def blob(self, session: str, digest: str) -> bytes | None:
         """See `Store.blob`; raises as `read` does."""
         found = None if digest.startswith(KEY_MARK) else await self._store.blob(session, digest)
-        return None if found is None else await self._plain(session, found, _place_of_blob(session, digest))
+        if found is None:
+            return None
+        keys = await self.keys.reading(session)
+        return await self._plain(session, found, _place_of_blob(session, digest), keys)
 
     async def find(self, session: str) -> SessionInfo | None:
         """See `Store.find`."""
@@ -154,9 +250,18 @@ class EncryptedStore:
 
     async def delete(self, session: str) -> bool:
         """See `Store.delete`. Its wrapped keys go with it, so that no copy of a record that is left can be read."""
-        self._writing.pop(session, None)
-        self._known = {place: key for place, key in self._known.items() if place[0] != session}
-        return await self._store.delete(session)
+        self.lock(session)
+        is_deleted = await self._store.delete(session)
+        await self.keys.forget(session)
+        return is_deleted
+
+    def lock(self, session: str) -> None:
+        """Forget the data keys of a session and its parts: whoever asks for it needs the keys that wrap them."""
+        parts = f"{session}{PART_MARK}"
+        for name in [each for each in self._writing if each == session or each.startswith(parts)]:
+            del self._writing[name]
+        for place in [each for each in self._known if each[0] == session or each[0].startswith(parts)]:
+            del self._known[place]
 
     async def watch(self, followed: Mapping[str, int]) -> News:
         """See `Store.watch`. A letter that cannot be read is told to nobody."""
@@ -164,7 +269,10 @@ class EncryptedStore:
         letters: list[Letter] = []
         for letter in news.letters:
             try:
-                body = await ciphers.decrypt_alone(letter.body, _place_of_letter(letter.session), self._keys)
+                keys = await self.keys.reading(letter.session)
+                body = await ciphers.decrypt_alone(letter.body, _place_of_letter(letter.session), keys)
+            except SessionLockedError:  # its sender has the key, and is told again once it owns the session
+                _log.debug("a command waits for its client", extra={"session": letter.session})
             except MidstreamError as error:
                 _log.error("a command cannot be read: %s", error.code, extra={"session": letter.session})
             else:
@@ -173,15 +281,14 @@ class EncryptedStore:
 
     async def hand_over(self, session: str, body: bytes) -> bytes:
         """See `Store.hand_over`."""
-        place = _place_of_letter(session)
-        encrypted = await ciphers.encrypt_alone(body, place, self._keys, self._world)
-        return await ciphers.decrypt_alone(
-            await self._store.hand_over(session, encrypted), PLACE_OF_ANSWER, self._keys
-        )
+        keys = await self.keys.reading(session)
+        encrypted = await ciphers.encrypt_alone(body, _place_of_letter(session), keys, self._world)
+        answer = await self._store.hand_over(session, encrypted)
+        return await ciphers.decrypt_alone(answer, PLACE_OF_ANSWER, self.keys.house)
 
     async def answer(self, letter: int, body: bytes) -> None:
         """See `Store.answer`."""
-        encrypted = await ciphers.encrypt_alone(body, PLACE_OF_ANSWER, self._keys, self._world)
+        encrypted = await ciphers.encrypt_alone(body, PLACE_OF_ANSWER, self.keys.house, self._world)
         await self._store.answer(letter, encrypted)
 
     # --- keys
@@ -190,31 +297,32 @@ class EncryptedStore:
         """Return what to encrypt with under an epoch: a key that no other process and no other epoch has."""
         found = self._writing.get(session)
         if found is None or found.epoch != epoch:
-            key = ciphers.fresh_key(self._world)
+            keys, key = await self.keys.writing(session, epoch), ciphers.fresh_key(self._world)
             data_key = DataKey(key)
-            kept = await ciphers.kept_key(key, self._keys, context=_place_of_key(session))
-            found = _Writing(epoch, data_key, Blob(f"{KEY_MARK}{data_key.id.hex()}", kept))
+            kept = await ciphers.kept_key(key, keys, context=_place_of_key(session))
+            has_title = await self.keys.has_title(session)
+            found = _Writing(epoch, data_key, Blob(f"{KEY_MARK}{data_key.id.hex()}", kept), has_title)
             self._writing[session] = found
             self._remember(session, data_key)
         return found
 
-    async def _plain(self, session: str, body: bytes, place: bytes) -> bytes:
+    async def _plain(self, session: str, body: bytes, place: bytes, keys: OperatorKeys) -> bytes:
         kind = body[0] if body else 0
         if kind == SHARED:
             key_id = body[1 : 1 + ID_BYTES]
-            key = self._known.get((session, key_id)) or await self._learnt(session, key_id)
+            key = self._known.get((session, key_id)) or await self._learnt(session, key_id, keys)
             return key.decrypt(body, place)
         if kind == ALONE:
-            return await ciphers.decrypt_alone(body, place, self._keys)
-        if self._is_mixed:
+            return await ciphers.decrypt_alone(body, place, keys)
+        if self._is_mixed and keys is self.keys.house:
             return body
         raise StoreDamagedError("it is not encrypted (`is_mixed` reads what was written before)")
 
-    async def _learnt(self, session: str, key_id: bytes) -> DataKey:
+    async def _learnt(self, session: str, key_id: bytes, keys: OperatorKeys) -> DataKey:
         kept = await self._store.blob(session, f"{KEY_MARK}{key_id.hex()}")
         if kept is None:
             raise StoreDamagedError("its key is not in the store any more")
-        key = await ciphers.opened_key(kept, self._keys, context=_place_of_key(session))
+        key = await ciphers.opened_key(kept, keys, context=_place_of_key(session))
         self._remember(session, key)
         return key
 
@@ -227,9 +335,10 @@ class EncryptedStore:
         title = info.mark.title
         if not title.startswith(TITLE_MARK):
             return info
+        place = _place_of_title(info.session)
         try:
             encrypted = urlsafe_b64decode(title.removeprefix(TITLE_MARK))
-            plain = (await self._plain(info.session, encrypted, _place_of_title(info.session))).decode()
+            plain = (await self._plain(info.session, encrypted, place, self.keys.house)).decode()
         except (StoreDamagedError, Base64Error, UnicodeDecodeError):
             plain = ""
         return replace(info, mark=replace(info.mark, title=plain))
@@ -246,7 +355,7 @@ class EncryptedShelf(EncryptedStore):
     async def keep(self, shelf: str, key: str, body: bytes, *, expected: int, at: float) -> int:
         """See `Shelf.keep`."""
         place = _place_of_entry(shelf, key)
-        encrypted = await ciphers.encrypt_alone(body, place, self._keys, self._world)
+        encrypted = await ciphers.encrypt_alone(body, place, self.keys.house, self._world)
         return await self._shelves.keep(shelf, key, encrypted, expected=expected, at=at)
 
     async def drop(self, shelf: str, key: str, *, expected: int) -> bool:
@@ -260,7 +369,7 @@ class EncryptedShelf(EncryptedStore):
     async def _opened(self, shelf: str, found: Kept) -> Kept:
         if self._is_mixed and found.body[:1] != b"%c" % ALONE:
             return found
-        body = await ciphers.decrypt_alone(found.body, _place_of_entry(shelf, found.key), self._keys)
+        body = await ciphers.decrypt_alone(found.body, _place_of_entry(shelf, found.key), self.keys.house)
         return replace(found, body=body)
 
     @property
@@ -300,11 +409,12 @@ def encrypted(
             put it there.
         world: Where data keys come from.
     """
+    for_all = OneForAll(keys)
     if isinstance(store, Transactional) and isinstance(store, Shelf):
-        return EncryptedTransactional(store, keys, world=world, is_mixed=is_mixed)
+        return EncryptedTransactional(store, for_all, world=world, is_mixed=is_mixed)
     if isinstance(store, Shelf):
-        return EncryptedShelf(store, keys, world=world, is_mixed=is_mixed)
-    return EncryptedStore(store, keys, world=world, is_mixed=is_mixed)
+        return EncryptedShelf(store, for_all, world=world, is_mixed=is_mixed)
+    return EncryptedStore(store, for_all, world=world, is_mixed=is_mixed)
 
 
 def _encrypted(appendix: Appendix, writing: _Writing, session: str, expected: int) -> Appendix:
@@ -319,7 +429,9 @@ def _encrypted(appendix: Appendix, writing: _Writing, session: str, expected: in
     if not writing.is_kept:
         blobs.insert(0, writing.kept)
     mark = appendix.mark
-    if mark is not None and mark.title:
+    if mark is not None and mark.title and not writing.has_title:
+        mark = replace(mark, title="")
+    elif mark is not None and mark.title:
         title = encrypt(mark.title.encode("utf-8", "replace"), _place_of_title(session))
         mark = replace(mark, title=TITLE_MARK + urlsafe_b64encode(title).decode())
     return Appendix(bodies, mark, blobs)

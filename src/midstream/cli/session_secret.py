@@ -1,0 +1,60 @@
+"""Which secret of a session a command shows to its server: one that was brought, else the one that `chat` keeps.
+
+It is brought in a file or in the environment, never in an argument: everybody on a machine can read those.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from pathlib import Path
+
+from midstream.client.secret_store import SecretStore
+from midstream.client.session_secrets import SessionSecrets, Shown
+from midstream.errors import UsageError
+from midstream.places import Places
+from midstream.world import World
+
+SECRET_VARIABLE = "MIDSTREAM_SECRET"  # noqa: S105 - the name of a variable
+"""Its value is shown as the secret of every session that is asked for; also a word for looking at one."""
+FILE_VARIABLE = "MIDSTREAM_SECRET_FILE"
+"""Names a file that has it; readable by its owner only."""
+
+
+def brought_secret() -> str:
+    """Return the secret that the environment brings, "" where it brings none.
+
+    Raises:
+        UsageError: The file cannot be read, or others may read it.
+    """
+    named = os.environ.get(FILE_VARIABLE, "")
+    if not named:
+        return os.environ.get(SECRET_VARIABLE, "")
+    path = Path(named)
+    try:
+        if os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & 0o077:
+            raise UsageError(f"others may read {named!r}: make it yours alone (chmod 600)")
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the secret in {named!r} cannot be read: {type(error).__name__}") from error
+
+
+def shown_for(url: str, session: str, places: Places | None) -> Shown:
+    """Return what is shown to a server for one of its sessions.
+
+    Raises:
+        MidstreamError: As `brought_secret`; or the secrets that are kept cannot be read.
+    """
+    if secret := brought_secret():
+        return Shown(secret)
+    path = (places or Places.found()).secrets
+    return asyncio.run(_kept(path, url.rstrip("/"), session)) if path.exists() else Shown()
+
+
+async def _kept(path: Path, url: str, session: str) -> Shown:
+    store = SecretStore(path, world=World())
+    try:
+        return await SessionSecrets(store, server=url, world=World()).known(session)
+    finally:
+        await store.close()

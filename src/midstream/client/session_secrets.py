@@ -1,0 +1,116 @@
+"""The secret of each session of a client: shown by all of its streams, kept where the secrets of streams are.
+
+It is made with the first stream and stays until the session is forgotten. While it is being changed there are two: the
+next one is written down first, and both are shown, until the server is known to open the session by the next one. So
+whoever dies in between has the right one all the same.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from midstream.client.secret_store import SecretKey, SecretStore
+from midstream.world import World
+
+NEXT = "next"
+"""In the place of a stream's key: no stream is called so."""
+PART_MARK = "::"
+"""Stands behind the name of a session in the names of its sub-agents' sessions, which its secret opens too."""
+
+
+class Shown(Struct, frozen=True):
+    """The secrets that are shown to a server, each "" where there is none."""
+
+    secret: str = ""
+    old_secret: str = ""
+
+    def __repr__(self) -> str:
+        return "Shown(...)"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of a request that shows them."""
+        named = {
+            "x-idempotent-encryption-key": self.secret,
+            "x-idempotent-encryption-key-old": self.old_secret,
+        }
+        return {name: value for name, value in named.items() if value}
+
+
+class SessionSecrets:
+    """The secrets of the sessions of one server."""
+
+    def __init__(self, store: SecretStore, *, server: str, world: World) -> None:
+        self._store = store
+        self._server = server
+        self._world = world
+        self._known: dict[str, Shown] = {}
+
+    async def known(self, session: str) -> Shown:
+        """Return what a session is opened with, as far as that is known here.
+
+        Raises:
+            MidstreamError: As `SecretStore.get`.
+        """
+        root = root_of(session)
+        if root not in self._known:
+            secret = await self._store.get(self._key(root))
+            following = await self._store.get(self._key(root, NEXT))
+            if not (secret or following):
+                return Shown()
+            self._known[root] = Shown(following, secret or "") if following else Shown(secret or "")
+        return self._known[root]
+
+    async def made(self, session: str) -> Shown:
+        """Return what a session is opened with; for a new one a secret is made and kept.
+
+        Raises:
+            MidstreamError: As `SecretStore.put`.
+        """
+        found = await self.known(session)
+        return found if found.secret else await self.keep(session, self._world.new_secret())
+
+    async def keep(self, session: str, secret: str) -> Shown:
+        """Keep the secret of a session, as another client of this person told it; return what counts now.
+
+        Raises:
+            MidstreamError: As `SecretStore.put`.
+        """
+        root = root_of(session)
+        before = (await self.known(root)).secret
+        counts = await self._store.put(self._key(root), secret, replaces=before or None)
+        self._known[root] = Shown(counts)
+        return self._known[root]
+
+    async def begin_change(self, session: str) -> Shown:
+        """Draw the next secret of a session, unless one was drawn, and return both.
+
+        Raises:
+            MidstreamError: As `SecretStore.put`. Nothing was changed.
+        """
+        root = root_of(session)
+        before = await self.made(root)
+        if not before.old_secret:
+            following = await self._store.put(self._key(root, NEXT), self._world.new_secret())
+            self._known[root] = Shown(following, before.secret)
+        return self._known[root]
+
+    async def end_change(self, session: str) -> None:
+        """The server opens the session by the next secret: the one before is forgotten.
+
+        Raises:
+            MidstreamError: As `SecretStore.put`. Both are still kept, and shown.
+        """
+        root = root_of(session)
+        both = self._known[root]
+        await self._store.put(self._key(root), both.secret, replaces=both.old_secret)
+        await self._store.forget(self._key(root, NEXT))
+        self._known[root] = Shown(both.secret)
+
+    def _key(self, root: str, stream: str = "") -> SecretKey:
+        return SecretKey(self._server, root, stream)
+
+
+def root_of(session: str) -> str:
+    """Return the session that this one is part of, or itself."""
+    return session.partition(PART_MARK)[0]

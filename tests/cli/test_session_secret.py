@@ -1,0 +1,107 @@
+"""Sessions that only their clients can open, at the command line."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from midstream.cli.session_secret import brought_secret, shown_for
+from midstream.client.secret_store import SecretStore
+from midstream.client.session_secrets import SessionSecrets, Shown
+from midstream.errors import UsageError
+from midstream.places import Places
+from midstream.store.ciphers import FileKeys
+from midstream.store.contract import ESCROW
+from midstream.store.sqlite import reading
+from midstream.world import World
+from tests.cli.conftest import Run
+from tests.cli.processes import Serving
+from tests.cli.processes import run as run_process
+from tests.spec import spec
+
+SECRET = "s" * 43
+
+
+def test_a_secret_is_brought_by_a_file_or_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert brought_secret() == ""
+    monkeypatch.setenv("MIDSTREAM_SECRET", SECRET)
+    assert brought_secret() == SECRET
+    file = tmp_path / "secret"
+    file.write_text("f" * 43 + "\n")
+    file.chmod(0o600)
+    monkeypatch.setenv("MIDSTREAM_SECRET_FILE", str(file))
+    assert brought_secret() == "f" * 43
+    assert shown_for("http://127.0.0.1:1", "s", None) == Shown("f" * 43)
+    file.chmod(0o644)
+    with pytest.raises(UsageError, match="others may read"):
+        brought_secret()
+    file.unlink()
+    with pytest.raises(UsageError, match="cannot be read"):
+        brought_secret()
+
+
+async def _kept(path: Path) -> None:
+    store = SecretStore(path, world=World())
+    await SessionSecrets(store, server="http://127.0.0.1:1", world=World()).keep("s", SECRET)
+    await store.close()
+
+
+def test_else_the_one_is_shown_that_chat_keeps(tmp_path: Path) -> None:
+    places = Places.found(tmp_path)
+    assert shown_for("http://127.0.0.1:1", "s", places) == Shown()
+    asyncio.run(_kept(places.secrets))
+    assert shown_for("http://127.0.0.1:1/", "s::child", places) == Shown(SECRET)
+    assert shown_for("http://127.0.0.1:1", "other", places) == Shown()
+
+
+@spec("STREAM-75", "STREAM-86")
+def test_chat_and_sessions_show_the_secret_and_a_file_is_not_read_without(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Serving(tmp_path, options=["--encrypt", "client"]) as server:
+        for words in ("the word is canary-7f3a", "again"):
+            said = run_process("chat", server.url, "--session", "s", said=words)
+            assert said.returncode == 0, said.stderr
+        shown = run("sessions", "show", "s", "--url", server.url)
+        assert shown.exit_code == 0, shown.stderr
+        assert "canary-7f3a" in shown.stdout
+        listed = run("sessions", "list", "--url", server.url)
+        assert "canary-7f3a" not in listed.stdout
+        monkeypatch.setenv("MIDSTREAM_SECRET", "w" * 43)
+        refused = run("sessions", "show", "s", "--url", server.url)
+        assert refused.exit_code != 0
+        assert "MIDSTREAM_SECRET_FILE" in refused.stderr
+        monkeypatch.delenv("MIDSTREAM_SECRET")
+        assert server.interrupt() == (0, "")
+    keys = tmp_path / "sessions.db.keys"
+    assert keys.stat().st_mode & 0o777 == 0o600
+    stored = b"".join(file.read_bytes() for file in tmp_path.glob("sessions.db*") if file.is_file())
+    assert b"canary-7f3a" not in stored
+    for command in ("show", "export"):
+        done = run("sessions", command, "s", "--store", server.store)
+        assert done.exit_code != 0
+        assert "encrypted under its client's secret" in done.stderr
+        assert "--url" in done.stderr
+    with Serving(tmp_path, port=server.port, options=["--encrypt", "client"]) as server:
+        assert "canary-7f3a" in run("sessions", "show", "s", "--url", server.url).stdout
+        assert server.interrupt() == (0, "")
+    assert run("sessions", "delete", "s", "--yes", "--store", server.store).exit_code == 0
+    with reading(server.store) as reader:
+        assert [kept.key for kept in reader.shelf(ESCROW)] == [""]
+
+
+def test_a_server_whose_keys_are_lost_or_others_says_so_at_once(tmp_path: Path) -> None:
+    with Serving(tmp_path, options=["--encrypt", "client"]):
+        pass
+    keys = tmp_path / "sessions.db.keys"
+    keys.rename(tmp_path / "elsewhere")
+    serving = ("serve", "told:agent", "--encrypt", "client", "--store", "sessions.db", "--port", "0")
+    lost = run_process(*serving, cwd=tmp_path)
+    assert (lost.returncode, "cannot be read" in lost.stderr) == (2, True), lost.stderr
+    FileKeys.make(keys)
+    others = run_process(*serving, cwd=tmp_path)
+    assert (others.returncode != 0, "another key" in others.stderr) == (True, True), others.stderr

@@ -1,0 +1,189 @@
+"""A client has one secret for each session, and the right one whatever is cut short."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from midstream.client import connect
+from midstream.client.client import Client
+from midstream.client.secret_store import SecretStore
+from midstream.client.session_secrets import SessionSecrets, Shown, root_of
+from midstream.core.records import Delta, TurnEnded
+from midstream.errors import AccessError, MidstreamError, WrongSecretError
+from midstream.store.memory import Memory
+from midstream.testing.models import text
+from midstream.world import World
+from tests.server.escrowing import OTHER, escrowed_app
+from tests.server.serving import SECRET, Served, make_app, served
+from tests.spec import spec
+
+WAYS = ["websocket", "sse", "poll"]
+
+
+def _secrets(store: SecretStore) -> SessionSecrets:
+    return SessionSecrets(store, server="http://here", world=World())
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[SecretStore]:
+    store = SecretStore(None, world=World())
+    yield store
+    await store.close()
+
+
+def test_what_is_shown_is_not_written_anywhere() -> None:
+    shown = Shown(SECRET, OTHER)
+    assert SECRET not in repr(shown)
+    assert OTHER not in repr(shown)
+    assert shown.headers == {
+        "x-idempotent-encryption-key": SECRET,
+        "x-idempotent-encryption-key-old": OTHER,
+    }
+    assert Shown().headers == {}
+
+
+async def test_a_session_and_its_sub_agents_have_one_secret_for_good(store: SecretStore) -> None:
+    secrets = _secrets(store)
+    assert await secrets.known("s") == Shown()
+    made = await secrets.made("s")
+    assert len(made.secret) == 43
+    assert await secrets.made("s::child") == made
+    assert root_of("s::child::grandchild") == "s"
+    assert await _secrets(store).known("s") == made  # another process
+    assert (await secrets.made("t")).secret != made.secret
+
+
+async def test_of_two_that_make_one_the_same_counts_for_both(store: SecretStore) -> None:
+    one, other = _secrets(store), _secrets(store)
+    assert await one.known("s") == await other.known("s") == Shown()
+    assert await one.made("s") == await other.made("s")
+
+
+async def test_another_one_is_kept_in_its_place(store: SecretStore) -> None:
+    secrets = _secrets(store)
+    await secrets.made("s")
+    assert await secrets.keep("s", OTHER) == Shown(OTHER)
+    assert await _secrets(store).known("s") == Shown(OTHER)
+
+
+@spec("STREAM-79")
+async def test_while_it_is_changed_both_are_shown_also_by_the_next_process(store: SecretStore) -> None:
+    before = (await _secrets(store).made("s")).secret
+    both = await _secrets(store).begin_change("s")  # and the process dies
+    assert both.old_secret == before
+    again = _secrets(store)
+    assert await again.known("s") == both
+    assert await again.begin_change("s") == both  # the same one, as the server may know it already
+    await again.end_change("s")
+    assert await again.known("s") == Shown(both.secret) == await _secrets(store).known("s")
+
+
+async def _told(client: Client, session: str, words: str) -> str:
+    records = [event.record async for event in client.send(session, words)]
+    assert isinstance(records[-1], TurnEnded)
+    return "".join(each.text for each in records if isinstance(each, Delta))
+
+
+def _client(folder: Path, url: str, way: str = "auto") -> Client:
+    """The same client in each process."""
+    return connect(url, transport=way, state=folder / "state.db", secrets=folder / "secrets.db")
+
+
+@asynccontextmanager
+async def _server(folder: Path, memory: Memory) -> AsyncIterator[Served]:
+    async with served(escrowed_app(folder, [text("an answer")], memory=memory)) as server:
+        yield server
+
+
+@spec("STREAM-75")
+@pytest.mark.parametrize("way", WAYS)
+async def test_its_sessions_open_to_a_client_and_to_no_other(tmp_path: Path, way: str) -> None:
+    async with _server(tmp_path, Memory()) as server:
+        async with _client(tmp_path, server.url, way) as client:
+            assert await _told(client, "s", "one") == "an answer"
+            assert await _told(client, "s", "two") == "an answer"
+        async with _client(tmp_path, server.url, way) as client:  # another process of the same client
+            assert await _told(client, "s", "three") == "an answer"
+            async for event in client.follow("s", "0-0"):
+                if isinstance(event.record, TurnEnded) and event.record.turn == 3:
+                    break
+            assert await client.questions("s") == ()
+            await client.cancel("s")
+            secret = await client.secret("s")
+        async with connect(server.url, transport=way) as stranger:
+            with pytest.raises(WrongSecretError):
+                await _told(stranger, "s", "mine?")
+            with pytest.raises(WrongSecretError):
+                await anext(stranger.follow("s", "0-0"))
+            await stranger.keep_secret("s", secret)  # another device of the same person
+            assert await _told(stranger, "s", "four") == "an answer"
+
+
+@spec("STREAM-80")
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_viewer_is_shown_and_says_nothing(tmp_path: Path, way: str) -> None:
+    async with _server(tmp_path, Memory()) as server, connect(server.url) as client:
+        await _told(client, "s", "one")
+        word = await client.let_look("s", for_s=60.0)
+        async with connect(server.url, transport=way) as viewer:
+            assert (await anext(viewer.follow("s", "0-0", word=word))).id == "1-1"
+            await viewer.keep_secret("s", word)
+            with pytest.raises(MidstreamError) as refused:
+                await viewer.cancel("s")
+            assert refused.value.code in {"access", "usage"}
+            await client.withdraw_viewers("s")
+            with pytest.raises(WrongSecretError):
+                await anext(viewer.follow("s", "0-0", word=word))
+            with pytest.raises(AccessError):
+                await viewer.let_look("s")
+
+
+@spec("STREAM-79")
+@pytest.mark.parametrize("reaches", [False, True])
+async def test_a_change_that_is_cut_short_shuts_nobody_out(
+    tmp_path: Path,
+    reaches: bool,  # noqa: FBT001 - whether the server hears of it
+) -> None:
+    async with _server(tmp_path, Memory()) as server:
+        async with _client(tmp_path, server.url) as client:
+            await _told(client, "s", "one")
+            before = await client.secret("s")
+        store = SecretStore(tmp_path / "secrets.db", world=World())  # what `change_secret` does, and dies of
+        both = await SessionSecrets(store, server=server.url, world=World()).begin_change("s")
+        await store.close()
+        if reaches:
+            assert (await server.http.get("/v1/sessions/s", headers=both.headers)).status_code == 200
+        async with _client(tmp_path, server.url) as client:
+            assert await _told(client, "s", "two") == "an answer"
+            await client.change_secret("s")
+            assert await _told(client, "s", "three") == "an answer"
+            assert await client.secret("s") == both.secret
+        async with connect(server.url) as thief:
+            await thief.keep_secret("s", before)
+            with pytest.raises(WrongSecretError):
+                await anext(thief.follow("s", "0-0"))
+
+
+@pytest.mark.parametrize("is_escrowed", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_stream_that_began_under_another_secret_is_resumed(
+    tmp_path: Path,
+    is_escrowed: bool,  # noqa: FBT001 - both kinds of servers
+    way: str,
+) -> None:
+    script = [text("an answer of many words")]
+    app = escrowed_app(tmp_path, script) if is_escrowed else make_app(script)
+    async with served(app) as server:
+        async with _client(tmp_path, server.url, way) as client:
+            async for event in client.send("s", "one"):
+                if isinstance(event.record, Delta):
+                    break
+            await client.change_secret("s")
+        async with _client(tmp_path, server.url, way) as client:
+            [turn] = await client.resume_interrupted()
+            records = [event.record async for event in turn]
+            assert isinstance(records[-1], TurnEnded)

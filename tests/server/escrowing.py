@@ -1,0 +1,67 @@
+"""What the tests of escrowed sessions share: an app whose clients hold the keys."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from midstream.runtime.agent import Agent
+from midstream.server.access import Access
+from midstream.server.app import App, asgi
+from midstream.store.ciphers import FileKeys
+from midstream.store.contract import Store
+from midstream.store.escrow import escrowed
+from midstream.store.memory import Memory, MemoryStore
+from midstream.testing.models import Script, ScriptedModel
+from midstream.tools import Tool
+from midstream.world import World
+from tests.server.serving import SECRET, chunk
+
+OTHER = "o" * 43
+SHOWN = {"x-idempotent-encryption-key": SECRET}
+WRONG = {"x-idempotent-encryption-key": OTHER}
+
+
+def escrowed_app(
+    folder: Path,
+    script: Script = (),
+    *,
+    memory: Memory | None = None,
+    inner: Store | None = None,
+    tools: Sequence[Tool | Callable[..., Any]] = (),
+    access: Access | None = None,
+    world: World = World(),
+) -> App:
+    """Make an app with a scripted model, whose sessions only their clients can open."""
+    path = folder / "keys"
+    if not path.exists():
+        FileKeys.make(path)
+    store = escrowed(inner or MemoryStore(memory, world=world), FileKeys(path), world=world)
+    return asgi(Agent(ScriptedModel(script), tools=tools), store=store, access=access, world=world)
+
+
+async def say(
+    http: httpx2.AsyncClient, session: str = "s1", *, key: str = "k1", secret: str = SECRET, words: str = "hi"
+) -> httpx2.Response:
+    """Say something over plain HTTP."""
+    headers = {"x-idempotency-key": key, "x-idempotent-encryption-key": secret}
+    return await http.post(f"/v1/sessions/{session}/chunks", json=chunk(words=words), headers=headers)
+
+
+async def follow_to_end(http: httpx2.AsyncClient, session: str = "s1", *, key: str = "k1") -> str:
+    """Return all that comes of a turn, to its end."""
+    headers = {"x-idempotency-key": key, **SHOWN}
+    answer = await http.get(f"/v1/sessions/{session}/events", headers=headers)
+    assert answer.status_code == 200, answer.text
+    return answer.text
+
+
+async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
+    """Look until something is so, for ten seconds at most."""
+    async with asyncio.timeout(10):
+        while not await is_so():  # noqa: ASYNC110 - what is waited for rings no bell
+            await asyncio.sleep(0)

@@ -1,0 +1,71 @@
+"""An escrowed store keeps the contract of a store as long as its clients are there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from midstream.store.ciphers import FileKeys, OperatorKeys
+from midstream.store.contract import PART_MARK, Store, root_of
+from midstream.store.escrow import ClientKeys, EscrowedShelf
+from midstream.store.memory import Memory, MemoryStore
+from midstream.testing.shelf_contract import ShelfContract
+from midstream.testing.store_contract import Place, StoreContract
+from midstream.world import World
+
+SECRET = "s" * 43
+
+
+class Attended(ClientKeys):
+    """Keys whose clients are always there.
+
+    Parts of what does not exist, and commands for a session without a record, are under the operator's.
+    """
+
+    async def reading(self, session: str) -> OperatorKeys:
+        found = await self._store.find(root_of(session))
+        if found is None or not found.end or PART_MARK in session:
+            return self.house
+        await self.open(session, SECRET)
+        return await super().reading(session)
+
+    async def has_title(self, session: str) -> bool:
+        return True
+
+    async def writing(self, session: str, epoch: int) -> OperatorKeys:
+        if PART_MARK in session:
+            return self.house
+        await self.open(session, SECRET, begins=True)
+        return await super().writing(session, epoch)
+
+
+class EscrowedPlace:
+    def __init__(self, folder: Path) -> None:
+        self.memory = Memory()
+        FileKeys.make(folder / "keys")
+        self._house = FileKeys(folder / "keys")
+        self._inner: dict[Store, MemoryStore] = {}
+
+    def store(self) -> Store:
+        inner = MemoryStore(self.memory)
+        keys = Attended(inner, self._house, world=World(), is_mixed=False)
+        store = EscrowedShelf(inner, keys, world=World(), is_mixed=False)
+        keys.on_locked = store.lock
+        self._inner[store] = inner
+        return store
+
+    def kill(self, store: Store) -> None:
+        self.memory.kill(self._inner[store].owner)
+
+
+class TestEscrowedStore(StoreContract):
+    @pytest.fixture
+    def place(self, folder: Path) -> Place:
+        return EscrowedPlace(folder)
+
+
+class TestEscrowedShelf(ShelfContract):
+    @pytest.fixture
+    def place(self, folder: Path) -> Place:
+        return EscrowedPlace(folder)
