@@ -154,6 +154,7 @@ class WireTrial:
                 await self._subject.detach()
             case {"handled": str(event_id)}:
                 await self._subject.handled(event_id)
+                await self._subject.seen()  # a cursor may be written down later; what follows wants it there
             case {"restart": _}:
                 while not (arrived := self._server.arrived(self._session)).empty():
                     arrived.get_nowait()
