@@ -31,6 +31,7 @@ END_TO_END = frozenset(
         "cli/test_session_actions.py",
         "cli/test_session_secret.py",
         "client/test_client.py",
+        "conformance/test_client_wire.py",
         "client/test_kept_apart.py",
         "client/test_network_guide.py",
         "client/test_probe.py",
