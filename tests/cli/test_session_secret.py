@@ -58,7 +58,7 @@ def test_else_the_one_is_shown_that_chat_keeps(tmp_path: Path) -> None:
     assert shown_for("http://127.0.0.1:1", "other", places) == Shown()
 
 
-@spec("STREAM-75", "STREAM-86")
+@spec("STREAM-84", "STREAM-95")
 def test_chat_and_sessions_show_the_secret_and_a_file_is_not_read_without(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -338,7 +338,7 @@ def ring(tmp_path: Path) -> Iterator[FileKeyring]:
         yield backend
 
 
-@spec("STREAM-87")
+@spec("STREAM-76")
 async def test_no_byte_of_a_secret_is_ever_in_the_checkpoint(file: CheckpointFile, path: Path) -> None:
     await file.write("a", SECRETIVE)
     await file.write("a", [CursorMoved(EventId(1, 1)), ChunkKept(1, TWO)])
@@ -347,7 +347,7 @@ async def test_no_byte_of_a_secret_is_ever_in_the_checkpoint(file: CheckpointFil
     assert (ONE in while_open, SECRET.encode() in while_open + _bytes_beside(path)) == (True, False)
 
 
-@spec("STREAM-87")
+@spec("STREAM-76")
 async def test_a_secret_is_kept_before_the_stream_and_until_after_it(
     ring: FileKeyring, path: Path, secrets: SecretStore
 ) -> None:
@@ -467,7 +467,7 @@ def old(path: Path) -> Path:
     return path
 
 
-@spec("STREAM-87")
+@spec("STREAM-76")
 async def test_an_old_file_hands_its_secrets_over_and_keeps_no_byte_of_them(
     old: Path, file: CheckpointFile, secrets: SecretStore
 ) -> None:
@@ -482,7 +482,7 @@ async def test_an_old_file_hands_its_secrets_over_and_keeps_no_byte_of_them(
     assert len(await file.streams()) == 1
 
 
-@spec("STREAM-87")
+@spec("STREAM-76")
 @pytest.mark.parametrize("point", [Fault.BEFORE_CHECKPOINT, Fault.AFTER_CHECKPOINT])
 async def test_whoever_dies_while_handing_over_leaves_a_file_that_either_version_can_use(
     old: Path, secrets: SecretStore, point: Fault

@@ -50,7 +50,7 @@ async def _live(url: str, state: Path, ledger: Path, point: Fault, count: int, *
 
 
 @pytest.mark.fault
-@spec("STREAM-87")
+@spec("STREAM-76")
 @pytest.mark.parametrize("is_in_keyring", [False, True], ids=["in a file", "in a keyring"])
 @pytest.mark.parametrize("point", [Fault.BEFORE_CHECKPOINT, Fault.AFTER_CHECKPOINT])
 async def test_a_killed_client_leaves_no_secret_that_belongs_to_nothing(

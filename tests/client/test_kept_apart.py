@@ -76,7 +76,7 @@ def _bytes_in(folder: Path) -> bytes:
     return b"".join(each.read_bytes() for each in sorted(folder.iterdir()))
 
 
-@spec("STREAM-87")
+@spec("STREAM-76")
 async def test_the_keyring_has_the_secret_while_the_stream_lives_and_no_file_ever_does(
     server: Served, ring: FileKeyring, gate: asyncio.Event, tmp_path: Path
 ) -> None:
@@ -92,7 +92,7 @@ async def test_the_keyring_has_the_secret_while_the_stream_lives_and_no_file_eve
     assert (b"s1" in written, secret.encode() in written) == (True, False)
 
 
-@spec("STREAM-87")
+@spec("STREAM-76")
 async def test_a_keyring_that_hangs_delays_one_message_and_stops_nothing(
     server: Served, gate: asyncio.Event, tmp_path: Path
 ) -> None:
@@ -109,7 +109,7 @@ async def test_a_keyring_that_hangs_delays_one_message_and_stops_nothing(
         locked.unlocked.set()
 
 
-@spec("STREAM-87")
+@spec("STREAM-76")
 async def test_a_turn_whose_secret_is_locked_away_waits_and_goes_on_when_it_is_not(
     server: Served, ring: FileKeyring, gate: asyncio.Event, tmp_path: Path
 ) -> None:
@@ -125,7 +125,7 @@ async def test_a_turn_whose_secret_is_locked_away_waits_and_goes_on_when_it_is_n
         assert await client.resume_interrupted() == []
 
 
-@spec("STREAM-48", "STREAM-87")
+@spec("STREAM-48", "STREAM-76")
 async def test_a_turn_whose_secret_is_gone_begins_with_the_session_as_it_is(
     server: Served, ring: FileKeyring, gate: asyncio.Event, tmp_path: Path
 ) -> None:
@@ -143,7 +143,7 @@ async def test_a_turn_whose_secret_is_gone_begins_with_the_session_as_it_is(
         assert await client.resume_interrupted() == []
 
 
-@spec("STREAM-15", "STREAM-87")
+@spec("STREAM-15", "STREAM-76")
 async def test_a_stop_whose_secret_is_locked_away_is_kept_and_said_later(
     server: Served, ring: FileKeyring, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -159,7 +159,7 @@ async def test_a_stop_whose_secret_is_locked_away_is_kept_and_said_later(
             assert _status(await _rest(turn)) is TurnStatus.CANCELLED
 
 
-@spec("STREAM-48", "STREAM-87")
+@spec("STREAM-48", "STREAM-76")
 async def test_a_stop_whose_secret_is_gone_is_not_passed_over(
     server: Served, ring: FileKeyring, tmp_path: Path
 ) -> None:

@@ -70,7 +70,7 @@ async def test_another_one_is_kept_in_its_place(store: SecretStore) -> None:
     assert await _secrets(store).known("s") == Shown(OTHER)
 
 
-@spec("STREAM-79")
+@spec("STREAM-88")
 async def test_while_it_is_changed_both_are_shown_also_by_the_next_process(store: SecretStore) -> None:
     before = (await _secrets(store).made("s")).secret
     both = await _secrets(store).begin_change("s")  # and the process dies
@@ -99,7 +99,7 @@ async def _server(folder: Path, memory: Memory) -> AsyncIterator[Served]:
         yield server
 
 
-@spec("STREAM-75")
+@spec("STREAM-84")
 @pytest.mark.parametrize("way", WAYS)
 async def test_its_sessions_open_to_a_client_and_to_no_other(tmp_path: Path, way: str) -> None:
     async with _server(tmp_path, Memory()) as server:
@@ -123,7 +123,7 @@ async def test_its_sessions_open_to_a_client_and_to_no_other(tmp_path: Path, way
             assert await _told(stranger, "s", "four") == "an answer"
 
 
-@spec("STREAM-80")
+@spec("STREAM-89")
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_viewer_is_shown_and_says_nothing(tmp_path: Path, way: str) -> None:
     async with _server(tmp_path, Memory()) as server, connect(server.url) as client:
@@ -142,7 +142,7 @@ async def test_a_viewer_is_shown_and_says_nothing(tmp_path: Path, way: str) -> N
                 await viewer.let_look("s")
 
 
-@spec("STREAM-79")
+@spec("STREAM-88")
 @pytest.mark.parametrize("reaches", [False, True])
 async def test_a_change_that_is_cut_short_shuts_nobody_out(
     tmp_path: Path,

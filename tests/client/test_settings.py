@@ -41,7 +41,7 @@ def test_numbers_out_of_their_bounds_are_refused(wrong: dict[str, float]) -> Non
         ClientSettings(**wrong)  # type: ignore[arg-type]  # each is a number
 
 
-@spec("STREAM-89")
+@spec("STREAM-78")
 async def test_while_recovery_is_off_nothing_is_kept_and_it_is_switched_while_the_client_runs(
     tmp_path: Path,
 ) -> None:
@@ -71,7 +71,7 @@ def _read(path: Path) -> bytes:
     return path.read_bytes()
 
 
-@spec("STREAM-89")
+@spec("STREAM-78")
 async def test_what_is_not_kept_survives_lost_connections_and_its_tools_run_once(tmp_path: Path) -> None:
     done: list[str] = []
 
@@ -125,7 +125,7 @@ async def _all(events: AsyncGenerator[Event, None]) -> list[Event]:
     return [event async for event in events]
 
 
-@spec("STREAM-30", "STREAM-90")
+@spec("STREAM-30", "STREAM-79")
 async def test_interrupted_turns_are_taken_up_at_the_start_all_at_the_same_time(tmp_path: Path) -> None:
     gate = asyncio.Event()
     state, seen = tmp_path / "s.db", dict[str, list[Event]]()
@@ -154,7 +154,7 @@ async def test_interrupted_turns_are_taken_up_at_the_start_all_at_the_same_time(
     assert {"".join(event.text for event in events) for events in seen.values()} == {WORDS}
 
 
-@spec("STREAM-90")
+@spec("STREAM-79")
 async def test_what_taking_up_raises_is_told_at_the_end_and_leaving_detaches(tmp_path: Path) -> None:
     gate = asyncio.Event()
     state = tmp_path / "s.db"

@@ -35,7 +35,7 @@ def test_an_ack_and_a_heartbeat_are_progress_too(progress: ServerFrame) -> None:
     assert due_at(stream) == 50.0
 
 
-@spec("STREAM-88")
+@spec("STREAM-77")
 def test_a_stop_that_arrived_is_followed_for_a_short_while_and_one_that_did_not_until_it_does() -> None:
     waited = []
     for is_acknowledged in (False, True):
@@ -51,7 +51,7 @@ def test_a_stop_that_arrived_is_followed_for_a_short_while_and_one_that_did_not_
     assert STOPPED_PATIENCE_S < waited[1] <= STOPPED_PATIENCE_S + 31.0
 
 
-@spec("STREAM-88")
+@spec("STREAM-77")
 def test_after_the_end_of_a_stopped_turn_nobody_is_connected_to() -> None:
     stream = begun()
     stream.abort()

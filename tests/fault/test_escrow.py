@@ -98,7 +98,7 @@ async def _recovered(url: str) -> dict[str, object]:
         return told
 
 
-@spec("STREAM-84", "STREAM-85")
+@spec("STREAM-93", "STREAM-94")
 async def test_a_killed_servers_turn_waits_for_its_client_and_nobody_reads_it(tmp_path: Path) -> None:
     here, there = tmp_path / "server", tmp_path / "client"
     here.mkdir()

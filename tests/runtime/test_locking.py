@@ -88,7 +88,7 @@ async def _killed(host: Host, memory: Memory) -> None:
     await _locks(host).stop()
 
 
-@spec("STREAM-83")
+@spec("STREAM-92")
 async def test_a_turn_that_nobody_watches_goes_on_and_then_its_keys_are_forgotten(tmp_path: Path) -> None:
     gate = asyncio.Event()
     memory = Memory()
@@ -112,7 +112,7 @@ async def test_a_turn_that_nobody_watches_goes_on_and_then_its_keys_are_forgotte
     await host.stop(grace_s=0.1)
 
 
-@spec("STREAM-81")
+@spec("STREAM-90")
 async def test_a_start_forgets_what_opens_deleted_sessions(tmp_path: Path) -> None:
     memory, world = Memory(), FakeWorld()
     first = _host(tmp_path, [text("one")], memory, world=world)
@@ -128,7 +128,7 @@ async def test_a_start_forgets_what_opens_deleted_sessions(tmp_path: Path) -> No
     await second.stop(grace_s=0.1)
 
 
-@spec("STREAM-83")
+@spec("STREAM-92")
 async def test_the_last_of_several_holders_locks(tmp_path: Path) -> None:
     world = FakeWorld()
     host = _host(tmp_path, [text("one")], Memory(), world=world)
@@ -146,7 +146,7 @@ async def test_the_last_of_several_holders_locks(tmp_path: Path) -> None:
     await host.stop(grace_s=0.1)
 
 
-@spec("STREAM-83")
+@spec("STREAM-92")
 async def test_a_client_that_comes_again_soon_finds_it_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,7 +183,7 @@ async def test_who_comes_while_it_is_being_locked_keeps_it_open(tmp_path: Path) 
     await host.stop(grace_s=0.1)
 
 
-@spec("STREAM-84")
+@spec("STREAM-93")
 @pytest.mark.parametrize("is_survivor", [False, True])
 async def test_what_was_left_waits_for_its_client_without_an_error(
     tmp_path: Path,
@@ -236,7 +236,7 @@ async def test_what_was_left_waits_for_its_client_without_an_error(
     await second.stop(grace_s=0.1)
 
 
-@spec("STREAM-84")
+@spec("STREAM-93")
 async def test_a_sub_agents_turn_goes_on_with_that_of_its_parent(tmp_path: Path) -> None:
     memory = Memory()
     path = tmp_path / "keys"
@@ -270,7 +270,7 @@ async def test_a_sub_agents_turn_goes_on_with_that_of_its_parent(tmp_path: Path)
     await second.stop(grace_s=0.1)
 
 
-@spec("STREAM-84")
+@spec("STREAM-93")
 async def test_what_goes_on_elsewhere_does_not_wait_for_its_client(tmp_path: Path) -> None:
     gate = asyncio.Event()
     memory = Memory()
@@ -295,7 +295,7 @@ async def test_what_goes_on_elsewhere_does_not_wait_for_its_client(tmp_path: Pat
 # --- pruning
 
 
-@spec("STREAM-82")
+@spec("STREAM-91")
 async def test_what_is_due_is_pruned_when_its_client_leaves_and_not_before(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -326,7 +326,7 @@ async def test_what_is_due_is_pruned_when_its_client_leaves_and_not_before(
     await host.stop(grace_s=0.1)
 
 
-@spec("STREAM-82")
+@spec("STREAM-91")
 async def test_a_session_is_deleted_at_its_time_without_its_client(tmp_path: Path) -> None:
     memory, world = Memory(), FakeWorld()
     retention = Retention(sessions_for_s=1000.0)
@@ -361,7 +361,7 @@ async def test_a_session_is_deleted_at_its_time_without_its_client(tmp_path: Pat
 # --- viewers
 
 
-@spec("STREAM-80")
+@spec("STREAM-89")
 async def test_a_viewer_is_asked_again_at_the_end_of_its_word(tmp_path: Path) -> None:
     world = FakeWorld()
     host = _host(tmp_path, [text("one")], Memory(), world=world)
@@ -382,7 +382,7 @@ async def test_a_viewer_is_asked_again_at_the_end_of_its_word(tmp_path: Path) ->
     await host.stop(grace_s=0.1)
 
 
-@spec("STREAM-80")
+@spec("STREAM-89")
 async def test_a_word_that_was_withdrawn_at_another_server_ends_within_a_minute(tmp_path: Path) -> None:
     memory, world = Memory(), FakeWorld()
     host, other = (_host(tmp_path, [text("one")], memory, world=world) for _ in range(2))

@@ -528,7 +528,7 @@ async def test_rule_9_an_address_has_so_many_streams_and_its_neighbour_has_its_o
                 assert other.status_code == 200
 
 
-@spec("STREAM-105")
+@spec("STREAM-75")
 async def test_rule_9_frames_over_a_websocket_are_counted_as_requests_are() -> None:
     app = guarded_app(limits=Limits(requests_per_minute=8))
     async with served(app) as server:

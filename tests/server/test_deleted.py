@@ -48,7 +48,7 @@ async def _events(server: Served, headers: dict[str, str]) -> AsyncIterator[list
     await asyncio.wait_for(following, WAIT_S)
 
 
-@spec("STREAM-104")
+@spec("STREAM-68")
 async def test_readers_of_each_transport_are_told() -> None:
     async with served(make_app([text("hello")] * 2)) as server:
         assert (
@@ -84,7 +84,7 @@ async def test_readers_of_each_transport_are_told() -> None:
         assert (await server.http.get("/v1/sessions")).json()["sessions"] == []
 
 
-@spec("STREAM-104")
+@spec("STREAM-68")
 async def test_a_reader_at_another_process_is_told() -> None:
     memory = Memory()
     async with served(make_app([text("hello")] * 2, store=MemoryStore(memory))) as owner:
@@ -103,7 +103,7 @@ async def test_a_reader_at_another_process_is_told() -> None:
             assert await reader.hear_close() == (1008, GONE)
 
 
-@spec("STREAM-104")
+@spec("STREAM-68")
 async def test_while_a_turn_runs_nothing_is_deleted_and_nobody_notices() -> None:
     async with served(guarded_app([[Stall()]])) as server:
         assert (await say(server.http, "s1", ADA)).status_code == 200
@@ -126,7 +126,7 @@ async def test_while_a_turn_runs_nothing_is_deleted_and_nobody_notices() -> None
         assert (await server.http.get("/v1/sessions/s1", headers=ADA)).status_code == 404
 
 
-@spec("STREAM-104")
+@spec("STREAM-68")
 async def test_a_client_whose_session_was_deleted_does_not_come_back_for_it() -> None:
     async with served(make_app([text("hello")])) as server:
         assert (

@@ -110,7 +110,7 @@ async def test_a_tab_that_is_frozen_hands_the_connection_to_a_living_one(chromiu
         await leave(tabs)
 
 
-@spec("STREAM-92")
+@spec("STREAM-81")
 async def test_a_tab_in_the_background_is_not_stalled_by_its_timers(chromium: DevTools) -> None:
     """Three silent heartbeats would be 0.9 s here: less than the first timer of such a tab takes."""
     app = turns(text("Hello."), text(" Heard at once."))
@@ -159,7 +159,7 @@ async def test_a_tab_that_is_frozen_while_it_speaks_goes_on_when_it_is_back(chro
         await leave([tab])
 
 
-@spec("STREAM-93")
+@spec("STREAM-82")
 async def test_what_a_frozen_tab_left_is_taken_up_by_another_and_the_first_one_yields(
     chromium: DevTools,
 ) -> None:
@@ -211,7 +211,7 @@ WAITS = "() => stream.connection.phase === 'waiting' && stream.connection.retryA
 """A second away by its own clock, and that is a minute."""
 
 
-@spec("STREAM-92")
+@spec("STREAM-81")
 async def test_a_network_that_is_back_is_used_at_once(browser: Browser) -> None:
     gate = asyncio.Event()
     async with served(make_app(two_halves(gate))) as server:

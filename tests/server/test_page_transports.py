@@ -107,7 +107,7 @@ def ways(proxy: Proxy) -> list[str]:
         ({"upgrades": Upgrades.DROPPED, "is_buffering": True}, "poll"),
     ],
 )
-@spec("STREAM-42", "STREAM-43", "STREAM-91")
+@spec("STREAM-42", "STREAM-43", "STREAM-80")
 async def test_the_way_that_gets_through_is_found_and_remembered(
     browser: Browser, harm: dict[str, Any], transport: str
 ) -> None:
@@ -128,7 +128,7 @@ async def test_the_way_that_gets_through_is_found_and_remembered(
     assert records.text.count('"type":"message_accepted"') == 2
 
 
-@spec("STREAM-91")
+@spec("STREAM-80")
 async def test_a_way_that_was_only_lost_is_tried_again_soon(browser: Browser) -> None:
     """A server that is just coming up refuses its first sockets; that is no reason to do without them for a day."""
     async with served(make_app([text("Hello.")])) as server:
@@ -191,7 +191,7 @@ SPEAK_OFTEN = """(sessions) => {
 }"""
 
 
-@spec("STREAM-94")
+@spec("STREAM-83")
 async def test_more_streams_than_a_browser_has_connections_all_hear_and_speak(browser: Browser) -> None:
     gate = asyncio.Event()
     half = "".join(WORDS[:HALF])

@@ -216,7 +216,7 @@ async def test_an_older_connection_that_comes_between_two_polls_of_the_newer_one
         assert kinds_of((await poll(server.http, 1, after, **newer)).json()) == ["events"]
 
 
-@spec("STREAM-99")
+@spec("STREAM-50")
 async def test_of_two_connections_that_count_alike_the_names_tell_which_requests_are_whose() -> None:
     async with served(make_app([text("one")])) as server, asyncio.timeout(WAIT_S):
         copy = {"x-midstream-connection": "copy"}

@@ -44,7 +44,7 @@ def test_what_is_shown_is_not_written_anywhere() -> None:
     assert SECRET not in repr(Shown(SECRET, SECRET))
 
 
-@spec("STREAM-76")
+@spec("STREAM-85")
 @pytest.mark.parametrize(("method", "what"), ROUTES)
 async def test_without_the_secret_every_route_says_the_same_as_where_there_is_no_session(
     tmp_path: Path, method: str, what: str
@@ -63,7 +63,7 @@ async def test_without_the_secret_every_route_says_the_same_as_where_there_is_no
     assert json.loads(said[0][1])["code"] == "wrong_secret"
 
 
-@spec("STREAM-76")
+@spec("STREAM-85")
 async def test_neither_does_what_is_said_on_a_stream(tmp_path: Path) -> None:
     async with called(escrowed_app(tmp_path, [text("a canary")])) as http:
         await say(http)
@@ -90,7 +90,7 @@ async def _refused(server: Served, session: str, **fields: object) -> tuple[list
         return [await socket.hear()], await socket.hear_close()
 
 
-@spec("STREAM-76")
+@spec("STREAM-85")
 async def test_neither_does_a_websocket(tmp_path: Path) -> None:
     async with served(escrowed_app(tmp_path, [text("a canary")])) as server:
         await say(server.http)
@@ -116,7 +116,7 @@ async def test_neither_does_a_websocket(tmp_path: Path) -> None:
     assert shaken[0][0] == 403
 
 
-@spec("STREAM-76")
+@spec("STREAM-85")
 async def test_what_may_begin_a_session_is_refused_where_it_belongs_to_another_secret(tmp_path: Path) -> None:
     async with called(escrowed_app(tmp_path, [text("one"), text("two")])) as http:
         assert (await say(http)).status_code == 200
@@ -129,7 +129,7 @@ async def test_what_may_begin_a_session_is_refused_where_it_belongs_to_another_s
             assert (answer.status_code, answer.json()["code"]) == (400, "usage")
 
 
-@spec("STREAM-75")
+@spec("STREAM-84")
 async def test_with_the_secret_all_is_as_ever(tmp_path: Path) -> None:
     async with called(escrowed_app(tmp_path, [text("one"), text("two")])) as http:
         await say(http)
@@ -188,7 +188,7 @@ async def test_whoever_is_known_lists_names_and_no_titles(tmp_path: Path) -> Non
 # --- the secret is changed
 
 
-@spec("STREAM-79")
+@spec("STREAM-88")
 async def test_who_shows_the_old_and_a_new_secret_has_changed_it(tmp_path: Path) -> None:
     async with called(escrowed_app(tmp_path, [text("one")])) as http:
         await say(http)
@@ -210,7 +210,7 @@ async def test_who_shows_the_old_and_a_new_secret_has_changed_it(tmp_path: Path)
 # --- the client is gone
 
 
-@spec("STREAM-83")
+@spec("STREAM-92")
 async def test_keys_are_forgotten_when_the_last_one_has_left_a_session_at_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,7 +229,7 @@ async def test_keys_are_forgotten_when_the_last_one_has_left_a_session_at_rest(
         assert (await http.get("/v1/sessions/s1", headers=SHOWN)).status_code == 200
 
 
-@spec("STREAM-80")
+@spec("STREAM-89")
 async def test_a_viewer_follows_until_its_word_is_withdrawn(tmp_path: Path) -> None:
     async with served(escrowed_app(tmp_path, [text("one")])) as server:
         await say(server.http)
@@ -247,7 +247,7 @@ async def test_a_viewer_follows_until_its_word_is_withdrawn(tmp_path: Path) -> N
         assert (await server.http.get("/v1/sessions/s1", headers=bearer)).status_code == 403
 
 
-@spec("STREAM-80")
+@spec("STREAM-89")
 async def test_a_viewer_says_nothing(tmp_path: Path) -> None:
     async with called(escrowed_app(tmp_path, [text("one")])) as http:
         await say(http)
@@ -271,7 +271,7 @@ async def test_a_viewer_says_nothing(tmp_path: Path) -> None:
         assert (await http.get("/v1/sessions/s1", headers=SHOWN)).json()["turns"] == 1
 
 
-@spec("STREAM-84")
+@spec("STREAM-93")
 async def test_a_viewer_does_not_set_going_what_waits_for_its_client(tmp_path: Path) -> None:
     memory = Memory()
     began = asyncio.Event()
@@ -314,7 +314,7 @@ async def test_a_viewer_does_not_set_going_what_waits_for_its_client(tmp_path: P
         await until(has_gone_on)
 
 
-@spec("STREAM-78")
+@spec("STREAM-87")
 async def test_two_servers_share_a_session_that_both_were_shown_the_secret_of(tmp_path: Path) -> None:
     memory = Memory()
     one = escrowed_app(tmp_path, [text("one")], memory=memory)

@@ -34,7 +34,7 @@ async def _escrowed(folder: Path) -> AsyncIterator[httpx2.AsyncClient]:
         yield http
 
 
-@spec("STREAM-80")
+@spec("STREAM-89")
 async def test_one_word_is_the_pass_and_the_key(tmp_path: Path) -> None:
     async with _escrowed(tmp_path) as http:
         issued = await http.post("/v1/sessions/s1/viewers", json={"for_s": 60}, headers=SHOWN)
@@ -48,7 +48,7 @@ async def test_one_word_is_the_pass_and_the_key(tmp_path: Path) -> None:
         assert (await http.get("/v1/sessions/s1", headers=viewer)).status_code == 401
 
 
-@spec("STREAM-76", "STREAM-80")
+@spec("STREAM-85", "STREAM-89")
 async def test_the_key_alone_and_the_right_alone_show_nothing(tmp_path: Path) -> None:
     async with _escrowed(tmp_path) as http:
         stolen = await http.get("/v1/sessions/s1", headers={**BEN, **SHOWN})

@@ -104,7 +104,7 @@ def test_it_can_do_what_the_store_behind_it_can(folder: Path) -> None:
         escrowed(FailingStore(MemoryStore()), keys)
 
 
-@spec("STREAM-75")
+@spec("STREAM-84")
 async def test_only_its_secret_opens_a_session(folder: Path) -> None:
     memory = Memory()
     store = await _opened_store(memory, folder)
@@ -173,7 +173,7 @@ async def test_parts_of_a_session_open_with_it(folder: Path) -> None:
         await _read(other, part)
 
 
-@spec("STREAM-76")
+@spec("STREAM-85")
 async def test_who_is_refused_cannot_tell_whether_there_is_such_a_session(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,7 +284,7 @@ def _cut(memory: Memory) -> None:
     memory.shelves["escrow"]["s"] = replace(kept, body=kept.body[:-9])
 
 
-@spec("STREAM-77")
+@spec("STREAM-86")
 @pytest.mark.parametrize(
     "change",
     [_swapped, _with_share_of_another, _with_root_of_another, _without_check, _viewer_as_client, _cut],
@@ -301,7 +301,7 @@ async def test_wrapped_keys_cannot_be_moved_swapped_cut_or_put_there(
         await _read(store)
 
 
-@spec("STREAM-77")
+@spec("STREAM-86")
 @pytest.mark.parametrize(
     "what", ["moved", "swapped", "taken out", "shortened", "plain", "from another", "key"]
 )
@@ -372,7 +372,7 @@ async def test_what_nobody_has_said_anything_in_is_nobodys(folder: Path) -> None
         await store.escrow.open("s", SECRET, begins=True)
 
 
-@spec("STREAM-78")
+@spec("STREAM-87")
 async def test_of_two_servers_that_begin_a_session_one_does(folder: Path) -> None:
     memory = Memory()
     one, other = await _opened_store(memory, folder), await _opened_store(memory, folder)
@@ -410,7 +410,7 @@ class Slow(MemoryStore):
         return version
 
 
-@spec("STREAM-78")
+@spec("STREAM-87")
 @pytest.mark.parametrize("pause", range(14))
 async def test_the_client_that_begins_a_session_is_never_refused_at_the_same_moment(
     folder: Path, pause: int
@@ -495,7 +495,7 @@ class Dying(MemoryStore):
         return version
 
 
-@spec("STREAM-79")
+@spec("STREAM-88")
 @pytest.mark.parametrize("dies", ["before", "after", ""])
 async def test_whenever_a_change_is_cut_short_one_of_both_secrets_opens(folder: Path, dies: str) -> None:
     memory = Memory()
@@ -523,7 +523,7 @@ async def test_whenever_a_change_is_cut_short_one_of_both_secrets_opens(folder: 
     assert await _read(last) == [CANARY.encode()] * 3
 
 
-@spec("STREAM-79")
+@spec("STREAM-88")
 async def test_streams_are_the_same_under_the_new_secret(folder: Path) -> None:
     store = await _opened_store(Memory(), folder)
     await _begin(store)
@@ -571,7 +571,7 @@ async def test_a_viewer_changes_no_secret(folder: Path) -> None:
 # --- viewers
 
 
-@spec("STREAM-80")
+@spec("STREAM-89")
 async def test_a_viewers_word_opens_until_it_ends_and_for_looking_only(folder: Path) -> None:
     memory, world = Memory(), FakeWorld()
     store = await _opened_store(memory, folder, world=world)
@@ -597,7 +597,7 @@ async def test_a_viewers_word_opens_until_it_ends_and_for_looking_only(folder: P
     assert await elsewhere.claim("s", at=1.0) == 2
 
 
-@spec("STREAM-80")
+@spec("STREAM-89")
 async def test_the_end_of_a_viewers_word_cannot_be_moved_in_the_store(folder: Path) -> None:
     memory, world = Memory(), FakeWorld()
     store = await _opened_store(memory, folder, world=world)
@@ -610,7 +610,7 @@ async def test_the_end_of_a_viewers_word_cannot_be_moved_in_the_store(folder: Pa
         await store.escrow.open("s", word)
 
 
-@spec("STREAM-80")
+@spec("STREAM-89")
 async def test_withdrawn_words_open_nothing(folder: Path) -> None:
     memory = Memory()
     store = await _opened_store(memory, folder)
@@ -654,7 +654,7 @@ async def test_only_who_has_opened_it_can_share_a_session(folder: Path) -> None:
 # --- the end
 
 
-@spec("STREAM-81")
+@spec("STREAM-90")
 async def test_with_a_session_go_all_its_wraps(folder: Path) -> None:
     memory = Memory()
     store = await _opened_store(memory, folder)
@@ -676,7 +676,7 @@ async def test_with_a_session_go_all_its_wraps(folder: Path) -> None:
         await _read(store)
 
 
-@spec("STREAM-81")
+@spec("STREAM-90")
 async def test_wraps_that_a_dying_process_left_are_forgotten_by_the_next(folder: Path) -> None:
     memory, world = Memory(), FakeWorld()
     inner = MemoryStore(memory, world=world)
@@ -715,7 +715,7 @@ async def test_a_closed_store_knows_no_keys(folder: Path) -> None:
 # --- from before
 
 
-@spec("STREAM-82")
+@spec("STREAM-91")
 @pytest.mark.parametrize("is_plain", [True, False])
 async def test_sessions_from_before_are_served_where_that_is_asked_for(folder: Path, is_plain: bool) -> None:  # noqa: FBT001
     memory = Memory()

@@ -131,7 +131,7 @@ function answered(request) {
 /**
  * Sort what was kept into streams to take up again and keys to forget: those past the look-back, those that said
  * nothing, and parts of what is not there. A stream whose chunks cannot be read any more, or whose secret is gone, has
- * `damage` (STREAM-48, STREAM-87).
+ * `damage` (STREAM-48, STREAM-76).
  */
 export function sortInterrupted({ streams, secrets, chunks }, now) {
   const known = new Map(streams.map((stream) => [stream.key, { ...stream, chunks: [] }]));

@@ -14,7 +14,7 @@ const BACKOFF_MOST_MS = 30_000;
 const RETRY_AFTER_MOST_MS = 300_000;
 /** Without anything new for so long the stream ends; it can still be taken up. */
 const PATIENCE_MS = 2 * 60 * 60 * 1000;
-/** For so long the end of a turn is tried for that was stopped, once the server has the stop (STREAM-88). */
+/** For so long the end of a turn is tried for that was stopped, once the server has the stop (STREAM-77). */
 const STOPPED_PATIENCE_MS = 30_000;
 /** For a connection to be made. */
 const CONNECT_WITHIN_MS = 10_000;
