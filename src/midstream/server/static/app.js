@@ -28,8 +28,13 @@ const LISTED = new Set([
   "question_answered",
   "question_closed",
 ]);
+/** How a session is listed in which something is due. */
+const OPEN = new Set(["running", "waiting", "locked"]);
+const WRONG_SECRET = "wrong_secret";
 /** Records with which a message is shown: as a turn, or in the queue. */
 const SAID = new Set(["message_accepted", "message_queued"]);
+const LOCKED =
+  "There is nothing here that this browser can open. A session that was begun in another browser opens only there.";
 /** Stands in the id of every sub-agent's session, behind that of the session that called it. */
 const CHILD_MARK = "::";
 
@@ -50,6 +55,8 @@ class Page {
   #source = null;
   #isKnown = false; // the server has this session
   #isLost = false; // the server had it and has it no longer
+  #isLocked = false; // the server opens it to no secret that this browser has, or there is no such session
+  #titles = new Map(); // of the sessions that were shown here: a server that encrypts them keeps none
   #unborn = new Set(); // sessions made here in which nothing was said yet
   #pending = null; // {text, key, stream, node} of a message that is neither a turn nor in the queue yet
   #isStopping = false; // a stop was asked for and the turn has not ended
@@ -126,7 +133,7 @@ class Page {
     this.#source?.detach();
     this.#source = null;
     this.#session = named;
-    this.#isKnown = this.#isLost = false;
+    this.#isKnown = this.#isLost = this.#isLocked = false;
     this.#showPending(null);
     this.#reset(new Transcript());
     this.#showAll(); // from here on somebody may speak, also while the rest of this is under way
@@ -154,6 +161,7 @@ class Page {
     this.#settlePending(own);
     this.#showAll();
     this.#scrollToEnd();
+    if (this.#isLocked && this.#pending === null && this.#source === null) this.#tell(LOCKED);
     return undefined;
   }
 
@@ -173,15 +181,18 @@ class Page {
 
   /** Return the session's transcript, or null where there is none yet. Tries until the server answers. */
   async #load(visit) {
+    const session = this.#session;
     for (let wait = 500; visit === this.#visit; wait = Math.min(wait * 2, 8000)) {
       try {
-        const path = `/v1/sessions/${encodeURIComponent(this.#session)}`;
-        const snapshot = await ask(path);
-        if (snapshot === null) return null;
+        const snapshot = await answered(await this.#client.fetch(session));
+        if (visit !== this.#visit) return null;
+        if (snapshot === WRONG_SECRET) this.#isLocked = true;
+        if (snapshot === null || snapshot === WRONG_SECRET) return null;
         if (Number(snapshot.event_id.split("-")[1]) > RECORDS_READ_MAX)
           return Transcript.fromSnapshot(snapshot);
         const transcript = new Transcript();
-        for (const line of (await ask(`${path}/records`, "text")).split("\n")) {
+        const records = await answered(await this.#client.fetch(session, "/records"), "text");
+        for (const line of records.split("\n")) {
           if (line) transcript.apply(JSON.parse(line));
         }
         return transcript;
@@ -266,7 +277,8 @@ class Page {
       this.#tell(
         "The server no longer has this session. What you see is what this page had of it; begin a new one to go on.",
       );
-    } else if (error.code === "session_busy")
+    } else if (error.code === "wrong_secret") this.#tell(LOCKED);
+    else if (error.code === "session_busy")
       this.#tell(`${error.message} Your message was not sent; it is back in the box.`);
     else if (error.code !== "stream_fenced") this.#tell(`${error.message} (${error.code})`);
     this.#scrollToEnd();
@@ -453,6 +465,7 @@ class Page {
     const first = this.#transcript.turns.values().next().value;
     const title = visible(textOf(first?.message).split("\n", 1)[0]).slice(0, TITLE_CHARS);
     find("title").textContent = title || "New session";
+    if (title) this.#titles.set(this.#session, title);
     const asks = this.#transcript.asking.length > 0 ? "Waiting for you: " : "";
     document.title = title ? `${asks}${title} \u2013 midstream` : "midstream";
   }
@@ -549,13 +562,15 @@ class Page {
     const asking = new Set(waiting.questions.map((question) => question.session.split(CHILD_MARK, 1)[0]));
     const own = page.sessions.filter((session) => !session.id.includes(CHILD_MARK));
     const lines = own.map((session) => {
-      const link = element("a", "", element("bdi", "name", visible(session.title) || "Untitled"));
+      const name = visible(session.title) || this.#titles.get(session.id) || "Untitled";
+      const link = element("a", "", element("bdi", "name", name));
       link.href = `#${encodeURIComponent(session.id)}`;
-      const isAsking = asking.has(session.id);
+      const isShown = session.id === this.#session;
+      const isAsking = asking.has(session.id) || (isShown && this.#transcript.asking.length > 0);
       const when = isAsking ? "waits for you" : session.status;
-      const isOpen = session.status === "running" || session.status === "waiting";
+      const isOpen = OPEN.has(session.status);
       link.append(element("span", "when", isOpen ? when : ago(session.updated_at)));
-      if (session.id === this.#session) link.setAttribute("aria-current", "page");
+      if (isShown) link.setAttribute("aria-current", "page");
       return element("li", isAsking ? `${session.status} asking` : session.status, link);
     });
     find("sessions").replaceChildren(...lines);
@@ -605,11 +620,17 @@ class Page {
 }
 
 /** Ask the server; null where there is no such thing. */
-async function ask(path, kind = "json") {
-  const response = await fetch(BASE + path, { cache: "no-store" });
+async function ask(path) {
+  return answered(await fetch(BASE + path, { cache: "no-store" }));
+}
+
+/** Return what an answer says; null where there is no such thing, `WRONG_SECRET` where the session is locked. */
+async function answered(response, kind = "json") {
   if (response.status === 404) return null;
-  if (!response.ok) throw new Error(`${path}: ${response.status}`);
-  return response[kind]();
+  if (response.ok) return response[kind]();
+  const problem = await response.json().catch(() => ({}));
+  if (problem.code === WRONG_SECRET) return WRONG_SECRET;
+  throw new Error(`${response.url}: ${response.status}`);
 }
 
 function ago(seconds) {

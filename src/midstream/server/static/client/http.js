@@ -9,6 +9,7 @@
  */
 
 import { lostLine, randomText, refusalOf } from "./lines.js";
+import { headersOf } from "./secrets.js";
 import { SseDecoder } from "./sse.js";
 import { MidstreamError } from "./stream.js";
 
@@ -140,8 +141,8 @@ export class HttpLine {
 
   /** Send one frame; return the frame that answers it, or null. */
   async #post(frame, more = { signal: AbortSignal.any([this.#over.signal, AbortSignal.timeout(ANSWER_WITHIN_MS)]) }) {
-    const { stream, secret } = this.#opening;
-    const shown = stream ? { "x-idempotency-key": stream, "x-idempotent-encryption-key": secret } : {};
+    const { stream, secret = "", old_secret: oldSecret = "" } = this.#opening;
+    const shown = { ...(stream ? { "x-idempotency-key": stream } : {}), ...headersOf({ secret, oldSecret }) };
     const answer = await this.#fetch("chunks", frame, shown, { priority: "high", ...more });
     if (answer.status === 204) return null;
     if (answer.ok) return answer.text();

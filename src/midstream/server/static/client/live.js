@@ -20,6 +20,8 @@ export class LiveStream {
   #unread = [];
   #isOverfull = false;
   #isResting = false;
+  #isLocked = true;
+  #unlocked;
   #reader = null;
   #work = Promise.resolve();
   #settling = 0;
@@ -28,13 +30,15 @@ export class LiveStream {
   #accepted = {};
   #ended = {};
 
-  constructor(stream, means) {
+  /** @param shown Promises what opens the session, `{secret, oldSecret}`: no connection is made before. */
+  constructor(stream, means, shown) {
     this.#stream = stream;
     this.#means = means;
     this.#consumed = this.#savedCursor = stream.cursor;
     this.accepted = promised(this.#accepted);
     this.ended = promised(this.#ended);
     this.#settle();
+    this.#unlocked = this.#unlock(shown);
   }
 
   get session() {
@@ -78,12 +82,14 @@ export class LiveStream {
 
   /** Resolves when all that is due now is written down, sent and delivered. */
   get settled() {
-    return this.#work;
+    return this.#unlocked.then(() => this.#work);
   }
 
   /** How the connection is; see `Connection` in midstream.d.ts. */
   get connection() {
-    const { phase, deadlineAt, waitingOn, isReconnecting, isStalled, trouble } = this.#stream;
+    const { deadlineAt, waitingOn, isReconnecting, isStalled, trouble } = this.#stream;
+    const isBeginning = this.#isLocked && this.#stream.phase === "waiting";
+    const phase = isBeginning ? "connecting" : this.#stream.phase;
     const isTimed = phase === "waiting" && !this.#isResting;
     return {
       session: this.session,
@@ -179,6 +185,16 @@ export class LiveStream {
     }
   }
 
+  async #unlock(shown) {
+    try {
+      this.#stream.unlock(await shown);
+    } catch (error) {
+      this.#fail(error);
+    }
+    this.#isLocked = false;
+    this.#settle();
+  }
+
   #hasMore() {
     return this.#settling > 0 || this.#unread.length > 0;
   }
@@ -191,7 +207,7 @@ export class LiveStream {
   }
 
   get #isHeld() {
-    return this.#isOverfull || this.#isResting;
+    return this.#isOverfull || this.#isResting || this.#isLocked;
   }
 
   /** Carry out what the stream says, one settling after the other, so that a write precedes its frame. */

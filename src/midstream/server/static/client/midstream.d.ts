@@ -360,8 +360,11 @@ export class Client {
   ): Promise<void>;
   /** Take back a queued message, or all that wait. */
   withdraw(session: string, number?: number): Promise<void>;
-  /** Follow a session: events after `after`, or from now on. */
-  follow(session: string, after?: string | null): LiveStream;
+  /**
+   * Follow a session: events after `after`, or from now on. `word` is from another client's `letLook`, where the session is
+   * encrypted under that one's secret.
+   */
+  follow(session: string, after?: string | null, options?: { word?: string }): LiveStream;
   /** Stop the session's turn, whoever began it: `turn`, or whichever runs. */
   cancel(session: string, turn?: number): Promise<void>;
   /**
@@ -374,6 +377,31 @@ export class Client {
    * any. Asking sends nothing.
    */
   unsent(session: string): Promise<{ key: string; text: string; stream: LiveStream | null } | null>;
+  /**
+   * Ask the server about a session: `fetch` of `/v1/sessions/{session}{path}` (such as "/records"), with the session's secret
+   * and the `headers` of `connect`.
+   */
+  fetch(
+    session: string,
+    path?: string,
+    options?: Omit<RequestInit, "headers"> & { headers?: Record<string, string> },
+  ): Promise<Response>;
+  /**
+   * What opens a session, where the server encrypts it under its client's secret; drawn if there is none. For another client
+   * of the same person, which is told it by `keepSecret`. It is not to be logged, or sent anywhere else.
+   */
+  secret(session: string): Promise<string>;
+  /** Use this secret for a session from now on. */
+  keepSecret(session: string, secret: string): Promise<void>;
+  /**
+   * Let another secret open a session, and the one so far no more; resolves when the server has it on disk. Where it is cut
+   * short, both are shown until it is called again, and one of them opens the session.
+   */
+  changeSecret(session: string): Promise<void>;
+  /** A word with which anybody may look at a session, and no more, for `forS` (3600) seconds: see `follow`. */
+  letLook(session: string, options?: { forS?: number }): Promise<string>;
+  /** Let none of the words for a session be good any more. */
+  withdrawViewers(session: string): Promise<void>;
   /** Cut every connection as a lost network would. */
   cut(forMs?: number): void;
   /** Try every waiting connection at once, and prove the others. */

@@ -9,15 +9,16 @@
  * is told of connections, frames and time, and says what to write down, send and deliver. `LiveStream` (live.js) owns
  * one `Stream`, one line at a time and one timer, and obeys. A line is a WebSocket or behaves like one: `HttpLine`
  * (http.js) is several requests, `Ways` (ways.js) finds the one that gets through, `SharedLine` (shared.js) is another
- * tab's. `IndexedStorage` (storage.js) keeps what must survive a reload, and lifecycle.js tells what browsers do to
- * pages that nobody looks at.
+ * tab's. `IndexedStorage` (storage.js) keeps what must survive a reload, `SessionSecrets` (secrets.js) says by which secret
+ * a session is opened, and lifecycle.js tells what browsers do to pages that nobody looks at.
  *
  * No dependency and no build step: to use it elsewhere, copy this folder.
  */
 
 import { whileAlive } from "./lifecycle.js";
-import { randomText } from "./lines.js";
+import { lostLine, randomText, refusalOf } from "./lines.js";
 import { LiveStream } from "./live.js";
+import { SessionSecrets, headersOf } from "./secrets.js";
 import { SharedLine, canShare } from "./shared.js";
 import { IndexedStorage, MemoryStorage, sortInterrupted } from "./storage.js";
 import { MidstreamError, Stream } from "./stream.js";
@@ -32,6 +33,8 @@ export { MidstreamError, PROTOCOL_VERSION, parseEventId } from "./stream.js";
 /** A page that was left gives its streams up a moment after the next one begins; another tab keeps them. */
 const LOCK_WITHIN_MS = 500;
 const CANCEL_AFTER_S_MAX = 3600;
+/** For as long a word to look lasts, where nobody says otherwise. */
+const LOOK_FOR_S = 3600;
 
 /** A clock that is never set, and its timers. */
 const CLOCK = {
@@ -44,6 +47,8 @@ const CLOCK = {
 export class Client {
   #url;
   #storage;
+  #headers;
+  #secrets;
   #onstate;
   #live = new Map(); // LiveStream -> release of its lock
   #isResting = false;
@@ -52,6 +57,8 @@ export class Client {
   constructor({ url, storage, onstate, isShared, clock, wall, chance, ...ways }) {
     this.#url = url;
     this.#storage = storage;
+    this.#headers = ways.headers ?? (() => ({}));
+    this.#secrets = new SessionSecrets(url, storage);
     this.#onstate = onstate;
     const reach = new Ways({ url, ...ways }, { clock, wall, storage });
     this.#means = {
@@ -64,6 +71,7 @@ export class Client {
         const dial = () => reach.dial(session);
         return key || !isShared ? dial() : new SharedLine(`${url} ${session}`, dial);
       },
+      dialAlone: (session) => reach.dial(session),
       notify: (stream) => this.#onstate(stream.connection, stream),
       release: (stream) => {
         this.#live.get(stream)?.();
@@ -113,9 +121,16 @@ export class Client {
     return this.#tell(session, (stream, now) => stream.withdraw(number, now));
   }
 
-  /** Follow a session without saying anything: events after `after`, or from now on. */
-  follow(session, after = null) {
-    return this.#run(new Stream({ session, cursor: after }, this.#now()));
+  /**
+   * Follow a session without saying anything: events after `after`, or from now on. `word`, from another client's
+   * `letLook`, is shown in the place of the session's secret.
+   */
+  follow(session, after = null, { word = "" } = {}) {
+    const stream = new Stream({ session, cursor: after }, this.#now());
+    if (!word) return this.#run(stream, this.#secrets.known(session));
+    // Its time may end before that of the other tabs: it hears nothing through them.
+    const means = { ...this.#means, dial: this.#means.dialAlone };
+    return this.#run(stream, Promise.resolve({ secret: word }), { means });
   }
 
   /**
@@ -137,7 +152,7 @@ export class Client {
    */
   async resumeInterrupted({ session, after } = {}) {
     const held = new Set([...this.#live.keys()].map((live) => live.key));
-    const { interrupted, orphans } = sortInterrupted(await this.#storage.load(), this.#means.wall());
+    const { interrupted, orphans } = await this.#kept();
     const forgotten = orphans.filter((key) => !held.has(key)).map((key) => ({ op: "forget", key }));
     if (forgotten.length > 0) await this.#storage.apply(forgotten);
     const isWanted = (kept) => kept.url === this.#url && (session === undefined || kept.session === session);
@@ -147,7 +162,8 @@ export class Client {
     for (const [index, kept] of wanted.entries()) {
       if (releases[index] === null) continue;
       const begun = after === undefined ? {} : { cursor: after, isWhole: after !== null };
-      resumed.push(this.#run(new Stream({ ...kept, ...begun }, this.#now()), releases[index]));
+      const stream = new Stream({ ...kept, ...begun }, this.#now());
+      resumed.push(this.#run(stream, this.#secrets.known(kept.session), { release: releases[index] }));
     }
     return resumed;
   }
@@ -157,7 +173,7 @@ export class Client {
    * where `stream` is the one of this page that sends it, or null.
    */
   async unsent(session) {
-    const { interrupted } = sortInterrupted(await this.#storage.load(), this.#means.wall());
+    const { interrupted } = await this.#kept();
     for (const kept of interrupted) {
       if (kept.url !== this.#url || kept.session !== session) continue;
       const text = kept.damage ? null : new Stream(kept).pendingText;
@@ -165,6 +181,47 @@ export class Client {
       if (text !== null) return { key: kept.key, text, stream };
     }
     return null;
+  }
+
+  /** Ask the server about a session: `fetch` of `/v1/sessions/{session}{path}` with what opens it and shows who asks. */
+  async fetch(session, path = "", { headers = {}, ...more } = {}) {
+    return this.#ask(session, path, { headers, ...more }, await this.#secrets.known(session));
+  }
+
+  /**
+   * Return the secret of a session, for another client of the same person, which is told it by `keepSecret`; one is drawn
+   * if there is none. It is not to be logged, or sent anywhere else.
+   */
+  async secret(session) {
+    return (await this.#secrets.made(session)).secret;
+  }
+
+  /** Use this secret for a session from now on. */
+  keepSecret(session, secret) {
+    return this.#secrets.keep(session, secret);
+  }
+
+  /**
+   * Let another secret open a session, and the one so far no more; resolves when the server has it on disk. Where it is cut
+   * short, both are shown until it is called again, and one of them opens the session.
+   */
+  async changeSecret(session) {
+    const both = await this.#secrets.beginChange(session);
+    await this.#told(session, "", {}, both);
+    await this.#secrets.endChange(session, both.secret);
+  }
+
+  /** Return a word with which anybody may look at a session, and no more, for `forS` seconds: see `follow`. */
+  async letLook(session, { forS = LOOK_FOR_S } = {}) {
+    const body = JSON.stringify({ for_s: forS });
+    const wish = { method: "POST", headers: { "content-type": "application/json" }, body };
+    const { word } = await (await this.#told(session, "/viewers", wish)).json();
+    return word;
+  }
+
+  /** Let none of the words for a session be good any more. */
+  async withdrawViewers(session) {
+    await this.#told(session, "/viewers", { method: "DELETE" });
   }
 
   /** Cut every connection as a lost network would; `forMs` keeps it away for that long. */
@@ -210,11 +267,11 @@ export class Client {
   }
 
   #start(begun, first) {
-    const secret = randomText(32);
-    const stream = new Stream({ key: randomText(16), secret, ...begun }, this.#now());
+    const stream = new Stream({ key: randomText(16), ...begun }, this.#now());
     first(stream, this.#now());
     const lock = lockOf(stream.key);
-    return this.#run(stream, () => lock.then((release) => release?.()));
+    const release = () => lock.then((free) => free?.());
+    return this.#run(stream, this.#secrets.made(begun.session), { release });
   }
 
   /** Say something on a stream of its own that is over with its ack. */
@@ -224,12 +281,40 @@ export class Client {
     return stream.accepted;
   }
 
+  /** Sort what is kept. A page that died while it said its first words kept the session's secret and not the stream's. */
+  async #kept() {
+    const { streams, secrets, chunks } = await this.#storage.load();
+    const whole = new Set(secrets.map(({ key }) => key));
+    for (const { key, session, url } of streams) {
+      if (whole.has(key) || url !== this.#url) continue;
+      const { secret } = await this.#secrets.known(session);
+      if (secret) secrets.push({ key, secret });
+    }
+    return sortInterrupted({ streams, secrets, chunks }, this.#means.wall());
+  }
+
+  /** Ask, and throw what the server refuses. */
+  async #told(session, path, wish, shown = null) {
+    const opening = shown ?? (await this.#secrets.known(session));
+    const answer = await this.#ask(session, path, wish, opening).catch((error) => {
+      throw lostLine(`the server did not answer (${error.name})`);
+    });
+    if (!answer.ok) throw await refusalOf(answer);
+    return answer;
+  }
+
+  async #ask(session, path, { headers, ...wish }, shown) {
+    const address = `${this.#url}/v1/sessions/${encodeURIComponent(session)}${path}`;
+    const named = { ...(await this.#headers()), ...headersOf(shown), ...headers };
+    return fetch(address, { cache: "no-store", ...wish, headers: named });
+  }
+
   #now() {
     return this.#means.clock.now();
   }
 
-  #run(stream, release = () => {}) {
-    const live = new LiveStream(stream, this.#means);
+  #run(stream, shown, { release = () => {}, means = this.#means } = {}) {
+    const live = new LiveStream(stream, means, shown);
     this.#live.set(live, release);
     return live;
   }

@@ -1,6 +1,6 @@
 /**
- * What is kept over a reload: streams, what proves that they are ours, the chunks that nobody has acknowledged, and
- * which transport worked.
+ * What is kept over a reload: streams, what proves that they are ours, the chunks that nobody has acknowledged, the
+ * secrets of sessions, and which transport worked.
  *
  * A write is `{op: "stream", value}`, `{op: "secret", value}`, `{op: "chunk", value}`, `{op: "acked", key, accepted}`
  * (chunks below that number are in the server's journal) or `{op: "forget", key}`.
@@ -10,8 +10,8 @@ import { MidstreamError, damageOf } from "./stream.js";
 
 /** How long after its last sign of life an interrupted stream is taken up again. */
 export const LOOK_BACK_MS = 2 * 60 * 60 * 1000;
-/** 2: secrets stand apart. Nothing of before was ever published, and all of it is older than the look-back. */
-const VERSION = 2;
+/** 2: secrets stand apart; all that is of before is older than the look-back. 3: sessions have secrets. */
+const VERSION = 3;
 const KEPT = ["streams", "secrets", "chunks"];
 
 /** Keeps it all in memory: for tests, and where a browser refuses IndexedDB. */
@@ -20,6 +20,7 @@ export class MemoryStorage {
   #streams = new Map();
   #secrets = new Map();
   #chunks = new Map();
+  #sessions = new Map();
   #worked = new Map();
 
   async apply(writes) {
@@ -42,6 +43,13 @@ export class MemoryStorage {
     return { streams, secrets, chunks };
   }
 
+  async sessionSecret(server, session, change) {
+    const id = JSON.stringify([server, session]);
+    const after = change(this.#sessions.get(id) ?? null);
+    if (after !== null) this.#sessions.set(id, after);
+    return after;
+  }
+
   async worked(server) {
     return this.#worked.get(server) ?? null;
   }
@@ -60,9 +68,12 @@ export class IndexedStorage {
   /** Open (or make) the database; throws where the browser refuses. */
   static async open(name = "midstream") {
     const request = indexedDB.open(name, VERSION);
-    request.onupgradeneeded = () => {
+    request.onupgradeneeded = ({ oldVersion }) => {
       const database = request.result;
-      for (const former of [...database.objectStoreNames]) database.deleteObjectStore(former);
+      database.createObjectStore("sessions", { keyPath: ["server", "session"] });
+      if (oldVersion === 2) return;
+      for (const former of [...database.objectStoreNames])
+        if (former !== "sessions") database.deleteObjectStore(former);
       database.createObjectStore("streams", { keyPath: "key" });
       database.createObjectStore("secrets", { keyPath: "key" });
       database.createObjectStore("chunks", { keyPath: ["key", "seqno"] });
@@ -102,6 +113,26 @@ export class IndexedStorage {
     const reading = KEPT.map((name) => answered(transaction.objectStore(name).getAll()));
     const [streams, secrets, chunks] = await Promise.all(reading);
     return { streams, secrets, chunks };
+  }
+
+  /**
+   * Read what is kept of a session's secret (null: nothing), write down what `change` makes of that, and return it, in one
+   * transaction.
+   */
+  async sessionSecret(server, session, change) {
+    const transaction = this.#database.transaction("sessions", "readwrite", { durability: "strict" });
+    const sessions = transaction.objectStore("sessions");
+    return new Promise((resolve, reject) => {
+      let after = null;
+      const reading = sessions.get([server, session]);
+      reading.onsuccess = () => {
+        const before = reading.result ?? null;
+        after = change(before);
+        if (after !== before) sessions.put({ ...after, server, session });
+      };
+      transaction.oncomplete = () => resolve(after);
+      transaction.onabort = () => reject(transaction.error);
+    });
   }
 
   /** Return `{server, transport, until}` of what worked at a server, or null. */

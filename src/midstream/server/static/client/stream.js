@@ -130,6 +130,7 @@ export class Stream {
     this.#keptAs = kept.key ?? "";
     this.key = this.damage ? "" : this.#keptAs;
     this.secret = kept.secret ?? "";
+    this.oldSecret = "";
     this.turn = kept.turn ?? 0;
     this.acked = kept.acked ?? 0;
     this.nextSeqno = kept.nextSeqno ?? 0;
@@ -229,6 +230,18 @@ export class Stream {
     this.#abortSeqno = this.nextSeqno - 1;
   }
 
+  /**
+   * Show the secret of the session from now on, where one is known. One that it began with is shown beside it, if it is
+   * another: the session's was changed since, or it began when each stream had its own.
+   */
+  unlock({ secret, oldSecret = "" }) {
+    if (!secret) return;
+    const own = this.key ? this.secret : "";
+    this.oldSecret = own && own !== secret ? own : oldSecret;
+    this.secret = secret;
+    if (!own && this.nextSeqno > 0) this.#write({ op: "secret", value: { key: this.key, secret } });
+  }
+
   /** Deliver nothing more; the stream lives on until its chunks are acknowledged, and is forgotten then. */
   detach(now) {
     this.isDetached = true;
@@ -263,15 +276,17 @@ export class Stream {
   }
 
   #opening() {
-    const { key: stream, secret, isWhole, cancelAfterS } = this;
+    const { key: stream, secret, oldSecret: old_secret, isWhole, cancelAfterS } = this;
     const event_id = this.#isBegun ? this.cursor : null;
     const open = { type: "open", version: PROTOCOL_VERSION, event_id };
     open.snapshots = this.damage ? "begin" : "gone";
+    if (secret) open.secret = secret;
+    if (old_secret) open.old_secret = old_secret;
     if (!stream) return open;
     // STREAM-6: of a stream whose first chunk is not known to have arrived the server need not know, and an event id
     // that is the session's and not the stream's would say that it should.
     const next_seqno = isWhole && event_id !== null && this.acked === 0 ? 0 : this.nextSeqno;
-    const identity = { stream, secret, next_seqno, connection: this.#connection };
+    const identity = { stream, next_seqno, connection: this.#connection };
     return { ...open, ...identity, ...(cancelAfterS === null ? {} : { cancel_after_s: cancelAfterS }) };
   }
 
@@ -577,7 +592,7 @@ export class Stream {
     }
     this.nextSeqno += 1;
     this.#chunks.push({ seqno, frame });
-    if (seqno === 0) this.#write({ op: "secret", value: { key: this.key, secret: this.secret } });
+    if (seqno === 0 && this.secret) this.#write({ op: "secret", value: { key: this.key, secret: this.secret } });
     this.#write({ op: "chunk", value: { key: this.key, seqno, frame } }, { op: "stream", value: this.record() });
     this.#sendChunks();
   }

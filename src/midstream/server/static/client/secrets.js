@@ -1,0 +1,74 @@
+/**
+ * The secret of each session: shown by all of its streams, by its readers and with every request about it.
+ *
+ * It is drawn with the first stream and stays. While it is being changed there are two: the next one is written down
+ * first, and both are shown, until the server is known to open the session by the next one. What is kept is read each
+ * time, and changed in one transaction: of two tabs the first one wins, and the other one sees it.
+ */
+
+import { randomText } from "./lines.js";
+
+const SECRET_BYTES = 32;
+/** Stands behind the name of a session in the names of its sub-agents' sessions, which its secret opens too. */
+const PART_MARK = "::";
+
+/** The secrets of the sessions of one server, as they are shown: `{secret, oldSecret}`, each "" where there is none. */
+export class SessionSecrets {
+  #server;
+  #storage;
+
+  constructor(server, storage) {
+    this.#server = server;
+    this.#storage = storage;
+  }
+
+  /** Return what a session is opened with, as far as that is known here. */
+  async known(session) {
+    return shownBy(await this.#changed(session, (kept) => kept));
+  }
+
+  /** Return what a session is opened with; for a new one a secret is drawn and kept. */
+  async made(session) {
+    return shownBy(await this.#changed(session, (kept) => kept ?? { secret: drawn() }));
+  }
+
+  /** Keep the secret of a session, as another client of this person told it. */
+  async keep(session, secret) {
+    await this.#changed(session, () => ({ secret }));
+  }
+
+  /** Draw the next secret of a session, unless one was drawn, and return both. */
+  async beginChange(session) {
+    const begun = ({ secret, next } = { secret: drawn() }) => ({ secret, next: next ?? drawn() });
+    return shownBy(await this.#changed(session, (kept) => begun(kept ?? undefined)));
+  }
+
+  /** The server opens the session by `secret`: the one before is forgotten. */
+  async endChange(session, secret) {
+    await this.#changed(session, (kept) => (kept?.next === secret ? { secret } : kept));
+  }
+
+  #changed(session, change) {
+    return this.#storage.sessionSecret(this.#server, rootOf(session), change);
+  }
+}
+
+/** Return the headers of a request that shows a session's secret. */
+export function headersOf({ secret, oldSecret }) {
+  const named = { "x-idempotent-encryption-key": secret, "x-idempotent-encryption-key-old": oldSecret };
+  return Object.fromEntries(Object.entries(named).filter(([, value]) => value));
+}
+
+function drawn() {
+  return randomText(SECRET_BYTES);
+}
+
+function shownBy(kept) {
+  const { secret = "", next } = kept ?? {};
+  return next ? { secret: next, oldSecret: secret } : { secret, oldSecret: "" };
+}
+
+/** Return the session that this one is part of, or itself. */
+function rootOf(session) {
+  return session.split(PART_MARK, 1)[0];
+}
