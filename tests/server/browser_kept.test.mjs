@@ -92,6 +92,79 @@ test("numbers of connections go on above those of the page before, and are writt
   assert.equal(JSON.parse(reopened).connection > 2 ** 24, true);
 });
 
+// --- the secrets of sessions ---------------------------------------------------------------------------------------
+
+/** Connect to nobody for as long as a test takes; `opened` gives what the first connection was opened with. */
+async function silent(t, storage, url = "http://x") {
+  let told;
+  const opened = new Promise((resolve) => (told = resolve));
+  const makeSocket = () => {
+    const line = { close() {}, send: (frame) => told(JSON.parse(frame)) };
+    queueMicrotask(() => line.onopen?.({}));
+    return line;
+  };
+  const client = await connect({ url, storage, makeSocket });
+  t.after(() => client.close());
+  return { client, opened };
+}
+
+test("a session has one secret, whichever tab asks first, for its streams, readers and sub-agents", async (t) => {
+  const storage = new MemoryStorage();
+  const [one, other] = [await silent(t, storage), await silent(t, storage)];
+  const [secret, same] = await Promise.all([one.client.secret("s"), other.client.secret("s")]);
+  assert.equal(secret, same);
+  assert.equal(Buffer.from(secret, "base64url").length, 32);
+  assert.equal(await other.client.secret("s::child"), secret);
+  assert.notEqual(await other.client.secret("t"), secret);
+  assert.notEqual(await (await silent(t, storage, "http://y")).client.secret("s"), secret);
+  one.client.send("s", "hello");
+  other.client.follow("s::child");
+  for (const { opened } of [one, other]) assert.equal((await opened).secret, secret);
+});
+
+test("a reader shows what is known, or a word in its place, and draws nothing", async (t) => {
+  const storage = new MemoryStorage();
+  const [one, other] = [await silent(t, storage), await silent(t, storage)];
+  one.client.follow("s");
+  assert.equal("secret" in (await one.opened), false);
+  other.client.follow("s", "0-0", { word: "viewer-1" });
+  assert.equal((await other.opened).secret, "viewer-1");
+  assert.equal(await storage.sessionSecret("http://x", "s", (kept) => kept), null);
+});
+
+/** Keep a stream as a page of before sessions had secrets left it, or without its secret. */
+async function leftBehind(writes) {
+  const storage = new MemoryStorage();
+  const stream = new Stream({ session: "s", key: "k" });
+  stream.say("hello", 0);
+  const [chunk, { value }] = stream.take().writes;
+  await storage.apply([chunk, { op: "stream", value: { ...value, url: "http://x", touchedAt: Date.now() } }, ...writes]);
+  return storage;
+}
+
+test("a stream that began with a secret of its own keeps it, and shows the session's beside it", async (t) => {
+  const storage = await leftBehind([{ op: "secret", value: { key: "k", secret: "own" } }]);
+  const first = await silent(t, storage);
+  await first.client.resumeInterrupted();
+  const { secret, old_secret } = await first.opened;
+  assert.deepEqual([secret, old_secret, await first.client.secret("s")], ["own", undefined, "own"]);
+  first.client.close();
+  const second = await silent(t, storage);
+  await second.client.keepSecret("s", "told");
+  await second.client.resumeInterrupted();
+  const opened = await second.opened;
+  assert.deepEqual([opened.secret, opened.old_secret], ["told", "own"]);
+});
+
+test("a page that died before it kept its stream's secret goes on by the session's", async (t) => {
+  const storage = await leftBehind([]);
+  const { client, opened } = await silent(t, storage);
+  await client.keepSecret("s", "told");
+  const [stream] = await client.resumeInterrupted();
+  assert.equal(stream.damage, "");
+  assert.equal((await opened).secret, "told");
+});
+
 // --- what is published ---------------------------------------------------------------------------------------------
 
 const declared = readFileSync(new URL("../../src/midstream/server/static/client/midstream.d.ts", import.meta.url), "utf8");

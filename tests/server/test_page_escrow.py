@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from playwright.async_api import Browser, BrowserContext, Page, expect
 
+from midstream.core.messages import UserMessage
+from midstream.core.replies import ModelRequest
 from midstream.store.ciphers import FileKeys
-from midstream.testing.models import text
+from midstream.testing.models import Step, text
 from tests.cli.processes import Serving
 from tests.server.escrowing import escrowed_app
-from tests.server.serving import served
+from tests.server.serving import make_app, served
 from tests.server.test_page import CHROMIUM, WAIT_MS, Chat
 from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name
-from tests.server.test_page_transports import asked, page_at, says
+from tests.server.test_page_transports import asked, connect_at, page_at, says
 from tests.spec import spec
 
 pytestmark = [
@@ -39,7 +42,7 @@ KEEP = """async ([session, secret]) => {
   await client.keepSecret(session, secret);
   client.close();
 }"""
-LOOK = """async ([session, word]) => {
+LOOK = """async (session, word) => {
   let words = "";
   try {
     for await (const { record } of client.follow(session, "0-0", { word })) {
@@ -50,7 +53,31 @@ LOOK = """async ([session, word]) => {
     return error.code;
   }
 }"""
-STATUS = "(session) => client.fetch(session).then((answer) => answer.status)"
+FORMER = """(url) => new Promise((resolve, reject) => {
+  const opening = indexedDB.open("midstream", 2);
+  opening.onupgradeneeded = () => {
+    opening.result.createObjectStore("streams", { keyPath: "key" });
+    opening.result.createObjectStore("secrets", { keyPath: "key" });
+    opening.result.createObjectStore("chunks", { keyPath: ["key", "seqno"] });
+    opening.result.createObjectStore("transports", { keyPath: "server" });
+  };
+  opening.onsuccess = () => {
+    const writing = opening.result.transaction(["streams", "secrets", "chunks"], "readwrite");
+    const kept = { key: "k", session: "s1", url, cursor: null, turn: 0, acked: 0, nextSeqno: 1, life: 0 };
+    const frame = '{"type":"chunk","seqno":0,"payload":{"type":"say","parts":[{"type":"text","text":"hi"}]}}';
+    writing.objectStore("streams").put({ ...kept, isDetached: false, isWhole: false, touchedAt: Date.now() });
+    writing.objectStore("secrets").put({ key: "k", secret: "f".repeat(43) });
+    writing.objectStore("chunks").put({ key: "k", seqno: 0, frame });
+    writing.oncomplete = () => resolve(opening.result.close());
+    writing.onabort = () => reject(writing.error);
+  };
+})"""
+TAKEN_UP = """(async () => {
+  let words = "";
+  const [stream] = await client.resumeInterrupted();
+  for await (const { record } of stream) if (record?.type === "delta") words += record.text;
+  return words;
+})()"""
 
 
 class Heard:
@@ -113,30 +140,45 @@ async def another_browser_opens_it_when_it_is_told(browser: Browser, chat: Chat,
     await context.close()
 
 
+def numbered(request: ModelRequest) -> Sequence[Step]:
+    """Answer with the number of the turn."""
+    return text(str(sum(isinstance(entry, UserMessage) for entry in request.history.entries)))
+
+
 @spec("STREAM-84", "STREAM-88", "STREAM-89")
-@pytest.mark.parametrize("transport", ["websocket", "sse", "poll"])
-async def test_the_secret_is_shown_over_each_transport(
-    browser: Browser, tmp_path: Path, transport: str
+async def test_the_secret_is_shown_over_each_transport_and_a_word_in_its_place(
+    browser: Browser, tmp_path: Path
 ) -> None:
-    app = escrowed_app(tmp_path, [text("One."), text("Two."), text("Three.")])
-    async with served(app) as server:
-        page = await page_at(browser, server.url, transport=transport)
-        assert await says(page, "s1", "one") == "One."
-        assert await says(page, "s1", "two") == "Two."
-        assert await page.evaluate(LOOK, ["s1", ""]) == "One."
-        assert await page.evaluate(STATUS, "s1") == 200
-        word = await page.evaluate("client.letLook('s1', { forS: 60 })")
-        other = await page_at(browser, server.url, transport=transport)
-        assert await other.evaluate(STATUS, "s1") == 403
-        assert await other.evaluate(LOOK, ["s1", ""]) == "wrong_secret"
-        assert await other.evaluate(LOOK, ["s1", word]) == "One."
-        await page.evaluate("client.withdrawViewers('s1')")
-        assert await other.evaluate(LOOK, ["s1", word]) == "wrong_secret"
-        before = await page.evaluate("client.secret('s1')")
-        await asked(page, "client.changeSecret('s1')")
-        assert await page.evaluate("client.secret('s1')") != before
-        assert await says(page, "s1", "three") == "Three."
-        await other.evaluate("(secret) => client.keepSecret('s1', secret)", before)
-        assert await other.evaluate(STATUS, "s1") == 403
+    async with served(escrowed_app(tmp_path, numbered)) as server:
+        page = await page_at(browser, server.url)
+        other = await page_at(browser, server.url)
+        for transport in ("websocket", "sse", "poll"):
+            await connect_at(page, server.url, transport=transport)
+            assert await says(page, transport, "one") == "1"
+            assert await says(page, transport, "two") == "2"
+            assert await asked(page, f"({LOOK})('{transport}', '')") == "1"
+            assert await asked(other, f"({LOOK})('{transport}', '')") == "wrong_secret"
+            word = await asked(page, f"client.letLook('{transport}', {{ forS: 60 }})")
+            assert await asked(other, f"({LOOK})('{transport}', '{word}')") == "1"
+        await asked(page, "client.withdrawViewers('poll')")
+        assert await asked(other, f"({LOOK})('poll', '{word}')") == "wrong_secret"
+        before = await asked(page, "client.secret('sse')")
+        await asked(page, "client.changeSecret('sse')")
+        assert await asked(page, "client.secret('sse')") != before
+        assert await says(page, "sse", "three") == "3"
+        await asked(other, f"client.keepSecret('sse', '{before}')")
+        assert await asked(other, "client.fetch('sse').then((answer) => answer.status)") == 403
         for each in (page, other):
             await each.context.close()
+
+
+async def test_what_a_page_of_before_kept_is_taken_up(browser: Browser) -> None:
+    """Its database had no secrets of sessions: what was said and not sent is still there."""
+    async with served(make_app([text("Hello.")])) as server:
+        page = await (await browser.new_context()).new_page()
+        await page.goto(f"{server.url}/static/client/package.json")
+        await page.evaluate(FORMER, server.url)
+        await connect_at(page, server.url)
+        assert await asked(page, TAKEN_UP) == "Hello."
+        assert await asked(page, "client.secret('s1')") == "f" * 43
+        await page.context.close()

@@ -163,7 +163,10 @@ export class Client {
       if (releases[index] === null) continue;
       const begun = after === undefined ? {} : { cursor: after, isWhole: after !== null };
       const stream = new Stream({ ...kept, ...begun }, this.#now());
-      resumed.push(this.#run(stream, this.#secrets.known(kept.session), { release: releases[index] }));
+      // One of before sessions had secrets has its own, which may be what its session was begun with.
+      const { session: of, secret, damage } = kept;
+      const shown = damage ? this.#secrets.known(of) : this.#secrets.made(of, secret);
+      resumed.push(this.#run(stream, shown, { release: releases[index] }));
     }
     return resumed;
   }

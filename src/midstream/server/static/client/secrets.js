@@ -27,9 +27,9 @@ export class SessionSecrets {
     return shownBy(await this.#changed(session, (kept) => kept));
   }
 
-  /** Return what a session is opened with; for a new one a secret is drawn and kept. */
-  async made(session) {
-    return shownBy(await this.#changed(session, (kept) => kept ?? { secret: drawn() }));
+  /** Return what a session is opened with; for a new one `begun` is kept, or a secret is drawn. */
+  async made(session, begun = "") {
+    return shownBy(await this.#changed(session, (kept) => kept ?? { secret: begun || drawn() }));
   }
 
   /** Keep the secret of a session, as another client of this person told it. */
