@@ -53,6 +53,19 @@ LOOK = """async (session, word) => {
     return error.code;
   }
 }"""
+CHANGED = """async (session) => {
+  const reader = client.follow(session, "0-0");
+  const events = reader[Symbol.asyncIterator]();
+  await events.next();
+  await client.changeSecret(session);
+  reader.cut();
+  globalThis.hearing = (async () => {
+    for (;;) {
+      const { record } = (await events.next()).value;
+      if (record.type === "turn_ended" && record.turn === 3) return "heard";
+    }
+  })();
+}"""
 FORMER = """(url) => new Promise((resolve, reject) => {
   const opening = indexedDB.open("midstream", 2);
   opening.onupgradeneeded = () => {
@@ -163,9 +176,10 @@ async def test_the_secret_is_shown_over_each_transport_and_a_word_in_its_place(
         await asked(page, "client.withdrawViewers('poll')")
         assert await asked(other, f"({LOOK})('poll', '{word}')") == "wrong_secret"
         before = await asked(page, "client.secret('sse')")
-        await asked(page, "client.changeSecret('sse')")
+        await page.evaluate(CHANGED, "sse")
         assert await asked(page, "client.secret('sse')") != before
         assert await says(page, "sse", "three") == "3"
+        assert await asked(page, "hearing") == "heard"
         await asked(other, f"client.keepSecret('sse', '{before}')")
         assert await asked(other, "client.fetch('sse').then((answer) => answer.status)") == 403
         for each in (page, other):

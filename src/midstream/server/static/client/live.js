@@ -38,7 +38,7 @@ export class LiveStream {
     this.accepted = promised(this.#accepted);
     this.ended = promised(this.#ended);
     this.#settle();
-    this.#unlocked = this.#unlock(shown);
+    this.#unlocked = this.#begin(shown);
   }
 
   get session() {
@@ -114,6 +114,11 @@ export class LiveStream {
     await this.ended;
   }
 
+  /** Show these secrets from the next connection on. */
+  unlock(shown) {
+    this.#stream.unlock(shown);
+  }
+
   /** Hear no more of it. What was sent still arrives; the turn goes on without this reader. */
   detach() {
     this.#unread = [];
@@ -185,7 +190,7 @@ export class LiveStream {
     }
   }
 
-  async #unlock(shown) {
+  async #begin(shown) {
     try {
       this.#stream.unlock(await shown);
     } catch (error) {

@@ -18,7 +18,7 @@
 import { whileAlive } from "./lifecycle.js";
 import { lostLine, randomText, refusalOf } from "./lines.js";
 import { LiveStream } from "./live.js";
-import { SessionSecrets, headersOf } from "./secrets.js";
+import { SessionSecrets, headersOf, rootOf } from "./secrets.js";
 import { SharedLine, canShare } from "./shared.js";
 import { IndexedStorage, MemoryStorage, sortInterrupted } from "./storage.js";
 import { MidstreamError, Stream } from "./stream.js";
@@ -200,8 +200,8 @@ export class Client {
   }
 
   /** Use this secret for a session from now on. */
-  keepSecret(session, secret) {
-    return this.#secrets.keep(session, secret);
+  async keepSecret(session, secret) {
+    this.#show(session, await this.#secrets.keep(session, secret));
   }
 
   /**
@@ -210,6 +210,7 @@ export class Client {
    */
   async changeSecret(session) {
     const both = await this.#secrets.beginChange(session);
+    this.#show(session, both);
     await this.#told(session, "", {}, both);
     await this.#secrets.endChange(session, both.secret);
   }
@@ -294,6 +295,11 @@ export class Client {
       if (secret) secrets.push({ key, secret });
     }
     return sortInterrupted({ streams, secrets, chunks }, this.#means.wall());
+  }
+
+  /** Let the streams of a session that live here connect with these from now on. */
+  #show(session, shown) {
+    for (const stream of this.#live.keys()) if (rootOf(stream.session) === rootOf(session)) stream.unlock(shown);
   }
 
   /** Ask, and throw what the server refuses. */

@@ -32,9 +32,9 @@ export class SessionSecrets {
     return shownBy(await this.#changed(session, (kept) => kept ?? { secret: begun || drawn() }));
   }
 
-  /** Keep the secret of a session, as another client of this person told it. */
+  /** Keep the secret of a session, as another client of this person told it; return what counts now. */
   async keep(session, secret) {
-    await this.#changed(session, () => ({ secret }));
+    return shownBy(await this.#changed(session, () => ({ secret })));
   }
 
   /** Draw the next secret of a session, unless one was drawn, and return both. */
@@ -69,6 +69,6 @@ function shownBy(kept) {
 }
 
 /** Return the session that this one is part of, or itself. */
-function rootOf(session) {
+export function rootOf(session) {
   return session.split(PART_MARK, 1)[0];
 }

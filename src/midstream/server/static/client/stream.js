@@ -120,9 +120,9 @@ export class Stream {
 
   /**
    * @param kept What `record` gave before, with its `secret` and the `chunks` that were not acknowledged; or a new
-   *   stream's `{session, key, cursor}`, which `unlock` tells its secret, and whose events begin after `cursor`, else with its own first one. Without
-   *   `key` it only follows the session. With `damage` its chunks are lost: it shows the session as it is, to the end of
-   *   the turn that runs.
+   *   stream's `{session, key, cursor}`, whose events begin after `cursor`, else with its own first one, and which is
+   *   told its secret by `unlock`. Without `key` it only follows the session. With `damage` its chunks are lost: it shows
+   *   the session as it is, to the end of the turn that runs.
    */
   constructor(kept, now = 0) {
     this.session = kept.session;
