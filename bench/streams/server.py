@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from bench.steps import Counting
-from midstream.cli.listening import collect_less, loop_factory
+from midstream.cli.listening import run_server
 from midstream.core.messages import Finish, Text, UserMessage
 from midstream.core.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
 from midstream.runtime.agent import Agent
@@ -87,6 +87,4 @@ async def _serve(folder: Path, options: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    collect_less()
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(_serve(Path(sys.argv[1]), sys.argv[2:]))
+    run_server(_serve(Path(sys.argv[1]), sys.argv[2:]))

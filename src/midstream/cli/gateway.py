@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 from pathlib import Path
@@ -12,15 +11,7 @@ import click
 import msgspec
 
 from midstream.cli import Surroundings
-from midstream.cli.listening import (
-    LOCAL_HOSTS,
-    address_options,
-    allow_files,
-    collect_less,
-    log_to_stderr,
-    loop_factory,
-    telling_options,
-)
+from midstream.cli.listening import LOCAL_HOSTS, address_options, log_to_stderr, run_server, telling_options
 from midstream.cli.terminal import clean
 from midstream.cli.upstreams import find_upstream
 from midstream.errors import UsageError
@@ -139,10 +130,7 @@ def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN
         allowed_hosts=options["allowed_hosts"],
         on_listening=tell,
     )
-    allow_files()
-    collect_less()
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(work)
+    run_server(work)
     if surroundings.talk.is_terminal:
         click.echo(err=True)  # the shell's prompt stands on a line of its own, not behind "^C"
 

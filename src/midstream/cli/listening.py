@@ -6,7 +6,7 @@ import asyncio
 import gc
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import click
@@ -70,6 +70,14 @@ def log_to_stderr(level: str, log_format: str) -> None:
     log = logging.StreamHandler()
     log.setFormatter(FORMATS[log_format]())
     logging.basicConfig(level=level.upper(), handlers=[log])
+
+
+def run_server(work: Coroutine[None, None, None]) -> None:
+    """Run a server to its end, in a process made ready for many connections: files, garbage collector, event loop."""
+    allow_files()
+    collect_less()
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(work)
 
 
 def allow_files() -> None:

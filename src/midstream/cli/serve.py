@@ -15,15 +15,7 @@ import msgspec
 
 from midstream.cli import Surroundings
 from midstream.cli.agents import find_access, find_agent, find_server
-from midstream.cli.listening import (
-    LOCAL_HOSTS,
-    address_options,
-    allow_files,
-    collect_less,
-    log_to_stderr,
-    loop_factory,
-    telling_options,
-)
+from midstream.cli.listening import LOCAL_HOSTS, address_options, log_to_stderr, run_server, telling_options
 from midstream.cli.terminal import clean
 from midstream.core.retention import EVENTS_FOR_S, Retention
 from midstream.errors import UsageError
@@ -159,10 +151,7 @@ def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN40
         trusted_proxies=options["trusted_proxies"],
         on_listening=tell,
     )
-    allow_files()
-    collect_less()
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(_served(serving, app, settings))
+    run_server(_served(serving, app, settings))
 
 
 async def _served(serving: Coroutine[None, None, None], app: App, settings: SettingsFile | None) -> None:
