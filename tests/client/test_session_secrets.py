@@ -10,7 +10,7 @@ import pytest
 
 from midstream.client import connect
 from midstream.client.client import Client
-from midstream.client.secret_store import SecretStore
+from midstream.client.secret_store import SecretStore, Survey, survey
 from midstream.client.session_secrets import SessionSecrets, Shown, root_of
 from midstream.core.records import Delta, TurnEnded
 from midstream.errors import AccessError, MidstreamError, WrongSecretError
@@ -68,6 +68,35 @@ async def test_another_one_is_kept_in_its_place(store: SecretStore) -> None:
     await secrets.made("s")
     assert await secrets.keep("s", OTHER) == Shown(OTHER)
     assert await _secrets(store).known("s") == Shown(OTHER)
+
+
+@spec("STREAM-95")
+async def test_none_is_kept_where_the_server_has_no_use_for_it(store: SecretStore) -> None:
+    secrets = _secrets(store)
+    made = await secrets.made("s")
+    await secrets.release("s::child")
+    assert await _secrets(store).known("s") == Shown()
+    assert (await secrets.made("s")).secret not in ("", made.secret)
+    assert await _secrets(store).known("s") == Shown()
+    assert await secrets.keep("s", OTHER) == await _secrets(store).known("s") == Shown(OTHER)
+
+
+@spec("STREAM-95")
+@pytest.mark.parametrize("is_encrypted", [True, False])
+async def test_a_secret_outlives_its_streams_where_it_opens_their_session(
+    tmp_path: Path, *, is_encrypted: bool
+) -> None:
+    steps = [text("one"), text("two")]
+    app = escrowed_app(tmp_path, steps) if is_encrypted else make_app(steps)
+    secrets = tmp_path / "client-secrets.db"
+    async with served(app) as server:
+        async with connect(server.url, state=tmp_path / "client.db", secrets=secrets) as client:
+            for _ in range(2):
+                assert isinstance([event async for event in client.send("s1", "hi")][-1].record, TurnEnded)
+                assert survey(secrets, now=0.0) == Survey(in_file=int(is_encrypted))
+        async with connect(server.url, state=tmp_path / "client.db", secrets=secrets) as client:
+            await client.cancel("s1")  # nothing runs: it is only acknowledged
+            assert survey(secrets, now=0.0) == Survey(in_file=int(is_encrypted))
 
 
 @spec("STREAM-88")

@@ -202,7 +202,7 @@ async def test_all_sessions_in_flight_are_recovered_in_seconds(tmp_path: Path) -
     summaries = [line for line in log_of(tmp_path).splitlines() if "recovery: " in line]
     assert len(summaries) == 2, "one for each start"
     assert (
-        f"recovery: {IN_FLIGHT} open turns, {IN_FLIGHT} go on here, 0 elsewhere, 0 interrupted, 0 failed"
+        f"recovery: {IN_FLIGHT} open turns, {IN_FLIGHT} go on here, 0 elsewhere, 0 interrupted, 0 locked, 0 failed"
         in summaries[1]
     )
 

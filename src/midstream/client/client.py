@@ -640,10 +640,21 @@ class Client:
         attachment.start()
         return attachment
 
+    async def _release_secret(self, attachment: Attachment) -> None:
+        """Keep no secret of a session whose server has no use for it."""
+        if attachment.stream.is_encrypted is False:
+            session = self._attachments[attachment]
+            try:
+                await self._session_secrets.release(session)
+            except MidstreamError as error:  # the next stream of the session tries again
+                _log.debug("a secret is kept for nothing: %s", error.code, extra={"session": session})
+
     async def _deliver(self, attachment: Attachment) -> AsyncGenerator[Event, None]:
         try:
             while (event := await attachment.next()) is not None:
+                await self._release_secret(attachment)
                 yield event_of(event)
+            await self._release_secret(attachment)
         finally:
             del self._attachments[attachment]
             await attachment.close()

@@ -1,6 +1,7 @@
 """The secret of each session of a client: shown by all of its streams, kept where the secrets of streams are.
 
-It is made with the first stream and stays until the session is forgotten. While it is being changed there are two: the
+It is made with the first stream. It stays, unless the server says that the session is not encrypted under it: then the
+stream's own copy is enough. While it is being changed there are two: the
 next one is written down first, and both are shown, until the server is known to open the session by the next one. So
 whoever dies in between has the right one all the same.
 """
@@ -45,6 +46,8 @@ class SessionSecrets:
         self._server = server
         self._world = world
         self._known: dict[str, Shown] = {}
+        self._unneeded: set[str] = set()
+        """Sessions of which the server said that they are not encrypted under a client's secret."""
 
     async def known(self, session: str) -> Shown:
         """Return what a session is opened with, as far as that is known here.
@@ -62,13 +65,29 @@ class SessionSecrets:
         return self._known[root]
 
     async def made(self, session: str) -> Shown:
-        """Return what a session is opened with; for a new one a secret is made and kept.
+        """Return what a session is opened with; for a new one a secret is made, and kept where it may be needed.
 
         Raises:
             MidstreamError: As `SecretStore.put`.
         """
         found = await self.known(session)
-        return found if found.secret else await self.keep(session, self._world.new_secret())
+        if found.secret:
+            return found
+        secret = self._world.new_secret()
+        return Shown(secret) if root_of(session) in self._unneeded else await self.keep(session, secret)
+
+    async def release(self, session: str) -> None:
+        """Keep no secret of a session that its server does not encrypt under one.
+
+        Raises:
+            MidstreamError: As `SecretStore.forget`. It may still be kept.
+        """
+        root = root_of(session)
+        if root not in self._unneeded:
+            for name in ("", NEXT):
+                await self._store.forget(self._key(root, name))
+            self._known.pop(root, None)
+            self._unneeded.add(root)
 
     async def keep(self, session: str, secret: str) -> Shown:
         """Keep the secret of a session, as another client of this person told it; return what counts now.

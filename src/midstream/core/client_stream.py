@@ -207,6 +207,9 @@ class ClientStream:
         stall_after_s: Seconds without an event after which `is_stalled` says so.
     """
 
+    is_encrypted: bool | None = None
+    """Whether the server encrypts the session under its client's secret; None until it said so."""
+
     def __init__(
         self,
         stream: str = "",
@@ -588,10 +591,8 @@ class ClientStream:
     def _take_welcome(self, frame: Welcome) -> None:
         if frame.acked > self._next_seqno:
             # The checkpoint is older than what was sent: its numbers would be given out again (STREAM-11).
-            message = (
-                f"the server has {frame.acked} chunks of this stream, this client numbered {self._next_seqno}"
-            )
-            self._end_with(SeqnoReusedError(message))
+            what = f"the server has {frame.acked} chunks of this stream, we numbered {self._next_seqno}"
+            self._end_with(SeqnoReusedError(what))
             return
         if frame.acked < self._acked:
             self._end_with(StreamNotFoundError("the server does not know what it had acknowledged"))
@@ -607,6 +608,7 @@ class ClientStream:
         if frame.heartbeat_s > 0:
             self._silence_s = HEARTBEATS_MISSED_MAX * min(frame.heartbeat_s, HEARTBEAT_S_MAX)
         self._in_flight_max = max(1, min(frame.in_flight_max, IN_FLIGHT_MAX))
+        self.is_encrypted = frame.is_encrypted
         if frame.is_degraded:
             self._is_degraded = True
             self._forget()

@@ -212,6 +212,8 @@ class Welcome(Struct, frozen=True, gc=False, tag="welcome", tag_field="type"):
             `tool_s`), and after which it cuts a model (the names that end in `_max_s`); null is never.
         oldest: Position of the oldest event that can be replayed.
         retention: The limits of what is kept, by their names in `Retention`; null is none.
+        is_encrypted: The session is encrypted under its client's secret, which the client keeps as long as the session
+            matters.
     """
 
     stream: str
@@ -231,6 +233,7 @@ class Welcome(Struct, frozen=True, gc=False, tag="welcome", tag_field="type"):
     version: int = PROTOCOL_VERSION
     oldest: int = 1
     retention: dict[str, float | None] = field(default_factory=dict)
+    is_encrypted: bool = False
 
 
 class Ack(Struct, frozen=True, gc=False, tag="ack", tag_field="type", omit_defaults=True):

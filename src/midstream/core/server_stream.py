@@ -380,10 +380,7 @@ class ServerStream:
         newest = EventId(session.epoch, session.position)
         begin = EventId(known.epoch, known.since) if known else None
         is_gone = self._event_id is not None and not _is_on_line(self._event_id, epoch_at)
-        if is_gone:
-            resume_from = begin or START
-        else:
-            resume_from = self._event_id or begin or newest
+        resume_from = begin or START if is_gone else self._event_id or begin or newest
         is_pruned = resume_from.position < pruned_to.position
         if is_pruned:
             resume_from = pruned_to
@@ -411,6 +408,7 @@ class ServerStream:
                 stall_s=stalls_told(self._stalls),
                 oldest=pruned_to.position + 1,
                 retention=asdict(self._retention) if self._retention else {},
+                is_encrypted=secret_digest is not None,
             ),
             now=now,
         )
