@@ -81,6 +81,16 @@ async def test_none_is_kept_where_the_server_has_no_use_for_it(store: SecretStor
     assert await secrets.keep("s", OTHER) == await _secrets(store).known("s") == Shown(OTHER)
 
 
+async def test_a_change_ends_also_where_a_stream_was_told_meanwhile_that_none_is_needed(
+    store: SecretStore,
+) -> None:
+    secrets = _secrets(store)
+    await secrets.begin_change("s")
+    await secrets.release("s")
+    await secrets.end_change("s")
+    assert await _secrets(store).known("s") == Shown()
+
+
 @spec("STREAM-95")
 @pytest.mark.parametrize("is_encrypted", [True, False])
 async def test_a_secret_outlives_its_streams_where_it_opens_their_session(

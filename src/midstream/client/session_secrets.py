@@ -117,11 +117,15 @@ class SessionSecrets:
     async def end_change(self, session: str) -> None:
         """The server opens the session by the next secret: the one before is forgotten.
 
+        Where both were released meanwhile there is nothing to end.
+
         Raises:
             MidstreamError: As `SecretStore.put`. Both are still kept, and shown.
         """
         root = root_of(session)
-        both = self._known[root]
+        both = self._known.get(root)
+        if both is None:
+            return
         await self._store.put(self._key(root), both.secret, replaces=both.old_secret)
         await self._store.forget(self._key(root, NEXT))
         self._known[root] = Shown(both.secret)
