@@ -27,7 +27,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from midstream.client.databases import lay_out, layout_of, translated
+from midstream.client.databases import lay_out, layout_of, transaction, translated
 from midstream.client.secret_store import Keeper, SecretKey, SecretStore
 from midstream.core.calls import CallPlan, CallState
 from midstream.core.client_stream import (
@@ -377,14 +377,9 @@ class CheckpointFile:
         if is_full is not self._is_full:
             self._execute(f"PRAGMA synchronous = {'FULL' if is_full else 'NORMAL'}")
             self._is_full = is_full
-        self._execute("BEGIN IMMEDIATE")
-        try:
+        assert self._connection is not None, "the file is opened first"
+        with transaction(self._connection):
             yield
-            self._execute("COMMIT")
-        except BaseException:
-            if self._connection is not None and self._connection.in_transaction:
-                self._execute("ROLLBACK")
-            raise
 
     def _write(self, stream: str, writes: Sequence[FileWrite], at: float) -> list[str]:
         """Keep changes of a stream; return the session it had, in a list, where it was forgotten."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import msgspec
@@ -40,6 +41,19 @@ def lay_out(connection: sqlite3.Connection, schema: str, application: int, versi
         connection.execute(statement)
     connection.execute(f"PRAGMA application_id = {application}")
     connection.execute(f"PRAGMA user_version = {version}")
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Keep all that is done within, or nothing of it."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
 
 
 def translated(work: Callable[[], T], *, called: str, busy: str) -> T:

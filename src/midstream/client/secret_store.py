@@ -15,15 +15,15 @@ import asyncio
 import logging
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
 from msgspec import Struct
 
-from midstream.client.databases import lay_out, layout_of, translated
+from midstream.client.databases import lay_out, layout_of, transaction, translated
 from midstream.client.os_keyring import OsKeyring
 from midstream.errors import StoreBusyError, UnavailableError, UsageError
 from midstream.places import made
@@ -248,7 +248,7 @@ class SecretStore:
 
     def _promote(self, draft: _Entry, key: SecretKey, keeper: Keeper, *, instead_of: _Entry | None) -> bool:
         """Let a draft count in the place of what counted; False where that is not so any more."""
-        with self._transaction():
+        with transaction(self._file()):
             if self._current(key) != instead_of:
                 return False
             if instead_of is not None:
@@ -304,20 +304,12 @@ class SecretStore:
         return None if row is None else _Entry(*row)
 
     def _execute(self, statement: str, *values: object) -> sqlite3.Cursor:
+        return self._file().execute(statement, values)
+
+    def _file(self) -> sqlite3.Connection:
         if self._connection is None:
             self._connection = _opened(self._path)
-        return self._connection.execute(statement, values)
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._execute("COMMIT")
-        except BaseException:
-            if self._connection is not None and self._connection.in_transaction:
-                self._execute("ROLLBACK")
-            raise
+        return self._connection
 
 
 def survey(path: Path, *, now: float) -> Survey:
@@ -372,10 +364,9 @@ def _opened(path: Path | None) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode = TRUNCATE")
         connection.execute("PRAGMA synchronous = FULL")
         if not layout_of(connection, APPLICATION_ID, USER_VERSION, called=CALLED):
-            connection.execute("BEGIN IMMEDIATE")
-            if not layout_of(connection, APPLICATION_ID, USER_VERSION, called=CALLED):
-                lay_out(connection, _SCHEMA, APPLICATION_ID, USER_VERSION)
-            connection.execute("COMMIT")
+            with transaction(connection):  # another process may have been faster
+                if not layout_of(connection, APPLICATION_ID, USER_VERSION, called=CALLED):
+                    lay_out(connection, _SCHEMA, APPLICATION_ID, USER_VERSION)
     except BaseException:
         connection.close()
         raise
