@@ -11,7 +11,8 @@ import pytest
 from midstream.client import connect
 from midstream.client.client import Client
 from midstream.client.secret_store import SecretStore, Survey, survey
-from midstream.client.session_secrets import SessionSecrets, Shown, root_of
+from midstream.client.session_secrets import SessionSecrets, Shown
+from midstream.core.parts import root_of
 from midstream.core.records import Delta, TurnEnded
 from midstream.errors import AccessError, MidstreamError, WrongSecretError
 from midstream.store.memory import Memory

@@ -13,6 +13,7 @@ from msgspec import Struct, field
 from midstream.core import session as sessions
 from midstream.core.calls import Choice
 from midstream.core.messages import Exchange, History, Outcome, Reply, Result, Text, UserMessage
+from midstream.core.parts import PART_MARK
 from midstream.core.records import (
     CallEnded,
     ChildSaid,
@@ -47,7 +48,7 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.runtime.agent import Agent, sub_agent
-from midstream.runtime.children import CHILD_MARK, DEPTH_MAX, result_of
+from midstream.runtime.children import DEPTH_MAX, result_of
 from midstream.runtime.host import Host
 from midstream.runtime.performers import HAND_IN
 from midstream.runtime.runner import Runner
@@ -237,7 +238,7 @@ async def test_sub_agents_go_only_so_deep() -> None:
     records = await run_turn(host, "s", "where is it?")
     assert _outcomes(records) == [Result("c1", "done")]
     sessions = [info.session async for info in store.list()]
-    assert max(each.count(CHILD_MARK) for each in sessions) == DEPTH_MAX
+    assert max(each.count(PART_MARK) for each in sessions) == DEPTH_MAX
     await host.stop()
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from midstream.core.messages import UserMessage
+from midstream.core.parts import PART_MARK
 from midstream.core.records import TurnEnded, TurnStatus
 from midstream.core.retention import Retention
 from midstream.core.turn import SendMessage
 from midstream.errors import SessionLockedError, UnauthorizedError, WrongSecretError
 from midstream.runtime import locking
 from midstream.runtime.agent import Agent, sub_agent
-from midstream.runtime.children import CHILD_MARK
 from midstream.runtime.host import Host
 from midstream.runtime.locking import Locks
 from midstream.runtime.pruning import Pruner
@@ -254,7 +254,7 @@ async def test_a_sub_agents_turn_goes_on_with_that_of_its_parent(tmp_path: Path)
     with await _locks(first).hold("s", SECRET, begins=True):
         runner = await first.session("s", create=True)
         await runner.submit(SendMessage(UserMessage.of("hi")))
-        await _until(lambda: any(CHILD_MARK in each for each in memory.sessions))
+        await _until(lambda: any(PART_MARK in each for each in memory.sessions))
         await _until(lambda: all(each.records for each in memory.sessions.values()))
         await _killed(first, memory)
     second = host([text("worked")])

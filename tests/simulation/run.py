@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from midstream.core import session as sessions
 from midstream.core.calls import Choice, Site
+from midstream.core.parts import PART_MARK
 from midstream.core.records import (
     AnswerUsed,
     CancelRequested,
@@ -24,7 +25,6 @@ from midstream.core.records import (
 )
 from midstream.core.session import Session
 from midstream.core.turn.states import CANCEL_GRACE_S, CHILD_GRACE_S, Cancelling, RunningCalls
-from midstream.runtime.children import CHILD_MARK
 from midstream.store.contract import WAITING
 from midstream.testing.history_checker import ClientLog, Evidence, check_ended
 from tests.core.edges import Step, steps_of
@@ -189,7 +189,7 @@ def run(seed: int) -> Outcome:
         if was_collecting:
             gc.enable()
     records = sum(len(found.records) for found in lab.memory.sessions.values())
-    children = sum(CHILD_MARK in name for name in lab.memory.sessions)
+    children = sum(PART_MARK in name for name in lab.memory.sessions)
     return Outcome(plan, problems, trace, loop.steps, records, children, round(loop.time(), 3), _taken(lab))
 
 

@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from midstream.core.blobs import Blob
+from midstream.core.parts import PART_MARK
 from midstream.core.records import Sync
 from midstream.errors import (
     KeyMissingError,
@@ -30,7 +31,6 @@ from midstream.store import ciphers as ciphers_module
 from midstream.store import escrow as escrow_module
 from midstream.store.ciphers import FileKeys
 from midstream.store.contract import (
-    PART_MARK,
     Appendix,
     Attempt,
     Escrowed,

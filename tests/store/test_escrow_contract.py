@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from midstream.core.parts import PART_MARK, root_of
 from midstream.store.ciphers import FileKeys, OperatorKeys
-from midstream.store.contract import PART_MARK, Store, root_of
+from midstream.store.contract import Store
 from midstream.store.escrow import ClientKeys, EscrowedShelf
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.shelf_contract import ShelfContract

@@ -15,9 +15,9 @@ from midstream.cli.sources import ServerSource, SessionLine
 from midstream.cli.sources import resolve as resolved
 from midstream.cli.terminal import clean
 from midstream.cli.transcript import time_of
+from midstream.core.parts import PART_MARK
 from midstream.core.records import TurnStatus
 from midstream.errors import NothingToResumeError
-from midstream.runtime.children import CHILD_MARK
 
 LISTED_MAX = 50
 _LEFT = (TurnStatus.INTERRUPTED, TurnStatus.FAILED)
@@ -69,4 +69,4 @@ def _list(source: ServerSource, *, is_json: bool) -> None:
 
 def _can_go_on(source: ServerSource, line: SessionLine) -> bool:
     """Whether somebody may resume a session; a sub-agent goes on with the one that called it."""
-    return CHILD_MARK not in line.id and line.status in _LEFT and source.snapshot(line.id).is_resumable
+    return PART_MARK not in line.id and line.status in _LEFT and source.snapshot(line.id).is_resumable

@@ -16,9 +16,9 @@ from midstream.cli.session_options import complete, json_of, source_of, source_o
 from midstream.cli.sources import SessionLine, resolve, with_whole
 from midstream.cli.terminal import COLUMNS, Ink, clean, columns, padded, shortened
 from midstream.cli.transcript import TurnTranscript, lines, read, time_of
+from midstream.core.parts import PART_MARK
 from midstream.core.records import JournalReader
 from midstream.errors import UsageError
-from midstream.runtime.children import CHILD_MARK
 
 LIST_MAX = 50
 ID_COLUMNS = 24
@@ -47,7 +47,7 @@ def list_sessions(
 ) -> None:
     """List sessions, last changed first: a table, or tab-separated lines where stdout is no terminal."""
     source = source_of(surroundings, store, url)
-    wanted = (line for line in source.list() if has_children or CHILD_MARK not in line.id)
+    wanted = (line for line in source.list() if has_children or PART_MARK not in line.id)
     found = list(islice(wanted, limit + 1 if limit else None))
     shown = found[:limit] if limit else found
     ink = surroundings.out

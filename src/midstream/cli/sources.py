@@ -17,6 +17,7 @@ from msgspec import Struct
 from midstream.cli import Surroundings
 from midstream.cli.session_secret import FILE_VARIABLE, shown_for
 from midstream.core.frames import EventId
+from midstream.core.parts import PART_MARK, root_of
 from midstream.core.questions import Question, questions_of
 from midstream.core.records import decode
 from midstream.core.session import Session, evolve
@@ -32,8 +33,7 @@ from midstream.errors import (
 )
 from midstream.local_keys import shown_to
 from midstream.places import Places
-from midstream.runtime.children import CHILD_MARK
-from midstream.store.contract import ESCROW, RUNNING, WAITING, SessionInfo, root_of
+from midstream.store.contract import ESCROW, RUNNING, WAITING, SessionInfo
 from midstream.store.sqlite import Reader, SQLiteStore, reading
 
 T = TypeVar("T")
@@ -104,7 +104,7 @@ def resolve(source: Source, name: str) -> SessionLine:
     """
     begins: list[SessionLine] = []
     for line in source.list():
-        if CHILD_MARK in line.id and CHILD_MARK not in name:
+        if PART_MARK in line.id and PART_MARK not in name:
             continue  # a sub-agent's session is meant only where it is named
         if name in ("-", line.id):
             return line
@@ -144,7 +144,7 @@ class FileSource:
         """See `Source.questions`."""
         found: list[Question] = []
         for line in self.list():
-            is_meant = session is None or line.id == session or line.id.startswith(session + CHILD_MARK)
+            is_meant = session is None or line.id == session or line.id.startswith(session + PART_MARK)
             if line.status in (RUNNING, WAITING) and is_meant:
                 found += questions_of(line.id, self._fold(line.id))
         return sorted(found, key=lambda question: question.asked_at)

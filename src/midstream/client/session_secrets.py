@@ -11,12 +11,11 @@ from __future__ import annotations
 from msgspec import Struct
 
 from midstream.client.secret_store import SecretKey, SecretStore
+from midstream.core.parts import root_of
 from midstream.world import World
 
 NEXT = "next"
 """In the place of a stream's key: no stream is called so."""
-PART_MARK = "::"
-"""Stands behind the name of a session in the names of its sub-agents' sessions, which its secret opens too."""
 
 
 class Shown(Struct, frozen=True):
@@ -132,8 +131,3 @@ class SessionSecrets:
 
     def _key(self, root: str, stream: str = "") -> SecretKey:
         return SecretKey(self._server, root, stream)
-
-
-def root_of(session: str) -> str:
-    """Return the session that this one is part of, or itself."""
-    return session.partition(PART_MARK)[0]

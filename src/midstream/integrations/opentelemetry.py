@@ -18,8 +18,8 @@ from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider
 
 from midstream.core.intervals import OK, OPEN_MAX, Interval, Intervals, Kind
+from midstream.core.parts import PART_MARK
 from midstream.core.records import Record
-from midstream.runtime.children import CHILD_MARK
 from midstream.version import __version__
 
 OPERATION = {Kind.TURN: "invoke_agent", Kind.MODEL: "chat", Kind.CALL: "execute_tool"}
@@ -91,7 +91,7 @@ class OpenTelemetry:
         """See `Introduced.answers`."""
         beginning, colon, rest = model.partition(":")
         provider = PROVIDERS.get(beginning, beginning) if colon else PROVIDER
-        named = agent if CHILD_MARK in session else self._agent or agent
+        named = agent if PART_MARK in session else self._agent or agent
         self._answering[session] = _Answering(named, provider, rest if colon else model)
         self._answering.move_to_end(session)
         if len(self._answering) > OPEN_MAX:

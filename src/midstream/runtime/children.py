@@ -14,16 +14,15 @@ from typing import Protocol
 
 from midstream.core.calls import CallState
 from midstream.core.messages import Exchange, Outcome, Result, UserMessage
+from midstream.core.parts import PART_MARK
 from midstream.core.records import ChunkAccepted, EpochStarted, Parent, StreamOpened, TurnStatus, decode
 from midstream.core.session import Session
 from midstream.core.turn import Cancel, ChildSpoke, RunChild, SendMessage
 from midstream.errors import LeaseHeldError, LeaseLostError, MidstreamError, UnavailableError
 from midstream.runtime.agent import SubAgent
-from midstream.store.contract import PART_MARK, Stored
+from midstream.store.contract import Stored
 from midstream.world import World
 
-CHILD_MARK = PART_MARK
-"""Stands in the id of every child session between its parent and its place; nobody else may open such a session."""
 DEPTH_MAX = 3
 """Sub-agents within sub-agents."""
 POLL_S = 0.5
@@ -193,4 +192,4 @@ def _child_id(place: Parent, state: CallState, parent: Session) -> str:
     """Return the one id of the child of a call: ids of calls may hold anything, their places are numbers."""
     calls = getattr(parent.turn, "calls", ())
     index = next(number for number, call in enumerate(calls) if call.call.id == state.call.id)
-    return f"{place.session}{CHILD_MARK}{place.turn}.{place.reply}.{index}"
+    return f"{place.session}{PART_MARK}{place.turn}.{place.reply}.{index}"

@@ -11,6 +11,7 @@ from functools import partial
 from msgspec import Struct
 
 from midstream.core.calls import OnDoubt
+from midstream.core.parts import PART_MARK, root_of
 from midstream.core.records import Parent, TurnStatus
 from midstream.core.retention import Retention
 from midstream.core.session import Session, fold
@@ -27,12 +28,11 @@ from midstream.errors import (
 )
 from midstream.runtime.agent import Agent, SubAgent
 from midstream.runtime.caretaker import Caretaker
-from midstream.runtime.children import CHILD_MARK
 from midstream.runtime.journal import Journal, require_session_id
 from midstream.runtime.locking import Locks
 from midstream.runtime.observing import Observers
 from midstream.runtime.runner import Runner
-from midstream.store.contract import Escrowed, SessionInfo, Store, Transactional, root_of
+from midstream.store.contract import Escrowed, SessionInfo, Store, Transactional
 from midstream.world import World
 
 SESSIONS_AWAKE_MAX = 1000
@@ -171,7 +171,7 @@ class Host:
         """
         runner = await self._awakened(session_id)
         is_unknown = runner.newest.position == 0
-        if is_unknown and (not create or CHILD_MARK in session_id):
+        if is_unknown and (not create or PART_MARK in session_id):
             raise SessionNotFoundError(f"there is no session {session_id!r}")
         return runner
 
@@ -331,7 +331,7 @@ class Host:
 
     def _awake_with_children(self, session_id: str) -> list[Runner]:
         """Return the runner of a session, where it is awake, and then those of its sub-agents."""
-        mark = f"{session_id}{CHILD_MARK}"
+        mark = f"{session_id}{PART_MARK}"
         own = [self._awake[session_id]] if session_id in self._awake else []
         return own + [runner for name, runner in self._awake.items() if name.startswith(mark)]
 

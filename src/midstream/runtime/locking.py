@@ -13,8 +13,9 @@ from functools import partial
 from types import TracebackType
 from typing import Protocol, Self
 
+from midstream.core.parts import root_of
 from midstream.errors import MidstreamError, UnauthorizedError
-from midstream.store.contract import Escrow, Opened, root_of
+from midstream.store.contract import Escrow, Opened
 from midstream.world import World
 
 RECHECK_S = 60.0

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from midstream.core.parts import PART_MARK
 from midstream.core.records import JournalReader, OutcomeDamaged, encode
 from midstream.core.retention import Retention, Survey
 from midstream.core.session import Session, evolve, is_prunable, pruned, restored
@@ -27,7 +28,7 @@ from midstream.errors import (
     UnavailableError,
 )
 from midstream.runtime.journal import PAGE_RECORDS
-from midstream.store.contract import PART_MARK, RUNNING, WAITING, SessionInfo, Store, Stored
+from midstream.store.contract import RUNNING, WAITING, SessionInfo, Store, Stored
 from midstream.world import Fault, World
 
 SWEEP_S = 60.0

@@ -32,6 +32,7 @@ from midstream.core.frames import (
     decode_client,
     encode,
 )
+from midstream.core.parts import PART_MARK
 from midstream.core.questions import Question, questions_of
 from midstream.core.records import encode as encode_record
 from midstream.core.records import salvaged
@@ -48,7 +49,6 @@ from midstream.errors import (
     UsageError,
     WrongSecretError,
 )
-from midstream.runtime.children import CHILD_MARK
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
 from midstream.server.connection import Connection, Connections, is_played_back
@@ -191,7 +191,7 @@ class HttpEndpoints:
             if info.mark.status not in (RUNNING, WAITING):
                 continue
             name = visitor.shown(info.session)
-            is_asked_for = named is None or name == named or name.startswith(named + CHILD_MARK)
+            is_asked_for = named is None or name == named or name.startswith(named + PART_MARK)
             if not (is_asked_for and await visitor.may_see(info.session)):
                 continue
             shown = shown_in(request)

@@ -11,13 +11,14 @@ from enum import IntEnum
 from msgspec.structs import replace
 from starlette.requests import HTTPConnection
 
+from midstream.core.parts import root_of
 from midstream.errors import AccessError, SessionNotFoundError, UnauthorizedError
 from midstream.server.access import Access, bearer_token, settled
 from midstream.server.guards import page_of
 from midstream.server.passes import Kind, Passes, key_of
 from midstream.server.rights import Owner, Rights, is_of_tenant, name_in_store
 from midstream.server.subjects import Action, Subject
-from midstream.store.contract import Store, root_of
+from midstream.store.contract import Store
 
 COOKIE = "midstream"
 HOST_COOKIE = f"__Host-{COOKIE}"

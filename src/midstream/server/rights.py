@@ -12,9 +12,10 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from midstream.core.parts import root_of
 from midstream.errors import LimitReachedError, SessionNotFoundError, ShelfMovedError
 from midstream.server.subjects import Subject
-from midstream.store.contract import Shelf, root_of
+from midstream.store.contract import Shelf
 from midstream.world import World
 
 SHELF = "access-owners"

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from midstream.core.parts import root_of
 from midstream.runtime.host import Host
 from midstream.runtime.locking import Held
 from midstream.server.access_routes import Issued, answer, owner_of, read_wish
@@ -21,7 +22,6 @@ from midstream.server.http import NO_STORE
 from midstream.server.passes import VIEWER_S_MAX, Kind
 from midstream.server.subjects import Subject
 from midstream.server.unlocking import HELD
-from midstream.store.contract import root_of
 
 
 class ViewerWish(Struct, forbid_unknown_fields=True):

@@ -10,6 +10,7 @@ from typing import Protocol
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
+from midstream.core.parts import root_of
 from midstream.core.records import Record, ReplyCompleted
 from midstream.core.turn import Command, Resume, SendMessage
 from midstream.errors import AccessError, MidstreamError, SessionNotFoundError, UnauthorizedError, UsageError
@@ -18,7 +19,6 @@ from midstream.server.judge import Judge, Verdict
 from midstream.server.limits import CALLERS_MAX, HOUR_S, Limits, Places, Rate, RunningTurns
 from midstream.server.rights import Rights, name_outside
 from midstream.server.subjects import Action, Subject
-from midstream.store.contract import root_of
 from midstream.world import Cancellable, World
 
 VISIT = "midstream.visit"

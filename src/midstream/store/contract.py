@@ -52,8 +52,6 @@ ESCROW = "escrow"
 """The shelf that has the wrapped keys of sessions which only their clients can open, each under the session's name."""
 LOCKED = "locked"
 """Shown for the status of a session whose open turn waits for its client to bring the secret; never stored."""
-PART_MARK = "::"
-"""Stands in the name of a session that is part of another one, behind the name of that one."""
 
 
 class Stored(Struct, frozen=True, gc=False):
@@ -213,8 +211,9 @@ class Store(Protocol):
     async def delete(self, session: str) -> bool:
         """Remove a session with all its records, blobs and letters for good; return whether there was one.
 
-        Its parts go with it, all or none: the sessions whose names begin with its own and `PART_MARK`. A session made
-        later under the same name starts above all its epochs, so that no old owner and no old event id fits it.
+        Its parts go with it, all or none: the sessions whose names begin with its own and `core.parts.PART_MARK`. A
+        session made later under the same name starts above all its epochs, so that no old owner and no old event id
+        fits it.
 
         Raises:
             LeaseHeldError: Another living owner holds it, or the part that the error names. Nothing was changed.
@@ -378,8 +377,3 @@ class Escrowed(Protocol):
     @property
     def escrow(self) -> Escrow:
         """What opens them."""
-
-
-def root_of(session: str) -> str:
-    """Return the session that this one is part of, or itself."""
-    return session.partition(PART_MARK)[0]

@@ -20,12 +20,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from midstream.core.blobs import Blob
+from midstream.core.parts import PART_MARK
 from midstream.core.records import Sync
 from midstream.errors import MidstreamError, SessionLockedError, StoreDamagedError
 from midstream.store import ciphers
 from midstream.store.ciphers import ALONE, ID_BYTES, SHARED, DataKey, OperatorKeys
 from midstream.store.contract import (
-    PART_MARK,
     Appendix,
     Attempt,
     Kept,

@@ -25,6 +25,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from midstream.core.parts import root_of
 from midstream.errors import (
     JournalMovedError,
     LeaseHeldError,
@@ -39,7 +40,7 @@ from midstream.errors import (
 )
 from midstream.store import ciphers
 from midstream.store.ciphers import OneKey, OperatorKeys
-from midstream.store.contract import ESCROW, Opened, Shelf, Store, Transactional, root_of
+from midstream.store.contract import ESCROW, Opened, Shelf, Store, Transactional
 from midstream.store.encrypted import EncryptedShelf, EncryptedTransactional
 from midstream.world import World
 

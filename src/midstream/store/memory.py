@@ -9,9 +9,10 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from midstream.core.blobs import Blob
+from midstream.core.parts import PART_MARK
 from midstream.core.records import Sync
 from midstream.errors import JournalMovedError, LeaseHeldError, LeaseLostError, UsageError
-from midstream.store.contract import PART_MARK, Kept, Letter, Mark, News, SessionInfo, Stored
+from midstream.store.contract import Kept, Letter, Mark, News, SessionInfo, Stored
 from midstream.store.shelves import require_version
 from midstream.world import World
 

@@ -21,6 +21,7 @@ import apsw
 from msgspec import Struct
 
 from midstream.core.blobs import Blob
+from midstream.core.parts import PART_MARK
 from midstream.core.records import Sync
 from midstream.errors import (
     JournalMovedError,
@@ -32,7 +33,7 @@ from midstream.errors import (
 )
 from midstream.store import inbox, shelves
 from midstream.store import owner as owners
-from midstream.store.contract import PART_MARK, Appendix, Attempt, Kept, Mark, News, SessionInfo, Stored
+from midstream.store.contract import Appendix, Attempt, Kept, Mark, News, SessionInfo, Stored
 from midstream.store.database import BEGIN, DatabaseFile, number_of
 from midstream.store.effects import Effects
 from midstream.store.thread import WorkThread
