@@ -163,7 +163,7 @@ def _standard_key_of(request: HTTPConnection) -> str:
 
 
 def _number(request: HTTPConnection, name: str) -> int:
-    text = request.headers.get(name) or "0"
+    text = request.headers.get(name, "0")
     if (
         not (text.isascii() and text.isdecimal() and len(text) <= len(str(NUMBER_MAX)))
         or int(text) > NUMBER_MAX
