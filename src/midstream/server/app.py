@@ -224,6 +224,7 @@ class App:
             "turns_running": self.host.turns_running,
             "recovery_left": self.host.recovery.total - self.host.recovery.done,
             "is_draining": self.host.is_draining,
+            "clients_ahead": self.connections.ahead,
         }
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:

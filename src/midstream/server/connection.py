@@ -119,6 +119,8 @@ class Connections:
         self._ending: MidstreamError | None = None
         self._copies: WeakValueDictionary[tuple[str, Wire], Copies] = WeakValueDictionary()
         self._presence: Presence | None = None
+        self.ahead = 0
+        """How often a client showed an event that is behind the end here (STREAM-106)."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -574,6 +576,10 @@ class Connection:
         )
         if not self._stream.is_admitted:
             return
+        if request.event_id is not None and request.event_id.position > runner.newest.position:
+            self._among.ahead += 1
+            what = "a client has the event %s, and the journal ends with %s: cut, set back, or lost with the power"
+            _log.warning(what, request.event_id, runner.newest, extra={"session": self._session_id})
         self._runner = runner
         runner.attach()
         if self._stream.stream:

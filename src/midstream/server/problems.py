@@ -60,6 +60,7 @@ _NEXT = {
     "access": "Ask the person who runs this server for access.",
     "draining": "Reconnect: this server or another one carries on where it stopped.",
     "event_gone": "Take a snapshot of the session and follow from its event id.",
+    "events_lost": "Let the operator look: what is missing has to be put back, or the session deleted.",
     "foreign_origin": "Call from a page of this server, or let its operator allow your origin or host name.",
     "frame_too_large": "Send less in one chunk.",
     "internal": "Try again; if it stays, look into the log of the server.",

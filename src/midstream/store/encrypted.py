@@ -241,7 +241,7 @@ class EncryptedStore:
                 raise type(error)(f"{where}: {error.message}") from error
             missing = found[-1].position + 1 if found else after + 1
             if stored.position != missing and (found or not _begins(stored.body, body)):
-                raise EventsLostError(f"session {session!r} has no record {missing}: it was cut out")
+                raise _cut(session, f"has no record {missing}: it was cut out")
             found.append(Stored(stored.position, stored.epoch, body))
         return found
 
@@ -251,17 +251,15 @@ class EncryptedStore:
         if found is None or not (found.end or found.seal) or (self._is_mixed and not found.seal):
             return
         if found.seal[:1] != b"%c" % SHARED:
-            raise EventsLostError(
-                f"session {session!r} has no seal (`is_mixed` reads what was written before)"
-            )
+            raise _cut(session, "has no seal (`is_mixed` reads what was written before)")
         try:
             keys = await self.keys.reading(session)
         except SessionLockedError:  # nobody reads, or writes, anything of it until its client is here
             return
         sealed = int(await self._plain(session, found.seal, _place_of_end(session), keys))
         if found.end < sealed:
-            what = f"session {session!r} ends with record {found.end}, and was sealed with {sealed}"
-            raise EventsLostError(f"{what}: records were cut off")
+            what = f"ends with record {found.end}, and was sealed with {sealed}: records were cut off"
+            raise _cut(session, what)
 
     async def prune(self, session: str, body: bytes, *, position: int, epoch: int) -> bool:
         """See `Store.prune`."""
@@ -455,6 +453,12 @@ def encrypted(
     if isinstance(store, Shelf):
         return EncryptedShelf(store, for_all, world=world, is_mixed=is_mixed)
     return EncryptedStore(store, for_all, world=world, is_mixed=is_mixed)
+
+
+def _cut(session: str, what: str) -> EventsLostError:
+    error = EventsLostError(f"session {session!r} {what}")
+    _log.error(error.message, extra={"session": session})
+    return error
 
 
 def _begins(encrypted: bytes, body: bytes) -> bool:
