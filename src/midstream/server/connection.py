@@ -49,14 +49,12 @@ from midstream.runtime.runner import Runner
 from midstream.server.copies import Copies
 from midstream.server.limits import CONNECTIONS_MAX
 from midstream.server.presence import Presence
-from midstream.server.snapshot import body_within, snapshot_of
+from midstream.server.snapshot import SNAPSHOT_BYTES_MAX, body_within, snapshot_of
 from midstream.server.subjects import Action
 from midstream.server.unlocking import shown_in, stream_digest_of, unlock
 from midstream.server.visits import Stranger, Visitor
 from midstream.world import Cancellable, Fault
 
-SNAPSHOT_BYTES_MAX = 8 * 2**20
-"""Bytes of a snapshot in a stream: half of what our clients take as one frame. `GET` of the session has all of it."""
 SEND_S = 30.0
 """Seconds a client may leave one write unread (three heartbeats) before its connection is given up."""
 LAST_WORDS_S = 1.0
