@@ -23,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 from midstream.core.blobs import is_digest
 from midstream.core.frames import (
     FRAME_BYTES_MAX,
+    REASON_CHARS_MAX,
     Ack,
     AnswerPayload,
     Chunk,
@@ -274,7 +275,8 @@ class HttpEndpoints:
         try:
             said = msgspec.json.decode(body, type=AnswerPayload)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise MalformedFrameError(f"the body of this request is no answer: {error}") from error
+            reason = str(error)[:REASON_CHARS_MAX]
+            raise MalformedFrameError(f"the body of this request is no answer: {reason}") from error
         runner = await self._host.session(request.path_params["session_id"])
         await runner.submit(answer_of(said))
         return _accepted(runner)
