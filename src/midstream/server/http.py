@@ -13,6 +13,7 @@ from itertools import count
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response, StreamingResponse
@@ -22,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 from midstream.core.blobs import is_digest
 from midstream.core.frames import (
     FRAME_BYTES_MAX,
+    REASON_CHARS_MAX,
     Ack,
     AnswerPayload,
     Chunk,
@@ -53,7 +55,8 @@ from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
 from midstream.server.connection import Connection, Connections, is_played_back
 from midstream.server.identity import Speaker, connection_name_of, open_of, speaker_of
-from midstream.server.snapshot import snapshot_of
+from midstream.server.problems import problem_of, response_of
+from midstream.server.snapshot import SNAPSHOT_BYTES_MAX, body_within, snapshot_of
 from midstream.server.subjects import Action
 from midstream.server.unlocking import shown_in, stream_digest_of, unlock
 from midstream.server.visits import Visitor, visitor_of
@@ -216,12 +219,20 @@ class HttpEndpoints:
         if info is None:
             raise SessionNotFoundError(f"there is no session {session_id!r}")
         if 0 < after < info.oldest:
-            oldest = info.oldest + 1
-            message = f"events of session {session_id!r} before position {oldest} are not kept any more"
-            raise EventGoneError(message, oldest=oldest)
+            return await self._gone(request, session_id)
         return StreamingResponse(
             self._lines(session_id, after, limit), media_type="application/x-ndjson", headers=NO_STORE
         )
+
+    async def _gone(self, request: Request, session_id: str) -> Response:
+        """Say that events are not kept any more, and show what stands for them, as a stream does (STREAM-63, 64)."""
+        runner = await self._host.session(session_id)
+        event_id, state = await runner.events.beginning()
+        name, oldest = visitor_of(request.scope).shown(session_id), event_id.position + 1
+        message = f"events of session {name!r} before position {oldest} are not kept any more"
+        snapshot = body_within(snapshot_of(name, state, str(event_id)), SNAPSHOT_BYTES_MAX)
+        problem = problem_of(EventGoneError(message, oldest=oldest))
+        return response_of(replace(problem, snapshot=msgspec.Raw(snapshot)))
 
     async def blob(self, request: Request) -> Response:
         """Return the whole of a large result, which a record names by its digest."""
@@ -264,7 +275,8 @@ class HttpEndpoints:
         try:
             said = msgspec.json.decode(body, type=AnswerPayload)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise MalformedFrameError(f"the body of this request is no answer: {error}") from error
+            reason = str(error)[:REASON_CHARS_MAX]
+            raise MalformedFrameError(f"the body of this request is no answer: {reason}") from error
         runner = await self._host.session(request.path_params["session_id"])
         await runner.submit(answer_of(said))
         return _accepted(runner)
