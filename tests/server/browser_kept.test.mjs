@@ -210,6 +210,21 @@ test("a session's secret is kept where the server encrypts the session under it,
   }
 });
 
+test("a session that needed no secret, and is begun anew where it needs one, is not lost", async (t) => {
+  const storage = new MemoryStorage();
+  let is_encrypted = false;
+  const { client, openings } = await silent(t, storage, { answer: () => [{ ...WELCOME, is_encrypted }] });
+  const first = client.send("s", "hello");
+  await until(() => first.connection.phase === "live");
+  await until(async () => (await keptOf(storage, "s")) === null);
+  is_encrypted = true;
+  const again = client.send("s", "hello again");
+  await until(() => again.connection.phase === "live");
+  const { secret } = openings.at(-1);
+  await until(async () => (await keptOf(storage, "s"))?.secret === secret);
+  assert.equal(await client.secret("s"), secret);
+});
+
 test("a secret that another tab has changed is shown with the next connection, by all who are there", async (t) => {
   const storage = new MemoryStorage();
   const { client, openings } = await silent(t, storage, { answer: () => [{ ...WELCOME, is_encrypted: true }] });

@@ -283,7 +283,8 @@ export class LiveStream {
     line.onmessage = ifCurrent(({ data }) => {
       if (this.#stream.receive(data, this.#now())) this.#lost();
       else this.#settle();
-      if (this.#stream.isEncrypted === false) this.#opener.release();
+      const { isEncrypted, secret } = this.#stream;
+      if (isEncrypted !== null) this.#opener.learned(isEncrypted, secret);
     });
     line.onheard = ifCurrent(() => {
       this.#stream.heard(this.#now());

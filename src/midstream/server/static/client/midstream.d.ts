@@ -416,7 +416,8 @@ export class Client {
   ): Promise<Response>;
   /**
    * What opens a session, where the server encrypts it under its client's secret; drawn if there is none, and kept unless the
-   * server said that it has no use for one. For another client of the same person, which is told it by `keepSecret`. It is not to be logged, or sent anywhere else.
+   * server said that it has no use for one. For another client of the same person, which is told it by `keepSecret`. It is not
+   * to be logged, or sent anywhere else.
    */
   secret(session: string): Promise<string>;
   /** Use this secret for a session from now on; other tabs do with their next connection. */

@@ -26,7 +26,7 @@ export class SessionSecrets {
 
   /**
    * What opens a session for a new stream that speaks there: `first`, and then `again` with each connection. `own` is the
-   * stream's secret where there is none of the session. `release` is to be called when the server has no use for one.
+   * stream's secret where the session needs none. `learned` is to be told whether the server encrypts the session.
    */
   ofStream(session) {
     const reader = this.ofReader(session);
@@ -37,7 +37,8 @@ export class SessionSecrets {
   /** The same for one that only reads, or has a secret. */
   ofReader(session) {
     const known = () => this.known(session);
-    return { first: known, again: known, release: () => this.#release(rootOf(session)) };
+    const learned = (isEncrypted, secret) => this.#learned(rootOf(session), isEncrypted, secret);
+    return { first: known, again: known, learned };
   }
 
   /** Return what a session is opened with, as far as that is known here. */
@@ -68,11 +69,16 @@ export class SessionSecrets {
     await this.#changed(session, (kept) => (kept?.next === secret ? { secret } : kept));
   }
 
-  /** Keep no secret of a session that its server does not encrypt under one. */
-  async #release(root) {
-    if (this.#unneeded.has(root)) return;
+  /**
+   * Keep the secret of a session that its server encrypts under it, and no other one. A session that needed none may be gone
+   * and begun anew at another kind of server.
+   */
+  #learned(root, isEncrypted, secret) {
+    if (isEncrypted && secret && this.#unneeded.delete(root))
+      this.#changed(root, (kept) => kept ?? { secret }).catch(() => this.#unneeded.add(root)); // and told again
+    if (isEncrypted || this.#unneeded.has(root)) return;
     this.#unneeded.add(root);
-    await this.#changed(root, () => null).catch(() => this.#unneeded.delete(root)); // the next stream tries again
+    this.#changed(root, () => null).catch(() => this.#unneeded.delete(root));
   }
 
   #changed(session, change) {
@@ -83,7 +89,7 @@ export class SessionSecrets {
 /** What opens a session for somebody who was given a word for it. */
 export function ofViewer(word) {
   const told = async () => ({ secret: word });
-  return { first: told, again: told, release: () => {} };
+  return { first: told, again: told, learned: () => {} };
 }
 
 /** Return the headers of a request that shows a session's secret. */
