@@ -17,18 +17,20 @@ from midstream.testing.worlds import FakeWorld
 NAMES = st.text("ab:.-_1", min_size=1, max_size=12)
 
 
-async def _rights() -> Rights:
-    store = MemoryStore()
+async def _rights(store: MemoryStore | None = None) -> Rights:
+    store = store or MemoryStore()
     await store.open()
     return Rights(store, FakeWorld())
 
 
-async def test_of_two_who_begin_a_session_one_owns_it() -> None:
-    rights = await _rights()
+async def test_of_two_who_begin_a_session_one_owns_it_as_long_as_it_is_there() -> None:
+    store = MemoryStore()
+    rights = await _rights(store)
     ada, bob = Subject("ada"), Subject("bob")
     owners = await asyncio.gather(rights.claim("s1", ada), rights.claim("s1", bob))
     assert owners[0] == owners[1] == await rights.owner_of("s1") == await rights.owner_of("s1::1.1.0")
-    await rights.forget("s1")
+    await store.claim("s1", at=1.0)
+    await store.delete("s1")
     assert await rights.owner_of("s1") is None
     assert (await rights.claim("s1", bob)).subject == "bob"
 

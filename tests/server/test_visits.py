@@ -63,7 +63,8 @@ async def test_who_begins_a_session_owns_it_and_others_find_nothing() -> None:
         await bob.begin()
     with pytest.raises(LimitReachedError):
         await house.visit(Subject("ada"), "s2").begin()
-    await ada.forget()
+    await house.store.claim("s1", at=1.0)
+    await house.store.delete("s1")
     await bob.begin()
     await bob.require(Action.OWN)
 
@@ -112,7 +113,8 @@ async def test_a_stream_that_spoke_ends_when_it_may_only_look() -> None:
     house.known = Subject("ada")
     speaking = asyncio.create_task(owner.until_unwelcome())
     await house.world.settle()
-    await house.rights.forget("s1")
+    await house.store.claim("s1", at=1.0)
+    await house.store.delete("s1")
     await house.rights.claim("s1", Subject("bob"))
     await house.rights.share("s1", ["ada"])
     owner.look_again()

@@ -259,7 +259,6 @@ class HttpEndpoints:
     async def delete(self, request: Request) -> Response:
         """Remove an idle session for good."""
         await self._host.delete(request.path_params["session_id"])
-        await visitor_of(request.scope).forget()
         return Response(status_code=204, headers=NO_STORE)
 
     async def cancel(self, request: Request) -> Response:

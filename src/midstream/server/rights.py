@@ -1,4 +1,4 @@
-"""Whose a session is: one row for each, kept beside it in the store, written before the session is begun.
+"""Whose a session is: one row for each, kept beside it in the store, written before the session is begun, gone with it.
 
 The tenant is the first part of every session's name in the store (`tenant:name`), and a row is read by that whole
 name, so that no question of one tenant can be answered by what belongs to another.
@@ -15,10 +15,9 @@ from msgspec.structs import replace
 from midstream.core.parts import root_of
 from midstream.errors import LimitReachedError, SessionNotFoundError, ShelfMovedError
 from midstream.server.subjects import Subject
-from midstream.store.contract import Shelf
+from midstream.store.contract import OWNERS, Shelf
 from midstream.world import World
 
-SHELF = "access-owners"
 REVOKED_SHELF = "access-revoked"
 READERS_MAX = 100
 """Subjects with whom one session is shared: whoever needs more decides by `authorize`."""
@@ -47,7 +46,7 @@ class Rights:
 
     async def owner_of(self, session: str) -> Owner | None:
         """Return whose a session (or the one it is part of) is; None where nobody's."""
-        kept = await self._shelf.kept(SHELF, root_of(session))
+        kept = await self._shelf.kept(OWNERS, root_of(session))
         return None if kept is None else msgspec.json.decode(kept.body, type=Owner)
 
     async def claim(self, session: str, subject: Subject) -> Owner:
@@ -55,7 +54,7 @@ class Rights:
         owner = Owner(subject.tenant, subject.id)
         body = msgspec.json.encode(owner)
         try:
-            await self._shelf.keep(SHELF, root_of(session), body, expected=0, at=self._world.now())
+            await self._shelf.keep(OWNERS, root_of(session), body, expected=0, at=self._world.now())
         except ShelfMovedError:
             return await self.owner_of(session) or owner
         return owner
@@ -70,19 +69,13 @@ class Rights:
         """
         if len(readers) > READERS_MAX:
             raise LimitReachedError(f"a session is shared with {READERS_MAX} subjects at most")
-        kept = await self._shelf.kept(SHELF, root_of(session))
+        kept = await self._shelf.kept(OWNERS, root_of(session))
         if kept is None:
             raise SessionNotFoundError(f"there is no session {session!r}")
         owner = replace(msgspec.json.decode(kept.body, type=Owner), readers=tuple(readers))
         body = msgspec.json.encode(owner)
-        await self._shelf.keep(SHELF, kept.key, body, expected=kept.version, at=self._world.now())
+        await self._shelf.keep(OWNERS, kept.key, body, expected=kept.version, at=self._world.now())
         return owner
-
-    async def forget(self, session: str) -> None:
-        """Let a session that was deleted be nobody's."""
-        kept = await self._shelf.kept(SHELF, root_of(session))
-        if kept is not None:
-            await self._shelf.drop(SHELF, kept.key, expected=kept.version)
 
     async def lock_out(self, subject: Subject) -> None:
         """Let nothing count any more that was issued to a subject until now."""

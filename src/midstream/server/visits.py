@@ -105,9 +105,6 @@ class Visitor(Protocol):
     def shown(self, session: str) -> str:
         """Return the name by which the caller knows a session of the store."""
 
-    async def forget(self) -> None:
-        """The session was deleted: it is nobody's."""
-
     async def until_unwelcome(self) -> MidstreamError:
         """Wait until the caller may not stay any longer, and return why."""
 
@@ -157,9 +154,6 @@ class Stranger:
     def shown(self, session: str) -> str:
         """See `Visitor.shown`."""
         return session
-
-    async def forget(self) -> None:
-        """See `Visitor.forget`."""
 
     async def until_unwelcome(self) -> MidstreamError:
         """See `Visitor.until_unwelcome`."""
@@ -267,10 +261,6 @@ class Visit:
     def shown(self, session: str) -> str:
         """See `Visitor.shown`."""
         return name_outside(session, self.subject.tenant)
-
-    async def forget(self) -> None:
-        """See `Visitor.forget`."""
-        await self._rights.forget(self.session)
 
     def look_again(self) -> None:
         """Look now whether it may go on: something was revoked."""

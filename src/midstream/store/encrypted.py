@@ -100,7 +100,7 @@ class SessionKeys(Protocol):
     async def has_title(self, session: str) -> bool:
         """Whether whoever lists sessions may read its title."""
 
-    async def forget(self, session: str) -> None:
+    def forget(self, session: str) -> None:
         """The session was deleted."""
 
 
@@ -131,7 +131,7 @@ class OneForAll:
         """See `SessionKeys.has_title`."""
         return True
 
-    async def forget(self, session: str) -> None:
+    def forget(self, session: str) -> None:
         """See `SessionKeys.forget`."""
 
 
@@ -290,7 +290,7 @@ class EncryptedStore:
         """See `Store.delete`. Its wrapped keys go with it, so that no copy of a record that is left can be read."""
         self.lock(session)
         is_deleted = await self._store.delete(session)
-        await self.keys.forget(session)
+        self.keys.forget(session)
         return is_deleted
 
     def lock(self, session: str) -> None:

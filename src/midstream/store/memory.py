@@ -12,7 +12,7 @@ from midstream.core.blobs import Blob
 from midstream.core.parts import PART_MARK
 from midstream.core.records import Sync
 from midstream.errors import JournalMovedError, LeaseHeldError, LeaseLostError, UsageError
-from midstream.store.contract import Kept, Letter, Mark, News, SessionInfo, Stored
+from midstream.store.contract import OF_SESSIONS, Kept, Letter, Mark, News, SessionInfo, Stored
 from midstream.store.shelves import require_version
 from midstream.world import World
 
@@ -62,6 +62,12 @@ class Memory:
         """Let an owner die: its sessions are free for the next claim."""
         self.living.discard(owner)
         self.tell()
+
+    def drop(self, shelf: str, key: str) -> None:
+        """Remove an entry, if there is one."""
+        found = self.shelves.get(shelf, {}).pop(key, None)
+        if found is not None:
+            self.versions_spent = max(self.versions_spent, found.version)
 
     def tell(self) -> None:
         """Let everybody who watches look again."""
@@ -213,6 +219,8 @@ class MemoryStore:
         for name, found in going.items():
             self._memory.epochs_spent = max(self._memory.epochs_spent, found.epoch)
             del sessions[name]
+            for shelf in OF_SESSIONS:
+                self._memory.drop(shelf, name)
         for number, handed in [*self._memory.letters.items()]:
             if handed.letter.session in going:
                 del self._memory.letters[number]
@@ -283,12 +291,10 @@ class MemoryStore:
 
     async def drop(self, shelf: str, key: str, *, expected: int) -> bool:
         """See `Shelf.drop`."""
-        entries = self._shelf(shelf)
-        found = entries.get(key)
+        found = self._shelf(shelf).get(key)
         if found is None or found.version != expected:
             return False
-        self._memory.versions_spent = max(self._memory.versions_spent, expected)
-        del entries[key]
+        self._memory.drop(shelf, key)
         return True
 
     async def shelf(self, shelf: str) -> Sequence[Kept]:

@@ -580,6 +580,7 @@ class _Writer:
             self._db.execute(DELETE_BLOBS, (number,))
             self._db.execute(DELETE_SESSION, (number,))
             self._db.execute(inbox.REMOVE_OF_SESSION, (name,))
+            shelves.drop_of_session(self._db, name)
             self._db.execute(SPEND_EPOCHS, (epoch,))
         return bool(going)
 
