@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -121,9 +121,11 @@ class WeatheredStore:
         await self._delay()
         return await self.store.find(session)
 
-    async def list(self, *, live: bool | None = None) -> AsyncIterator[SessionInfo]:
+    async def list(
+        self, *, live: bool | None = None, of: Collection[str] | None = None
+    ) -> AsyncIterator[SessionInfo]:
         await self._delay()
-        async for each in self.store.list(live=live):
+        async for each in self.store.list(live=live, of=of):
             yield each
 
     async def delete(self, session: str) -> bool:

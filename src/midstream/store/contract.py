@@ -33,7 +33,7 @@ records or none, only at the expected position, only under the newest epoch. A r
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
 from msgspec import Struct
@@ -215,8 +215,15 @@ class Store(Protocol):
     async def find(self, session: str) -> SessionInfo | None:
         """Return the session's line, or None where there is no such session."""
 
-    def list(self, *, live: bool | None = None) -> AsyncIterator[SessionInfo]:
-        """Iterate over the sessions, last changed first; `live` keeps those with (or without) an open turn."""
+    def list(
+        self, *, live: bool | None = None, of: Collection[str] | None = None
+    ) -> AsyncIterator[SessionInfo]:
+        """Iterate over the sessions, last changed first.
+
+        Args:
+            live: Only those with (or without) an open turn.
+            of: Only these sessions and their parts. What it costs depends on how many they are, and on no others.
+        """
 
     async def delete(self, session: str) -> bool:
         """Remove a session with all its records, blobs and letters for good; return whether there was one.

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as Base64Error
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -281,9 +281,11 @@ class EncryptedStore:
         found = await self._store.find(session)
         return None if found is None else replace(await self._with_title(found), seal=b"")
 
-    async def list(self, *, live: bool | None = None) -> AsyncIterator[SessionInfo]:
+    async def list(
+        self, *, live: bool | None = None, of: Collection[str] | None = None
+    ) -> AsyncIterator[SessionInfo]:
         """See `Store.list`. A title that cannot be read is empty."""
-        async for info in self._store.list(live=live):
+        async for info in self._store.list(live=live, of=of):
             yield await self._with_title(info)
 
     async def delete(self, session: str) -> bool:

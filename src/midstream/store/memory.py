@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -196,12 +196,14 @@ class MemoryStore:
         found = self._sessions().get(session)
         return None if found is None else replace(_line_of(session, found), seal=found.seal)
 
-    async def list(self, *, live: bool | None = None) -> AsyncIterator[SessionInfo]:
+    async def list(
+        self, *, live: bool | None = None, of: Collection[str] | None = None
+    ) -> AsyncIterator[SessionInfo]:
         """See `Store.list`."""
         lines = [
             (found.mark.at, found.number, _line_of(session, found))
             for session, found in self._sessions().items()
-            if live is None or found.mark.is_live == live
+            if (live is None or found.mark.is_live == live) and (of is None or _is_of(session, of))
         ]
         for _, _, line in sorted(lines, key=lambda line: line[:2], reverse=True):
             yield line
@@ -328,6 +330,10 @@ class MemoryStore:
         if found.owner != self.owner and found.owner in self._memory.living:
             message = f"session {session!r} belongs to {found.owner!r}, which is alive"
             raise LeaseHeldError(message, session=session)
+
+
+def _is_of(session: str, roots: Collection[str]) -> bool:
+    return session in roots or any(session.startswith(f"{root}{PART_MARK}") for root in roots)
 
 
 def _line_of(session: str, found: _Session) -> SessionInfo:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 
 from midstream.core.blobs import Blob
 from midstream.core.records import Sync
@@ -83,9 +83,11 @@ class FailingStore:
         """See `Store.find`."""
         return await self._store.find(session)
 
-    def list(self, *, live: bool | None = None) -> AsyncIterator[SessionInfo]:
+    def list(
+        self, *, live: bool | None = None, of: Collection[str] | None = None
+    ) -> AsyncIterator[SessionInfo]:
         """See `Store.list`."""
-        return self._store.list(live=live)
+        return self._store.list(live=live, of=of)
 
     async def delete(self, session: str) -> bool:
         """See `Store.delete`."""
