@@ -54,7 +54,7 @@ from midstream.errors import (
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
 from midstream.server.connection import Connection, Connections, is_played_back
-from midstream.server.identity import cancel_after_of, connection_name_of, open_of, stream_of
+from midstream.server.identity import Speaker, connection_name_of, open_of, speaker_of
 from midstream.server.problems import problem_of, response_of
 from midstream.server.snapshot import SNAPSHOT_BYTES_MAX, body_within, snapshot_of
 from midstream.server.subjects import Action
@@ -301,38 +301,34 @@ class HttpEndpoints:
         A chunk is answered with its ack, a ping with a heartbeat, a close with nothing (STREAM-39).
         """
         session_id = request.path_params["session_id"]
-        frame = decode_client(await body_of(request))
+        frame, by = decode_client(await body_of(request)), speaker_of(request)
         match frame:
             case Chunk():
-                return await self._chunk(session_id, frame, request)
+                return await self._chunk(session_id, frame, by, request)
             case Ping():
-                key, _ = stream_of(request)
-                if key:  # a stream may be open in a session in which nothing was said yet
+                if by.stream:  # a stream may be open in a session in which nothing was said yet
                     await visitor_of(request.scope).require(Action.SPEAK)
                 with await unlock(self._host, session_id, shown_in(request), Action.READ):
-                    runner = await self._host.session(session_id, create=bool(key))
+                    runner = await self._host.session(session_id, create=bool(by.stream))
                     return _raw_json(encode(Heartbeat(str(runner.newest), waiting_on(runner.state))))
             case Close():
-                key, _ = stream_of(request)
-                if key:
+                if by.stream:
                     await visitor_of(request.scope).require(Action.SPEAK)
                 with await unlock(self._host, session_id, shown_in(request), Action.READ):
-                    self._connections.hang_up((session_id, key), connection_name_of(request))
+                    self._connections.hang_up((session_id, by.stream), by.connection)
                 return Response(status_code=204, headers=NO_STORE)
             case _:
                 raise MalformedFrameError(
                     "the body of this request is a `chunk`, a `ping` or a `close`; a GET opens"
                 )
 
-    async def _chunk(self, session_id: str, frame: Chunk, request: Request) -> Response:
-        key, secret = stream_of(request)
-        visitor, name = visitor_of(request.scope), connection_name_of(request)
-        if not key or not secret:
+    async def _chunk(self, session_id: str, frame: Chunk, by: Speaker, request: Request) -> Response:
+        if not by.stream or not by.secret:
             raise MalformedFrameError(
                 "a chunk needs the headers `x-idempotency-key` and `x-idempotent-encryption-key`"
             )
-        cancel_after_s = cancel_after_of(request)
-        chunk = read_chunk(frame, stream=key, secret_digest="", cancel_after_s=cancel_after_s)
+        chunk = read_chunk(frame, stream=by.stream, secret_digest="", cancel_after_s=by.cancel_after_s)
+        visitor = visitor_of(request.scope)
         is_first = chunk.seqno == 0
         if is_first:
             await visitor.begin()
@@ -340,16 +336,16 @@ class HttpEndpoints:
             await visitor.require(Action.SPEAK)
         shown = shown_in(request)
         with await unlock(self._host, session_id, shown, Action.SPEAK, begins=is_first) as held:
-            if name:
-                self._connections.check((session_id, key), name)
+            if by.connection:
+                self._connections.check((session_id, by.stream), by.connection)
             runner = await self._host.session(session_id, create=is_first)
-            opening = Open(key, shown.secret, old_secret=shown.old_secret)
+            opening = Open(by.stream, shown.secret, old_secret=shown.old_secret)
             digest = stream_digest_of(held) or digest_shown(runner.state, opening)
             chunk = msgspec.structs.replace(chunk, secret_digest=digest)
             is_replayed = is_played_back(runner.state, chunk)
             if not is_replayed:
                 visitor.speak(chunk.command)
-            with self._connections.under_way((session_id, key), chunk.seqno):
+            with self._connections.under_way((session_id, by.stream), chunk.seqno):
                 await runner.submit(chunk)
         self._host.world.reach(Fault.BEFORE_ACK)
         headers = {"x-midstream-replayed": "true"} if is_replayed else {}

@@ -125,6 +125,7 @@ export class Stream {
   #isOver = false; // it ended well, and its application may have events to handle
   #isForgotten = false;
   #keptAs; // the key under which it is written down
+  #own; // the secret it began with
   #connection; // number of the last connection
   #stallAt = Infinity;
 
@@ -141,6 +142,7 @@ export class Stream {
     this.key = this.damage ? "" : this.#keptAs;
     this.secret = kept.secret ?? "";
     this.oldSecret = "";
+    this.#own = this.key ? this.secret : "";
     this.turn = kept.turn ?? 0;
     this.acked = kept.acked ?? 0;
     this.nextSeqno = kept.nextSeqno ?? 0;
@@ -248,10 +250,12 @@ export class Stream {
    */
   unlock({ secret, oldSecret = "" }) {
     if (!secret) return;
-    const own = this.key ? this.secret : "";
-    this.oldSecret = own && own !== secret ? own : oldSecret;
+    if (this.key && !this.#own) {
+      this.#own = secret;
+      if (this.nextSeqno > 0) this.#write({ op: "secret", value: { key: this.key, secret } });
+    }
     this.secret = secret;
-    if (!own && this.nextSeqno > 0) this.#write({ op: "secret", value: { key: this.key, secret } });
+    this.oldSecret = oldSecret || (this.#own === secret ? "" : this.#own);
   }
 
   /** Deliver nothing more; the stream lives on until its chunks are acknowledged, and is forgotten then. */
