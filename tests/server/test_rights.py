@@ -101,6 +101,20 @@ async def test_what_is_gone_does_not_stay_noted(monkeypatch: pytest.MonkeyPatch)
     assert await rights.sessions_of(ada) == ["s0"]
 
 
+async def test_a_name_that_is_begun_anew_is_not_taken_for_an_old_one() -> None:
+    world, store = FakeWorld(), MemoryStore()
+    await store.open()
+    rights, ada = Rights(store, world), Subject("ada")
+    await rights.claim("s1", ada)
+    await store.claim("s1", at=1.0)
+    await store.delete("s1")
+    await world.advance(rights_module.BEGINNING_S + 1)
+    await rights._note("s1", "", "ada")  # somebody dies, or is overtaken, before the row is written
+    assert await rights.sessions_of(ada) == ["s1"]
+    await rights.claim("s1", ada)
+    assert await rights.sessions_of(ada) == ["s1"]
+
+
 async def test_rows_of_earlier_versions_are_noted_once() -> None:
     store = MemoryStore()
     rights = await _rights(store)

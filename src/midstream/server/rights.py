@@ -4,7 +4,7 @@ The tenant is the first part of every session's name in the store (`tenant:name`
 name, so that no question of one tenant can be answered by what belongs to another.
 
 A shelf of each subject names the sessions it owns or may look at, so that a list costs what is in it and not what
-others have. It is written before the row that counts; what it names too much is not shown, and taken out when met.
+others have. It is written before the row that counts; what it names too much is not shown, and taken out in time.
 """
 
 from __future__ import annotations
@@ -121,9 +121,14 @@ class Rights:
             await self._shelf.keep(INDEX_SHELF, COMPLETE, b"{}", expected=0, at=self._world.now())
 
     async def _note(self, session: str, tenant: str, subject: str) -> None:
-        with suppress(ShelfMovedError):  # it was there already
-            shelf = _shelf_of(tenant, subject)
-            await self._shelf.keep(shelf, root_of(session), b"{}", expected=0, at=self._world.now())
+        """Note that a session is, or is about to be, somebody's to see; anew where it was: it must not look old."""
+        shelf, key = _shelf_of(tenant, subject), root_of(session)
+        for _ in range(_TRIES_MAX):
+            kept = await self._shelf.kept(shelf, key)
+            with suppress(ShelfMovedError):
+                version = kept.version if kept else 0
+                await self._shelf.keep(shelf, key, b"{}", expected=version, at=self._world.now())
+                return
 
     async def lock_out(self, subject: Subject) -> None:
         """Let nothing count any more that was issued to a subject until now."""
@@ -145,7 +150,9 @@ class Rights:
 
 def _shelf_of(tenant: str, subject: str) -> str:
     # Names of shelves are not encrypted, where the store is.
-    digest = hashlib.blake2b(f"{tenant}:{subject}".encode(), digest_size=16, person=b"midstream-index")
+    digest = hashlib.blake2b(
+        f"{tenant}:{subject}".encode("utf-8", "surrogatepass"), digest_size=16, person=b"midstream-index"
+    )
     return f"access-sessions-{digest.hexdigest()}"
 
 
