@@ -4,6 +4,7 @@ import asyncio
 import random
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Self
 
 import apsw
@@ -11,7 +12,7 @@ import pytest
 
 from midstream.core.records import Sync
 from midstream.errors import JournalMovedError
-from midstream.store.commits import HERE_SHARE, IDLE_CHECKPOINT_PAGES, Asked, Commits, Durability, Way
+from midstream.store.commits import HERE_SHARE, IDLE_CHECKPOINT_PAGES, Asked, Commits, Durability
 from midstream.store.thread import WorkThread
 from midstream.world import World
 
@@ -30,34 +31,28 @@ class Clock(World):
 
 
 class Scribe:
-    """A writer that notes where it commits, and how many at a time."""
+    """A writer that notes where it commits, and how many at a time; 0 for a copy of the log."""
 
     def __init__(self) -> None:
         self.log_pages = 0
         self.commits: list[tuple[str, int]] = []
-        self.is_neighbour_writing = False
         self.bug: BaseException | None = None
 
     def commit(self, batch: Sequence[Asked]) -> list[Any]:
-        self.commits.append((_here(), len(batch)))
+        self.commits.append((_where(), len(batch)))
         if self.bug is not None:
             raise self.bug
         return [_answer(asked.write) for asked in batch]
 
-    def commit_if_free(self, batch: Sequence[Asked]) -> list[Any]:
-        if self.is_neighbour_writing:
-            raise apsw.BusyError
-        return self.commit(batch)
-
     def checkpoint(self) -> None:
-        self.commits.append((_here(), 0))
+        self.commits.append((_where(), 0))
         self.log_pages = 0
 
     def clear_log(self) -> None:
         self.checkpoint()
 
 
-def _here() -> str:
+def _where() -> str:
     return LOOP if threading.current_thread() is threading.main_thread() else THREAD
 
 
@@ -76,7 +71,7 @@ class Bench:
         self.commits = Commits(self.scribe, self.thread, durability, self.clock)
 
     async def __aenter__(self) -> Self:
-        await self.after(self.commits.ask(lambda: None, Sync.NORMAL))
+        await self.after(self.commits.ask(_where, Sync.NORMAL))
         self.scribe.commits.clear()
         return self
 
@@ -88,24 +83,21 @@ class Bench:
     async def after(answer: asyncio.Future[Any]) -> Any:  # noqa: ANN401 - as operations have them
         return await asyncio.wait_for(answer, WAIT_S)
 
-    async def small(self) -> str:
-        """Let a small operation be committed, and say where that was done."""
-        return str(await self.after(self.commits.ask(_here, Sync.NORMAL, Way.HERE)))
+    async def where(self, sync: Sync = Sync.NORMAL) -> str:
+        """Let an operation be committed that may be here, and say where that was done."""
+        return str(await self.after(self.commits.ask(_where, sync, here=_where)))
 
 
-async def test_a_small_one_that_is_alone_is_committed_where_it_is_asked_for() -> None:
+async def test_one_that_is_alone_is_committed_where_it_is_asked_for() -> None:
     async with Bench() as bench:
-        answer = bench.commits.ask(lambda: 7, Sync.NORMAL, Way.HERE)
-        assert answer.result() == 7
-        assert bench.scribe.commits == [(LOOP, 1)]
+        answer = bench.commits.ask(_where, Sync.NORMAL, here=_where)
+        assert answer.result() == LOOP
+        assert bench.scribe.commits == []
 
 
-@pytest.mark.parametrize(
-    ("sync", "way"), [(Sync.FULL, Way.HERE), (Sync.NORMAL, Way.SHARED), (Sync.NORMAL, Way.ALONE)]
-)
-async def test_what_waits_for_the_disk_or_is_not_small_is_the_threads(sync: Sync, way: Way) -> None:
+async def test_what_waits_for_the_disk_is_the_threads() -> None:
     async with Bench() as bench:
-        assert await bench.after(bench.commits.ask(_here, sync, way)) == THREAD
+        assert await bench.where(Sync.FULL) == THREAD
 
 
 @pytest.mark.parametrize(
@@ -115,74 +107,77 @@ async def test_the_durability_of_the_store_says_what_waits_for_the_disk(
     durability: Durability, sync: Sync, where: str
 ) -> None:
     async with Bench(durability) as bench:
-        assert await bench.after(bench.commits.ask(_here, sync, Way.HERE)) == where
+        assert await bench.where(sync) == where
 
 
 async def test_behind_a_commit_on_the_thread_all_wait() -> None:
     async with Bench() as bench:
-        may_go_on, order = threading.Event(), list[int]()
-        slow = bench.commits.ask(lambda: order.append(may_go_on.wait(WAIT_S)), Sync.FULL)
-        small = bench.commits.ask(lambda: order.append(2), Sync.NORMAL, Way.HERE)
-        assert not small.done()
+        may_go_on = threading.Event()
+        slow = bench.commits.ask(lambda: may_go_on.wait(WAIT_S), Sync.FULL)
+        behind = bench.commits.ask(_where, Sync.NORMAL, here=_where)
+        assert not behind.done()
         may_go_on.set()
-        await bench.after(slow)
-        await bench.after(small)
-        assert order == [True, 2]
+        assert [await bench.after(slow), await bench.after(behind)] == [True, THREAD]
         assert bench.scribe.commits == [(THREAD, 1), (THREAD, 1)]
 
 
-async def test_nothing_is_committed_here_while_the_log_is_cleared() -> None:
+async def test_nothing_is_committed_here_while_the_thread_does_something_else() -> None:
     async with Bench() as bench:
         may_go_on = threading.Event()
         working = bench.thread.ask(lambda: may_go_on.wait(WAIT_S))
-        small = bench.commits.ask(_here, Sync.NORMAL, Way.HERE)
+        behind = bench.commits.ask(_where, Sync.NORMAL, here=_where)
         may_go_on.set()
-        assert await bench.after(small) == THREAD
-        await bench.after(working)
+        assert [await bench.after(working), await bench.after(behind)] == [True, THREAD]
 
 
 async def test_the_first_commit_of_a_new_log_is_the_threads() -> None:
     """It syncs the log's head, whatever it is asked to sync."""
     async with Bench() as bench:
         await bench.commits.clear_log()
-        assert [await bench.small(), await bench.small()] == [THREAD, LOOP]
+        assert [await bench.where(), await bench.where()] == [THREAD, LOOP]
 
 
 async def test_a_long_log_is_copied_back_on_the_thread() -> None:
     async with Bench() as bench:
         bench.scribe.log_pages = IDLE_CHECKPOINT_PAGES + 1
-        assert [await bench.small(), await bench.small(), await bench.small()] == [LOOP, THREAD, LOOP]
-        assert bench.scribe.commits == [(LOOP, 1), (THREAD, 0), (THREAD, 1), (LOOP, 1)]
+        assert [await bench.where(), await bench.where(), await bench.where()] == [LOOP, THREAD, LOOP]
+        assert bench.scribe.commits == [(THREAD, 0), (THREAD, 1)]
 
 
 async def test_after_a_slow_write_commits_are_the_threads_for_a_while() -> None:
     async with Bench() as bench:
 
-        def be_slow() -> None:
+        def be_slow() -> str:
             bench.clock.now_s += 0.1
+            return LOOP
 
-        await bench.after(bench.commits.ask(be_slow, Sync.NORMAL, Way.HERE))
-        assert await bench.small() == THREAD
+        await bench.after(bench.commits.ask(be_slow, Sync.NORMAL, here=be_slow))
+        assert await bench.where() == THREAD
         bench.clock.now_s += 0.1 / HERE_SHARE - 0.1 - 0.01
-        assert await bench.small() == THREAD
+        assert await bench.where() == THREAD
         bench.clock.now_s += 0.02
-        assert await bench.small() == LOOP
+        assert await bench.where() == LOOP
 
 
 async def test_those_who_shared_a_commit_share_the_next_one() -> None:
     async with Bench() as bench:
-        first = bench.commits.ask(_here, Sync.FULL)
-        others = [bench.commits.ask(_here, Sync.NORMAL, Way.HERE) for _ in range(3)]
-        await bench.after(asyncio.ensure_future(asyncio.wait([first, *others])))
-        again = [bench.commits.ask(_here, Sync.NORMAL, Way.HERE) for _ in range(3)]
-        await bench.after(asyncio.ensure_future(asyncio.wait(again)))
+        asked = [bench.commits.ask(_where, Sync.FULL) for _ in range(4)]
+        await bench.after(asyncio.ensure_future(asyncio.wait(asked)))
+        asked = [bench.commits.ask(_where, Sync.NORMAL, here=_where) for _ in range(3)]
+        await bench.after(asyncio.ensure_future(asyncio.wait(asked)))
         assert bench.scribe.commits == [(THREAD, 1), (THREAD, 3), (THREAD, 3)]
 
 
-async def test_who_meets_a_neighbour_that_writes_waits_on_the_thread() -> None:
+@pytest.mark.parametrize("error", [apsw.BusyError("another process writes"), apsw.FullError("no room"), None])
+async def test_what_cannot_be_done_here_is_done_on_the_thread(error: apsw.Error | None) -> None:
     async with Bench() as bench:
-        bench.scribe.is_neighbour_writing = True
-        assert await bench.small() == THREAD
+
+        def fail() -> str | None:
+            if error is not None:
+                raise error
+            return None
+
+        assert await bench.after(bench.commits.ask(_where, Sync.NORMAL, here=fail)) == THREAD
         assert bench.scribe.commits == [(THREAD, 1)]
 
 
@@ -193,28 +188,35 @@ async def test_a_refusal_and_a_bug_are_the_answer_and_the_next_one_is_committed(
             raise JournalMovedError("moved")
 
         with pytest.raises(JournalMovedError):
-            await bench.after(bench.commits.ask(refuse, Sync.NORMAL, Way.HERE))
+            await bench.after(bench.commits.ask(refuse, Sync.NORMAL))
         bench.scribe.bug = ZeroDivisionError()
         with pytest.raises(ZeroDivisionError):
-            await bench.after(bench.commits.ask(_here, Sync.NORMAL, Way.HERE))
+            await bench.after(bench.commits.ask(_where, Sync.FULL))
         bench.scribe.bug = None
-        assert await bench.small() == LOOP
+        assert [await bench.where(Sync.FULL), await bench.where()] == [THREAD, LOOP]
 
 
 @pytest.mark.parametrize("seed", range(5))
 async def test_all_are_committed_in_the_order_in_which_they_were_asked_for(seed: int) -> None:
-    chance, order = random.Random(seed), list[int]()
+    chance, order, places = random.Random(seed), list[int](), set[str]()
     async with Bench() as bench:
+
+        def write(number: int) -> bool:
+            order.append(number)
+            places.add(_where())
+            return True
+
         asked = []
         for number in range(400):
+            do = partial(write, number)
+            here = chance.choice([do, do, do, None, lambda: None])
+            is_alone = chance.random() < 0.1
             sync = chance.choice([Sync.NORMAL, Sync.NORMAL, Sync.FULL])
-            way = chance.choice([Way.HERE, Way.HERE, Way.HERE, Way.SHARED, Way.ALONE])
-            asked.append(bench.commits.ask(lambda number=number: order.append(number), sync, way))  # type: ignore[misc]
-            bench.scribe.is_neighbour_writing = chance.random() < 0.1
+            asked.append(bench.commits.ask(do, sync, here=here, is_alone=is_alone))
             if chance.random() < 0.02:
                 bench.scribe.log_pages = IDLE_CHECKPOINT_PAGES + 1
             if chance.random() < 0.5:
                 await bench.after(asked[-1])
         await bench.after(asyncio.ensure_future(asyncio.wait(asked)))
         assert order == list(range(400))
-        assert {where for where, _ in bench.scribe.commits} == {LOOP, THREAD}
+        assert places == {LOOP, THREAD}

@@ -2,14 +2,14 @@
 
 Whoever asks while a commit is under way shares the next one, so a hundred sessions cost hardly more syncs than one. A
 commit that waits for the disk is the thread's. One that does not costs less than the way to the thread and back: if it
-is small and alone, and the thread has nothing to do, it is made on the loop. So commits are made in the order in which
-they were asked for, and one thread at a time uses the connection, without a lock.
+is alone, and the thread has nothing to do, it is made on the loop. So commits are made in the order in which they were
+asked for, and one thread at a time uses the connection, without a lock.
 """
 
 from __future__ import annotations
 
 import asyncio
-import enum
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
@@ -38,24 +38,14 @@ HERE_SHARE = 0.1
 synced soon reaches it, and so do many sessions, which had better share commits: then they are the thread's."""
 
 
-class Way(enum.Enum):
-    """How an operation may be committed."""
-
-    SHARED = "shared"
-    """With others, on the thread."""
-    HERE = "here"
-    """It is small: also on the event loop, while it is alone and nothing has to be synced."""
-    ALONE = "alone"
-    """With no others, on the thread: it may end a transaction that is not only its own."""
-
-
 class Asked(Struct):
     """An operation that waits for its commit."""
 
     write: Callable[[], Any]  # each has its own kind of answer
     sync: Sync
     answer: asyncio.Future[Any]  # see `write`
-    way: Way
+    is_alone: bool
+    """Whether it must not share a commit: it may end a transaction that is not only its own."""
 
 
 class Writer(Protocol):
@@ -66,13 +56,6 @@ class Writer(Protocol):
 
     def commit(self, batch: Sequence[Asked]) -> list[Any]:
         """Do everything in one transaction and return each one's answer or refusal, in order."""
-
-    def commit_if_free(self, batch: Sequence[Asked]) -> list[Any]:
-        """Do the same without waiting for another process.
-
-        Raises:
-            apsw.BusyError: One is writing. Nothing was done.
-        """
 
     def checkpoint(self) -> None:
         """Copy the log back without waiting for anybody."""
@@ -108,21 +91,37 @@ class Commits:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def ask(self, write: Callable[[], T], sync: Sync, way: Way = Way.SHARED) -> asyncio.Future[T]:
+    def ask(
+        self,
+        write: Callable[[], T],
+        sync: Sync,
+        *,
+        here: Callable[[], T | None] | None = None,
+        is_alone: bool = False,
+    ) -> asyncio.Future[T]:
         """Let `write` be done in a commit; the future has its answer once that is as durable as `sync` says.
 
-        A cancelled future stops nothing. An operation refuses by a `MidstreamError`, before it has written anything.
+        A cancelled future stops nothing.
+
+        Args:
+            write: Does it, or refuses by a `MidstreamError` before it has written anything.
+            here: Does the same in a transaction of its own and without waiting for anybody, where that is possible. If
+                not, it returns None or raises `apsw.Error`, and has done nothing.
+            is_alone: See `Asked`.
         """
+        sync = self._sync or sync
         answer: asyncio.Future[T] = self._loop.create_future()
-        asked = Asked(write, self._sync or sync, answer, way)
-        if self._is_busy or not self._has_committed_here(asked):
-            self._waiting.append(asked)
-            if not self._is_busy:
-                self._become_busy()
-                if self._is_shared:  # who asks in the same moment shares the commit
-                    self._loop.call_soon(self._commit_next)
-                else:
-                    self._commit_next()
+        if here is not None and sync is Sync.NORMAL and (done := self._done_here(here)) is not None:
+            answer.set_result(done)
+            self._go_on()
+            return answer
+        self._waiting.append(Asked(write, sync, answer, is_alone))
+        if not self._is_busy:
+            self._become_busy()
+            if self._is_shared:  # who asks in the same moment shares the commit
+                self._loop.call_soon(self._commit_next)
+            else:
+                self._commit_next()
         return answer
 
     async def clear_log(self) -> None:
@@ -134,26 +133,19 @@ class Commits:
         """Wait until everything asked for is committed."""
         await self._idle.wait()
 
-    def _has_committed_here(self, asked: Asked) -> bool:
-        """Commit at once what nobody has to wait for; return False where it is better left to the thread."""
-        if asked.way is not Way.HERE or asked.sync is Sync.FULL:
-            return False
-        if self._is_shared or self._has_new_log or self._thread.is_at_work:
-            return False
+    def _done_here(self, commit: Callable[[], T | None]) -> T | None:
+        """Return the answer of a commit made at once; None where that is the thread's, or not possible."""
+        if self._is_busy or self._is_shared or self._has_new_log or self._thread.is_at_work:
+            return None
         began_at = self._world.monotonic()
         if began_at < self._here_from:
-            return False
-        try:
-            answers = self._writer.commit_if_free([asked])
-        except apsw.BusyError:
-            return False
-        except BaseException as bug:  # noqa: BLE001 - whatever it is belongs to who asked
-            answers = [bug]
+            return None
+        done = None
+        with contextlib.suppress(apsw.Error):  # the thread meets it again, and tells it
+            done = commit()
         ended_at = self._world.monotonic()
         self._here_from = ended_at + (ended_at - began_at) * (1 / HERE_SHARE - 1)
-        _settle(asked.answer, answers[0])
-        self._go_on()
-        return True
+        return done
 
     def _become_busy(self) -> None:
         self._is_busy = True
@@ -163,8 +155,7 @@ class Commits:
         if len(self._waiting) == 1:
             batch, self._waiting = self._waiting, []
         else:
-            several = enumerate(self._waiting[:BATCH_MAX])
-            alone = (number for number, asked in several if asked.way is Way.ALONE)
+            alone = (number for number, asked in enumerate(self._waiting[:BATCH_MAX]) if asked.is_alone)
             count = next(alone, BATCH_MAX) or 1
             batch = self._waiting[:count]
             del self._waiting[:count]
@@ -173,8 +164,14 @@ class Commits:
         self._thread.tell(partial(self._writer.commit, batch), partial(self._committed, batch))
 
     def _committed(self, batch: Sequence[Asked], done: list[Any] | None, bug: BaseException | None) -> None:
-        for asked, answer in zip(batch, [bug] * len(batch) if done is None else done, strict=True):
-            _settle(asked.answer, answer)
+        answers = [bug] * len(batch) if done is None else done
+        for asked, answer in zip(batch, answers, strict=True):
+            if asked.answer.done():
+                continue  # nobody waits any more
+            if isinstance(answer, BaseException):
+                asked.answer.set_exception(answer)
+            else:
+                asked.answer.set_result(answer)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -188,12 +185,3 @@ class Commits:
         else:
             self._is_busy = False
             self._idle.set()
-
-
-def _settle(future: asyncio.Future[Any], answer: object) -> None:
-    if future.done():
-        return  # nobody waits any more
-    if isinstance(answer, BaseException):
-        future.set_exception(answer)
-    else:
-        future.set_result(answer)

@@ -31,7 +31,7 @@ from midstream.errors import (
 )
 from midstream.store import inbox, shelves
 from midstream.store import owner as owners
-from midstream.store.commits import Asked, Commits, Durability, Way
+from midstream.store.commits import Asked, Commits, Durability
 from midstream.store.contract import Appendix, Attempt, Kept, Mark, News, SessionInfo, Stored
 from midstream.store.database import BEGIN, DatabaseFile, number_of
 from midstream.store.effects import Effects
@@ -46,7 +46,7 @@ LEASE_S = 20.0
 burst of swapping or a tool that keeps the interpreter for itself must not look like it."""
 
 HERE_BYTES_MAX = 16 * 1024
-"""Bytes of an append up to which it may be committed on the event loop: some ten pages."""
+"""Bytes of a record up to which it may be committed on the event loop: some ten pages."""
 LIST_PAGE = 200
 """Sessions a listing reads at once."""
 
@@ -136,11 +136,13 @@ class SQLiteStore:
         # A claim is not synced by itself. The first append under its epoch syncs both, or a power cut could give
         # the same epoch, and the positions under it, to somebody else.
         is_first = opened.synced_epochs.get(session) != epoch
-        is_small = not blobs and sum(map(len, bodies)) <= HERE_BYTES_MAX
+        here = None
+        if len(bodies) == 1 and len(bodies[0]) <= HERE_BYTES_MAX and mark is None and not blobs:
+            here = partial(opened.writer.append_here, session, bodies[0], expected, epoch)
         end = await opened.commits.ask(
             partial(opened.writer.append, session, appendix, expected, epoch),
             Sync.FULL if is_first else sync,
-            Way.HERE if is_small else Way.SHARED,
+            here=here,
         )
         if is_first:
             opened.synced_epochs[session] = epoch
@@ -152,7 +154,7 @@ class SQLiteStore:
         """See `Transactional.append_within`."""
         opened = self._require_open(session)
         write = partial(opened.writer.append_within, session, work, expected, epoch)
-        appendix = await opened.commits.ask(write, Sync.FULL, Way.ALONE)
+        appendix = await opened.commits.ask(write, Sync.FULL, is_alone=True)
         opened.synced_epochs[session] = epoch
         return appendix
 
@@ -326,6 +328,11 @@ CLAIM = "update session set epoch = epoch + 1, owner = ? where id = ? returning 
 RELEASE = "update session set owner = null where name = ? and epoch = ?"
 FIND_END = "select ifnull(max(position), 0) from record where session_id = ?"
 APPEND = "insert into record (session_id, position, epoch, body) values (?, ?, ?, ?)"
+# Four statements in one, a transaction of its own: what a token costs.
+APPEND_HERE = """
+insert into record (session_id, position, epoch, body)
+select id, ?, epoch, ? from session where name = ? and epoch = ?
+"""
 FOLD_INTO = """
 update record set body = ?1 where session_id = (select id from session where name = ?2) and position = ?3 and epoch = ?4
 returning session_id
@@ -378,21 +385,13 @@ class _Writer:
     def commit(self, batch: Sequence[Asked]) -> list[Any]:
         """See `commits.Writer`."""
         try:
-            return self._file.patiently(partial(self.commit_if_free, batch))
-        except apsw.BusyError as error:
-            return [self._file.refusal(error, self._db) for _ in batch]
-
-    def commit_if_free(self, batch: Sequence[Asked]) -> list[Any]:
-        """See `commits.Writer`."""
-        try:
-            self._begin(batch)
-        except apsw.BusyError:
-            raise
+            self._sync_if(any(asked.sync is Sync.FULL for asked in batch))
+            self._file.patiently(partial(self._db.execute, BEGIN))
         except apsw.Error as error:
             return [self._file.refusal(error, self._db) for _ in batch]
         try:
             answers = [_answer(asked.write) for asked in batch]
-            is_refused = batch[0].way is Way.ALONE and isinstance(answers[0], MidstreamError)
+            is_refused = batch[0].is_alone and isinstance(answers[0], MidstreamError)
             self._db.execute("rollback" if is_refused else "commit")
         except apsw.Error as error:
             refusal = self._file.refusal(error, self._db)
@@ -405,12 +404,10 @@ class _Writer:
             raise
         return answers
 
-    def _begin(self, batch: Sequence[Asked]) -> None:
-        is_full = any(asked.sync is Sync.FULL for asked in batch)
+    def _sync_if(self, is_full: bool) -> None:  # noqa: FBT001 - one value of SQLite's
         if is_full is not self._is_full:
             self._db.execute(f"pragma synchronous = {'full' if is_full else 'normal'}")
             self._is_full = is_full
-        self._db.execute(BEGIN)
 
     def _undo(self) -> None:
         self._ends.clear()
@@ -452,6 +449,17 @@ class _Writer:
             self._db.execute(MARK, (mark.is_live, mark.at, mark.title, mark.turns, mark.status, number))
         self._ends[session] = (end, epoch)
         return end
+
+    def append_here(self, session: str, body: bytes, expected: int, epoch: int) -> int | None:
+        """Append one record in a transaction of its own; None where `append` has to look closer. See `Commits.ask`."""
+        if self._ends.get(session) != (expected, epoch):
+            return None
+        self._sync_if(is_full=False)
+        self._db.execute(APPEND_HERE, (expected + 1, body, session, epoch))
+        if not self._db.changes():
+            return None
+        self._ends[session] = (expected + 1, epoch)
+        return expected + 1
 
     def append_within(
         self, session: str, work: Callable[[Attempt], Appendix], expected: int, epoch: int
