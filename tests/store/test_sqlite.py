@@ -230,7 +230,7 @@ async def test_an_append_that_fails_on_the_event_loop_leaves_nothing(folder: Pat
     await _append(store, b"a", expected=0, epoch=epoch)
     disk.is_full = True
     with pytest.raises(StoreFullError):
-        _at_once(_append(store, b"b", expected=1, epoch=epoch, sync=Sync.NORMAL))
+        await _append(store, b"b", expected=1, epoch=epoch, sync=Sync.NORMAL)
     assert await _bodies(store) == [b"a"]
     disk.is_full = False
     assert await _append(store, b"c", expected=1, epoch=epoch, sync=Sync.NORMAL) == 2
