@@ -5,16 +5,18 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import apsw
 import pytest
 
 from midstream.core.records import Sync
 from midstream.errors import JournalMovedError
-from midstream.store.commits import HERE_SHARE, IDLE_CHECKPOINT_PAGES, Asked, Commits, Durability
+from midstream.store.commits import AT_ONCE_SHARE, IDLE_CHECKPOINT_PAGES, Asked, Commits, Durability
 from midstream.store.thread import WorkThread
 from midstream.world import World
+
+T = TypeVar("T")
 
 WAIT_S = 10.0
 LOOP, THREAD = "loop", "thread"
@@ -85,12 +87,20 @@ class Bench:
 
     async def where(self, sync: Sync = Sync.NORMAL) -> str:
         """Let an operation be committed that may be here, and say where that was done."""
-        return str(await self.after(self.commits.ask(_where, sync, here=_where)))
+        return str(await self.after(self.ask(_where, sync)))
+
+    def ask(self, write: Callable[[], T], sync: Sync) -> asyncio.Future[T]:
+        """Let an operation be committed that may be here, as a store does."""
+        answer = asyncio.get_running_loop().create_future()
+        if (done := self.commits.at_once(write, sync)) is None:
+            return self.commits.ask(write, sync)
+        answer.set_result(done)
+        return answer
 
 
 async def test_one_that_is_alone_is_committed_where_it_is_asked_for() -> None:
     async with Bench() as bench:
-        answer = bench.commits.ask(_where, Sync.NORMAL, here=_where)
+        answer = bench.ask(_where, Sync.NORMAL)
         assert answer.result() == LOOP
         assert bench.scribe.commits == []
 
@@ -114,7 +124,7 @@ async def test_behind_a_commit_on_the_thread_all_wait() -> None:
     async with Bench() as bench:
         may_go_on = threading.Event()
         slow = bench.commits.ask(lambda: may_go_on.wait(WAIT_S), Sync.FULL)
-        behind = bench.commits.ask(_where, Sync.NORMAL, here=_where)
+        behind = bench.ask(_where, Sync.NORMAL)
         assert not behind.done()
         may_go_on.set()
         assert [await bench.after(slow), await bench.after(behind)] == [True, THREAD]
@@ -125,7 +135,7 @@ async def test_nothing_is_committed_here_while_the_thread_does_something_else() 
     async with Bench() as bench:
         may_go_on = threading.Event()
         working = bench.thread.ask(lambda: may_go_on.wait(WAIT_S))
-        behind = bench.commits.ask(_where, Sync.NORMAL, here=_where)
+        behind = bench.ask(_where, Sync.NORMAL)
         may_go_on.set()
         assert [await bench.after(working), await bench.after(behind)] == [True, THREAD]
 
@@ -151,9 +161,9 @@ async def test_after_a_slow_write_commits_are_the_threads_for_a_while() -> None:
             bench.clock.now_s += 0.1
             return LOOP
 
-        await bench.after(bench.commits.ask(be_slow, Sync.NORMAL, here=be_slow))
+        await bench.after(bench.ask(be_slow, Sync.NORMAL))
         assert await bench.where() == THREAD
-        bench.clock.now_s += 0.1 / HERE_SHARE - 0.1 - 0.01
+        bench.clock.now_s += 0.1 / AT_ONCE_SHARE - 0.1 - 0.01
         assert await bench.where() == THREAD
         bench.clock.now_s += 0.02
         assert await bench.where() == LOOP
@@ -163,13 +173,13 @@ async def test_those_who_shared_a_commit_share_the_next_one() -> None:
     async with Bench() as bench:
         asked = [bench.commits.ask(_where, Sync.FULL) for _ in range(4)]
         await bench.after(asyncio.ensure_future(asyncio.wait(asked)))
-        asked = [bench.commits.ask(_where, Sync.NORMAL, here=_where) for _ in range(3)]
+        asked = [bench.ask(_where, Sync.NORMAL) for _ in range(3)]
         await bench.after(asyncio.ensure_future(asyncio.wait(asked)))
         assert bench.scribe.commits == [(THREAD, 1), (THREAD, 3), (THREAD, 3)]
 
 
 @pytest.mark.parametrize("error", [apsw.BusyError("another process writes"), apsw.FullError("no room"), None])
-async def test_what_cannot_be_done_here_is_done_on_the_thread(error: apsw.Error | None) -> None:
+async def test_what_cannot_be_done_at_once_is_to_be_asked_for(error: apsw.Error | None) -> None:
     async with Bench() as bench:
 
         def fail() -> str | None:
@@ -177,8 +187,9 @@ async def test_what_cannot_be_done_here_is_done_on_the_thread(error: apsw.Error 
                 raise error
             return None
 
-        assert await bench.after(bench.commits.ask(_where, Sync.NORMAL, here=fail)) == THREAD
-        assert bench.scribe.commits == [(THREAD, 1)]
+        assert bench.commits.at_once(fail, Sync.NORMAL) is None
+        bench.clock.now_s += 1
+        assert await bench.where() == LOOP
 
 
 async def test_a_refusal_and_a_bug_are_the_answer_and_the_next_one_is_committed() -> None:
@@ -209,10 +220,11 @@ async def test_all_are_committed_in_the_order_in_which_they_were_asked_for(seed:
         asked = []
         for number in range(400):
             do = partial(write, number)
-            here = chance.choice([do, do, do, None, lambda: None])
-            is_alone = chance.random() < 0.1
             sync = chance.choice([Sync.NORMAL, Sync.NORMAL, Sync.FULL])
-            asked.append(bench.commits.ask(do, sync, here=here, is_alone=is_alone))
+            if chance.random() < 0.6:
+                asked.append(bench.ask(do, sync))
+            else:
+                asked.append(bench.commits.ask(do, sync, is_alone=chance.random() < 0.2))
             if chance.random() < 0.02:
                 bench.scribe.log_pages = IDLE_CHECKPOINT_PAGES + 1
             if chance.random() < 0.5:

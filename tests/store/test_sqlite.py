@@ -21,7 +21,7 @@ from midstream.errors import (
 from midstream.store.commits import IDLE_CHECKPOINT_PAGES, Durability
 from midstream.store.contract import Store, Stored
 from midstream.store.database import PAGE_BYTES, SCHEMA_VERSION
-from midstream.store.sqlite import HERE_BYTES_MAX, SQLiteStore, reading
+from midstream.store.sqlite import AT_ONCE_BYTES_MAX, SQLiteStore, reading
 from midstream.testing.shelf_contract import ShelfContract
 from midstream.testing.store_contract import Place, StoreContract
 from midstream.world import World
@@ -241,7 +241,7 @@ async def test_an_append_that_fails_on_the_event_loop_leaves_nothing(folder: Pat
 async def test_a_large_append_is_not_made_on_the_event_loop(store: SQLiteStore) -> None:
     epoch = await store.claim("s", at=1.0)
     await _append(store, b"a", expected=0, epoch=epoch)
-    large = _append(store, b"x" * (HERE_BYTES_MAX + 1), expected=1, epoch=epoch, sync=Sync.NORMAL)
+    large = _append(store, b"x" * (AT_ONCE_BYTES_MAX + 1), expected=1, epoch=epoch, sync=Sync.NORMAL)
     with pytest.raises(AssertionError, match="it waits"):
         _at_once(large)
 

@@ -33,7 +33,7 @@ IDLE_CHECKPOINT_PAGES = 2000
 """Pages in the write-ahead log from which it is copied back when nobody waits (4 MB)."""
 BUSY_CHECKPOINT_PAGES = 16_000
 """Pages from which it is copied back even if somebody waits (32 MB)."""
-HERE_SHARE = 0.1
+AT_ONCE_SHARE = 0.1
 """Most of its time that the event loop spends on commits. A disk that takes its time even for a write that is not
 synced soon reaches it, and so do many sessions, which had better share commits: then they are the thread's."""
 
@@ -86,36 +86,22 @@ class Commits:
         """Whether the next commit is likely to be of several, as the last one was."""
         self._has_new_log = False
         """Whether the next commit may begin the log anew, and sync that."""
-        self._here_from = 0.0
+        self._at_once_from = 0.0
         """When the event loop has time for a commit again."""
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def ask(
-        self,
-        write: Callable[[], T],
-        sync: Sync,
-        *,
-        here: Callable[[], T | None] | None = None,
-        is_alone: bool = False,
-    ) -> asyncio.Future[T]:
+    def ask(self, write: Callable[[], T], sync: Sync, *, is_alone: bool = False) -> asyncio.Future[T]:
         """Let `write` be done in a commit; the future has its answer once that is as durable as `sync` says.
 
         A cancelled future stops nothing.
 
         Args:
             write: Does it, or refuses by a `MidstreamError` before it has written anything.
-            here: Does the same in a transaction of its own and without waiting for anybody, where that is possible. If
-                not, it returns None or raises `apsw.Error`, and has done nothing.
             is_alone: See `Asked`.
         """
-        sync = self._sync or sync
         answer: asyncio.Future[T] = self._loop.create_future()
-        if here is not None and sync is Sync.NORMAL and (done := self._done_here(here)) is not None:
-            answer.set_result(done)
-            self._go_on()
-            return answer
-        self._waiting.append(Asked(write, sync, answer, is_alone))
+        self._waiting.append(Asked(write, self._sync or sync, answer, is_alone))
         if not self._is_busy:
             self._become_busy()
             if self._is_shared:  # who asks in the same moment shares the commit
@@ -123,6 +109,26 @@ class Commits:
             else:
                 self._commit_next()
         return answer
+
+    def at_once(self, commit: Callable[[], T | None], sync: Sync) -> T | None:
+        """Let `commit` be done here and now, and return its answer; None where it is to be asked for.
+
+        Args:
+            commit: A transaction of its own that waits for nobody. Where it is not possible it returns None or raises
+                `apsw.Error`, and has done nothing.
+        """
+        if (self._sync or sync) is Sync.FULL or self._is_busy or self._is_shared or self._has_new_log:
+            return None
+        began_at = self._world.monotonic()
+        if self._thread.is_at_work or began_at < self._at_once_from:
+            return None
+        done = None
+        with contextlib.suppress(apsw.Error):  # the thread meets it again, and tells it
+            done = commit()
+        ended_at = self._world.monotonic()
+        self._at_once_from = ended_at + (ended_at - began_at) * (1 / AT_ONCE_SHARE - 1)
+        self._go_on()
+        return done
 
     async def clear_log(self) -> None:
         """Copy the log into the database and empty it, as far as readers allow."""
@@ -132,20 +138,6 @@ class Commits:
     async def finish(self) -> None:
         """Wait until everything asked for is committed."""
         await self._idle.wait()
-
-    def _done_here(self, commit: Callable[[], T | None]) -> T | None:
-        """Return the answer of a commit made at once; None where that is the thread's, or not possible."""
-        if self._is_busy or self._is_shared or self._has_new_log or self._thread.is_at_work:
-            return None
-        began_at = self._world.monotonic()
-        if began_at < self._here_from:
-            return None
-        done = None
-        with contextlib.suppress(apsw.Error):  # the thread meets it again, and tells it
-            done = commit()
-        ended_at = self._world.monotonic()
-        self._here_from = ended_at + (ended_at - began_at) * (1 / HERE_SHARE - 1)
-        return done
 
     def _become_busy(self) -> None:
         self._is_busy = True

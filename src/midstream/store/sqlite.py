@@ -45,7 +45,7 @@ LEASE_S = 20.0
 """Seconds without a sign of life after which a process that holds its lock counts as frozen. A garbage collection, a
 burst of swapping or a tool that keeps the interpreter for itself must not look like it."""
 
-HERE_BYTES_MAX = 16 * 1024
+AT_ONCE_BYTES_MAX = 16 * 1024
 """Bytes of a record up to which it may be committed on the event loop: some ten pages."""
 LIST_PAGE = 200
 """Sessions a listing reads at once."""
@@ -132,18 +132,17 @@ class SQLiteStore:
         for body in bodies:
             if not isinstance(body, bytes):
                 raise UsageError("a record's body is bytes")
-        appendix = Appendix(bodies, mark, blobs)
         # A claim is not synced by itself. The first append under its epoch syncs both, or a power cut could give
         # the same epoch, and the positions under it, to somebody else.
         is_first = opened.synced_epochs.get(session) != epoch
-        here = None
-        if len(bodies) == 1 and len(bodies[0]) <= HERE_BYTES_MAX and mark is None and not blobs:
-            here = partial(opened.writer.append_here, session, bodies[0], expected, epoch)
-        end = await opened.commits.ask(
-            partial(opened.writer.append, session, appendix, expected, epoch),
-            Sync.FULL if is_first else sync,
-            here=here,
-        )
+        if is_first:
+            sync = Sync.FULL
+        if len(bodies) == 1 and len(bodies[0]) <= AT_ONCE_BYTES_MAX and mark is None and not blobs:
+            at_once = partial(opened.writer.append_at_once, session, bodies[0], expected, epoch)
+            if (done := opened.commits.at_once(at_once, sync)) is not None:
+                return done
+        write = partial(opened.writer.append, session, Appendix(bodies, mark, blobs), expected, epoch)
+        end = await opened.commits.ask(write, sync)
         if is_first:
             opened.synced_epochs[session] = epoch
         return end
@@ -329,7 +328,7 @@ RELEASE = "update session set owner = null where name = ? and epoch = ?"
 FIND_END = "select ifnull(max(position), 0) from record where session_id = ?"
 APPEND = "insert into record (session_id, position, epoch, body) values (?, ?, ?, ?)"
 # Four statements in one, a transaction of its own: what a token costs.
-APPEND_HERE = """
+APPEND_AT_ONCE = """
 insert into record (session_id, position, epoch, body)
 select id, ?, epoch, ? from session where name = ? and epoch = ?
 """
@@ -450,12 +449,12 @@ class _Writer:
         self._ends[session] = (end, epoch)
         return end
 
-    def append_here(self, session: str, body: bytes, expected: int, epoch: int) -> int | None:
-        """Append one record in a transaction of its own; None where `append` has to look closer. See `Commits.ask`."""
+    def append_at_once(self, session: str, body: bytes, expected: int, epoch: int) -> int | None:
+        """Append one record; None where `append` has to look closer. See `Commits.at_once`."""
         if self._ends.get(session) != (expected, epoch):
             return None
         self._sync_if(is_full=False)
-        self._db.execute(APPEND_HERE, (expected + 1, body, session, epoch))
+        self._db.execute(APPEND_AT_ONCE, (expected + 1, body, session, epoch))
         if not self._db.changes():
             return None
         self._ends[session] = (expected + 1, epoch)
