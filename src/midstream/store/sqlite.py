@@ -126,6 +126,7 @@ class SQLiteStore:
         sync: Sync,
         mark: Mark | None = None,
         blobs: Sequence[Blob] = (),
+        seal: bytes = b"",
     ) -> int:
         """See `Store.append`."""
         opened = self._require_open(session)
@@ -137,11 +138,11 @@ class SQLiteStore:
         is_first = opened.synced_epochs.get(session) != epoch
         if is_first:
             sync = Sync.FULL
-        if len(bodies) == 1 and len(bodies[0]) <= AT_ONCE_BYTES_MAX and mark is None and not blobs:
+        if len(bodies) == 1 and len(bodies[0]) <= AT_ONCE_BYTES_MAX and not (mark or blobs or seal):
             at_once = partial(opened.writer.append_at_once, session, bodies[0], expected, epoch)
             if (done := opened.commits.at_once(at_once, sync)) is not None:
                 return done
-        write = partial(opened.writer.append, session, Appendix(bodies, mark, blobs), expected, epoch)
+        write = partial(opened.writer.append, session, Appendix(bodies, mark, blobs, seal), expected, epoch)
         end = await opened.commits.ask(write, sync)
         if is_first:
             opened.synced_epochs[session] = epoch
@@ -176,7 +177,7 @@ class SQLiteStore:
     async def find(self, session: str) -> SessionInfo | None:
         """See `Store.find`."""
         opened = self._require_open(session)
-        return await opened.read(partial(opened.reader.find, session))
+        return await opened.read(partial(opened.reader.find_sealed, session))
 
     async def list(self, *, live: bool | None = None) -> AsyncIterator[SessionInfo]:
         """See `Store.list`. The order is that of the first step; what is deleted meanwhile is left out."""
@@ -342,6 +343,7 @@ MARK = """
 update session set is_live = ?, changed_at = ?, title = iif(?3 = '', title, ?3), turns = ?, status = ?
 where id = ?
 """
+SEAL = "update session set seal = ? where id = ?"
 KEEP_BLOB = "insert into blob (session_id, digest, body) values (?, ?, ?) on conflict do nothing"
 FIND_WITH_PARTS = """
 select name, id, epoch, owner from session where name = ?1 or (name > ?1 || ?2 and name < ?1 || ?3)
@@ -446,6 +448,8 @@ class _Writer:
             self._db.execute(KEEP_BLOB, (number, blob.digest, blob.body))
         if (mark := appendix.mark) is not None:
             self._db.execute(MARK, (mark.is_live, mark.at, mark.title, mark.turns, mark.status, number))
+        if appendix.seal:
+            self._db.execute(SEAL, (appendix.seal, number))
         self._ends[session] = (end, epoch)
         return end
 
@@ -552,12 +556,14 @@ select position, epoch, body from record
 where session_id = (select id from session where name = ?) and position > ? order by position limit ?
 """
 FIND_BLOB = "select body from blob where session_id = (select id from session where name = ?) and digest = ?"
-LINE = """
+COLUMNS = """
 select session.name, (select ifnull(max(position), 0) from record where session_id = session.id),
     session.epoch, session.created_at, is_live, changed_at, title, turns, status, owner is null,
-    (select ifnull(min(position), 0) from record where session_id = session.id) from session
+    (select ifnull(min(position), 0) from record where session_id = session.id)
 """
+LINE = f"{COLUMNS} from session"
 FIND_LINE = f"{LINE} where name = ?"
+FIND_SEALED = f"{COLUMNS}, seal from session where name = ?"
 LIST_NUMBERS = """
 select id from session where ?1 is null or is_live = ?1 order by changed_at desc, id desc
 """
@@ -585,8 +591,13 @@ class Reader:
         return rows[0][0] if rows else None
 
     def find(self, session: str) -> SessionInfo | None:
-        """See `Store.find`."""
+        """See `Store.find`; without the seal, which a file of an older version has not."""
         rows = self.rows(FIND_LINE, (session,))
+        return _line(rows[0]) if rows else None
+
+    def find_sealed(self, session: str) -> SessionInfo | None:
+        """See `Store.find`."""
+        rows = self.rows(FIND_SEALED, (session,))
         return _line(rows[0]) if rows else None
 
     def numbers(self, live: bool | None) -> list[int]:  # noqa: FBT001 - three values, one column
@@ -646,6 +657,6 @@ def _answer(write: Callable[[], T]) -> T | MidstreamError:
 
 
 def _line(row: tuple[Any, ...]) -> SessionInfo:  # as SQLite has them
-    session, end, epoch, created_at, is_live, at, title, turns, status, is_free, oldest = row
+    session, end, epoch, created_at, is_live, at, title, turns, status, is_free, oldest, *seal = row
     mark = Mark(bool(is_live), at, title, turns, status)
-    return SessionInfo(session, end, epoch, created_at, mark, bool(is_free), oldest)
+    return SessionInfo(session, end, epoch, created_at, mark, bool(is_free), oldest, *seal)
