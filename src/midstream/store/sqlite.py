@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+import json
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args
@@ -179,10 +180,12 @@ class SQLiteStore:
         opened = self._require_open(session)
         return await opened.read(partial(opened.reader.find_sealed, session))
 
-    async def list(self, *, live: bool | None = None) -> AsyncIterator[SessionInfo]:
+    async def list(
+        self, *, live: bool | None = None, of: Collection[str] | None = None
+    ) -> AsyncIterator[SessionInfo]:
         """See `Store.list`. The order is that of the first step; what is deleted meanwhile is left out."""
         opened = self._require_open("")
-        numbers = await opened.read(partial(opened.reader.numbers, live))
+        numbers = await opened.read(partial(opened.reader.numbers, live, of))
         for start in range(0, len(numbers), LIST_PAGE):
             page = numbers[start : start + LIST_PAGE]
             for line in await opened.read(partial(opened.reader.lines, page)):
@@ -505,6 +508,7 @@ class _Writer:
             self._db.execute(DELETE_BLOBS, (number,))
             self._db.execute(DELETE_SESSION, (number,))
             self._db.execute(inbox.REMOVE_OF_SESSION, (name,))
+            shelves.drop_of_session(self._db, name)
             self._db.execute(SPEND_EPOCHS, (epoch,))
         return bool(going)
 
@@ -567,6 +571,15 @@ FIND_SEALED = f"{COLUMNS}, seal from session where name = ?"
 LIST_NUMBERS = """
 select id from session where ?1 is null or is_live = ?1 order by changed_at desc, id desc
 """
+LIST_NUMBERS_OF = """
+select session.id, changed_at from json_each(?2) as wanted join session on name = wanted.value
+where ?1 is null or is_live = ?1
+union
+select session.id, changed_at from json_each(?2) as wanted
+join session on name > wanted.value || ?3 and name < wanted.value || ?4
+where ?1 is null or is_live = ?1
+order by changed_at desc, 1 desc
+"""
 LIST_LINES = f"{LINE}, json_each(?) as wanted where session.id = wanted.value order by wanted.key"
 
 
@@ -600,9 +613,12 @@ class Reader:
         rows = self.rows(FIND_SEALED, (session,))
         return _line(rows[0]) if rows else None
 
-    def numbers(self, live: bool | None) -> list[int]:  # noqa: FBT001 - three values, one column
+    def numbers(self, live: bool | None, of: Collection[str] | None = None) -> list[int]:  # noqa: FBT001 - three values, one column
         """Return the rows of a listing, last changed first."""
-        return [number for (number,) in self.rows(LIST_NUMBERS, (live,))]
+        if of is None:
+            return [number for (number,) in self.rows(LIST_NUMBERS, (live,))]
+        values = (live, json.dumps([*of]), PART_MARK, PART_MARK_END)
+        return [number for number, _ in self.rows(LIST_NUMBERS_OF, values)]
 
     def lines(self, numbers: Sequence[int]) -> list[SessionInfo]:
         """Return the lines of these rows, in their order; what was deleted meanwhile is left out."""
