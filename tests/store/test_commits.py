@@ -132,9 +132,7 @@ async def test_behind_a_commit_on_the_thread_all_wait() -> None:
         assert bench.scribe.commits == [(THREAD, 1), (THREAD, 1)]
 
 
-async def test_nobody_overtakes_those_who_wait_where_the_thread_is_ready_and_the_loop_has_not_heard_of_it() -> (
-    None
-):
+async def test_nobody_overtakes_those_who_wait_while_the_loop_has_not_heard_of_the_thread() -> None:
     async with Bench() as bench:
         order: list[int] = []
         asked = [bench.commits.ask(partial(order.append, number), Sync.FULL) for number in range(2)]
