@@ -38,7 +38,7 @@ from tests.fault.stories import CLIENT_POLICIES, MCP_POLICIES, MESSAGES, POLICIE
 from tests.fault.turn import PIDS, SESSION
 
 TRY_AGAIN_S = 0.02
-GONE_WITHIN_S = 10.0
+GONE_WITHIN_S = 30.0
 REPEATABLE = {OnDoubt.RERUN, OnDoubt.RERUN_WITH_KEY}
 
 
