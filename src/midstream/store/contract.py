@@ -33,7 +33,7 @@ records or none, only at the expected position, only under the newest epoch. A r
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
 from msgspec import Struct
@@ -50,6 +50,10 @@ WAITING = "waiting"
 """Status of a session whose open turn waits for nothing but people."""
 ESCROW = "escrow"
 """The shelf that has the wrapped keys of sessions which only their clients can open, each under the session's name."""
+OWNERS = "access-owners"
+"""The shelf that says whose sessions are, each under the session's name."""
+OF_SESSIONS = (ESCROW, OWNERS)
+"""Shelves whose entries belong to the sessions of their names, and go with them."""
 LOCKED = "locked"
 """Shown for the status of a session whose open turn waits for its client to bring the secret; never stored."""
 
@@ -86,6 +90,7 @@ class Appendix(Struct, frozen=True):
     bodies: Sequence[bytes]
     mark: Mark | None = None
     blobs: Sequence[Blob] = ()
+    seal: bytes = b""
 
 
 class SessionInfo(Struct, frozen=True, gc=False):
@@ -100,6 +105,8 @@ class SessionInfo(Struct, frozen=True, gc=False):
     """Its last owner gave it up, and nobody has claimed it since. (That of a dead owner was not given up.)"""
     oldest: int = 0
     """Position of the first record: 1, above that where the journal was pruned, 0 where it is empty."""
+    seal: bytes = b""
+    """What was last kept beside the end (see `Store.append`), of the same moment as `end`; a listing leaves it out."""
 
 
 class Letter(Struct, frozen=True, gc=False):
@@ -162,6 +169,7 @@ class Store(Protocol):
         sync: Sync,
         mark: Mark | None = None,
         blobs: Sequence[Blob] = (),
+        seal: bytes = b"",
     ) -> int:
         """Append records, all or none, and return the new end.
 
@@ -171,11 +179,13 @@ class Store(Protocol):
             sync: How durable it must be when this returns.
             mark: The session's new line in listings, if it changed.
             blobs: Large results that the records name; one that is there already is left as it is.
+            seal: Kept beside the end in the same step, for a store in front of this one; b"" leaves what is there.
 
         Raises:
             JournalMovedError: The end is not `expected`. Nothing was written.
             LeaseLostError: A newer epoch exists. Nothing was written.
             StoreFullError, StoreBusyError, StoreDamagedError: Nothing was written.
+            UsageError: This store keeps a seal of its own, and was given one. Nothing was written.
         """
 
     async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
@@ -205,14 +215,22 @@ class Store(Protocol):
     async def find(self, session: str) -> SessionInfo | None:
         """Return the session's line, or None where there is no such session."""
 
-    def list(self, *, live: bool | None = None) -> AsyncIterator[SessionInfo]:
-        """Iterate over the sessions, last changed first; `live` keeps those with (or without) an open turn."""
+    def list(
+        self, *, live: bool | None = None, of: Collection[str] | None = None
+    ) -> AsyncIterator[SessionInfo]:
+        """Iterate over the sessions, last changed first.
+
+        Args:
+            live: Only those with (or without) an open turn.
+            of: Only these sessions and their parts. What it costs depends on how many they are, and on no others.
+        """
 
     async def delete(self, session: str) -> bool:
         """Remove a session with all its records, blobs and letters for good; return whether there was one.
 
-        Its parts go with it, all or none: the sessions whose names begin with its own and `core.parts.PART_MARK`. A
-        session made later under the same name starts above all its epochs, so that no old owner and no old event id
+        Its parts go with it, all or none: the sessions whose names begin with its own and `core.parts.PART_MARK`; and,
+        of a store that is a `Shelf`, the entries of its name in the shelves `OF_SESSIONS`. A session made later under
+        the same name starts above all its epochs, so that no old owner and no old event id
         fits it.
 
         Raises:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Protocol
 
 import pytest
@@ -557,6 +558,17 @@ class StoreContract:
             assert [line.session for line in await _listed(store, live=True)] == ["c", "a"]
             assert [line.session for line in await _listed(store, live=False)] == ["b"]
 
+    async def test_a_listing_keeps_the_sessions_that_are_named_and_their_parts(self, place: Place) -> None:
+        async with opened(place) as store:
+            for number, name in enumerate(("a", "ab", "a::1", "a::1::2", "a:", "b", "it's")):
+                epoch = await store.claim(name, at=1.0)
+                mark = Mark(is_live=name == "a::1", at=float(number))
+                await _append(store, name, expected=0, epoch=epoch, mark=mark)
+            for live, names in ((None, ["it's", "a::1::2", "a::1", "a"]), (True, ["a::1"])):
+                found = [line.session async for line in store.list(live=live, of=["a", "it's", "none"])]
+                assert found == names
+            assert [line async for line in store.list(of=[])] == []
+
     async def test_a_long_listing_is_whole_and_survives_what_happens_meanwhile(self, place: Place) -> None:
         async with opened(place) as store:
             names = [f"s{number}" for number in range(450)]
@@ -668,6 +680,22 @@ class StoreContract:
             await store.claim("s", at=2.0)
             assert await store.blob("s", blob.digest) is None
             assert await store.blob("t", blob.digest) == b"whole"
+
+    async def test_a_seal_is_kept_with_its_append_unless_the_store_has_its_own(self, place: Place) -> None:
+        async with opened(place) as store:
+            epoch = await store.claim("s", at=1.0)
+            append = partial(store.append, "s", [b"a"], epoch=epoch, sync=Sync.FULL)
+            try:
+                await append(expected=0, seal=b"one")
+            except UsageError:
+                assert await store.find("s") == SessionInfo("s", 0, epoch, 1.0, Mark(is_live=False, at=1.0))
+                return
+            await append(expected=1)
+            line = SessionInfo("s", 2, epoch, 1.0, Mark(is_live=False, at=1.0), oldest=1)
+            assert await store.find("s") == replace(line, seal=b"one")
+            assert await _listed(store) == [line]
+            await append(expected=2, seal=b"two")
+            assert await store.find("s") == replace(line, end=3, seal=b"two")
 
     async def test_opening_and_closing_twice_is_harmless(self, place: Place) -> None:
         store = place.store()

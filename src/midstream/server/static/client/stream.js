@@ -6,6 +6,8 @@
  * arrive.
  */
 
+import { endsTooSoon, isDurable, standsInPlace } from "./promises.js";
+
 export const PROTOCOL_VERSION = 1;
 /** Reconnect at once, then after up to 1 s, doubling to 30 s; chance decides how much of it ("full jitter"). */
 const BACKOFF_FIRST_MS = 1000;
@@ -13,7 +15,7 @@ const BACKOFF_MOST_MS = 30_000;
 /** No server may ask for a longer wait before the next try. */
 const RETRY_AFTER_MOST_MS = 300_000;
 /** Without anything new for so long the stream ends; it can still be taken up. */
-const PATIENCE_MS = 2 * 60 * 60 * 1000;
+export const PATIENCE_MS = 2 * 60 * 60 * 1000;
 /** For so long the end of a turn is tried for that was stopped, once the server has the stop (STREAM-77). */
 const STOPPED_PATIENCE_MS = 30_000;
 /** For a connection to be made. */
@@ -28,7 +30,7 @@ const HEARTBEAT_S = 10;
 /** No server may ask for more patience with its silence. */
 const HEARTBEAT_S_MAX = 300;
 /** Without an event for so long, a turn that waits for a machine has stalled. */
-const STALL_AFTER_MS = 60_000;
+export const STALL_AFTER_MS = 60_000;
 const MACHINES = new Set(["model", "tool", "client"]);
 const IN_FLIGHT_MAX = 64;
 const CHUNKS_MAX = 10_000;
@@ -38,9 +40,17 @@ const CONNECTIONS_OF_A_LIFE = 2 ** 24;
 const OVER = new Set(["completed", "cancelled", "failed", "interrupted", "ended"]);
 /** A refusal that the same chunk will meet again, whatever its `retry` says of others. */
 const BUSY = "session_busy";
+const WRONG_SECRET = "wrong_secret";
 
 /** Ends after which the stream may go on: elsewhere, later, or when its user has logged in again. */
-const KEPT_CODES = new Set(["access", "connection_lost", "record_undecodable", "stream_fenced", "unauthorized"]);
+const KEPT_CODES = new Set([
+  "access",
+  "connection_lost",
+  "events_lost",
+  "record_undecodable",
+  "stream_fenced",
+  "unauthorized",
+]);
 
 /** What a server refused, or what went wrong here. `code` is stable; `retry` is "never", "later", "now" or "ask". */
 export class MidstreamError extends Error {
@@ -91,6 +101,7 @@ export function damageOf({ acked, nextSeqno, chunks, secret }) {
  */
 export class Stream {
   #at = null; // where the line of events stands, parsed
+  #durable = null; // the newest event that was seen of those that the server may not lose
   #chunks = []; // not acknowledged: {seqno, frame}, in order
   #apart = new Set(); // those of them that were acknowledged one by one (STREAM-53)
   #writes = [];
@@ -115,6 +126,11 @@ export class Stream {
   #isOver = false; // it ended well, and its application may have events to handle
   #isForgotten = false;
   #keptAs; // the key under which it is written down
+  #own; // the secret it began with
+  #shown = ""; // the secrets that this connection was opened with
+  #refusal = null; // {error, shown}: these the server did not take
+  #patienceMs;
+  #stallAfterMs;
   #connection; // number of the last connection
   #stallAt = Infinity;
 
@@ -123,14 +139,16 @@ export class Stream {
    *   stream's `{session, key, cursor}`, whose events begin after `cursor`, else with its own first one, and which is
    *   told its secret by `unlock`. Without `key` it only follows the session. With `damage` its chunks are lost: it shows
    *   the session as it is, to the end of the turn that runs.
+   * @param limits How long what is waited for.
    */
-  constructor(kept, now = 0) {
+  constructor(kept, now = 0, { patienceMs = PATIENCE_MS, stallAfterMs = STALL_AFTER_MS } = {}) {
     this.session = kept.session;
     this.damage = kept.damage ?? "";
     this.#keptAs = kept.key ?? "";
     this.key = this.damage ? "" : this.#keptAs;
     this.secret = kept.secret ?? "";
     this.oldSecret = "";
+    this.#own = this.key ? this.secret : "";
     this.turn = kept.turn ?? 0;
     this.acked = kept.acked ?? 0;
     this.nextSeqno = kept.nextSeqno ?? 0;
@@ -146,13 +164,17 @@ export class Stream {
     this.isReconnecting = false;
     this.isStalled = false;
     this.isDetached = kept.isDetached ?? false;
+    this.isEncrypted = null; // not told yet
     this.status = "";
     this.waitingOn = "";
     this.frameBytesMax = 1024 * 1024;
     this.#lostAt = now;
+    this.#patienceMs = patienceMs;
+    this.#stallAfterMs = stallAfterMs;
     this.#connection = this.life * CONNECTIONS_OF_A_LIFE;
     this.#isBegun = this.isWhole || (kept.cursor ?? null) !== null;
     this.#move(this.damage ? null : (kept.cursor ?? null));
+    this.#durable = this.key && kept.promised ? parseEventId(kept.promised) : null;
     this.#chunks = this.damage ? [] : [...(kept.chunks ?? [])].sort((a, b) => a.seqno - b.seqno);
     this.#abortSeqno = this.#chunks.find(({ frame }) => read(frame)?.payload?.type === "abort")?.seqno ?? null;
     if (this.damage) this.#tell({ type: "lost", id: "0-0", reason: this.damage });
@@ -162,7 +184,7 @@ export class Stream {
 
   /** The last event this stream has, or null where it has not begun. */
   get cursor() {
-    return this.#at && `${this.#at.epoch}-${this.#at.position}`;
+    return told(this.#at);
   }
 
   get wantsSocket() {
@@ -197,7 +219,8 @@ export class Stream {
   record() {
     const { session, key, cursor, turn, acked, nextSeqno, openedAt } = this;
     const { isDetached, isWhole, life, cancelAfterS } = this;
-    return { session, key, cursor, turn, acked, nextSeqno, openedAt, isDetached, isWhole, life, cancelAfterS };
+    const kept = { session, key, cursor, turn, acked, nextSeqno, openedAt, isDetached, isWhole, life, cancelAfterS };
+    return { ...kept, promised: told(this.#durable) };
   }
 
   // --- what the application says ---
@@ -232,14 +255,27 @@ export class Stream {
 
   /**
    * Show the secret of the session from now on, where one is known. One that it began with is shown beside it, if it is
-   * another: the session's was changed since, or it began when each stream had its own.
+   * another: the session's was changed since, or it began when each stream had its own. What the server has refused is not
+   * shown again: then the stream ends (STREAM-96).
    */
-  unlock({ secret, oldSecret = "" }) {
-    if (!secret) return;
-    const own = this.key ? this.secret : "";
-    this.oldSecret = own && own !== secret ? own : oldSecret;
+  unlock({ secret, oldSecret = "" }, now) {
+    if (secret) this.#show(secret, oldSecret);
+    const refusal = this.#refusal;
+    this.#refusal = null;
+    if (refusal?.shown === this.#secrets) this.#end(refusal.error, now);
+  }
+
+  get #secrets() {
+    return `${this.secret} ${this.oldSecret}`;
+  }
+
+  #show(secret, oldSecret) {
+    if (this.key && !this.#own) {
+      this.#own = secret;
+      if (this.nextSeqno > 0) this.#write({ op: "secret", value: { key: this.key, secret } });
+    }
     this.secret = secret;
-    if (!own && this.nextSeqno > 0) this.#write({ op: "secret", value: { key: this.key, secret } });
+    this.oldSecret = oldSecret || (this.#own === secret ? "" : this.#own);
   }
 
   /** Deliver nothing more; the stream lives on until its chunks are acknowledged, and is forgotten then. */
@@ -268,6 +304,7 @@ export class Stream {
   opened(now) {
     if (this.phase !== "connecting") return;
     this.phase = "opening";
+    this.#shown = this.#secrets;
     this.#sent = this.acked;
     this.#connection += 1;
     this.#frames.push(JSON.stringify(this.#opening()));
@@ -300,12 +337,13 @@ export class Stream {
       const message = "the connection broke and this server cannot resume";
       return this.#end(error ?? new MidstreamError("connection_lost", message, "later"), now);
     }
-    if (error !== null && ["never", "ask"].includes(error.retry)) return this.#end(error, now);
+    if (error?.code === WRONG_SECRET) this.#refusal = { error, shown: this.#shown };
+    else if (error !== null && ["never", "ask"].includes(error.retry)) return this.#end(error, now);
     if (error !== null && error.code !== "connection_lost") this.trouble = error;
     if (this.#failures === 0) this.#lostAt = now;
     this.#failures += 1;
     const isStopped = this.#abortSeqno !== null && this.#abortSeqno < this.acked;
-    const patienceMs = isStopped ? STOPPED_PATIENCE_MS : PATIENCE_MS;
+    const patienceMs = isStopped ? Math.min(STOPPED_PATIENCE_MS, this.#patienceMs) : this.#patienceMs;
     if (now - this.#lostAt > patienceMs) {
       const message = `no connection could be kept for ${patienceMs / 1000} s`;
       return this.#end(new MidstreamError("connection_lost", message, "later"), now);
@@ -356,7 +394,7 @@ export class Stream {
     if (now >= this.#stallAt) {
       // STREAM-47: told, and nothing else. A person may be waited for; then it is asked again later.
       this.isStalled = MACHINES.has(this.waitingOn);
-      this.#stallAt = this.isStalled ? Infinity : now + STALL_AFTER_MS;
+      this.#stallAt = this.isStalled ? Infinity : now + this.#stallAfterMs;
     }
     if (now < this.deadlineAt) return false;
     if (this.phase === "waiting") {
@@ -428,6 +466,7 @@ export class Stream {
     this.phase = "live";
     this.isReconnecting = false;
     this.isDegraded = frame.is_degraded ?? false;
+    this.isEncrypted = frame.is_encrypted ?? false;
     this.status = frame.status ?? "";
     this.frameBytesMax = frame.frame_bytes_max ?? this.frameBytesMax;
     this.#inFlightMax = Math.max(1, Math.min(frame.in_flight_max ?? IN_FLIGHT_MAX, IN_FLIGHT_MAX));
@@ -455,6 +494,8 @@ export class Stream {
       const message = "the server no longer knows this stream";
       return this.#end(new MidstreamError("stream_not_found", message), now);
     }
+    const newest = parseEventId(frame.event_id);
+    if (endsTooSoon(this.#durable, newest, this.key !== "")) return this.#endLost(`ends with ${told(newest)}`, now);
     const isOver = frame.turn_status ? OVER.has(frame.turn_status) : frame.status === "idle";
     this.#turnEnd = frame.turn && isOver ? parseEventId(frame.event_id) : null;
     return this.key ? this.#acknowledge(acked, now) : undefined;
@@ -527,6 +568,8 @@ export class Stream {
       const at = parseEventId(id);
       if (at.position <= this.#at.position && at.epoch <= this.#at.epoch) continue; // shown before
       if (at.position !== this.#at.position + 1 || at.epoch < this.#at.epoch) return "reconnect"; // a hole
+      if (standsInPlace(this.#durable, at, this.key !== "")) return this.#endLost(`has ${id} in its place`, now);
+      if (isDurable(record) && !(this.key && at.position <= this.#durable?.position)) this.#durable = at;
       this.#at = at;
       this.#progressed();
       if (this.#takeRecord(id, record, now) === "reconnect") return "reconnect";
@@ -574,6 +617,10 @@ export class Stream {
     const canPlayBack =
       frame.code === "seqno_gap" && this.#chunks.some((chunk) => chunk.seqno === frame.expected);
     const isFinal = error.code === BUSY || error.retry === "never" || error.retry === "ask";
+    if (!this.isDegraded && error.code === WRONG_SECRET) {
+      this.#refusal = { error, shown: this.#shown };
+      return "reconnect";
+    }
     if (this.isDegraded || (isFinal && !canPlayBack)) return this.#end(error, now);
     this.trouble = error;
     this.#askedToWait(error, now);
@@ -610,7 +657,7 @@ export class Stream {
   /** Count the turn's silence from `now` on; Infinity: there is no line to hear it on. */
   #moved(now) {
     this.isStalled = false;
-    this.#stallAt = this.key && this.phase === "live" ? now + STALL_AFTER_MS : Infinity;
+    this.#stallAt = this.key && this.phase === "live" ? now + this.#stallAfterMs : Infinity;
   }
 
   #write(...writes) {
@@ -636,6 +683,11 @@ export class Stream {
     if (error === null ? this.isDetached : !KEPT_CODES.has(error.code)) this.#forget();
   }
 
+  #endLost(what, now) {
+    const message = `the server had ${told(this.#durable)} on its disk, and ${what}`;
+    return this.#end(new MidstreamError("events_lost", `${message}: its journal was cut, or is an older copy`), now);
+  }
+
   #rest() {
     this.phase = "ended";
     this.deadlineAt = this.#stallAt = Infinity;
@@ -646,6 +698,10 @@ export class Stream {
 
 /** Frames that come after a welcome. */
 const KNOWN = new Set(["ack", "events", "gone", "snapshot", "heartbeat"]);
+
+function told(at) {
+  return at && `${at.epoch}-${at.position}`;
+}
 
 function read(frame) {
   try {
