@@ -41,6 +41,7 @@ from midstream.server.app import App, asgi
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing.models import Gate, Pause, ScriptedModel, Step, calls, exchanges_since_user, text
 from midstream.tools import tool
+from midstream.world import World
 from tests.server.serving import Json, Served, make_app, served, words_of
 from tests.spec import spec
 
@@ -140,6 +141,12 @@ async def opened(browser: Browser, url: str) -> Chat:
 async def records_of(server: Served, session: str) -> list[Json]:
     answer = await server.http.get(f"/v1/sessions/{session}/records")
     return [json.loads(line) for line in answer.text.splitlines()]
+
+
+async def types_of(server: Served, session: str) -> list[str]:
+    """Return what kinds of records a session has; none where there is no such session yet."""
+    records = await records_of(server, session)
+    return [event["record"]["type"] for event in records if "record" in event]
 
 
 def two_halves(gate: asyncio.Event) -> Callable[[ModelRequest], Sequence[Step]]:
@@ -572,9 +579,10 @@ async def test_a_message_stays_in_sight_when_the_line_dies_between_its_ack_and_i
         await expect(chat.page.locator(".turn.pending")).to_have_count(1)
         await no_line_until(context, is_up, but=2)
         await chat.page.reload()
+        async with asyncio.timeout(WAIT_S):  # the light is amber before anything was said, too
+            while "message_accepted" not in await types_of(server, chat.session):
+                await World().sleep(0.02)
         await chat.sees_light("reconnecting")
-        said = [event["record"]["type"] for event in await records_of(server, chat.session)]
-        assert "message_accepted" in said
         assert await chat.page.locator(".turn").count() == 1
         is_up.set()
         await chat.sees("heard")
