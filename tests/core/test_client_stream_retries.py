@@ -86,6 +86,22 @@ def _gives_up_at(stream: ClientStream) -> float:
     return now
 
 
+@spec("STREAM-29")
+@pytest.mark.parametrize(("asked_s", "due"), [(None, 0.0), (5.0, 5.0), (60.0, 60.0)])
+def test_a_stop_waits_for_the_next_try_only_as_long_as_the_server_asked(
+    asked_s: float | None, due: float
+) -> None:
+    stream = begun()
+    for _ in range(5):
+        stream.disconnected(ConnectionLostError("gone", retry_after_s=asked_s), chance=0.0, now=0.0)
+        before = due_at(stream)
+        stream.handle_deadline(now=before)
+    stream.disconnected(ConnectionLostError("gone", retry_after_s=asked_s), chance=0.0, now=0.0)
+    assert due_at(stream) == max(16.0, due)
+    stream.abort()
+    assert due_at(stream) == due
+
+
 @spec("STREAM-15", "STREAM-77")
 @pytest.mark.parametrize("moment", ["live", "waiting", "connecting", "opening"])
 def test_a_stop_at_any_moment_of_a_reconnect_is_the_next_thing_the_server_hears(moment: str) -> None:

@@ -298,6 +298,23 @@ test("what was stopped is not tried for longer than half a minute, once the serv
   assert.deepEqual([stream.phase, stream.error.code, stream.isKept], ["ended", "connection_lost", true]);
 });
 
+test("a stop waits for the next try only as long as the server asked", () => {
+  for (const [askedMs, dueMs] of [
+    [0, 0],
+    [5000, 5000],
+  ]) {
+    const { stream } = saying();
+    for (let lost = 0; lost < 5; lost += 1) {
+      stream.lost(0, NOW, { notBefore: NOW + askedMs });
+      open(stream, NOW);
+    }
+    stream.lost(0, NOW, { notBefore: NOW + askedMs });
+    assert.equal(stream.deadlineAt, NOW + 16_000);
+    stream.abort(0, NOW);
+    assert.equal(stream.deadlineAt, NOW + dueMs);
+  }
+});
+
 test("a degraded server is told once and never tried again", () => {
   const { stream } = saying({}, welcome({ is_degraded: true, reason: "memory only" }));
   assert.equal(

@@ -91,6 +91,7 @@ CONNECTIONS_OF_A_LIFE = 2**24
 """Connections one process makes of a stream: the numbers of the next process begin above them."""
 CHUNK_OVERHEAD_BYTES = 64
 """What a chunk's frame adds to its payload, at most."""
+_NEXT_TRY = "the next try to connect"
 _MACHINES = ("model", "tool", "client")
 """What a turn should not wait for in silence; a person may take days."""
 _KEEPS_CHECKPOINT = frozenset(
@@ -265,6 +266,7 @@ class ClientStream:
         self._is_reconnecting = False
         self._trouble: MidstreamError | None = None
         self._failures, self._retry_after_s = 0, 0.0
+        self._retry_at = now  # when the server lets us try again
         self._lost_at = now
         self._silence_s = HEARTBEATS_MISSED_MAX * HEARTBEAT_S
         self._promised: EventId | None = None
@@ -437,9 +439,15 @@ class ClientStream:
         return seqno
 
     def abort(self) -> None:
-        """Stop the stream's turn, or on a stream without one whichever runs. Asking twice is harmless."""
-        if self._abort_seqno is None and not self.is_ended:
-            self._abort_seqno = self.submit(AbortPayload(self._turn or None))
+        """Stop the stream's turn, or on a stream without one whichever runs. Asking twice is harmless.
+
+        Somebody is looking: where the next try to connect is waited for, it comes as soon as the server lets it.
+        """
+        if self._abort_seqno is not None or self.is_ended:
+            return
+        self._abort_seqno = self.submit(AbortPayload(self._turn or None))
+        if self._state is _State.WAITING:
+            self._deadline = Deadline(self._retry_at, _NEXT_TRY)
 
     def finish(self) -> None:
         """End as soon as everything said is acknowledged, without waiting for a turn."""
@@ -521,8 +529,8 @@ class ClientStream:
         self._retry_after_s = 0.0
         self._is_reconnecting = True
         self._state = _State.WAITING
-        wait_s = max(wait_s, min(asked_s, RETRY_AFTER_S_MAX))
-        self._deadline = Deadline(now + wait_s, "the next try to connect")
+        self._retry_at = now + min(asked_s, RETRY_AFTER_S_MAX)
+        self._deadline = Deadline(max(now + wait_s, self._retry_at), _NEXT_TRY)
 
     def receive(self, body: bytes, *, now: float) -> None:
         """Take one frame off the wire. Acks are cumulative and may repeat.

@@ -246,11 +246,12 @@ export class Stream {
     this.#number(number ? { type: "withdraw", number } : { type: "withdraw" }, now);
   }
 
-  /** Number a request to stop `turn`, or whichever turn runs. Asking twice is harmless. */
+  /** Number a request to stop `turn`, or whichever turn runs, and try to connect for it. Asking twice is harmless. */
   abort(turn, now) {
     if (this.#abortSeqno !== null || this.phase === "ended") return;
     this.#number(turn ? { type: "abort", turn } : { type: "abort" }, now);
     this.#abortSeqno = this.nextSeqno - 1;
+    if (this.phase === "waiting") this.wake(now);
   }
 
   /**
