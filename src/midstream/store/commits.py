@@ -9,12 +9,10 @@ asked for, and one thread at a time uses the connection, without a lock.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
-import apsw
 from msgspec import Struct
 
 from midstream.core.records import Sync
@@ -114,17 +112,15 @@ class Commits:
         """Let `commit` be done here and now, and return its answer; None where it is to be asked for.
 
         Args:
-            commit: A transaction of its own that waits for nobody. Where it is not possible it returns None or raises
-                `apsw.Error`, and has done nothing.
+            commit: A transaction of its own that waits for nobody. Where that is not possible it does nothing, and
+                returns None.
         """
         if (self._sync or sync) is Sync.FULL or self._is_busy or self._is_shared or self._has_new_log:
             return None
         began_at = self._world.monotonic()
         if self._thread.is_at_work or began_at < self._at_once_from:
             return None
-        done = None
-        with contextlib.suppress(apsw.Error):  # the thread meets it again, and tells it
-            done = commit()
+        done = commit()
         ended_at = self._world.monotonic()
         self._at_once_from = ended_at + (ended_at - began_at) * (1 / AT_ONCE_SHARE - 1)
         self._go_on()

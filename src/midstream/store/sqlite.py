@@ -460,8 +460,11 @@ class _Writer:
         """Append one record; None where `append` has to look closer. See `Commits.at_once`."""
         if self._ends.get(session) != (expected, epoch):
             return None
-        self._sync_if(is_full=False)
-        self._db.execute(APPEND_AT_ONCE, (expected + 1, body, session, epoch))
+        try:
+            self._sync_if(is_full=False)
+            self._db.execute(APPEND_AT_ONCE, (expected + 1, body, session, epoch))
+        except apsw.Error:
+            return None  # the thread meets it again, and tells it
         if not self._db.changes():
             return None
         self._ends[session] = (expected + 1, epoch)
