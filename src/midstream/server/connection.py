@@ -415,7 +415,7 @@ class Connection:
             await self._settle()
 
     async def _greet(self) -> None:
-        """Send the welcome and what is in memory beside the head of the answer, in one packet; the rest is `_follow`'s."""
+        """Send the welcome and what is in memory with the head of the answer, in one packet."""
         runner, stream = self._runner, self._stream
         if runner is None or stream.snapshot_due is not None:
             return

@@ -1,25 +1,21 @@
 """What is refused below ASGI, where no app was asked: requests that are no HTTP, handshakes that are none.
 
-uvicorn and `websockets` answer these in plain text; here they are problems as everywhere else.
+uvicorn answers these in plain text; here they are problems as everywhere else. What is a handshake goes on as an
+`AsgiSocket`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
-from uvicorn.config import Config
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.datastructures import Headers
-from websockets.frames import Frame, Opcode
-from websockets.http11 import Response
-from websockets.server import ServerProtocol
+from starlette.types import Scope
 
-from midstream.server.problems import MEDIA_TYPE, internal_problem, problem_of_http
+from midstream.server.problems import MEDIA_TYPE, problem_of_http
+from midstream.server.sockets import AsgiSocket, answer_to, scope_of
 
 try:
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as HttpProtocol
@@ -52,11 +48,23 @@ class PlainHttp(HttpProtocol):
         super().data_received(data)
         self._watch()
 
+    def handle_websocket_upgrade(self, *event: Any) -> None:  # noqa: ANN401 - one of uvicorn's parsers gives what it read
+        """Go on as a WebSocket, by what was read already."""
+        self.connections.discard(self)
+        asked: Scope = {**self.scope}
+        answer = answer_to(asked)
+        if answer is None:
+            self.send_400_response("")
+            return
+        target: bytes = event[0].target if event else self.url
+        AsgiSocket(self.config, self.server_state, self.transport, scope_of(asked, target), answer)
+
     @property
     def _awaits_headers(self) -> bool:
         under_way: Any = self.cycle  # None before the first request
         is_idle = under_way is None or under_way.response_complete
-        return is_idle and self.timeout_keep_alive_task is None
+        is_http = self.transport.get_protocol() is self  # else it is a WebSocket by now
+        return is_http and is_idle and self.timeout_keep_alive_task is None
 
     def _watch(self) -> None:
         if not self._awaits_headers:
@@ -68,7 +76,7 @@ class PlainHttp(HttpProtocol):
 
     def _give_up(self) -> None:
         self._late = None
-        if self._awaits_headers and self.transport.get_protocol() is self:  # else it is a WebSocket by now
+        if self._awaits_headers:
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's words
@@ -85,33 +93,5 @@ class PlainHttp(HttpProtocol):
         self.transport.close()
 
 
-class WebSockets(WebSocketsSansIOProtocol):
-    """WebSockets of uvicorn, without compression."""
-
-    def __init__(self, config: Config, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - handed on
-        super().__init__(config, *args, **kwargs)
-        self.conn = _Protocol(max_size=config.ws_max_size, logger=logging.getLogger("uvicorn.error"))
-
-
-class _Protocol(ServerProtocol):
-    def recv_frame(self, frame: Frame) -> None:
-        """Take a frame; a close may come between the fragments of a message, which is then none (RFC 6455, 5.4).
-
-        The library calls that a broken rule and closes with 1002, where the client is to hear its own code.
-        """
-        if frame.opcode is Opcode.CLOSE:
-            self.current_size = None
-        super().recv_frame(frame)
-
-    def reject(self, status: HTTPStatus | int, text: str) -> Response:  # noqa: ARG002 - may quote what was sent
-        """Return a problem in the place of the library's text."""
-        is_ours = status == HTTPStatus.INTERNAL_SERVER_ERROR
-        problem = internal_problem() if is_ours else problem_of_http(HTTPException(int(status)))
-        body = msgspec.json.encode(problem)
-        headers = Headers(problem.headers)
-        headers.update({"connection": "close", "content-type": MEDIA_TYPE, "content-length": str(len(body))})
-        return Response(problem.status, HTTPStatus(problem.status).phrase, headers, body)
-
-
 HTTP: type[asyncio.Protocol] = PlainHttp
-WEBSOCKETS: type[asyncio.Protocol] = WebSockets
+WEBSOCKETS: type[asyncio.Protocol] = AsgiSocket
