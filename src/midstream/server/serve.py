@@ -176,10 +176,7 @@ class _Server(uvicorn.Server):
             http=HTTP,
             ws=WEBSOCKETS,
             ws_max_size=WS_FRAME_BYTES_MAX,
-            # Half the client's time and much of the memory, for words that come a few at a time.
-            ws_per_message_deflate=False,
             ws_ping_interval=PING_S,
-            ws_ping_timeout=PING_S,
             timeout_graceful_shutdown=CUT_S,
         )
         super().__init__(config)

@@ -34,6 +34,8 @@ from midstream.server.problems import MEDIA_TYPE, Problem, internal_problem, pro
 KEY_BYTES = 16
 CLOSE_S = 10.0
 """Seconds for the client's half of a closing handshake."""
+CORKED_MAX = 8
+"""Pieces that go out with the answer to the handshake: a welcome, a snapshot, the events in memory."""
 _MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 _log = logging.getLogger("uvicorn.error")
@@ -96,7 +98,9 @@ class _Frames(Protocol):
 
 
 class AsgiSocket(asyncio.Protocol):
-    """One WebSocket from its handshake to its end; uvicorn knows it by `shutdown`. Nothing is compressed.
+    """One WebSocket from its handshake to its end; uvicorn knows it by `shutdown`.
+
+    Nothing is compressed: that is half the client's time and much memory, for words that come a few at a time.
 
     Args:
         config, state: uvicorn's. `ws_ping_interval` is between two pings, and for the answer to one.
@@ -109,6 +113,7 @@ class AsgiSocket(asyncio.Protocol):
         "_answer",
         "_arrival",
         "_config",
+        "_corked",
         "_frames",
         "_heard",
         "_is_paused",
@@ -142,6 +147,8 @@ class AsgiSocket(asyncio.Protocol):
         self._pieces: list[bytes] = []
         self._is_text = False
         self._refusal: Message = {}
+        self._corked: list[bytes] = []
+        """The answer to the handshake, and what is said before the loop has turned: one packet."""
         self._pinged = b""
         """What the client has not answered yet."""
         self._timer: asyncio.TimerHandle | None = None
@@ -184,7 +191,7 @@ class AsgiSocket(asyncio.Protocol):
                 )
                 self._end(CloseCode.NORMAL_CLOSURE)
                 self._write()
-                self._timer = asyncio.get_running_loop().call_later(CLOSE_S, self._transport.close)
+                self._timer = asyncio.get_running_loop().call_later(CLOSE_S, self._hang_up)
             case "websocket.accept":
                 self._accept(message)
             case "websocket.close":
@@ -217,6 +224,7 @@ class AsgiSocket(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's shape
         """See `asyncio.Protocol`."""
         self._is_paused = False
+        self._corked.clear()
         self._end(CloseCode.ABNORMAL_CLOSURE)
         if self._timer is not None:
             self._timer.cancel()
@@ -241,7 +249,7 @@ class AsgiSocket(asyncio.Protocol):
             self._frames.send_close(CloseCode.SERVICE_RESTART)
             self._end(CloseCode.SERVICE_RESTART)
             self._write()
-        self._transport.close()
+        self._hang_up()
 
     # --- how -------------------------------------------------------------------------------------------------------
 
@@ -256,7 +264,7 @@ class AsgiSocket(asyncio.Protocol):
             if self._stage is _Stage.ASKED:
                 self._refuse(internal_problem())
             elif self._stage is _Stage.OPEN:
-                self._transport.close()  # without a word: whoever reads knows that this was no end
+                self._hang_up()  # without a word: whoever reads knows that this was no end
 
     def _accept(self, message: Message) -> None:
         lines = [
@@ -267,7 +275,8 @@ class AsgiSocket(asyncio.Protocol):
             lines.append(b"sec-websocket-protocol: " + chosen.encode("latin-1"))
         headers = [*self._state.default_headers, *message.get("headers", ())]
         lines += [name + b": " + value for name, value in headers]
-        self._transport.write(b"\r\n".join((*lines, b"\r\n")))
+        self._corked = [b"\r\n".join((*lines, b"\r\n"))]
+        asyncio.get_running_loop().call_soon(self._uncork)
         self._stage = _Stage.OPEN
         self._ping_later()
 
@@ -282,7 +291,7 @@ class AsgiSocket(asyncio.Protocol):
         lines += [name + b": " + value for name, value in told]
         self._transport.write(b"\r\n".join((*lines, b"", body)))
         self._end(CloseCode.ABNORMAL_CLOSURE)
-        self._transport.close()
+        self._hang_up()
 
     def _say(self, message: Message) -> None:
         text = message.get("text")
@@ -293,9 +302,24 @@ class AsgiSocket(asyncio.Protocol):
         self._write()
 
     def _write(self) -> None:
-        self._transport.write(b"".join(self._frames.data_to_send()))
+        said = self._frames.data_to_send()
+        if self._corked:
+            self._corked += said
+            if len(self._corked) > CORKED_MAX:
+                self._uncork()
+        else:
+            self._transport.write(b"".join(said))
         if self._frames.eof_sent:
-            self._transport.close()
+            self._hang_up()
+
+    def _uncork(self) -> None:
+        if self._corked:
+            self._transport.write(b"".join(self._corked))
+            self._corked.clear()
+
+    def _hang_up(self) -> None:
+        self._uncork()
+        self._transport.close()
 
     def _take(self, frame: Frame) -> None:
         match frame.opcode:
