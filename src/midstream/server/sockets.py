@@ -14,8 +14,8 @@ import base64
 import binascii
 import hashlib
 import logging
-import os
 from collections import deque
+from contextlib import suppress
 from enum import Enum
 from http import HTTPStatus
 from urllib.parse import unquote
@@ -120,6 +120,7 @@ class AsgiSocket(asyncio.Protocol):
         "_is_text",
         "_pieces",
         "_pinged",
+        "_pings",
         "_refusal",
         "_scope",
         "_stage",
@@ -149,6 +150,7 @@ class AsgiSocket(asyncio.Protocol):
         self._refusal: Message = {}
         self._corked: list[bytes] = []
         """The answer to the handshake, and what is said before the loop has turned: one packet."""
+        self._pings = 0
         self._pinged = b""
         """What the client has not answered yet."""
         self._timer: asyncio.TimerHandle | None = None
@@ -157,7 +159,7 @@ class AsgiSocket(asyncio.Protocol):
         state.connections.add(self)  # type: ignore[arg-type]  # uvicorn names its own classes
         task = asyncio.get_running_loop().create_task(self._serve())
         state.tasks.add(task)
-        task.add_done_callback(state.tasks.discard)
+        task.add_done_callback(self._served)
 
     # --- what the app asks for ----------------------------------------------------------------------------------
 
@@ -254,17 +256,17 @@ class AsgiSocket(asyncio.Protocol):
     # --- how -------------------------------------------------------------------------------------------------------
 
     async def _serve(self) -> None:
-        try:
+        with suppress(ClientDisconnected):
             await self._config.loaded_app(self._scope, self.receive, self.send)
-        except ClientDisconnected:
-            pass
-        except Exception:  # noqa: BLE001 - the top of what serves this socket
-            _log.exception("Exception in ASGI application")
-        finally:
-            if self._stage is _Stage.ASKED:
-                self._refuse(internal_problem())
-            elif self._stage is _Stage.OPEN:
-                self._hang_up()  # without a word: whoever reads knows that this was no end
+
+    def _served(self, task: asyncio.Task[None]) -> None:
+        self._state.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("Exception in ASGI application", exc_info=error)
+        if self._stage is _Stage.ASKED:
+            self._refuse(internal_problem())
+        elif self._stage is _Stage.OPEN:
+            self._hang_up()  # without a word: whoever reads knows that this was no end
 
     def _accept(self, message: Message) -> None:
         lines = [
@@ -380,7 +382,8 @@ class AsgiSocket(asyncio.Protocol):
             self._frames.fail(CloseCode.INTERNAL_ERROR, "keepalive ping timeout")
             self._end(CloseCode.INTERNAL_ERROR)
         else:
-            self._pinged = os.urandom(4)
+            self._pings += 1
+            self._pinged = b"%d" % self._pings
             self._frames.send_ping(self._pinged)
             self._ping_later()
         self._write()
