@@ -320,6 +320,58 @@ async def test_a_client_that_does_not_read_holds_the_app_up_and_frees_it_when_it
         await asyncio.wait_for(freed, WAIT_S)
 
 
+async def test_a_client_that_does_not_read_is_not_waited_for_when_the_app_is_done() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        try:
+            async with asyncio.timeout(0.2):
+                while True:
+                    await send({"type": "websocket.send", "bytes": bytes(2**20)})
+        except TimeoutError:
+            return
+
+    async with serving(app) as (host, port, state):
+        _, writer = await _opened(host, port)
+        (socket,) = state.connections
+        async with asyncio.timeout(WAIT_S):
+            while state.connections:  # noqa: ASYNC110 - it leaves without telling anybody
+                await asyncio.sleep(0)
+        assert isinstance(socket, AsgiSocket)
+        assert socket._heard[-1] == {"type": "websocket.disconnect", "code": 1006}
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [{"type": "websocket.send", "text": "before the handshake was answered"}],
+        [{"type": "websocket.accept"}, {"type": "websocket.accept"}],
+        [
+            {"type": "websocket.accept"},
+            {"type": "websocket.http.response.start", "status": 200, "headers": []},
+        ],
+    ],
+)
+async def test_an_app_that_says_what_it_may_not_is_stopped(wrong: list[Message]) -> None:
+    stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        for message in wrong[:-1]:
+            await send(message)
+        with pytest.raises(RuntimeError):
+            await send(wrong[-1])
+        stopped.set_result(None)
+
+    async with serving(app) as (host, port, _):
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(HANDSHAKE)
+        await asyncio.wait_for(stopped, WAIT_S)
+        await asyncio.wait_for(reader.read(), WAIT_S)
+        writer.close()
+
+
 async def test_a_handshake_is_refused_by_a_status() -> None:
     async def forbids(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "websocket.close"})

@@ -184,30 +184,10 @@ class AsgiSocket(asyncio.Protocol):
             await self._writable.wait()
         if self._stage is _Stage.OVER:
             raise ClientDisconnected
-        match message["type"]:
-            case "websocket.send" if self._stage is _Stage.OPEN:
-                self._say(message)
-            case "websocket.close" if self._stage is _Stage.OPEN:
-                self._frames.send_close(
-                    message.get("code", CloseCode.NORMAL_CLOSURE), message.get("reason") or ""
-                )
-                self._end(CloseCode.NORMAL_CLOSURE)
-                self._write()
-                self._timer = asyncio.get_running_loop().call_later(CLOSE_S, self._hang_up)
-            case "websocket.accept":
-                self._accept(message)
-            case "websocket.close":
-                self._refuse(problem_of_http(HTTPException(HTTPStatus.FORBIDDEN)))
-            case "websocket.http.response.start":
-                self._refusal = {**message, "body": b""}
-            case "websocket.http.response.body":
-                self._refusal["body"] += message.get("body", b"")
-                if not message.get("more_body"):
-                    self._answer_with(
-                        self._refusal["status"], self._refusal["headers"], self._refusal["body"]
-                    )
-            case other:
-                raise RuntimeError(f"{other!r} while the socket is {self._stage.value}")
+        if self._stage is _Stage.OPEN:
+            self._say(message)
+        else:
+            self._reply(message)
 
     # --- what the network brings ---------------------------------------------------------------------------------
 
@@ -265,8 +245,27 @@ class AsgiSocket(asyncio.Protocol):
             _log.error("Exception in ASGI application", exc_info=error)
         if self._stage is _Stage.ASKED:
             self._refuse(internal_problem())
+        elif self._stage is _Stage.OPEN and self._writable is not None:
+            self._transport.abort()  # who does not read is not waited for
         elif self._stage is _Stage.OPEN:
             self._hang_up()  # without a word: whoever reads knows that this was no end
+
+    def _reply(self, message: Message) -> None:
+        match message["type"]:
+            case "websocket.accept":
+                self._accept(message)
+            case "websocket.close":
+                self._refuse(problem_of_http(HTTPException(HTTPStatus.FORBIDDEN)))
+            case "websocket.http.response.start":
+                self._refusal = {**message, "body": b""}
+            case "websocket.http.response.body":
+                self._refusal["body"] += message.get("body", b"")
+                if not message.get("more_body"):
+                    self._answer_with(
+                        self._refusal["status"], self._refusal["headers"], self._refusal["body"]
+                    )
+            case other:
+                raise RuntimeError(f"{other!r} before the handshake was answered")
 
     def _accept(self, message: Message) -> None:
         lines = [
@@ -296,11 +295,19 @@ class AsgiSocket(asyncio.Protocol):
         self._hang_up()
 
     def _say(self, message: Message) -> None:
-        text = message.get("text")
-        if text is None:
-            self._frames.send_binary(message["bytes"])
-        else:
-            self._frames.send_text(text.encode())
+        match message:
+            case {"type": "websocket.send", "text": str(text)}:
+                self._frames.send_text(text.encode())
+            case {"type": "websocket.send"}:
+                self._frames.send_binary(message["bytes"])
+            case {"type": "websocket.close"}:
+                self._frames.send_close(
+                    message.get("code", CloseCode.NORMAL_CLOSURE), message.get("reason") or ""
+                )
+                self._end(CloseCode.NORMAL_CLOSURE)
+                self._timer = asyncio.get_running_loop().call_later(CLOSE_S, self._hang_up)
+            case _:
+                raise RuntimeError(f"{message['type']!r} on an open socket")
         self._write()
 
     def _write(self) -> None:
