@@ -29,6 +29,7 @@ NOT_SEEN_AT_A_SERVER = {
     **dict.fromkeys((f"STREAM-{number}" for number in range(46, 49)), "of clients"),
     "STREAM-49": "of clients: tests/client/test_client.py runs over each transport",
     "STREAM-51": "of the requests below the frames: tests/server/test_websocket.py, tests/server/test_identity.py",
+    "STREAM-100": "of the requests below the frames: tests/server/test_websocket.py",
     "STREAM-53": "of clients: a server may acknowledge as it likes",
     "STREAM-55": "a server may take its time: tests/server/test_presence.py",
     "STREAM-56": "of an operator",
