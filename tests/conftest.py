@@ -34,6 +34,7 @@ END_TO_END = frozenset(
         "conformance/test_client_wire.py",
         "client/test_kept_apart.py",
         "client/test_network_guide.py",
+        "client/test_older_copy.py",
         "client/test_probe.py",
         "client/test_same_frames.py",
         "client/test_settings.py",

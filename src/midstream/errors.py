@@ -48,6 +48,7 @@ MidstreamError
 │   └── ConnectionLostError
 ├── StoreDamagedError     the data on disk cannot be trusted: a person must look
 │   ├── RecordUndecodableError
+│   ├── EventsLostError        records are gone that were promised to stay
 │   └── KeyMissingError        it is encrypted under a key that is not here
 └── ModelError            the model did not answer (see each class for whether to ask again)
     ├── ModelUnavailableError  network, 429, 5xx, timeout: asked again
@@ -390,6 +391,15 @@ class RecordUndecodableError(StoreDamagedError):
     """A journal holds a record this version cannot read."""
 
     code = "record_undecodable"
+
+
+class EventsLostError(StoreDamagedError):
+    """Records are gone that were said to be on the disk: cut out, or all was set back to an older copy.
+
+    Nothing had changed. A power cut does not do this; an operator must look before anything is built on what is left.
+    """
+
+    code = "events_lost"
 
 
 class KeyMissingError(StoreDamagedError):

@@ -51,6 +51,8 @@ NOT_SEEN_AT_A_SERVER = {
         (f"STREAM-{number}" for number in range(84, 96)),
         "of sessions that only their clients can open: tests/server/test_unlocking.py",
     ),
+    "STREAM-105": "of what is inside: tests/store/test_tampering.py",
+    "STREAM-106": "of clients",
 }
 """Clause: why no script can look for it from outside."""
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
+from msgspec.structs import replace
+
 from midstream.core import records
 from midstream.core.client_stream import (
     Checkpoint,
@@ -108,18 +110,12 @@ class MemoryCheckpoint:
                 case ChunkKept(seqno, payload):
                     assert seqno == state.next_seqno
                     unacked = (*state.unacked, (seqno, payload))
-                    self.state = Checkpoint(
-                        state.stream, state.secret, state.event_id, state.next_seqno + 1, unacked
-                    )
+                    self.state = replace(state, next_seqno=state.next_seqno + 1, unacked=unacked)
                 case ChunksAcked(seqno):
                     unacked = tuple(pair for pair in state.unacked if pair[0] > seqno)
-                    self.state = Checkpoint(
-                        state.stream, state.secret, state.event_id, state.next_seqno, unacked
-                    )
-                case CursorMoved(event_id):
-                    self.state = Checkpoint(
-                        state.stream, state.secret, event_id, state.next_seqno, state.unacked
-                    )
+                    self.state = replace(state, unacked=unacked)
+                case CursorMoved(event_id, promised):
+                    self.state = replace(state, event_id=event_id, promised=promised)
                 case Forgotten():
                     self.state = None
 

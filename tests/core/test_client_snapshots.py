@@ -57,7 +57,7 @@ def test_a_snapshot_takes_the_place_of_what_came_before_and_the_rest_follows() -
     ]
     stream.writes()
     stream.handled(EventId(1, 7))
-    assert stream.writes() == [CursorMoved(EventId(1, 7))]
+    assert stream.writes() == [CursorMoved(EventId(1, 7), promised=EventId(1, 3))]
     late = ExchangeCommitted(1, 1)
     _receive(stream, Events((_event(8, late, epoch=1),)))
     assert stream.events() == [Applied(EventId(1, 8), late)]

@@ -97,6 +97,22 @@ def test_what_is_no_frame_is_refused(body: bytes) -> None:
             decode(body)
 
 
+def test_little_of_what_is_no_frame_is_said_back() -> None:
+    long = "x" * (FRAME_BYTES_MAX - 100)
+    for body in (
+        f'{{"type":"{long}"}}',
+        f'{{"type":"open","event_id":{{"{long}":1}}}}',
+        f'{{"type":"{long[:500]}',
+    ):
+        for decode in (frames.decode_client, frames.decode_server, frames.decode_payload):
+            with pytest.raises(MalformedFrameError) as refused:
+                decode(body.encode())
+            assert len(refused.value.message) < 300
+    with pytest.raises(MalformedFrameError) as refused:
+        EventId.parse(long)
+    assert len(refused.value.message) < 100
+
+
 @spec("STREAM-17")
 def test_a_frame_above_the_limit_is_refused_before_it_is_parsed() -> None:
     with pytest.raises(FrameTooLargeError):

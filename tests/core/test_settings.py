@@ -24,6 +24,7 @@ def test_streams_can_be_resumed_unless_that_is_switched_off() -> None:
         {"heartbeat_s": 301.0},
         {"in_flight_max": 0},
         {"in_flight_max": 65},
+        {"tail_bytes_max": -1},
     ],
 )
 def test_a_number_out_of_its_bounds_is_refused(numbers: dict[str, float]) -> None:

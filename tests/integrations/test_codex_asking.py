@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import pytest
 
 pytest.importorskip("openai_codex", reason="the package is not installed here: `make contract` has it")
 
+import openai_codex as sdk
+
 from midstream.core.permissions import Allowed, Ask, Decision, Permission
 from midstream.integrations import codex_asking
-from midstream.integrations.codex_asking import CHANGE, COMMAND, Leave
+from midstream.integrations.codex_asking import CHANGE, COMMAND, Leave, OnceClient
 from midstream.runtime.permissions import ASK_FIRST, EVERYTHING, Asking, Rules, Verdict
 from midstream.world import World
 
@@ -56,3 +59,10 @@ async def test_where_nobody_is_there_leave_is_refused_with_the_reason() -> None:
     alone = leave(ASK_FIRST)
     assert await alone.decide(COMMAND, {"itemId": "w", "command": "make"}) == "decline"
     assert "nobody is there to ask" in alone.refusals["w"]
+
+
+def test_a_client_whose_app_server_was_stopped_starts_no_other_one() -> None:
+    client = OnceClient(sdk.CodexConfig(launch_args_override=(sys.executable, "-c", "input()")))
+    client.close()
+    with pytest.raises(sdk.TransportClosedError, match="stopped"):
+        client.start()

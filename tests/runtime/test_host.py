@@ -347,10 +347,11 @@ class Slow(MemoryStore):
         sync: Sync,
         mark: Mark | None = None,
         blobs: Sequence[Blob] = (),
+        seal: bytes = b"",
     ) -> int:
         await self.go.wait()
         return await super().append(
-            session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark, blobs=blobs
+            session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark, blobs=blobs, seal=seal
         )
 
     async def release(self, session: str, *, epoch: int) -> None:

@@ -69,6 +69,28 @@ async def test_a_reader_far_behind_reads_pages_from_the_store(monkeypatch: pytes
     assert seen == list(range(1, 21))
 
 
+@pytest.mark.parametrize(("bytes_max", "held_max"), [(10_000, 12_000), (3000, 3000), (0, 2000)])
+async def test_what_is_kept_in_memory_is_bounded_in_bytes(bytes_max: int, held_max: int) -> None:
+    store = MemoryStore()
+    await store.open()
+    journal = Journal(store, "s", World(), tail_bytes_max=bytes_max)
+    await journal.claim(at=1.0)
+    for number in range(1, 41):
+        await journal.append(Appendix([b"x" * (50 * number)]), sync=Sync.NORMAL)
+        held = journal.near(after=journal.newest.position - 1, limit=1)
+        assert [each.position for each in held] == [number], "the newest one is at hand"
+        assert sum(len(each.body) for each in journal._tail) == journal._tail_bytes <= held_max
+        assert await journal.epoch_at(1) == 1
+    seen: list[int] = []
+    while page := await journal.read(after=seen[-1] if seen else 0, limit=7):
+        seen.extend(stored.position for stored in page)
+    assert seen == list(range(1, 41))
+    again = Journal(store, "s", World(), tail_bytes_max=bytes_max)
+    with pytest.raises(RecordUndecodableError):
+        await again.load()
+    assert again._tail_bytes == 0
+
+
 async def test_readers_that_leave_a_silent_session_leave_nothing_behind() -> None:
     store = MemoryStore()
     await store.open()

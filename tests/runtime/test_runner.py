@@ -277,12 +277,13 @@ class FullOnce(MemoryStore):
         sync: Sync,
         mark: Mark | None = None,
         blobs: Sequence[Blob] = (),
+        seal: bytes = b"",
     ) -> int:
         if self.left:
             self.left -= 1
             raise StoreFullError("no space left: free some and try again")
         return await super().append(
-            session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark, blobs=blobs
+            session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark, blobs=blobs, seal=seal
         )
 
 

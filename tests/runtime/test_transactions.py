@@ -130,12 +130,13 @@ class Gated(SQLiteStore):
         sync: Sync,
         mark: Mark | None = None,
         blobs: Sequence[Blob] = (),
+        seal: bytes = b"",
     ) -> int:
         if any(isinstance(decode(body), ReplyCompleted) for body in bodies):
             self.is_waiting.set()
             await self.go.wait()
         return await super().append(
-            session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark, blobs=blobs
+            session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark, blobs=blobs, seal=seal
         )
 
 

@@ -274,6 +274,24 @@ async def test_one_connection_speaks_for_a_stream_and_others_read_on() -> None:
         assert records_of(reader.sent)
 
 
+@spec("STREAM-106")
+async def test_a_client_that_is_ahead_of_the_journal_is_logged_and_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with bench([Stall()]) as on:
+        speaking, ahead = Wire(), Wire()
+        speaking.say(opening(), chunk())
+        on.connect(speaking)
+        await on.world.settle()
+        assert on.among.ahead == 0
+        ahead.say(opening(event_id="1-99", next_seqno=1, connection=2))
+        on.connect(ahead)
+        await on.world.settle()
+        assert [frame["type"] for frame in ahead.sent[:2]] == ["welcome", "gone"]
+        assert on.among.ahead == 1
+        assert "a client has the event 1-99, and the journal ends with 1-" in caplog.text
+
+
 @spec("STREAM-50")
 async def test_an_older_connection_that_comes_late_is_ended_and_the_newer_one_goes_on() -> None:
     async with bench([Stall()]) as on:

@@ -81,6 +81,23 @@ async def test_who_is_behind_is_read_ahead_for_and_so_are_those_that_follow() ->
     assert store.read_after == [0]
 
 
+async def test_what_is_encoded_at_once_and_kept_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies_module, "PAGE_BYTES_MAX", 1)
+    monkeypatch.setattr(copies_module, "AHEAD_BYTES_MAX", 3 * len(encode(ExchangeCommitted(1, 1))))
+    store = Counting()
+    copies = Copies(await _runner(store), NATIVE)
+    store.read_after.clear()
+    position = 0
+    while position < 2 * PAGE:
+        page = copies.at_hand(position)
+        if page is None:
+            await copies.read(position)
+        else:
+            assert (page.after, page.end) == (position, position + 1), "one record at least, and no more"
+            position = page.end
+    assert store.read_after == [0, 3, 6]
+
+
 async def test_where_it_was_pruned_nothing_is_at_hand() -> None:
     store = MemoryStore()
     runner = await _runner(store)

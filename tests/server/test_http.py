@@ -230,6 +230,8 @@ BAD_CHUNKS: list[tuple[object, dict[str, str], int, str]] = [
     (chunk(-1), {}, 400, "malformed_frame"),
     ({"type": "open"}, {}, 400, "malformed_frame"),
     ({"type": "ping"}, {"x-idempotency-key": ""}, 404, "session_not_found"),
+    ({"type": "ping"}, {"x-idempotency-cancel-after": "soon"}, 400, "malformed_frame"),
+    ({"type": "close"}, {"x-idempotency-cancel-after": "soon"}, 400, "malformed_frame"),
     ({"type": "chunk", "seqno": 0, "payload": {"type": "sing"}}, {}, 400, "malformed_frame"),
     ([], {}, 400, "malformed_frame"),
 ]
@@ -290,12 +292,13 @@ class _Held(MemoryStore):
         sync: Sync,
         mark: Mark | None = None,
         blobs: Sequence[Blob] = (),
+        seal: bytes = b"",
     ) -> int:
         if not self.may_go_on.is_set():
             self.has_begun.set()
             await self.may_go_on.wait()
         return await super().append(
-            session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark, blobs=blobs
+            session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark, blobs=blobs, seal=seal
         )
 
 

@@ -69,6 +69,7 @@ def test_the_standard_key_is_a_quoted_string_or_a_bare_word(said: str, key: str)
         {"idempotency_key": '"' + "k" * 257 + '"'},
         {"idempotency_key": "a", "x_idempotency_key": "b"},
         {"x_idempotency_key": "k" * 257},
+        {"x_idempotency_next_seqno": ""},
         {"x_idempotency_next_seqno": "x"},
         {"x_idempotency_next_seqno": "-1"},
         {"x_idempotency_connection": str(2**53 + 1)},

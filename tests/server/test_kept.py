@@ -187,6 +187,9 @@ async def test_records_before_what_is_kept_are_gone_with_the_oldest_position() -
         gone = await server.http.get("/v1/sessions/s1/records?after=1")
         assert (gone.status_code, gone.json()["code"]) == (410, "event_gone")
         assert gone.json()["oldest"] == at.position + 1
+        shown = (await server.http.get("/v1/sessions/s1/poll?n=0&after=1-1")).json()["frames"][2]
+        assert (shown["type"], shown["event_id"]) == ("snapshot", str(at))
+        assert gone.json()["snapshot"] == shown["session"]
         suffix = await server.http.get(f"/v1/sessions/s1/records?after={at.position}")
         assert json.loads(suffix.text.splitlines()[0])["id"].endswith(f"-{at.position + 1}")
         whole = await server.http.get("/v1/sessions/s1/records")

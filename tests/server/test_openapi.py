@@ -17,7 +17,7 @@ from midstream.server.openapi import OPERATIONS, ReaderOpen, StreamOpen, descrip
 from midstream.store.memory import MemoryStore
 from midstream.testing.models import ScriptedModel
 from tests.server.api_search import SCHEMATHESIS, described, looking
-from tests.server.serving import make_app, served
+from tests.server.serving import KEYS, chunk, make_app, served
 
 NOT_OF_PROGRAMS = {"/"}
 """The page; WebSockets are no part of OpenAPI."""
@@ -48,6 +48,19 @@ def test_every_reference_within_it_leads_somewhere() -> None:
 def test_an_open_is_described_with_all_it_has() -> None:
     for kind in (ReaderOpen, StreamOpen):
         assert {*kind.__struct_fields__} == {*Open.__struct_fields__}
+
+
+async def test_a_frame_that_is_no_chunk_needs_no_stream_as_described() -> None:
+    headers = {
+        each["name"]: each["required"]
+        for each in description()["paths"]["/v1/sessions/{session_id}/chunks"]["post"]["parameters"]
+        if each["in"] == "header"
+    }
+    async with served(make_app()) as server:
+        said = await server.http.post("/v1/sessions/s1/chunks", json=chunk(), headers=KEYS)
+        asked = await server.http.post("/v1/sessions/s1/chunks", json={"type": "ping"})
+    assert (said.status_code, asked.status_code) == (200, 200)
+    assert not any(headers.values())
 
 
 async def test_it_is_served() -> None:

@@ -22,6 +22,7 @@ from midstream.world import World
 from tests.server.serving import make_app, served
 from tests.server.test_page import CHROMIUM, WAIT_MS, WAIT_S, WORDS, Chat, opened, two_halves
 from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name
+from tests.spec import spec
 
 pytestmark = [
     pytest.mark.browser,
@@ -34,6 +35,39 @@ HALF = "".join(WORDS[: len(WORDS) // 2])
 WHOLE = "".join(WORDS)
 LOOK_S = 0.02
 WORLD = World()
+LEADS = """(name) => new Promise((resolve) => {
+  const channel = new BroadcastChannel(name);
+  const ask = () => channel.postMessage({ ask: true });
+  const asking = setInterval(ask, 20);
+  channel.onmessage = ({ data: { at } }) => {
+    if (!at) return;
+    clearInterval(asking);
+    channel.close();
+    resolve(at);
+  };
+  ask();
+})"""
+"""Ask as another tab does who leads, and what it has."""
+STOPPED_IN_ITS_CHANGES = """async () => {
+  const { IndexedStorage } = await import("/static/client/storage.js");
+  const storage = await IndexedStorage.open();
+  for (const key of ["one", "other"]) storage.apply([{ op: "forget", key }]);
+  storage.load();
+  storage.remember("elsewhere", null);
+  storage.worked("elsewhere");
+  storage.sessionSecret("elsewhere", "s", (kept) => kept);
+  debugger;
+}"""
+HOLD = """(stores) => new Promise((resolve) => {
+  indexedDB.open("midstream").onsuccess = ({ target }) => {
+    const store = target.result.transaction(stores, "readwrite").objectStore(stores[0]);
+    globalThis.isHeld = true;
+    const goOn = () => (store.count().onsuccess = () => isHeld && goOn());
+    goOn();
+    resolve();
+  };
+})"""
+"""Keep stores of the database to oneself."""
 
 
 def turns(*replies: Sequence[Step] | Callable[[ModelRequest], Sequence[Step]]) -> App:
@@ -75,19 +109,31 @@ async def see(tabs: list[Chat], words: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def frozen(page: Page) -> AsyncIterator[None]:
-    """Let nothing of a tab run, as a browser does with those that nobody looks at; its connections stay open."""
+async def frozen(page: Page, at: str = "1") -> AsyncIterator[None]:
+    """Let nothing of a tab run, as a browser does with those that nobody looks at; its connections stay open.
+
+    It stops at a statement: of its own, or where this one tells it to.
+    """
     debugger = await page.context.new_cdp_session(page)
     await debugger.send("Debugger.enable")
     paused = asyncio.Event()
     debugger.once("Debugger.paused", lambda _: paused.set())
-    await debugger.send("Debugger.pause")
-    beating = asyncio.create_task(page.evaluate("1"))  # a statement to stop at
-    async with asyncio.timeout(WAIT_S):
-        await paused.wait()
-    yield
-    await debugger.send("Debugger.resume")
-    await beating
+    if at == "1":
+        await debugger.send("Debugger.pause")
+    stopping = asyncio.create_task(page.evaluate(at))
+    try:
+        async with asyncio.timeout(WAIT_S):
+            await paused.wait()
+        yield
+    finally:
+        await debugger.send("Debugger.resume")
+        await stopping
+
+
+async def leads(chat: Chat) -> None:
+    """Wait until the page's tabs have a leader that the server has welcomed."""
+    url = chat.page.url.partition("/#")[0]
+    await asyncio.wait_for(chat.page.evaluate(LEADS, f"midstream {url} {chat.session}"), WAIT_S)
 
 
 async def test_tabs_share_a_connection_and_the_next_one_leads_where_the_first_is_closed(
@@ -138,6 +184,7 @@ async def test_a_leader_that_is_frozen_loses_the_lead_and_follows_when_it_wakes(
         chat = await opened(browser, server.url)
         await chat.say("hello")
         await chat.sees("Hello.")
+        await leads(chat)
         async with frozen(chat.page):
             others = (await tabs_of(chat, 3))[1:]
             await until(
@@ -148,6 +195,45 @@ async def test_a_leader_that_is_frozen_loses_the_lead_and_follows_when_it_wakes(
         await chat.sees("Without it.")
         await until(lambda: app.open_streams == 1)
         assert chat.problems == []
+
+
+async def test_a_tab_that_is_frozen_in_the_middle_of_its_changes_holds_nobody_up(browser: Browser) -> None:
+    """A transaction that waited for the frozen page would keep all others from the database."""
+    async with served(turns(text("Hello."), text("Without it."))) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("hello")
+        await chat.sees("Hello.")
+        async with frozen(chat.page, STOPPED_IN_ITS_CHANGES):
+            (other,) = (await tabs_of(chat, 2))[1:]
+            await other.say("go on")
+            await other.sees("Without it.")
+            await other.sees_end("completed")
+        await chat.sees("Without it.")
+        assert chat.problems == []
+        await chat.page.context.close()
+
+
+@spec("STREAM-97")
+async def test_what_a_hanging_tab_holds_is_waited_for_and_the_session_is_shown_without_it(
+    browser: Browser,
+) -> None:
+    app = turns(text("Hello."), text("Meanwhile."), text("After all."))
+    async with served(app) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("hello")
+        await chat.sees_end("completed")
+        await leads(chat)
+        await chat.page.evaluate(HOLD, ["streams", "secrets", "chunks"])
+        (other,) = (await tabs_of(chat, 2))[1:]
+        await said_elsewhere(app, chat.session, "go on")
+        await other.sees("Meanwhile.")
+        await other.say("and now?")
+        await expect(other.page.locator(".turn.pending .said")).to_have_text("and now?")
+        await chat.page.evaluate("isHeld = false")
+        await see([chat, other], "After all.")
+        await expect(other.page.locator(".turn")).to_have_count(3)
+        assert chat.problems == []
+        await chat.page.context.close()
 
 
 async def test_who_speaks_in_one_tab_is_heard_in_all(browser: Browser) -> None:

@@ -91,11 +91,12 @@ class WeatheredStore:
         sync: Sync,
         mark: Mark | None = None,
         blobs: Sequence[Blob] = (),
+        seal: bytes = b"",
     ) -> int:
         await self._write("append", session)
         try:
             end = await self.store.append(
-                session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark, blobs=blobs
+                session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark, blobs=blobs, seal=seal
             )
         except MidstreamError as error:
             self._note("append", session, error.code)

@@ -18,7 +18,6 @@ from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
 from midstream.runtime.pruning import Pruner
 from midstream.store import encrypted as encrypted_module
-from midstream.store.ciphers import FileKeys
 from midstream.store.contract import Appendix, Attempt, Mark, Shelf, Store, Stored, Transactional
 from midstream.store.encrypted import EncryptedStore, encrypted
 from midstream.store.memory import Memory, MemoryStore
@@ -27,21 +26,15 @@ from midstream.testing import FailingStore, ScriptedModel, calls, run_turn, text
 from midstream.testing.shelf_contract import ShelfContract
 from midstream.testing.store_contract import Place, StoreContract
 from midstream.tools import tool
+from tests.store.keys import keys_in
 
 CANARY = "canary-7f3a"
-
-
-def _keys(folder: Path, name: str = "keys") -> FileKeys:
-    path = folder / name
-    if not path.exists():
-        FileKeys.make(path)
-    return FileKeys(path)
 
 
 class EncryptedPlace:
     def __init__(self, folder: Path) -> None:
         self.memory = Memory()
-        self._keys = _keys(folder)
+        self._keys = keys_in(folder)
         self._inner: dict[Store, MemoryStore] = {}
 
     def store(self) -> Store:
@@ -67,7 +60,7 @@ class TestEncryptedShelf(ShelfContract):
 
 
 def test_it_can_do_what_the_store_behind_it_can(folder: Path) -> None:
-    keys = _keys(folder)
+    keys = keys_in(folder)
     one, other = encrypted(SQLiteStore(folder / "x.db"), keys), encrypted(MemoryStore(), keys)
     third = encrypted(FailingStore(MemoryStore()), keys)
     assert isinstance(one, Shelf)
@@ -95,7 +88,7 @@ async def test_nothing_that_was_said_can_be_found_in_the_file(
     caplog.set_level(logging.DEBUG)
     path = folder / "x.db"
     model = ScriptedModel([calls(("read", f'{{"path": "{CANARY}"}}'), say=CANARY), text(f"{CANARY} words")])
-    store = encrypted(SQLiteStore(path), _keys(folder))
+    store = encrypted(SQLiteStore(path), keys_in(folder))
     host = Host(Agent(model, tools=[read]), store)
     await host.start()
     await run_turn(host, "s", f"{CANARY} question")
@@ -109,7 +102,7 @@ async def test_nothing_that_was_said_can_be_found_in_the_file(
     assert _holding(folder, CANARY) == []
     assert CANARY not in caplog.text
 
-    again = Host(Agent(model, tools=[read]), encrypted(SQLiteStore(path), _keys(folder)))
+    again = Host(Agent(model, tools=[read]), encrypted(SQLiteStore(path), keys_in(folder)))
     await again.start()
     after = (await again.session("s")).state
     assert (after.history, after.turns) == (before.history, before.turns)
@@ -122,7 +115,7 @@ async def test_nothing_that_was_said_can_be_found_in_the_file(
 
 async def _two_epochs(folder: Path) -> tuple[Memory, EncryptedStore]:
     memory = Memory()
-    store = encrypted(MemoryStore(memory), _keys(folder))
+    store = encrypted(MemoryStore(memory), keys_in(folder))
     await store.open()
     for number in range(2):
         epoch = await store.claim("s", at=1.0)
@@ -153,7 +146,7 @@ async def test_rows_cannot_be_moved_swapped_cut_or_put_there(folder: Path, what:
         case _:
             one, other = [name for name in found.blobs if name.startswith("key-")]
             found.blobs[one], found.blobs[other] = found.blobs[other], found.blobs[one]
-    again = encrypted(MemoryStore(memory), _keys(folder))
+    again = encrypted(MemoryStore(memory), keys_in(folder))
     await again.open()
     with pytest.raises(StoreDamagedError):
         await again.read("s", after=0, limit=100)
@@ -171,7 +164,7 @@ async def test_a_journal_cannot_be_given_to_another_session(folder: Path) -> Non
 
 async def test_without_the_operators_key_nothing_opens(folder: Path) -> None:
     memory, _ = await _two_epochs(folder)
-    stranger = encrypted(MemoryStore(memory), _keys(folder, "others"))
+    stranger = encrypted(MemoryStore(memory), keys_in(folder, "others"))
     await stranger.open()
     with pytest.raises(KeyMissingError, match="record 1 of session 's'"):
         await stranger.read("s", after=0, limit=1)
@@ -191,14 +184,14 @@ async def test_a_key_is_drawn_for_each_epoch_and_kept_with_its_first_append(fold
 async def test_an_append_that_was_refused_leaves_no_number_to_be_used_again(folder: Path) -> None:
     memory = Memory()
     failing = FailingStore(MemoryStore(memory), {1: StoreDamagedError("no")})
-    store = encrypted(failing, _keys(folder))
+    store = encrypted(failing, keys_in(folder))
     await store.open()
     epoch = await store.claim("s", at=1.0)
     with pytest.raises(StoreDamagedError):
         await store.append("s", [b"a", b"b"], expected=0, epoch=epoch, sync=Sync.FULL)
     await store.append("s", [b"a"], expected=0, epoch=epoch, sync=Sync.FULL)
     [row] = memory.sessions["s"].records
-    assert int.from_bytes(row.body[9:17]) == 3
+    assert int.from_bytes(row.body[9:17]) == 4  # two records and the seal had theirs
     assert [each.body for each in await store.read("s", after=0, limit=9)] == [b"a"]
 
 
@@ -210,8 +203,8 @@ async def test_what_was_written_before_there_were_keys_is_read_where_that_is_ask
     mark = Mark(is_live=False, at=1.0, title="before")
     await plain.append("s", [b"{}"], expected=0, epoch=epoch, sync=Sync.FULL, mark=mark)
     await plain.close()
-    strict = encrypted(SQLiteStore(path), _keys(folder))
-    mixed = encrypted(SQLiteStore(path), _keys(folder), is_mixed=True)
+    strict = encrypted(SQLiteStore(path), keys_in(folder))
+    mixed = encrypted(SQLiteStore(path), keys_in(folder), is_mixed=True)
     await strict.open()
     with pytest.raises(StoreDamagedError, match="is_mixed"):
         await strict.read("s", after=0, limit=9)
@@ -227,7 +220,7 @@ async def test_what_was_written_before_there_were_keys_is_read_where_that_is_ask
 
 
 async def test_the_effect_of_a_tool_is_committed_with_its_encrypted_outcome(folder: Path) -> None:
-    store = encrypted(SQLiteStore(folder / "x.db"), _keys(folder))
+    store = encrypted(SQLiteStore(folder / "x.db"), keys_in(folder))
     await store.open()
     assert isinstance(store, Transactional)
     epoch = await store.claim("s", at=1.0)
@@ -259,7 +252,7 @@ async def test_a_letter_that_nobody_can_read_disturbs_nobody(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     memory = Memory()
-    plain, store = MemoryStore(memory), encrypted(MemoryStore(memory), _keys(folder))
+    plain, store = MemoryStore(memory), encrypted(MemoryStore(memory), keys_in(folder))
     await plain.open()
     await store.open()
     epoch = await store.claim("s", at=1.0)

@@ -51,17 +51,11 @@ from midstream.testing import FailingStore
 from midstream.testing.worlds import FakeWorld
 from midstream.world import World
 from tests.spec import spec
+from tests.store.keys import keys_in
 
 SECRET = "s" * 43
 OTHER = "o" * 43
 CANARY = "canary-7f3a"
-
-
-def _keys(folder: Path, name: str = "keys") -> FileKeys:
-    path = folder / name
-    if not path.exists():
-        FileKeys.make(path)
-    return FileKeys(path)
 
 
 Made = EscrowedShelf | EscrowedTransactional
@@ -70,7 +64,7 @@ Made = EscrowedShelf | EscrowedTransactional
 async def _opened_store(
     memory: Memory, folder: Path, *, world: World = World(), is_mixed: bool = False
 ) -> Made:
-    store = escrowed(MemoryStore(memory), _keys(folder), world=world, is_mixed=is_mixed)
+    store = escrowed(MemoryStore(memory), keys_in(folder), world=world, is_mixed=is_mixed)
     await store.open()
     return store
 
@@ -92,7 +86,7 @@ async def _read(store: Made, session: str = "s") -> list[bytes]:
 
 
 def test_it_can_do_what_the_store_behind_it_can(folder: Path) -> None:
-    keys = _keys(folder)
+    keys = keys_in(folder)
     one, other = escrowed(SQLiteStore(folder / "x.db"), keys), escrowed(MemoryStore(), keys)
     assert isinstance(one, Transactional)
     assert isinstance(other, Shelf)
@@ -136,7 +130,7 @@ def _holding(folder: Path, words: Sequence[str]) -> list[str]:
 
 async def test_nothing_that_was_said_and_no_secret_can_be_found_in_the_file(folder: Path) -> None:
     path = folder / "x.db"
-    store = escrowed(SQLiteStore(path), _keys(folder))
+    store = escrowed(SQLiteStore(path), keys_in(folder))
     await store.open()
     epoch = await _begin(store)
     word = await store.escrow.share("s", for_s=100.0)
@@ -333,14 +327,14 @@ async def test_records_cannot_be_moved_swapped_cut_or_put_there(folder: Path, wh
 
 async def test_without_the_operators_keys_no_secret_opens_anything(folder: Path) -> None:
     memory, _ = await _two_sessions(folder)
-    stranger = escrowed(MemoryStore(memory), _keys(folder, "others"))
+    stranger = escrowed(MemoryStore(memory), keys_in(folder, "others"))
     with pytest.raises(KeyMissingError):
         await stranger.open()  # said at once, and not to each client
 
 
 async def test_the_operators_keys_alone_open_nothing(folder: Path) -> None:
     memory, _ = await _two_sessions(folder)
-    operator = encrypted(MemoryStore(memory), _keys(folder))
+    operator = encrypted(MemoryStore(memory), keys_in(folder))
     await operator.open()
     with pytest.raises(StoreDamagedError):
         await operator.read("s", after=0, limit=10)
@@ -416,7 +410,7 @@ async def test_the_client_that_begins_a_session_is_never_refused_at_the_same_mom
     folder: Path, pause: int
 ) -> None:
     memory = Memory()
-    one, other = escrowed(Slow(memory), _keys(folder)), escrowed(Slow(memory), _keys(folder))
+    one, other = escrowed(Slow(memory), keys_in(folder)), escrowed(Slow(memory), keys_in(folder))
     await one.open()
     await other.open()
 
@@ -500,7 +494,7 @@ class Dying(MemoryStore):
 async def test_whenever_a_change_is_cut_short_one_of_both_secrets_opens(folder: Path, dies: str) -> None:
     memory = Memory()
     inner = Dying(memory)
-    store = escrowed(inner, _keys(folder))
+    store = escrowed(inner, keys_in(folder))
     await store.open()
     await _begin(store)
     inner.dies = dies
@@ -680,7 +674,7 @@ async def test_with_a_session_go_all_its_wraps(folder: Path) -> None:
 async def test_wraps_that_a_dying_process_left_are_forgotten_by_the_next(folder: Path) -> None:
     memory, world = Memory(), FakeWorld()
     inner = MemoryStore(memory, world=world)
-    store = escrowed(inner, _keys(folder), world=world)
+    store = escrowed(inner, keys_in(folder), world=world)
     await store.open()
     for session in ("s", "t"):
         epoch = await _begin(store, session)
@@ -719,7 +713,7 @@ async def test_a_closed_store_knows_no_keys(folder: Path) -> None:
 @pytest.mark.parametrize("is_plain", [True, False])
 async def test_sessions_from_before_are_served_where_that_is_asked_for(folder: Path, is_plain: bool) -> None:  # noqa: FBT001
     memory = Memory()
-    before: Store = MemoryStore(memory) if is_plain else encrypted(MemoryStore(memory), _keys(folder))
+    before: Store = MemoryStore(memory) if is_plain else encrypted(MemoryStore(memory), keys_in(folder))
     await before.open()
     epoch = await before.claim("old", at=1.0)
     mark = Mark(is_live=False, at=1.0, title="before")

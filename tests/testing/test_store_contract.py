@@ -39,11 +39,12 @@ class AppendsAnywhere(MemoryStore):
         sync: Sync,
         mark: Mark | None = None,
         blobs: Sequence[Blob] = (),
+        seal: bytes = b"",
     ) -> int:
         found = await self.find(session)
         end = 0 if found is None else found.end
         return await super().append(
-            session, bodies, expected=end, epoch=epoch, sync=sync, mark=mark, blobs=blobs
+            session, bodies, expected=end, epoch=epoch, sync=sync, mark=mark, blobs=blobs, seal=seal
         )
 
 

@@ -91,8 +91,8 @@ DAY_S = 24 * 60 * 60
     "--settings",
     "settings_path",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="How streams are served, as TOML: is_recovery_on, look_back_s, heartbeat_s, in_flight_max, coalesce_s. "
-    "May be changed while the server runs.",
+    help="How streams are served, as TOML: is_recovery_on, look_back_s, heartbeat_s, in_flight_max, coalesce_s, "
+    "tail_bytes_max. May be changed while the server runs.",
 )
 @click.option(
     "--key-file",

@@ -140,7 +140,8 @@ CREATE TABLE stream (
     epoch INTEGER,
     position INTEGER,
     next_seqno INTEGER NOT NULL,
-    touched_at REAL NOT NULL
+    touched_at REAL NOT NULL,
+    promised TEXT
 ) WITHOUT ROWID;
 -- Chunks whose ack has not come.
 CREATE TABLE chunk (
@@ -171,7 +172,8 @@ INSERT INTO life (epoch) VALUES (0);
 
 # A stream with all that is kept of it.
 _STREAMS = """
-SELECT stream, session, epoch, position, next_seqno, touched_at FROM stream WHERE server = ? ORDER BY touched_at
+SELECT stream, session, epoch, position, next_seqno, touched_at, promised FROM stream
+WHERE server = ? ORDER BY touched_at
 """
 _CHUNKS = "SELECT seqno, digest, payload FROM chunk WHERE stream = ? ORDER BY seqno"
 _CALLS = """
@@ -326,6 +328,8 @@ class CheckpointFile:
             connection.execute("BEGIN IMMEDIATE")  # takes the file now, and not with the first write
             if layout == 0:
                 lay_out(connection, _SCHEMA, APPLICATION_ID, USER_VERSION)
+            else:
+                _bring_up_to_date(connection)
             self._keeper = self._kept_for(connection)
             connection.execute("COMMIT")
         except BaseException:
@@ -405,7 +409,7 @@ class CheckpointFile:
     def _apply(self, stream: str, write: FileWrite, at: float) -> None:
         match write:
             case StreamBegun(session):
-                insert = "INSERT INTO stream VALUES (?, ?, ?, NULL, NULL, 0, ?)"
+                insert = "INSERT INTO stream VALUES (?, ?, ?, NULL, NULL, 0, ?, NULL)"
                 self._execute(insert, stream, self._server, session, at)
             case ChunkKept(seqno, payload):
                 insert = "INSERT INTO chunk VALUES (?, ?, ?, ?)"
@@ -413,10 +417,10 @@ class CheckpointFile:
                 self._execute("UPDATE stream SET next_seqno = ? WHERE stream = ?", seqno + 1, stream)
             case ChunksAcked(seqno):
                 self._execute("DELETE FROM chunk WHERE stream = ? AND seqno <= ?", stream, seqno)
-            case CursorMoved(event_id):
+            case CursorMoved(event_id, promised):
                 epoch, position = (event_id.epoch, event_id.position) if event_id else (None, None)
-                move = "UPDATE stream SET epoch = ?, position = ? WHERE stream = ?"
-                self._execute(move, epoch, position, stream)
+                move = "UPDATE stream SET epoch = ?, position = ?, promised = ? WHERE stream = ?"
+                self._execute(move, epoch, position, str(promised) if promised else None, stream)
             case Forgotten():
                 for table in ("stream", "chunk", "call"):
                     self._execute(f"DELETE FROM {table} WHERE stream = ?", stream)  # noqa: S608 - our own names
@@ -449,10 +453,11 @@ class CheckpointFile:
 
     def _streams(self) -> Iterator[KeptStream]:
         rows = self._execute(_STREAMS, self._server).fetchall()
-        for stream, session, epoch, position, next_seqno, touched_at in rows:
+        for stream, session, epoch, position, next_seqno, touched_at, kept in rows:
             unacked, damage = self._unacked(stream, next_seqno)
             event_id = None if position is None else EventId(epoch, position)
-            checkpoint = Checkpoint(stream, "", event_id, next_seqno, unacked)
+            promised = EventId.parse(kept) if kept else None
+            checkpoint = Checkpoint(stream, "", event_id, next_seqno, unacked, promised)
             yield KeptStream(session, checkpoint, touched_at, damage)
 
     def _unacked(self, stream: str, next_seqno: int) -> tuple[tuple[tuple[int, bytes], ...], str]:
@@ -475,6 +480,13 @@ class CheckpointFile:
         with self._transaction(is_full=True):
             (epoch,) = self._execute("UPDATE life SET epoch = epoch + 1 RETURNING epoch").fetchone()
         return int(epoch)
+
+
+def _bring_up_to_date(connection: sqlite3.Connection) -> None:
+    """Add what earlier versions did not keep of a stream."""
+    columns = [column for _, column, *_ in connection.execute("PRAGMA table_info(stream)")]
+    if "promised" not in columns:
+        connection.execute("ALTER TABLE stream ADD COLUMN promised TEXT")
 
 
 def _call_of(row: tuple[int, int, bytes, bytes, int, int, int, bytes | None]) -> KeptCall:

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from midstream.client.transports import Problem, session_path
-from midstream.core.client_stream import error_of
+from midstream.core.frame_errors import error_of
 from midstream.core.frames import Error
 from midstream.core.questions import Question
 from midstream.errors import ConnectionLostError, ProtocolError

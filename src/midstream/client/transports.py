@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit
 import msgspec
 from msgspec import Struct
 
-from midstream.core.client_stream import error_of
+from midstream.core.frame_errors import error_of
 from midstream.core.frames import Error
 from midstream.errors import (
     AccessError,

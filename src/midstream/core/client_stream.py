@@ -23,6 +23,7 @@ import msgspec
 from msgspec import Struct
 
 from midstream.core import records
+from midstream.core.frame_errors import error_of
 from midstream.core.frames import (
     FRAME_BYTES_MAX,
     HEARTBEAT_S,
@@ -49,6 +50,7 @@ from midstream.core.frames import (
     decode_server,
     encode,
 )
+from midstream.core.promises import promised_after, require_promised
 from midstream.core.records import (
     ChunkAccepted,
     MessageAccepted,
@@ -67,10 +69,10 @@ from midstream.errors import (
     FrameTooLargeError,
     MidstreamError,
     ProtocolError,
-    RecordUndecodableError,
     SeqnoGapError,
     SeqnoReusedError,
     SessionBusyError,
+    StoreDamagedError,
     StreamNotFoundError,
     UsageError,
 )
@@ -92,9 +94,9 @@ CHUNK_OVERHEAD_BYTES = 64
 _MACHINES = ("model", "tool", "client")
 """What a turn should not wait for in silence; a person may take days."""
 _KEEPS_CHECKPOINT = frozenset(
-    ("access", "connection_lost", "stream_fenced", "record_undecodable", "unauthorized")
+    ("access", "connection_lost", "events_lost", "stream_fenced", "record_undecodable", "unauthorized")
 )
-"""Ends after which the stream may still be resumed: log in, wait, leave it to the newer connection, update."""
+"""Ends after which the stream may still be resumed: log in, wait, restore, leave it to the newer connection, update."""
 
 
 class Checkpoint(Struct, frozen=True):
@@ -106,6 +108,7 @@ class Checkpoint(Struct, frozen=True):
         event_id: The last event the application has handled; None before the first.
         next_seqno: How many chunks were numbered.
         unacked: Number and payload of the chunks whose ack has not come, in order and without gap.
+        promised: The newest event that was seen of those that the server may not lose; None where there was none.
     """
 
     stream: str
@@ -113,6 +116,7 @@ class Checkpoint(Struct, frozen=True):
     event_id: EventId | None = None
     next_seqno: int = 0
     unacked: tuple[tuple[int, bytes], ...] = ()
+    promised: EventId | None = None
 
     def __repr__(self) -> str:
         return f"Checkpoint(stream={self.stream!r}, event_id={self.event_id!r}, next_seqno={self.next_seqno})"
@@ -141,9 +145,13 @@ class ChunksAcked(Struct, frozen=True):
 
 
 class CursorMoved(Struct, frozen=True):
-    """The application has handled this event and all before it; None: it has to begin anew."""
+    """The application has handled this event and all before it; None: it has to begin anew.
+
+    `promised` is as in `Checkpoint`.
+    """
 
     event_id: EventId | None
+    promised: EventId | None = None
 
 
 class Forgotten(Struct, frozen=True):
@@ -242,8 +250,8 @@ class ClientStream:
         self._abort_seqno: int | None = None
         self._is_finishing = False
         # Inbound.
-        self._received = after
-        self._snapshots = snapshots
+        self._durable: EventId | None = None  # the newest one that was seen of those the server may not lose
+        self._received, self._snapshots = after, snapshots
         self._is_begun = not stream
         """Whether the stream's first record was seen: what stands before it is not the stream's business."""
         self._turn = 0
@@ -298,6 +306,7 @@ class ClientStream:
             now=now,
         )
         stream._is_begun = checkpoint.event_id is not None
+        stream._durable = checkpoint.promised
         stream._next_seqno = checkpoint.next_seqno
         stream._unacked = dict(checkpoint.unacked)
         stream._acked = checkpoint.next_seqno - len(checkpoint.unacked)
@@ -450,7 +459,7 @@ class ClientStream:
         if event_id == self._end:
             self._forget()
         else:
-            self._keep(CursorMoved(event_id))
+            self._keep(CursorMoved(event_id, self._durable))
 
     # --- what the transport does --------------------------------------------------------------------------------
 
@@ -527,7 +536,7 @@ class ClientStream:
             self._take(decode_server(body))
         except ProtocolError:
             self._drop()
-        except RecordUndecodableError as error:
+        except StoreDamagedError as error:  # a record that cannot be read, or is not there any more
             self._end_with(error)
         if before != (self._state, self._received):
             self._was_moved(now)
@@ -597,6 +606,7 @@ class ClientStream:
         if frame.acked < self._acked:
             self._end_with(StreamNotFoundError("the server does not know what it had acknowledged"))
             return
+        require_promised(self._durable, EventId.parse(frame.event_id), is_owned=bool(self._stream))
         if not self._is_begun or self._received is None:
             self._received = EventId.parse(frame.resume_from)
         self._state = _State.LIVE
@@ -649,7 +659,9 @@ class ClientStream:
                 self._received = event_id
                 self._failures = 0
                 self._trouble = None
-                self._apply(Applied(event_id, records.decode(bytes(event.record))))
+                record = records.decode(bytes(event.record))
+                self._durable = promised_after(self._durable, event_id, record, is_owned=bool(self._stream))
+                self._apply(Applied(event_id, record))
 
     def _is_next(self, event_id: EventId) -> bool:
         """Tell the next event from one that was applied before; anything else breaks the line."""
@@ -698,7 +710,7 @@ class ClientStream:
         self._is_begun = not self._stream
         self._promised = None
         self._events.append(Forget(self._received, frame.reason, frame.has_snapshot))
-        self._keep(CursorMoved(None))
+        self._keep(CursorMoved(None, self._durable))
 
     def _take_snapshot(self, frame: Snapshot) -> None:
         self._received = EventId.parse(frame.event_id)
@@ -778,23 +790,3 @@ class ClientStream:
 
     def _queue(self, frame: ClientFrame) -> None:
         self._frames.append(encode(frame))
-
-
-def error_of(frame: Error) -> MidstreamError:
-    """Return the typed error that an `error` frame stands for; a code this version does not know keeps its text."""
-    kind = _ERRORS.get(frame.code)
-    if kind is SeqnoGapError:
-        return SeqnoGapError(frame.message, expected=frame.expected or 0)
-    if kind is None:
-        return ProtocolError(f"the server refused with {frame.code!r}: {frame.message}")
-    return kind(frame.message, retry_after_s=frame.retry_after_s)
-
-
-def _kinds(kind: type[MidstreamError]) -> Iterator[tuple[str, type[MidstreamError]]]:
-    yield kind.code, kind
-    for narrower in kind.__subclasses__():
-        yield from _kinds(narrower)
-
-
-# Whoever makes a narrower kind of an error for its own use, without a code of its own, does not take its place.
-_ERRORS = dict(reversed([*_kinds(MidstreamError)]))

@@ -31,6 +31,8 @@ IN_FLIGHT_MAX = 64
 """Chunks a client may have sent and not seen acknowledged."""
 EVENT_ID_CHARS_MAX = 40
 """Two numbers of up to 19 digits and the dash."""
+REASON_CHARS_MAX = 200
+"""Of what is said about a frame that cannot be read: a part of it may be in there."""
 EVENT_NUMBER_MAX = 2**63 - 1
 """What every database holds in one integer."""
 EVENTS_PER_FRAME_MAX = 512
@@ -336,7 +338,7 @@ def decode_server(body: bytes) -> ServerFrame:
     try:
         return _from_server.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedFrameError(f"not a server frame: {error}") from error
+        raise MalformedFrameError(f"not a server frame: {str(error)[:REASON_CHARS_MAX]}") from error
 
 
 def decode_payload(body: bytes | msgspec.Raw) -> Payload:
@@ -350,7 +352,7 @@ def _decode(body: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedFrameError(f"not a frame of this protocol: {error}") from error
+        raise MalformedFrameError(f"not a frame of this protocol: {str(error)[:REASON_CHARS_MAX]}") from error
 
 
 def digest_of(payload: bytes | msgspec.Raw) -> str:

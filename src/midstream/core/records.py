@@ -659,7 +659,7 @@ def decode_all(bodies: Iterable[bytes]) -> tuple[Record, ...]:
     return tuple(decode(body) for body in bodies)
 
 
-_FULL = frozenset(
+ON_DISK_FIRST: frozenset[type[Struct]] = frozenset(
     {
         EpochStarted,
         StreamOpened,
@@ -674,6 +674,12 @@ _FULL = frozenset(
         TurnEnded,
     }
 )
+"""Kinds that are on the disk before anybody is told of one, whatever it says (see `is_durable`)."""
+
+
+def is_durable(record: Record) -> bool:
+    """Whether a record is on the disk before anybody is told of it (see `sync_of`)."""
+    return type(record) in ON_DISK_FIRST or (isinstance(record, CallStarted) and record.has_effects)
 
 
 def sync_of(records: Sequence[Record]) -> Sync:
@@ -683,7 +689,4 @@ def sync_of(records: Sequence[Record]) -> Sync:
     reach the disk before anybody acts on them. Tokens, outcomes and read-only starts need only survive the process:
     after a power cut a lost outcome shows as a call in doubt, never as silence.
     """
-    for record in records:
-        if type(record) in _FULL or (isinstance(record, CallStarted) and record.has_effects):
-            return Sync.FULL
-    return Sync.NORMAL
+    return Sync.FULL if any(map(is_durable, records)) else Sync.NORMAL

@@ -323,18 +323,21 @@ class _Conversation:
         return is_answered and (is_refused or not isinstance(end, BaseException))
 
     async def _started(self) -> AcpProcess:
-        if self._process is None:
-            self._process = process = self._terms.process(self._leave)
-            await process.start(self._terms.sign_in)
-            servers = self._servers(process)
-            if self._session:
-                await self._resume(process, servers)
-            else:
-                await self._begin(process, servers)
-            if self._terms.mode:
-                mode = process.connection.set_session_mode(self._session, self._terms.mode)
-                await process.ask(mode, limit_s=OPENING_S)
-        return self._process
+        if self._process is not None:
+            return self._process
+        self._process = process = self._terms.process(self._leave)
+        await process.start(self._terms.sign_in)
+        servers = self._servers(process)
+        if self._session:
+            await self._resume(process, servers)
+        else:
+            await self._begin(process, servers)
+        if self._terms.mode:
+            mode = process.connection.set_session_mode(self._session, self._terms.mode)
+            await process.ask(mode, limit_s=OPENING_S)
+        if self._is_closed:  # when the last answer had come, and nobody had read it yet
+            raise UpstreamFailedError(f"{self._terms.name} was closed while it started")
+        return process
 
     async def _begin(self, process: AcpProcess, servers: list[_Server]) -> None:
         meta: dict[str, Any] = {}

@@ -44,7 +44,7 @@ from midstream.errors import (
     UpstreamMismatchError,
     UsageError,
 )
-from midstream.integrations.codex_asking import AskingClient, Leave
+from midstream.integrations.codex_asking import AskingClient, Leave, OnceClient
 from midstream.runtime.forwarding import Forwarding
 from midstream.runtime.permissions import Asking, Person, Rules
 from midstream.runtime.upstreams import Abilities, Marked, Opened, Said, Setup, UpstreamEvent, doubtful
@@ -143,6 +143,9 @@ class Codex:
         self._forwarding = Forwarding(self.name, self.abilities)
         self._codex: sdk.AsyncCodex | None = None
         self._starting = asyncio.Lock()
+        self._fresh: sdk.AsyncCodex | None = None
+        """One that is being started."""
+        self._closings = 0
 
     async def open(self, setup: Setup, *, resume: str = "") -> CodexThread:
         """Start a thread, or take up the one that `resume` names; see `midstream.runtime.upstreams`.
@@ -150,8 +153,7 @@ class Codex:
         Raises:
             UpstreamMismatchError: Another thread was taken up. Nothing was said in it.
         """
-        async with self.errors():
-            codex = await self._started()
+        async with self._server() as codex:
             options = self._options(setup)
             if self.permissions is not None:
                 thread = await self._asking_thread(codex, setup, resume)
@@ -167,8 +169,7 @@ class Codex:
 
     async def fork(self, setup: Setup, *, agent: str, mark: str) -> CodexThread:
         """Go on from the end of an earlier turn (`mark`) in a thread of its own."""
-        async with self.errors():
-            codex = await self._started()
+        async with self._server() as codex:
             params = wire.ThreadForkParams(
                 thread_id=agent, last_turn_id=mark, exclude_turns=True, **self._terms(setup)
             )
@@ -178,25 +179,27 @@ class Codex:
 
     async def verify(self) -> bool:
         """Ask whether somebody is logged in."""
-        async with self.errors():
-            account = await (await self._started()).account()
+        async with self._server() as codex:
+            account = await codex.account()
         return account.account is not None or not account.requires_openai_auth
 
     async def forget(self, agent: str) -> None:
         """Archive a thread: Codex deletes none for others."""
         with contextlib.suppress(ModelError):
-            async with self.errors():
-                await (await self._started()).thread_archive(agent)
+            async with self._server() as codex:
+                await codex.thread_archive(agent)
 
     def is_open(self, codex: sdk.AsyncCodex) -> bool:
         """Return whether this app server can still be asked."""
         return codex is self._codex
 
     async def aclose(self) -> None:
-        """Stop the app server."""
-        codex, self._codex = self._codex, None
-        if codex is not None:
-            await codex.close()
+        """Stop the app server, also one that is being started."""
+        self._closings += 1
+        servers, self._codex = (self._codex, self._fresh), None
+        for codex in servers:
+            if codex is not None:
+                await codex.close()
 
     def _options(self, setup: Setup) -> dict[str, Any]:
         servers = {each.name: _server(each) for each in self._forwarding.kept(setup.servers, _TRANSPORTS)}
@@ -237,31 +240,59 @@ class Codex:
         leave = self.speaking.get(str(params.get("threadId")))
         return "decline" if leave is None else await leave.decide(method, params)
 
+    @contextlib.asynccontextmanager
+    async def _server(self) -> AsyncIterator[sdk.AsyncCodex]:
+        """Give the app server; what goes wrong with it becomes one of our errors."""
+        codex = await self._started()
+        async with self.errors(codex):
+            yield codex
+
     async def _started(self) -> sdk.AsyncCodex:
+        closings = self._closings
         async with self._starting:
-            if self._codex is None:
-                codex = sdk.AsyncCodex(self._config)
-                if self.permissions is not None:
-                    # The async client takes no handler, and a handler would stop its reading.
-                    codex._client._sync = AskingClient(self._config, self._decide)  # noqa: SLF001
+            if self._codex is None and self._closings == closings:
+                self._fresh = codex = sdk.AsyncCodex(self._config)
+                # The package lets nobody choose the client that it asks through.
+                codex._client._sync = (  # noqa: SLF001
+                    OnceClient(self._config)
+                    if self.permissions is None
+                    else AskingClient(self._config, self._decide)
+                )
                 try:
-                    await codex.__aenter__()
-                except (OSError, ValueError, RuntimeError, sdk.CodexError) as error:
-                    raise ModelMissingError(
-                        f"the app server of openai-codex does not start: {error}"
-                    ) from error
-                self._codex = codex
-                if self._key is not None:
-                    await codex.login_api_key(self._key)
+                    await self._greet(codex)
+                    if self._closings == closings:
+                        self._codex = codex
+                except ModelError:
+                    if self._closings == closings:
+                        raise
+                finally:
+                    self._fresh = None
+                    if self._codex is not codex:  # the package lets go of it only where no task is cancelled
+                        ending = self.world.spawn(codex.close(), name="codex: end of an app server")
+                        await asyncio.shield(ending)
+            if self._closings != closings:
+                raise ModelUnavailableError("the app server of codex was stopped while it started")
+            assert self._codex is not None
             return self._codex
 
+    async def _greet(self, codex: sdk.AsyncCodex) -> None:
+        try:
+            await codex.__aenter__()
+        except (OSError, ValueError, RuntimeError, sdk.CodexError) as error:
+            raise ModelMissingError(f"the app server of openai-codex does not start: {error}") from error
+        if self._key is not None:
+            async with self.errors(codex):
+                await codex.login_api_key(self._key)
+
     @contextlib.asynccontextmanager
-    async def errors(self) -> AsyncIterator[None]:
+    async def errors(self, codex: sdk.AsyncCodex) -> AsyncIterator[None]:
         """Make the package's errors ours."""
         try:
             yield
         except _CLOSED as error:
-            await self.aclose()  # it died: the next conversation starts another one
+            if codex is self._codex:  # it died: the next conversation starts another one
+                self._codex = None
+            await codex.close()
             raise ModelUnavailableError("the app server of codex is gone") from error
         except sdk.JsonRpcError as error:
             raise _refusal(error) from error
@@ -300,7 +331,7 @@ class CodexThread:
         leave = self._leave(said.person)
         reading = Reading(leave.refusals if leave is not None else {})
         try:
-            async with self._upstream.errors():
+            async with self._upstream.errors(self._codex):
                 if not self._upstream.is_open(self._codex):
                     raise ModelUnavailableError("the app server of codex was stopped")
                 if is_forced:
@@ -341,7 +372,7 @@ class CodexThread:
     async def _begun(self, said: Said) -> sdk.AsyncTurnHandle:
         """Start a turn. An app server that dies meanwhile may have written down what was said."""
         try:
-            async with self._upstream.errors():
+            async with self._upstream.errors(self._codex):
                 return await self._thread.turn(_input(said.message))
         except ModelUnavailableError as error:
             if isinstance(error.__cause__, _CLOSED):

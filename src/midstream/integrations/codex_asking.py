@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -38,11 +39,37 @@ _encode = msgspec.json.Encoder(order="deterministic", enc_hook=str).encode
 _log = logging.getLogger(__name__)
 
 
-class AskingClient(CodexClient):
+class OnceClient(CodexClient):
+    """A client of one app server: asked anything once that is stopped, the package would start another one."""
+
+    def __init__(self, config: sdk.CodexConfig) -> None:
+        super().__init__(config=config)
+        self._turning = threading.Lock()
+        self._is_stopped = False
+
+    def start(self) -> None:
+        """Start the app server, unless it was stopped.
+
+        Raises:
+            TransportClosedError: It was. Nothing was started.
+        """
+        with self._turning:
+            if self._is_stopped:
+                raise sdk.TransportClosedError("the app server was stopped")
+            super().start()
+
+    def close(self) -> None:
+        """Stop it for good. Calling it twice, or before it was started, is harmless."""
+        with self._turning:
+            self._is_stopped = True
+            super().close()
+
+
+class AskingClient(OnceClient):
     """A client of the app server that reads on while somebody decides."""
 
     def __init__(self, config: sdk.CodexConfig, decide: Decide) -> None:
-        super().__init__(config=config)
+        super().__init__(config)
         self._decide = decide
         self._loop = asyncio.get_running_loop()
 

@@ -170,8 +170,9 @@ class Cursor:
         )
         async with self._bridge.client() as client:
             if not resume:
-                return CursorAgent(await client.create_agent(options), self._bridge, "")
-            agent = await client.resume_agent(resume, options)
+                agent = await self._bridge.openings.answer(client.create_agent(options))
+                return CursorAgent(agent, self._bridge, "")
+            agent = await self._bridge.openings.answer(client.resume_agent(resume, options))
         if agent.agent_id != resume:
             await _bounded(agent.close())
             raise UpstreamMismatchError(f"{self.name} took up {agent.agent_id!r} instead of {resume!r}")
@@ -181,7 +182,7 @@ class Cursor:
         """Ask whose key it is."""
         try:
             async with self._bridge.client() as client:
-                await client.me(api_key=self._key)
+                await self._bridge.openings.answer(client.me(api_key=self._key))
         except ModelAccessError:
             return False
         return True
@@ -191,7 +192,7 @@ class Cursor:
         options = {"cwd": str(self._folder), "apiKey": self._key}
         with contextlib.suppress(ModelError, TimeoutError):
             async with asyncio.timeout(STOP_S), self._bridge.client() as client:
-                await client.agents.delete(agent, options)
+                await self._bridge.openings.answer(client.agents.delete(agent, options))
 
     async def aclose(self) -> None:
         """Stop the bridge, unless it is yours."""
@@ -364,7 +365,8 @@ class _Bridge:
         self._command = list(command) if command is not None else None
         self._folder = folder
         self._world = world
-        self._starting = asyncio.Lock()
+        self._starting: asyncio.Task[AsyncClient] | None = None
+        """The start of ours, until there is one that has ended, or was closed."""
         self.openings = Openings("the bridge of cursor-sdk")
 
     @contextlib.asynccontextmanager
@@ -392,32 +394,51 @@ class _Bridge:
         return client in (self._yours, self._ours)
 
     async def aclose(self) -> None:
-        """Stop our bridge, if there is one."""
+        """Stop our bridge, also one that is being started."""
         self.openings.close()
         self.openings = Openings("the bridge of cursor-sdk")
-        client, self._ours = self._ours, None
-        if client is not None:
-            await _bounded(client.aclose())
+        starting, self._starting, self._ours = self._starting, None, None
+        if starting is not None:
+            ending = self._world.spawn(_ended(starting), name="cursor: end of a bridge")
+            await asyncio.shield(ending)
 
     async def _restart_if_dead(self) -> None:
         """Let the next conversation start another bridge, if ours does not answer; others may be using it."""
-        if self._ours is not None:
+        client = self._ours
+        if client is not None:
             try:
                 async with asyncio.timeout(STOP_S):
-                    await self._ours.ping()
+                    await client.ping()
             except (TimeoutError, sdk.CursorAgentError):
-                await self.aclose()
+                if client is self._ours:
+                    await self.aclose()
 
     async def _started(self) -> AsyncClient:
-        async with self._starting:
-            if self._ours is None:
-                try:
-                    self._ours = await AsyncClient.launch_bridge(
-                        self._command, workspace=self._folder, timeout=LAUNCH_S
-                    )
-                except (OSError, sdk.CursorSDKError) as error:
-                    raise ModelMissingError(f"the bridge of cursor-sdk does not start: {error}") from error
-            return self._ours
+        if self._starting is None:
+            launch = AsyncClient.launch_bridge(self._command, workspace=self._folder, timeout=LAUNCH_S)
+            self._starting = self._world.spawn(launch, name="cursor: start of a bridge")
+            self._starting.add_done_callback(self._launched)
+        starting = self._starting
+        try:
+            # The package leaves the process of a start that is cancelled behind.
+            client = await asyncio.shield(starting)
+        except (OSError, sdk.CursorSDKError) as error:
+            raise ModelMissingError(f"the bridge of cursor-sdk does not start: {error}") from error
+        if client is not self._ours:
+            raise ModelUnavailableError("the bridge of cursor-sdk was closed while it started")
+        return client
+
+    def _launched(self, starting: asyncio.Task[AsyncClient]) -> None:
+        is_there = not starting.cancelled() and starting.exception() is None
+        if self._starting is starting:
+            self._starting, self._ours = (starting, starting.result()) if is_there else (None, None)
+
+
+async def _ended(starting: asyncio.Task[AsyncClient]) -> None:
+    """Close a client as soon as there is one."""
+    await asyncio.wait({starting})
+    if not starting.cancelled() and starting.exception() is None:
+        await _bounded(starting.result().aclose())
 
 
 def _unread(update: object) -> None:

@@ -15,6 +15,7 @@ from midstream.core.parts import PART_MARK, root_of
 from midstream.core.records import Parent, TurnStatus
 from midstream.core.retention import Retention
 from midstream.core.session import Session, fold
+from midstream.core.settings import TAIL_BYTES
 from midstream.core.timing import RECONNECT_BACKOFF
 from midstream.core.turn import LOOK_BACK_S, RunningCalls
 from midstream.errors import (
@@ -88,6 +89,7 @@ class Host:
         look_back_s: A turn untouched for longer (seconds) is ended as `interrupted` at start-up instead of being
             carried on.
         retention: How long events can be replayed, and sessions are kept.
+        tail_bytes_max: Bytes of its newest events that each session keeps in memory while it is awake.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Host:
         world: World | None = None,
         look_back_s: float = LOOK_BACK_S,
         retention: Retention = Retention(),
+        tail_bytes_max: int = TAIL_BYTES,
     ) -> None:
         self.agent = agent
         self.store = store
@@ -108,6 +111,7 @@ class Host:
         self.is_draining = False
         self.retention = retention
         self.look_back_s = look_back_s
+        self.tail_bytes_max = tail_bytes_max
         self._owner = self.world.new_id("owner")
         self._awake: dict[str, Runner] = {}
         self._opening: dict[str, asyncio.Task[Runner]] = {}
@@ -424,7 +428,8 @@ class Host:
         return await asyncio.shield(opening)
 
     async def _open(self, session_id: str) -> Runner:
-        journal = Journal(self.store, session_id, self.world, self.observers)
+        tail = self.tail_bytes_max
+        journal = Journal(self.store, session_id, self.world, self.observers, tail_bytes_max=tail)
         runner = Runner(
             journal,
             partial(self._agent_of, session_id),

@@ -21,6 +21,7 @@ from midstream.core.records import (
     is_pruned,
 )
 from midstream.core.session import Session, restored
+from midstream.core.settings import TAIL_BYTES
 from midstream.errors import (
     EventGoneError,
     JournalMovedError,
@@ -60,10 +61,17 @@ class Journal:
         store, session_id: Where it lies.
         world: Clock and fault points.
         observers: Told of what is appended here.
+        tail_bytes_max: Bytes of the newest records that are kept in memory, the last one besides.
     """
 
     def __init__(
-        self, store: Store, session_id: str, world: World, observers: Observers | None = None
+        self,
+        store: Store,
+        session_id: str,
+        world: World,
+        observers: Observers | None = None,
+        *,
+        tail_bytes_max: int = TAIL_BYTES,
     ) -> None:
         self.session_id = session_id
         self.newest = START
@@ -82,6 +90,8 @@ class Journal:
         self._damaged: dict[int, Stored] = {}
         """What stands for outcomes that cannot be read any more, by position."""
         self._tail: list[Stored] = []
+        self._tail_bytes = 0
+        self._tail_bytes_max = tail_bytes_max
         self._waiting: dict[asyncio.Future[None], None] = {}
         """Who waits; who waits longest is woken first."""
         self.ended: MidstreamError | None = None
@@ -312,9 +322,24 @@ class Journal:
     def _remember(self, records: Sequence[Stored]) -> None:
         if is_pruned(records[0].body):  # it is no event, and what was known before does not stand next to it
             self.pruned_to = EventId(records[0].epoch, records[0].position)
-            self._tail = [*records[1:]]
-        else:
-            self._tail.extend(records)
+            self._tail, self._tail_bytes, records = [], 0, records[1:]
+            self.newest = self.pruned_to
+        if not records:
+            return
+        self._tail.extend(records)
+        self._tail_bytes += sum(len(each.body) for each in records)
         self.newest = EventId(records[-1].epoch, records[-1].position)
-        if len(self._tail) > 2 * TAIL_RECORDS_MAX:
-            del self._tail[:-TAIL_RECORDS_MAX]
+        if len(self._tail) > 2 * TAIL_RECORDS_MAX or self._tail_bytes > self._tail_bytes_max:
+            self._shorten_tail()
+
+    def _shorten_tail(self) -> None:
+        """Keep half of what may be kept, so that this is not done with each append; the newest record in any case."""
+        kept = size = 0
+        for each in reversed(self._tail):
+            size += len(each.body)
+            if kept and (size > self._tail_bytes_max // 2 or kept == TAIL_RECORDS_MAX):
+                size -= len(each.body)
+                break
+            kept += 1
+        del self._tail[:-kept]
+        self._tail_bytes = size

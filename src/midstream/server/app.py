@@ -86,7 +86,14 @@ def asgi(
     if isinstance(store, str | Path):
         store = SQLiteStore(store, world=world)
     settings = settings or StreamSettings(look_back_s=look_back_s)
-    host = Host(agent, store, world=world, look_back_s=settings.look_back_s, retention=retention)
+    host = Host(
+        agent,
+        store,
+        world=world,
+        look_back_s=settings.look_back_s,
+        retention=retention,
+        tail_bytes_max=settings.tail_bytes_max,
+    )
     for observer in observers:
         host.observers.add(observer)
     page = next((each for each in observers if isinstance(each, MetricsPage)), None)
@@ -141,6 +148,7 @@ class App:
     def settings(self, settings: StreamSettings) -> None:
         self.connections.settings = settings
         self.host.look_back_s = settings.look_back_s
+        self.host.tail_bytes_max = settings.tail_bytes_max
 
     async def start(self) -> None:
         """Open the store and begin recovery. Calling it again is harmless.
@@ -224,6 +232,7 @@ class App:
             "turns_running": self.host.turns_running,
             "recovery_left": self.host.recovery.total - self.host.recovery.done,
             "is_draining": self.host.is_draining,
+            "clients_ahead": self.connections.ahead,
         }
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:

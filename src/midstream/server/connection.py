@@ -49,14 +49,12 @@ from midstream.runtime.runner import Runner
 from midstream.server.copies import Copies
 from midstream.server.limits import CONNECTIONS_MAX
 from midstream.server.presence import Presence
-from midstream.server.snapshot import body_within, snapshot_of
+from midstream.server.snapshot import SNAPSHOT_BYTES_MAX, body_within, snapshot_of
 from midstream.server.subjects import Action
 from midstream.server.unlocking import shown_in, stream_digest_of, unlock
 from midstream.server.visits import Stranger, Visitor
 from midstream.world import Cancellable, Fault
 
-SNAPSHOT_BYTES_MAX = 8 * 2**20
-"""Bytes of a snapshot in a stream: half of what our clients take as one frame. `GET` of the session has all of it."""
 SEND_S = 30.0
 """Seconds a client may leave one write unread (three heartbeats) before its connection is given up."""
 LAST_WORDS_S = 1.0
@@ -119,6 +117,8 @@ class Connections:
         self._ending: MidstreamError | None = None
         self._copies: WeakValueDictionary[tuple[str, Wire], Copies] = WeakValueDictionary()
         self._presence: Presence | None = None
+        self.ahead = 0
+        """How often a client showed an event that is behind the end here (STREAM-106)."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -586,6 +586,10 @@ class Connection:
         )
         if not self._stream.is_admitted:
             return
+        if request.event_id is not None and request.event_id.position > runner.newest.position:
+            self._among.ahead += 1
+            what = "a client has the event %s, and the journal ends with %s: cut, set back, or lost with the power"
+            _log.warning(what, request.event_id, runner.newest, extra={"session": self._session_id})
         self._runner = runner
         runner.attach()
         if self._stream.stream:

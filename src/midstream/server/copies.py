@@ -13,6 +13,11 @@ from midstream.store.contract import Stored
 AHEAD_RECORDS_MAX = 2048
 """Records read from the store at once, for a reader far behind and for those that follow it closely."""
 
+PAGE_BYTES_MAX = 2**20
+"""Bytes of records that are encoded at once, one record at least: four frames."""
+AHEAD_BYTES_MAX = 2**22
+"""Bytes of what was read from the store that are kept for whoever comes next, one record at least."""
+
 
 class Copies:
     """The events of one session, as one kind of transport carries them. Readers are positions; what is kept is shared.
@@ -39,6 +44,7 @@ class Copies:
                 records = self._ahead[skip : skip + EVENTS_PER_FRAME_MAX]
             if not records:
                 return None
+            records = _within(records, PAGE_BYTES_MAX)
             events = [(EventId(each.epoch, each.position), each.body) for each in records]
             self._last = self._wire.page(events)
         return self._last
@@ -50,6 +56,18 @@ class Copies:
             EventGoneError: It was pruned.
             JournalMovedError: The session was deleted by another process.
         """
-        self._ahead = await self.runner.read(after=position, limit=AHEAD_RECORDS_MAX)
+        self._ahead = _within(
+            await self.runner.read(after=position, limit=AHEAD_RECORDS_MAX), AHEAD_BYTES_MAX
+        )
         if not self._ahead:
             raise JournalMovedError(f"session {self.runner.session_id!r} was deleted by somebody else")
+
+
+def _within(records: Sequence[Stored], bytes_max: int) -> Sequence[Stored]:
+    """Return as many of the first records as have room, one at least."""
+    size = 0
+    for count, each in enumerate(records):
+        size += len(each.body)
+        if count and size > bytes_max:
+            return records[:count]
+    return records

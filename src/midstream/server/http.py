@@ -13,6 +13,7 @@ from itertools import count
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response, StreamingResponse
@@ -22,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 from midstream.core.blobs import is_digest
 from midstream.core.frames import (
     FRAME_BYTES_MAX,
+    REASON_CHARS_MAX,
     Ack,
     AnswerPayload,
     Chunk,
@@ -52,8 +54,9 @@ from midstream.errors import (
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
 from midstream.server.connection import Connection, Connections, is_played_back
-from midstream.server.identity import cancel_after_of, connection_name_of, open_of, stream_of
-from midstream.server.snapshot import snapshot_of
+from midstream.server.identity import Speaker, connection_name_of, open_of, speaker_of
+from midstream.server.problems import problem_of, response_of
+from midstream.server.snapshot import SNAPSHOT_BYTES_MAX, body_within, snapshot_of
 from midstream.server.subjects import Action
 from midstream.server.unlocking import shown_in, stream_digest_of, unlock
 from midstream.server.visits import Visitor, visitor_of
@@ -216,12 +219,20 @@ class HttpEndpoints:
         if info is None:
             raise SessionNotFoundError(f"there is no session {session_id!r}")
         if 0 < after < info.oldest:
-            oldest = info.oldest + 1
-            message = f"events of session {session_id!r} before position {oldest} are not kept any more"
-            raise EventGoneError(message, oldest=oldest)
+            return await self._gone(request, session_id)
         return StreamingResponse(
             self._lines(session_id, after, limit), media_type="application/x-ndjson", headers=NO_STORE
         )
+
+    async def _gone(self, request: Request, session_id: str) -> Response:
+        """Say that events are not kept any more, and show what stands for them, as a stream does (STREAM-63, 64)."""
+        runner = await self._host.session(session_id)
+        event_id, state = await runner.events.beginning()
+        name, oldest = visitor_of(request.scope).shown(session_id), event_id.position + 1
+        message = f"events of session {name!r} before position {oldest} are not kept any more"
+        snapshot = body_within(snapshot_of(name, state, str(event_id)), SNAPSHOT_BYTES_MAX)
+        problem = problem_of(EventGoneError(message, oldest=oldest))
+        return response_of(replace(problem, snapshot=msgspec.Raw(snapshot)))
 
     async def blob(self, request: Request) -> Response:
         """Return the whole of a large result, which a record names by its digest."""
@@ -264,7 +275,8 @@ class HttpEndpoints:
         try:
             said = msgspec.json.decode(body, type=AnswerPayload)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise MalformedFrameError(f"the body of this request is no answer: {error}") from error
+            reason = str(error)[:REASON_CHARS_MAX]
+            raise MalformedFrameError(f"the body of this request is no answer: {reason}") from error
         runner = await self._host.session(request.path_params["session_id"])
         await runner.submit(answer_of(said))
         return _accepted(runner)
@@ -290,38 +302,34 @@ class HttpEndpoints:
         A chunk is answered with its ack, a ping with a heartbeat, a close with nothing (STREAM-39).
         """
         session_id = request.path_params["session_id"]
-        frame = decode_client(await body_of(request))
+        frame, by = decode_client(await body_of(request)), speaker_of(request)
         match frame:
             case Chunk():
-                return await self._chunk(session_id, frame, request)
+                return await self._chunk(session_id, frame, by, request)
             case Ping():
-                key, _ = stream_of(request)
-                if key:  # a stream may be open in a session in which nothing was said yet
+                if by.stream:  # a stream may be open in a session in which nothing was said yet
                     await visitor_of(request.scope).require(Action.SPEAK)
                 with await unlock(self._host, session_id, shown_in(request), Action.READ):
-                    runner = await self._host.session(session_id, create=bool(key))
+                    runner = await self._host.session(session_id, create=bool(by.stream))
                     return _raw_json(encode(Heartbeat(str(runner.newest), waiting_on(runner.state))))
             case Close():
-                key, _ = stream_of(request)
-                if key:
+                if by.stream:
                     await visitor_of(request.scope).require(Action.SPEAK)
                 with await unlock(self._host, session_id, shown_in(request), Action.READ):
-                    self._connections.hang_up((session_id, key), connection_name_of(request))
+                    self._connections.hang_up((session_id, by.stream), by.connection)
                 return Response(status_code=204, headers=NO_STORE)
             case _:
                 raise MalformedFrameError(
                     "the body of this request is a `chunk`, a `ping` or a `close`; a GET opens"
                 )
 
-    async def _chunk(self, session_id: str, frame: Chunk, request: Request) -> Response:
-        key, secret = stream_of(request)
-        visitor, name = visitor_of(request.scope), connection_name_of(request)
-        if not key or not secret:
+    async def _chunk(self, session_id: str, frame: Chunk, by: Speaker, request: Request) -> Response:
+        if not by.stream or not by.secret:
             raise MalformedFrameError(
                 "a chunk needs the headers `x-idempotency-key` and `x-idempotent-encryption-key`"
             )
-        cancel_after_s = cancel_after_of(request)
-        chunk = read_chunk(frame, stream=key, secret_digest="", cancel_after_s=cancel_after_s)
+        chunk = read_chunk(frame, stream=by.stream, secret_digest="", cancel_after_s=by.cancel_after_s)
+        visitor = visitor_of(request.scope)
         is_first = chunk.seqno == 0
         if is_first:
             await visitor.begin()
@@ -329,16 +337,16 @@ class HttpEndpoints:
             await visitor.require(Action.SPEAK)
         shown = shown_in(request)
         with await unlock(self._host, session_id, shown, Action.SPEAK, begins=is_first) as held:
-            if name:
-                self._connections.check((session_id, key), name)
+            if by.connection:
+                self._connections.check((session_id, by.stream), by.connection)
             runner = await self._host.session(session_id, create=is_first)
-            opening = Open(key, shown.secret, old_secret=shown.old_secret)
+            opening = Open(by.stream, shown.secret, old_secret=shown.old_secret)
             digest = stream_digest_of(held) or digest_shown(runner.state, opening)
             chunk = msgspec.structs.replace(chunk, secret_digest=digest)
             is_replayed = is_played_back(runner.state, chunk)
             if not is_replayed:
                 visitor.speak(chunk.command)
-            with self._connections.under_way((session_id, key), chunk.seqno):
+            with self._connections.under_way((session_id, by.stream), chunk.seqno):
                 await runner.submit(chunk)
         self._host.world.reach(Fault.BEFORE_ACK)
         headers = {"x-midstream-replayed": "true"} if is_replayed else {}

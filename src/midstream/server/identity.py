@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from msgspec import Struct
 from starlette.requests import HTTPConnection
 
 from midstream.core.frames import COALESCE_S_MAX, EventId, Open, SnapshotWhen
@@ -14,6 +15,34 @@ NUMBER_MAX = 2**53
 """The last number JavaScript counts to."""
 _QUOTED = re.compile(r'"(?:[ !#-\[\]-~]|\\["\\])*"')
 """A string of RFC 9651, section 3.3.3, as `Idempotency-Key` is defined; the bare word of before is as good."""
+
+
+class Speaker(Struct, frozen=True):
+    """Who sent a frame up by a request of its own (STREAM-39, STREAM-40).
+
+    Args:
+        stream: The stream key; "" for a reader.
+        secret: The stream's secret; "" where none is shown.
+        connection: What the client calls the connection that the request is part of; "" where it does not say.
+        cancel_after_s: For how long the stream's client may be gone until its turn is stopped; None for ever.
+    """
+
+    stream: str
+    secret: str
+    connection: str
+    cancel_after_s: float | None
+
+    def __repr__(self) -> str:
+        return f"Speaker(stream={self.stream!r}, connection={self.connection!r})"
+
+
+def speaker_of(request: HTTPConnection) -> Speaker:
+    """Return who a request's headers say that it is of, whatever its frame makes of it.
+
+    Raises:
+        MalformedFrameError: One of them is too long or not what it should be.
+    """
+    return Speaker(*stream_of(request), connection_name_of(request), cancel_after_of(request))
 
 
 def stream_of(request: HTTPConnection) -> tuple[str, str]:
@@ -134,7 +163,7 @@ def _standard_key_of(request: HTTPConnection) -> str:
 
 
 def _number(request: HTTPConnection, name: str) -> int:
-    text = request.headers.get(name) or "0"
+    text = request.headers.get(name, "0")
     if (
         not (text.isascii() and text.isdecimal() and len(text) <= len(str(NUMBER_MAX)))
         or int(text) > NUMBER_MAX

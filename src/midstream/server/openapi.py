@@ -172,7 +172,6 @@ class Operation(Struct, frozen=True):
         is_body_needed: Whether a request without a body has another form.
         is_open: Whether strangers may ask where a server asks who comes.
         headers: Named headers of the request.
-        needs: Those that must be there.
         also: Further answers: a status and its type; None for one without a body.
     """
 
@@ -189,7 +188,6 @@ class Operation(Struct, frozen=True):
     is_body_needed: bool = True
     is_open: bool = False
     headers: Mapping[str, Json] = {}
-    needs: frozenset[str] = frozenset()
     also: Mapping[int, Any] = {}
 
 
@@ -299,12 +297,12 @@ OPERATIONS = (
         "POST",
         f"{_ONE}/chunks",
         "chunks",
-        "Take one frame of a client: a chunk is answered with its ack, a ping with a heartbeat.",
+        "Take one frame of a client: a chunk, which shows its stream's key and secret, is answered with its ack;"
+        " a ping with a heartbeat.",
         Ack | Heartbeat,
         errors=(*_COMMAND, *_BODY, 422),
         bodies=(FirstChunk, NextChunk, Ping, Close),
         headers=_CHUNK,
-        needs=frozenset({"x-idempotency-key", "x-idempotent-encryption-key"}),
         also={204: None},
     ),
     Operation(
@@ -549,10 +547,9 @@ def _parameters(operation: Operation) -> list[Json]:
     told: list[Json] = []
     for name, schema in _IN_PATHS.items():
         if f"{{{name}}}" in operation.path:
-            told.append(_parameter(name, "path", schema, is_required=True))
+            told.append(_parameter(name, "path", schema))
     told += [_parameter(name, "query", schema) for name, schema in operation.query.items()]
-    for name, schema in operation.headers.items():
-        told.append(_parameter(name, "header", schema, is_required=name in operation.needs))
+    told += [_parameter(name, "header", schema) for name, schema in operation.headers.items()]
     return told
 
 
@@ -563,5 +560,5 @@ _IN_PATHS: Mapping[str, Json] = {
 }
 
 
-def _parameter(name: str, place: str, schema: Json, *, is_required: bool = False) -> Json:
-    return {"name": name, "in": place, "required": is_required, "schema": schema}
+def _parameter(name: str, place: str, schema: Json) -> Json:
+    return {"name": name, "in": place, "required": place == "path", "schema": schema}

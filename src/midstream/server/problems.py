@@ -59,7 +59,8 @@ _NEXT = {
     "bad_request": "Speak HTTP/1.1, and open a WebSocket as RFC 6455 has it.",
     "access": "Ask the person who runs this server for access.",
     "draining": "Reconnect: this server or another one carries on where it stopped.",
-    "event_gone": "Take a snapshot of the session and follow from its event id.",
+    "event_gone": "Take the snapshot, here or of the session, and follow from its event id.",
+    "events_lost": "Let the operator look: what is missing has to be put back, or the session deleted.",
     "foreign_origin": "Call from a page of this server, or let its operator allow your origin or host name.",
     "frame_too_large": "Send less in one chunk.",
     "internal": "Try again; if it stays, look into the log of the server.",
@@ -113,6 +114,8 @@ class Problem(Struct, frozen=True, omit_defaults=True):
     """The seqno to send next, where the code is `seqno_gap`."""
     oldest: int | None = None
     """Position of the oldest event that can be replayed, where the code is `event_gone`."""
+    snapshot: msgspec.Raw | None = None
+    """What stands for the events before that one, as `GET` of the session answers; follow from its `event_id`."""
 
     @property
     def headers(self) -> dict[str, str]:

@@ -13,6 +13,10 @@ from midstream.core.server_stream import status_of, waiting_on
 from midstream.core.session import Session
 from midstream.core.turn import AgentQuestion, AwaitingModel, Cancelling, Idle, RunningCalls, reply_so_far
 
+SNAPSHOT_BYTES_MAX = 8 * 2**20
+"""Bytes of a snapshot that stands for events: half of what our clients take as one frame. `GET` of the session has all
+of it."""
+
 
 class QuestionSnapshot(Struct, frozen=True, omit_defaults=True):
     """An open question about a call.

@@ -86,6 +86,7 @@ class Appendix(Struct, frozen=True):
     bodies: Sequence[bytes]
     mark: Mark | None = None
     blobs: Sequence[Blob] = ()
+    seal: bytes = b""
 
 
 class SessionInfo(Struct, frozen=True, gc=False):
@@ -100,6 +101,8 @@ class SessionInfo(Struct, frozen=True, gc=False):
     """Its last owner gave it up, and nobody has claimed it since. (That of a dead owner was not given up.)"""
     oldest: int = 0
     """Position of the first record: 1, above that where the journal was pruned, 0 where it is empty."""
+    seal: bytes = b""
+    """What was last kept beside the end (see `Store.append`), of the same moment as `end`; a listing leaves it out."""
 
 
 class Letter(Struct, frozen=True, gc=False):
@@ -162,6 +165,7 @@ class Store(Protocol):
         sync: Sync,
         mark: Mark | None = None,
         blobs: Sequence[Blob] = (),
+        seal: bytes = b"",
     ) -> int:
         """Append records, all or none, and return the new end.
 
@@ -171,11 +175,13 @@ class Store(Protocol):
             sync: How durable it must be when this returns.
             mark: The session's new line in listings, if it changed.
             blobs: Large results that the records name; one that is there already is left as it is.
+            seal: Kept beside the end in the same step, for a store in front of this one; b"" leaves what is there.
 
         Raises:
             JournalMovedError: The end is not `expected`. Nothing was written.
             LeaseLostError: A newer epoch exists. Nothing was written.
             StoreFullError, StoreBusyError, StoreDamagedError: Nothing was written.
+            UsageError: This store keeps a seal of its own, and was given one. Nothing was written.
         """
 
     async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:

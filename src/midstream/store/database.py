@@ -20,7 +20,7 @@ from midstream.world import World
 
 T = TypeVar("T")
 
-SCHEMA = ("sqlite.sql", "sqlite-2.sql", "sqlite-blobs.sql", "sqlite-shelf.sql")
+SCHEMA = ("sqlite.sql", "sqlite-2.sql", "sqlite-blobs.sql", "sqlite-shelf.sql", "sqlite-seal.sql")
 """What makes each version out of the one before it; the number is kept in `pragma user_version`."""
 SCHEMA_VERSION = len(SCHEMA)
 APPLICATION_ID = 0x6D_69_64_73

@@ -4,8 +4,13 @@ Whose keys wrap what belongs to a session is asked of `SessionKeys`: the operato
 for its own (`escrow`). What belongs to no session is always under the operator's.
 
 What stays readable: names of sessions, tools' own tables, how many records there are, how large and when, how turns
-ended, the digests of large results. See `ciphers` for what holds of what is encrypted. What this cannot show is a
-journal whose last records were cut off: to the next owner that looks like a power cut.
+ended, the digests of large results. See `ciphers` for what holds of what is encrypted.
+
+A journal cannot be cut unseen either. Inside, a position is missing. At the end, the *seal* knows better: an append
+that must survive a power cut puts the position of its last record, encrypted, beside the end, in the same transaction.
+Whoever reads to the end compares. What comes after the seal may be lost with the power, so that its loss says nothing.
+What this cannot show is a store that was set back as a whole, seals and all, to what it once was: that only its clients
+see, who know what came later (STREAM-106).
 """
 
 from __future__ import annotations
@@ -21,8 +26,14 @@ from msgspec.structs import replace
 
 from midstream.core.blobs import Blob
 from midstream.core.parts import PART_MARK
-from midstream.core.records import Sync
-from midstream.errors import MidstreamError, SessionLockedError, StoreDamagedError
+from midstream.core.records import Sync, is_pruned
+from midstream.errors import (
+    EventsLostError,
+    MidstreamError,
+    SessionLockedError,
+    StoreDamagedError,
+    UsageError,
+)
 from midstream.store import ciphers
 from midstream.store.ciphers import ALONE, ID_BYTES, SHARED, DataKey, OperatorKeys
 from midstream.store.contract import (
@@ -182,10 +193,17 @@ class EncryptedStore:
         sync: Sync,
         mark: Mark | None = None,
         blobs: Sequence[Blob] = (),
+        seal: bytes = b"",
     ) -> int:
-        """See `Store.append`."""
+        """See `Store.append`. The seal is this store's own.
+
+        Raises:
+            UsageError: There is one already, of a store in front of this one. Nothing was written.
+        """
+        if seal:
+            raise UsageError("a journal has one seal: encrypt it once")
         writing = await self._key_for(session, epoch)
-        appendix = _encrypted(Appendix(bodies, mark, blobs), writing, session, expected)
+        appendix = _encrypted(Appendix(bodies, mark, blobs), writing, session, expected, sync)
         end = await self._store.append(
             session,
             appendix.bodies,
@@ -194,6 +212,7 @@ class EncryptedStore:
             sync=sync,
             mark=appendix.mark,
             blobs=appendix.blobs,
+            seal=appendix.seal,
         )
         writing.is_kept = writing.is_kept or bool(bodies)
         return end
@@ -204,24 +223,43 @@ class EncryptedStore:
         Raises:
             KeyMissingError: An operator's key is not here.
             SessionLockedError: Its client's secret is not.
-            StoreDamagedError: A record was changed, moved, cut or taken out.
+            EventsLostError: Records were cut out, or off.
+            StoreDamagedError: A record was changed or moved.
         """
         page = await self._store.read(session, after=after, limit=limit)
         if not page:
+            await self._require_whole(session)
             return page
         keys = await self.keys.reading(session)
         found: list[Stored] = []
         for stored in page:
-            if found and stored.position != found[-1].position + 1:
-                raise StoreDamagedError(f"session {session!r} has no record {found[-1].position + 1}")
             place = _place_of_record(session, stored.position, stored.epoch)
             try:
                 body = await self._plain(session, stored.body, place, keys)
             except StoreDamagedError as error:
                 where = f"record {stored.position} of session {session!r}"
                 raise type(error)(f"{where}: {error.message}") from error
+            missing = found[-1].position + 1 if found else after + 1
+            if stored.position != missing and (found or not _begins(stored.body, body)):
+                raise _cut(session, f"has no record {missing}: it was cut out")
             found.append(Stored(stored.position, stored.epoch, body))
         return found
+
+    async def _require_whole(self, session: str) -> None:
+        """Let a journal pass that ends where its last seal says, or later."""
+        found = await self._store.find(session)
+        if found is None or not (found.end or found.seal) or (self._is_mixed and not found.seal):
+            return
+        if found.seal[:1] != b"%c" % SHARED:
+            raise _cut(session, "has no seal (`is_mixed` reads what was written before)")
+        try:
+            keys = await self.keys.reading(session)
+        except SessionLockedError:  # nobody reads, or writes, anything of it until its client is here
+            return
+        sealed = int(await self._plain(session, found.seal, _place_of_end(session), keys))
+        if found.end < sealed:
+            what = f"ends with record {found.end}, and was sealed with {sealed}: records were cut off"
+            raise _cut(session, what)
 
     async def prune(self, session: str, body: bytes, *, position: int, epoch: int) -> bool:
         """See `Store.prune`."""
@@ -241,7 +279,7 @@ class EncryptedStore:
     async def find(self, session: str) -> SessionInfo | None:
         """See `Store.find`."""
         found = await self._store.find(session)
-        return None if found is None else await self._with_title(found)
+        return None if found is None else replace(await self._with_title(found), seal=b"")
 
     async def list(self, *, live: bool | None = None) -> AsyncIterator[SessionInfo]:
         """See `Store.list`. A title that cannot be read is empty."""
@@ -390,7 +428,7 @@ class EncryptedTransactional(EncryptedShelf):
 
         def encrypting(attempt: Attempt) -> Appendix:
             plain[:] = [work(attempt)]
-            return _encrypted(plain[0], writing, session, expected)
+            return _encrypted(plain[0], writing, session, expected, Sync.FULL)
 
         assert isinstance(self._store, Transactional)  # see `encrypted`
         await self._store.append_within(session, encrypting, expected=expected, epoch=epoch)
@@ -417,7 +455,18 @@ def encrypted(
     return EncryptedStore(store, for_all, world=world, is_mixed=is_mixed)
 
 
-def _encrypted(appendix: Appendix, writing: _Writing, session: str, expected: int) -> Appendix:
+def _cut(session: str, what: str) -> EventsLostError:
+    error = EventsLostError(f"session {session!r} {what}")
+    _log.error(error.message, extra={"session": session})
+    return error
+
+
+def _begins(encrypted: bytes, body: bytes) -> bool:
+    """Whether a journal may begin with this record: nothing else in it has a key of its own, or was not encrypted."""
+    return encrypted[:1] == b"%c" % ALONE or (encrypted is body and is_pruned(body))
+
+
+def _encrypted(appendix: Appendix, writing: _Writing, session: str, expected: int, sync: Sync) -> Appendix:
     encrypt = writing.key.encrypt
     bodies = [
         encrypt(body, _place_of_record(session, position, writing.epoch))
@@ -434,7 +483,10 @@ def _encrypted(appendix: Appendix, writing: _Writing, session: str, expected: in
     elif mark is not None and mark.title:
         title = encrypt(mark.title.encode("utf-8", "replace"), _place_of_title(session))
         mark = replace(mark, title=TITLE_MARK + urlsafe_b64encode(title).decode())
-    return Appendix(bodies, mark, blobs)
+    seal = b""
+    if bodies and (sync is Sync.FULL or not writing.is_kept):
+        seal = encrypt(b"%d" % (expected + len(bodies)), _place_of_end(session))
+    return Appendix(bodies, mark, blobs, seal)
 
 
 # --- what stands in the associated data: the kind first, numbers next, one name last, so that no two are the same
@@ -444,6 +496,10 @@ PLACE_OF_ANSWER = b"midstream 1 answer"
 
 def _place_of_record(session: str, position: int, epoch: int) -> bytes:
     return f"midstream 1 record {position} {epoch} {session}".encode()
+
+
+def _place_of_end(session: str) -> bytes:
+    return f"midstream 1 end {session}".encode()
 
 
 def _place_of_blob(session: str, digest: str) -> bytes:

@@ -26,6 +26,7 @@ class _Session(Struct):
     records: list[Stored] = field(default_factory=list)
     """Without gap, up to the end; the first one is not at 1 where the journal was pruned."""
     blobs: dict[str, bytes] = field(default_factory=dict)
+    seal: bytes = b""
 
     @property
     def end(self) -> int:
@@ -141,6 +142,7 @@ class MemoryStore:
         sync: Sync,  # noqa: ARG002 - nothing here survives anything
         mark: Mark | None = None,
         blobs: Sequence[Blob] = (),
+        seal: bytes = b"",
     ) -> int:
         """See `Store.append`."""
         found = self._sessions().get(session)
@@ -155,6 +157,7 @@ class MemoryStore:
         found.blobs |= {blob.digest: blob.body for blob in blobs}
         if mark is not None:
             found.mark = replace(mark, title=mark.title or found.mark.title)
+        found.seal = seal or found.seal
         self._memory.tell()
         return found.end
 
@@ -185,7 +188,7 @@ class MemoryStore:
     async def find(self, session: str) -> SessionInfo | None:
         """See `Store.find`."""
         found = self._sessions().get(session)
-        return None if found is None else _line_of(session, found)
+        return None if found is None else replace(_line_of(session, found), seal=found.seal)
 
     async def list(self, *, live: bool | None = None) -> AsyncIterator[SessionInfo]:
         """See `Store.list`."""

@@ -134,13 +134,14 @@ class SQLiteStore:
         sync: Sync,
         mark: Mark | None = None,
         blobs: Sequence[Blob] = (),
+        seal: bytes = b"",
     ) -> int:
         """See `Store.append`."""
         opened = self._require_open(session)
         for body in bodies:
             if not isinstance(body, bytes):
                 raise UsageError("a record's body is bytes")
-        appendix = Appendix(bodies, mark, blobs)
+        appendix = Appendix(bodies, mark, blobs, seal)
         # A claim is not synced by itself. The first append under its epoch syncs both, or a power cut could give
         # the same epoch, and the positions under it, to somebody else.
         is_first = opened.synced_epochs.get(session) != epoch
@@ -181,7 +182,7 @@ class SQLiteStore:
     async def find(self, session: str) -> SessionInfo | None:
         """See `Store.find`."""
         opened = self._require_open(session)
-        return await opened.read(partial(opened.reader.find, session))
+        return await opened.read(partial(opened.reader.find_sealed, session))
 
     async def list(self, *, live: bool | None = None) -> AsyncIterator[SessionInfo]:
         """See `Store.list`. The order is that of the first step; what is deleted meanwhile is left out."""
@@ -418,6 +419,7 @@ MARK = """
 update session set is_live = ?, changed_at = ?, title = iif(?3 = '', title, ?3), turns = ?, status = ?
 where id = ?
 """
+SEAL = "update session set seal = ? where id = ?"
 KEEP_BLOB = "insert into blob (session_id, digest, body) values (?, ?, ?) on conflict do nothing"
 FIND_WITH_PARTS = """
 select name, id, epoch, owner from session where name = ?1 or (name > ?1 || ?2 and name < ?1 || ?3)
@@ -532,6 +534,8 @@ class _Writer:
             self._db.execute(KEEP_BLOB, (number, blob.digest, blob.body))
         if (mark := appendix.mark) is not None:
             self._db.execute(MARK, (mark.is_live, mark.at, mark.title, mark.turns, mark.status, number))
+        if appendix.seal:
+            self._db.execute(SEAL, (appendix.seal, number))
         self._ends[session] = (end, epoch)
         return end
 
@@ -626,12 +630,14 @@ select position, epoch, body from record
 where session_id = (select id from session where name = ?) and position > ? order by position limit ?
 """
 FIND_BLOB = "select body from blob where session_id = (select id from session where name = ?) and digest = ?"
-LINE = """
+COLUMNS = """
 select session.name, (select ifnull(max(position), 0) from record where session_id = session.id),
     session.epoch, session.created_at, is_live, changed_at, title, turns, status, owner is null,
-    (select ifnull(min(position), 0) from record where session_id = session.id) from session
+    (select ifnull(min(position), 0) from record where session_id = session.id)
 """
+LINE = f"{COLUMNS} from session"
 FIND_LINE = f"{LINE} where name = ?"
+FIND_SEALED = f"{COLUMNS}, seal from session where name = ?"
 LIST_NUMBERS = """
 select id from session where ?1 is null or is_live = ?1 order by changed_at desc, id desc
 """
@@ -659,8 +665,13 @@ class Reader:
         return rows[0][0] if rows else None
 
     def find(self, session: str) -> SessionInfo | None:
-        """See `Store.find`."""
+        """See `Store.find`; without the seal, which a file of an older version has not."""
         rows = self.rows(FIND_LINE, (session,))
+        return _line(rows[0]) if rows else None
+
+    def find_sealed(self, session: str) -> SessionInfo | None:
+        """See `Store.find`."""
+        rows = self.rows(FIND_SEALED, (session,))
         return _line(rows[0]) if rows else None
 
     def numbers(self, live: bool | None) -> list[int]:  # noqa: FBT001 - three values, one column
@@ -720,6 +731,6 @@ def _answer(write: Callable[[], T]) -> T | MidstreamError:
 
 
 def _line(row: tuple[Any, ...]) -> SessionInfo:  # as SQLite has them
-    session, end, epoch, created_at, is_live, at, title, turns, status, is_free, oldest = row
+    session, end, epoch, created_at, is_live, at, title, turns, status, is_free, oldest, *seal = row
     mark = Mark(bool(is_live), at, title, turns, status)
-    return SessionInfo(session, end, epoch, created_at, mark, bool(is_free), oldest)
+    return SessionInfo(session, end, epoch, created_at, mark, bool(is_free), oldest, *seal)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Protocol
 
 import pytest
@@ -668,6 +669,24 @@ class StoreContract:
             await store.claim("s", at=2.0)
             assert await store.blob("s", blob.digest) is None
             assert await store.blob("t", blob.digest) == b"whole"
+
+    async def test_a_seal_is_kept_with_its_append_unless_the_store_has_its_own(self, place: Place) -> None:
+        async with opened(place) as store:
+            epoch = await store.claim("s", at=1.0)
+            append = partial(store.append, "s", [b"a"], epoch=epoch, sync=Sync.FULL)
+            with pytest.raises((JournalMovedError, UsageError)):
+                await append(expected=7, seal=b"no")
+            try:
+                await append(expected=0, seal=b"one")
+            except UsageError:
+                assert await store.find("s") == SessionInfo("s", 0, epoch, 1.0, Mark(is_live=False, at=1.0))
+                return
+            await append(expected=1)
+            line = SessionInfo("s", 2, epoch, 1.0, Mark(is_live=False, at=1.0), oldest=1)
+            assert await store.find("s") == replace(line, seal=b"one")
+            assert await _listed(store) == [line]
+            await append(expected=2, seal=b"two")
+            assert await store.find("s") == replace(line, end=3, seal=b"two")
 
     async def test_opening_and_closing_twice_is_harmless(self, place: Place) -> None:
         store = place.store()

@@ -54,6 +54,7 @@ class FailingStore:
         sync: Sync,
         mark: Mark | None = None,
         blobs: Sequence[Blob] = (),
+        seal: bytes = b"",
     ) -> int:
         """See `Store.append`; raises what the script or the outage says. Then nothing was written."""
         self.appends += 1
@@ -61,7 +62,7 @@ class FailingStore:
         if failure is not None:
             raise failure
         return await self._store.append(
-            session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark, blobs=blobs
+            session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark, blobs=blobs, seal=seal
         )
 
     async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:

@@ -19,11 +19,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import asynccontextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import pytest
 from msgspec import Struct
@@ -54,6 +55,8 @@ from midstream.runtime.upstreams import (
 )
 from midstream.world import World
 
+T = TypeVar("T")
+
 WORLD = World()
 LIMIT_S = 30.0
 """Seconds after which an answer that should be there is missing."""
@@ -61,6 +64,8 @@ CLOSE_S = 15.0
 """Seconds that closing may take, whatever the other end does."""
 LOOK_S = 0.02
 """Seconds between two looks at what the other end does by itself."""
+STEPS_MAX = 100
+"""How often an upstream may wait, from what it is told to its answer, at the most."""
 
 SEPARATOR = " | "
 """Between the messages in an answer of a peer."""
@@ -392,7 +397,7 @@ class UpstreamContract:
             await upstream.aclose()
         async with asyncio.timeout(CLOSE_S):
             (ended,) = await asyncio.gather(reader, return_exceptions=True)
-        assert isinstance(ended, ModelError)
+        _assert_typed(ended)
         await _until(lambda: peer.runs() == 0)
 
     @pytest.mark.parametrize("looks", [0, 1, 5, 20])
@@ -408,8 +413,30 @@ class UpstreamContract:
         async with asyncio.timeout(CLOSE_S):
             await upstream.aclose()
             (ended,) = await asyncio.gather(reader, return_exceptions=True)
-        assert isinstance(ended, ModelError)
-        await _until(lambda: not _held().exceeds(before))
+        _assert_typed(ended)
+        await _let_go(before)
+
+    @pytest.mark.parametrize("looks", [1, 20])
+    async def test_closing_before_any_step_of_its_start_leaves_nothing_behind(
+        self, peer: Peer, looks: int
+    ) -> None:
+        _needs(peer, Trait.STARTS)
+        await _begun(peer, "one")  # what is made once and kept
+        before, step, is_started = _held(), 0, False
+        while not is_started:
+            step += 1
+            assert step <= STEPS_MAX
+            upstream = peer.upstream()
+            peer.hang()
+            reading = _Interrupted(_opened_and_said(upstream, "two"), step, upstream.aclose, looks)
+            reader = WORLD.spawn(reading.run(), name="reader")
+            await _until(lambda: reading.closing is not None or reader.done() or peer.runs() == 1)  # noqa: B023
+            is_started = reading.closing is None
+            async with asyncio.timeout(CLOSE_S):
+                await (reading.closing or upstream.aclose())
+                (ended,) = await asyncio.gather(reader, return_exceptions=True)
+            _assert_typed(ended)
+            await _let_go(before)
 
     async def test_closing_twice_is_harmless(self, peer: Peer) -> None:
         upstream = peer.upstream()
@@ -441,7 +468,59 @@ class UpstreamContract:
         before = _held()
         for _ in range(3):
             await _lived(peer)
-        await _until(lambda: not _held().exceeds(before))
+        await _let_go(before)
+
+
+class _Interrupted(Awaitable[T], Generator[Any, None, T]):
+    """Work that finds at one of its steps that everything was closed, when what it waits for has just come.
+
+    Args:
+        work: Goes from step to step: each time it has to wait, and what it waits for comes.
+        step: The number of the step, from 1, before which something is closed.
+        close: Closes it.
+        looks: For how many `LOOK_S` closing may go on by itself; then the work goes on.
+    """
+
+    def __init__(
+        self,
+        work: Coroutine[Any, Any, T],
+        step: int,
+        close: Callable[[], Coroutine[Any, Any, None]],
+        looks: int,
+    ) -> None:
+        self.closing: asyncio.Task[None] | None = None
+        """Started at its step."""
+        self._work = work
+        self._steps_left = step
+        self._close = close
+        self._looks = looks
+        self._pause: Iterator[Any] = iter(())
+
+    async def run(self) -> T:
+        """Do the work."""
+        return await self
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self
+
+    def send(self, _: None, /) -> Any:  # noqa: ANN401 - whatever the event loop waits for
+        if self._steps_left == 0:
+            self._pause = self._closed().__await__()
+        self._steps_left -= 1
+        for waited in self._pause:
+            return waited
+        self._pause = iter(())
+        return self._work.send(None)
+
+    def throw(self, *raised: Any) -> Any:  # noqa: ANN401 - as a generator's
+        self._pause = iter(())
+        return self._work.throw(*raised)
+
+    async def _closed(self) -> None:
+        self.closing = WORLD.spawn(self._close(), name="closing")
+        for _ in range(self._looks):
+            if not self.closing.done():
+                await WORLD.sleep(LOOK_S)
 
 
 class _Holdings(Struct, frozen=True):
@@ -462,6 +541,12 @@ def _held() -> _Holdings:
     lists = [*own.glob("task/*/children")]
     children = [child for listed in lists for child in listed.read_text().split()]
     return _Holdings(len(asyncio.all_tasks()), len(descriptors), len(children))
+
+
+def _assert_typed(ended: object) -> None:
+    """See that a reader whose upstream is closed gets one of our errors."""
+    shown = "".join(traceback.format_exception(ended)) if isinstance(ended, BaseException) else repr(ended)
+    assert isinstance(ended, ModelError), f"it ended with {shown}"
 
 
 async def _lived(peer: Peer) -> None:
@@ -558,6 +643,10 @@ async def _said(
     return events
 
 
+async def _opened_and_said(upstream: Upstream, text: str) -> list[UpstreamEvent]:
+    return await _said(await upstream.open(Setup()), text)
+
+
 async def _aclose(answer: AsyncIterator[UpstreamEvent]) -> None:
     closing = getattr(answer, "aclose", None)
     assert closing is not None, "an answer is an async generator"
@@ -569,6 +658,16 @@ async def _until(is_so: Callable[[], bool]) -> None:
     async with asyncio.timeout(LIMIT_S):
         while not is_so():
             await WORLD.sleep(LOOK_S)
+
+
+async def _let_go(before: _Holdings) -> None:
+    """Wait until this process holds no more than before."""
+    try:
+        await _until(lambda: not _held().exceeds(before))
+    except TimeoutError:
+        raise TimeoutError(
+            f"{_held()} are held for {LIMIT_S:.0f} s, and before there were {before}"
+        ) from None
 
 
 def _opened(events: list[UpstreamEvent]) -> Opened:

@@ -35,6 +35,8 @@ const WRONG_SECRET = "wrong_secret";
 const SAID = new Set(["message_accepted", "message_queued"]);
 const LOCKED =
   "There is nothing here that this browser can open. A session that was begun in another browser opens only there.";
+/** In the place of what another tab does not let this one read. */
+const HELD = Symbol("held");
 /** Stands in the id of every sub-agent's session, behind that of the session that called it. */
 const CHILD_MARK = "::";
 
@@ -93,11 +95,31 @@ class Page {
     }
     await this.#open();
     await this.#tellStranger();
-    for (const stream of await this.#client.resumeInterrupted()) // unsent words of other sessions
-      if (stream.damage) stream.leave();
-      else stream.detach();
+    this.#takeUp();
     setInterval(() => document.visibilityState === "visible" && this.#list(), LIST_EVERY_MS);
     setInterval(() => this.#tick(), 500);
+  }
+
+  /** Send the unsent words of other sessions, and of this one where another tab held them so far. */
+  async #takeUp() {
+    for (const stream of await this.#interrupted()) {
+      if (stream.damage) stream.leave();
+      else if (stream.session !== this.#session || this.#source !== null) stream.detach();
+      else {
+        this.#feedFrom(stream);
+        this.#settlePending(stream);
+      }
+    }
+  }
+
+  async #interrupted() {
+    for (;;) {
+      try {
+        return await this.#client.resumeInterrupted();
+      } catch (error) {
+        if (error.retry !== "later") throw error;
+      }
+    }
   }
 
   /** The link that the server printed brings a word that is good for one login; it must not stay in the address. */
@@ -139,7 +161,10 @@ class Page {
     this.#showAll(); // from here on somebody may speak, also while the rest of this is under way
     this.#showLight();
     this.#list();
-    const loaded = this.#unborn.has(named) ? null : await this.#loadBehindUnsent(visit);
+    const isNew = this.#unborn.has(named);
+    const unsent = isNew ? null : await this.#client.unsent(named).catch(unlessHeld(HELD));
+    if (visit !== this.#visit) return undefined;
+    const loaded = isNew ? null : await this.#loadBehind(unsent, visit);
     if (visit !== this.#visit) return undefined;
     if (loaded !== null) {
       this.#source?.detach(); // spoke before the cursor was known: its events begin somewhere later
@@ -148,7 +173,8 @@ class Page {
       this.#reset(loaded);
     }
     const after = this.#isKnown ? this.#transcript.cursor : null;
-    const streams = await this.#client.resumeInterrupted({ session: named, after });
+    const streams =
+      unsent === HELD ? [] : await this.#client.resumeInterrupted({ session: named, after }).catch(unlessHeld([]));
     // A message that was taken back while nobody looked has a stream, and no turn will ever be its own.
     const isWaited = ({ pendingText, key, damage }) =>
       damage || pendingText !== null || this.#transcript.isPartial || this.#transcript.hasStream(key);
@@ -172,10 +198,8 @@ class Page {
   }
 
   /** Load the session; what was said in it and has not arrived is shown before the server is asked. */
-  async #loadBehindUnsent(visit) {
-    const unsent = await this.#client.unsent(this.#session);
-    if (visit !== this.#visit) return null;
-    if (this.#pending === null) this.#showPending(unsent);
+  async #loadBehind(unsent, visit) {
+    if (this.#pending === null && unsent !== HELD) this.#showPending(unsent);
     return this.#load(visit);
   }
 
@@ -617,6 +641,14 @@ class Page {
     this.#dirty.add(running);
     this.#draw();
   }
+}
+
+/** Return what answers `otherwise` where another tab holds this browser's database. */
+function unlessHeld(otherwise) {
+  return (error) => {
+    if (error.retry === "later") return otherwise;
+    throw error;
+  };
 }
 
 /** Ask the server; null where there is no such thing. */

@@ -15,13 +15,15 @@ const LATE_MS = 2000;
 export class LiveStream {
   #stream;
   #means;
+  #opener;
   #line = null;
   #timer = null;
   #unread = [];
   #isOverfull = false;
   #isResting = false;
   #isLocked = true;
-  #unlocked;
+  #isDialing = false;
+  #unlocking;
   #reader = null;
   #work = Promise.resolve();
   #settling = 0;
@@ -30,15 +32,16 @@ export class LiveStream {
   #accepted = {};
   #ended = {};
 
-  /** @param shown Promises what opens the session, `{secret, oldSecret}`: no connection is made before. */
-  constructor(stream, means, shown) {
+  /** @param opener Promises what opens the session, see `SessionSecrets`: no connection is made before. */
+  constructor(stream, means, opener) {
     this.#stream = stream;
     this.#means = means;
+    this.#opener = opener;
     this.#consumed = this.#savedCursor = stream.cursor;
     this.accepted = promised(this.#accepted);
     this.ended = promised(this.#ended);
     this.#settle();
-    this.#unlocked = this.#begin(shown);
+    this.#unlocking = this.#begin();
   }
 
   get session() {
@@ -82,7 +85,7 @@ export class LiveStream {
 
   /** Resolves when all that is due now is written down, sent and delivered. */
   get settled() {
-    return this.#unlocked.then(() => this.#work);
+    return this.#unlocking.then(() => this.#work);
   }
 
   /** How the connection is; see `Connection` in midstream.d.ts. */
@@ -190,11 +193,14 @@ export class LiveStream {
     }
   }
 
-  async #begin(shown) {
-    try {
-      this.#stream.unlock(await shown);
-    } catch (error) {
-      this.#fail(error);
+  async #begin() {
+    while (this.#isLocked && this.#stream.phase !== "ended") {
+      try {
+        this.#stream.unlock(await this.#opener.first());
+        this.#isLocked = false;
+      } catch (error) {
+        if (error.retry !== "later") this.#fail(error); // else another tab holds it: ask again
+      }
     }
     this.#isLocked = false;
     this.#settle();
@@ -251,7 +257,17 @@ export class LiveStream {
   #keepLine() {
     if (this.#isHeld) return;
     if (this.#stream.phase === "waiting") this.#stream.tick(this.#now());
-    if (this.#stream.wantsSocket && this.#line === null) this.#makeLine();
+    if (this.#stream.wantsSocket && this.#line === null && !this.#isDialing) this.#unlocking = this.#dial();
+  }
+
+  /** Make a connection, with what opens the session now: another tab may have changed that. */
+  async #dial() {
+    this.#isDialing = true;
+    const shown = await this.#opener.again().catch(() => null); // what was shown before may still do
+    this.#isDialing = false;
+    if (shown !== null && this.#stream.wantsSocket) this.#stream.unlock(shown);
+    if (this.#stream.wantsSocket && !this.#isHeld) this.#makeLine();
+    this.#settle();
   }
 
   #makeLine() {

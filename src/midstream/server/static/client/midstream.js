@@ -18,7 +18,7 @@
 import { whileAlive } from "./lifecycle.js";
 import { lostLine, randomText, refusalOf } from "./lines.js";
 import { LiveStream } from "./live.js";
-import { SessionSecrets, headersOf, rootOf } from "./secrets.js";
+import { SessionSecrets, headersOf, ofViewer, rootOf } from "./secrets.js";
 import { SharedLine, canShare } from "./shared.js";
 import { IndexedStorage, MemoryStorage, sortInterrupted } from "./storage.js";
 import { MidstreamError, Stream } from "./stream.js";
@@ -127,10 +127,10 @@ export class Client {
    */
   follow(session, after = null, { word = "" } = {}) {
     const stream = new Stream({ session, cursor: after }, this.#now());
-    if (!word) return this.#run(stream, this.#secrets.known(session));
+    if (!word) return this.#run(stream, this.#secrets.ofReader(session));
     // Its time may end before that of the other tabs: it hears nothing through them.
     const means = { ...this.#means, dial: this.#means.dialAlone };
-    return this.#run(stream, Promise.resolve({ secret: word }), { means });
+    return this.#run(stream, ofViewer(word), { means });
   }
 
   /**
@@ -165,8 +165,8 @@ export class Client {
       const stream = new Stream({ ...kept, ...begun }, this.#now());
       // One of before sessions had secrets has its own, which may be what its session was begun with.
       const { session: of, secret, damage } = kept;
-      const shown = damage ? this.#secrets.known(of) : this.#secrets.made(of, secret);
-      resumed.push(this.#run(stream, shown, { release: releases[index] }));
+      const opener = damage ? this.#secrets.ofReader(of) : this.#secrets.ofStream(of, secret);
+      resumed.push(this.#run(stream, opener, { release: releases[index] }));
     }
     return resumed;
   }
@@ -275,7 +275,7 @@ export class Client {
     first(stream, this.#now());
     const lock = lockOf(stream.key);
     const release = () => lock.then((free) => free?.());
-    return this.#run(stream, this.#secrets.made(begun.session), { release });
+    return this.#run(stream, this.#secrets.ofStream(begun.session), { release });
   }
 
   /** Say something on a stream of its own that is over with its ack. */
@@ -322,8 +322,8 @@ export class Client {
     return this.#means.clock.now();
   }
 
-  #run(stream, shown, { release = () => {}, means = this.#means } = {}) {
-    const live = new LiveStream(stream, means, shown);
+  #run(stream, opener, { release = () => {}, means = this.#means } = {}) {
+    const live = new LiveStream(stream, means, opener);
     this.#live.set(live, release);
     return live;
   }

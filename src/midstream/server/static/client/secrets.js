@@ -22,6 +22,16 @@ export class SessionSecrets {
     this.#storage = storage;
   }
 
+  /** What opens a session for a stream that speaks there, `first` and then `again` with each connection; `begun` is its own secret. */
+  ofStream(session, begun = "") {
+    return { first: () => this.made(session, begun), again: () => this.known(session) };
+  }
+
+  /** The same for one that only reads. */
+  ofReader(session) {
+    return { first: () => this.known(session), again: () => this.known(session) };
+  }
+
   /** Return what a session is opened with, as far as that is known here. */
   async known(session) {
     return shownBy(await this.#changed(session, (kept) => kept));
@@ -51,6 +61,12 @@ export class SessionSecrets {
   #changed(session, change) {
     return this.#storage.sessionSecret(this.#server, rootOf(session), change);
   }
+}
+
+/** What opens a session for somebody who was given a word for it. */
+export function ofViewer(word) {
+  const told = async () => ({ secret: word });
+  return { first: told, again: told };
 }
 
 /** Return the headers of a request that shows a session's secret. */

@@ -13,6 +13,8 @@ export const LOOK_BACK_MS = 2 * 60 * 60 * 1000;
 /** 2: secrets stand apart; all that is of before is older than the look-back. 3: sessions have secrets. */
 const VERSION = 3;
 const KEPT = ["streams", "secrets", "chunks"];
+/** For something to be read: a tab that hangs in the middle of a change holds all others up (Chromium ends it after a minute). */
+const READ_WITHIN_MS = 5000;
 
 /** Keeps it all in memory: for tests, and where a browser refuses IndexedDB. */
 export class MemoryStorage {
@@ -60,7 +62,12 @@ export class MemoryStorage {
   }
 }
 
-/** Keeps it in IndexedDB. One `apply` is one transaction. */
+/**
+ * Keeps it in IndexedDB. One `apply` is one transaction.
+ *
+ * A transaction is committed with its last request, and not when this page hears of the answers: a page that is frozen
+ * in between would keep every other tab from what is kept.
+ */
 export class IndexedStorage {
   isDurable = true;
   #database;
@@ -89,10 +96,7 @@ export class IndexedStorage {
     // A chunk must be on the disk before it is sent; a cursor may be lost, and events come twice.
     const durability = writes.some((write) => write.op === "chunk") ? "strict" : "relaxed";
     const transaction = this.#database.transaction(KEPT, "readwrite", { durability });
-    const done = new Promise((resolve, reject) => {
-      transaction.oncomplete = () => resolve();
-      transaction.onabort = () => reject(transaction.error);
-    });
+    const done = committed(transaction);
     const [streams, secrets, chunks] = KEPT.map((name) => transaction.objectStore(name));
     for (const { op, value, key, accepted } of writes) {
       if (op === "stream") streams.put(value);
@@ -105,13 +109,12 @@ export class IndexedStorage {
         chunks.delete(IDBKeyRange.bound([key, 0], [key, Infinity]));
       }
     }
+    transaction.commit();
     await done;
   }
 
   async load() {
-    const transaction = this.#database.transaction(KEPT, "readonly");
-    const reading = KEPT.map((name) => answered(transaction.objectStore(name).getAll()));
-    const [streams, secrets, chunks] = await Promise.all(reading);
+    const [streams, secrets, chunks] = await this.#read(KEPT, (store) => store.getAll());
     return { streams, secrets, chunks };
   }
 
@@ -120,34 +123,61 @@ export class IndexedStorage {
    * transaction.
    */
   async sessionSecret(server, session, change) {
+    const [before = null] = await this.#read(["sessions"], (store) => store.get([server, session]));
+    if (change(before) === before) return before;
     const transaction = this.#database.transaction("sessions", "readwrite", { durability: "strict" });
     const sessions = transaction.objectStore("sessions");
-    return new Promise((resolve, reject) => {
-      let after = null;
-      const reading = sessions.get([server, session]);
-      reading.onsuccess = () => {
-        const before = reading.result ?? null;
-        after = change(before);
-        if (after !== before) sessions.put({ ...after, server, session });
-      };
-      transaction.oncomplete = () => resolve(after);
-      transaction.onabort = () => reject(transaction.error);
-    });
+    const done = committed(transaction);
+    let after = null;
+    const reading = sessions.get([server, session]); // another tab may have been faster
+    reading.onsuccess = () => {
+      after = change(reading.result ?? null);
+      if (after !== (reading.result ?? null)) sessions.put({ ...after, server, session });
+      transaction.commit();
+    };
+    await done;
+    return after;
   }
 
   /** Return `{server, transport, until}` of what worked at a server, or null. */
   async worked(server) {
-    return (await answered(this.#transports("readonly").get(server))) ?? null;
+    const [known] = await this.#read(["transports"], (store) => store.get(server));
+    return known ?? null;
   }
 
   async remember(server, worked) {
-    const transports = this.#transports("readwrite");
-    await answered(worked === null ? transports.delete(server) : transports.put({ server, ...worked }));
+    const transaction = this.#database.transaction("transports", "readwrite");
+    const done = committed(transaction);
+    const transports = transaction.objectStore("transports");
+    if (worked === null) transports.delete(server);
+    else transports.put({ server, ...worked });
+    transaction.commit();
+    await done;
   }
 
-  #transports(mode) {
-    return this.#database.transaction("transports", mode).objectStore("transports");
+  /** Ask each of these stores for one thing; throws where another tab holds them. */
+  #read(names, ask) {
+    const transaction = this.#database.transaction(names, "readonly");
+    const reading = Promise.all(names.map((name) => answered(ask(transaction.objectStore(name)))));
+    transaction.commit();
+    return within(READ_WITHIN_MS, reading);
   }
+}
+
+function committed(transaction) {
+  return new Promise((resolve, reject) => {
+    transaction.oncomplete = () => resolve();
+    transaction.onabort = () => reject(transaction.error);
+  });
+}
+
+/** Return what is promised, or throw where it takes longer. */
+function within(milliseconds, promise) {
+  return new Promise((resolve, reject) => {
+    const message = "another tab holds what this browser keeps";
+    const timer = setTimeout(() => reject(new MidstreamError("storage", message, "later")), milliseconds);
+    promise.then(resolve, reject).finally(() => clearTimeout(timer));
+  });
 }
 
 function answered(request) {

@@ -6,6 +6,8 @@
  * arrive.
  */
 
+import { endsTooSoon, isDurable, standsInPlace } from "./promises.js";
+
 export const PROTOCOL_VERSION = 1;
 /** Reconnect at once, then after up to 1 s, doubling to 30 s; chance decides how much of it ("full jitter"). */
 const BACKOFF_FIRST_MS = 1000;
@@ -40,7 +42,14 @@ const OVER = new Set(["completed", "cancelled", "failed", "interrupted", "ended"
 const BUSY = "session_busy";
 
 /** Ends after which the stream may go on: elsewhere, later, or when its user has logged in again. */
-const KEPT_CODES = new Set(["access", "connection_lost", "record_undecodable", "stream_fenced", "unauthorized"]);
+const KEPT_CODES = new Set([
+  "access",
+  "connection_lost",
+  "events_lost",
+  "record_undecodable",
+  "stream_fenced",
+  "unauthorized",
+]);
 
 /** What a server refused, or what went wrong here. `code` is stable; `retry` is "never", "later", "now" or "ask". */
 export class MidstreamError extends Error {
@@ -91,6 +100,7 @@ export function damageOf({ acked, nextSeqno, chunks, secret }) {
  */
 export class Stream {
   #at = null; // where the line of events stands, parsed
+  #durable = null; // the newest event that was seen of those that the server may not lose
   #chunks = []; // not acknowledged: {seqno, frame}, in order
   #apart = new Set(); // those of them that were acknowledged one by one (STREAM-53)
   #writes = [];
@@ -115,6 +125,7 @@ export class Stream {
   #isOver = false; // it ended well, and its application may have events to handle
   #isForgotten = false;
   #keptAs; // the key under which it is written down
+  #own; // the secret it began with
   #connection; // number of the last connection
   #stallAt = Infinity;
 
@@ -131,6 +142,7 @@ export class Stream {
     this.key = this.damage ? "" : this.#keptAs;
     this.secret = kept.secret ?? "";
     this.oldSecret = "";
+    this.#own = this.key ? this.secret : "";
     this.turn = kept.turn ?? 0;
     this.acked = kept.acked ?? 0;
     this.nextSeqno = kept.nextSeqno ?? 0;
@@ -153,6 +165,7 @@ export class Stream {
     this.#connection = this.life * CONNECTIONS_OF_A_LIFE;
     this.#isBegun = this.isWhole || (kept.cursor ?? null) !== null;
     this.#move(this.damage ? null : (kept.cursor ?? null));
+    this.#durable = this.key && kept.promised ? parseEventId(kept.promised) : null;
     this.#chunks = this.damage ? [] : [...(kept.chunks ?? [])].sort((a, b) => a.seqno - b.seqno);
     this.#abortSeqno = this.#chunks.find(({ frame }) => read(frame)?.payload?.type === "abort")?.seqno ?? null;
     if (this.damage) this.#tell({ type: "lost", id: "0-0", reason: this.damage });
@@ -162,7 +175,7 @@ export class Stream {
 
   /** The last event this stream has, or null where it has not begun. */
   get cursor() {
-    return this.#at && `${this.#at.epoch}-${this.#at.position}`;
+    return told(this.#at);
   }
 
   get wantsSocket() {
@@ -197,7 +210,8 @@ export class Stream {
   record() {
     const { session, key, cursor, turn, acked, nextSeqno, openedAt } = this;
     const { isDetached, isWhole, life, cancelAfterS } = this;
-    return { session, key, cursor, turn, acked, nextSeqno, openedAt, isDetached, isWhole, life, cancelAfterS };
+    const kept = { session, key, cursor, turn, acked, nextSeqno, openedAt, isDetached, isWhole, life, cancelAfterS };
+    return { ...kept, promised: told(this.#durable) };
   }
 
   // --- what the application says ---
@@ -236,10 +250,12 @@ export class Stream {
    */
   unlock({ secret, oldSecret = "" }) {
     if (!secret) return;
-    const own = this.key ? this.secret : "";
-    this.oldSecret = own && own !== secret ? own : oldSecret;
+    if (this.key && !this.#own) {
+      this.#own = secret;
+      if (this.nextSeqno > 0) this.#write({ op: "secret", value: { key: this.key, secret } });
+    }
     this.secret = secret;
-    if (!own && this.nextSeqno > 0) this.#write({ op: "secret", value: { key: this.key, secret } });
+    this.oldSecret = oldSecret || (this.#own === secret ? "" : this.#own);
   }
 
   /** Deliver nothing more; the stream lives on until its chunks are acknowledged, and is forgotten then. */
@@ -455,6 +471,8 @@ export class Stream {
       const message = "the server no longer knows this stream";
       return this.#end(new MidstreamError("stream_not_found", message), now);
     }
+    const newest = parseEventId(frame.event_id);
+    if (endsTooSoon(this.#durable, newest, this.key !== "")) return this.#endLost(`ends with ${told(newest)}`, now);
     const isOver = frame.turn_status ? OVER.has(frame.turn_status) : frame.status === "idle";
     this.#turnEnd = frame.turn && isOver ? parseEventId(frame.event_id) : null;
     return this.key ? this.#acknowledge(acked, now) : undefined;
@@ -527,6 +545,8 @@ export class Stream {
       const at = parseEventId(id);
       if (at.position <= this.#at.position && at.epoch <= this.#at.epoch) continue; // shown before
       if (at.position !== this.#at.position + 1 || at.epoch < this.#at.epoch) return "reconnect"; // a hole
+      if (standsInPlace(this.#durable, at, this.key !== "")) return this.#endLost(`has ${id} in its place`, now);
+      if (isDurable(record) && !(this.key && at.position <= this.#durable?.position)) this.#durable = at;
       this.#at = at;
       this.#progressed();
       if (this.#takeRecord(id, record, now) === "reconnect") return "reconnect";
@@ -636,6 +656,11 @@ export class Stream {
     if (error === null ? this.isDetached : !KEPT_CODES.has(error.code)) this.#forget();
   }
 
+  #endLost(what, now) {
+    const message = `the server had ${told(this.#durable)} on its disk, and ${what}`;
+    return this.#end(new MidstreamError("events_lost", `${message}: its journal was cut, or is an older copy`), now);
+  }
+
   #rest() {
     this.phase = "ended";
     this.deadlineAt = this.#stallAt = Infinity;
@@ -646,6 +671,10 @@ export class Stream {
 
 /** Frames that come after a welcome. */
 const KNOWN = new Set(["ack", "events", "gone", "snapshot", "heartbeat"]);
+
+function told(at) {
+  return at && `${at.epoch}-${at.position}`;
+}
 
 function read(frame) {
   try {

@@ -1,0 +1,28 @@
+"""The typed errors that `error` frames stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from midstream.core.frames import Error
+from midstream.errors import MidstreamError, ProtocolError, SeqnoGapError
+
+
+def error_of(frame: Error) -> MidstreamError:
+    """Return the typed error that an `error` frame stands for; a code this version does not know keeps its text."""
+    kind = _ERRORS.get(frame.code)
+    if kind is SeqnoGapError:
+        return SeqnoGapError(frame.message, expected=frame.expected or 0)
+    if kind is None:
+        return ProtocolError(f"the server refused with {frame.code!r}: {frame.message}")
+    return kind(frame.message, retry_after_s=frame.retry_after_s)
+
+
+def _kinds(kind: type[MidstreamError]) -> Iterator[tuple[str, type[MidstreamError]]]:
+    yield kind.code, kind
+    for narrower in kind.__subclasses__():
+        yield from _kinds(narrower)
+
+
+# Whoever makes a narrower kind of an error for its own use, without a code of its own, does not take its place.
+_ERRORS = dict(reversed([*_kinds(MidstreamError)]))

@@ -1,0 +1,61 @@
+"""A server that was set back to an older copy cannot know: its clients notice, over each transport."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from midstream.client import connect
+from midstream.client.ways import Way
+from midstream.core.records import CallEnded, MessageAccepted, decode
+from midstream.errors import EventsLostError
+from midstream.store.memory import Memory, MemoryStore
+from midstream.testing import calls, text
+from midstream.tools import tool
+from tests.server.serving import WAIT_S, make_app, served
+from tests.spec import spec
+
+SCRIPT = [calls(("c1", "push", "{}")), text("pushed")]
+
+
+@tool
+async def push() -> str:
+    """Push the button."""
+    return "pushed"
+
+
+def _set_back(memory: Memory) -> None:
+    """Let the store be what it was when the message had just been accepted."""
+    records = memory.sessions["s1"].records
+    kinds = [type(decode(stored.body)) for stored in records]
+    del records[kinds.index(MessageAccepted) + 1 :]
+
+
+@spec("STREAM-106")
+@pytest.mark.parametrize("way", Way)
+async def test_a_client_of_a_server_that_was_set_back_is_told_so_and_keeps_what_it_has(
+    way: Way, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, logger="midstream.server")
+    memory, state = Memory(), tmp_path / "state.db"
+    async with asyncio.timeout(WAIT_S):
+        async with served(make_app(SCRIPT, store=MemoryStore(memory), tools=[push])) as server:
+            async with connect(server.url, state=state, transport=way) as client:
+                async for event in client.send("s1", "hi"):
+                    if isinstance(event.record, CallEnded):
+                        break
+            port = int(server.url.rpartition(":")[2])
+        _set_back(memory)
+        app = make_app([text("something else")], store=MemoryStore(memory), tools=[push])
+        async with served(app, port=port) as server:
+            for _ in range(2):
+                async with connect(server.url, state=state, transport=way) as client:
+                    (turn,) = await client.resume_interrupted()
+                    with pytest.raises(EventsLostError, match="its journal was cut, or is an older copy"):
+                        _ = [event async for event in turn]
+            async with connect(server.url, state=state, transport=way) as client:
+                again = [event async for event in client.send("s1", "go on")]
+    assert again[-1].is_end

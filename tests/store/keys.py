@@ -1,0 +1,15 @@
+"""An operator's keys for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from midstream.store.ciphers import FileKeys
+
+
+def keys_in(folder: Path, name: str = "keys") -> FileKeys:
+    """Return the keys in a folder, made when they are first asked for."""
+    path = folder / name
+    if not path.exists():
+        FileKeys.make(path)
+    return FileKeys(path)
