@@ -17,6 +17,7 @@ from midstream.store.sqlite import SQLiteStore
 from midstream.testing import ScriptedModel, calls, text
 from midstream.tools import tool
 from tests.cli.on_terminal import OnTerminal, runner
+from tests.client.conftest import ring  # noqa: F401 - a fixture
 
 Run = Callable[..., Result]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from midstream.doctor.installation import Check, Verdict
 from midstream.testing.worlds import FakeWorld
 from midstream.world import World
 from tests.cli.conftest import Run
-from tests.client.keyrings import FileKeyring, chosen
+from tests.client.keyrings import FileKeyring
 
 WAIT_S = 20.0
 
@@ -24,14 +23,6 @@ WAIT_S = 20.0
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "secrets.db"
-
-
-@pytest.fixture
-def ring(tmp_path: Path) -> Iterator[FileKeyring]:
-    backend = FileKeyring()
-    backend.path = str(tmp_path / "keyring.json")
-    with chosen(backend):
-        yield backend
 
 
 def _keep(path: Path, *keepers: Keeper) -> None:

@@ -58,6 +58,13 @@ class FileKeyring(KeyringBackend):
         draft.replace(self.path)
 
 
+def keyring_in(folder: Path) -> FileKeyring:
+    """Return a keyring that keeps everything in this folder."""
+    backend = FileKeyring()
+    backend.path = str(folder / "keyring.json")
+    return backend
+
+
 class LockedKeyring(FileKeyring):
     """Waits for a person before it does anything."""
 

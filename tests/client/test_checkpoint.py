@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import stat
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from midstream.core.messages import Call, Outcome, Result, Text
 from midstream.errors import MidstreamError, StoreBusyError, StoreDamagedError, StoreFullError, UsageError
 from midstream.testing.worlds import Crashed, FakeWorld
 from midstream.world import Fault, World
-from tests.client.keyrings import FileKeyring, chosen
+from tests.client.keyrings import FileKeyring
 from tests.spec import spec
 
 SERVER = "http://127.0.0.1:8000"
@@ -328,14 +328,6 @@ SECRETIVE: list[FileWrite] = [StreamBegun("s1", SECRET), ChunkKept(0, ONE)]
 
 def _bytes_beside(path: Path) -> bytes:
     return b"".join(each.read_bytes() for each in sorted(path.parent.iterdir()))
-
-
-@pytest.fixture
-def ring(tmp_path: Path) -> Iterator[FileKeyring]:
-    backend = FileKeyring()
-    backend.path = str(tmp_path / "keyring.json")
-    with chosen(backend):
-        yield backend
 
 
 @spec("STREAM-76")

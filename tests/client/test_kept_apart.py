@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -24,14 +24,6 @@ from tests.spec import spec
 WAIT_S = 20.0
 WORDS = "one two three"
 NONE = "keyring.backends.fail.Keyring"
-
-
-@pytest.fixture
-def ring(tmp_path: Path) -> Iterator[FileKeyring]:
-    backend = FileKeyring()
-    backend.path = str(tmp_path / "keyring.json")
-    with chosen(backend):
-        yield backend
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,22 +28,14 @@ class EmptyChain(chainer.ChainerBackend):
         super().__init__()  # type: ignore[no-untyped-call]  # of the package
 
 
-@pytest.fixture
-def kept(tmp_path: Path) -> Iterator[FileKeyring]:
-    backend = FileKeyring()
-    backend.path = str(tmp_path / "keyring.json")
-    with chosen(backend):
-        yield backend
-
-
-def test_an_entry_is_kept_told_and_forgotten(kept: FileKeyring) -> None:
+def test_an_entry_is_kept_told_and_forgotten(ring: FileKeyring) -> None:
     ours = OsKeyring(put_s=WAIT_S, get_s=WAIT_S)
-    assert (ours.name(), ours.get("a")) == (kept.name, None)
+    assert (ours.name(), ours.get("a")) == (ring.name, None)
     ours.put("a", "secret")
-    assert (ours.get("a"), kept.get_password(SERVICE, "a")) == ("secret", "secret")
+    assert (ours.get("a"), ring.get_password(SERVICE, "a")) == ("secret", "secret")
     ours.forget("a")
     ours.forget("a")
-    assert (ours.get("a"), kept.kept()) == (None, [])
+    assert (ours.get("a"), ring.kept()) == (None, [])
 
 
 NOTHING = ("keyring.backends.fail.Keyring", "keyring.backends.null.Keyring", "an empty chain")

@@ -27,7 +27,7 @@ from midstream.client.secret_store import (
 from midstream.errors import MidstreamError, StoreDamagedError, UnavailableError, UsageError
 from midstream.testing.worlds import FakeWorld
 from midstream.world import World
-from tests.client.keyrings import BrokenKeyring, FileKeyring, LockedKeyring, chosen
+from tests.client.keyrings import BrokenKeyring, FileKeyring, LockedKeyring, chosen, keyring_in
 from tests.house.source import ROOT
 
 WAIT_S = 20.0
@@ -66,9 +66,7 @@ def store(make: Open) -> SecretStore:
 
 @pytest.fixture
 def ring(tmp_path: Path) -> FileKeyring:
-    backend = FileKeyring()
-    backend.path = str(tmp_path / "keyring.json")
-    return backend
+    return keyring_in(tmp_path)
 
 
 @pytest.fixture(params=["in a file", "in a keyring"])

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import msgspec
 import pytest
 
+from midstream.core import frames
 from midstream.core.client_stream import STOPPED_PATIENCE_S, ClientStream, Forgotten
-from midstream.core.frames import Ack, Events, Heartbeat, ResultPayload, ServerFrame, Welcome
+from midstream.core.frames import (
+    AbortPayload,
+    Ack,
+    Chunk,
+    Events,
+    Heartbeat,
+    ResultPayload,
+    ServerFrame,
+    Welcome,
+)
 from midstream.core.messages import Result
 from midstream.core.records import TurnEnded, TurnStatus
 from midstream.core.turn import LOOK_BACK_S
@@ -71,3 +84,29 @@ def _gives_up_at(stream: ClientStream) -> float:
         now = due_at(stream)
         stream.handle_deadline(now=now)
     return now
+
+
+@spec("STREAM-15", "STREAM-77")
+@pytest.mark.parametrize("moment", ["live", "waiting", "connecting", "opening"])
+def test_a_stop_at_any_moment_of_a_reconnect_is_the_next_thing_the_server_hears(moment: str) -> None:
+    stream = begun()
+    stop = frames.encode(Chunk(1, msgspec.Raw(frames.encode(AbortPayload(1)))))
+    moments: dict[str, Callable[[], None]] = {
+        "live": lambda: None,
+        "waiting": lambda: stream.disconnected(chance=0.0, now=0.0),
+        "connecting": lambda: stream.handle_deadline(now=due_at(stream)),
+        "opening": lambda: stream.connected(now=0.0),
+    }
+    sent: list[bytes] = []
+    for each, happen in moments.items():
+        happen()
+        stream.writes()
+        sent += stream.frames_to_send()
+        if each == moment:
+            stream.abort()
+            stream.writes()
+            sent += stream.frames_to_send()
+    assert sent[-1] == stop
+    assert b'"type":"open"' in sent[-2], "nothing stands between the open and the stop, not even the welcome"
+    receive(stream, Welcome("a", "1-3", "1-3", acked=1, turn=1), Ack(1))
+    assert stream.is_acknowledged

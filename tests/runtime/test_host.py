@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 
 import pytest
 
@@ -291,11 +291,13 @@ class SlowList(MemoryStore):
 
     failures = 2
 
-    def list(self, *, live: bool | None = None) -> AsyncIterator[SessionInfo]:
+    def list(
+        self, *, live: bool | None = None, of: Collection[str] | None = None
+    ) -> AsyncIterator[SessionInfo]:
         self.failures -= 1
         if self.failures >= 0:
             raise StoreBusyError("locked")
-        return super().list(live=live)
+        return super().list(live=live, of=of)
 
 
 async def test_recovery_waits_for_a_store_that_is_busy() -> None:

@@ -10,7 +10,15 @@ from midstream.core.messages import Result, UserMessage
 from midstream.core.records import Delta
 from midstream.core.turn import CallFinished, Cancel, ModelSaid, RunCall, SendMessage
 from midstream.errors import MidstreamError, StoreBusyError
-from midstream.runtime.mailbox import MAILBOX_MAX, WORDS_EVERY_S, Effect, Envelope, Mailbox, merged
+from midstream.runtime.mailbox import (
+    MAILBOX_MAX,
+    WORDS_EVERY_S,
+    Effect,
+    Envelope,
+    Mailbox,
+    are_words,
+    merged,
+)
 from midstream.store.contract import Attempt
 from midstream.testing.worlds import FakeWorld
 from midstream.world import World
@@ -200,3 +208,9 @@ def test_neighbouring_words_of_one_attempt_are_one_command() -> None:
         _said("c").command,
         _said("d", attempt=2).command,
     ]
+
+
+def test_a_batch_of_words_is_told_from_one_that_changes_what_is_owed() -> None:
+    assert are_words([_said("a"), _said("b", attempt=2)])
+    assert not are_words([_said("a"), Envelope(FINISHED)])
+    assert not are_words([Envelope(None)])

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 import pytest
 
 from midstream.errors import ModelUnavailableError
 from midstream.runtime.openings import Openings
 from midstream.world import World
+
+T = TypeVar("T")
 
 
 async def _said(words: str) -> str:
@@ -39,3 +43,30 @@ async def test_who_is_cancelled_is_cancelled_also_while_it_closes() -> None:
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
+
+
+class Cutting(World):
+    """Whoever waits for the first thing that is asked is cancelled when that has come, and not yet been taken."""
+
+    def __init__(self) -> None:
+        self.waiting: asyncio.Task[str] | None = None
+
+    def spawn(self, work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
+        task = super().spawn(work, name=name)
+        if self.waiting is not None:
+            waiting, self.waiting = self.waiting, None
+            task.add_done_callback(lambda _: waiting.cancel())
+        return task
+
+
+async def test_an_answer_that_nobody_waits_for_any_more_is_let_go_of() -> None:
+    world, left = Cutting(), list[str]()
+
+    async def leave(answer: str) -> None:
+        left.append(answer)
+
+    world.waiting = World().spawn(Openings("u", world).answer(_said("yes"), leave), name="waiting")
+    waiting = world.waiting
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert left == ["yes"]

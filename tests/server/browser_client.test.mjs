@@ -6,7 +6,7 @@ import { test } from "node:test";
 import { connect, randomText } from "../../src/midstream/server/static/client/midstream.js";
 import { LOOK_BACK_MS, MemoryStorage, sortInterrupted } from "../../src/midstream/server/static/client/storage.js";
 import { SharedLine } from "../../src/midstream/server/static/client/shared.js";
-import { Stream, backoffMs, parseEventId } from "../../src/midstream/server/static/client/stream.js";
+import { MidstreamError, Stream, backoffMs, parseEventId } from "../../src/midstream/server/static/client/stream.js";
 
 const NOW = 1_000_000;
 
@@ -233,7 +233,7 @@ test("another client's turn on the same session does not end the stream", () => 
 });
 
 test("refusals that will not change end the stream with their code", () => {
-  for (const code of ["session_busy", "wrong_secret", "stream_fenced", "malformed_frame"]) {
+  for (const code of ["session_busy", "unauthorized", "stream_fenced", "malformed_frame"]) {
     const { stream } = saying();
     stream.receive(
       JSON.stringify({
@@ -247,7 +247,27 @@ test("refusals that will not change end the stream with their code", () => {
     assert.equal(stream.phase, "ended");
     assert.equal(stream.error.code, code);
     const forgets = stream.take().writes.some((write) => write.op === "forget");
-    assert.equal(forgets, code !== "stream_fenced");
+    assert.equal(forgets, !["stream_fenced", "unauthorized"].includes(code));
+  }
+});
+
+test("a secret that was refused is not shown again, and another one is", () => {
+  const refusal = { type: "error", code: "wrong_secret", message: "no", retry: "never" };
+  const onALine = (stream) => stream.receive(JSON.stringify(refusal), NOW) && stream.lost(0, NOW);
+  const overHttp = (stream) => stream.lost(0, NOW, { error: new MidstreamError("wrong_secret", "no") });
+  for (const refused of [onALine, overHttp]) {
+    const { stream } = saying();
+    refused(stream);
+    assert.deepEqual([stream.phase, stream.deadlineAt], ["waiting", NOW]);
+    stream.unlock({ secret: "y" }, NOW);
+    stream.take();
+    open(stream);
+    const { secret, old_secret } = JSON.parse(stream.take().frames[0]);
+    assert.deepEqual([secret, old_secret], ["y", "x"]);
+    refused(stream);
+    stream.unlock({ secret: "y" }, NOW);
+    assert.deepEqual([stream.phase, stream.error.code], ["ended", "wrong_secret"]);
+    assert.deepEqual(stream.take().writes.at(-1), { op: "forget", key: "k" });
   }
 });
 

@@ -6,7 +6,7 @@ import { test } from "node:test";
 
 import { connect } from "../../src/midstream/server/static/client/midstream.js";
 import { MemoryStorage } from "../../src/midstream/server/static/client/storage.js";
-import { Stream } from "../../src/midstream/server/static/client/stream.js";
+import { MidstreamError, Stream } from "../../src/midstream/server/static/client/stream.js";
 
 const NOW = 1_000_000;
 const END = { id: "1-10", record: { type: "turn_ended", turn: 3, status: "completed", at: 2 } };
@@ -94,19 +94,44 @@ test("numbers of connections go on above those of the page before, and are writt
 
 // --- the secrets of sessions ---------------------------------------------------------------------------------------
 
-/** Connect to nobody for as long as a test takes; `opened` gives what the first connection was opened with. */
-async function silent(t, storage, url = "http://x") {
+/**
+ * Connect to nobody for as long as a test takes: `opened` gives what the first connection was opened with. Or to a server
+ * that says `answer` to the first frame of each.
+ */
+async function silent(t, storage, { url = "http://x", answer = () => [] } = {}) {
+  const openings = [];
   let told;
   const opened = new Promise((resolve) => (told = resolve));
   const makeSocket = () => {
-    const line = { close() {}, send: (frame) => told(JSON.parse(frame)) };
+    let isFirst = true;
+    const line = {
+      close() {},
+      send(text) {
+        if (isFirst) openings.push(JSON.parse(text));
+        told(openings[0]);
+        const frames = isFirst ? answer(openings.at(-1)) : [];
+        isFirst = false;
+        for (const frame of frames) queueMicrotask(() => line.onmessage?.({ data: JSON.stringify(frame) }));
+      },
+    };
     queueMicrotask(() => line.onopen?.({}));
     return line;
   };
   const client = await connect({ url, storage, makeSocket });
   t.after(() => client.close());
-  return { client, opened };
+  return { client, opened, openings };
 }
+
+/** Wait until something is so, for a while. */
+async function until(isSo) {
+  for (let turns = 0; !(await isSo()); turns += 1) {
+    assert.ok(turns < 1000);
+    await new Promise(setImmediate);
+  }
+}
+
+const keptOf = (storage, session) => storage.sessionSecret("http://x", session, (kept) => kept);
+const WELCOME = { type: "welcome", event_id: "1-9", resume_from: "1-9", acked: 0, status: "idle" };
 
 test("a session has one secret, whichever tab asks first, for its streams, readers and sub-agents", async (t) => {
   const storage = new MemoryStorage();
@@ -116,7 +141,7 @@ test("a session has one secret, whichever tab asks first, for its streams, reade
   assert.equal(Buffer.from(secret, "base64url").length, 32);
   assert.equal(await other.client.secret("s::child"), secret);
   assert.notEqual(await other.client.secret("t"), secret);
-  assert.notEqual(await (await silent(t, storage, "http://y")).client.secret("s"), secret);
+  assert.notEqual(await (await silent(t, storage, { url: "http://y" })).client.secret("s"), secret);
   one.client.send("s", "hello");
   other.client.follow("s::child");
   for (const { opened } of [one, other]) assert.equal((await opened).secret, secret);
@@ -147,7 +172,7 @@ test("a stream that began with a secret of its own keeps it, and shows the sessi
   const first = await silent(t, storage);
   await first.client.resumeInterrupted();
   const { secret, old_secret } = await first.opened;
-  assert.deepEqual([secret, old_secret, await first.client.secret("s")], ["own", undefined, "own"]);
+  assert.deepEqual([secret, old_secret], ["own", undefined]);
   first.client.close();
   const second = await silent(t, storage);
   await second.client.keepSecret("s", "told");
@@ -165,6 +190,208 @@ test("a page that died before it kept its stream's secret goes on by the session
   assert.equal((await opened).secret, "told");
 });
 
+test("a session's secret is kept where the server encrypts the session under it, and nowhere else", async (t) => {
+  for (const is_encrypted of [true, false]) {
+    const storage = new MemoryStorage();
+    const { client, openings } = await silent(t, storage, { answer: () => [{ ...WELCOME, is_encrypted }] });
+    const stream = client.send("s", "hello");
+    await until(() => stream.connection.phase === "live");
+    const kept = await keptOf(storage, "s");
+    assert.equal(kept?.secret, is_encrypted ? openings[0].secret : undefined);
+    client.send("s::child", "and more");
+    await until(() => openings.length === 2);
+    assert.equal(openings[1].secret === openings[0].secret, is_encrypted);
+    assert.deepEqual(await keptOf(storage, "s"), kept);
+    const { streams, secrets } = await storage.load();
+    assert.deepEqual([streams.length, secrets.map(({ secret }) => secret)], [2, openings.map(({ secret }) => secret)]);
+    assert.equal((await client.secret("s")) === openings[0].secret, is_encrypted);
+    await client.keepSecret("s", "told");
+    assert.equal((await keptOf(storage, "s")).secret, "told");
+  }
+});
+
+test("a session that needed no secret, and is begun anew where it needs one, is not lost", async (t) => {
+  const storage = new MemoryStorage();
+  let is_encrypted = false;
+  const { client, openings } = await silent(t, storage, { answer: () => [{ ...WELCOME, is_encrypted }] });
+  const first = client.send("s", "hello");
+  await until(() => first.connection.phase === "live");
+  await until(async () => (await keptOf(storage, "s")) === null);
+  is_encrypted = true;
+  const again = client.send("s", "hello again");
+  await until(() => again.connection.phase === "live");
+  const { secret } = openings.at(-1);
+  await until(async () => (await keptOf(storage, "s"))?.secret === secret);
+  assert.equal(await client.secret("s"), secret);
+});
+
+test("a secret that another tab has changed is shown with the next connection, by all who are there", async (t) => {
+  const storage = new MemoryStorage();
+  const { client, openings } = await silent(t, storage, { answer: () => [{ ...WELCOME, is_encrypted: true }] });
+  const live = [client.send("s", "hello"), client.follow("s", "1-1")];
+  await until(() => live.every(({ connection }) => connection.phase === "live"));
+  const [{ secret: before }] = openings;
+  const other = await silent(t, storage);
+  await other.client.keepSecret("s", "changed");
+  client.cut();
+  await until(() => openings.length === 4);
+  const shown = openings.slice(2).sort((one, another) => (one.stream ? -1 : another.stream ? 1 : 0));
+  assert.deepEqual(shown.map(({ secret, old_secret }) => [secret, old_secret]), [["changed", before], ["changed", undefined]]);
+});
+
+test("a stream whose secret was changed while it was shown goes on, and one that has no other ends", async (t) => {
+  const storage = new MemoryStorage();
+  const refusal = { type: "error", code: "wrong_secret", message: "no", retry: "never" };
+  let isChanged = false;
+  const answer = ({ secret }) => {
+    if (secret === "right") return [{ ...WELCOME, is_encrypted: true }];
+    if (!isChanged) storage.sessionSecret("http://x", "s", () => ({ secret: "right" }));
+    isChanged = true;
+    return [refusal];
+  };
+  const { client, openings } = await silent(t, storage, { answer });
+  await client.keepSecret("s", "former");
+  const stream = client.send("s", "hello");
+  await until(() => stream.connection.phase === "live");
+  await client.keepSecret("s", "wrong");
+  for (const another of [client.send("s", "hello"), client.follow("s")]) assert.equal((await another.ended).code, "wrong_secret");
+  const word = client.follow("s", null, { word: "expired" });
+  assert.equal((await word.ended).code, "wrong_secret");
+  assert.deepEqual(openings.map(({ secret }) => secret), ["former", "right", "wrong", "wrong", "expired"]);
+});
+
+// --- what an application decides -----------------------------------------------------------------------------------
+
+test("while recovery is off nothing of a stream is kept, and it is switched while the client runs", async (t) => {
+  const storage = new MemoryStorage();
+  const { client, openings } = await silent(t, storage, { answer: () => [{ ...WELCOME, is_encrypted: true }] });
+  const kept = client.send("kept", "hi");
+  await kept.settled;
+  client.settings = { isRecoveryOn: false };
+  const unkept = client.send("unkept", "hi");
+  await until(() => unkept.connection.phase === "live");
+  client.cut();
+  await until(() => openings.length === 4 && unkept.connection.phase === "live");
+  assert.equal(unkept.pendingText, "hi");
+  const { streams, secrets, chunks } = await storage.load();
+  for (const rows of [streams, secrets, chunks]) assert.deepEqual(rows.map(({ key }) => key), [kept.key]);
+  assert.equal((await keptOf(storage, "unkept")).secret, await client.secret("unkept"), "what opens the session stays");
+  client.close();
+  const next = await silent(t, storage);
+  next.client.settings = { isRecoveryOn: false, lookBackS: 0 };
+  assert.deepEqual(await next.client.resumeInterrupted(), []);
+  next.client.settings = {};
+  assert.deepEqual((await next.client.resumeInterrupted()).map(({ session }) => session), ["kept"]);
+});
+
+test("what is older than the look-back is cleared, and orphans are", async (t) => {
+  const storage = await leftBehind([{ op: "secret", value: { key: "k", secret: "own" } }]);
+  await storage.apply([{ op: "chunk", value: { key: "orphan", seqno: 0, frame: "{}" } }]);
+  const left = async (options) => {
+    const { client } = await silent(t, storage);
+    const found = await client.resumeInterrupted(options);
+    client.close();
+    return found.length;
+  };
+  const { streams: [stream] } = await storage.load();
+  await storage.apply([{ op: "stream", value: { ...stream, touchedAt: Date.now() - 7_300_000 } }]);
+  assert.equal(await left({ lookBackS: 10_000 }), 1);
+  assert.deepEqual((await storage.load()).chunks.map(({ key }) => key), ["k"]);
+  await storage.apply([{ op: "stream", value: { ...stream, touchedAt: Date.now() - 7_300_000 } }]);
+  assert.equal(await left(), 0);
+  assert.deepEqual(await storage.load(), { streams: [], secrets: [], chunks: [] });
+});
+
+test("settings out of their bounds are refused, and change nothing", async (t) => {
+  const { client } = await silent(t, new MemoryStorage());
+  const before = client.settings;
+  assert.deepEqual(before, { isRecoveryOn: true, lookBackS: 7200, patienceS: 7200, stallAfterS: 60 });
+  const wrong = [{ isRecoveryOn: 1 }, { lookBackS: -1 }, { lookBackS: 1e9 }, { patienceS: -1 }, { stallAfterS: 0 }, { stall: 1 }];
+  for (const each of wrong) assert.throws(() => (client.settings = each), { code: "usage" });
+  await assert.rejects(connect({ url: "http://x", storage: new MemoryStorage(), settings: { lookBackS: NaN } }), { code: "usage" });
+  assert.equal(client.settings, before);
+});
+
+test("patience and the stall budget hold for streams that begin after the change", async () => {
+  const clock = { ms: 0, now: () => clock.ms, set: () => null, clear() {} };
+  const settings = { patienceS: 1, stallAfterS: 5 };
+  const lines = [];
+  const makeSocket = () => {
+    const line = { close() {}, send() {} };
+    lines.push(line);
+    queueMicrotask(() => line.onopen?.({}));
+    return line;
+  };
+  const client = await connect({ url: "http://x", storage: new MemoryStorage(), clock, makeSocket, settings });
+  const stream = client.send("s", "hi");
+  await until(() => lines.length === 1);
+  stream.cut();
+  clock.ms = 2000;
+  stream.wake();
+  await until(() => lines.length === 2);
+  stream.cut();
+  assert.equal((await stream.ended).code, "connection_lost");
+  client.close();
+});
+
+test("what an earlier page left is taken up at the start, all at the same time, and a failure stops no other", async (t) => {
+  const storage = new MemoryStorage();
+  const { client } = await silent(t, storage);
+  for (const session of ["s1", "s2", "s3"]) await client.send(session, `hi, ${session}`).settled;
+  client.close();
+  const [unhandled, others] = [[], process.listeners("unhandledRejection")];
+  process.removeAllListeners("unhandledRejection");
+  process.on("unhandledRejection", (error) => unhandled.push(error.message));
+  const taken = [];
+  const oninterrupted = (stream) => {
+    taken.push(`${stream.session}: ${stream.pendingText}`);
+    if (stream.session === "s1") throw new Error("the page's");
+    return stream.ended; // goes on while the next ones are told of
+  };
+  const makeSocket = () => ({ close() {}, send() {} });
+  const next = await connect({ url: "http://x", storage, makeSocket, oninterrupted });
+  assert.deepEqual(taken.sort(), ["s1: hi, s1", "s2: hi, s2", "s3: hi, s3"]);
+  assert.deepEqual(await next.resumeInterrupted(), []);
+  await until(() => unhandled.length > 0);
+  process.removeAllListeners("unhandledRejection");
+  for (const other of others) process.on("unhandledRejection", other);
+  assert.deepEqual(unhandled, ["the page's"]);
+  next.close();
+  const off = await connect({ url: "http://x", storage, makeSocket, settings: { isRecoveryOn: false }, oninterrupted });
+  assert.equal(taken.length, 3);
+  off.close();
+});
+
+test("while another tab holds what is kept nobody waits for it but who must, and then it is taken up", async (t) => {
+  const storage = new MemoryStorage();
+  const { client } = await silent(t, storage);
+  await client.send("s", "hello").settled;
+  client.close();
+  let isHeld = true;
+  const held = (read) => async (...asked) => {
+    await new Promise(setImmediate);
+    if (isHeld) throw new MidstreamError("storage", "another tab holds it", "later");
+    return read(...asked);
+  };
+  storage.load = held(storage.load.bind(storage));
+  storage.sessionSecret = held(storage.sessionSecret.bind(storage));
+  const taken = [];
+  const makeSocket = () => {
+    const line = { close() {}, send: (text) => openings.push(JSON.parse(text)) };
+    queueMicrotask(() => line.onopen?.({}));
+    return line;
+  };
+  const openings = [];
+  const next = await connect({ url: "http://x", storage, makeSocket, oninterrupted: (stream) => taken.push(stream.session) });
+  t.after(() => next.close());
+  const stream = next.send("new", "hi");
+  await assert.rejects(next.unsent("s"), { code: "storage", retry: "later" });
+  assert.deepEqual([taken, openings, stream.connection.phase], [[], [], "connecting"]);
+  isHeld = false;
+  await until(() => taken.length === 1 && openings.length >= 2);
+  assert.deepEqual(taken, ["s"]);
+});
+
 // --- what is published ---------------------------------------------------------------------------------------------
 
 const declared = readFileSync(new URL("../../src/midstream/server/static/client/midstream.d.ts", import.meta.url), "utf8");
@@ -172,7 +399,7 @@ const declared = readFileSync(new URL("../../src/midstream/server/static/client/
 /** The members that a class of midstream.d.ts declares. */
 function declaredOf(name) {
   const body = declared.split(`export class ${name} `)[1].split("\n}\n")[0];
-  const names = [...body.matchAll(/^ {2}(?:readonly )?(\w+)[(:]/gm)].map(([, member]) => member);
+  const names = [...body.matchAll(/^ {2}(?:readonly |get |set )?(\w+)[(:]/gm)].map(([, member]) => member);
   return new Set(names);
 }
 

@@ -109,6 +109,35 @@ class Tab:
                         return
                 await World().sleep(0.01)
 
+    async def leave_for(self, url: str) -> None:
+        """Go to another page, as by a link: the one before may be put aside for the back button."""
+        at, _ = await self._history()
+        await self._browser.send("Page.navigate", session=self._session, url=url)
+        await self._arrives(at + 1)
+
+    async def back(self) -> None:
+        """Push the back button."""
+        at, entries = await self._history()
+        former = entries[at - 1]["id"]
+        await self._browser.send("Page.navigateToHistoryEntry", session=self._session, entryId=former)
+        await self._arrives(at - 1)
+
+    async def _arrives(self, at: int) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                with contextlib.suppress(
+                    BrowserRefusedError
+                ):  # one page goes, and the other is not there yet
+                    # A page that goes may leave a question unanswered: the browser itself is asked first.
+                    is_there = (await self._history())[0] == at
+                    if is_there and await self.evaluate("document.readyState === 'complete'"):
+                        return
+                await World().sleep(0.01)
+
+    async def _history(self) -> tuple[int, list[dict[str, Any]]]:
+        history = await self._browser.send("Page.getNavigationHistory", session=self._session)
+        return history["currentIndex"], history["entries"]
+
     @contextlib.asynccontextmanager
     async def frozen(self) -> AsyncIterator[None]:
         """Freeze the page, as a browser does with tabs in the background, until the end of the block."""

@@ -13,7 +13,7 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from importlib.metadata import distribution, requires
 from pathlib import Path
 
@@ -301,9 +301,11 @@ def test_rule_17_every_error_is_a_problem_with_a_stable_code_and_a_next_step() -
 
 async def test_rule_17_a_bug_says_nothing_of_itself_and_a_foreign_thing_is_as_a_missing_one() -> None:
     class Broken(MemoryStore):
-        def list(self, *, live: bool | None = None) -> AsyncIterator[SessionInfo]:
+        def list(
+            self, *, live: bool | None = None, of: Collection[str] | None = None
+        ) -> AsyncIterator[SessionInfo]:
             if live:
-                return super().list(live=live)
+                return super().list(live=live, of=of)
             raise RuntimeError("select secret from journal where tenant = 'acme'")
 
     app = guarded_app(store=Broken())

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, expect
 
 from midstream.core.settings import StreamSettings
+from midstream.server.app import App
 from midstream.testing.models import text
 from tests.client.proxies import Proxy, Upgrades
 from tests.server.devtools import DevTools, Tab, devtools
 from tests.server.serving import make_app, served
-from tests.server.test_page import CHROMIUM, FLAGS, HALF, WAIT_MS, WAIT_S, WHOLE, WORDS, opened, two_halves
+from tests.server.test_page import CHROMIUM, FLAGS, HALF, KEPT, WAIT_MS, WAIT_S, WHOLE, WORDS, two_halves
 from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name
 from tests.server.test_page_tabs import said_elsewhere, turns, until
 from tests.server.test_page_transports import CONNECT, SPEAK, asked, page_at
@@ -79,13 +80,34 @@ TAKE_UP = """async () => {
     return "whole";
   })();
 }"""
+PUT_ASIDE = """() => {
+  globalThis.moves = [];
+  for (const kind of ["pagehide", "pageshow"])
+    addEventListener(kind, ({ persisted }) => moves.push(`${kind} ${persisted}`));
+}"""
+WRITE = """(words) => {
+  document.querySelector("#text").value = words;
+  document.querySelector("#composer").requestSubmit();
+}"""
+READ = "[...document.querySelectorAll('.turn .parts > .words')].map((words) => words.textContent).join('|')"
+CONNECT_AND_TAKE_UP = """async () => {
+  const { connect } = await import("/static/client/midstream.js");
+  globalThis.heard = {};
+  const oninterrupted = async (stream) => {
+    heard[stream.session] = "";
+    for await (const { record } of stream) if (record?.type === "delta") heard[stream.session] += record.text;
+    heard.ended = (heard.ended ?? 0) + 1;
+  };
+  globalThis.client = await connect({ oninterrupted });
+}"""
+KEEP_NOTHING = "(isRecoveryOn) => void (client.settings = { isRecoveryOn })"
 SEES_HALF = f"words === {json.dumps(''.join(WORDS[:HALF]))}"
 
 
-async def tab_at(chromium: DevTools, url: str) -> Tab:
+async def tab_at(chromium: DevTools, url: str, **options: str) -> Tab:
     """Open a tab that is a client."""
     tab = await chromium.open(f"{url}/static/client/package.json")
-    await tab.call(f"(options) => ({CONNECT})([options, false])", {})
+    await tab.call(f"(options) => ({CONNECT})([options, false])", options)
     return tab
 
 
@@ -181,21 +203,94 @@ async def test_what_a_frozen_tab_left_is_taken_up_by_another_and_the_first_one_y
         await leave([tab, other])
 
 
-async def test_a_page_that_is_put_aside_has_no_connection_until_it_is_back(browser: Browser) -> None:
-    app = turns(text("Hello."), text("Meanwhile."))
+@spec("STREAM-30", "STREAM-78", "STREAM-79")
+async def test_the_next_page_takes_up_at_its_start_what_was_kept_of_the_one_before(
+    chromium: DevTools,
+) -> None:
+    gate = asyncio.Event()
+    app = make_app(two_halves(gate))
     async with served(app) as server:
-        chat = await opened(browser, server.url)
-        await chat.say("hello")
-        await chat.sees("Hello.")
-        await until(lambda: app.open_streams == 1)
-        move = "(kind) => dispatchEvent(new PageTransitionEvent(kind, { persisted: true }))"
-        await chat.page.evaluate(move, "pagehide")
-        await until(lambda: app.open_streams == 0)
-        await said_elsewhere(app, chat.session, "go on")
-        await chat.page.evaluate(move, "pageshow")
-        await chat.sees("Meanwhile.")
-        await until(lambda: app.open_streams == 1)
-        await chat.page.context.close()
+        tab = await tab_at(chromium, server.url)
+        for session, is_kept in (("kept", True), ("unkept", False), ("another", True)):
+            await tab.call(KEEP_NOTHING, is_kept)
+            await tab.call(SAY, session, "go on")
+            await tab.until(SEES_HALF)
+        await tab.reload()
+        await tab.evaluate(f"({CONNECT_AND_TAKE_UP})()")
+        await until(lambda: app.open_streams == 2)
+        assert await tab.evaluate("Object.keys(heard).sort()") == ["another", "kept"]
+        gate.set()
+        await tab.until("heard.ended === 2")
+        for session in ("kept", "another"):
+            assert "".join(WORDS[HALF:]) in await tab.evaluate(f"heard.{session}")
+        await leave([tab])
+
+
+async def away_and_back(tab: Tab, app: App, meanwhile: Callable[[], Awaitable[None]]) -> None:
+    """Leave for another page, which puts this one aside, and come back; assert that it is the very same one."""
+    here = await tab.evaluate("location.href")
+    await tab.evaluate(f"({PUT_ASIDE})()")
+    await tab.leave_for(f"{here.partition('#')[0]}?elsewhere")
+    assert await tab.evaluate("globalThis.moves === undefined")
+    await until(lambda: app.open_streams == 0)
+    await meanwhile()
+    await tab.back()
+    await tab.until("globalThis.moves?.length === 2")
+    assert await tab.evaluate("[location.href, ...moves]") == [here, "pagehide true", "pageshow true"]
+
+
+@pytest.mark.parametrize("transport", ["websocket", "sse", "poll"])
+async def test_a_page_that_is_put_aside_while_it_speaks_goes_on_when_it_is_back(
+    chromium: DevTools, transport: str
+) -> None:
+    gate = asyncio.Event()
+    app = make_app(two_halves(gate))
+
+    async def meanwhile() -> None:
+        gate.set()
+
+    async with served(app) as server:
+        tab = await tab_at(chromium, server.url, transport=transport)
+        await tab.call(SAY, "s1", "go on")
+        await tab.until(SEES_HALF)
+        await away_and_back(tab, app, meanwhile)
+        assert [await tab.evaluate("listening"), await tab.evaluate("words")] == ["whole", WHOLE]
+        assert await tab.evaluate(f"({KEPT})()") == 0
+        await leave([tab])
+
+
+async def test_the_chat_page_is_put_aside_and_hears_what_was_said_meanwhile_once(chromium: DevTools) -> None:
+    app = turns(text("Hello."), text("Meanwhile."), text("Afterwards."))
+    async with served(app) as server:
+        tab = await chromium.open(f"{server.url}/#s1")
+        await tab.until("document.querySelector('#empty')?.hidden === false")
+        await tab.call(WRITE, "hello")
+        await tab.until(f"({READ}) === 'Hello.'")
+        await tab.until("document.querySelector('.turn').dataset.status === 'completed'")
+        await away_and_back(tab, app, lambda: said_elsewhere(app, "s1", "go on"))
+        await tab.until(f"({READ}) === 'Hello.|Meanwhile.'")
+        await tab.call(WRITE, "and now?")
+        await tab.until(f"({READ}) === 'Hello.|Meanwhile.|Afterwards.'")
+
+
+@spec("STREAM-82")
+async def test_what_a_page_left_that_was_put_aside_is_taken_up_by_another_tab(chromium: DevTools) -> None:
+    gate = asyncio.Event()
+    app = make_app(two_halves(gate))
+    async with served(app) as server:
+        tab, other = await tab_at(chromium, server.url), await tab_at(chromium, server.url)
+
+        async def meanwhile() -> None:
+            await other.call(TAKE_UP)
+            await until(lambda: app.open_streams == 1)
+
+        await tab.call(SAY, "s1", "go on")
+        await tab.until(SEES_HALF)
+        await away_and_back(tab, app, meanwhile)
+        assert await tab.evaluate("listening") == "stream_fenced"
+        gate.set()
+        assert await other.evaluate("listening") == "whole"
+        await leave([tab, other])
 
 
 SLOW = """async () => {

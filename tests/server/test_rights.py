@@ -4,31 +4,36 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.errors import LimitReachedError, SessionNotFoundError
-from midstream.server.rights import READERS_MAX, Rights, is_of_tenant, name_in_store, name_outside
+from midstream.server import rights as rights_module
+from midstream.server.rights import READERS_MAX, Owner, Rights, is_of_tenant, name_in_store, name_outside
 from midstream.server.subjects import Subject
+from midstream.store.contract import OWNERS
 from midstream.store.memory import MemoryStore
 from midstream.testing.worlds import FakeWorld
 
 NAMES = st.text("ab:.-_1", min_size=1, max_size=12)
 
 
-async def _rights() -> Rights:
-    store = MemoryStore()
+async def _rights(store: MemoryStore | None = None) -> Rights:
+    store = store or MemoryStore()
     await store.open()
     return Rights(store, FakeWorld())
 
 
-async def test_of_two_who_begin_a_session_one_owns_it() -> None:
-    rights = await _rights()
+async def test_of_two_who_begin_a_session_one_owns_it_as_long_as_it_is_there() -> None:
+    store = MemoryStore()
+    rights = await _rights(store)
     ada, bob = Subject("ada"), Subject("bob")
     owners = await asyncio.gather(rights.claim("s1", ada), rights.claim("s1", bob))
     assert owners[0] == owners[1] == await rights.owner_of("s1") == await rights.owner_of("s1::1.1.0")
-    await rights.forget("s1")
+    await store.claim("s1", at=1.0)
+    await store.delete("s1")
     assert await rights.owner_of("s1") is None
     assert (await rights.claim("s1", bob)).subject == "bob"
 
@@ -63,3 +68,62 @@ def test_no_name_of_one_tenant_is_anothers(name: str, tenant: str, other: str) -
     if is_of_tenant(inside, tenant) and tenant != other:
         assert not is_of_tenant(inside, other)
         assert name_in_store(inside, other) != inside
+
+
+async def test_what_a_subject_may_see_is_noted_with_it() -> None:
+    store = MemoryStore()
+    rights = await _rights(store)
+    ada, bob, eve = Subject("ada"), Subject("bob"), Subject("ada", tenant="acme")
+    for session in ("s1", "s2"):
+        await rights.claim(session, ada)
+    await rights.claim("s1", bob)  # too late
+    await rights.share("s2", ["bob"])
+    assert sorted(await rights.sessions_of(ada)) == ["s1", "s2"]
+    assert sorted(await rights.sessions_of(bob)) == ["s1", "s2"], "it may be just about to be theirs"
+    assert await rights.sessions_of(eve) == []
+
+
+async def test_what_is_gone_does_not_stay_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rights_module, "LOOKED_AT", 2)
+    world, store = FakeWorld(), MemoryStore()
+    await store.open()
+    rights, ada = Rights(store, world), Subject("ada")
+    for number in range(6):
+        await rights.claim(f"s{number}", ada)
+        await store.claim(f"s{number}", at=1.0)
+    for number in range(1, 6):
+        await store.delete(f"s{number}")
+    assert len(await rights.sessions_of(ada)) == 6
+    await world.advance(rights_module.BEGINNING_S + 1)
+    for _ in range(100):
+        if await rights.sessions_of(ada) == ["s0"]:
+            break
+    assert await rights.sessions_of(ada) == ["s0"]
+
+
+async def test_a_name_that_is_begun_anew_is_not_taken_for_an_old_one() -> None:
+    world, store = FakeWorld(), MemoryStore()
+    await store.open()
+    rights, ada = Rights(store, world), Subject("ada")
+    await rights.claim("s1", ada)
+    await store.claim("s1", at=1.0)
+    await store.delete("s1")
+    await world.advance(rights_module.BEGINNING_S + 1)
+    await rights._note("s1", "", "ada")  # somebody dies, or is overtaken, before the row is written
+    assert await rights.sessions_of(ada) == ["s1"]
+    await rights.claim("s1", ada)
+    assert await rights.sessions_of(ada) == ["s1"]
+
+
+async def test_rows_of_earlier_versions_are_noted_once() -> None:
+    store = MemoryStore()
+    rights = await _rights(store)
+    body = msgspec.json.encode(Owner("", "ada", readers=("bob",)))
+    await store.keep(OWNERS, "s1", body, expected=0, at=1.0)
+    assert await rights.sessions_of(Subject("ada")) == []
+    await asyncio.gather(rights.complete(), rights.complete())
+    for name in ("ada", "bob"):
+        assert await rights.sessions_of(Subject(name)) == ["s1"]
+    await store.keep(OWNERS, "s2", body, expected=0, at=1.0)
+    await rights.complete()
+    assert await rights.sessions_of(Subject("ada")) == ["s1"]

@@ -11,7 +11,7 @@ from midstream.core.turn import Cancel, Resume
 from midstream.errors import LimitReachedError, SessionNotFoundError, UnauthorizedError, UsageError
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
-from midstream.server.access import Access
+from midstream.server.access import Access, Authorize
 from midstream.server.judge import Judge
 from midstream.server.limits import Limits
 from midstream.server.passes import Passes
@@ -26,13 +26,13 @@ from midstream.testing.worlds import FakeWorld
 class House:
     """What stands behind a door."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(self, limits: Limits | None = None, authorize: Authorize | None = None) -> None:
         self.world = FakeWorld()
         self.store = MemoryStore()
         self.host = Host(Agent(ScriptedModel([])), self.store, world=self.world)
         self.rights = Rights(self.store, self.world)
         self.known: Subject | None = Subject("ada")
-        access = Access(authenticate=lambda _: self.known)
+        access = Access(authenticate=lambda _: self.known, authorize=authorize)
         self.judge = Judge(access, self.store, self.rights, Passes(self.store, self.world))
         self.counters = Counters(limits or Limits(), self.world)
         self.living: set[Visit] = set()
@@ -53,6 +53,20 @@ class House:
         )
 
 
+async def test_a_list_is_made_of_what_a_caller_may_see_and_not_of_everything() -> None:
+    house = House()
+    await house.store.open()
+    for name, session in (("ada", "s1"), ("bob", "s2")):
+        await house.visit(Subject(name), session).begin()
+    assert await house.visit(Subject("ada")).seeing() == ["s1"]
+    assert await house.visit(Subject("ada", session="s2")).seeing() == ["s2"]  # by a viewer's pass
+    assert await house.visit(Subject("root", is_operator=True)).seeing() is None
+    assert await Stranger().seeing() is None
+    told = House(authorize=lambda _subject, _action, _session, _owner: True)
+    await told.store.open()
+    assert await told.visit(Subject("ada")).seeing() is None, "the application is asked about each"
+
+
 async def test_who_begins_a_session_owns_it_and_others_find_nothing() -> None:
     house = House(Limits(sessions_begun_per_minute=1))
     await house.store.open()
@@ -63,7 +77,8 @@ async def test_who_begins_a_session_owns_it_and_others_find_nothing() -> None:
         await bob.begin()
     with pytest.raises(LimitReachedError):
         await house.visit(Subject("ada"), "s2").begin()
-    await ada.forget()
+    await house.store.claim("s1", at=1.0)
+    await house.store.delete("s1")
     await bob.begin()
     await bob.require(Action.OWN)
 
@@ -112,7 +127,8 @@ async def test_a_stream_that_spoke_ends_when_it_may_only_look() -> None:
     house.known = Subject("ada")
     speaking = asyncio.create_task(owner.until_unwelcome())
     await house.world.settle()
-    await house.rights.forget("s1")
+    await house.store.claim("s1", at=1.0)
+    await house.store.delete("s1")
     await house.rights.claim("s1", Subject("bob"))
     await house.rights.share("s1", ["ada"])
     owner.look_again()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
 from midstream.core.blobs import Blob
 from midstream.core.records import Sync
 from midstream.errors import LeaseHeldError, MidstreamError, StoreBusyError, StoreFullError
-from midstream.store.contract import Mark, News, SessionInfo, Stored
+from midstream.store.contract import Mark
 from midstream.store.memory import MemoryStore
+from midstream.testing.stores import StoreInFront
 from tests.simulation.loop import pass_time
 
 
@@ -32,7 +33,7 @@ class Weather(Struct):
     is_full: bool = False
 
 
-class WeatheredStore:
+class WeatheredStore(StoreInFront):
     """A memory store in bad weather. What fails has written nothing, as the contract says.
 
     A cancelled or killed caller may stand on either side of the effect: `latency_s` passes before it and after it.
@@ -47,28 +48,32 @@ class WeatheredStore:
     def __init__(
         self, store: MemoryStore, weather: Weather, chance: random.Random, note: Callable[..., None]
     ) -> None:
-        self.store = store
+        super().__init__(store)
         self._weather = weather
         self._chance = chance
         self._note = note
         self._pending = 0
         self._is_quiet = asyncio.Event()
 
-    async def open(self) -> None:
+    async def asked(self, operation: str, session: str) -> None:
         await self._delay()
-        await self.store.open()
+        weather = self._weather
+        if operation not in _WRITES:
+            return
+        if weather.is_down or (weather.failing and self._chance.random() < weather.failing):
+            self._note(operation, session, "failed")
+            raise StoreFullError("the disk is full") if weather.is_full else StoreBusyError("it is busy")
 
     async def close(self) -> None:
-        await self._delay()
+        await self.asked("close", "")
         while self._pending:  # what was asked for is finished
             self._is_quiet.clear()
             await self._is_quiet.wait()
         await self.store.close()
 
     async def claim(self, session: str, *, at: float) -> int:
-        await self._write("claim", session)
         try:
-            epoch = await self.store.claim(session, at=at)
+            epoch = await super().claim(session, at=at)
         except LeaseHeldError:
             self._note("claim", session, "held")
             raise
@@ -77,8 +82,7 @@ class WeatheredStore:
         return epoch
 
     async def release(self, session: str, *, epoch: int) -> None:
-        await self._delay()
-        await self.store.release(session, epoch=epoch)
+        await super().release(session, epoch=epoch)
         self._note("release", session, epoch)
 
     async def append(
@@ -93,7 +97,7 @@ class WeatheredStore:
         blobs: Sequence[Blob] = (),
         seal: bytes = b"",
     ) -> int:
-        await self._write("append", session)
+        await self.asked("append", session)
         try:
             end = await self.store.append(
                 session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark, blobs=blobs, seal=seal
@@ -105,51 +109,10 @@ class WeatheredStore:
         await self._delay()
         return end
 
-    async def prune(self, session: str, body: bytes, *, position: int, epoch: int) -> bool:
-        await self._write("prune", session)
-        return await self.store.prune(session, body, position=position, epoch=epoch)
-
-    async def blob(self, session: str, digest: str) -> bytes | None:
-        await self._delay()
-        return await self.store.blob(session, digest)
-
-    async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
-        await self._delay()
-        return await self.store.read(session, after=after, limit=limit)
-
-    async def find(self, session: str) -> SessionInfo | None:
-        await self._delay()
-        return await self.store.find(session)
-
-    async def list(self, *, live: bool | None = None) -> AsyncIterator[SessionInfo]:
-        await self._delay()
-        async for each in self.store.list(live=live):
-            yield each
-
-    async def delete(self, session: str) -> bool:
-        await self._write("delete", session)
-        return await self.store.delete(session)
-
-    async def watch(self, followed: Mapping[str, int]) -> News:
-        await self._delay()
-        return await self.store.watch(followed)
-
     async def hand_over(self, session: str, body: bytes) -> bytes:
-        await self._write("hand over", session)
-        answer = await self.store.hand_over(session, body)
+        answer = await super().hand_over(session, body)
         await self._delay()
         return answer
-
-    async def answer(self, letter: int, body: bytes) -> None:
-        await self._write("answer", str(letter))
-        await self.store.answer(letter, body)
-
-    async def _write(self, what: str, session: str) -> None:
-        await self._delay()
-        weather = self._weather
-        if weather.is_down or (weather.failing and self._chance.random() < weather.failing):
-            self._note(what, session, "failed")
-            raise StoreFullError("the disk is full") if weather.is_full else StoreBusyError("it is busy")
 
     async def _delay(self) -> None:
         if not self._weather.latency_s:
@@ -160,3 +123,6 @@ class WeatheredStore:
         finally:
             self._pending -= 1
             self._is_quiet.set()
+
+
+_WRITES = frozenset(("claim", "append", "prune", "delete", "hand_over", "answer"))

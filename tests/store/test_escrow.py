@@ -679,7 +679,7 @@ async def test_wraps_that_a_dying_process_left_are_forgotten_by_the_next(folder:
     for session in ("s", "t"):
         epoch = await _begin(store, session)
         await store.release(session, epoch=epoch)
-    await inner.delete("s")  # and it dies before it drops the row
+    del memory.sessions["s"]  # by an earlier version, which died before it dropped the row
     await store.close()
     again = await _opened_store(memory, folder, world=world)
     await again.escrow.forget_deleted()

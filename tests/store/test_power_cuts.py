@@ -10,7 +10,8 @@ import apsw
 import pytest
 
 from midstream.core.records import Sync
-from midstream.store.sqlite import Durability, SQLiteStore
+from midstream.store.commits import Durability
+from midstream.store.sqlite import SQLiteStore
 from tests.store.disk import Disk, Note, Operation, after_power_cut
 
 CUTS = 250
@@ -45,7 +46,7 @@ async def _run(path: Path, disk: Disk, durability: Durability, chance: random.Ra
             assert await store.prune(session, PRUNED, position=position, epoch=stored.epoch)
         if number % 25 == 24:
             assert store._opened is not None
-            await store._opened.queue.clear_log()
+            await store._opened.commits.clear_log()
     await store.close()
 
 

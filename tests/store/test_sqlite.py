@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
@@ -16,14 +18,10 @@ from midstream.errors import (
     StoreFullError,
     UsageError,
 )
+from midstream.store.commits import IDLE_CHECKPOINT_PAGES, Durability
 from midstream.store.contract import Store, Stored
 from midstream.store.database import PAGE_BYTES, SCHEMA_VERSION
-from midstream.store.sqlite import (
-    IDLE_CHECKPOINT_PAGES,
-    Durability,
-    SQLiteStore,
-    reading,
-)
+from midstream.store.sqlite import AT_ONCE_BYTES_MAX, SQLiteStore, reading
 from midstream.testing.shelf_contract import ShelfContract
 from midstream.testing.store_contract import Place, StoreContract
 from midstream.world import World
@@ -59,6 +57,21 @@ class Impatient(World):
     """It waits as short as it may between tries."""
 
     def chance(self) -> float:
+        return 0.0
+
+
+class Neighbour(World):
+    """Another process: it writes until somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.db: apsw.Connection | None = None
+        self.waited_in: list[str] = []
+
+    def chance(self) -> float:
+        if self.db is not None:
+            self.waited_in.append(threading.current_thread().name)
+            self.db.close()
+            self.db = None
         return 0.0
 
 
@@ -174,6 +187,63 @@ async def test_a_foreign_write_at_our_position_is_a_conflict(store: SQLiteStore,
     )
     assert [type(result).__name__ for result in results] == ["JournalMovedError", "int"]
     assert await _append(store, b"b", expected=2, epoch=epoch) == 3
+
+
+# --- commits on the event loop
+
+
+def _at_once(append: Coroutine[Any, Any, int]) -> int:
+    """Return the answer of an append that lets nobody else have the event loop."""
+    try:
+        append.send(None)
+    except StopIteration as answered:
+        return int(answered.value)
+    append.close()
+    raise AssertionError("it waits")
+
+
+async def test_a_small_append_that_nobody_syncs_holds_nobody_up(store: SQLiteStore) -> None:
+    epoch = await store.claim("s", at=1.0)
+    assert await _append(store, b"a", expected=0, epoch=epoch) == 1, "the first of an epoch is synced"
+    assert _at_once(_append(store, b"b", expected=1, epoch=epoch, sync=Sync.NORMAL)) == 2
+    assert await _bodies(store) == [b"a", b"b"]
+
+
+async def test_an_append_waits_for_another_process_apart_from_the_event_loop(folder: Path) -> None:
+    neighbour = Neighbour()
+    store = SQLiteStore(folder / "x.db", world=neighbour)
+    await store.open()
+    epoch = await store.claim("s", at=1.0)
+    await _append(store, b"a", expected=0, epoch=epoch)
+    neighbour.db = apsw.Connection(str(folder / "x.db"))
+    neighbour.db.execute("begin immediate")
+    assert await _append(store, b"b", expected=1, epoch=epoch, sync=Sync.NORMAL) == 2
+    assert neighbour.waited_in == ["midstream-sqlite-writer"]
+    await store.close()
+
+
+async def test_an_append_that_fails_on_the_event_loop_leaves_nothing(folder: Path) -> None:
+    disk = Disk("full at once")
+    store = SQLiteStore(folder / "x.db", vfs=disk.name)
+    await store.open()
+    epoch = await store.claim("s", at=1.0)
+    await _append(store, b"a", expected=0, epoch=epoch)
+    disk.is_full = True
+    with pytest.raises(StoreFullError):
+        await _append(store, b"b", expected=1, epoch=epoch, sync=Sync.NORMAL)
+    assert await _bodies(store) == [b"a"]
+    disk.is_full = False
+    assert await _append(store, b"c", expected=1, epoch=epoch, sync=Sync.NORMAL) == 2
+    await store.close()
+    assert await _found_in(folder / "x.db") == [b"a", b"c"]
+
+
+async def test_a_large_append_is_not_made_on_the_event_loop(store: SQLiteStore) -> None:
+    epoch = await store.claim("s", at=1.0)
+    await _append(store, b"a", expected=0, epoch=epoch)
+    large = _append(store, b"x" * (AT_ONCE_BYTES_MAX + 1), expected=1, epoch=epoch, sync=Sync.NORMAL)
+    with pytest.raises(AssertionError, match="it waits"):
+        _at_once(large)
 
 
 # --- no room

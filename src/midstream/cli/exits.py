@@ -51,6 +51,7 @@ ADVICE = {
     "store_busy": "Stop the other program that uses the file, then try again.",
     "store_full": "Free some space, then try again.",
     "store_damaged": "Restore a copy of the file.",
+    "events_lost": "Let whoever runs the server look: its store was cut, or is an older copy.",
     "record_undecodable": "Use the midstream version that wrote it, or restore a copy.",
     "connection_lost": "Check that the server runs and that the address is right.",
     "draining": "Try again in a moment.",

@@ -169,10 +169,7 @@ class FileSource:
         store = SQLiteStore(self._path)
         await store.open()
         try:
-            is_deleted = await store.delete(session)
-            if (wraps := await store.kept(ESCROW, session)) is not None:
-                await store.drop(ESCROW, session, expected=wraps.version)
-            return is_deleted
+            return await store.delete(session)
         finally:
             await store.close()
 

@@ -411,10 +411,12 @@ class _ClaudeAgent:
         program, self._program = self._program, None
         if program is None:
             return
-        with contextlib.suppress(Exception):
-            async with asyncio.timeout(INTERRUPT_S):
-                await program.client.interrupt()
-        await program.aclose()
+        try:
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(INTERRUPT_S):
+                    await program.client.interrupt()
+        finally:
+            await program.aclose()
 
 
 async def _messages(client: ClaudeSDKClient) -> AsyncGenerator[Message, None]:

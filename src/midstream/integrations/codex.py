@@ -371,9 +371,17 @@ class CodexThread:
 
     async def _begun(self, said: Said) -> sdk.AsyncTurnHandle:
         """Start a turn. An app server that dies meanwhile may have written down what was said."""
+        starting = self._upstream.world.spawn(
+            self._thread.turn(_input(said.message)), name="codex: start of a turn"
+        )
         try:
             async with self._upstream.errors(self._codex):
-                return await self._thread.turn(_input(said.message))
+                return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # The app server starts it whether somebody waits for it or not.
+            ending = self._upstream.world.spawn(_ended(starting), name="codex: end of a turn")
+            await asyncio.shield(ending)
+            raise
         except ModelUnavailableError as error:
             if isinstance(error.__cause__, _CLOSED):
                 raise doubtful(error) from error.__cause__
@@ -544,6 +552,13 @@ def _server(server: McpServer) -> dict[str, Any]:
 
 def _json(value: object) -> str:
     return msgspec.json.encode(value, enc_hook=str).decode()
+
+
+async def _ended(starting: asyncio.Task[sdk.AsyncTurnHandle]) -> None:
+    """Interrupt a turn as soon as it has begun."""
+    await asyncio.wait({starting}, timeout=STOP_S)
+    if not starting.cancel() and not starting.cancelled() and starting.exception() is None:
+        await _bounded(starting.result().interrupt())
 
 
 async def _bounded(work: Awaitable[object]) -> None:

@@ -170,9 +170,9 @@ class Cursor:
         )
         async with self._bridge.client() as client:
             if not resume:
-                agent = await self._bridge.openings.answer(client.create_agent(options))
+                agent = await self._bridge.openings.answer(client.create_agent(options), _closed)
                 return CursorAgent(agent, self._bridge, "")
-            agent = await self._bridge.openings.answer(client.resume_agent(resume, options))
+            agent = await self._bridge.openings.answer(client.resume_agent(resume, options), _closed)
         if agent.agent_id != resume:
             await _bounded(agent.close())
             raise UpstreamMismatchError(f"{self.name} took up {agent.agent_id!r} instead of {resume!r}")
@@ -228,7 +228,7 @@ class CursorAgent:
                 if not self._bridge.is_open(self._agent.client):
                     raise ModelUnavailableError("the agent's bridge was stopped")
                 asked = self._agent.send(_words(said.message), options, idempotency_key=key)
-                run = await self._bridge.openings.answer(asked)
+                run = await self._bridge.openings.answer(asked, self._bridge.end)
                 async for each in run.events():
                     events = reading.read(each)
                     if events and not is_opened:
@@ -249,7 +249,7 @@ class CursorAgent:
             raise doubtful(error) from cause
         finally:
             if run is not None and not is_over and self._bridge.is_open(self._agent.client):
-                await _bounded(run.cancel())
+                await self._bridge.end(run)
         if not is_opened and reading.may_know(result):
             yield self._opened(run)
         for event in reading.end(result):
@@ -389,6 +389,11 @@ class _Bridge:
                 retry_after_s=retry_after_s(error.retry_after or "", now=self._world.now()),
             ) from error
 
+    async def end(self, run: AsyncRun) -> None:
+        """Stop a run. It is stopped even where who waits for that is cancelled."""
+        ending = self._world.spawn(_bounded(run.cancel()), name="cursor: end of a run")
+        await asyncio.shield(ending)
+
     def is_open(self, client: AsyncClient) -> bool:
         """Return whether this client can still be asked."""
         return client in (self._yours, self._ours)
@@ -491,6 +496,10 @@ def write_rules(path: Path, instructions: str, *, draft: str) -> None:
         fresh.replace(path)
     finally:
         fresh.unlink(missing_ok=True)
+
+
+async def _closed(agent: AsyncAgent) -> None:
+    await _bounded(agent.close())
 
 
 async def _bounded(work: Awaitable[object]) -> None:

@@ -11,7 +11,9 @@ response is being made) and of background mode (`starting_after`).
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import hashlib
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, ClassVar, Literal
@@ -57,6 +59,8 @@ RECONNECTS_MAX = 3
 RECONNECT_BACKOFF = Backoff(first_s=0.25, most_s=4.0, jitter=0.5)
 _GONE = {"previous_response_not_found", "conversation_not_found"}
 _NAMED_BY = {"previous_response_id", "conversation"}
+STOP_S = 5.0
+"""Seconds a background reply has to say its name, when nobody waits for it any more."""
 _NOT_FOUND = 404
 _NOT_TAKEN = {409, 429, 503}
 """Statuses of a server that did not begin: a conflict, too many requests, no room."""
@@ -81,8 +85,12 @@ class _Way(Struct, frozen=True):
         """Let the server stop a background reply that nobody reads any more."""
         if response in self.running and not self.client.is_closed():
             self.running.discard(response)
-            with contextlib.suppress(openai.OpenAIError):
-                await self.client.responses.cancel(response)
+            stopping = self.world.spawn(self._stopped(response), name="openai: end of a background reply")
+            await asyncio.shield(stopping)  # it is stopped even where who waits for that is cancelled
+
+    async def _stopped(self, response: str) -> None:
+        with contextlib.suppress(openai.OpenAIError):
+            await self.client.responses.cancel(response)
 
 
 class _ResponsesUpstream:
@@ -298,7 +306,9 @@ class OpenAIAgent:
         """Give the events of one connection as JSON: of a new reply, or of one whose name is known."""
         asked = self._taken_up(reader) if reader.response_id else self._asked(said, key)
         try:
-            async with await self._way.openings.answer(asked) as events:
+            async with await self._way.openings.answer(
+                asked, functools.partial(self._leave, reader)
+            ) as events:
                 async for event in events:
                     # Without validation: what this version of the package does not know is kept.
                     yield event.to_json(indent=None).encode()
@@ -308,6 +318,21 @@ class OpenAIAgent:
             raise _no_connection(self._way.name, error) from error
         except openai.APIError as error:
             raise _typed(error.body, error_of(error.body)) from error
+
+    async def _leave(self, reader: ResponsesReader, events: openai.AsyncStream[ResponseStreamEvent]) -> None:
+        """Let go of a reply that nobody waits for any more; one in the background must be known to be stopped."""
+        async with events:
+            if self._way.is_background:
+                with contextlib.suppress(openai.APIError, TimeoutError):
+                    async with asyncio.timeout(STOP_S):
+                        await self._name(reader, events)
+
+    async def _name(self, reader: ResponsesReader, events: openai.AsyncStream[ResponseStreamEvent]) -> None:
+        async for event in events:
+            reader.read_json(event.to_json(indent=None).encode())
+            if reader.response_id:
+                self._way.running.add(reader.response_id)
+                return
 
     async def _taken_up(self, reader: ResponsesReader) -> openai.AsyncStream[ResponseStreamEvent]:
         return await self._way.client.responses.retrieve(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from midstream.errors import ModelUnavailableError, UpstreamFailedError
@@ -24,8 +24,17 @@ class Openings:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_closed = False
 
-    async def answer(self, request: Coroutine[Any, Any, T]) -> T:
+    async def answer(
+        self,
+        request: Coroutine[Any, Any, T],
+        let_go: Callable[[T], Coroutine[Any, Any, object]] | None = None,
+    ) -> T:
         """Wait for an answer.
+
+        Args:
+            request: Asks for it.
+            let_go: What becomes of an answer that has come when who waits for it is cancelled: nobody else has it.
+                Never raises.
 
         Raises:
             ModelUnavailableError: The upstream was closed before. Nothing was asked.
@@ -39,6 +48,8 @@ class Openings:
         try:
             return await task
         except asyncio.CancelledError:
+            if let_go is not None and task.done() and not task.cancelled() and task.exception() is None:
+                await asyncio.shield(self._world.spawn(let_go(task.result()), name=f"leaving {self._name}"))
             waiting = asyncio.current_task()
             if waiting is None or waiting.cancelling():
                 raise

@@ -57,7 +57,7 @@ from midstream.runtime.agent import Agent
 from midstream.runtime.children import Nursery
 from midstream.runtime.handing import GIVE_UP, encode_command, once, position_of
 from midstream.runtime.journal import Journal
-from midstream.runtime.mailbox import Effect, Envelope, Mailbox, merged
+from midstream.runtime.mailbox import Effect, Envelope, Mailbox, are_words, merged
 from midstream.runtime.marks import mark_of
 from midstream.runtime.performers import Performer
 from midstream.runtime.waits import Waits, Work, parted
@@ -492,7 +492,8 @@ class Runner:
         self._has_begun = self._has_begun or has_written
         for envelope in taken:
             envelope.answer(self.newest.position)
-        self._reconcile({each.reporter for each in batch if each.reporter is not None})
+        if not are_words(batch):
+            self._reconcile({each.reporter for each in batch if each.reporter is not None})
 
     async def _append_decided(self, batch: list[Envelope]) -> tuple[list[Envelope], bool]:
         """Return what was taken of a batch, and whether that wrote anything."""

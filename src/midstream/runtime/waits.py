@@ -57,7 +57,8 @@ class Waits:
         self._waits = waits
         if self._expired:
             self._expired.intersection_update(waits)
-        first_at = min((each.deadline_at for each in waits if each not in self._expired), default=None)
+            waits = [each for each in waits if each not in self._expired]
+        first_at = min([each.deadline_at for each in waits], default=None)
         if first_at is None:
             self._stop()
         elif self._timer is None or first_at < self._rings_at:

@@ -165,7 +165,7 @@ class HttpEndpoints:
         lines: list[SessionLine] = []
         number = count()
         visitor = visitor_of(request.scope)
-        async for info in self._host.store.list():
+        async for info in self._host.store.list(of=await visitor.seeing()):
             if not await self._may_list(visitor, info.session) or next(number) < offset:
                 continue
             if len(lines) == limit:
@@ -190,7 +190,7 @@ class HttpEndpoints:
         asked = request.query_params.get("session")
         named = None if asked is None else visitor.shown(asked)
         found: list[Question] = []
-        async for info in self._host.store.list():
+        async for info in self._host.store.list(of=await visitor.seeing()):
             if info.mark.status not in (RUNNING, WAITING):
                 continue
             name = visitor.shown(info.session)
@@ -259,7 +259,6 @@ class HttpEndpoints:
     async def delete(self, request: Request) -> Response:
         """Remove an idle session for good."""
         await self._host.delete(request.path_params["session_id"])
-        await visitor_of(request.scope).forget()
         return Response(status_code=204, headers=NO_STORE)
 
     async def cancel(self, request: Request) -> Response:

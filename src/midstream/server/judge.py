@@ -74,6 +74,11 @@ class Judge:
             return replace(taken.subject, session=root_of(taken.session))
         return taken.subject
 
+    @property
+    def asks_application(self) -> bool:
+        """Whether an application decides, and not the rows of owners."""
+        return self._access.authorize is not None
+
     async def verdict(self, subject: Subject, session: str, action: Action) -> Verdict:
         """Say how much a subject may do with a session of the store; `action` is what it is about to do."""
         if not is_of_tenant(session, subject.tenant) or (

@@ -1,12 +1,17 @@
-"""Whose a session is: one row for each, kept beside it in the store, written before the session is begun.
+"""Whose a session is: one row for each, kept beside it in the store, written before the session is begun, gone with it.
 
 The tenant is the first part of every session's name in the store (`tenant:name`), and a row is read by that whole
 name, so that no question of one tenant can be answered by what belongs to another.
+
+A shelf of each subject names the sessions it owns or may look at, so that a list costs what is in it and not what
+others have. It is written before the row that counts; what it names too much is not shown, and taken out in time.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 from msgspec import Struct
@@ -15,13 +20,19 @@ from msgspec.structs import replace
 from midstream.core.parts import root_of
 from midstream.errors import LimitReachedError, SessionNotFoundError, ShelfMovedError
 from midstream.server.subjects import Subject
-from midstream.store.contract import Shelf
+from midstream.store.contract import OWNERS, Shelf
 from midstream.world import World
 
-SHELF = "access-owners"
+INDEX_SHELF = "access-index"
+"""Says whether each subject's shelf is complete: those of earlier versions had none."""
+COMPLETE = "complete"
 REVOKED_SHELF = "access-revoked"
 READERS_MAX = 100
 """Subjects with whom one session is shared: whoever needs more decides by `authorize`."""
+BEGINNING_S = 3600.0
+"""Seconds after which a noted session that is somebody else's, or nobody's, is not just being begun."""
+LOOKED_AT = 20
+"""Noted sessions of a subject that are looked at when they are asked for."""
 _TRIES_MAX = 10
 
 
@@ -47,15 +58,16 @@ class Rights:
 
     async def owner_of(self, session: str) -> Owner | None:
         """Return whose a session (or the one it is part of) is; None where nobody's."""
-        kept = await self._shelf.kept(SHELF, root_of(session))
+        kept = await self._shelf.kept(OWNERS, root_of(session))
         return None if kept is None else msgspec.json.decode(kept.body, type=Owner)
 
     async def claim(self, session: str, subject: Subject) -> Owner:
         """Make a session a subject's, if it is nobody's, and return whose it is."""
         owner = Owner(subject.tenant, subject.id)
         body = msgspec.json.encode(owner)
+        await self._note(session, subject.tenant, subject.id)
         try:
-            await self._shelf.keep(SHELF, root_of(session), body, expected=0, at=self._world.now())
+            await self._shelf.keep(OWNERS, root_of(session), body, expected=0, at=self._world.now())
         except ShelfMovedError:
             return await self.owner_of(session) or owner
         return owner
@@ -70,19 +82,53 @@ class Rights:
         """
         if len(readers) > READERS_MAX:
             raise LimitReachedError(f"a session is shared with {READERS_MAX} subjects at most")
-        kept = await self._shelf.kept(SHELF, root_of(session))
+        kept = await self._shelf.kept(OWNERS, root_of(session))
         if kept is None:
             raise SessionNotFoundError(f"there is no session {session!r}")
         owner = replace(msgspec.json.decode(kept.body, type=Owner), readers=tuple(readers))
+        for reader in readers:
+            await self._note(session, owner.tenant, reader)
         body = msgspec.json.encode(owner)
-        await self._shelf.keep(SHELF, kept.key, body, expected=kept.version, at=self._world.now())
+        await self._shelf.keep(OWNERS, kept.key, body, expected=kept.version, at=self._world.now())
         return owner
 
-    async def forget(self, session: str) -> None:
-        """Let a session that was deleted be nobody's."""
-        kept = await self._shelf.kept(SHELF, root_of(session))
-        if kept is not None:
-            await self._shelf.drop(SHELF, kept.key, expected=kept.version)
+    async def sessions_of(self, subject: Subject) -> list[str]:
+        """Return the sessions that a subject may own or look at, without their parts, and perhaps some that are gone.
+
+        A few of them are looked at each time, wherever chance begins, so that no more stay noted than are there.
+        """
+        shelf = _shelf_of(subject.tenant, subject.id)
+        noted = await self._shelf.shelf(shelf)
+        begin = int(self._world.chance() * len(noted))
+        gone: set[str] = set()
+        for kept in [*noted[begin:], *noted[:begin]][:LOOKED_AT]:
+            owner = await self.owner_of(kept.key)
+            is_theirs = owner is not None and subject.id in (owner.subject, *owner.readers)
+            if not is_theirs and kept.at < self._world.now() - BEGINNING_S:
+                gone.add(kept.key)
+                await self._shelf.drop(shelf, kept.key, expected=kept.version)
+        return [kept.key for kept in noted if kept.key not in gone]
+
+    async def complete(self) -> None:
+        """Note what was written before subjects had shelves; once, however many servers begin at the same time."""
+        if await self._shelf.kept(INDEX_SHELF, COMPLETE) is not None:
+            return
+        for kept in await self._shelf.shelf(OWNERS):
+            owner = msgspec.json.decode(kept.body, type=Owner)
+            for each in (owner.subject, *owner.readers):
+                await self._note(kept.key, owner.tenant, each)
+        with suppress(ShelfMovedError):
+            await self._shelf.keep(INDEX_SHELF, COMPLETE, b"{}", expected=0, at=self._world.now())
+
+    async def _note(self, session: str, tenant: str, subject: str) -> None:
+        """Note that a session is, or is about to be, somebody's to see; anew where it was: it must not look old."""
+        shelf, key = _shelf_of(tenant, subject), root_of(session)
+        for _ in range(_TRIES_MAX):
+            kept = await self._shelf.kept(shelf, key)
+            with suppress(ShelfMovedError):
+                version = kept.version if kept else 0
+                await self._shelf.keep(shelf, key, b"{}", expected=version, at=self._world.now())
+                return
 
     async def lock_out(self, subject: Subject) -> None:
         """Let nothing count any more that was issued to a subject until now."""
@@ -100,6 +146,14 @@ class Rights:
         """Return when a subject was locked out last, in seconds since 1970; 0 for never."""
         kept = await self._shelf.kept(REVOKED_SHELF, subject.key)
         return kept.at if kept else 0.0
+
+
+def _shelf_of(tenant: str, subject: str) -> str:
+    # Names of shelves are not encrypted, where the store is.
+    digest = hashlib.blake2b(
+        f"{tenant}:{subject}".encode("utf-8", "surrogatepass"), digest_size=16, person=b"midstream-index"
+    )
+    return f"access-sessions-{digest.hexdigest()}"
 
 
 def is_of_tenant(session: str, tenant: str) -> bool:

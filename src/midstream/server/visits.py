@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from starlette.requests import HTTPConnection
@@ -99,14 +99,16 @@ class Visitor(Protocol):
             LimitReachedError: The caller may not spend more now. Nothing was counted.
         """
 
+    async def seeing(self) -> Collection[str] | None:
+        """Return the sessions of the store that may be shown in a list, with their parts, and perhaps some more; None
+        where any may be.
+        """
+
     async def may_see(self, session: str) -> bool:
         """Whether a session of the store may be shown in a list."""
 
     def shown(self, session: str) -> str:
         """Return the name by which the caller knows a session of the store."""
-
-    async def forget(self) -> None:
-        """The session was deleted: it is nobody's."""
 
     async def until_unwelcome(self) -> MidstreamError:
         """Wait until the caller may not stay any longer, and return why."""
@@ -150,6 +152,10 @@ class Stranger:
     def speak(self, command: Command | None) -> None:
         """See `Visitor.speak`."""
 
+    async def seeing(self) -> Collection[str] | None:
+        """See `Visitor.seeing`."""
+        return None
+
     async def may_see(self, session: str) -> bool:  # noqa: ARG002 - see Visitor
         """See `Visitor.may_see`."""
         return True
@@ -157,9 +163,6 @@ class Stranger:
     def shown(self, session: str) -> str:
         """See `Visitor.shown`."""
         return session
-
-    async def forget(self) -> None:
-        """See `Visitor.forget`."""
 
     async def until_unwelcome(self) -> MidstreamError:
         """See `Visitor.until_unwelcome`."""
@@ -259,6 +262,14 @@ class Visit:
             self._counters.turns.begin(self.caller, self.session, self._is_live)
             self._counters.spends(self.session, self.caller)
 
+    async def seeing(self) -> Collection[str] | None:
+        """See `Visitor.seeing`. What an application decides about each is not known before it is asked."""
+        if self.subject.session:
+            return [self.subject.session]
+        if self.subject.is_operator or self._judge.asks_application:
+            return None
+        return await self._rights.sessions_of(self.subject)
+
     async def may_see(self, session: str) -> bool:
         """See `Visitor.may_see`."""
         verdict = await self._judge.verdict(self.subject, session, Action.READ)
@@ -267,10 +278,6 @@ class Visit:
     def shown(self, session: str) -> str:
         """See `Visitor.shown`."""
         return name_outside(session, self.subject.tenant)
-
-    async def forget(self) -> None:
-        """See `Visitor.forget`."""
-        await self._rights.forget(self.session)
 
     def look_again(self) -> None:
         """Look now whether it may go on: something was revoked."""

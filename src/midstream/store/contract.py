@@ -33,7 +33,7 @@ records or none, only at the expected position, only under the newest epoch. A r
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
 from msgspec import Struct
@@ -50,6 +50,10 @@ WAITING = "waiting"
 """Status of a session whose open turn waits for nothing but people."""
 ESCROW = "escrow"
 """The shelf that has the wrapped keys of sessions which only their clients can open, each under the session's name."""
+OWNERS = "access-owners"
+"""The shelf that says whose sessions are, each under the session's name."""
+OF_SESSIONS = (ESCROW, OWNERS)
+"""Shelves whose entries belong to the sessions of their names, and go with them."""
 LOCKED = "locked"
 """Shown for the status of a session whose open turn waits for its client to bring the secret; never stored."""
 
@@ -211,14 +215,22 @@ class Store(Protocol):
     async def find(self, session: str) -> SessionInfo | None:
         """Return the session's line, or None where there is no such session."""
 
-    def list(self, *, live: bool | None = None) -> AsyncIterator[SessionInfo]:
-        """Iterate over the sessions, last changed first; `live` keeps those with (or without) an open turn."""
+    def list(
+        self, *, live: bool | None = None, of: Collection[str] | None = None
+    ) -> AsyncIterator[SessionInfo]:
+        """Iterate over the sessions, last changed first.
+
+        Args:
+            live: Only those with (or without) an open turn.
+            of: Only these sessions and their parts. What it costs depends on how many they are, and on no others.
+        """
 
     async def delete(self, session: str) -> bool:
         """Remove a session with all its records, blobs and letters for good; return whether there was one.
 
-        Its parts go with it, all or none: the sessions whose names begin with its own and `core.parts.PART_MARK`. A
-        session made later under the same name starts above all its epochs, so that no old owner and no old event id
+        Its parts go with it, all or none: the sessions whose names begin with its own and `core.parts.PART_MARK`; and,
+        of a store that is a `Shelf`, the entries of its name in the shelves `OF_SESSIONS`. A session made later under
+        the same name starts above all its epochs, so that no old owner and no old event id
         fits it.
 
         Raises:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as Base64Error
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -100,7 +100,7 @@ class SessionKeys(Protocol):
     async def has_title(self, session: str) -> bool:
         """Whether whoever lists sessions may read its title."""
 
-    async def forget(self, session: str) -> None:
+    def forget(self, session: str) -> None:
         """The session was deleted."""
 
 
@@ -131,7 +131,7 @@ class OneForAll:
         """See `SessionKeys.has_title`."""
         return True
 
-    async def forget(self, session: str) -> None:
+    def forget(self, session: str) -> None:
         """See `SessionKeys.forget`."""
 
 
@@ -281,16 +281,18 @@ class EncryptedStore:
         found = await self._store.find(session)
         return None if found is None else replace(await self._with_title(found), seal=b"")
 
-    async def list(self, *, live: bool | None = None) -> AsyncIterator[SessionInfo]:
+    async def list(
+        self, *, live: bool | None = None, of: Collection[str] | None = None
+    ) -> AsyncIterator[SessionInfo]:
         """See `Store.list`. A title that cannot be read is empty."""
-        async for info in self._store.list(live=live):
+        async for info in self._store.list(live=live, of=of):
             yield await self._with_title(info)
 
     async def delete(self, session: str) -> bool:
         """See `Store.delete`. Its wrapped keys go with it, so that no copy of a record that is left can be read."""
         self.lock(session)
         is_deleted = await self._store.delete(session)
-        await self.keys.forget(session)
+        self.keys.forget(session)
         return is_deleted
 
     def lock(self, session: str) -> None:

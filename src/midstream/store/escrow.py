@@ -374,14 +374,10 @@ class ClientKeys:
         """See `SessionKeys.has_title`."""
         return root_of(session) not in self._roots
 
-    async def forget(self, session: str) -> None:
-        """See `SessionKeys.forget`."""
-        if session != root_of(session):
-            return
-        self.lock(session)
-        found = await self._shelf.kept(ESCROW, session)
-        if found is not None:
-            await self._shelf.drop(ESCROW, session, expected=found.version)
+    def forget(self, session: str) -> None:
+        """See `SessionKeys.forget`. The row went with the session (`OF_SESSIONS`)."""
+        if session == root_of(session):
+            self.lock(session)
 
     async def _house_for(self, session: str) -> OperatorKeys:
         """Return the operator's keys, for a session from before the escrow."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -12,7 +12,7 @@ from midstream.core.blobs import Blob
 from midstream.core.parts import PART_MARK
 from midstream.core.records import Sync
 from midstream.errors import JournalMovedError, LeaseHeldError, LeaseLostError, UsageError
-from midstream.store.contract import Kept, Letter, Mark, News, SessionInfo, Stored
+from midstream.store.contract import OF_SESSIONS, Kept, Letter, Mark, News, SessionInfo, Stored
 from midstream.store.shelves import require_version
 from midstream.world import World
 
@@ -62,6 +62,12 @@ class Memory:
         """Let an owner die: its sessions are free for the next claim."""
         self.living.discard(owner)
         self.tell()
+
+    def drop(self, shelf: str, key: str) -> None:
+        """Remove an entry, if there is one."""
+        found = self.shelves.get(shelf, {}).pop(key, None)
+        if found is not None:
+            self.versions_spent = max(self.versions_spent, found.version)
 
     def tell(self) -> None:
         """Let everybody who watches look again."""
@@ -190,12 +196,14 @@ class MemoryStore:
         found = self._sessions().get(session)
         return None if found is None else replace(_line_of(session, found), seal=found.seal)
 
-    async def list(self, *, live: bool | None = None) -> AsyncIterator[SessionInfo]:
+    async def list(
+        self, *, live: bool | None = None, of: Collection[str] | None = None
+    ) -> AsyncIterator[SessionInfo]:
         """See `Store.list`."""
         lines = [
             (found.mark.at, found.number, _line_of(session, found))
             for session, found in self._sessions().items()
-            if live is None or found.mark.is_live == live
+            if (live is None or found.mark.is_live == live) and (of is None or _is_of(session, of))
         ]
         for _, _, line in sorted(lines, key=lambda line: line[:2], reverse=True):
             yield line
@@ -213,6 +221,8 @@ class MemoryStore:
         for name, found in going.items():
             self._memory.epochs_spent = max(self._memory.epochs_spent, found.epoch)
             del sessions[name]
+            for shelf in OF_SESSIONS:
+                self._memory.drop(shelf, name)
         for number, handed in [*self._memory.letters.items()]:
             if handed.letter.session in going:
                 del self._memory.letters[number]
@@ -283,12 +293,10 @@ class MemoryStore:
 
     async def drop(self, shelf: str, key: str, *, expected: int) -> bool:
         """See `Shelf.drop`."""
-        entries = self._shelf(shelf)
-        found = entries.get(key)
+        found = self._shelf(shelf).get(key)
         if found is None or found.version != expected:
             return False
-        self._memory.versions_spent = max(self._memory.versions_spent, expected)
-        del entries[key]
+        self._memory.drop(shelf, key)
         return True
 
     async def shelf(self, shelf: str) -> Sequence[Kept]:
@@ -322,6 +330,10 @@ class MemoryStore:
         if found.owner != self.owner and found.owner in self._memory.living:
             message = f"session {session!r} belongs to {found.owner!r}, which is alive"
             raise LeaseHeldError(message, session=session)
+
+
+def _is_of(session: str, roots: Collection[str]) -> bool:
+    return session in roots or any(session.startswith(f"{root}{PART_MARK}") for root in roots)
 
 
 def _line_of(session: str, found: _Session) -> SessionInfo:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from midstream.errors import ShelfMovedError
-from midstream.store.contract import Kept
+from midstream.store.contract import OF_SESSIONS, Kept
 from midstream.store.inbox import Connection
 
 FIND_VERSION = "select version from shelf_entry where shelf = ? and key = ?"
@@ -19,6 +19,7 @@ REPLACE = """
 update shelf_entry set version = version + 1, body = ?, at = ? where shelf = ? and key = ? returning version
 """
 DROP = "delete from shelf_entry where shelf = ? and key = ?"
+DROP_ANY = "delete from shelf_entry where shelf = ? and key = ? returning version"
 SPEND_VERSIONS = "update ledger set versions_spent = max(versions_spent, ?)"
 
 FIND = "select key, version, body, at from shelf_entry where shelf = ? and key = ?"
@@ -54,6 +55,13 @@ def drop(db: Connection, shelf: str, key: str, *, expected: int) -> bool:
     db.execute(DROP, (shelf, key))
     db.execute(SPEND_VERSIONS, (expected,))
     return True
+
+
+def drop_of_session(db: Connection, session: str) -> None:
+    """Remove what is kept of a session that is being deleted."""
+    for shelf in OF_SESSIONS:
+        for (version,) in db.execute(DROP_ANY, (shelf, session)).fetchall():
+            db.execute(SPEND_VERSIONS, (version,))
 
 
 # --- looking -------------------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
-"""Journals in one SQLite file: group commit on one writer thread, readers apart, owners by operating-system locks.
+"""Journals in one SQLite file: group commit on one connection, readers apart, owners by operating-system locks.
 
-Whoever asks while a commit is under way shares the next one, so a hundred sessions cost hardly more syncs than one.
 Every operation checks first and writes after: a refused one leaves nothing to undo, and what it shares a commit with
 is not disturbed. The write-ahead log is copied into the database between commits, never inside one.
 
@@ -12,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+import json
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import apsw
-from msgspec import Struct
 
 from midstream.core.blobs import Blob
 from midstream.core.parts import PART_MARK
@@ -33,6 +32,7 @@ from midstream.errors import (
 )
 from midstream.store import inbox, shelves
 from midstream.store import owner as owners
+from midstream.store.commits import Asked, Commits, Durability
 from midstream.store.contract import Appendix, Attempt, Kept, Mark, News, SessionInfo, Stored
 from midstream.store.database import BEGIN, DatabaseFile, number_of
 from midstream.store.effects import Effects
@@ -42,19 +42,12 @@ from midstream.world import World
 
 T = TypeVar("T")
 
-Durability = Literal["default", "power", "process"]
-"""What `Sync` means: as the records say; every append survives a power cut; none does."""
-
 LEASE_S = 20.0
 """Seconds without a sign of life after which a process that holds its lock counts as frozen. A garbage collection, a
 burst of swapping or a tool that keeps the interpreter for itself must not look like it."""
 
-BATCH_MAX = 1000
-"""Operations in one commit; bounds how long the first of them waits for the last."""
-IDLE_CHECKPOINT_PAGES = 2000
-"""Pages in the write-ahead log from which it is copied back when nobody waits (4 MB)."""
-BUSY_CHECKPOINT_PAGES = 16_000
-"""Pages from which it is copied back even if somebody waits (32 MB)."""
+AT_ONCE_BYTES_MAX = 16 * 1024
+"""Bytes of a record up to which it may be committed on the event loop: some ten pages."""
 LIST_PAGE = 200
 """Sessions a listing reads at once."""
 
@@ -116,13 +109,13 @@ class SQLiteStore:
     async def claim(self, session: str, *, at: float) -> int:
         """See `Store.claim`."""
         opened = self._require_open(session)
-        return await opened.queue.ask(partial(opened.writer.claim, session, at), Sync.NORMAL)
+        return await opened.commits.ask(partial(opened.writer.claim, session, at), Sync.NORMAL)
 
     async def release(self, session: str, *, epoch: int) -> None:
         """See `Store.release`."""
         opened = self._require_open(session)
         opened.synced_epochs.pop(session, None)
-        await opened.queue.ask(partial(opened.writer.release, session, epoch), Sync.NORMAL)
+        await opened.commits.ask(partial(opened.writer.release, session, epoch), Sync.NORMAL)
 
     async def append(
         self,
@@ -141,14 +134,17 @@ class SQLiteStore:
         for body in bodies:
             if not isinstance(body, bytes):
                 raise UsageError("a record's body is bytes")
-        appendix = Appendix(bodies, mark, blobs, seal)
         # A claim is not synced by itself. The first append under its epoch syncs both, or a power cut could give
         # the same epoch, and the positions under it, to somebody else.
         is_first = opened.synced_epochs.get(session) != epoch
-        end = await opened.queue.ask(
-            partial(opened.writer.append, session, appendix, expected, epoch),
-            Sync.FULL if is_first else sync,
-        )
+        if is_first:
+            sync = Sync.FULL
+        if len(bodies) == 1 and len(bodies[0]) <= AT_ONCE_BYTES_MAX and not (mark or blobs or seal):
+            at_once = partial(opened.writer.append_at_once, session, bodies[0], expected, epoch)
+            if (done := opened.commits.at_once(at_once, sync)) is not None:
+                return done
+        write = partial(opened.writer.append, session, Appendix(bodies, mark, blobs, seal), expected, epoch)
+        end = await opened.commits.ask(write, sync)
         if is_first:
             opened.synced_epochs[session] = epoch
         return end
@@ -159,7 +155,7 @@ class SQLiteStore:
         """See `Transactional.append_within`."""
         opened = self._require_open(session)
         write = partial(opened.writer.append_within, session, work, expected, epoch)
-        appendix = await opened.queue.ask(write, Sync.FULL, is_alone=True)
+        appendix = await opened.commits.ask(write, Sync.FULL, is_alone=True)
         opened.synced_epochs[session] = epoch
         return appendix
 
@@ -167,7 +163,7 @@ class SQLiteStore:
         """See `Store.prune`. The bytes are overwritten; the file does not shrink, its pages are used again."""
         opened = self._require_open(session)
         write = partial(opened.writer.prune, session, body, position, epoch)
-        return await opened.queue.ask(write, Sync.NORMAL)
+        return await opened.commits.ask(write, Sync.NORMAL)
 
     async def blob(self, session: str, digest: str) -> bytes | None:
         """See `Store.blob`."""
@@ -184,10 +180,12 @@ class SQLiteStore:
         opened = self._require_open(session)
         return await opened.read(partial(opened.reader.find_sealed, session))
 
-    async def list(self, *, live: bool | None = None) -> AsyncIterator[SessionInfo]:
+    async def list(
+        self, *, live: bool | None = None, of: Collection[str] | None = None
+    ) -> AsyncIterator[SessionInfo]:
         """See `Store.list`. The order is that of the first step; what is deleted meanwhile is left out."""
         opened = self._require_open("")
-        numbers = await opened.read(partial(opened.reader.numbers, live))
+        numbers = await opened.read(partial(opened.reader.numbers, live, of))
         for start in range(0, len(numbers), LIST_PAGE):
             page = numbers[start : start + LIST_PAGE]
             for line in await opened.read(partial(opened.reader.lines, page)):
@@ -200,9 +198,9 @@ class SQLiteStore:
         """
         opened = self._require_open(session)
         opened.synced_epochs.pop(session, None)
-        is_gone = await opened.queue.ask(partial(opened.writer.delete, session), Sync.FULL)
+        is_gone = await opened.commits.ask(partial(opened.writer.delete, session), Sync.FULL)
         if is_gone:
-            await opened.queue.clear_log()
+            await opened.commits.clear_log()
         return is_gone
 
     async def watch(self, followed: Mapping[str, int]) -> News:
@@ -212,17 +210,17 @@ class SQLiteStore:
     async def hand_over(self, session: str, body: bytes) -> bytes:
         """See `Store.hand_over`."""
         opened = self._require_open(session)
-        number = await opened.queue.ask(partial(opened.writer.put, session, body), Sync.NORMAL)
+        number = await opened.commits.ask(partial(opened.writer.put, session, body), Sync.NORMAL)
         try:
             return await opened.watcher.answer_to(number)
         finally:
-            removed = opened.queue.ask(partial(opened.writer.remove, number), Sync.NORMAL)
+            removed = opened.commits.ask(partial(opened.writer.remove, number), Sync.NORMAL)
             removed.add_done_callback(asyncio.Future.exception)  # one that stays is removed after our death
 
     async def answer(self, letter: int, body: bytes) -> None:
         """See `Store.answer`."""
         opened = self._require_open("")
-        await opened.queue.ask(partial(opened.writer.answer, letter, body), Sync.NORMAL)
+        await opened.commits.ask(partial(opened.writer.answer, letter, body), Sync.NORMAL)
 
     async def kept(self, shelf: str, key: str) -> Kept | None:
         """See `Shelf.kept`."""
@@ -233,12 +231,12 @@ class SQLiteStore:
         """See `Shelf.keep`."""
         opened = self._require_open(shelf + key)
         write = partial(opened.writer.keep, shelf, key, body, expected, at)
-        return await opened.queue.ask(write, Sync.NORMAL)
+        return await opened.commits.ask(write, Sync.NORMAL)
 
     async def drop(self, shelf: str, key: str, *, expected: int) -> bool:
         """See `Shelf.drop`."""
         opened = self._require_open(shelf + key)
-        return await opened.queue.ask(partial(opened.writer.drop, shelf, key, expected), Sync.NORMAL)
+        return await opened.commits.ask(partial(opened.writer.drop, shelf, key, expected), Sync.NORMAL)
 
     async def shelf(self, shelf: str) -> Sequence[Kept]:
         """See `Shelf.shelf`."""
@@ -258,11 +256,13 @@ class SQLiteStore:
 class _Opened:
     """What exists between open and close: the owner's lock, two connections, a thread for each, and the watcher."""
 
-    def __init__(self, writer: _Writer, reader: Reader, threads: _Threads, watcher: Watcher) -> None:
+    def __init__(
+        self, writer: _Writer, reader: Reader, threads: _Threads, watcher: Watcher, commits: Commits
+    ) -> None:
         self.writer = writer
         self.reader = reader
         self.watcher = watcher
-        self.queue = _Queue(writer, threads.writing)
+        self.commits = commits
         self.synced_epochs: dict[str, int] = {}
         """The epoch of each session under which something was synced."""
         self.lock = writer.lock
@@ -275,20 +275,20 @@ class _Opened:
             WorkThread("midstream-sqlite-reader"),
         )
         try:
-            writer, reader = await threads.writing.ask(partial(_open, file, owner, durability, lease_s))
+            writer, reader = await threads.writing.ask(partial(_open, file, owner, lease_s))
         except BaseException:
             threads.shut()
             raise
         watcher = Watcher(owner, writer.peers, file.looking, file.world)
         watcher.start()
-        return cls(writer, reader, threads, watcher)
+        return cls(writer, reader, threads, watcher, Commits(writer, threads.writing, durability, file.world))
 
     async def read(self, question: Callable[[], T]) -> T:
         return await self._threads.reading.ask(question)
 
     async def close(self) -> None:
         await self.watcher.close()
-        await self.queue.finish()
+        await self.commits.finish()
         await self._threads.reading.ask(self.reader.close)
         # Whoever finds the lock free may take our sessions: only after the last write.
         await self._threads.writing.ask(self.writer.close)
@@ -304,7 +304,7 @@ class _Threads(NamedTuple):
         self.reading.shut()
 
 
-def _open(file: DatabaseFile, owner: str, durability: Durability, lease_s: float) -> tuple[_Writer, Reader]:
+def _open(file: DatabaseFile, owner: str, lease_s: float) -> tuple[_Writer, Reader]:
     with contextlib.ExitStack() as undo, file.named_errors():
         db = file.connect()
         undo.callback(db.close)
@@ -317,85 +317,7 @@ def _open(file: DatabaseFile, owner: str, durability: Durability, lease_s: float
         peers = owners.Peers(file.owners, lock, lease_s=lease_s)
         file.patiently(partial(inbox.clear, db, is_alive=partial(owners.is_alive, file.owners)))
         undo.pop_all()
-    return _Writer(file, db, lock, peers, durability), Reader(file, reading)
-
-
-class _Asked(Struct):
-    """An operation that waits for its commit."""
-
-    write: Callable[[], Any]  # each has its own kind of answer
-    sync: Sync
-    answer: asyncio.Future[Any]  # see `write`
-    is_alone: bool
-    """Whether it must not share a commit: it may end a transaction that is not only its own."""
-
-
-class _Queue:
-    """Gathers what is asked on the event loop into commits on the writer's thread, one at a time."""
-
-    def __init__(self, writer: _Writer, thread: WorkThread) -> None:
-        self._writer = writer
-        self._thread = thread
-        self._loop = asyncio.get_running_loop()
-        self._waiting: list[_Asked] = []
-        self._is_busy = False
-        self._is_shared = True
-        """Whether the last commit was of several, so that the next one is likely to be."""
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    def ask(self, write: Callable[[], T], sync: Sync, *, is_alone: bool = False) -> asyncio.Future[T]:
-        answer: asyncio.Future[T] = self._loop.create_future()
-        self._waiting.append(_Asked(write, sync, answer, is_alone))
-        if not self._is_busy:
-            self._is_busy = True
-            self._idle.clear()
-            if self._is_shared:  # who asks in the same moment shares the commit
-                self._loop.call_soon(self._commit_next)
-            else:
-                self._commit_next()
-        return answer
-
-    async def clear_log(self) -> None:
-        """Copy the log into the database and empty it, as far as readers allow."""
-        await self._thread.ask(self._writer.clear_log)
-
-    async def finish(self) -> None:
-        """Wait until everything asked for is committed."""
-        await self._idle.wait()
-
-    def _commit_next(self) -> None:
-        if len(self._waiting) == 1:
-            batch, self._waiting = self._waiting, []
-        else:
-            alone = (number for number, asked in enumerate(self._waiting[:BATCH_MAX]) if asked.is_alone)
-            count = next(alone, BATCH_MAX) or 1
-            batch = self._waiting[:count]
-            del self._waiting[:count]
-        self._is_shared = len(batch) > 1
-        self._thread.tell(partial(self._writer.commit, batch), partial(self._committed, batch))
-
-    def _committed(self, batch: Sequence[_Asked], done: list[Any] | None, bug: BaseException | None) -> None:
-        answers = [bug] * len(batch) if done is None else done
-        for asked, answer in zip(batch, answers, strict=True):
-            if asked.answer.done():
-                continue  # nobody waits any more
-            if isinstance(answer, BaseException):
-                asked.answer.set_exception(answer)
-            else:
-                asked.answer.set_result(answer)
-        self._go_on()
-
-    def _go_on(self) -> None:
-        limit = BUSY_CHECKPOINT_PAGES if self._waiting else IDLE_CHECKPOINT_PAGES
-        if self._writer.log_pages > limit:
-            done = self._thread.ask(self._writer.checkpoint)
-            done.add_done_callback(lambda _: self._go_on())
-        elif self._waiting:
-            self._commit_next()
-        else:
-            self._is_busy = False
-            self._idle.set()
+    return _Writer(file, db, lock, peers), Reader(file, reading)
 
 
 FIND_OWNED = "select id, epoch, owner from session where name = ?"
@@ -409,6 +331,11 @@ CLAIM = "update session set epoch = epoch + 1, owner = ? where id = ? returning 
 RELEASE = "update session set owner = null where name = ? and epoch = ?"
 FIND_END = "select ifnull(max(position), 0) from record where session_id = ?"
 APPEND = "insert into record (session_id, position, epoch, body) values (?, ?, ?, ?)"
+# Four statements in one, a transaction of its own: what a token costs.
+APPEND_AT_ONCE = """
+insert into record (session_id, position, epoch, body)
+select id, ?, epoch, ? from session where name = ? and epoch = ?
+"""
 FOLD_INTO = """
 update record set body = ?1 where session_id = (select id from session where name = ?2) and position = ?3 and epoch = ?4
 returning session_id
@@ -433,23 +360,17 @@ VOID = "update ledger set voided = voided + 1"
 
 
 class _Writer:
-    """The one connection that writes and checkpoints. After `_open` it belongs to the writer's thread."""
+    """The one connection that writes and checkpoints. After `_open` it belongs to `Commits`."""
 
     def __init__(
-        self,
-        file: DatabaseFile,
-        db: apsw.Connection,
-        lock: owners.OwnerLock,
-        peers: owners.Peers,
-        durability: Durability,
+        self, file: DatabaseFile, db: apsw.Connection, lock: owners.OwnerLock, peers: owners.Peers
     ) -> None:
         self.lock = lock
         self.peers = peers
         self.log_pages = 0
-        """Pages in the log that are not yet copied back."""
+        """See `commits.Writer`."""
         self._file = file
         self._db = db
-        self._durability = durability
         self._is_full: bool | None = None
         self._ends: dict[str, tuple[int, int]] = {}
         """Where a session's journal ends, and under which epoch that was seen."""
@@ -465,10 +386,11 @@ class _Writer:
 
     # --- commits
 
-    def commit(self, batch: Sequence[_Asked]) -> list[Any]:
-        """Do everything in one transaction and return each one's answer or refusal, in order."""
+    def commit(self, batch: Sequence[Asked]) -> list[Any]:
+        """See `commits.Writer`."""
         try:
-            self._begin(batch)
+            self._sync_if(any(asked.sync is Sync.FULL for asked in batch))
+            self._file.patiently(partial(self._db.execute, BEGIN))
         except apsw.Error as error:
             return [self._file.refusal(error, self._db) for _ in batch]
         try:
@@ -486,15 +408,10 @@ class _Writer:
             raise
         return answers
 
-    def _begin(self, batch: Sequence[_Asked]) -> None:
-        if self._durability == "default":
-            is_full = any(asked.sync is Sync.FULL for asked in batch)
-        else:
-            is_full = self._durability == "power"
+    def _sync_if(self, is_full: bool) -> None:  # noqa: FBT001 - one value of SQLite's
         if is_full is not self._is_full:
             self._db.execute(f"pragma synchronous = {'full' if is_full else 'normal'}")
             self._is_full = is_full
-        self._file.patiently(partial(self._db.execute, BEGIN))
 
     def _undo(self) -> None:
         self._ends.clear()
@@ -539,6 +456,17 @@ class _Writer:
         self._ends[session] = (end, epoch)
         return end
 
+    def append_at_once(self, session: str, body: bytes, expected: int, epoch: int) -> int | None:
+        """Append one record; None where `append` has to look closer. See `Commits.at_once`."""
+        if self._ends.get(session) != (expected, epoch):
+            return None
+        self._sync_if(is_full=False)
+        self._db.execute(APPEND_AT_ONCE, (expected + 1, body, session, epoch))
+        if not self._db.changes():
+            return None
+        self._ends[session] = (expected + 1, epoch)
+        return expected + 1
+
     def append_within(
         self, session: str, work: Callable[[Attempt], Appendix], expected: int, epoch: int
     ) -> Appendix:
@@ -580,6 +508,7 @@ class _Writer:
             self._db.execute(DELETE_BLOBS, (number,))
             self._db.execute(DELETE_SESSION, (number,))
             self._db.execute(inbox.REMOVE_OF_SESSION, (name,))
+            shelves.drop_of_session(self._db, name)
             self._db.execute(SPEND_EPOCHS, (epoch,))
         return bool(going)
 
@@ -608,13 +537,14 @@ class _Writer:
     # --- the log
 
     def checkpoint(self) -> None:
-        """Copy the log back without waiting for anybody. A failure costs nothing but space: the log goes on."""
+        """See `commits.Writer`. A failure costs nothing but space: the log goes on."""
         self._copied_pages += self.log_pages
         self.log_pages = 0
         with contextlib.suppress(apsw.Error):
             self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def clear_log(self) -> None:
+        """See `commits.Writer`."""
         with contextlib.suppress(apsw.Error):
             self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
@@ -640,6 +570,15 @@ FIND_LINE = f"{LINE} where name = ?"
 FIND_SEALED = f"{COLUMNS}, seal from session where name = ?"
 LIST_NUMBERS = """
 select id from session where ?1 is null or is_live = ?1 order by changed_at desc, id desc
+"""
+LIST_NUMBERS_OF = """
+select session.id, changed_at from json_each(?2) as wanted join session on name = wanted.value
+where ?1 is null or is_live = ?1
+union
+select session.id, changed_at from json_each(?2) as wanted
+join session on name > wanted.value || ?3 and name < wanted.value || ?4
+where ?1 is null or is_live = ?1
+order by changed_at desc, 1 desc
 """
 LIST_LINES = f"{LINE}, json_each(?) as wanted where session.id = wanted.value order by wanted.key"
 
@@ -674,9 +613,12 @@ class Reader:
         rows = self.rows(FIND_SEALED, (session,))
         return _line(rows[0]) if rows else None
 
-    def numbers(self, live: bool | None) -> list[int]:  # noqa: FBT001 - three values, one column
+    def numbers(self, live: bool | None, of: Collection[str] | None = None) -> list[int]:  # noqa: FBT001 - three values, one column
         """Return the rows of a listing, last changed first."""
-        return [number for (number,) in self.rows(LIST_NUMBERS, (live,))]
+        if of is None:
+            return [number for (number,) in self.rows(LIST_NUMBERS, (live,))]
+        values = (live, json.dumps([*of]), PART_MARK, PART_MARK_END)
+        return [number for number, _ in self.rows(LIST_NUMBERS_OF, values)]
 
     def lines(self, numbers: Sequence[int]) -> list[SessionInfo]:
         """Return the lines of these rows, in their order; what was deleted meanwhile is left out."""

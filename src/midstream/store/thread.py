@@ -22,7 +22,14 @@ class WorkThread:
 
     def __init__(self, name: str) -> None:
         self._asked: SimpleQueue[_Question | None] = SimpleQueue()
+        self._told = 0
+        self._done = 0
         threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether anything it was asked is not done yet."""
+        return self._done != self._told
 
     def ask(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Let the thread do `work`; the future, of the running loop, has what it returned or raised.
@@ -38,6 +45,7 @@ class WorkThread:
 
         For who needs no future: it costs one turn of the loop less.
         """
+        self._told += 1
         self._asked.put((asyncio.get_running_loop(), then, work))
 
     def shut(self) -> None:
@@ -52,6 +60,7 @@ class WorkThread:
                 result = work()
             except BaseException as raised:  # noqa: BLE001 - whatever it is belongs to who asked
                 error = raised
+            self._done += 1  # written by this thread only, as the other number is by those who ask
             with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
                 loop.call_soon_threadsafe(then, result, error)
             del question, loop, then, work, error, result

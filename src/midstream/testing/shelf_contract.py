@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from midstream.errors import ShelfMovedError
-from midstream.store.contract import Kept, Shelf
+from midstream.store.contract import OWNERS, Kept, Shelf
 from midstream.testing.store_contract import ODD_BODIES, ODD_NAMES, Place, opened
 
 
@@ -68,6 +68,18 @@ class ShelfContract:
                 kept = await one.kept("pool", "k")
                 assert kept is not None
                 assert kept.body == (b"one", b"other")[won]
+
+    async def test_what_is_kept_of_a_session_goes_with_it(self, place: Place) -> None:
+        async with opened(place) as store:
+            assert isinstance(store, Shelf)
+            for session in ("s", "t"):
+                await store.claim(session, at=1.0)
+                for shelf in (OWNERS, "pool"):
+                    await store.keep(shelf, session, b"1", expected=0, at=1.0)
+            assert await store.delete("s")
+            assert [kept.key for kept in await store.shelf(OWNERS)] == ["t"]
+            assert await store.keep(OWNERS, "s", b"anew", expected=0, at=2.0) == 2
+            assert len(await store.shelf("pool")) == 2
 
     async def test_a_dropped_key_starts_above_all_its_versions(self, place: Place) -> None:
         async with _shelf(place) as shelf:

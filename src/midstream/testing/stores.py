@@ -1,8 +1,8 @@
-"""A store that fails when it is told to."""
+"""Stores in front of others: one to build on, and one that fails when it is told to."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 
 from midstream.core.blobs import Blob
 from midstream.core.records import Sync
@@ -10,39 +10,38 @@ from midstream.errors import MidstreamError
 from midstream.store.contract import Mark, News, SessionInfo, Store, Stored
 
 
-class FailingStore:
-    """Any store, with failures by script. A failed call has written nothing, as the contract says.
+class StoreInFront:
+    """Any store, with a word said before each operation: `asked` may wait, or refuse.
 
     Args:
         store: The store behind it.
-        failures: What the n-th append raises, counted from 1 over all sessions; a repeated append counts again.
     """
 
-    def __init__(self, store: Store, failures: Mapping[int, MidstreamError] | None = None) -> None:
-        self.appends = 0
-        """Appends asked for so far, failed ones included."""
-        self.outage: MidstreamError | None = None
-        """While set, every append and every claim raises it: a full disk, a database that is locked."""
-        self._store = store
-        self._failures = dict(failures or {})
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    async def asked(self, operation: str, session: str) -> None:
+        """Called before each operation, by its name in `Store`; whatever it raises is raised instead."""
 
     async def open(self) -> None:
         """See `Store.open`."""
-        await self._store.open()
+        await self.asked("open", "")
+        await self.store.open()
 
     async def close(self) -> None:
         """See `Store.close`."""
-        await self._store.close()
+        await self.asked("close", "")
+        await self.store.close()
 
     async def claim(self, session: str, *, at: float) -> int:
-        """See `Store.claim`; raises the outage, if there is one."""
-        if self.outage is not None:
-            raise self.outage
-        return await self._store.claim(session, at=at)
+        """See `Store.claim`."""
+        await self.asked("claim", session)
+        return await self.store.claim(session, at=at)
 
     async def release(self, session: str, *, epoch: int) -> None:
         """See `Store.release`."""
-        await self._store.release(session, epoch=epoch)
+        await self.asked("release", session)
+        await self.store.release(session, epoch=epoch)
 
     async def append(
         self,
@@ -56,53 +55,85 @@ class FailingStore:
         blobs: Sequence[Blob] = (),
         seal: bytes = b"",
     ) -> int:
-        """See `Store.append`; raises what the script or the outage says. Then nothing was written."""
-        self.appends += 1
-        failure = self.outage or self._failures.get(self.appends)
-        if failure is not None:
-            raise failure
-        return await self._store.append(
+        """See `Store.append`."""
+        await self.asked("append", session)
+        return await self.store.append(
             session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark, blobs=blobs, seal=seal
         )
 
     async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
-        """See `Store.read`: reading works while writing does not."""
-        return await self._store.read(session, after=after, limit=limit)
+        """See `Store.read`."""
+        await self.asked("read", session)
+        return await self.store.read(session, after=after, limit=limit)
 
     async def prune(self, session: str, body: bytes, *, position: int, epoch: int) -> bool:
-        """See `Store.prune`; raises the outage, if there is one."""
-        if self.outage is not None:
-            raise self.outage
-        return await self._store.prune(session, body, position=position, epoch=epoch)
+        """See `Store.prune`."""
+        await self.asked("prune", session)
+        return await self.store.prune(session, body, position=position, epoch=epoch)
 
     async def blob(self, session: str, digest: str) -> bytes | None:
-        """See `Store.blob`: reading works while writing does not."""
-        return await self._store.blob(session, digest)
+        """See `Store.blob`."""
+        await self.asked("blob", session)
+        return await self.store.blob(session, digest)
 
     async def find(self, session: str) -> SessionInfo | None:
         """See `Store.find`."""
-        return await self._store.find(session)
+        await self.asked("find", session)
+        return await self.store.find(session)
 
-    def list(self, *, live: bool | None = None) -> AsyncIterator[SessionInfo]:
+    async def list(
+        self, *, live: bool | None = None, of: Collection[str] | None = None
+    ) -> AsyncIterator[SessionInfo]:
         """See `Store.list`."""
-        return self._store.list(live=live)
+        await self.asked("list", "")
+        async for each in self.store.list(live=live, of=of):
+            yield each
 
     async def delete(self, session: str) -> bool:
         """See `Store.delete`."""
-        return await self._store.delete(session)
+        await self.asked("delete", session)
+        return await self.store.delete(session)
 
     async def watch(self, followed: Mapping[str, int]) -> News:
         """See `Store.watch`."""
-        return await self._store.watch(followed)
+        await self.asked("watch", "")
+        return await self.store.watch(followed)
 
     async def hand_over(self, session: str, body: bytes) -> bytes:
-        """See `Store.hand_over`; raises the outage, if there is one."""
-        if self.outage is not None:
-            raise self.outage
-        return await self._store.hand_over(session, body)
+        """See `Store.hand_over`."""
+        await self.asked("hand_over", session)
+        return await self.store.hand_over(session, body)
 
     async def answer(self, letter: int, body: bytes) -> None:
-        """See `Store.answer`; raises the outage, if there is one."""
-        if self.outage is not None:
-            raise self.outage
-        await self._store.answer(letter, body)
+        """See `Store.answer`."""
+        await self.asked("answer", "")
+        await self.store.answer(letter, body)
+
+
+class FailingStore(StoreInFront):
+    """Any store, with failures by script. A failed call has written nothing, as the contract says; reading goes on.
+
+    Args:
+        store: The store behind it.
+        failures: What the n-th append raises, counted from 1 over all sessions; a repeated append counts again.
+    """
+
+    def __init__(self, store: Store, failures: Mapping[int, MidstreamError] | None = None) -> None:
+        super().__init__(store)
+        self.appends = 0
+        """Appends asked for so far, failed ones included."""
+        self.outage: MidstreamError | None = None
+        """While set, every append and every claim raises it: a full disk, a database that is locked."""
+        self._failures = dict(failures or {})
+
+    async def asked(self, operation: str, session: str) -> None:  # noqa: ARG002 - see StoreInFront
+        """Raise what the script or the outage says."""
+        failure = self.outage if operation in _WRITES else None
+        if operation == "append":
+            self.appends += 1
+            failure = failure or self._failures.get(self.appends)
+        if failure is not None:
+            raise failure
+
+
+_WRITES = frozenset(("append", "claim", "prune", "hand_over", "answer"))

@@ -438,6 +438,29 @@ class UpstreamContract:
             _assert_typed(ended)
             await _let_go(before)
 
+    async def test_cancelling_before_any_step_of_its_start_leaves_nothing_behind(self, peer: Peer) -> None:
+        await _begun(peer, "one")  # what is made once and kept
+        before, step, is_started = _held(), 0, False
+        while not is_started:
+            step += 1
+            assert step <= STEPS_MAX
+            peer.hang()
+            async with _connected(peer) as upstream:
+
+                async def cancel() -> None:
+                    reader.cancel()  # noqa: B023
+
+                reading = _Interrupted(_opened_and_said(upstream, "two"), step, cancel, looks=1)
+                reader = WORLD.spawn(reading.run(), name="reader")
+                await _until(lambda: reading.closing is not None or reader.done() or peer.runs() == 1)  # noqa: B023
+                is_started = reading.closing is None
+                reader.cancel()
+                async with asyncio.timeout(CLOSE_S):
+                    with pytest.raises(asyncio.CancelledError):
+                        await reader
+                await _until(lambda: peer.runs() == 0)
+            await _let_go(before)
+
     async def test_closing_twice_is_harmless(self, peer: Peer) -> None:
         upstream = peer.upstream()
         agent = await upstream.open(Setup())

@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
-from midstream.core.turn import Cancel, RunCall, is_owed_by_client, owed
-from tests.core.stories import asks, at_client, ended, reads, say, told, writes
+import pytest
+
+from midstream.core.calls import Choice
+from midstream.core.records import Delta
+from midstream.core.turn import Cancel, Command, RunCall, evolve, is_owed_by_client, owed
+from midstream.core.turn.states import AwaitingModel
+from tests.core.stories import (
+    asks,
+    at_client,
+    ended,
+    fails,
+    heard,
+    kept,
+    reads,
+    replies,
+    say,
+    told,
+    wants,
+    writes,
+)
 from tests.spec import spec
 
 
@@ -27,3 +45,17 @@ def test_calls_are_owed_in_their_order_whatever_they_are_called() -> None:
     names = ("z", "b", "a", "y")
     state = told(say(), asks(*(reads(name) for name in names)))
     assert owed(state) == tuple(RunCall(1, 1, name, 1) for name in names)
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [(), (heard("a"),), (kept(),), (wants("q"),), (wants("q"), replies("q", Choice.ALLOW)), (fails(),)],
+)
+def test_words_change_nothing_that_is_owed(commands: tuple[Command, ...]) -> None:
+    """So a runner need not look after each token."""
+    state = told(say(), *commands)
+    assert isinstance(state, AwaitingModel)
+    words = Delta(1, 1, state.attempt, 0, "text", "b")
+    spoken = evolve(state, words, epoch=1)
+    assert spoken != state
+    assert owed(spoken) == owed(state) != ()

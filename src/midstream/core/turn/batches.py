@@ -71,8 +71,11 @@ def and_then_settle(
     for record in records:
         after = evolve(after, record, epoch=epoch)
     assert isinstance(after, RunningCalls)
-    if any(call.is_open for call in after.calls):
-        asked = (_asked(after, call, _kind_of(call), at=at) for call in after.calls if call.wants_person)
+    open_calls = [call for call in after.calls if call.result is None]
+    if open_calls and 0 not in [call.runs for call in open_calls]:
+        return records  # nobody is to be asked, nothing to be started: most results of a large batch
+    if open_calls:
+        asked = (_asked(after, call, _kind_of(call), at=at) for call in open_calls if call.wants_person)
         started = (_started(after, call, at=at) for call in startable(after.calls))
         return (*records, *asked, *started)
     committed = ExchangeCommitted(after.turn, after.reply_no)

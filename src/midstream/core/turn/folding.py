@@ -71,6 +71,8 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
             if not isinstance(state, AwaitingModel):
                 return state
             return replace(state, said=(state.said, record), is_mute=False)
+        case ChunkAccepted():
+            return state
         case AttemptStarted():
             return _evolve_attempt(state, record, epoch=epoch)
         case ReplyCompleted():
@@ -110,7 +112,6 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
         case (
             EpochStarted()
             | StreamOpened()
-            | ChunkAccepted()
             | MessageQueued()
             | MessageWithdrawn()
             | CallProgressed()

@@ -149,12 +149,13 @@ def _owed_questions(state: AwaitingModel) -> Iterator[Obligation]:
 
 
 def _owed_call(state: RunningCalls, call: CallState) -> Obligation | None:
+    """Return what is owed for an open call. Each attribute is looked at once: a result is one of many calls'."""
     place = (state.turn, state.reply_no, call.call.id)
-    if call.is_asking:
+    if call.asked is not None:
         return AwaitPerson(*place, call.expires_at) if call.expires_at else None
-    if call.is_open and call.is_in_doubt:
+    if call.is_in_doubt:
         return ProbeCall(*place)
-    if not call.is_running:
+    if not call.runs:
         return None
     if call.plan.site is Site.CLIENT:
         return AwaitClient(*place, call.started_at + (call.plan.timeout_s or CLIENT_CALL_S))

@@ -119,7 +119,7 @@ export class LiveStream {
 
   /** Show these secrets from the next connection on. */
   unlock(shown) {
-    this.#stream.unlock(shown);
+    this.#stream.unlock(shown, this.#now());
   }
 
   /** Hear no more of it. What was sent still arrives; the turn goes on without this reader. */
@@ -196,7 +196,7 @@ export class LiveStream {
   async #begin() {
     while (this.#isLocked && this.#stream.phase !== "ended") {
       try {
-        this.#stream.unlock(await this.#opener.first());
+        this.unlock(await this.#opener.first());
         this.#isLocked = false;
       } catch (error) {
         if (error.retry !== "later") this.#fail(error); // else another tab holds it: ask again
@@ -265,7 +265,7 @@ export class LiveStream {
     this.#isDialing = true;
     const shown = await this.#opener.again().catch(() => null); // what was shown before may still do
     this.#isDialing = false;
-    if (shown !== null && this.#stream.wantsSocket) this.#stream.unlock(shown);
+    if (shown !== null && this.#stream.wantsSocket) this.unlock(shown);
     if (this.#stream.wantsSocket && !this.#isHeld) this.#makeLine();
     this.#settle();
   }
@@ -283,6 +283,8 @@ export class LiveStream {
     line.onmessage = ifCurrent(({ data }) => {
       if (this.#stream.receive(data, this.#now())) this.#lost();
       else this.#settle();
+      const { isEncrypted, secret } = this.#stream;
+      if (isEncrypted !== null) this.#opener.learned(isEncrypted, secret);
     });
     line.onheard = ifCurrent(() => {
       this.#stream.heard(this.#now());

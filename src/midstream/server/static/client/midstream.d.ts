@@ -333,7 +333,29 @@ export class LiveStream implements AsyncIterable<StreamEvent> {
   [Symbol.asyncIterator](): AsyncGenerator<StreamEvent, void, undefined>;
 }
 
+/** What an application decides about its streams. */
+export interface ClientSettings {
+  /**
+   * Whether streams are kept in the browser's database, so that another page can go on. Where not, a new stream lives and dies
+   * with its page; it survives lost connections all the same. What was kept before stays, and is resumed when it is on again.
+   * Default: true.
+   */
+  isRecoveryOn: boolean;
+  /** Seconds (7200, at most a year) after which a stream that nobody touched is cleared instead of resumed. */
+  lookBackS: number;
+  /** Seconds (7200) without a working connection after which a stream ends with `connection_lost`. */
+  patienceS: number;
+  /** Seconds (60) without an event, while the turn waits for a machine, after which `connection.isStalled`. */
+  stallAfterS: number;
+}
+
 export class Client {
+  /**
+   * Others may be put in their place at any time, for streams that begin, or are resumed, from then on; what is left out is
+   * as by default. Throws "usage" where there is no such one, or it is out of its bounds; then nothing has changed.
+   */
+  get settings(): Readonly<ClientSettings>;
+  set settings(given: Partial<ClientSettings>);
   /** Whether an unsent message survives a reload; false where the browser refuses IndexedDB. */
   readonly isDurable: boolean;
   /**
@@ -368,13 +390,19 @@ export class Client {
   /** Stop the session's turn, whoever began it: `turn`, or whichever runs. */
   cancel(session: string, turn?: number): Promise<void>;
   /**
-   * Take up what a reload or a crash interrupted (look-back 2 h); events begin at the stored cursor, or `after`. One whose
-   * words cannot be read any more begins with a `LostEvent`.
+   * Take up what a reload or a crash interrupted, and clear what is older than the look-back (of the settings, or `lookBackS`)
+   * or a part of nothing; events begin at the stored cursor, or `after`. One whose words cannot be read any more begins with a
+   * `LostEvent`. Where recovery is off there are none. Throws "storage" with `retry` "later", and has done nothing, where
+   * another tab hangs with its hand on the database for 5 s.
    */
-  resumeInterrupted(options?: { session?: string; after?: string | null }): Promise<LiveStream[]>;
+  resumeInterrupted(options?: {
+    session?: string;
+    after?: string | null;
+    lookBackS?: number;
+  }): Promise<LiveStream[]>;
   /**
    * The first message kept here for a session that no server has acknowledged, and this page's stream that sends it, if
-   * any. Asking sends nothing.
+   * any. Asking sends nothing. Throws as `resumeInterrupted`.
    */
   unsent(session: string): Promise<{ key: string; text: string; stream: LiveStream | null } | null>;
   /**
@@ -387,11 +415,12 @@ export class Client {
     options?: Omit<RequestInit, "headers"> & { headers?: Record<string, string> },
   ): Promise<Response>;
   /**
-   * What opens a session, where the server encrypts it under its client's secret; drawn if there is none. For another client
-   * of the same person, which is told it by `keepSecret`. It is not to be logged, or sent anywhere else.
+   * What opens a session, where the server encrypts it under its client's secret; drawn if there is none, and kept unless the
+   * server said that it has no use for one. For another client of the same person, which is told it by `keepSecret`. It is not
+   * to be logged, or sent anywhere else.
    */
   secret(session: string): Promise<string>;
-  /** Use this secret for a session from now on. */
+  /** Use this secret for a session from now on; other tabs do with their next connection. */
   keepSecret(session: string, secret: string): Promise<void>;
   /**
    * Let another secret open a session, and the one so far no more; resolves when the server has it on disk. Where it is cut
@@ -419,6 +448,14 @@ export interface ConnectOptions {
   /** Of the server, without `/v1`; default: where the page came from. */
   url?: string;
   onstate?: (connection: Connection, stream: LiveStream) => void;
+  /** What is kept, and for how long what is waited for; `Client.settings` changes it later. */
+  settings?: Partial<ClientSettings>;
+  /**
+   * Iterates over a stream that an earlier page left. Called for each of them before `connect` resolves, all at the same time
+   * (later, where another tab has its hand on the database). What it throws, or rejects with, is an `unhandledrejection` of the
+   * page. Without it nothing is resumed but by `Client.resumeInterrupted`.
+   */
+  oninterrupted?: (stream: LiveStream) => void | Promise<void>;
   /**
    * How frames are carried; default "auto": the first that gets through, which is remembered for this server. Every one
    * brings the same events.

@@ -19,6 +19,7 @@ import { whileAlive } from "./lifecycle.js";
 import { lostLine, randomText, refusalOf } from "./lines.js";
 import { LiveStream } from "./live.js";
 import { SessionSecrets, headersOf, ofViewer, rootOf } from "./secrets.js";
+import { settingsOf } from "./settings.js";
 import { SharedLine, canShare } from "./shared.js";
 import { IndexedStorage, MemoryStorage, sortInterrupted } from "./storage.js";
 import { MidstreamError, Stream } from "./stream.js";
@@ -35,6 +36,9 @@ const LOCK_WITHIN_MS = 500;
 const CANCEL_AFTER_S_MAX = 3600;
 /** For as long a word to look lasts, where nobody says otherwise. */
 const LOOK_FOR_S = 3600;
+
+/** Where a stream is kept that is not to be. */
+const NOWHERE = { apply: async () => {} };
 
 /** A clock that is never set, and its timers. */
 const CLOCK = {
@@ -53,9 +57,11 @@ export class Client {
   #live = new Map(); // LiveStream -> release of its lock
   #isResting = false;
   #means;
+  #settings;
 
-  constructor({ url, storage, onstate, isShared, clock, wall, chance, ...ways }) {
+  constructor({ url, storage, settings, onstate, isShared, clock, wall, chance, ...ways }) {
     this.#url = url;
+    this.#settings = settings;
     this.#storage = storage;
     this.#headers = ways.headers ?? (() => ({}));
     this.#secrets = new SessionSecrets(url, storage);
@@ -78,6 +84,16 @@ export class Client {
         this.#live.delete(stream);
       },
     };
+  }
+
+  /** What is kept of streams that begin, or are resumed, from now on, and for how long what is waited for. */
+  get settings() {
+    return this.#settings;
+  }
+
+  /** Others than these are as they are by default. */
+  set settings(given) {
+    this.#settings = settingsOf(given);
   }
 
   /** Whether an unsent message survives a reload: false where the browser refuses IndexedDB. */
@@ -126,7 +142,7 @@ export class Client {
    * `letLook`, is shown in the place of the session's secret.
    */
   follow(session, after = null, { word = "" } = {}) {
-    const stream = new Stream({ session, cursor: after }, this.#now());
+    const stream = this.#stream({ session, cursor: after });
     if (!word) return this.#run(stream, this.#secrets.ofReader(session));
     // Its time may end before that of the other tabs: it hears nothing through them.
     const means = { ...this.#means, dial: this.#means.dialAlone };
@@ -145,14 +161,17 @@ export class Client {
   }
 
   /**
-   * Take up the streams that a reload or a crash interrupted, and forget those past the look-back (2 h).
+   * Take up the streams that a reload or a crash interrupted, and forget those past the look-back. Where recovery is
+   * switched off (`settings`) there are none, and nothing is forgotten.
    *
    * `session` takes only that session's; `after` is where its events begin: the stored cursor if absent.
-   * Streams that another tab holds are left to it.
+   * Streams that another tab holds are left to it. Throws "storage" (with `retry` "later") where another tab hangs and does
+   * not let this one read.
    */
-  async resumeInterrupted({ session, after } = {}) {
+  async resumeInterrupted({ session, after, lookBackS = this.#settings.lookBackS } = {}) {
+    if (!this.#settings.isRecoveryOn) return [];
+    const { interrupted, orphans } = await this.#kept(1000 * lookBackS);
     const held = new Set([...this.#live.keys()].map((live) => live.key));
-    const { interrupted, orphans } = await this.#kept();
     const forgotten = orphans.filter((key) => !held.has(key)).map((key) => ({ op: "forget", key }));
     if (forgotten.length > 0) await this.#storage.apply(forgotten);
     const isWanted = (kept) => kept.url === this.#url && (session === undefined || kept.session === session);
@@ -162,11 +181,8 @@ export class Client {
     for (const [index, kept] of wanted.entries()) {
       if (releases[index] === null) continue;
       const begun = after === undefined ? {} : { cursor: after, isWhole: after !== null };
-      const stream = new Stream({ ...kept, ...begun }, this.#now());
-      // One of before sessions had secrets has its own, which may be what its session was begun with.
-      const { session: of, secret, damage } = kept;
-      const opener = damage ? this.#secrets.ofReader(of) : this.#secrets.ofStream(of, secret);
-      resumed.push(this.#run(stream, opener, { release: releases[index] }));
+      const stream = this.#stream({ ...kept, ...begun });
+      resumed.push(this.#run(stream, this.#secrets.ofReader(kept.session), { release: releases[index] }));
     }
     return resumed;
   }
@@ -271,11 +287,13 @@ export class Client {
   }
 
   #start(begun, first) {
-    const stream = new Stream({ key: randomText(16), ...begun }, this.#now());
+    const opener = this.#secrets.ofStream(begun.session);
+    const stream = this.#stream({ key: randomText(16), secret: opener.own, ...begun });
     first(stream, this.#now());
     const lock = lockOf(stream.key);
     const release = () => lock.then((free) => free?.());
-    return this.#run(stream, this.#secrets.ofStream(begun.session), { release });
+    const means = this.#settings.isRecoveryOn ? this.#means : { ...this.#means, storage: NOWHERE };
+    return this.#run(stream, opener, { release, means });
   }
 
   /** Say something on a stream of its own that is over with its ack. */
@@ -286,7 +304,7 @@ export class Client {
   }
 
   /** Sort what is kept. A page that died while it said its first words kept the session's secret and not the stream's. */
-  async #kept() {
+  async #kept(lookBackMs = 1000 * this.#settings.lookBackS) {
     const { streams, secrets, chunks } = await this.#storage.load();
     const whole = new Set(secrets.map(({ key }) => key));
     for (const { key, session, url } of streams) {
@@ -294,7 +312,7 @@ export class Client {
       const { secret } = await this.#secrets.known(session);
       if (secret) secrets.push({ key, secret });
     }
-    return sortInterrupted({ streams, secrets, chunks }, this.#means.wall());
+    return sortInterrupted({ streams, secrets, chunks }, this.#means.wall(), lookBackMs);
   }
 
   /** Let the streams of a session that live here connect with these from now on. */
@@ -322,6 +340,11 @@ export class Client {
     return this.#means.clock.now();
   }
 
+  #stream(begun) {
+    const { patienceS, stallAfterS } = this.#settings;
+    return new Stream(begun, this.#now(), { patienceMs: 1000 * patienceS, stallAfterMs: 1000 * stallAfterS });
+  }
+
   #run(stream, opener, { release = () => {}, means = this.#means } = {}) {
     const live = new LiveStream(stream, means, opener);
     this.#live.set(live, release);
@@ -339,6 +362,7 @@ export async function connect({ url = globalThis.location?.origin, transport = "
   const client = new Client({
     url: String(url).replace(/\/+$/, ""),
     transport,
+    settings: settingsOf(other.settings),
     headers: other.headers ?? null,
     makeSocket: other.makeSocket ?? null,
     onstate: other.onstate ?? (() => {}),
@@ -348,8 +372,19 @@ export async function connect({ url = globalThis.location?.origin, transport = "
     wall: other.wall ?? Date.now,
     chance: other.chance ?? Math.random,
   });
+  if (other.oninterrupted) await takeUp(client, other.oninterrupted);
   if (typeof document !== "undefined") whileAlive(client);
   return client;
+}
+
+/** Give `oninterrupted` each stream that an earlier page left, all at the same time; what it throws is the page's. */
+async function takeUp(client, oninterrupted) {
+  try {
+    for (const stream of await client.resumeInterrupted()) (async () => oninterrupted(stream))();
+  } catch (error) {
+    if (error.retry !== "later") throw error;
+    takeUp(client, oninterrupted); // as soon as it can be read; nobody waits for that
+  }
 }
 
 /**

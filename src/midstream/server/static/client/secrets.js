@@ -1,7 +1,8 @@
 /**
  * The secret of each session: shown by all of its streams, by its readers and with every request about it.
  *
- * It is drawn with the first stream and stays. While it is being changed there are two: the next one is written down
+ * It is drawn with the first stream. It stays, unless the server says that the session is not encrypted under it: then the
+ * stream's own copy is enough. While it is being changed there are two: the next one is written down
  * first, and both are shown, until the server is known to open the session by the next one. What is kept is read each
  * time, and changed in one transaction: of two tabs the first one wins, and the other one sees it.
  */
@@ -16,20 +17,28 @@ const PART_MARK = "::";
 export class SessionSecrets {
   #server;
   #storage;
+  #unneeded = new Set(); // sessions of which the server said so
 
   constructor(server, storage) {
     this.#server = server;
     this.#storage = storage;
   }
 
-  /** What opens a session for a stream that speaks there, `first` and then `again` with each connection; `begun` is its own secret. */
-  ofStream(session, begun = "") {
-    return { first: () => this.made(session, begun), again: () => this.known(session) };
+  /**
+   * What opens a session for a new stream that speaks there: `first`, and then `again` with each connection. `own` is the
+   * stream's secret where the session needs none. `learned` is to be told whether the server encrypts the session.
+   */
+  ofStream(session) {
+    const reader = this.ofReader(session);
+    if (this.#unneeded.has(rootOf(session))) return { ...reader, own: drawn() };
+    return { ...reader, own: "", first: () => this.made(session) };
   }
 
-  /** The same for one that only reads. */
+  /** The same for one that only reads, or has a secret. */
   ofReader(session) {
-    return { first: () => this.known(session), again: () => this.known(session) };
+    const known = () => this.known(session);
+    const learned = (isEncrypted, secret) => this.#learned(rootOf(session), isEncrypted, secret);
+    return { first: known, again: known, learned };
   }
 
   /** Return what a session is opened with, as far as that is known here. */
@@ -37,9 +46,11 @@ export class SessionSecrets {
     return shownBy(await this.#changed(session, (kept) => kept));
   }
 
-  /** Return what a session is opened with; for a new one `begun` is kept, or a secret is drawn. */
-  async made(session, begun = "") {
-    return shownBy(await this.#changed(session, (kept) => kept ?? { secret: begun || drawn() }));
+  /** Return what a session is opened with; for a new one a secret is drawn, and kept where it may be needed. */
+  async made(session) {
+    const isKept = !this.#unneeded.has(rootOf(session));
+    const made = await this.#changed(session, (kept) => kept ?? (isKept ? { secret: drawn() } : null));
+    return shownBy(made ?? { secret: drawn() });
   }
 
   /** Keep the secret of a session, as another client of this person told it; return what counts now. */
@@ -58,6 +69,18 @@ export class SessionSecrets {
     await this.#changed(session, (kept) => (kept?.next === secret ? { secret } : kept));
   }
 
+  /**
+   * Keep the secret of a session that its server encrypts under it, and no other one. A session that needed none may be gone
+   * and begun anew at another kind of server.
+   */
+  #learned(root, isEncrypted, secret) {
+    if (isEncrypted && secret && this.#unneeded.delete(root))
+      this.#changed(root, (kept) => kept ?? { secret }).catch(() => this.#unneeded.add(root)); // and told again
+    if (isEncrypted || this.#unneeded.has(root)) return;
+    this.#unneeded.add(root);
+    this.#changed(root, () => null).catch(() => this.#unneeded.delete(root));
+  }
+
   #changed(session, change) {
     return this.#storage.sessionSecret(this.#server, rootOf(session), change);
   }
@@ -66,7 +89,7 @@ export class SessionSecrets {
 /** What opens a session for somebody who was given a word for it. */
 export function ofViewer(word) {
   const told = async () => ({ secret: word });
-  return { first: told, again: told };
+  return { first: told, again: told, learned: () => {} };
 }
 
 /** Return the headers of a request that shows a session's secret. */

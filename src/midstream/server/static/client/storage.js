@@ -48,7 +48,8 @@ export class MemoryStorage {
   async sessionSecret(server, session, change) {
     const id = JSON.stringify([server, session]);
     const after = change(this.#sessions.get(id) ?? null);
-    if (after !== null) this.#sessions.set(id, after);
+    if (after === null) this.#sessions.delete(id);
+    else this.#sessions.set(id, after);
     return after;
   }
 
@@ -119,8 +120,8 @@ export class IndexedStorage {
   }
 
   /**
-   * Read what is kept of a session's secret (null: nothing), write down what `change` makes of that, and return it, in one
-   * transaction.
+   * Read what is kept of a session's secret (null: nothing), write down what `change` makes of that, and return it. Where it
+   * changes anything that is one transaction.
    */
   async sessionSecret(server, session, change) {
     const [before = null] = await this.#read(["sessions"], (store) => store.get([server, session]));
@@ -131,8 +132,10 @@ export class IndexedStorage {
     let after = null;
     const reading = sessions.get([server, session]); // another tab may have been faster
     reading.onsuccess = () => {
-      after = change(reading.result ?? null);
-      if (after !== (reading.result ?? null)) sessions.put({ ...after, server, session });
+      const found = reading.result ?? null;
+      after = change(found);
+      if (after === null) sessions.delete([server, session]);
+      else if (after !== found) sessions.put({ ...after, server, session });
       transaction.commit();
     };
     await done;
@@ -194,7 +197,7 @@ function answered(request) {
  * nothing, and parts of what is not there. A stream whose chunks cannot be read any more, or whose secret is gone, has
  * `damage` (STREAM-48, STREAM-76).
  */
-export function sortInterrupted({ streams, secrets, chunks }, now) {
+export function sortInterrupted({ streams, secrets, chunks }, now, lookBackMs = LOOK_BACK_MS) {
   const known = new Map(streams.map((stream) => [stream.key, { ...stream, chunks: [] }]));
   const orphans = new Set();
   for (const { key, secret } of secrets) {
@@ -206,7 +209,7 @@ export function sortInterrupted({ streams, secrets, chunks }, now) {
     else orphans.add(chunk.key);
   }
   for (const stream of known.values()) {
-    if (stream.nextSeqno === 0 || now - stream.touchedAt > LOOK_BACK_MS) orphans.add(stream.key);
+    if (stream.nextSeqno === 0 || now - stream.touchedAt > lookBackMs) orphans.add(stream.key);
     else stream.damage = damageOf(stream);
   }
   return {

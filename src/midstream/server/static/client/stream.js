@@ -15,7 +15,7 @@ const BACKOFF_MOST_MS = 30_000;
 /** No server may ask for a longer wait before the next try. */
 const RETRY_AFTER_MOST_MS = 300_000;
 /** Without anything new for so long the stream ends; it can still be taken up. */
-const PATIENCE_MS = 2 * 60 * 60 * 1000;
+export const PATIENCE_MS = 2 * 60 * 60 * 1000;
 /** For so long the end of a turn is tried for that was stopped, once the server has the stop (STREAM-77). */
 const STOPPED_PATIENCE_MS = 30_000;
 /** For a connection to be made. */
@@ -30,7 +30,7 @@ const HEARTBEAT_S = 10;
 /** No server may ask for more patience with its silence. */
 const HEARTBEAT_S_MAX = 300;
 /** Without an event for so long, a turn that waits for a machine has stalled. */
-const STALL_AFTER_MS = 60_000;
+export const STALL_AFTER_MS = 60_000;
 const MACHINES = new Set(["model", "tool", "client"]);
 const IN_FLIGHT_MAX = 64;
 const CHUNKS_MAX = 10_000;
@@ -40,6 +40,7 @@ const CONNECTIONS_OF_A_LIFE = 2 ** 24;
 const OVER = new Set(["completed", "cancelled", "failed", "interrupted", "ended"]);
 /** A refusal that the same chunk will meet again, whatever its `retry` says of others. */
 const BUSY = "session_busy";
+const WRONG_SECRET = "wrong_secret";
 
 /** Ends after which the stream may go on: elsewhere, later, or when its user has logged in again. */
 const KEPT_CODES = new Set([
@@ -126,6 +127,10 @@ export class Stream {
   #isForgotten = false;
   #keptAs; // the key under which it is written down
   #own; // the secret it began with
+  #shown = ""; // the secrets that this connection was opened with
+  #refusal = null; // {error, shown}: these the server did not take
+  #patienceMs;
+  #stallAfterMs;
   #connection; // number of the last connection
   #stallAt = Infinity;
 
@@ -134,8 +139,9 @@ export class Stream {
    *   stream's `{session, key, cursor}`, whose events begin after `cursor`, else with its own first one, and which is
    *   told its secret by `unlock`. Without `key` it only follows the session. With `damage` its chunks are lost: it shows
    *   the session as it is, to the end of the turn that runs.
+   * @param limits How long what is waited for.
    */
-  constructor(kept, now = 0) {
+  constructor(kept, now = 0, { patienceMs = PATIENCE_MS, stallAfterMs = STALL_AFTER_MS } = {}) {
     this.session = kept.session;
     this.damage = kept.damage ?? "";
     this.#keptAs = kept.key ?? "";
@@ -158,10 +164,13 @@ export class Stream {
     this.isReconnecting = false;
     this.isStalled = false;
     this.isDetached = kept.isDetached ?? false;
+    this.isEncrypted = null; // not told yet
     this.status = "";
     this.waitingOn = "";
     this.frameBytesMax = 1024 * 1024;
     this.#lostAt = now;
+    this.#patienceMs = patienceMs;
+    this.#stallAfterMs = stallAfterMs;
     this.#connection = this.life * CONNECTIONS_OF_A_LIFE;
     this.#isBegun = this.isWhole || (kept.cursor ?? null) !== null;
     this.#move(this.damage ? null : (kept.cursor ?? null));
@@ -246,10 +255,21 @@ export class Stream {
 
   /**
    * Show the secret of the session from now on, where one is known. One that it began with is shown beside it, if it is
-   * another: the session's was changed since, or it began when each stream had its own.
+   * another: the session's was changed since, or it began when each stream had its own. What the server has refused is not
+   * shown again: then the stream ends (STREAM-96).
    */
-  unlock({ secret, oldSecret = "" }) {
-    if (!secret) return;
+  unlock({ secret, oldSecret = "" }, now) {
+    if (secret) this.#show(secret, oldSecret);
+    const refusal = this.#refusal;
+    this.#refusal = null;
+    if (refusal?.shown === this.#secrets) this.#end(refusal.error, now);
+  }
+
+  get #secrets() {
+    return `${this.secret} ${this.oldSecret}`;
+  }
+
+  #show(secret, oldSecret) {
     if (this.key && !this.#own) {
       this.#own = secret;
       if (this.nextSeqno > 0) this.#write({ op: "secret", value: { key: this.key, secret } });
@@ -284,6 +304,7 @@ export class Stream {
   opened(now) {
     if (this.phase !== "connecting") return;
     this.phase = "opening";
+    this.#shown = this.#secrets;
     this.#sent = this.acked;
     this.#connection += 1;
     this.#frames.push(JSON.stringify(this.#opening()));
@@ -316,12 +337,13 @@ export class Stream {
       const message = "the connection broke and this server cannot resume";
       return this.#end(error ?? new MidstreamError("connection_lost", message, "later"), now);
     }
-    if (error !== null && ["never", "ask"].includes(error.retry)) return this.#end(error, now);
+    if (error?.code === WRONG_SECRET) this.#refusal = { error, shown: this.#shown };
+    else if (error !== null && ["never", "ask"].includes(error.retry)) return this.#end(error, now);
     if (error !== null && error.code !== "connection_lost") this.trouble = error;
     if (this.#failures === 0) this.#lostAt = now;
     this.#failures += 1;
     const isStopped = this.#abortSeqno !== null && this.#abortSeqno < this.acked;
-    const patienceMs = isStopped ? STOPPED_PATIENCE_MS : PATIENCE_MS;
+    const patienceMs = isStopped ? Math.min(STOPPED_PATIENCE_MS, this.#patienceMs) : this.#patienceMs;
     if (now - this.#lostAt > patienceMs) {
       const message = `no connection could be kept for ${patienceMs / 1000} s`;
       return this.#end(new MidstreamError("connection_lost", message, "later"), now);
@@ -372,7 +394,7 @@ export class Stream {
     if (now >= this.#stallAt) {
       // STREAM-47: told, and nothing else. A person may be waited for; then it is asked again later.
       this.isStalled = MACHINES.has(this.waitingOn);
-      this.#stallAt = this.isStalled ? Infinity : now + STALL_AFTER_MS;
+      this.#stallAt = this.isStalled ? Infinity : now + this.#stallAfterMs;
     }
     if (now < this.deadlineAt) return false;
     if (this.phase === "waiting") {
@@ -444,6 +466,7 @@ export class Stream {
     this.phase = "live";
     this.isReconnecting = false;
     this.isDegraded = frame.is_degraded ?? false;
+    this.isEncrypted = frame.is_encrypted ?? false;
     this.status = frame.status ?? "";
     this.frameBytesMax = frame.frame_bytes_max ?? this.frameBytesMax;
     this.#inFlightMax = Math.max(1, Math.min(frame.in_flight_max ?? IN_FLIGHT_MAX, IN_FLIGHT_MAX));
@@ -594,6 +617,10 @@ export class Stream {
     const canPlayBack =
       frame.code === "seqno_gap" && this.#chunks.some((chunk) => chunk.seqno === frame.expected);
     const isFinal = error.code === BUSY || error.retry === "never" || error.retry === "ask";
+    if (!this.isDegraded && error.code === WRONG_SECRET) {
+      this.#refusal = { error, shown: this.#shown };
+      return "reconnect";
+    }
     if (this.isDegraded || (isFinal && !canPlayBack)) return this.#end(error, now);
     this.trouble = error;
     this.#askedToWait(error, now);
@@ -630,7 +657,7 @@ export class Stream {
   /** Count the turn's silence from `now` on; Infinity: there is no line to hear it on. */
   #moved(now) {
     this.isStalled = false;
-    this.#stallAt = this.key && this.phase === "live" ? now + STALL_AFTER_MS : Infinity;
+    this.#stallAt = this.key && this.phase === "live" ? now + this.#stallAfterMs : Infinity;
   }
 
   #write(...writes) {

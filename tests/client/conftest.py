@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.client.keyrings import FileKeyring, chosen, keyring_in
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Iterator[FileKeyring]:
+    """The keyring of whoever runs the test, in a file."""
+    backend = keyring_in(tmp_path)
+    with chosen(backend):
+        yield backend
