@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.ports import held_port
 from tests.search import EXAMPLES, PROFILE
 
 # No deadline: the machines are shared, and a slow example is no wrong one. A failure prints what repeats it.
@@ -71,6 +72,13 @@ END_TO_END = frozenset(
         "server/test_websocket.py",
     }
 )
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Hold a port for servers that a test ends and begins anew."""
+    with held_port() as held:
+        yield held
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -21,7 +21,8 @@ from tests.chaos.judge import Verdict, judge
 from tests.chaos.plan import SWEPT_BYTES, Plan
 from tests.chaos.proxy import Proxy
 from tests.chaos.turns import ENOUGH, WAYS
-from tests.fault.matrix import ROOT, free_port
+from tests.fault.matrix import ROOT
+from tests.ports import held_port
 
 LOOK_S = 0.2
 """Seconds between two looks at how far the clients are."""
@@ -152,33 +153,33 @@ async def run(
     report = Report(plan.seed)
     world = World()
     began_at = world.monotonic()
-    port = free_port()
+    journals: dict[str, list[Stored]] = {}
     kills: Counter[str] = Counter()
-    proxy = Proxy(plan, port)
-    enough = folder / ENOUGH
-    server = Program("server", folder, port, plan, kills, enough.exists)
-    async with proxy.listening():
-        clients = [Program(way, folder, proxy.port, plan, kills, enough.exists) for way in WAYS]
-        journals: dict[str, list[Stored]] = {}
-        lives = [asyncio.create_task(each.live()) for each in (server, *clients)]
-        try:
-            async with asyncio.timeout(within_s):
-                await _until_enough(folder, reconnects, plan, proxy, [server, *clients], lives, tell)
-            proxy.heal()
-            enough.touch()
-            async with asyncio.timeout(END_S):
-                await _until_ended(lives[0], lives[1:])
-                await _until_left(f"http://127.0.0.1:{port}")
-                journals = await _journals(f"http://127.0.0.1:{port}")
-        except (TimeoutError, AssertionError) as error:
-            logs = "\n".join(f"{each.side}: {each.log()}" for each in (server, *clients))
-            report.verdict.problems.append(f"{type(error).__name__}: {error}\n{logs}")
-        finally:
-            for life in lives:
-                life.cancel()
-            await asyncio.wait(lives)
-            for each in (server, *clients):
-                await each.end()
+    with held_port() as port:
+        proxy = Proxy(plan, port)
+        enough = folder / ENOUGH
+        server = Program("server", folder, port, plan, kills, enough.exists)
+        async with proxy.listening():
+            clients = [Program(way, folder, proxy.port, plan, kills, enough.exists) for way in WAYS]
+            lives = [asyncio.create_task(each.live()) for each in (server, *clients)]
+            try:
+                async with asyncio.timeout(within_s):
+                    await _until_enough(folder, reconnects, plan, proxy, [server, *clients], lives, tell)
+                proxy.heal()
+                enough.touch()
+                async with asyncio.timeout(END_S):
+                    await _until_ended(lives[0], lives[1:])
+                    await _until_left(f"http://127.0.0.1:{port}")
+                    journals = await _journals(f"http://127.0.0.1:{port}")
+            except (TimeoutError, AssertionError) as error:
+                logs = "\n".join(f"{each.side}: {each.log()}" for each in (server, *clients))
+                report.verdict.problems.append(f"{type(error).__name__}: {error}\n{logs}")
+            finally:
+                for life in lives:
+                    life.cancel()
+                await asyncio.wait(lives)
+                for each in (server, *clients):
+                    await each.end()
     if journals:
         report.verdict = judge(folder, journals)
     _note(report, folder, proxy, kills)

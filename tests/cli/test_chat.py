@@ -25,8 +25,8 @@ LONG = "".join(f"w{number} " for number in range(100)) + "end"
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Serving]:
-    with Serving(tmp_path) as serving:
+def server(tmp_path: Path, port: int) -> Iterator[Serving]:
+    with Serving(tmp_path, port=port) as serving:
         yield serving
 
 

@@ -23,7 +23,7 @@ from tests.cli.processes import APP, WAIT_S, Serving, run
 def test_it_says_where_it_listens_and_ends_well_on_ctrl_c(tmp_path: Path) -> None:
     with Serving(tmp_path) as server:
         assert server.listening["agent"] == "tested"
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
         connection.request("GET", "/health")
         assert json.loads(connection.getresponse().read())["status"] == "ok"
         connection.close()
@@ -112,7 +112,7 @@ def _welcome(server: Serving) -> dict[str, Any]:
 
 def test_it_can_be_watched(tmp_path: Path) -> None:
     with Serving(tmp_path, options=["--metrics", "--otel", "--log-format", "json"]) as server:
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
         connection.request("GET", "/metrics", headers=shown_to(server.url))
         page = connection.getresponse().read().decode()
         connection.close()
@@ -178,7 +178,7 @@ def test_sessions_are_encrypted_under_a_key_of_ones_own(tmp_path: Path) -> None:
     assert stored.startswith(b"SQLite")
     with Serving(tmp_path, options=["--key-file", str(keys)]) as server:
         token = run("token", server.url).stdout.strip()
-        with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)) as connection:
+        with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)) as connection:
             connection.request("GET", "/v1/sessions/s", headers={"authorization": f"Bearer {token}"})
             assert b"canary-7f3a" in connection.getresponse().read()
 

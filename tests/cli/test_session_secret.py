@@ -60,9 +60,9 @@ def test_else_the_one_is_shown_that_chat_keeps(tmp_path: Path) -> None:
 
 @spec("STREAM-84", "STREAM-95")
 def test_chat_and_sessions_show_the_secret_and_a_file_is_not_read_without(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, port: int, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Serving(tmp_path, options=["--encrypt", "client"]) as server:
+    with Serving(tmp_path, port=port, options=["--encrypt", "client"]) as server:
         for words in ("the word is canary-7f3a", "again"):
             said = run_process("chat", server.url, "--session", "s", said=words)
             assert said.returncode == 0, said.stderr
@@ -86,7 +86,7 @@ def test_chat_and_sessions_show_the_secret_and_a_file_is_not_read_without(
         assert done.exit_code != 0
         assert "encrypted under its client's secret" in done.stderr
         assert "--url" in done.stderr
-    with Serving(tmp_path, port=server.port, options=["--encrypt", "client"]) as server:
+    with Serving(tmp_path, port=port, options=["--encrypt", "client"]) as server:
         assert "canary-7f3a" in run("sessions", "show", "s", "--url", server.url).stdout
         assert server.interrupt() == (0, "")
     assert run("sessions", "delete", "s", "--yes", "--store", server.store).exit_code == 0

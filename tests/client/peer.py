@@ -21,7 +21,7 @@ from midstream.core.frames import ServerFrame
 from midstream.core.server_stream import ServerStream
 from tests.core.stream_link import MemoryHost
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 HALF = b'{"type":"events"'
 

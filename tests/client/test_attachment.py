@@ -22,7 +22,7 @@ from midstream.testing.worlds import FakeWorld
 from midstream.world import Fault
 from tests.spec import spec
 
-WAIT_S = 5.0
+WAIT_S = 30.0
 HI = SayPayload((Text("hi"),))
 
 

@@ -26,7 +26,7 @@ from tests.client.http_peer import HttpPeer
 from tests.client.peer import Script, asks_to_wait, breaks_in_a_frame, says
 from tests.spec import spec
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 OPENING = Open("k1", "the secret", "1-4", 3)
 WELCOME = Welcome("k1", "1-4", "1-4")
 SAY = Chunk(3, msgspec.Raw(b'{"type":"say","parts":[{"type":"text","text":"hi"}]}'))

@@ -37,17 +37,18 @@ def _set_back(memory: Memory) -> None:
 @spec("STREAM-106")
 @pytest.mark.parametrize("way", Way)
 async def test_a_client_of_a_server_that_was_set_back_is_told_so_and_keeps_what_it_has(
-    way: Way, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    way: Way, tmp_path: Path, port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, logger="midstream.server")
     memory, state = Memory(), tmp_path / "state.db"
     async with asyncio.timeout(WAIT_S):
-        async with served(make_app(SCRIPT, store=MemoryStore(memory), tools=[push])) as server:
-            async with connect(server.url, state=state, transport=way) as client:
-                async for event in client.send("s1", "hi"):
-                    if isinstance(event.record, CallEnded):
-                        break
-            port = int(server.url.rpartition(":")[2])
+        async with (
+            served(make_app(SCRIPT, store=MemoryStore(memory), tools=[push]), port=port) as server,
+            connect(server.url, state=state, transport=way) as client,
+        ):
+            async for event in client.send("s1", "hi"):
+                if isinstance(event.record, CallEnded):
+                    break
         _set_back(memory)
         app = make_app([text("something else")], store=MemoryStore(memory), tools=[push])
         async with served(app, port=port) as server:

@@ -16,7 +16,7 @@ from midstream.errors import UnavailableError
 from tests.client.keyrings import BrokenKeyring, FileKeyring, ForgetfulKeyring, LockedKeyring, chosen
 from tests.house.source import ROOT
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 class EmptyChain(chainer.ChainerBackend):

@@ -10,7 +10,7 @@ import websockets
 
 from midstream.conformance.scripted_server import ScriptedServer
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 PATH = "/v1/sessions/s1"
 NAMED = {"x-midstream-connection": "one"}
 

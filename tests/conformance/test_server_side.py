@@ -19,7 +19,7 @@ from tests.server.serving import make_app, served
 from tests.spec import spec
 
 SERVER = scripts("server")
-WAIT_S = 5.0
+WAIT_S = 30.0
 
 
 @pytest.mark.parametrize(

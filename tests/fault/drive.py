@@ -33,27 +33,29 @@ from midstream.store.sqlite import SQLiteStore
 from midstream.testing.history_checker import Evidence, Execution, check_ended
 from midstream.world import World
 from tests.fault.client_process import HastyWorld
-from tests.fault.matrix import CASE_S, Case, Process, Report, free_port, reached, read_ledger
+from tests.fault.matrix import CASE_S, Case, Process, Report, reached, read_ledger
 from tests.fault.stories import CLIENT_POLICIES, MCP_POLICIES, MESSAGES, POLICIES, RESUMED
 from tests.fault.turn import PIDS, SESSION
+from tests.ports import held_port
 
 TRY_AGAIN_S = 0.02
-GONE_WITHIN_S = 10.0
+GONE_WITHIN_S = 30.0
 REPEATABLE = {OnDoubt.RERUN, OnDoubt.RERUN_WITH_KEY}
 
 
 async def play(case: Case, folder: Path) -> Report:
     """Play one case in an empty folder and judge it."""
     began_at = time.monotonic()
-    server = Process("server", folder, free_port(), case)
     report = Report(str(case))
-    try:
-        async with asyncio.timeout(CASE_S):
-            await _live(server, Driver(case, folder, server.url))
-    except (TimeoutError, AssertionError, ExceptionGroup) as error:
-        report.problems.append(f"{type(error).__name__}: {error}\n{server.log()[-1500:]}")
-    finally:
-        await server.kill()
+    with held_port() as port:
+        server = Process("server", folder, port, case)
+        try:
+            async with asyncio.timeout(CASE_S):
+                await _live(server, Driver(case, folder, server.url))
+        except (TimeoutError, AssertionError, ExceptionGroup) as error:
+            report.problems.append(f"{type(error).__name__}: {error}\n{server.log()[-1500:]}")
+        finally:
+            await server.kill()
     report.deadly = [*server.deaths]
     report.deaths = len(report.deadly)
     report.reached = {"server": reached(folder, "server")}

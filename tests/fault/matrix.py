@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sqlite3
 import sys
 import time
@@ -44,6 +43,7 @@ from midstream.world import Fault
 from tests.fault.client_process import read_notes
 from tests.fault.options import Point
 from tests.fault.turn import ANSWER_OF_CLIENT, QUESTION, SESSION, TEXTS, Ledger, Line, client_tools
+from tests.ports import held_port
 
 ROOT = Path(__file__).parents[2]
 CASE_S = 90.0
@@ -186,18 +186,18 @@ Judge = Callable[[Case, Path, tuple["Process", "Process"], Report], Awaitable[No
 async def run(case: Case, folder: Path, judge: Judge | None = None) -> Report:
     """Run one case in an empty folder and judge it, by default as the long turn."""
     began_at = time.monotonic()
-    port = free_port()
-    server, client = Process("server", folder, port, case), Process("client", folder, port, case)
-    report = Report(str(case))
-    try:
-        async with asyncio.timeout(CASE_S):
-            await _play(server, client)
-    except (TimeoutError, AssertionError) as error:
-        problem = f"{type(error).__name__}: {error}"
-        report.problems.append(f"{problem}\n{server.log()[-1500:]}\n{client.log()[-1500:]}")
-    finally:
-        await server.kill()
-        await client.kill()
+    with held_port() as port:
+        server, client = Process("server", folder, port, case), Process("client", folder, port, case)
+        report = Report(str(case))
+        try:
+            async with asyncio.timeout(CASE_S):
+                await _play(server, client)
+        except (TimeoutError, AssertionError) as error:
+            problem = f"{type(error).__name__}: {error}"
+            report.problems.append(f"{problem}\n{server.log()[-1500:]}\n{client.log()[-1500:]}")
+        finally:
+            await server.kill()
+            await client.kill()
     report.deadly = [*server.deaths, *client.deaths]
     report.deaths = len(report.deadly)
     report.reached = {side: reached(folder, side) for side in ("server", "client")}
@@ -225,13 +225,6 @@ async def _play(server: Process, client: Process) -> None:
     finally:
         for wait in waits:
             wait.cancel()
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def reached(folder: Path, side: Side) -> dict[str, int]:

@@ -38,7 +38,7 @@ class Server:
 
 
 @asynccontextmanager
-async def _serving(folder: Path, port: int = 0) -> AsyncIterator[Server]:
+async def _serving(folder: Path, port: int) -> AsyncIterator[Server]:
     command = (sys.executable, "-m", "tests.fault.escrow_process", str(folder), str(port))
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     try:
@@ -99,12 +99,14 @@ async def _recovered(url: str) -> dict[str, object]:
 
 
 @spec("STREAM-93", "STREAM-94")
-async def test_a_killed_servers_turn_waits_for_its_client_and_nobody_reads_it(tmp_path: Path) -> None:
+async def test_a_killed_servers_turn_waits_for_its_client_and_nobody_reads_it(
+    tmp_path: Path, port: int
+) -> None:
     here, there = tmp_path / "server", tmp_path / "client"
     here.mkdir()
     there.mkdir()
     FileKeys.make(here / "keys")
-    async with _serving(here) as server:
+    async with _serving(here, port) as server:
         async with _client(there, server.url) as client:
             words = ""
             async for event in client.send("s1", f"{CANARY} hello"):
@@ -118,7 +120,6 @@ async def test_a_killed_servers_turn_waits_for_its_client_and_nobody_reads_it(tm
         await server.kill()
     assert _holding(here, [*shown, CANARY]) == []
 
-    port = int(server.url.rpartition(":")[2])
     (here / "go").touch()
     async with _serving(here, port) as server:
         told = await _recovered(server.url)

@@ -13,7 +13,7 @@ import uvicorn
 from msgspec import Struct
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 Json = dict[str, Any]
 
 

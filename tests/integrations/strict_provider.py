@@ -181,4 +181,4 @@ def strict_provider() -> Iterator[StrictProvider]:
     finally:
         server.shutdown()
         server.server_close()
-        serving.join(10)
+        serving.join(30)

@@ -32,6 +32,7 @@ from midstream.testing import ScriptedModel, calls, run_turn, turns
 from midstream.testing.turns import records_until_end
 from midstream.tools import CallContext, Tool, run_call
 from midstream.world import World
+from tests.ports import held_port
 from tests.spec import spec
 
 PROGRAM = Path(__file__).with_name("mcp_server.py")
@@ -100,10 +101,8 @@ async def _until(happened: Callable[[], bool]) -> None:
 class HttpProgram:
     """The same server behind streamable HTTP, as a process."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+    def __init__(self, ledger: Ledger, port: int) -> None:
+        self.port = port
         self.url = f"http://127.0.0.1:{self.port}/mcp"
         self.ledger = ledger
         self._process: subprocess.Popen[bytes] | None = None
@@ -154,17 +153,19 @@ async def old(ledger: Ledger) -> AsyncIterator[McpServer]:
 
 @pytest.fixture
 def program(ledger: Ledger) -> Iterator[HttpProgram]:
-    program = HttpProgram(ledger)
-    yield program
-    program.end()
+    with held_port() as port:
+        program = HttpProgram(ledger, port)
+        yield program
+        program.end()
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpProgram]:
-    program = HttpProgram(Ledger(tmp_path_factory.mktemp("shared") / "ledger"))
-    program.start()
-    yield program
-    program.end()
+    with held_port() as port:
+        program = HttpProgram(Ledger(tmp_path_factory.mktemp("shared") / "ledger"), port)
+        program.start()
+        yield program
+        program.end()
 
 
 @pytest.fixture

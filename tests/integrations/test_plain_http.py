@@ -13,7 +13,7 @@ import pytest
 from midstream.integrations import plain_http
 from midstream.integrations.plain_http import PlainClient, is_plain
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 LIMITS = httpx2.Timeout(WAIT_S)
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 

@@ -117,7 +117,7 @@ class Lab:
     async def cut(self, agent: Agent[None, Any] | None = None, *, key: str = "", **keywords: Any) -> None:
         """Run until the hanging tool hangs, and let the process die there."""
         task = asyncio.create_task(self.run(agent, key=key, **keywords))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await self.running.wait()
         await asyncio.sleep(0)
         task.cancel()
@@ -524,7 +524,7 @@ async def test_words_are_heard_and_journaled_while_the_model_still_speaks() -> N
     agent: Agent[None, str] = Agent(
         FunctionModel(stream_function=speak), deps_type=type(None), capabilities=[lab.durable]
     )
-    async with asyncio.timeout(10), lab.durable.turn(SESSION), agent.run_stream("go") as streamed:
+    async with asyncio.timeout(30), lab.durable.turn(SESSION), agent.run_stream("go") as streamed:
         words = streamed.stream_text(delta=True, debounce_by=None)
         assert await anext(words) == "one "
         async for stored in lab.durable.follow(SESSION):

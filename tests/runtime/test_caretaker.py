@@ -42,7 +42,7 @@ from midstream.testing import FailingStore, ScriptedModel, Stall, calls, records
 from midstream.testing.models import Gate, Script, Step
 from tests.spec import spec
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 class Places:

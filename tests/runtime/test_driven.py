@@ -124,7 +124,7 @@ async def test_a_held_reply_is_written_soon_also_without_a_call() -> None:
     turn = await driver.begin("s", GO)
     await turn.ask({})
     await turn.replied(ASKS, (), "")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         async for record in driver.follow("s"):
             if isinstance(decode(record.body), ReplyCompleted):
                 break
@@ -160,7 +160,7 @@ async def test_a_world_that_ends_anywhere_lets_the_next_one_go_on(point: Fault, 
     world.crash_at(point, count=count)
     first = Driver("loop", MemoryStore(memory, world=FakeWorld(1)), world=world)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await loop(first)
     except (Crashed, UnavailableError):
         pass

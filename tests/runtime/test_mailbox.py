@@ -54,7 +54,7 @@ async def test_it_is_at_rest_again_when_all_that_was_taken_is_done_with() -> Non
     mailbox.take()
     mailbox.settle()
     assert [*seen, mailbox.is_at_rest] == [True, False, False, True]
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(30):
         await mailbox.rest()
 
 
@@ -65,7 +65,7 @@ async def test_who_takes_waits_until_something_is_there() -> None:
     assert not waiting.done()
     mailbox.put(_said("a"))
     mailbox.put(_said("b"))
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(30):
         await waiting
         await mailbox.arrival()  # what is there need not arrive
     assert len(mailbox.take()) == 2
@@ -118,7 +118,7 @@ async def test_words_are_not_held_back_where_something_else_waits_for_its_append
     mailbox.take()
     mailbox.settle()
     if resting is not None:
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(30):
             await resting
 
 
@@ -153,7 +153,7 @@ async def test_a_full_one_has_room_when_something_was_taken() -> None:
     await asyncio.sleep(0)
     assert not waiting.done()
     mailbox.take()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(30):
         await waiting
 
 

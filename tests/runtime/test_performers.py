@@ -140,7 +140,7 @@ async def _live(agent: Agent, session: Session | None = None) -> tuple[Noted, Fa
 
 async def _perform(agent: Agent, obligation: Work) -> Noted:
     noted = Noted()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await Performer(agent, World(), noted, NOBODY).perform(obligation, _session())
     return noted
 
@@ -423,7 +423,7 @@ async def test_a_reply_nobody_wants_is_stopped_at_its_provider_and_one_let_go_is
     await world.settle()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, 30)
     assert model.stopped == stopped
 
 
@@ -512,7 +512,7 @@ async def test_the_lease_check_comes_after_whatever_may_take_time() -> None:
 
     source = Slow(put)
     performer = Performer(Agent(ScriptedModel([]), tools=[source]), World(), Confirming(happened), NOBODY)
-    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         group.create_task(performer.perform(RunCall(3, 1, "c1", 1), _running(1)))
         await source.asked.wait()
         assert happened == []
@@ -532,7 +532,7 @@ async def test_a_call_that_is_stopped_while_its_tool_is_looked_for_has_an_outcom
     source, noted = Slow(put), Noted()
     performer = Performer(Agent(ScriptedModel([]), tools=[source]), World(), noted, NOBODY)
     performing = asyncio.create_task(performer.perform(RunCall(3, 1, "c1", run), _running(run)))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await source.asked.wait()
         performing.cancel()
         await asyncio.wait([performing])

@@ -31,7 +31,7 @@ from midstream.tools import Tool, tool
 from midstream.world import Fault
 from tests.spec import spec
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 AGE = Retention(events_for_s=3600.0, events_max=None, bytes_max=None)
 COUNT = Retention(events_for_s=None, events_max=30, bytes_max=None)
 BYTES = Retention(events_for_s=None, events_max=None, bytes_max=2000)

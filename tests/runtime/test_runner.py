@@ -108,7 +108,7 @@ async def test_an_intent_is_in_the_journal_before_its_tool_runs() -> None:
 
 
 async def test_reading_tools_run_side_by_side_and_writing_tools_in_order() -> None:
-    barrier = threading.Barrier(2, timeout=5)
+    barrier = threading.Barrier(2, timeout=30)
     order: list[str] = []
 
     @tool(has_effects=False)
@@ -212,7 +212,7 @@ async def test_a_cancel_keeps_the_words_that_readers_saw() -> None:
     host = await _host(ScriptedModel(lambda request: replies[len(request.history.entries) > 1]))
     runner = await host.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("one")))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not any(isinstance(decode(r.body), Delta) for r in await runner.read(after=0, limit=99)):
             await runner.wait(runner.newest.position)
     await runner.submit(Cancel(1))
@@ -238,7 +238,7 @@ async def test_a_cancel_stops_tools_and_tells_unknown_from_not_started() -> None
     host = await _host(ScriptedModel([batch]), hang)
     runner = await host.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("one")))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await started.wait()
     await runner.submit(Cancel())
     await runner.submit(Cancel())  # stopping twice is stopping once
@@ -336,7 +336,7 @@ async def test_a_session_whose_store_failed_for_longer_is_revived_without_a_seco
     await host.start()
     runner = await host.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("hi")))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while (info := await store.find("s")) is None or info.mark.is_live:  # noqa: ASYNC110 - nobody is told of a mark
             await asyncio.sleep(0)
     revived = await host.session("s")
@@ -363,7 +363,7 @@ async def test_while_an_outcome_waits_for_the_disk_clients_are_told_and_the_outc
     await host.start()
     runner = await host.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("hi")))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await full.wait()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -388,7 +388,7 @@ async def test_what_is_owed_and_was_dropped_is_taken_up_again() -> None:
     host = await _host(CancelsItself([text("here")]), world=SwiftWorld())
     runner = await host.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("hi")))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while (info := await host.store.find("s")) is None or info.mark.is_live:  # noqa: ASYNC110 - nobody is told of a mark
             await asyncio.sleep(0)
     exchange = (await host.session("s")).state.history.entries[-1]
@@ -414,7 +414,7 @@ async def test_a_call_is_not_started_at_the_last_moment_only_to_be_in_doubt() ->
     await host.start()
     runner = await host.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("hi")))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await began.wait()
         stopping = asyncio.ensure_future(host.stop(grace_s=5))
         for _ in range(5):

@@ -27,7 +27,7 @@ from midstream.world import World
 
 SECRET = "s" * 43
 KEYS = {"x-idempotency-key": "k1", "x-idempotent-encryption-key": SECRET}
-WAIT_S = 10.0
+WAIT_S = 30.0
 Json = dict[str, Any]
 
 

@@ -37,7 +37,7 @@ async def _serving(folder: Path, *, port: int = 0, days: float = 0) -> AsyncIter
 @pytest.mark.parametrize("words", ["pay", "delegate"])
 @spec("TURN-35", "TURN-33", "TURN-50")
 async def test_the_answer_of_another_client_days_after_a_sigkill_runs_the_tool_once(
-    tmp_path: Path, words: str
+    tmp_path: Path, port: int, words: str
 ) -> None:
     seen: list[Event] = []
     is_asked, is_over = asyncio.Event(), asyncio.Event()
@@ -51,12 +51,11 @@ async def test_the_answer_of_another_client_days_after_a_sigkill_runs_the_tool_o
         is_over.set()
 
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
-        async with _serving(tmp_path) as (first, url):
+        async with _serving(tmp_path, port=port) as (first, url):
             group.create_task(speak(url))
             await is_asked.wait()
             first.kill()
         assert not (tmp_path / "ledger").exists()
-        port = int(url.rpartition(":")[2])
         async with _serving(tmp_path, port=port, days=3) as (_, again), connect(again) as boss:
             (question,) = await boss.questions()
             assert (question.name, question.arguments) == ("pay", '{"sum":3}')

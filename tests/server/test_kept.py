@@ -278,9 +278,11 @@ async def test_the_python_client_hands_the_snapshot_to_its_application() -> None
 
 
 @spec("STREAM-64")
-async def test_a_client_that_comes_back_after_its_turn_was_pruned_sees_how_it_ended(tmp_path: Path) -> None:
+async def test_a_client_that_comes_back_after_its_turn_was_pruned_sees_how_it_ended(
+    tmp_path: Path, port: int
+) -> None:
     memory, state = Memory(), tmp_path / "client.db"
-    async with served(make_app(ANSWER, store=MemoryStore(memory))) as server:
+    async with served(make_app(ANSWER, store=MemoryStore(memory)), port=port) as server:
         async with asyncio.timeout(WAIT_S), connect(server.url, state=state) as client:
             async for event in client.send("s1", "hello"):
                 if event.text:
@@ -288,10 +290,9 @@ async def test_a_client_that_comes_back_after_its_turn_was_pruned_sees_how_it_en
         runner = await server.app.host.session("s1")
         await _until(lambda: not runner.state.is_live)
         at = await prune(server.app.host)
-        port = server.url.rpartition(":")[2]
     async with (
         asyncio.timeout(WAIT_S),
-        served(make_app(ANSWER, store=MemoryStore(memory)), port=int(port)) as server,
+        served(make_app(ANSWER, store=MemoryStore(memory)), port=port) as server,
         connect(server.url, state=state) as client,
     ):
         [turn] = await client.resume_interrupted()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import re
 import shutil
@@ -39,10 +38,10 @@ from midstream.core.turn import SendMessage, WhenBusy
 from midstream.errors import ModelUnavailableError
 from midstream.runtime.agent import Agent
 from midstream.server.app import App, asgi
-from midstream.server.serve import serve
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing.models import Gate, Pause, ScriptedModel, Step, calls, exchanges_since_user, text
 from midstream.tools import tool
+from midstream.world import World
 from tests.server.serving import Json, Served, make_app, served, words_of
 from tests.spec import spec
 
@@ -144,6 +143,12 @@ async def records_of(server: Served, session: str) -> list[Json]:
     return [json.loads(line) for line in answer.text.splitlines()]
 
 
+async def types_of(server: Served, session: str) -> list[str]:
+    """Return what kinds of records a session has; none where there is no such session yet."""
+    records = await records_of(server, session)
+    return [event["record"]["type"] for event in records if "record" in event]
+
+
 def two_halves(gate: asyncio.Event) -> Callable[[ModelRequest], Sequence[Step]]:
     """Say the first half, wait for the gate, say the rest. Every attempt does the same."""
 
@@ -238,21 +243,6 @@ def held_until(gate: asyncio.Event) -> Callable[[Route], Awaitable[None]]:
         await request.continue_()
 
     return route
-
-
-@contextlib.asynccontextmanager
-async def served_again(before: Served, app: App) -> AsyncIterator[None]:
-    """Serve another app where an older server was."""
-    listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    stop = asyncio.Event()
-    port = int(before.url.rpartition(":")[2])
-    serving = asyncio.create_task(serve(app, port=port, on_listening=listening.set_result, stop=stop))
-    try:
-        await asyncio.wait_for(listening, WAIT_S)
-        yield
-    finally:
-        stop.set()
-        await asyncio.wait_for(serving, WAIT_S)
 
 
 async def test_words_appear_as_they_come_and_equal_the_journal(browser: Browser) -> None:
@@ -434,18 +424,20 @@ async def test_a_failed_attempt_is_announced_and_its_words_are_gone(browser: Bro
         await expect(chat.turn).not_to_contain_text("half of a sen")
 
 
-async def test_a_server_that_is_stopped_and_started_again_goes_on(browser: Browser, tmp_path: Path) -> None:
+async def test_a_server_that_is_stopped_and_started_again_goes_on(
+    browser: Browser, tmp_path: Path, port: int
+) -> None:
     gate = asyncio.Event()
 
     def make() -> App:
         return asgi(Agent(ScriptedModel(two_halves(gate))), store=SQLiteStore(tmp_path / "journal.db"))
 
-    async with served(make()) as first:
+    async with served(make(), port=port) as first:
         chat = await opened(browser, first.url)
         await chat.say("go on")
         await chat.sees("".join(WORDS[:HALF]))
     await chat.sees_light("reconnecting")
-    async with served_again(first, make()):
+    async with served(make(), port=port):
         gate.set()
         await chat.sees_light("live")
         await chat.sees(WHOLE)
@@ -455,24 +447,24 @@ async def test_a_server_that_is_stopped_and_started_again_goes_on(browser: Brows
 
 
 async def test_after_an_older_copy_was_put_back_the_page_shows_what_the_server_has(
-    browser: Browser, tmp_path: Path
+    browser: Browser, tmp_path: Path, port: int
 ) -> None:
     def make(folder: str) -> App:
         script = ScriptedModel([text("hello")])
         return asgi(Agent(script), store=SQLiteStore(tmp_path / folder / "journal.db"))
 
     (tmp_path / "now").mkdir()
-    async with served(make("now")) as first:
+    async with served(make("now"), port=port) as first:
         chat = await opened(browser, first.url)
         await chat.say("one")
         await chat.sees_end("completed")
     shutil.copytree(tmp_path / "now", tmp_path / "older")
-    async with served_again(first, make("now")):
+    async with served(make("now"), port=port):
         await chat.sees_light("live")
         await chat.say("two")
         await expect(chat.page.locator(".turn")).to_have_count(2)
         await chat.sees_end("completed")
-    async with served_again(first, make("older")):
+    async with served(make("older"), port=port):
         await expect(chat.page.locator(".turn")).to_have_count(1, timeout=WAIT_MS)
         await chat.sees_light("live")
         await chat.say("three")
@@ -480,12 +472,14 @@ async def test_after_an_older_copy_was_put_back_the_page_shows_what_the_server_h
         await chat.sees_end("completed")
 
 
-async def test_a_server_that_lost_the_session_is_told_and_what_was_seen_stays(browser: Browser) -> None:
-    async with served(make_app([text("hello")])) as first:
+async def test_a_server_that_lost_the_session_is_told_and_what_was_seen_stays(
+    browser: Browser, port: int
+) -> None:
+    async with served(make_app([text("hello")]), port=port) as first:
         chat = await opened(browser, first.url)
         await chat.say("one")
         await chat.sees_end("completed")
-    async with served_again(first, make_app()):
+    async with served(make_app(), port=port):
         await expect(chat.page.locator("#notice")).to_contain_text("no longer has this", timeout=WAIT_MS)
         await chat.sees("hello")
         await chat.sees_light("idle")
@@ -585,9 +579,10 @@ async def test_a_message_stays_in_sight_when_the_line_dies_between_its_ack_and_i
         await expect(chat.page.locator(".turn.pending")).to_have_count(1)
         await no_line_until(context, is_up, but=2)
         await chat.page.reload()
+        async with asyncio.timeout(WAIT_S):  # the light is amber before anything was said, too
+            while "message_accepted" not in await types_of(server, chat.session):
+                await World().sleep(0.02)
         await chat.sees_light("reconnecting")
-        said = [event["record"]["type"] for event in await records_of(server, chat.session)]
-        assert "message_accepted" in said
         assert await chat.page.locator(".turn").count() == 1
         is_up.set()
         await chat.sees("heard")

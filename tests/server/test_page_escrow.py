@@ -116,13 +116,13 @@ class Heard:
 
 @spec("STREAM-84", "STREAM-94", "STREAM-95")
 async def test_the_page_goes_on_in_a_session_that_only_its_browser_can_open(
-    browser: Browser, tmp_path: Path
+    browser: Browser, tmp_path: Path, port: int
 ) -> None:
     FileKeys.make(tmp_path / "keys")
     options = ["--encrypt", "client", "--key-file", str(tmp_path / "keys")]
     context = await browser.new_context()
     heard = Heard(context)
-    server = await asyncio.to_thread(Serving, tmp_path, options=options)
+    server = await asyncio.to_thread(Serving, tmp_path, port=port, options=options)
     try:
         chat = Chat(await context.new_page(), [])
         await chat.page.goto(server.listening["page"])
@@ -134,7 +134,7 @@ async def test_the_page_goes_on_in_a_session_that_only_its_browser_can_open(
         await chat.sees("You said: two.")
         await expect(chat.page.locator("#sessions li")).to_have_count(1, timeout=WAIT_MS)
         server.kill()
-        server = await asyncio.to_thread(Serving, tmp_path, port=server.port, options=options)
+        server = await asyncio.to_thread(Serving, tmp_path, port=port, options=options)
         await chat.say("three")
         await chat.sees("You said: three.")
         await expect(chat.page.locator(".turn")).to_have_count(3)

@@ -18,7 +18,7 @@ from midstream.testing.models import Gate, ScriptedModel, Step, calls, text
 from midstream.tools import Tool, question, report_progress, tool
 from tests.runtime.test_asking import PUSH, Coder
 from tests.server.serving import Served, make_app, served
-from tests.server.test_page import CHROMIUM, WAIT_MS, Chat, opened, served_again
+from tests.server.test_page import CHROMIUM, WAIT_MS, Chat, opened
 from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name
 
 pytestmark = [
@@ -136,7 +136,7 @@ async def test_a_question_is_answered_in_words_or_by_an_option(browser: Browser)
         await expect(chat.turn.locator(".decided")).to_have_text(["Answered: blue", "Answered: It is calm."])
 
 
-async def test_a_call_in_doubt_is_decided_by_the_person(browser: Browser) -> None:
+async def test_a_call_in_doubt_is_decided_by_the_person(browser: Browser, port: int) -> None:
     store = MemoryStore()
     started = asyncio.Event()
 
@@ -153,11 +153,11 @@ async def test_a_call_in_doubt_is_decided_by_the_person(browser: Browser) -> Non
             Agent(ScriptedModel([calls(("launch", "{}")), text("Good.")]), tools=[launch]), store=store
         )
 
-    async with served(make(hangs=True), stop_within_s=1) as first:
+    async with served(make(hangs=True), port=port, stop_within_s=1) as first:
         chat = await opened(browser, first.url)
         await chat.say("launch it")
         await asyncio.wait_for(started.wait(), WAIT_MS / 1000)
-    async with served_again(first, make(hangs=False)):
+    async with served(make(hangs=False), port=port):
         card = await asked(chat, "doubt")
         await expect(card).to_contain_text("died before its outcome was known")
         await card.locator("input").fill("it flies")

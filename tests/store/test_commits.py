@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Self, TypeVar
@@ -129,6 +130,18 @@ async def test_behind_a_commit_on_the_thread_all_wait() -> None:
         may_go_on.set()
         assert [await bench.after(slow), await bench.after(behind)] == [True, THREAD]
         assert bench.scribe.commits == [(THREAD, 1), (THREAD, 1)]
+
+
+async def test_nobody_overtakes_those_who_wait_while_the_loop_has_not_heard_of_the_thread() -> None:
+    async with Bench() as bench:
+        order: list[int] = []
+        asked = [bench.commits.ask(partial(order.append, number), Sync.FULL) for number in range(2)]
+        until = time.monotonic() + WAIT_S
+        while bench.thread.is_at_work:  # the loop is not let go on meanwhile
+            assert time.monotonic() < until
+        asked.append(bench.ask(partial(order.append, 2), Sync.NORMAL))
+        await bench.after(asyncio.ensure_future(asyncio.wait(asked)))
+        assert order == [0, 1, 2]
 
 
 async def test_nothing_is_committed_here_while_the_thread_does_something_else() -> None:

@@ -44,7 +44,7 @@ async def _within(store: SQLiteStore, effect: Effect, *, within_s: float = 1.0) 
         return Appendix([repr(came[-1]).encode()])
 
     end = len(await store.read("s", after=0, limit=1000))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await store.append_within("s", work, expected=end, epoch=1)
     return came[-1]
 

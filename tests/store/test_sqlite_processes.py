@@ -17,7 +17,7 @@ from midstream.store.contract import Stored
 from midstream.store.sqlite import SQLiteStore
 
 PROGRAM = Path(__file__).with_name("owner_process.py")
-TAKEOVER_MAX_S = 5.0
+TAKEOVER_MAX_S = 30.0
 """Milliseconds on an idle machine; this one is shared."""
 
 

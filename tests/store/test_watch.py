@@ -17,7 +17,7 @@ from midstream.store.owner import OwnerLock, Peers
 from midstream.store.watch import Watcher
 from midstream.world import World
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 class Tables:

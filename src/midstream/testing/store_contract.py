@@ -35,7 +35,7 @@ from midstream.store.contract import Letter, Mark, News, SessionInfo, Store, Sto
 from midstream.world import World
 
 WORLD = World()
-NEWS_S = 10.0
+NEWS_S = 30.0
 """Seconds after which news that should be there are missing."""
 
 ODD_NAMES = ("s", "a/b", "it's", '"', "%_", "naïve ☃ 😀", "x" * 500, "line\nbreak", " ")

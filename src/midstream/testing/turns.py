@@ -10,7 +10,7 @@ from midstream.core.turn import SendMessage
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
 
-TURN_S = 10.0
+TURN_S = 30.0
 """Seconds a test's turn may take."""
 
 

@@ -64,6 +64,8 @@ CLOSE_S = 15.0
 """Seconds that closing may take, whatever the other end does."""
 LOOK_S = 0.02
 """Seconds between two looks at what the other end does by itself."""
+CHILDREN_LOOKS_MAX = 1000
+"""How often threads may end under the eyes of who counts what they have started."""
 STEPS_MAX = 100
 """How often an upstream may wait, from what it is told to its answer, at the most."""
 
@@ -561,9 +563,15 @@ def _held() -> _Holdings:
     """Count what this process holds; what the system does not show counts as nothing."""
     own = Path("/proc/self")
     descriptors = [*(own / "fd").iterdir()] if own.exists() else []
-    lists = [*own.glob("task/*/children")]
-    children = [child for listed in lists for child in listed.read_text().split()]
-    return _Holdings(len(asyncio.all_tasks()), len(descriptors), len(children))
+    return _Holdings(len(asyncio.all_tasks()), len(descriptors), _children(own))
+
+
+def _children(own: Path) -> int:
+    """Count the processes that each thread has started. One that ends meanwhile leaves its own to another thread."""
+    for _ in range(CHILDREN_LOOKS_MAX):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            return sum(len(each.read_text().split()) for each in own.glob("task/*/children"))
+    raise AssertionError("threads end faster than anybody can look at them")
 
 
 def _assert_typed(ended: object) -> None:

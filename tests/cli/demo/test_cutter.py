@@ -12,7 +12,7 @@ from midstream.cli.demo.cutter import Cutter
 from midstream.errors import UnavailableError
 from midstream.world import World
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from midstream.testing.models import Script, ScriptedModel
 from midstream.world import World
 
 TOKEN = "secret-of-the-tests"
-WAIT_S = 10.0
+WAIT_S = 30.0
 Json = dict[str, Any]
 
 

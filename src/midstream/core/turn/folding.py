@@ -71,7 +71,7 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
             if not isinstance(state, AwaitingModel):
                 return state
             return replace(state, said=(state.said, record), is_mute=False)
-        case ChunkAccepted():
+        case ChunkAccepted() | StreamOpened():
             return state
         case AttemptStarted():
             return _evolve_attempt(state, record, epoch=epoch)
@@ -111,7 +111,6 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
             return replace(state, restarts=state.restarts + 1) if isinstance(state, AwaitingModel) else state
         case (
             EpochStarted()
-            | StreamOpened()
             | MessageQueued()
             | MessageWithdrawn()
             | CallProgressed()
