@@ -8,8 +8,8 @@ All of them take tokens by POST and give them to readers:
 journals in SQLite and our own endpoints (`/v1/sessions/{id}/events`, `/stream`) send, framed as for everybody.
 
 A POST is answered when the token was handed to the model, whose words nobody acknowledges; with `?journaled` when it is
-in the journal. A body is one JSON string, or a list of them, each a token. Both run as `midstream serve` does: on
-uvloop and httptools, with its settings of the garbage collector.
+in the journal. A body is one JSON string, or a list of them, each a token. Both run on uvloop and httptools, with the
+garbage collector set as `midstream serve` sets it; `midstream` is served as that command does it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from pathlib import Path
 
 import msgspec
 import uvicorn
-import uvloop
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from midstream.cli.listening import collect_less
+from midstream.cli.listening import run_server
 from midstream.core import records
 from midstream.core.messages import UserMessage
 from midstream.core.records import (
@@ -47,6 +46,7 @@ from midstream.core.turn import SendMessage
 from midstream.runtime.agent import Agent
 from midstream.server.app import App, asgi
 from midstream.server.limits import Limits
+from midstream.server.serve import listen, serve
 from midstream.store.sqlite import SQLiteStore
 
 TOKEN_CHARS = 48
@@ -93,16 +93,20 @@ class Raw:
     def __init__(self) -> None:
         self._logs: dict[str, Log] = {}
 
-    def app(self) -> Starlette:
-        """Return the ASGI app."""
+    async def serve(self) -> None:
+        """Serve on a free port and say which, under uvicorn as it comes."""
         path = "/s/{name}"
-        return Starlette(
+        app = Starlette(
             routes=[
                 Route(path, self.begin, methods=["PUT"]),
                 Route(path, self.append, methods=["POST"]),
                 Route(path, self.follow, methods=["GET"]),
             ]
         )
+        listener = listen("127.0.0.1", 0)
+        print(listener.getsockname()[1], flush=True)
+        config = uvicorn.Config(app, log_level="error", access_log=False)
+        await uvicorn.Server(config).serve(sockets=[listener])
 
     async def begin(self, request: Request) -> Response:
         """Make a stream."""
@@ -174,11 +178,17 @@ class Midstream:
     def __init__(self, path: Path) -> None:
         self._model = Fed()
         self._app: App = asgi(Agent(self._model), store=path, limits=NO_LIMITS)
-
         place = "/s/{name}"
         self._feeding = Starlette(
             routes=[Route(place, self.begin, methods=["PUT"]), Route(place, self.say, methods=["POST"])]
         )
+
+        self.world, self.asks_who, self.open_streams = self._app.world, False, 0
+        self.start, self.drain, self.stop = self._app.start, self._app.drain, self._app.stop
+
+    async def serve(self) -> None:
+        """Serve on a free port and say which, as `midstream serve` does."""
+        await serve(self, port=0, on_listening=lambda url: print(url.rpartition(":")[2], flush=True))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve what feeds the model; the rest is our app's."""
@@ -237,31 +247,12 @@ def main() -> None:
     name, lengths, folder = sys.argv[1:]
     path = Path(folder) / "bench.db"
     if name == "raw":
-        app: ASGIApp = Raw().app()
+        app: Raw | Midstream = Raw()
     else:
         for length in lengths.split(","):
             asyncio.run(store_turn(path, int(length)))
         app = Midstream(path)
-    config = uvicorn.Config(
-        app,
-        host="127.0.0.1",
-        port=0,
-        log_level="error",
-        access_log=False,
-        ws="websockets-sansio",
-        ws_per_message_deflate=False,
-    )
-    server = uvicorn.Server(config)
-
-    async def serve() -> None:
-        serving = asyncio.ensure_future(server.serve())
-        while not server.started:  # noqa: ASYNC110 - uvicorn tells nobody when it listens
-            await asyncio.sleep(0.01)
-        print(server.servers[0].sockets[0].getsockname()[1], flush=True)
-        await serving
-
-    collect_less()
-    uvloop.run(serve())
+    run_server(app.serve())
 
 
 if __name__ == "__main__":

@@ -35,11 +35,6 @@ def _request(method: bytes, path: str, body: bytes = b"", headers: bytes = b"") 
     )  # fmt: skip
 
 
-def _masked(text: bytes) -> bytes:
-    """Return a text frame of a client whose mask is 0."""
-    return bytes([0x81, 0x80 | len(text)]) + bytes(4) + text
-
-
 class Wire(Struct, frozen=True):
     """How one kind of server is asked.
 
@@ -63,20 +58,15 @@ class Wire(Struct, frozen=True):
         """Return the request that appends a token, or a list of them."""
         return _request(b"POST", self.stream.format(name=name) + query, body)
 
-    def follow(self, name: str, after: str = "") -> tuple[bytes, bytes]:
-        """Return what a reader sends, and what it sends when it was answered."""
-        after = after or self.beginning
-        path = self.reading.format(name=name, after=after)
-        if not self.is_socket:
-            return _request(b"GET", path), b""
-        return _request(b"GET", path, headers=_UPGRADE), _masked(
-            b'{"type":"open","event_id":"%b"}' % after.encode()
-        )
+    def follow(self, name: str, after: str = "") -> bytes:
+        """Return what a reader sends."""
+        path = self.reading.format(name=name, after=after or self.beginning)
+        return _request(b"GET", path, headers=_UPGRADE if self.is_socket else b"")
 
 
 RAW = Wire("/s/{name}", "/s/{name}?from={after}")
 SSE = Wire("/s/{name}", "/v1/sessions/{name}/events?after={after}", "0-0")
-WEBSOCKET = Wire("/s/{name}", "/v1/sessions/{name}/stream", "0-0", is_socket=True)
+WEBSOCKET = Wire("/s/{name}", "/v1/sessions/{name}/stream?after={after}", "0-0", is_socket=True)
 REFERENCE = Wire("/v1/stream/{name}", "/v1/stream/{name}?offset={after}&live=sse", "-1")
 
 
@@ -149,8 +139,8 @@ class Seen:
 class Reader(asyncio.Protocol):
     """Follows a stream; it counts tokens, or notes when each was made and came."""
 
-    def __init__(self, asked: tuple[bytes, bytes], seen: Seen, *, is_timed: bool) -> None:
-        self._asked, self._then = asked
+    def __init__(self, asked: bytes, seen: Seen, *, is_timed: bool) -> None:
+        self._asked = asked
         self._seen = seen
         self.is_timed = is_timed
         self._rest = b""
@@ -170,8 +160,6 @@ class Reader(asyncio.Protocol):
         if not self._is_answered:
             self._is_answered = True
             self._seen.answered += 1
-            if self._then:
-                self.transport.write(self._then)
         count = data.count(b"@")
         if self.is_timed:
             now = time.monotonic_ns()

@@ -34,7 +34,7 @@ def _set_back(memory: Memory) -> None:
     del records[kinds.index(MessageAccepted) + 1 :]
 
 
-@spec("STREAM-106")
+@spec("STREAM-100")
 @pytest.mark.parametrize("way", Way)
 async def test_a_client_of_a_server_that_was_set_back_is_told_so_and_keeps_what_it_has(
     way: Way, tmp_path: Path, port: int, caplog: pytest.LogCaptureFixture

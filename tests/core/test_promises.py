@@ -20,7 +20,7 @@ STARTED = EpochStarted(3, "x", 1.0)
 WORD = Delta(1, 1, 1, 0, "text", "x")
 
 
-@spec("STREAM-106")
+@spec("STREAM-100")
 @pytest.mark.parametrize(
     ("record", "is_durable"),
     [
@@ -36,7 +36,7 @@ def test_what_is_promised_moves_with_what_is_on_the_disk(record: Record, *, is_d
         assert promised_after(known, after, record, is_owned=True) == (after if is_durable else known)
 
 
-@spec("STREAM-106")
+@spec("STREAM-100")
 @pytest.mark.parametrize(
     ("newest", "of_a_stream", "of_a_reader"),
     [
@@ -58,7 +58,7 @@ def test_a_journal_that_ends_before_it_was_cut(newest: str, *, of_a_stream: bool
             require_promised(KEPT, EventId.parse(newest), is_owned=is_owned)
 
 
-@spec("STREAM-106")
+@spec("STREAM-100")
 @pytest.mark.parametrize(
     ("event_id", "is_lost"),
     [

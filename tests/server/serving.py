@@ -72,10 +72,15 @@ class Served(Struct):
     serving: asyncio.Task[None]
 
     def socket(
-        self, session: str = "s1", *, origin: str | None = None, headers: Mapping[str, str] | None = None
+        self,
+        session: str = "s1",
+        *,
+        query: str = "",
+        origin: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> websockets.connect:
         """Connect a WebSocket to a session's stream."""
-        url = f"{self.url.replace('http', 'ws')}/v1/sessions/{session}/stream"
+        url = f"{self.url.replace('http', 'ws')}/v1/sessions/{session}/stream{query}"
         named = Origin(origin) if origin else None
         return websockets.connect(url, max_size=None, origin=named, additional_headers=headers)
 

@@ -169,6 +169,34 @@ async def test_a_client_that_stops_reading_is_given_up_in_the_end() -> None:
         assert (runner.state.is_live, runner.readers, len(on.among)) == (True, 0, 0)
 
 
+@pytest.mark.parametrize("is_stuck", [False, True])
+async def test_what_is_at_hand_goes_with_the_answer(is_stuck: bool) -> None:  # noqa: FBT001 - a case
+    """It waits for no turn of the loop; and who does not even read that is given up like any other."""
+    async with bench([Stall()]) as on:
+        first, wire = Wire(), Wire()
+        first.say(opening(), chunk())
+        on.connect(first)
+        await on.world.settle()
+        if is_stuck:
+            wire.is_open.clear()
+        stream = ServerStream(now=on.world.monotonic())
+        with Connection(on.host, "s1", stream, wire, on.among) as connection:
+            await connection.admit(json.dumps(opening(stream="", secret="", event_id="0-0")).encode())
+            running = asyncio.create_task(connection.run())
+            on.running.append(running)
+            await asyncio.sleep(0)
+            assert wire.writes == 1
+            if is_stuck:
+                await on.world.advance(SEND_S)
+                assert await ended(running) == ""
+                assert connection.is_gone
+                return
+            assert wire.sent[0]["type"] == "welcome"
+            assert records_of(wire.sent) == records_of(first.sent)
+            await on.world.settle()
+            assert wire.writes == 1
+
+
 async def test_silence_is_filled_with_heartbeats() -> None:
     async with bench([Stall()]) as on:
         wire = Wire()
@@ -246,7 +274,7 @@ async def test_one_connection_speaks_for_a_stream_and_others_read_on() -> None:
         assert records_of(reader.sent)
 
 
-@spec("STREAM-106")
+@spec("STREAM-100")
 async def test_a_client_that_is_ahead_of_the_journal_is_logged_and_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -27,6 +27,7 @@ from midstream.testing.stores import FailingStore
 from tests.server.serving import (
     SECRET,
     Json,
+    Served,
     Socket,
     abort,
     chunk,
@@ -361,3 +362,33 @@ async def test_a_handshake_that_shows_a_stream_key_opens_the_stream() -> None:
             async with Socket(server.socket(headers={**headers, "x-idempotency-connection": "x"})):
                 pass
         assert malformed.value.response.status_code == 400
+
+
+@spec("STREAM-98")
+@pytest.mark.parametrize("shown", ["query", "x-idempotency-event-id", "last-event-id"])
+async def test_a_handshake_that_shows_an_event_opens_for_a_reader(shown: str) -> None:
+    def reader(server: Served, place: str) -> Socket:
+        if shown == "query":
+            return Socket(server.socket(query=f"?after={place}"))
+        return Socket(server.socket(headers={shown: place}))
+
+    async with served(make_app([text("one two")])) as server:
+        async with Socket(server.socket()) as socket:
+            await socket.say(opening())
+            await socket.say(chunk())
+            told = records_of(await socket.hear_until("turn_ended"))
+        async with reader(server, told[0]["id"]) as socket:
+            welcome, *frames = await socket.hear_until("turn_ended")
+            await socket.say(opening())
+            failure = await socket.hear()
+        with pytest.raises(websockets.InvalidStatus) as malformed:
+            async with reader(server, "x"):
+                pass
+        with pytest.raises(websockets.InvalidStatus) as unknown:
+            async with Socket(server.socket("nobody", query=f"?after={told[0]['id']}")):
+                pass
+    assert (welcome["type"], welcome["resume_from"]) == ("welcome", told[0]["id"])
+    assert records_of(frames) == told[1:]
+    assert (failure["type"], failure["code"]) == ("error", "protocol")
+    assert malformed.value.response.status_code == 400
+    assert unknown.value.response.status_code == 404

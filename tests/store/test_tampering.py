@@ -106,7 +106,7 @@ CHANGED = {
 }
 
 
-@spec("STREAM-86", "STREAM-105")
+@spec("STREAM-86", "STREAM-99")
 async def test_the_next_owner_notices_what_was_cut_moved_swapped_or_put_there(folder: Path) -> None:
     path = folder / "x.db"
     await _two_turns(path)
@@ -124,7 +124,7 @@ async def test_the_next_owner_notices_what_was_cut_moved_swapped_or_put_there(fo
         await host.stop(grace_s=0.1)
 
 
-@spec("STREAM-105")
+@spec("STREAM-99")
 async def test_what_is_cut_while_its_owner_lives_is_noticed_too(folder: Path) -> None:
     path = folder / "x.db"
     owner = encrypted(SQLiteStore(path), keys_in(folder))
@@ -146,7 +146,7 @@ async def test_what_is_cut_while_its_owner_lives_is_noticed_too(folder: Path) ->
     await owner.close()
 
 
-@spec("STREAM-105")
+@spec("STREAM-99")
 async def test_what_a_power_cut_may_take_is_not_missed_and_what_it_may_not_is(folder: Path) -> None:
     path = folder / "x.db"
     store = encrypted(SQLiteStore(path), keys_in(folder))
@@ -167,7 +167,7 @@ async def test_what_a_power_cut_may_take_is_not_missed_and_what_it_may_not_is(fo
     await store.close()
 
 
-@spec("STREAM-105")
+@spec("STREAM-99")
 async def test_an_older_copy_of_everything_looks_whole_to_the_store(folder: Path) -> None:
     path = folder / "x.db"
     end = await _two_turns(path)
@@ -183,7 +183,7 @@ async def test_an_older_copy_of_everything_looks_whole_to_the_store(folder: Path
     await host.stop(grace_s=0.1)
 
 
-@spec("STREAM-105")
+@spec("STREAM-99")
 async def test_a_session_that_only_its_client_opens_is_sealed_too(folder: Path) -> None:
     path = folder / "x.db"
     store = escrowed(SQLiteStore(path), keys_in(folder))

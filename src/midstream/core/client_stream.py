@@ -265,8 +265,7 @@ class ClientStream:
         self._is_degraded = False
         self._is_reconnecting = False
         self._trouble: MidstreamError | None = None
-        self._failures, self._retry_after_s = 0, 0.0
-        self._retry_at = now  # when the server lets us try again
+        self._failures, self._retry_after_s, self._retry_at = 0, 0.0, now
         self._lost_at = now
         self._silence_s = HEARTBEATS_MISSED_MAX * HEARTBEAT_S
         self._promised: EventId | None = None

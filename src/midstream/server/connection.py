@@ -118,7 +118,7 @@ class Connections:
         self._copies: WeakValueDictionary[tuple[str, Wire], Copies] = WeakValueDictionary()
         self._presence: Presence | None = None
         self.ahead = 0
-        """How often a client showed an event that is behind the end here (STREAM-106)."""
+        """How often a client showed an event that is behind the end here (STREAM-100)."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -399,6 +399,7 @@ class Connection:
 
     async def _listen(self) -> None:
         await self._settle()
+        await self._greet()
         while not self._is_over:
             body = await self._transport.receive()
             if body is None:
@@ -412,6 +413,17 @@ class Connection:
                 return
             self._stream.receive(body, now=self._now())
             await self._settle()
+
+    async def _greet(self) -> None:
+        """Send the welcome and what is in memory with the head of the answer, in one packet."""
+        runner, stream = self._runner, self._stream
+        if runner is None or stream.snapshot_due is not None:
+            return
+        if runner.newest.position > stream.cursor:
+            page = self._among.copies_of(runner, stream.wire).at_hand(stream.cursor)
+            if page is not None:
+                stream.pass_on(page, now=self._now())
+        await self._flush()
 
     async def _follow(self) -> None:
         # In a task of its own, not in the server's: each time it is woken, all coroutines that wait for it are passed.

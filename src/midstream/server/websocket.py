@@ -77,7 +77,9 @@ class WebSocketEndpoint:
         self._connections = connections
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one WebSocket. A handshake that shows a stream key opens the stream; it is refused by a status."""
+        """Serve one WebSocket. A handshake that shows a stream key or an event id says all that an `open` does: it is
+        refused by a status.
+        """
         await receive()  # websocket.connect
         session_id = scope["path_params"]["session_id"]
         stream = self._connections.stream(self._host)
@@ -88,8 +90,8 @@ class WebSocketEndpoint:
             self._host, session_id, stream, transport, self._connections, visitor, request=request
         ) as connection:
             opened = open_of(request)
-            if opened.stream:
-                await connection.admit(encode(opened))  # STREAM-51
+            if opened.stream or opened.event_id is not None:  # STREAM-51, STREAM-98
+                await connection.admit(encode(opened))
             await send({"type": "websocket.accept"})
             failure = await connection.run()
         if connection.is_gone:

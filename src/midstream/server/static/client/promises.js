@@ -1,5 +1,5 @@
 /**
- * What a client knows to be on its server's disk: by this it tells a power cut from a journal that was cut (STREAM-106).
+ * What a client knows to be on its server's disk: by this it tells a power cut from a journal that was cut (STREAM-100).
  *
  * Event ids are `{epoch, position}`; `promised` is the newest one that a server may not lose of those that were seen, or
  * null. `isOwned`: it came on a stream of the client's own, so that no other session can have taken this one's place.

@@ -1,0 +1,108 @@
+"""Our server as a contestant of a harness that knows others too: `python -m bench.side_by_side PORT FOLDER`.
+
+Such a harness makes a stream by PUT, appends JSON objects by POST (one, or a list of them) and follows it by GET, with
+`?from=` for how many it has; all at `/s/{name}`, or at `/j/{name}`, where an append is answered when it is in the
+journal. An object is what our model says next. Runtime, journal and endpoint are those of everybody; only what is
+written down differs: an event is the words instead of their record, since the harness looks for what it sent.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
+
+from bench.streaming_server import Midstream
+from midstream.cli.listening import run_server
+from midstream.core.frames import EventId
+from midstream.core.server_stream import Wire
+from midstream.core.sse import BLOCK_BYTES_MAX, event_of_frame
+from midstream.server import http
+from midstream.server.serve import serve
+
+HOST = "x"
+"""The name under which the harness asks."""
+
+
+class _Record(Struct):
+    text: str = ""
+
+
+_record = msgspec.json.Decoder(_Record)
+
+
+def words_of_records(records: Iterable[tuple[EventId, bytes]]) -> Iterator[bytes]:
+    """Yield stored records as events that have what was said as their data."""
+    block: list[bytes] = []
+    size = 0
+    for event_id, body in records:
+        said = _record.decode(body).text.encode()
+        block.append(b"id: %d-%d\ndata: %b\n\n" % (event_id.epoch, event_id.position, said))
+        size += len(said)
+        if size > BLOCK_BYTES_MAX:
+            yield b"".join(block)
+            block, size = [], 0
+    if block:
+        yield b"".join(block)
+
+
+class SideBySide(Midstream):
+    """Our app, in a vocabulary that others have too."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        http.SSE = Wire(event_of_frame, words_of_records)
+        self._said: defaultdict[str, tuple[list[int], list[str]]] = defaultdict(lambda: ([0], ["0-0"]))
+        """Of each stream, how many objects it had when, and the event that was newest then."""
+        place = "/{acked}/{name}"
+        self._router = Router(
+            [Route(place, self.begin, methods=["PUT"]), Route(place, self.append, methods=["POST"])]
+        )
+
+    async def serve_at(self, port: int) -> None:
+        """Serve as `midstream serve` does."""
+        await serve(self, port=port, allowed_hosts=[HOST])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a reader at our own endpoint; the rest feeds the model."""
+        if scope.get("method") != "GET":
+            await self._router(scope, receive, send)
+            return
+        _, _, name = scope["path"].rpartition("/")
+        counts, places = self._said[name]
+        wanted = int(Request(scope).query_params.get("from", "0"))
+        after = places[bisect_right(counts, wanted) - 1]
+        path = f"/v1/sessions/{name}/events"
+        asked = {"path": path, "raw_path": path.encode(), "query_string": f"after={after}".encode()}
+        await self._app({**scope, **asked}, receive, send)
+
+    async def append(self, request: Request) -> Response:
+        """Let the model say one object, or several. The load is trusted, as by others: it is not parsed."""
+        name, body = request.path_params["name"], (await request.body()).decode()
+        objects = [body]
+        if body.startswith("["):
+            objects = [each if each.endswith("}") else each + "}" for each in body[1:-1].split("},")]
+        runner = self._app.host.awake(name)
+        assert runner is not None
+        position = runner.newest.position
+        self._model.feeds[name].put(objects)
+        if request.path_params["acked"] == "j":
+            await runner.wait(position)
+        counts, places = self._said[name]
+        counts.append(counts[-1] + len(objects))
+        places.append(str(runner.newest))
+        return Response(status_code=204)
+
+
+if __name__ == "__main__":
+    app = SideBySide(Path(sys.argv[2]) / "bench.db")
+    run_server(app.serve_at(int(sys.argv[1])))
