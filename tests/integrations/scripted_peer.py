@@ -23,7 +23,7 @@ class Orders:
 
     def order(self, what: str, value: object = 1) -> None:
         """Something for whoever comes first."""
-        (self.folder / "next" / what).write_text(json.dumps(value))
+        self._write(self.folder / "next" / what, value)
 
     def take(self, what: str) -> Any:  # noqa: ANN401 - any JSON
         """Return what was ordered, once; None where nothing was."""
@@ -39,13 +39,19 @@ class Orders:
 
     def declare(self, what: str, value: object = 1) -> None:
         """Something that holds from now on."""
-        (self.folder / "always" / what).write_text(json.dumps(value))
+        self._write(self.folder / "always" / what, value)
 
     def holds(self, what: str) -> Any:  # noqa: ANN401 - any JSON
         """Return what holds, or None."""
         with contextlib.suppress(FileNotFoundError):
             return json.loads((self.folder / "always" / what).read_text())
         return None
+
+    def _write(self, path: Path, value: object) -> None:
+        """Write it whole before anybody can read it."""
+        draft = self.folder / f"{path.name}.{os.getpid()}"
+        draft.write_text(json.dumps(value))
+        draft.replace(path)
 
     def lift(self, what: str) -> None:
         """Let something hold no longer."""
