@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,9 @@ settings.register_profile(
 )
 settings.register_profile("search", max_examples=EXAMPLES, deadline=None, print_blob=True, derandomize=False)
 settings.load_profile(PROFILE)
+
+# What a shell begins in the background does not hear Ctrl-C, nor do its children: some tests press it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Whole programs, real sockets and foreign judges: seconds a file. `make check` leaves them to `make test`.
 END_TO_END = frozenset(

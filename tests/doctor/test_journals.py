@@ -92,7 +92,9 @@ def test_an_exported_session_is_known_and_its_gaps_are_told(tmp_path: Path) -> N
 async def test_a_damaged_session_is_cut_in_the_copy_and_the_others_stay(store: Path) -> None:
     with closing(apsw.Connection(str(store))) as db:
         db.execute("update record set body = x'7b' where position = 2")
-        db.execute("insert into session select 2, 'pier', 1, null, 1, 1, 0, '', 0, ''")
+        db.execute(
+            "insert into session (id, name, epoch, created_at, changed_at) values (2, 'pier', 1, 1, 1)"
+        )
         db.execute(
             "insert into record select 2, position, epoch, ? from record where position = 1", (RECORDS[0],)
         )
