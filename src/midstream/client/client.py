@@ -651,10 +651,11 @@ class Client:
 
     async def _deliver(self, attachment: Attachment) -> AsyncGenerator[Event, None]:
         try:
-            while (event := await attachment.next()) is not None:
-                await self._release_secret(attachment)
+            event = await attachment.next()
+            await self._release_secret(attachment)  # the welcome came before
+            while event is not None:
                 yield event_of(event)
-            await self._release_secret(attachment)
+                event = await attachment.next()
         finally:
             del self._attachments[attachment]
             await attachment.close()

@@ -251,7 +251,7 @@ class ClientStream:
         self._abort_seqno: int | None = None
         self._is_finishing = False
         # Inbound.
-        self._durable: EventId | None = None  # the newest one that was seen of those the server may not lose
+        self._promised: EventId | None = None  # the newest one that was seen of those the server may not lose
         self._received, self._snapshots = after, snapshots
         self._is_begun = not stream
         """Whether the stream's first record was seen: what stands before it is not the stream's business."""
@@ -268,7 +268,7 @@ class ClientStream:
         self._failures, self._retry_after_s, self._retry_at = 0, 0.0, now
         self._lost_at = now
         self._silence_s = HEARTBEATS_MISSED_MAX * HEARTBEAT_S
-        self._promised: EventId | None = None
+        self._announced: EventId | None = None
         """The event a heartbeat spoke of before it came; if it has not come by the next one, it is lost."""
         self._unanswered = 0
         """Heartbeats that came while an ack was owed."""
@@ -307,7 +307,7 @@ class ClientStream:
             now=now,
         )
         stream._is_begun = checkpoint.event_id is not None
-        stream._durable = checkpoint.promised
+        stream._promised = checkpoint.promised
         stream._next_seqno = checkpoint.next_seqno
         stream._unacked = dict(checkpoint.unacked)
         stream._acked = checkpoint.next_seqno - len(checkpoint.unacked)
@@ -466,7 +466,7 @@ class ClientStream:
         if event_id == self._end:
             self._forget()
         else:
-            self._keep(CursorMoved(event_id, self._durable))
+            self._keep(CursorMoved(event_id, self._promised))
 
     # --- what the transport does --------------------------------------------------------------------------------
 
@@ -613,12 +613,12 @@ class ClientStream:
         if frame.acked < self._acked:
             self._end_with(StreamNotFoundError("the server does not know what it had acknowledged"))
             return
-        require_promised(self._durable, EventId.parse(frame.event_id), is_owned=bool(self._stream))
+        require_promised(self._promised, EventId.parse(frame.event_id), is_owned=bool(self._stream))
         if not self._is_begun or self._received is None:
             self._received = EventId.parse(frame.resume_from)
         self._state = _State.LIVE
         self._is_reconnecting = False
-        self._promised = None
+        self._announced = None
         self._unanswered = 0
         self._turn = frame.turn or self._turn
         self._is_queued = bool(self._stream and frame.acked) and not (self._turn or self._is_finishing)
@@ -667,7 +667,7 @@ class ClientStream:
                 self._failures = 0
                 self._trouble = None
                 record = records.decode(bytes(event.record))
-                self._durable = promised_after(self._durable, event_id, record, is_owned=bool(self._stream))
+                self._promised = promised_after(self._promised, event_id, record, is_owned=bool(self._stream))
                 self._apply(Applied(event_id, record))
 
     def _is_next(self, event_id: EventId) -> bool:
@@ -715,14 +715,14 @@ class ClientStream:
     def _take_gone(self, frame: Gone) -> None:
         self._received = EventId.parse(frame.resume_from)
         self._is_begun = not self._stream
-        self._promised = None
+        self._announced = None
         self._events.append(Forget(self._received, frame.reason, frame.has_snapshot))
-        self._keep(CursorMoved(None, self._durable))
+        self._keep(CursorMoved(None, self._promised))
 
     def _take_snapshot(self, frame: Snapshot) -> None:
         self._received = EventId.parse(frame.event_id)
         self._is_begun = True  # what it was before is within
-        self._promised = None
+        self._announced = None
         self._failures = 0
         self._events.append(Replaced(self._received, frame.session))
         if frame.is_over and self._stream:
@@ -732,9 +732,9 @@ class ClientStream:
         newest = EventId.parse(frame.event_id)
         self._waiting_on = frame.waiting_on
         assert self._received is not None
-        if self._promised is not None and self._received.position < self._promised.position:
-            raise ProtocolError(f"the event {self._promised} was announced and did not come")
-        self._promised = newest
+        if self._announced is not None and self._received.position < self._announced.position:
+            raise ProtocolError(f"the event {self._announced} was announced and did not come")
+        self._announced = newest
         self._unanswered += self._sent > self._acked
         if self._unanswered >= HEARTBEATS_MISSED_MAX:
             raise ProtocolError(f"chunk {self._acked} was not acknowledged")  # STREAM-14

@@ -101,7 +101,7 @@ export function damageOf({ acked, nextSeqno, chunks, secret }) {
  */
 export class Stream {
   #at = null; // where the line of events stands, parsed
-  #durable = null; // the newest event that was seen of those that the server may not lose
+  #promised = null; // the newest event that was seen of those that the server may not lose
   #chunks = []; // not acknowledged: {seqno, frame}, in order
   #apart = new Set(); // those of them that were acknowledged one by one (STREAM-53)
   #writes = [];
@@ -118,7 +118,7 @@ export class Stream {
   #turnEnd = null; // where the welcome says that this stream's turn is over: the position its words hold for
   #isSnapshotDue = false; // a `gone` said that one follows
   #isGoneDue = false; // the welcome goes on elsewhere than asked: a `gone` follows
-  #promised = null; // the position a heartbeat spoke of; if it has not come by the next one, it is lost
+  #announced = null; // the position a heartbeat spoke of; if it has not come by the next one, it is lost
   #unanswered = 0; // heartbeats that came while an ack was owed
   #isBegun; // its first record was seen: what stands before is not its business
   #isQueued = false; // its message waits for the turns before it, which are not its business
@@ -174,7 +174,7 @@ export class Stream {
     this.#connection = this.life * CONNECTIONS_OF_A_LIFE;
     this.#isBegun = this.isWhole || (kept.cursor ?? null) !== null;
     this.#move(this.damage ? null : (kept.cursor ?? null));
-    this.#durable = this.key && kept.promised ? parseEventId(kept.promised) : null;
+    this.#promised = this.key && kept.promised ? parseEventId(kept.promised) : null;
     this.#chunks = this.damage ? [] : [...(kept.chunks ?? [])].sort((a, b) => a.seqno - b.seqno);
     this.#abortSeqno = this.#chunks.find(({ frame }) => read(frame)?.payload?.type === "abort")?.seqno ?? null;
     if (this.damage) this.#tell({ type: "lost", id: "0-0", reason: this.damage });
@@ -220,7 +220,7 @@ export class Stream {
     const { session, key, cursor, turn, acked, nextSeqno, openedAt } = this;
     const { isDetached, isWhole, life, cancelAfterS } = this;
     const kept = { session, key, cursor, turn, acked, nextSeqno, openedAt, isDetached, isWhole, life, cancelAfterS };
-    return { ...kept, promised: told(this.#durable) };
+    return { ...kept, promised: told(this.#promised) };
   }
 
   // --- what the application says ---
@@ -476,7 +476,7 @@ export class Stream {
       this.#silenceMs = HEARTBEATS_MISSED_MAX * beatMs;
     }
     this.#notBefore = 0;
-    this.#promised = null;
+    this.#announced = null;
     this.#unanswered = 0;
     this.turn = frame.turn || this.turn;
     this.#isQueued = this.key !== "" && acked > 0 && !this.turn && !this.isDetached;
@@ -496,7 +496,7 @@ export class Stream {
       return this.#end(new MidstreamError("stream_not_found", message), now);
     }
     const newest = parseEventId(frame.event_id);
-    if (endsTooSoon(this.#durable, newest, this.key !== "")) return this.#endLost(`ends with ${told(newest)}`, now);
+    if (endsTooSoon(this.#promised, newest, this.key !== "")) return this.#endLost(`ends with ${told(newest)}`, now);
     const isOver = frame.turn_status ? OVER.has(frame.turn_status) : frame.status === "idle";
     this.#turnEnd = frame.turn && isOver ? parseEventId(frame.event_id) : null;
     return this.key ? this.#acknowledge(acked, now) : undefined;
@@ -505,7 +505,7 @@ export class Stream {
   #gone(frame, now) {
     this.#move(frame.resume_from);
     this.#isBegun = this.isWhole;
-    this.#promised = null;
+    this.#announced = null;
     this.#isGoneDue = false;
     this.#isSnapshotDue = frame.has_snapshot ?? false;
     const { resume_from: id, reason, has_snapshot: hasSnapshot = false } = frame;
@@ -519,7 +519,7 @@ export class Stream {
     this.#move(frame.event_id);
     this.#isBegun = true;
     this.#isSnapshotDue = false;
-    this.#promised = null;
+    this.#announced = null;
     this.#progressed();
     this.#tell({ type: "snapshot", id: frame.event_id, session: frame.session });
     this.#write({ op: "stream", value: this.record() });
@@ -569,8 +569,8 @@ export class Stream {
       const at = parseEventId(id);
       if (at.position <= this.#at.position && at.epoch <= this.#at.epoch) continue; // shown before
       if (at.position !== this.#at.position + 1 || at.epoch < this.#at.epoch) return "reconnect"; // a hole
-      if (standsInPlace(this.#durable, at, this.key !== "")) return this.#endLost(`has ${id} in its place`, now);
-      if (isDurable(record) && !(this.key && at.position <= this.#durable?.position)) this.#durable = at;
+      if (standsInPlace(this.#promised, at, this.key !== "")) return this.#endLost(`has ${id} in its place`, now);
+      if (isDurable(record) && !(this.key && at.position <= this.#promised?.position)) this.#promised = at;
       this.#at = at;
       this.#progressed();
       if (this.#takeRecord(id, record, now) === "reconnect") return "reconnect";
@@ -605,8 +605,8 @@ export class Stream {
   #heartbeat(frame) {
     const newest = parseEventId(frame.event_id).position;
     this.waitingOn = frame.waiting_on ?? "";
-    if (this.#promised !== null && this.#at.position < this.#promised) return "reconnect";
-    this.#promised = newest;
+    if (this.#announced !== null && this.#at.position < this.#announced) return "reconnect";
+    this.#announced = newest;
     if (this.#sent > this.acked + this.#apart.size) this.#unanswered += 1;
     if (this.#unanswered >= HEARTBEATS_MISSED_MAX) return "reconnect"; // STREAM-14
     this.#failures = 0;
@@ -685,7 +685,7 @@ export class Stream {
   }
 
   #endLost(what, now) {
-    const message = `the server had ${told(this.#durable)} on its disk, and ${what}`;
+    const message = `the server had ${told(this.#promised)} on its disk, and ${what}`;
     return this.#end(new MidstreamError("events_lost", `${message}: its journal was cut, or is an older copy`), now);
   }
 
