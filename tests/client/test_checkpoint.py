@@ -24,7 +24,7 @@ from midstream.client.checkpoint import (
 )
 from midstream.client.secret_store import SecretKey, SecretStore
 from midstream.core.calls import CallPlan, CallState, Site
-from midstream.core.client_stream import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten
+from midstream.core.checkpoint import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten
 from midstream.core.frames import EventId, SayPayload, digest_of, encode
 from midstream.core.messages import Call, Outcome, Result, Text
 from midstream.errors import MidstreamError, StoreBusyError, StoreDamagedError, StoreFullError, UsageError

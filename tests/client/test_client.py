@@ -16,7 +16,7 @@ from midstream.client.checkpoint import StreamBegun
 from midstream.client.ways import Way
 from midstream.core import records
 from midstream.core.calls import CallPlan, Site
-from midstream.core.client_stream import ChunkKept
+from midstream.core.checkpoint import ChunkKept
 from midstream.core.frames import Ack, Error, Gone, Welcome
 from midstream.core.messages import Call, Finish, Outcome, Reply, Text
 from midstream.core.records import (

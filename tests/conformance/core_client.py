@@ -11,7 +11,8 @@ from midstream.client.ways import RememberedWays, Way, Ways
 from midstream.conformance.client_side import kept_after
 from midstream.conformance.client_wire import Seen
 from midstream.conformance.scripts import Json
-from midstream.core.client_stream import Applied, Checkpoint, ClientStream
+from midstream.core.checkpoint import Checkpoint
+from midstream.core.client_stream import Applied, ClientStream
 from midstream.core.frames import EventId, decode_payload
 from midstream.errors import MidstreamError
 from midstream.world import World

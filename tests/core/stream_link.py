@@ -12,16 +12,8 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace
 
 from midstream.core import records
-from midstream.core.client_stream import (
-    Checkpoint,
-    ChunkKept,
-    ChunksAcked,
-    ClientEvent,
-    ClientStream,
-    CursorMoved,
-    Forgotten,
-    Write,
-)
+from midstream.core.checkpoint import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten, Write
+from midstream.core.client_stream import ClientEvent, ClientStream
 from midstream.core.frames import START, EventId
 from midstream.core.records import EpochStarted, Record, Sync, sync_of
 from midstream.core.server_stream import Admit, ServerStream, Submit, waiting_on

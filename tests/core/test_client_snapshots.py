@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from midstream.core import frames, records
-from midstream.core.client_stream import Applied, ClientStream, CursorMoved, Forget, Forgotten, Replaced
+from midstream.core.checkpoint import CursorMoved, Forgotten
+from midstream.core.client_stream import Applied, ClientStream, Forget, Replaced
 from midstream.core.frames import (
     Event,
     EventId,

@@ -10,17 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.core import frames, records
+from midstream.core.checkpoint import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten
 from midstream.core.client_stream import (
     CHUNK_OVERHEAD_BYTES,
     RETRY_AFTER_S_MAX,
     Applied,
-    Checkpoint,
-    ChunkKept,
-    ChunksAcked,
     ClientStream,
-    CursorMoved,
     Forget,
-    Forgotten,
 )
 from midstream.core.frames import (
     FRAME_BYTES_MAX,

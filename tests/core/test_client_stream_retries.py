@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from midstream.core import frames
-from midstream.core.client_stream import STOPPED_PATIENCE_S, ClientStream, Forgotten
+from midstream.core.checkpoint import Forgotten
+from midstream.core.client_stream import STOPPED_PATIENCE_S, ClientStream
 from midstream.core.frames import (
     AbortPayload,
     Ack,

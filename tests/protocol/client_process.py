@@ -20,17 +20,8 @@ from midstream.client.checkpoint import (
 from midstream.client.local_tools import LocalTools, Place
 from midstream.core import frames, records
 from midstream.core.calls import CallState
-from midstream.core.client_stream import (
-    Applied,
-    Checkpoint,
-    ChunkKept,
-    ChunksAcked,
-    ClientStream,
-    CursorMoved,
-    Forget,
-    Forgotten,
-    Replaced,
-)
+from midstream.core.checkpoint import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten
+from midstream.core.client_stream import Applied, ClientStream, Forget, Replaced
 from midstream.core.frames import EventId
 from midstream.core.messages import Result
 from midstream.core.timing import Backoff

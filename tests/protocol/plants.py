@@ -8,7 +8,8 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from midstream.client.checkpoint import CallIntended, FileWrite
-from midstream.core.client_stream import Applied, Checkpoint, ChunkKept, ClientStream, CursorMoved, Forget
+from midstream.core.checkpoint import Checkpoint, ChunkKept, CursorMoved
+from midstream.core.client_stream import Applied, ClientStream, Forget
 from midstream.core.frames import EventId, Open, encode
 from midstream.core.records import EpochStarted, Record
 from midstream.core.server_stream import Admit, ServerStream, Submit

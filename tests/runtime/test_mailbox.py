@@ -86,6 +86,7 @@ async def test_words_after_a_pause_go_at_once_and_those_that_follow_closely_wait
     mailbox.put(_said("a"))
     assert await _is_due(mailbox)
     mailbox.take()
+    mailbox.settle()
     await world.advance(WORDS_EVERY_S / 2)
     mailbox.put(_said("b"))
     mailbox.put(_said("c"))
@@ -93,6 +94,7 @@ async def test_words_after_a_pause_go_at_once_and_those_that_follow_closely_wait
     await world.advance(WORDS_EVERY_S)
     assert await _is_due(mailbox)
     assert len(mailbox.take()) == 2
+    mailbox.settle()
     assert not await _is_due(mailbox)
     await world.advance(WORDS_EVERY_S)
     mailbox.put(_said("d"))
@@ -104,6 +106,7 @@ async def test_words_are_not_held_back_where_something_else_waits_for_its_append
     mailbox = Mailbox(FakeWorld())
     mailbox.put(_said("a"))
     mailbox.take()
+    mailbox.settle()
     mailbox.put(_said("b"))
     assert not await _is_due(mailbox)
     resting = None
@@ -120,6 +123,19 @@ async def test_words_are_not_held_back_where_something_else_waits_for_its_append
     if resting is not None:
         async with asyncio.timeout(30):
             await resting
+
+
+async def test_the_pause_between_appends_of_words_begins_at_the_end_of_one() -> None:
+    world = FakeWorld()
+    mailbox = Mailbox(world)
+    mailbox.put(_said("a"))
+    mailbox.take()
+    await world.advance(2 * WORDS_EVERY_S)  # a slow disk, or many readers
+    mailbox.settle()
+    mailbox.put(_said("b"))
+    assert not await _is_due(mailbox)
+    await world.advance(WORDS_EVERY_S)
+    assert await _is_due(mailbox)
 
 
 async def test_words_that_stay_when_clients_are_refused_are_taken_next() -> None:

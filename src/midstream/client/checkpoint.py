@@ -30,14 +30,7 @@ from msgspec.structs import replace
 from midstream.client.databases import lay_out, layout_of, transaction, translated
 from midstream.client.secret_store import Keeper, SecretKey, SecretStore
 from midstream.core.calls import CallPlan, CallState
-from midstream.core.client_stream import (
-    Checkpoint,
-    ChunkKept,
-    ChunksAcked,
-    CursorMoved,
-    Forgotten,
-    Write,
-)
+from midstream.core.checkpoint import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten, Write
 from midstream.core.frames import EventId, decode_payload, digest_of
 from midstream.core.messages import Call, Result
 from midstream.errors import MidstreamError, ProtocolError, UsageError

@@ -34,7 +34,8 @@ from midstream.client.session_secrets import SessionSecrets, Shown
 from midstream.client.settings import ClientSettings
 from midstream.client.ways import AUTO, RememberedWays, Ways
 from midstream.core.calls import Choice
-from midstream.core.client_stream import ClientStream, Forgotten
+from midstream.core.checkpoint import Forgotten
+from midstream.core.client_stream import ClientStream
 from midstream.core.frames import (
     AbortPayload,
     AnswerPayload,

@@ -27,16 +27,8 @@ from msgspec.structs import replace
 from midstream.conformance.matching import Names, difference, filled
 from midstream.conformance.scripts import Json, Script
 from midstream.conformance.server_side import Outcome
-from midstream.core.client_stream import (
-    Applied,
-    Checkpoint,
-    ChunkKept,
-    ChunksAcked,
-    ClientStream,
-    CursorMoved,
-    Forgotten,
-    Write,
-)
+from midstream.core.checkpoint import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten, Write
+from midstream.core.client_stream import Applied, ClientStream
 from midstream.core.frames import EventId, decode_payload
 
 STREAM = "stream-of-the-script"

@@ -29,8 +29,9 @@ from midstream.world import Cancellable, World
 MAILBOX_MAX = 64
 """Tokens of a model that may wait for their append; the model is not read further before there is room."""
 WORDS_EVERY_S = 0.005
-"""Seconds between two appends of a model's words. A token that comes later goes at once; those that come sooner share
-the next append, and with it the record, its commit and what each reader is sent."""
+"""Seconds from the end of one append of a model's words to the next. A token that comes later goes at once; those that
+come sooner share the next append, and with it the record, its commit and what each reader is sent. From the end: where
+500 readers are sent it, an append takes longer than this, and what follows at once would be a record for each token."""
 
 
 class Effect:
@@ -80,6 +81,8 @@ class Mailbox:
         self._waiting: deque[Envelope] = deque()
         self._is_due = False
         """Whether what waits should be taken now: more than words that follow others closely."""
+        self._has_words = False
+        """Whether words are among what was taken and is not done with."""
         self._next_words_at = -math.inf
         self._held: Cancellable | None = None
         """What ends the time for which words are held back."""
@@ -134,13 +137,15 @@ class Mailbox:
             if is_effect:
                 break
         self._is_due = bool(self._waiting)
-        if batch and isinstance(batch[-1].command, ModelSaid):
-            self._next_words_at = self._world.monotonic() + WORDS_EVERY_S
+        self._has_words = bool(batch) and isinstance(batch[-1].command, ModelSaid)
         self._room.set()
         return batch
 
     def settle(self) -> None:
         """Say that what was taken is done with."""
+        if self._has_words:
+            self._has_words = False
+            self._next_words_at = self._world.monotonic() + WORDS_EVERY_S
         if not self._waiting:
             self._rested.set()
 

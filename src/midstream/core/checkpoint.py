@@ -1,0 +1,72 @@
+"""What a client of a stream keeps in order to resume it, and what is written of it with each change.
+
+A shell keeps it where it likes: `client/checkpoint.py` in files, midstream.js in IndexedDB.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from midstream.core.frames import AbortPayload, AnswerPayload, EventId, WithdrawPayload, decode_payload
+
+
+class Checkpoint(Struct, frozen=True):
+    """What a client keeps in order to resume.
+
+    Args:
+        stream: The stream key.
+        secret: Its secret.
+        event_id: The last event the application has handled; None before the first.
+        next_seqno: How many chunks were numbered.
+        unacked: Number and payload of the chunks whose ack has not come, in order and without gap.
+        promised: The newest event that was seen of those that the server may not lose; None where there was none.
+    """
+
+    stream: str
+    secret: str
+    event_id: EventId | None = None
+    next_seqno: int = 0
+    unacked: tuple[tuple[int, bytes], ...] = ()
+    promised: EventId | None = None
+
+    def __repr__(self) -> str:
+        return f"Checkpoint(stream={self.stream!r}, event_id={self.event_id!r}, next_seqno={self.next_seqno})"
+
+    @property
+    def is_finishing(self) -> bool:
+        """Whether nothing but acks is owed: the stream stopped, answered or took back, and follows no turn."""
+        first = decode_payload(self.unacked[0][1]) if self.unacked and self.unacked[0][0] == 0 else None
+        return isinstance(first, AbortPayload | AnswerPayload | WithdrawPayload)
+
+
+# --- what is to be written into the checkpoint --------------------------------------------------------------------
+
+
+class ChunkKept(Struct, frozen=True):
+    """A chunk was numbered. On disk before it is sent."""
+
+    seqno: int
+    payload: bytes
+
+
+class ChunksAcked(Struct, frozen=True):
+    """The chunks up to and with `seqno` need not be kept any more."""
+
+    seqno: int
+
+
+class CursorMoved(Struct, frozen=True):
+    """The application has handled this event and all before it; None: it has to begin anew.
+
+    `promised` is as in `Checkpoint`.
+    """
+
+    event_id: EventId | None
+    promised: EventId | None = None
+
+
+class Forgotten(Struct, frozen=True):
+    """The stream cannot or need not be resumed: remove all that was kept of it."""
+
+
+Write = ChunkKept | ChunksAcked | CursorMoved | Forgotten
