@@ -438,6 +438,9 @@ async def body_of(request: Request) -> bytes:
     """
     if request.headers.get("content-encoding", "identity").strip().lower() not in {"", "identity"}:
         raise HTTPException(415, "bodies are not compressed here", headers={"accept-encoding": "identity"})
+    announced = request.headers.get("content-length", "0")
+    if announced.isdecimal() and int(announced[:20]) > FRAME_BYTES_MAX:
+        raise FrameTooLargeError(f"a frame has {FRAME_BYTES_MAX} bytes at most")
     pieces: list[bytes] = []
     size = 0
     try:
