@@ -92,6 +92,14 @@ class WebSockets(WebSocketsSansIOProtocol):
         super().__init__(config, *args, **kwargs)
         self.conn = _Protocol(max_size=config.ws_max_size, logger=logging.getLogger("uvicorn.error"))
 
+    def send_receive_event_to_app(self) -> None:
+        """Hand a message on. Reading stops where another one waits as well: to stop for each costs four system calls."""
+        is_first = self.queue.empty()
+        self.read_paused = is_first or self.read_paused
+        super().send_receive_event_to_app()
+        if is_first:
+            self.read_paused = False
+
 
 class _Protocol(ServerProtocol):
     def recv_frame(self, frame: Frame) -> None:
