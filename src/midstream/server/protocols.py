@@ -129,7 +129,7 @@ class WebSockets(WebSocketsSansIOProtocol):
             self.transport.close()
 
     def send_receive_event_to_app(self) -> None:
-        """Hand a message on. Reading stops where another one waits as well: to stop for each costs four system calls."""
+        """Hand a message on. Reading stops where another one waits as well: to stop for each is four system calls."""
         is_first = self.queue.empty()
         self.read_paused = is_first or self.read_paused
         super().send_receive_event_to_app()
