@@ -6,7 +6,6 @@ uvicorn and `websockets` answer these in plain text; here they are problems as e
 from __future__ import annotations
 
 import asyncio
-import logging
 from http import HTTPStatus
 from typing import Any
 
@@ -50,7 +49,16 @@ class PlainHttp(HttpProtocol):
     def data_received(self, data: bytes) -> None:
         """Take what came, and wait for the rest of a request's headers, or no longer."""
         super().data_received(data)
-        self._watch()
+        if self.transport.get_protocol() is self:
+            self._watch()
+        else:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """End with the handshake: the parser and this hold each other, for as long as nobody collects garbage."""
+        if self._late is not None:
+            self._late.cancel()
+        self.parser: Any = None
 
     @property
     def _awaits_headers(self) -> bool:
@@ -86,11 +94,44 @@ class PlainHttp(HttpProtocol):
 
 
 class WebSockets(WebSocketsSansIOProtocol):
-    """WebSockets of uvicorn, without compression."""
+    """WebSockets of uvicorn, of which less is kept as long as one lasts."""
 
     def __init__(self, config: Config, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - handed on
         super().__init__(config, *args, **kwargs)
-        self.conn = _Protocol(max_size=config.ws_max_size, logger=logging.getLogger("uvicorn.error"))
+        self.conn.__class__ = (
+            _Protocol  # a second one in its place would leave the first to the garbage collector
+        )
+        self.queue: Any = _Inbox()
+
+    def start_keepalive(self) -> None:
+        """Begin to ping, and forget what was said in the handshake, which is over."""
+        super().start_keepalive()
+        self.request.headers.clear()
+        self.response.headers.clear()
+
+
+class _Inbox:
+    """What an app is to be told, in order: what uvicorn uses of an `asyncio.Queue`, which has 3 KiB while empty."""
+
+    __slots__ = ("_arrival", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting: list[Any] = []
+        self._arrival: asyncio.Future[None] | None = None
+
+    def empty(self) -> bool:
+        return not self._waiting
+
+    def put_nowait(self, message: Any) -> None:  # noqa: ANN401 - uvicorn's
+        self._waiting.append(message)
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+    async def get(self) -> Any:  # noqa: ANN401 - uvicorn's
+        while not self._waiting:
+            self._arrival = asyncio.get_running_loop().create_future()
+            await self._arrival
+        return self._waiting.pop(0)
 
 
 class _Protocol(ServerProtocol):
