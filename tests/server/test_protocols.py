@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
+import weakref
 from collections.abc import AsyncIterator
 
 import pytest
@@ -14,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from midstream.server import protocols
-from midstream.server.protocols import HELD_BYTES_MAX, WEBSOCKETS, PlainHttp
+from midstream.server.protocols import HELD_BYTES_MAX, WEBSOCKETS, PlainHttp, WebSockets
 from tests.server.serving import WAIT_S, make_app, served
 
 HANDSHAKE = (
@@ -139,6 +141,45 @@ async def test_who_has_said_what_it_wants_may_wait_for_the_answer() -> None:
         assert (await asyncio.wait_for(reader.readline(), WAIT_S)).startswith(b"HTTP/1.1 204")
         writer.close()
         assert len(made) == 2
+
+
+async def test_of_a_handshake_nothing_is_kept_while_its_websocket_lasts() -> None:
+    made: list[weakref.ref[PlainHttp]] = []
+    heard: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        assert (b"x-long", b"words") in scope["headers"]
+        await send({"type": "websocket.accept"})
+        while (message := await receive())["type"] == "websocket.receive":
+            heard.append(message["text"])
+            await send({"type": "websocket.send", "text": message["text"]})
+
+    config, state = uvicorn.Config(app, ws=WEBSOCKETS, lifespan="off", log_config=None), ServerState()
+
+    def make() -> PlainHttp:
+        http = PlainHttp(config, state, {})
+        made.append(weakref.ref(http))
+        return http
+
+    config.load()
+    gc.disable()  # there may be years until the garbage is looked through
+    try:
+        async with await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0) as server:
+            host, port = server.sockets[0].getsockname()
+            headers = {"x-long": "words"}
+            async with websockets.connect(f"ws://{host}:{port}/", additional_headers=headers) as socket:
+                for word in ("one", "two"):
+                    await socket.send(word)
+                    assert await asyncio.wait_for(socket.recv(), WAIT_S) == word
+                assert [each() for each in made] == [None]
+                (kept,) = state.connections
+                assert isinstance(kept, WebSockets)
+                assert not [*kept.request.headers.raw_items(), *kept.response.headers.raw_items()]
+            await asyncio.wait_for(asyncio.gather(*state.tasks), WAIT_S)
+    finally:
+        gc.enable()
+    assert heard == ["one", "two"]
 
 
 @contextlib.asynccontextmanager

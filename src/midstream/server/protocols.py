@@ -6,7 +6,6 @@ uvicorn and `websockets` answer these in plain text; here they are problems as e
 from __future__ import annotations
 
 import asyncio
-import logging
 from http import HTTPStatus
 from typing import Any
 
@@ -61,11 +60,20 @@ class PlainHttp(HttpProtocol):
         """Take what came, and wait for the rest of a request's headers, or no longer."""
         self._has_told = False
         super().data_received(data)
+        if self.transport.get_protocol() is not self:
+            self._let_go()
+            return
         self._held_bytes = 0 if self._has_told or not _TELLS else self._held_bytes + len(data)
         if self._held_bytes > HELD_BYTES_MAX and not self.transport.is_closing():
             is_address = len(self.url) > HELD_BYTES_MAX // 2
             self._refuse(HTTPStatus(414 if is_address else 431))
         self._watch()
+
+    def _let_go(self) -> None:
+        """End with the handshake: the parser and this hold each other, for as long as nobody collects garbage."""
+        if self._late is not None:
+            self._late.cancel()
+        self.parser: Any = None
 
     def on_headers_complete(self) -> None:
         """Take the headers of a request."""
@@ -114,11 +122,20 @@ class PlainHttp(HttpProtocol):
 
 
 class WebSockets(WebSocketsSansIOProtocol):
-    """WebSockets of uvicorn, without compression."""
+    """WebSockets of uvicorn, of which less is kept as long as one lasts."""
 
     def __init__(self, config: Config, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - handed on
         super().__init__(config, *args, **kwargs)
-        self.conn = _Protocol(max_size=config.ws_max_size, logger=logging.getLogger("uvicorn.error"))
+        self.conn.__class__ = (
+            _Protocol  # a second one in its place would leave the first to the garbage collector
+        )
+        self.queue: Any = _Inbox()
+
+    def start_keepalive(self) -> None:
+        """Begin to ping, and forget what was said in the handshake, which is over."""
+        super().start_keepalive()
+        self.request.headers.clear()
+        self.response.headers.clear()
 
     def data_received(self, data: bytes) -> None:
         """Take what came. A handshake comes whole: one that is none by now is refused, where uvicorn would wait."""
@@ -135,6 +152,30 @@ class WebSockets(WebSocketsSansIOProtocol):
         super().send_receive_event_to_app()
         if is_first:
             self.read_paused = False
+
+
+class _Inbox:
+    """What an app is to be told, in order: what uvicorn uses of an `asyncio.Queue`, which has 3 KiB while empty."""
+
+    __slots__ = ("_arrival", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting: list[Any] = []
+        self._arrival: asyncio.Future[None] | None = None
+
+    def empty(self) -> bool:
+        return not self._waiting
+
+    def put_nowait(self, message: Any) -> None:  # noqa: ANN401 - uvicorn's
+        self._waiting.append(message)
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+    async def get(self) -> Any:  # noqa: ANN401 - uvicorn's
+        while not self._waiting:
+            self._arrival = asyncio.get_running_loop().create_future()
+            await self._arrival
+        return self._waiting.pop(0)
 
 
 def _refusal(status: HTTPStatus) -> bytes:
