@@ -9,11 +9,11 @@ import json
 import pytest
 import uvicorn
 import websockets
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from midstream.server import protocols
-from midstream.server.protocols import WEBSOCKETS, PlainHttp
+from midstream.server.protocols import WEBSOCKETS, PlainHttp, WebSockets
 from tests.server.serving import WAIT_S, make_app, served
 
 HANDSHAKE = (
@@ -116,6 +116,75 @@ async def test_who_has_said_what_it_wants_may_wait_for_the_answer() -> None:
         assert (await asyncio.wait_for(reader.readline(), WAIT_S)).startswith(b"HTTP/1.1 204")
         writer.close()
         assert len(made) == 2
+
+
+class Line(asyncio.Transport):
+    """A connection that keeps what is done with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes] = []
+        self.is_answered = asyncio.Event()
+        self.pauses = 0
+        self.is_paused = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written.append(bytes(data))
+        self.is_answered.set()
+
+    def pause_reading(self) -> None:
+        self.pauses, self.is_paused = self.pauses + 1, True
+
+    def resume_reading(self) -> None:
+        self.is_paused = False
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """What has ended is not looked at."""
+
+
+async def _talk(line: Line, app: ASGIApp, *said: bytes) -> None:
+    """Let an app have a WebSocket over which all this comes at once, and wait until it is done."""
+    config = uvicorn.Config(app, ws=WEBSOCKETS, lifespan="off", log_config=None)
+    config.load()
+    protocol = WebSockets(config, ServerState(), {})
+    protocol.connection_made(line)
+    protocol.data_received(HANDSHAKE + KEY + b"sec-websocket-version: 13\r\n\r\n")
+    await asyncio.wait_for(line.is_answered.wait(), WAIT_S)
+    masked = (bytes([0x81, 0x80 | len(each)]) + b"\0\0\0\0" + each for each in said)
+    protocol.data_received(b"".join(masked))
+    await asyncio.wait_for(asyncio.gather(*protocol.tasks), WAIT_S)
+    protocol.connection_lost(None)
+
+
+async def test_a_message_that_says_that_more_follows_goes_with_that() -> None:
+    async def app(_scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        for text, more in (("one", True), ("two", False), ("three", False)):
+            await send({"type": "websocket.send", "text": text, "more": more})
+
+    line = Line()
+    await _talk(line, app)
+    assert line.written[1:3] == [b"\x81\x03one\x81\x03two", b"\x81\x05three"]
+
+
+@pytest.mark.parametrize(("said", "pauses"), [([b"a"], 0), ([b"a", b"b"], 1), ([b"a", b"b", b"c"], 1)])
+async def test_reading_stops_where_a_second_message_waits(said: list[bytes], pauses: int) -> None:
+    line, heard = Line(), list[tuple[str, bool]]()
+
+    async def app(_scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        for _ in said:
+            heard.append(((await receive())["text"], line.is_paused))
+
+    await _talk(line, app, *said)
+    last = len(said) - 1  # when that is taken, nothing waits any more
+    assert heard == [(each.decode(), number < last) for number, each in enumerate(said)]
+    assert line.pauses == pauses
 
 
 async def test_compression_is_not_agreed_upon() -> None:

@@ -17,6 +17,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.datastructures import Headers
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Response
+from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from midstream.server.problems import MEDIA_TYPE, internal_problem, problem_of_http
@@ -93,12 +94,19 @@ class WebSockets(WebSocketsSansIOProtocol):
         self.conn = _Protocol(max_size=config.ws_max_size, logger=logging.getLogger("uvicorn.error"))
 
     def send_receive_event_to_app(self) -> None:
-        """Hand a message on. Reading stops where another one waits as well: to stop for each costs four system calls."""
+        """Hand a message on. Reading stops where another one waits as well: stopping for each costs system calls."""
         is_first = self.queue.empty()
         self.read_paused = is_first or self.read_paused
         super().send_receive_event_to_app()
         if is_first:
             self.read_paused = False
+
+    async def send(self, message: Any) -> None:  # noqa: ANN401 - ASGI's, with a key of ours
+        """Send a message; one that says that `more` follows goes with that, in one write."""
+        if message.get("more") and self.conn.state is State.OPEN:
+            self.conn.send_text(message["text"].encode())
+        else:
+            await super().send(message)
 
 
 class _Protocol(ServerProtocol):
