@@ -9,7 +9,7 @@ import json
 import pytest
 import uvicorn
 import websockets
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from midstream.server import protocols
@@ -143,6 +143,47 @@ class Line(asyncio.Transport):
 
     def close(self) -> None:
         """What has ended is not looked at."""
+
+
+BODY: list[Message] = [
+    {"type": "http.response.body", "body": b"o", "more_body": True},
+    {"type": "http.response.body", "body": b"k"},
+]
+
+
+@pytest.mark.parametrize(
+    ("asked", "headers", "body", "writes"),
+    [
+        (b"GET / HTTP/1.1", [(b"Content-Length", b"2")], BODY, [b"o", b"k"]),
+        (b"GET / HTTP/1.1", [(b"content-length", b"0")], [{"type": "http.response.body"}], [b""]),
+        (b"GET / HTTP/1.1", [(b"content-length", b"2")], [], [b""]),  # it breaks off: nothing is held back
+        (b"GET / HTTP/1.1", [], BODY, [b"", b"1\r\no\r\n", b"1\r\nk\r\n0\r\n\r\n"]),
+        (b"HEAD / HTTP/1.1", [(b"content-length", b"2")], BODY, [b""]),
+        (b"GET / HTTP/1.1\r\nexpect: 100-continue", [(b"content-length", b"2")], BODY, [b"", b"o", b"k"]),
+    ],
+)
+async def test_a_head_that_tells_a_length_goes_with_the_body(
+    asked: bytes, headers: list[tuple[bytes, bytes]], body: list[Message], writes: list[bytes]
+) -> None:
+    async def app(_scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for message in body:
+            await send(message)
+
+    line, config = Line(), uvicorn.Config(app, lifespan="off", log_config=None)
+    config.load()
+    protocol = PlainHttp(config, ServerState(), {})
+    protocol.connection_made(line)
+    for _ in range(2):  # a kept connection begins anew
+        line.written.clear()
+        protocol.data_received(asked + b"\r\nhost: localhost\r\n\r\n")
+        await asyncio.wait_for(asyncio.gather(*protocol.tasks), WAIT_S)
+        heads = [each.rpartition(b"\r\n\r\n") for each in line.written if each.startswith(b"HTTP/1.1")]
+        assert [head[2] for head in heads][-1:] + line.written[len(heads) :] == writes
+        if not body:
+            break  # and one that broke off does not
+    protocol.connection_lost(None)
 
 
 async def _talk(line: Line, app: ASGIApp, *said: bytes) -> None:

@@ -28,6 +28,7 @@ except ImportError:  # an install without compiled parts
     from uvicorn.protocols.http.h11_impl import H11Protocol as HttpProtocol  # type: ignore[assignment]
 
 
+_LENGTH = b"\r\ncontent-length: "
 HEADERS_S = 10.0
 """Seconds for the headers of a request: who sends them a byte at a time holds a connection, and is nobody yet."""
 
@@ -51,6 +52,9 @@ class PlainHttp(HttpProtocol):
     def data_received(self, data: bytes) -> None:
         """Take what came, and wait for the rest of a request's headers, or no longer."""
         super().data_received(data)
+        begun: Any = self.cycle  # None before the first request
+        if begun is not None and begun.transport is self.transport and not begun.response_started:
+            begun.transport = _HeadFirst(begun)
         self._watch()
 
     @property
@@ -84,6 +88,40 @@ class PlainHttp(HttpProtocol):
                 f"HTTP/1.1 400 Bad Request\r\n{lines}connection: close\r\n\r\n".encode() + body
             )
         self.transport.close()
+
+
+class _HeadFirst:
+    """What an answer is written to before its body: a head that tells the body's length goes in one write with it.
+
+    uvicorn writes two: each is a system call here, and a packet and a wake-up there.
+    """
+
+    def __init__(self, cycle: Any) -> None:  # noqa: ANN401 - of one of uvicorn's two kinds
+        self._cycle = cycle
+        self._transport: asyncio.Transport = cycle.transport
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        """Keep the head of a whole answer; write anything else, and leave."""
+        is_head = not self._head and self._cycle.response_started
+        if is_head and _LENGTH in data and self._cycle.scope["method"] != "HEAD":
+            self._head = data
+        else:
+            self._leave()
+            self._transport.write(self._head + data)
+
+    def is_closing(self) -> bool:
+        """See `asyncio.Transport`."""
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        """Let the head go alone: the body will not come."""
+        self._leave()
+        self._transport.write(self._head)
+        self._transport.close()
+
+    def _leave(self) -> None:
+        self._cycle.transport = self._transport
 
 
 class WebSockets(WebSocketsSansIOProtocol):
