@@ -285,6 +285,8 @@ class Connection:
         self._mark: bytes | None = None
         """That it is here, where its turn is not to go on without its client."""
         self._is_admitted = False
+        self._is_answering = False
+        """Whether something the client said is being decided."""
         self._is_over = False
         self.is_gone = False
         """The client has gone or stopped reading: there is nobody to send last words to."""
@@ -454,6 +456,10 @@ class Connection:
                 page = copies.at_hand(stream.cursor)
                 if page is not None:
                     stream.pass_on(page, now=self._now())
+                    if (
+                        self._is_answering
+                    ):  # the ack of what this tells of is a moment away: both go in one write
+                        await asyncio.sleep(0)
                     await self._flush()
                     continue
                 await self._flush()
@@ -561,12 +567,15 @@ class Connection:
                 try:
                     if not is_played_back(self._runner.state, request.chunk):
                         self._visitor.speak(request.chunk.command)
+                    self._is_answering = True
                     await self._runner.submit(request.chunk)
                 except MidstreamError as error:
                     self._stream.refused(request.seqno, error, now=self._now())
                 else:
                     self._world.reach(Fault.BEFORE_ACK)
                     self._stream.accepted(request.seqno, now=self._now())
+                finally:
+                    self._is_answering = False
 
     async def _admit(self, request: Admit) -> None:
         # A stream may begin a session; who has seen events of it knows that there was one. The first chunk may

@@ -7,7 +7,7 @@ WebSocket, as a plain ASGI callable.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from itertools import count
 
@@ -125,9 +125,10 @@ class HttpEndpoints:
         self._connections = connections
 
     def routes(self) -> list[Route]:
-        """Return the routes, for a router."""
+        """Return the routes, for a router, which looks at one after the other: what is asked most comes first."""
         one = "/v1/sessions/{session_id}"
         return [
+            Route(f"{one}/chunks", _Answered(self.chunks), methods=["POST"]),
             Route("/health", self.health, methods=["GET"]),
             Route("/ready", self.ready, methods=["GET"]),
             Route("/v1/questions", self.questions, methods=["GET"]),
@@ -140,7 +141,6 @@ class HttpEndpoints:
             Route(f"{one}/answer", self.answer, methods=["POST"]),
             Route(f"{one}/resume", self.resume, methods=["POST"]),
             Route(f"{one}/withdraw", self.withdraw, methods=["POST"]),
-            Route(f"{one}/chunks", self.chunks, methods=["POST"]),
         ]
 
     async def health(self, _: Request) -> Response:
@@ -355,6 +355,18 @@ class HttpEndpoints:
         self._host.world.reach(Fault.BEFORE_ACK)
         headers = {"x-midstream-replayed": "true"} if is_replayed else {}
         return _raw_json(encode(Ack(chunk.seqno)), headers=headers)
+
+
+class _Answered:
+    """An endpoint as a plain ASGI callable, for what is asked often: nothing looks for handlers of its errors."""
+
+    def __init__(self, answer: Callable[[Request], Awaitable[Response]]) -> None:
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        response = await self._answer(Request(scope, receive))
+        await response(scope, receive, send)
 
 
 class SseTransport:
