@@ -34,8 +34,7 @@ def test_a_provider_that_calls_its_model_otherwise_each_time_makes_so_many_label
     prometheus = Prometheus()
     for turn in range(1, MODELS_MAX + 51):
         said = Reply((), model=f"model-{turn}", usage=Usage(10, 5))
-        records = [AttemptStarted(turn, 1, 1, 0.0), ReplyCompleted(turn, 1, 1, said, 1.0)]
-        prometheus.appended("s1", records)
+        prometheus.appended("s1", [AttemptStarted(turn, 1, 1, 0.0), ReplyCompleted(turn, 1, 1, said, 1.0)])
     found = _samples(prometheus.page({}))
     told = [name for name in found if name.startswith("midstream_tokens_total") and "type=input" in name]
     assert len(told) == MODELS_MAX + 1
