@@ -53,6 +53,14 @@ class Issued(Struct, frozen=True):
     for_s: float
 
 
+class Owned(Struct, frozen=True):
+    """Whose a session is, and who else may look."""
+
+    tenant: str
+    subject: str
+    readers: tuple[str, ...]
+
+
 class AccessRoutes:
     """The endpoints of access. All but `login` are for those the door knows."""
 
@@ -183,7 +191,7 @@ def _require_whole(subject: Subject) -> None:
 
 
 def _owned(owner: Owner) -> Response:
-    return answer({"tenant": owner.tenant, "subject": owner.subject, "readers": owner.readers})
+    return answer(Owned(owner.tenant, owner.subject, owner.readers))
 
 
 def _told(subject: Subject) -> Known:
