@@ -480,11 +480,17 @@ async def test_health_is_always_well_and_ready_tells_of_recovery() -> None:
         app.host.recovery.total = 3
         recovering = await client.get("/ready")
         assert (recovering.status_code, recovering.headers["retry-after"]) == (503, "1")
-        assert recovering.json()["recovering"] == {"done": 0, "total": 3}
+        assert (recovering.json()["code"], recovering.json()["recovering"]) == (
+            "recovering",
+            {"done": 0, "total": 3},
+        )
 
         app.drain()
         draining = await client.get("/ready")
-        assert (draining.status_code, draining.json()) == (503, {"status": "draining"})
+        assert (draining.status_code, draining.json()["code"]) == (503, "draining")
+        assert {each.headers["content-type"] for each in (recovering, draining)} == {
+            "application/problem+json"
+        }
 
 
 async def test_sessions_are_listed_last_changed_first_in_pages() -> None:

@@ -43,10 +43,12 @@ from midstream.core.sse import event_of_frame, events_of_records
 from midstream.core.turn import Cancel, Resume, Withdraw
 from midstream.errors import (
     ConnectionLostError,
+    DrainingError,
     EventGoneError,
     FrameTooLargeError,
     MalformedFrameError,
     NotFoundError,
+    RecoveringError,
     SessionNotFoundError,
     UsageError,
     WrongSecretError,
@@ -55,7 +57,7 @@ from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
 from midstream.server.connection import Connection, Connections, is_played_back
 from midstream.server.identity import Speaker, connection_name_of, open_of, speaker_of
-from midstream.server.problems import problem_of, response_of
+from midstream.server.problems import Progress, problem_of, response_of
 from midstream.server.snapshot import SNAPSHOT_BYTES_MAX, body_within, snapshot_of
 from midstream.server.subjects import Action
 from midstream.server.unlocking import on_the_beat, shown_in, stream_digest_of, unlock, unlock_at_once
@@ -151,11 +153,11 @@ class HttpEndpoints:
         """Say whether new work should be sent here: not while old turns are being recovered, nor at the end."""
         recovery = self._host.recovery
         if self._host.is_draining:
-            return _json({"status": "draining"}, status=503, headers={"retry-after": "1"})
+            raise DrainingError("this server is shutting down: send new work to another one")
         if not recovery.is_done:
-            progress = {"done": recovery.done, "total": recovery.total}
-            answer = {"status": "recovering", "recovering": progress}
-            return _json(answer, status=503, headers={"retry-after": "1"})
+            message = f"{recovery.done} of {recovery.total} interrupted turns were looked at"
+            problem = problem_of(RecoveringError(message))
+            return response_of(replace(problem, recovering=Progress(recovery.done, recovery.total)))
         return _json({"status": "ready", "failed": recovery.failed, "streams": len(self._connections)})
 
     async def sessions(self, request: Request) -> Response:
