@@ -550,6 +550,7 @@ class Client:
 
     async def _resumed(self, kept: KeptStream) -> ClientStream:
         life, now = await self._file.start_epoch(), self._world.monotonic()
+        self._ways.is_known = True  # by whoever began the stream
         checkpoint, old_secret = kept.checkpoint, ""
         if (shown := await self._session_secrets.known(kept.session)).secret:
             # It was changed since the stream began; where the session is not encrypted, that one still counts.
