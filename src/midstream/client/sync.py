@@ -236,9 +236,9 @@ class Client:
         """See `midstream.Client.withdraw_viewers`."""
         self._portal.call(self._client.withdraw_viewers(session))
 
-    def cancel(self, session: str) -> None:
+    def cancel(self, session: str, turn: int | None = None) -> None:
         """See `midstream.Client.cancel`."""
-        self._portal.call(self._client.cancel(session))
+        self._portal.call(self._client.cancel(session, turn))
 
     @property
     def settings(self) -> ClientSettings:
