@@ -97,6 +97,23 @@ async def test_a_turn_over_plain_http_is_told_to_its_end_and_the_body_ends_there
     assert kinds_of(events)[-1] == "turn_ended"
 
 
+@spec("STREAM-27", "STREAM-39")
+async def test_a_body_that_its_client_closes_elsewhere_is_cut_and_nobody_else_can_close_it() -> None:
+    gate = asyncio.Event()
+    async with served(make_app([[*text("hello")[:-1], Gate(gate)]])) as server:
+        await post(server.http, chunk())
+        async with asyncio.timeout(WAIT_S), following(server, **KEYS) as response:
+            body = response.aiter_bytes()
+            await anext(body)
+            wrong = {"x-idempotent-encryption-key": "another"}
+            assert (await post(server.http, {"type": "close"}, **wrong)).status_code == 204
+            assert server.app.open_streams == 1, "it was somebody else's word"
+            await post(server.http, {"type": "close"})
+            with pytest.raises(httpx2.RemoteProtocolError):
+                [each async for each in body]
+        assert server.app.host.turns_running == 1
+
+
 @pytest.mark.parametrize("how", ["last-event-id", "x-idempotency-event-id", "?after="])
 async def test_a_reader_that_comes_back_says_where_it_was(how: str) -> None:
     async with served(make_app([text("hello world")])) as server:

@@ -315,7 +315,7 @@ class HttpEndpoints:
                 if by.stream:
                     await visitor_of(request.scope).require(Action.SPEAK)
                 with await unlock(self._host, session_id, shown_in(request), Action.READ):
-                    self._connections.hang_up((session_id, by.stream), by.connection)
+                    self._connections.hang_up((session_id, by.stream), by.connection, by.secret)
                 return Response(status_code=204, headers=NO_STORE)
             case _:
                 raise MalformedFrameError(
@@ -388,7 +388,8 @@ class EventsEndpoint:
         """Serve one reader. What is refused before the first event is an ordinary HTTP error.
 
         Raises:
-            StreamCutError: The server ended it (draining, fenced, a store that fails); the body stays open-ended.
+            StreamCutError: The server ended it (draining, fenced, a store that fails), or another request of its client
+                did (`close`); the body stays open-ended.
         """
         request = Request(scope, receive)
         opening, name = await opening_of(request), connection_name_of(request)
@@ -404,8 +405,8 @@ class EventsEndpoint:
             failure = await connection.run()
         if connection.is_gone:
             return
-        if failure is not None:
-            raise StreamCutError(failure.code) from failure
+        if failure is not None or not connection.has_told_turn:
+            raise StreamCutError(failure.code if failure else "closed") from failure
         await send({"type": "http.response.body", "body": b""})
 
 

@@ -6,7 +6,11 @@ uvicorn and `websockets` answer these in plain text; here they are problems as e
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
+import socket
+import struct
 from http import HTTPStatus
 from typing import Any
 
@@ -31,10 +35,17 @@ HEADERS_S = 10.0
 """Seconds for the headers of a request: who sends them a byte at a time holds a connection, and is nobody yet."""
 
 
+_LINGER = "ii" if os.name == "posix" else "hh"
+_RESET = struct.pack(_LINGER, 1, 0)
+_END = struct.pack(_LINGER, 0, 0)
+"""What becomes of a connection that is closed, by us or by the system when this process dies."""
+
+
 class PlainHttp(HttpProtocol):
     """HTTP/1.1 of uvicorn."""
 
     _late: asyncio.TimerHandle | None = None
+    _is_reset_at_end = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a request."""
@@ -42,7 +53,9 @@ class PlainHttp(HttpProtocol):
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no longer."""
+        """Wait no longer, and let a whole answer end as such."""
+        if self._is_reset_at_end and self._is_answered:
+            self._close_with(_END)
         super().connection_lost(exc)
         if self._late is not None:
             self._late.cancel()
@@ -51,12 +64,23 @@ class PlainHttp(HttpProtocol):
         """Take what came, and wait for the rest of a request's headers, or no longer."""
         super().data_received(data)
         self._watch()
+        if not self._is_reset_at_end and not self._is_answered and self.cycle.scope["http_version"] == "1.0":
+            # The end of its body is the end of the connection: one that is cut must not look like that (STREAM-27).
+            self._is_reset_at_end = True
+            self._close_with(_RESET)
+
+    def _close_with(self, linger: bytes) -> None:
+        with contextlib.suppress(OSError):  # it is gone
+            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+
+    @property
+    def _is_answered(self) -> bool:
+        under_way: Any = self.cycle  # None before the first request
+        return under_way is None or bool(under_way.response_complete)
 
     @property
     def _awaits_headers(self) -> bool:
-        under_way: Any = self.cycle  # None before the first request
-        is_idle = under_way is None or under_way.response_complete
-        return is_idle and self.timeout_keep_alive_task is None
+        return self._is_answered and self.timeout_keep_alive_task is None
 
     def _watch(self) -> None:
         if not self._awaits_headers:
