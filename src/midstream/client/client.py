@@ -212,7 +212,10 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Detach from everything; turns go on at the server. Calling it twice is harmless."""
+        """Detach from everything; turns go on at the server. Calling it twice is harmless.
+
+        Whoever iterates over one at that moment comes to the end of the loop, without the turn's end (`Event.is_end`).
+        """
         taking_up, self._taking_up = self._taking_up, []
         for task in taking_up:
             task.cancel()
