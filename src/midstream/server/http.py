@@ -37,7 +37,7 @@ from midstream.core.frames import (
 from midstream.core.parts import PART_MARK
 from midstream.core.questions import Question, questions_of
 from midstream.core.records import encode as encode_record
-from midstream.core.records import salvaged
+from midstream.core.records import is_pruned, salvaged
 from midstream.core.server_stream import Wire, answer_of, digest_shown, read_chunk, waiting_on
 from midstream.core.sse import event_of_frame, events_of_records
 from midstream.core.turn import Cancel, Resume, Withdraw
@@ -220,9 +220,8 @@ class HttpEndpoints:
             raise SessionNotFoundError(f"there is no session {session_id!r}")
         if 0 < after < info.oldest:
             return await self._gone(request, session_id)
-        return StreamingResponse(
-            self._lines(session_id, after, limit), media_type="application/x-ndjson", headers=NO_STORE
-        )
+        lines = self._lines(session_id, after, limit, end=info.end)
+        return StreamingResponse(lines, media_type="application/x-ndjson", headers=NO_STORE)
 
     async def _gone(self, request: Request, session_id: str) -> Response:
         """Say that events are not kept any more, and show what stands for them, as a stream does (STREAM-63, 64)."""
@@ -242,12 +241,23 @@ class HttpEndpoints:
             raise NotFoundError(f"session {session_id!r} has no such result")
         return Response(body, headers={**_AS_DATA, "etag": f'"{digest}"'}, media_type="text/plain")
 
-    async def _lines(self, session_id: str, after: int, limit: int | None) -> AsyncIterator[bytes]:
+    async def _lines(
+        self, session_id: str, after: int, limit: int | None, *, end: int
+    ) -> AsyncIterator[bytes]:
+        """Yield lines, as far as the journal goes, and at least to `end`.
+
+        Raises:
+            StreamCutError: The session was deleted meanwhile, or pruned beyond what was said.
+        """
         left = limit
         while left is None or left > 0:
             most = RECORDS_PER_READ if left is None else min(left, RECORDS_PER_READ)
             page = await self._host.store.read(session_id, after=after, limit=most)
+            if after and page and (page[0].position != after + 1 or is_pruned(page[0].body)):
+                raise StreamCutError(EventGoneError.code)
             if not page:
+                if after < end:
+                    raise StreamCutError(SessionNotFoundError.code)
                 return
             after = page[-1].position
             left = None if left is None else left - len(page)
