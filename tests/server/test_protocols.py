@@ -6,9 +6,14 @@ import asyncio
 import contextlib
 import gc
 import json
+import signal
+import sys
+import textwrap
 import weakref
 from collections.abc import AsyncIterator
+from pathlib import Path
 
+import httpx2
 import pytest
 import uvicorn
 import websockets
@@ -17,7 +22,9 @@ from uvicorn.server import ServerState
 
 from midstream.server import protocols
 from midstream.server.protocols import HELD_BYTES_MAX, WEBSOCKETS, PlainHttp, WebSockets
-from tests.server.serving import WAIT_S, make_app, served
+from midstream.testing.models import Stall, text
+from tests.server.serving import WAIT_S, chunk, make_app, served
+from tests.spec import spec
 
 HANDSHAKE = (
     b"GET /v1/sessions/s1/stream HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
@@ -67,6 +74,79 @@ async def test_what_is_no_request_is_refused_as_all_else_and_harms_nobody(
     problem = json.loads(body)
     assert (problem["status"], problem["code"]) == (status, code)
     assert problem["next"] != "Do not repeat this request as it is."
+
+
+OLD = (
+    "GET /v1/sessions/s1/{} HTTP/1.0\r\nhost: localhost\r\n"
+    "x-idempotency-key: k1\r\nx-idempotent-encryption-key: s\r\n\r\n"
+)
+
+
+@contextlib.asynccontextmanager
+async def asked_by_old_http(url: str, what: str) -> AsyncIterator[asyncio.StreamReader]:
+    """Begin a turn and ask about it in HTTP/1.0, where the end of a body is the end of the connection."""
+    headers = {"x-idempotency-key": "k1", "x-idempotent-encryption-key": "s"}
+    async with httpx2.AsyncClient(base_url=url, timeout=WAIT_S) as client:
+        await client.post("/v1/sessions/s1/chunks", json=chunk(), headers=headers)
+    reader, writer = await asyncio.open_connection(*url.removeprefix("http://").split(":"))
+    try:
+        writer.write(OLD.format(what).encode())
+        async with asyncio.timeout(WAIT_S):
+            await reader.readuntil(b"\r\n\r\n")
+            yield reader
+    finally:
+        writer.close()
+
+
+@spec("STREAM-27")
+async def test_a_body_that_ends_with_its_connection_is_reset_where_it_is_cut() -> None:
+    async with served(make_app([[Stall()]])) as server, asked_by_old_http(server.url, "events") as reader:
+        server.stop.set()
+        with pytest.raises(ConnectionResetError):
+            await reader.read()
+
+
+@spec("STREAM-27")
+async def test_a_body_that_ends_with_its_connection_ends_well_where_it_is_whole() -> None:
+    async with served(make_app([text("hello")])) as server:
+        for what in ("events", "records", "poll?n=0"):
+            async with asked_by_old_http(server.url, what) as reader:
+                assert await reader.read()
+
+
+OLD_SERVER = """
+    import asyncio, sys
+    sys.modules["httptools"] = None  # an install without compiled parts
+    from midstream import Agent, asgi
+    from midstream.server.protocols import HttpProtocol
+    from midstream.server.serve import serve
+    from midstream.testing.models import ScriptedModel, Stall
+
+    assert HttpProtocol.__name__ == "H11Protocol"
+    app = asgi(Agent(ScriptedModel([[Stall()]])), store="sessions.db")
+    asyncio.run(serve(app, port=0, on_listening=lambda url: print(url, flush=True)))
+"""
+
+
+@spec("STREAM-27")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+async def test_a_server_without_compiled_parts_that_ends_or_dies_resets_it_too(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    program = (sys.executable, "-c", textwrap.dedent(OLD_SERVER))
+    process = await asyncio.create_subprocess_exec(*program, cwd=tmp_path, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        url = (await asyncio.wait_for(process.stdout.readline(), WAIT_S)).decode().strip()
+        async with asked_by_old_http(url, "events") as reader:
+            process.send_signal(number)
+            with pytest.raises(ConnectionResetError):
+                await reader.read()
+        await asyncio.wait_for(process.wait(), WAIT_S)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
 
 
 @pytest.mark.parametrize(
@@ -291,8 +371,8 @@ async def test_a_message_that_says_that_more_follows_goes_with_that() -> None:
     async def app(_scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
         await send({"type": "websocket.accept"})
-        for text, more in (("one", True), ("two", False), ("three", False)):
-            await send({"type": "websocket.send", "text": text, "more": more})
+        for word, more in (("one", True), ("two", False), ("three", False)):
+            await send({"type": "websocket.send", "text": word, "more": more})
 
     line = Line()
     await _talk(line, app)

@@ -201,10 +201,10 @@ class Connections:
             if not waiting:
                 self._under_way.pop(place, None)
 
-    def hang_up(self, place: tuple[str, str], name: str) -> None:
-        """End what a client has said `close` to in a request of its own, where it is open here."""
+    def hang_up(self, place: tuple[str, str], name: str, secret: str) -> None:
+        """End what a client has said `close` to in a request of its own, where it is open here and that client's."""
         for speaker in self._speakers.get(place, []):
-            if speaker.name == name:
+            if speaker.name == name and speaker.is_opened_with(secret):
                 speaker.hang_up()
 
     def stream(
@@ -290,6 +290,8 @@ class Connection:
         self._is_over = False
         self.is_gone = False
         """The client has gone or stopped reading: there is nobody to send last words to."""
+        self.has_told_turn = False
+        """It came to its end because the turn of its stream was told to the end (STREAM-27)."""
         self._sending_since: float | None = None
         self._sent: asyncio.Future[None] | None = None
         """When that is done, for who has something to send meanwhile."""
@@ -336,6 +338,10 @@ class Connection:
     def number(self) -> int:
         """How the client numbered it; 0 where it does not count its connections."""
         return self._stream.connection
+
+    def is_opened_with(self, secret: str) -> bool:
+        """Whether the client showed this secret when it opened the stream it speaks for."""
+        return self._stream.is_opened_with(secret)
 
     def is_before(self, other: Connection) -> bool:
         """Whether the client made it before the other one of the same stream, and told so."""
@@ -469,6 +475,7 @@ class Connection:
                     stream.lose(runner.events.pruned_to, now=self._now())
             elif self._transport.ends_with_turn and self.is_turn_over:
                 await self._flush()
+                self.has_told_turn = True
                 return
             elif stream.has_frames:
                 await self._flush()

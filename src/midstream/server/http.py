@@ -37,7 +37,7 @@ from midstream.core.frames import (
 from midstream.core.parts import PART_MARK
 from midstream.core.questions import Question, questions_of
 from midstream.core.records import encode as encode_record
-from midstream.core.records import salvaged
+from midstream.core.records import is_pruned, salvaged
 from midstream.core.server_stream import Wire, answer_of, digest_shown, read_chunk, waiting_on
 from midstream.core.sse import event_of_frame, events_of_records
 from midstream.core.turn import Cancel, Resume, Withdraw
@@ -227,9 +227,8 @@ class HttpEndpoints:
             raise SessionNotFoundError(f"there is no session {session_id!r}")
         if 0 < after < info.oldest:
             return await self._gone(request, session_id)
-        return StreamingResponse(
-            self._lines(session_id, after, limit), media_type="application/x-ndjson", headers=NO_STORE
-        )
+        lines = self._lines(session_id, after, limit, end=info.end)
+        return StreamingResponse(lines, media_type="application/x-ndjson", headers=NO_STORE)
 
     async def _gone(self, request: Request, session_id: str) -> Response:
         """Say that events are not kept any more, and show what stands for them, as a stream does (STREAM-63, 64)."""
@@ -249,12 +248,23 @@ class HttpEndpoints:
             raise NotFoundError(f"session {session_id!r} has no such result")
         return Response(body, headers={**_AS_DATA, "etag": f'"{digest}"'}, media_type="text/plain")
 
-    async def _lines(self, session_id: str, after: int, limit: int | None) -> AsyncIterator[bytes]:
+    async def _lines(
+        self, session_id: str, after: int, limit: int | None, *, end: int
+    ) -> AsyncIterator[bytes]:
+        """Yield lines, as far as the journal goes, and at least to `end`.
+
+        Raises:
+            StreamCutError: The session was deleted meanwhile, or pruned beyond what was said.
+        """
         left = limit
         while left is None or left > 0:
             most = RECORDS_PER_READ if left is None else min(left, RECORDS_PER_READ)
             page = await self._host.store.read(session_id, after=after, limit=most)
+            if after and page and (page[0].position != after + 1 or is_pruned(page[0].body)):
+                raise StreamCutError(EventGoneError.code)
             if not page:
+                if after < end:
+                    raise StreamCutError(SessionNotFoundError.code)
                 return
             after = page[-1].position
             left = None if left is None else left - len(page)
@@ -322,7 +332,7 @@ class HttpEndpoints:
                 if by.stream:
                     await visitor_of(request.scope).require(Action.SPEAK)
                 with await unlock(self._host, session_id, shown_in(request), Action.READ):
-                    self._connections.hang_up((session_id, by.stream), by.connection)
+                    self._connections.hang_up((session_id, by.stream), by.connection, by.secret)
                 return Response(status_code=204, headers=NO_STORE)
             case _:
                 raise MalformedFrameError(
@@ -407,7 +417,8 @@ class EventsEndpoint:
         """Serve one reader. What is refused before the first event is an ordinary HTTP error.
 
         Raises:
-            StreamCutError: The server ended it (draining, fenced, a store that fails); the body stays open-ended.
+            StreamCutError: The server ended it (draining, fenced, a store that fails), or another request of its client
+                did (`close`); the body stays open-ended.
         """
         request = Request(scope, receive)
         opening, name = await opening_of(request), connection_name_of(request)
@@ -423,8 +434,8 @@ class EventsEndpoint:
             failure = await connection.run()
         if connection.is_gone:
             return
-        if failure is not None:
-            raise StreamCutError(failure.code) from failure
+        if failure is not None or not connection.has_told_turn:
+            raise StreamCutError(failure.code if failure else "closed") from failure
         await send({"type": "http.response.body", "body": b""})
 
 

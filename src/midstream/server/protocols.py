@@ -6,6 +6,10 @@ uvicorn and `websockets` answer these in plain text; here they are problems as e
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import socket
+import struct
 from http import HTTPStatus
 from typing import Any
 
@@ -37,6 +41,12 @@ _TELLS = hasattr(HttpProtocol, "on_body")
 """Whether the parser calls for each thing that it has read; h11 does not."""
 
 
+_LINGER = "ii" if os.name == "posix" else "hh"
+_RESET = struct.pack(_LINGER, 1, 0)
+_END = struct.pack(_LINGER, 0, 0)
+"""What becomes of a connection that is closed, by us or by the system when this process dies."""
+
+
 class PlainHttp(HttpProtocol):
     """HTTP/1.1 of uvicorn."""
 
@@ -46,6 +56,7 @@ class PlainHttp(HttpProtocol):
     _held_bytes = 0
     """Bytes that came since the parser last told of something whole."""
     _has_told = False
+    _is_reset_at_end = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a request."""
@@ -53,7 +64,9 @@ class PlainHttp(HttpProtocol):
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no longer."""
+        """Wait no longer, and let a whole answer end as such."""
+        if self._is_reset_at_end and self._is_answered:
+            self._close_with(_END)
         super().connection_lost(exc)
         if self._late is not None:
             self._late.cancel()
@@ -73,6 +86,19 @@ class PlainHttp(HttpProtocol):
         if begun is not None and begun.transport is self.transport and not begun.response_started:
             begun.transport = _HeadFirst(begun)
         self._watch()
+        if not self._is_reset_at_end and not self._is_answered and self.cycle.scope["http_version"] == "1.0":
+            # The end of its body is the end of the connection: one that is cut must not look like that (STREAM-27).
+            self._is_reset_at_end = True
+            self._close_with(_RESET)
+
+    def _close_with(self, linger: bytes) -> None:
+        with contextlib.suppress(OSError):  # it is gone
+            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+
+    @property
+    def _is_answered(self) -> bool:
+        under_way: Any = self.cycle  # None before the first request
+        return under_way is None or bool(under_way.response_complete)
 
     def _let_go(self) -> None:
         """End with the handshake: the parser and this hold each other, for as long as nobody collects garbage."""
@@ -97,9 +123,7 @@ class PlainHttp(HttpProtocol):
 
     @property
     def _awaits_headers(self) -> bool:
-        under_way: Any = self.cycle  # None before the first request
-        is_idle = under_way is None or under_way.response_complete
-        return is_idle and self.timeout_keep_alive_task is None
+        return self._is_answered and self.timeout_keep_alive_task is None
 
     def _watch(self) -> None:
         if not self._awaits_headers:
