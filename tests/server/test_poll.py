@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 
 import httpx2
+import pytest
 
 from midstream.core.frames import EVENTS_PER_FRAME_MAX
 from midstream.core.replies import TextDelta
@@ -130,6 +131,23 @@ async def test_an_open_may_be_the_body_of_a_post() -> None:
         assert answer.text.count("event: record") > 5
         for body in (chunk(), {"type": "ping"}, opening(version=0)):
             refused = await client.post(f"{URL}?n=0", json=body)
+            assert (refused.status_code, refused.json()["code"]) == (400, "malformed_frame")
+
+
+@spec("STREAM-37", "STREAM-112")
+@pytest.mark.parametrize("path", ["poll", "events"])
+async def test_what_headers_say_the_body_need_not_say_and_must_not_gainsay(path: str) -> None:
+    url = f"/v1/sessions/s1/{path}"
+    async with called(make_app([text("one")])) as client, asyncio.timeout(WAIT_S):
+        await post(client, chunk())
+        await until_the_end(client, "0-0")
+        body = {"type": "open", "stream": "k1", "event_id": "0-0"}
+        answer = await client.post(url, json=body, headers=KEYS)
+        assert '"stream":"k1"' in answer.text
+        assert '"acked":1' in answer.text
+        others = {"x-idempotency-key": "k2", "x-idempotent-encryption-key": "t" * 43, "last-event-id": "1-2"}
+        for name, value in others.items():
+            refused = await client.post(url, json=opening(event_id="0-0"), headers={name: value})
             assert (refused.status_code, refused.json()["code"]) == (400, "malformed_frame")
 
 

@@ -364,6 +364,21 @@ async def test_a_handshake_that_shows_a_stream_key_opens_the_stream() -> None:
         assert malformed.value.response.status_code == 400
 
 
+@spec("STREAM-112")
+async def test_what_a_handshake_says_the_open_need_not_say_and_must_not_gainsay() -> None:
+    shown = {"x-idempotent-encryption-key": SECRET}
+    async with served(make_app([text("hi")])) as server:
+        async with Socket(server.socket(headers=shown)) as socket:
+            await socket.say({"type": "open", "stream": "k1"})
+            assert (await socket.hear())["type"] == "welcome"
+            await socket.say(chunk())
+            await socket.hear_until("turn_ended")
+        async with Socket(server.socket(headers=shown)) as socket:
+            await socket.say(opening(secret="t" * 43))
+            failure = await socket.hear()
+    assert (failure["type"], failure["code"]) == ("error", "malformed_frame")
+
+
 @spec("STREAM-98")
 @pytest.mark.parametrize("shown", ["query", "x-idempotency-event-id", "last-event-id"])
 async def test_a_handshake_that_shows_an_event_opens_for_a_reader(shown: str) -> None:

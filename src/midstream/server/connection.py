@@ -208,7 +208,12 @@ class Connections:
                 speaker.hang_up()
 
     def stream(
-        self, host: Host, *, wire: Wire | None = None, heartbeat_s: float | None = None
+        self,
+        host: Host,
+        *,
+        wire: Wire | None = None,
+        heartbeat_s: float | None = None,
+        headers: Open | None = None,
     ) -> ServerStream:
         """Make the half of the protocol for a new connection, as the settings are now, or with its own heartbeat."""
         settings = self.settings
@@ -216,7 +221,12 @@ class Connections:
             settings = msgspec.structs.replace(settings, heartbeat_s=heartbeat_s)
         now = host.world.monotonic()
         return ServerStream.under(
-            settings, stalls=host.agent.stalls, retention=host.retention, wire=wire, now=now
+            settings,
+            stalls=host.agent.stalls,
+            retention=host.retention,
+            wire=wire,
+            headers=headers,
+            now=now,
         )
 
     def copies_of(self, runner: Runner, wire: Wire) -> Copies:

@@ -38,7 +38,7 @@ from midstream.core.parts import PART_MARK
 from midstream.core.questions import Question, questions_of
 from midstream.core.records import encode as encode_record
 from midstream.core.records import salvaged
-from midstream.core.server_stream import Wire, answer_of, digest_shown, read_chunk, waiting_on
+from midstream.core.server_stream import Wire, answer_of, digest_shown, opened_by, read_chunk, waiting_on
 from midstream.core.sse import event_of_frame, events_of_records
 from midstream.core.turn import Cancel, Resume, Withdraw
 from midstream.errors import (
@@ -413,7 +413,7 @@ async def opening_of(request: Request) -> Open:
     """Return the `open` frame of a request: the body of a POST, or what the headers of a GET stand for (STREAM-37).
 
     Raises:
-        MalformedFrameError: It is none; a header is too long, or is no number.
+        MalformedFrameError: It is none; a header is too long, or is no number, or says something else than the body.
         FrameTooLargeError, ConnectionLostError: As `body_of` does.
         UsageError: `snapshots` or `coalesce_ms` is none of theirs.
         HTTPException: The request is neither a GET nor a POST.
@@ -422,7 +422,7 @@ async def opening_of(request: Request) -> Open:
         frame = decode_client(await body_of(request))
         if not isinstance(frame, Open):
             raise MalformedFrameError("the body of this request is one `open` frame")
-        return frame
+        return opened_by(open_of(request), frame)
     if request.method != "GET":
         raise HTTPException(405, headers={"allow": "GET, POST"})
     return open_of(request)
