@@ -11,7 +11,7 @@ import pytest
 
 from midstream.core.frames import EVENTS_PER_FRAME_MAX
 from midstream.core.replies import TextDelta
-from midstream.core.settings import HEARTBEAT_S_MIN, StreamSettings
+from midstream.core.settings import HEARTBEAT_S_MAX, HEARTBEAT_S_MIN, StreamSettings
 from midstream.store.memory import MemoryStore
 from midstream.testing.models import Gate, text
 from tests.server.serving import (
@@ -39,6 +39,11 @@ async def poll(
 ) -> httpx2.Response:
     query = {"n": str(number)} | ({} if after is None else {"after": after})
     return await client.get(URL, params=query, headers={**NAMED, **headers})
+
+
+async def as_reader(client: httpx2.AsyncClient, number: int, after: str) -> httpx2.Response:
+    named = {"x-midstream-connection": "reader"}
+    return await client.get(URL, params={"n": str(number), "after": after}, headers=named)
 
 
 async def post(client: httpx2.AsyncClient, frame: Json, **headers: str) -> httpx2.Response:
@@ -98,6 +103,20 @@ async def test_a_poll_waits_for_news_and_is_a_heartbeat_where_none_come() -> Non
             "frames": [{"type": "heartbeat", "event_id": newest, "waiting_on": "model"}],
             "more": True,
         }
+
+
+@spec("STREAM-56")
+async def test_the_polls_of_one_connection_keep_to_what_its_welcome_told() -> None:
+    app = make_app([text("one")])
+    async with served(app) as server, asyncio.timeout(WAIT_S):
+        await post(server.http, chunk())
+        end, _ = await until_the_end(server.http, "0-0")
+        app.settings = StreamSettings(heartbeat_s=HEARTBEAT_S_MIN)
+        newest = end[-1]["id"]
+        welcome, *_ = (await as_reader(server.http, 0, newest)).json()["frames"]
+        app.settings = StreamSettings(heartbeat_s=HEARTBEAT_S_MAX)
+        assert welcome["heartbeat_s"] == HEARTBEAT_S_MIN
+        assert kinds_of((await as_reader(server.http, 1, newest)).json()) == ["heartbeat"]
 
 
 @spec("STREAM-37")

@@ -345,7 +345,8 @@ class HttpEndpoints:
             is_replayed = is_played_back(runner.state, chunk)
             if not is_replayed:
                 visitor.speak(chunk.command)
-            with self._connections.under_way((session_id, by.stream), chunk.seqno):
+            most = self._connections.told(session_id, by.connection).in_flight_max
+            with self._connections.under_way((session_id, by.stream), chunk.seqno, most=most):
                 await runner.submit(chunk)
         self._host.world.reach(Fault.BEFORE_ACK)
         headers = {"x-midstream-replayed": "true"} if is_replayed else {}
@@ -392,9 +393,10 @@ class EventsEndpoint:
         """
         request = Request(scope, receive)
         opening, name = await opening_of(request), connection_name_of(request)
-        stream = self._connections.stream(self._host, wire=SSE)
-        transport = SseTransport(receive, send, ends_with_turn=bool(opening.stream))
         session_id = scope["path_params"]["session_id"]
+        settings = self._connections.tell(session_id, name)
+        stream = self._connections.stream(self._host, wire=SSE, settings=settings)
+        transport = SseTransport(receive, send, ends_with_turn=bool(opening.stream))
         visitor = visitor_of(scope)
         with Connection(
             self._host, session_id, stream, transport, self._connections, visitor, name=name, request=request
