@@ -338,7 +338,8 @@ class HttpEndpoints:
         with await unlock(self._host, session_id, shown, Action.SPEAK, begins=is_first) as held:
             if by.connection:
                 self._connections.check((session_id, by.stream), by.connection)
-            runner = await self._host.session(session_id, create=is_first)
+            # A later one may overtake the first, also on its way to another server: it is told which is expected.
+            runner = await self._host.session(session_id, create=True)
             opening = Open(by.stream, shown.secret, old_secret=shown.old_secret)
             digest = stream_digest_of(held) or digest_shown(runner.state, opening)
             chunk = msgspec.structs.replace(chunk, secret_digest=digest)
