@@ -44,7 +44,26 @@ def test_every_state_of_both_halves_is_reached_and_the_last_ones_are_left_by_not
 def test_nothing_but_a_welcome_makes_a_connection_live_and_nothing_but_admission_an_admitted_one() -> None:
     to_live = {edge.inlet for edge in halves.client_edges() if edge.after == "live" != edge.before}
     to_admitted = {edge.inlet for edge in halves.server_edges() if edge.after == "admitted" != edge.before}
-    assert (to_live, to_admitted) == ({"welcome", "degraded welcome"}, {"admit"})
+    admitting = {"admit", "admit to another's stream"}  # to which a reader has none
+    assert (to_live, to_admitted) == ({"welcome", "degraded welcome"}, admitting)
+
+
+@spec("STREAM-59")
+def test_what_only_some_streams_do_is_drawn_as_well() -> None:
+    of_client = {
+        ("live", "ack", "ended"),  # of the last chunk of a stream that has no turn
+        ("live", "snapshot of the end", "ended"),
+        ("live", "unreadable record", "ended"),
+        ("opening", "welcome of another past", "ended"),
+        ("waiting", "finish", "ended"),
+    }
+    of_server = {
+        ("admitting", "admit to another's stream", "closed"),
+        ("admitted", "chunk", "closed"),  # of a reader
+        ("admitted", "one chunk too many", "closed"),
+    }
+    assert of_client - {tuple(edge) for edge in halves.client_edges()} == set()
+    assert of_server - {tuple(edge) for edge in halves.server_edges()} == set()
 
 
 @spec("STREAM-28")
