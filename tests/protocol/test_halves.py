@@ -127,6 +127,35 @@ async def test_where_nothing_was_said_only_a_message_is_taken() -> None:
     assert (refused.code, refused.seqno) == ("session_not_found", 0)
 
 
+OPENS: tuple[tuple[str, bytes], ...] = (
+    # What comes first on a connection, with the faults of all later lines too; and the code of the first line.
+    ("frame_too_large", b'{"type":"sing"' + b" " * FRAME_BYTES_MAX + b"}"),
+    ("malformed_frame", b'{"type":"sing"}'),
+    ("malformed_frame", b'{"type":"open","stream":7}'),
+    ("protocol", frames.encode(frames.Ping())),
+    ("malformed_frame", frames.encode(Open("a", "", "7-7", 1, 1))),
+    ("malformed_frame", frames.encode(Open("a", "t" * 43, "x", 1, 1))),
+    ("malformed_frame", frames.encode(Open("a", "t" * 43, "7-7", -1, 1))),
+    ("wrong_secret", frames.encode(Open("a", "t" * 43, "7-7", 1, 1))),
+    ("stream_not_found", frames.encode(Open("c", SECRET, "7-7", 1, 1))),
+    ("stream_fenced", frames.encode(Open("a", SECRET, "7-7", 1, 1))),
+)
+
+
+@spec("STREAM-115")
+@pytest.mark.parametrize(("code", "said"), OPENS)
+async def test_an_open_is_judged_in_the_order_of_the_specification(code: str, said: bytes) -> None:
+    server = CoreServer()
+    first = await server.connect("s")
+    await first.send([frames.encode(Open("a", SECRET, connection=2))])
+    await first.send([frames.encode(Chunk(0, msgspec.Raw(frames.encode(HI))))])
+    wire = await server.connect("s")
+    await wire.send([said])
+    heard = [frames.decode_server(each) for each in wire.stream.frames_to_send()]
+    assert [each.code for each in heard if isinstance(each, Error)] == [code]
+    assert (wire.stream.is_closed, first.stream.is_closed) == (True, False)
+
+
 EVENT_IDS = (
     # The event id and the seqno that an open shows, on which stream and with which secret; and what comes of it.
     ("x", 1, "c", "t" * 43, "malformed_frame"),

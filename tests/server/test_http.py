@@ -80,7 +80,7 @@ def kinds_of(events: list[ServerSentEvent]) -> list[str]:
 # --- chunks and events ------------------------------------------------------------------------------------------
 
 
-@spec("STREAM-27")
+@spec("STREAM-27", "STREAM-114")
 async def test_a_turn_over_plain_http_is_told_to_its_end_and_the_body_ends_there() -> None:
     async with served(make_app([text("hello world")])) as server:
         acked = await post(server.http, chunk())
@@ -259,7 +259,9 @@ async def test_a_gap_says_which_number_is_expected() -> None:
 
 
 @spec("STREAM-49", "STREAM-57")
-async def test_a_chunk_that_overtakes_the_first_one_of_its_session_is_told_so_and_leaves_nothing_behind() -> None:
+async def test_a_chunk_that_overtakes_the_first_one_of_its_session_is_told_so_and_leaves_nothing_behind() -> (
+    None
+):
     app = make_app([text("hello")])
     async with called(app) as client, asyncio.timeout(WAIT_S):
         early = await post(client, withdrawal(1))

@@ -279,6 +279,7 @@ async def test_a_client_that_says_close_is_closed_without_an_error() -> None:
         assert await socket.hear_close() == (1000, "")
 
 
+@spec("STREAM-113")
 async def test_a_binary_message_is_read_as_text() -> None:
     async with served(make_app()) as server, server.socket() as socket:
         await socket.send(json.dumps(opening()).encode())
@@ -308,6 +309,7 @@ async def test_an_unknown_address_refuses_the_handshake() -> None:
     assert refused.value.response.status_code == 404
 
 
+@spec("STREAM-113")
 @pytest.mark.parametrize(
     ("failure", "code"),
     [
