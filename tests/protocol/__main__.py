@@ -25,6 +25,10 @@ LARGE = {
     "the power fails twice": Scenario(losses=1, power_cuts=2),
     "two processes of one checkpoint, a loss": Scenario(losses=1, clients=2),
     "two processes of one checkpoint, a death": Scenario(losses=0, clients=2, client_deaths=1, words=0),
+    "two servers, a loss and a stop": Scenario(losses=1, servers=2, aborts=1, words=0),
+    "two servers, a loss, and one dies": Scenario(losses=1, servers=2, takeovers=1, words=0),
+    "two servers and two processes of one checkpoint": Scenario(losses=0, servers=2, clients=2, words=0),
+    "two servers and a tool": Scenario(losses=1, servers=2, has_tool=True, words=0),
     "everything once": Scenario(losses=1, client_deaths=1, takeovers=1, aborts=1, words=0),
     "heartbeats and two losses": Scenario(losses=2, beats=3),
 }
