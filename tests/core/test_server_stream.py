@@ -53,6 +53,7 @@ from midstream.core.records import (
 )
 from midstream.core.retention import Retention
 from midstream.core.server_stream import (
+    CONNECTION_MAX,
     EVENTS_BYTES_MAX,
     KEY_CHARS_MAX,
     NATIVE,
@@ -123,6 +124,7 @@ def test_a_connection_that_never_opens_is_ended() -> None:
         frames.encode(Open("a", SECRET, event_id="9999999999999999999-1")),
         frames.encode(Open("a", SECRET, next_seqno=-1)),
         frames.encode(Open("a", SECRET, connection=-1)),
+        frames.encode(Open("a", SECRET, connection=CONNECTION_MAX + 1)),
         frames.encode(Open("a", SECRET, cancel_after_s=-1.0)),
         frames.encode(Open("a", SECRET, cancel_after_s=3601.0)),
         frames.encode(Open("a", SECRET, version=0)),

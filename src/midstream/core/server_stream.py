@@ -95,6 +95,8 @@ EVENTS_BYTES_MAX = 256 * 1024
 """Bytes of records after which an `events` frame is full; a record above it travels alone."""
 CANCEL_AFTER_S_MAX = 3600.0
 """Seconds a turn may be left alone where its client wants it stopped after some."""
+CONNECTION_MAX = 2**53
+"""The last number that JavaScript counts to."""
 KEY_CHARS_MAX = 256
 """Characters of a stream key or of a secret."""
 
@@ -542,8 +544,10 @@ class ServerStream:
                 assert_never(frame)
 
     def _take_open(self, frame: Open) -> None:
-        if frame.version < 1 or frame.next_seqno < 0 or frame.connection < 0:
-            raise MalformedFrameError("versions begin with 1, sequence and connection numbers with 0")
+        if frame.version < 1 or frame.next_seqno < 0:
+            raise MalformedFrameError("versions begin with 1, sequence numbers with 0")
+        if not 0 <= frame.connection <= CONNECTION_MAX:
+            raise MalformedFrameError(f"connections are numbered from 0 to {CONNECTION_MAX}")
         if max(map(len, (frame.stream, frame.secret, frame.old_secret))) > KEY_CHARS_MAX:
             raise MalformedFrameError(f"stream keys and secrets have {KEY_CHARS_MAX} characters at most")
         if not 0 <= frame.coalesce_s <= COALESCE_S_MAX:

@@ -443,8 +443,9 @@ class Connection:
         """Send what there is and what comes; raises what ended the session here."""
         stream, coalesce_s = self._stream, self._stream.coalesce_s
         copies = self._among.copies_of(runner, stream.wire)
+        is_numbered = self.number > 0  # of readers nothing is asked with each delivery
         while not self._is_over:
-            if stream.is_fenced_by(runner.state):
+            if is_numbered and stream.is_fenced_by(runner.state):
                 raise fenced()
             if stream.snapshot_due is not None:
                 await self.show_due()
@@ -610,7 +611,7 @@ class Connection:
 
     def _give_notice(self, runner: Runner) -> None:
         """Let the other processes know that this connection has its stream, where they may have older ones of it."""
-        if not self._is_over and (runner.is_of_others or self._host.has_peers):
+        if not self._is_over and (self._host.has_peers or runner.is_following):
             notice = self._stream.notice(runner.state)
             if notice is not None:
                 self._among.notices.give(self._host, self._session_id, notice)

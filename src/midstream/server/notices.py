@@ -42,6 +42,7 @@ class Notices:
             task.cancel()
 
     async def _give(self, host: Host, session_id: str, notice: Received) -> None:
+        await host.world.sleep(0.0)  # the welcome goes first
         for failures in range(1, NOTICE_TRIES_MAX + 1):
             try:
                 runner = await host.session(session_id)
