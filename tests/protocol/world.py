@@ -29,7 +29,6 @@ from midstream.core.records import ChunkAccepted, EpochStarted, Record, Sync, sy
 from midstream.core.server_stream import Admit, ServerStream, Submit, waiting_on
 from midstream.core.session import Received, Session, decide, fenced, fold
 from midstream.core.turn import AwaitingModel, Command, ModelReplied, ModelSaid, Recover, Refused
-from midstream.errors import StreamFencedError
 from tests.core.stories import heard
 from tests.protocol.client_process import AT, Disk, Process
 from tests.protocol.values import copied, told_apart
@@ -422,10 +421,7 @@ class World:
         try:
             decided = decide(self.session, request.chunk, epoch=self.session.epoch, at=AT)
         except Refused as refused:
-            if isinstance(refused.error, StreamFencedError):
-                server.fail(refused.error, now=AT)
-            else:
-                server.refused(request.seqno, refused.error, now=AT)
+            server.refused(request.seqno, refused.error, now=AT)
             return
         accepted = [n for n, record in enumerate(decided, 1) if isinstance(record, ChunkAccepted)]
         self.brought += tuple((len(self.line) + place, server.connection) for place in accepted)

@@ -41,7 +41,6 @@ from midstream.errors import (
     OverloadedError,
     ProtocolError,
     SessionNotFoundError,
-    StreamFencedError,
 )
 from midstream.runtime.host import Host
 from midstream.runtime.locking import Held
@@ -561,8 +560,6 @@ class Connection:
                     if not is_played_back(self._runner.state, request.chunk):
                         self._visitor.speak(request.chunk.command)
                     await self._runner.submit(request.chunk)
-                except StreamFencedError as error:  # the journal knows a newer connection, at another process
-                    self._stream.fail(error, now=self._now())
                 except MidstreamError as error:
                     self._stream.refused(request.seqno, error, now=self._now())
                 else:
