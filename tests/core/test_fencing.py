@@ -76,7 +76,7 @@ def test_a_chunk_of_a_newer_connection_takes_the_stream_in_its_append_and_the_ne
     assert decided(after, chunk(2, None, 5)) == (ChunkAccepted("a", 2, "digest of None"),)
 
 
-@spec("STREAM-106")
+@spec("STREAM-57", "STREAM-106")
 @pytest.mark.parametrize(
     "said",
     [chunk(0, say("hi"), 4), chunk(0, say("other words"), 4), chunk(1, Cancel(), 4), chunk(9, None, 4)],
@@ -141,7 +141,7 @@ def test_a_connection_that_comes_after_a_newer_one_is_refused(by: int, *, is_ref
     assert isinstance(stream.failure, StreamFencedError) is is_refused
 
 
-@spec("STREAM-85", "STREAM-106")
+@spec("STREAM-58", "STREAM-85", "STREAM-106")
 def test_who_shows_another_secret_is_not_told_of_newer_connections() -> None:
     stream = opened(1, secret="t" * 43)
     stream.admit(RUNNING, epoch_at=None, now=0.0)

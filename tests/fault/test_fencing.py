@@ -17,7 +17,7 @@ def socket_of(worker: Worker) -> Socket:
     return Socket(websockets.connect(url, max_size=None))
 
 
-@spec("STREAM-8", "STREAM-50", "STREAM-106", "STREAM-107")
+@spec("STREAM-8", "STREAM-50", "STREAM-106", "STREAM-107", "STREAM-108")
 async def test_a_newer_connection_to_another_process_ends_the_older_one_before_it_says_a_word(
     tmp_path: Path,
 ) -> None:
