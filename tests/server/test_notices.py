@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +22,8 @@ from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.models import ScriptedModel, Stall
 from midstream.testing.stores import FailingStore
 from midstream.testing.worlds import FakeWorld
-from tests.server.serving import WAIT_S, abort, chunk, opening
+from tests.server.escrowing import escrowed_app
+from tests.server.serving import WAIT_S, Socket, abort, chunk, opening, served
 from tests.server.test_connection import Bench, Wire, bench, ended
 from tests.spec import spec
 
@@ -108,6 +110,25 @@ async def test_who_came_before_anything_was_said_is_ended_by_the_first_chunk_of_
         assert (code(older), await ended(other.running[0])) == ("stream_fenced", "stream_fenced")
         assert older.heard("events") == []
         assert await takings(one) == [], "the record that opens the stream says it"
+
+
+@spec("STREAM-86", "STREAM-107")
+async def test_a_session_that_only_its_client_can_open_is_no_exception(tmp_path: Path) -> None:
+    memory = Memory()
+    apps = [escrowed_app(tmp_path, [[Stall()]], memory=memory) for _ in range(2)]
+    async with (
+        served(apps[0]) as one,
+        served(apps[1]) as other,
+        Socket(one.socket()) as first,
+        Socket(other.socket()) as second,
+    ):
+        await first.say(opening(connection=1))
+        await first.say(chunk())
+        await first.hear_until("attempt_started")
+        await second.say(opening(connection=2, next_seqno=1))
+        assert (await first.hear_until("error"))[-1]["code"] == "stream_fenced"
+        await second.say(abort(1))
+        await second.hear_until("turn_ended")
 
 
 @spec("STREAM-107")
