@@ -648,7 +648,7 @@ class Client:
         stream, session = attachment.stream, self._attachments[attachment]
         try:
             if stream.is_encrypted and stream.stream:
-                await self._session_secrets.need(session, stream.secrets[0])
+                await self._session_secrets.need(session, stream.secret)
             elif stream.is_encrypted is False:
                 await self._session_secrets.release(session)
         except MidstreamError as error:  # the next stream of the session tries again

@@ -22,6 +22,7 @@ from typing import assert_never
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from midstream.core import records
 from midstream.core.checkpoint import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten, Write
@@ -62,6 +63,7 @@ from midstream.core.records import (
     TurnResumed,
 )
 from midstream.core.session import CHUNKS_MAX
+from midstream.core.shown_secrets import ShownSecrets
 from midstream.core.timing import RECONNECT_BACKOFF, Backoff, Deadline
 from midstream.core.turn import LOOK_BACK_S
 from midstream.errors import (
@@ -75,7 +77,6 @@ from midstream.errors import (
     StoreDamagedError,
     StreamNotFoundError,
     UsageError,
-    WrongSecretError,
 )
 
 HEARTBEATS_MISSED_MAX = 3
@@ -174,9 +175,7 @@ class ClientStream:
         now: float,
     ) -> None:
         self._stream = stream
-        self._secret, self._old_secret = secret, old_secret
-        self._own_secret = secret if stream else ""
-        """What the stream began with; where its session has another one by now, both are shown."""
+        self._shown = ShownSecrets(secret, old_secret, own=secret if stream else "")
         self._cancel_after_s = cancel_after_s
         self._backoff = backoff
         self._patience_s, self._stall_after_s = patience_s, stall_after_s
@@ -201,12 +200,6 @@ class ClientStream:
         """Its message waits for the turns before it, which are not its business."""
         self._end: EventId | None = None
         # Connection.
-        self._is_secret_due = False
-        """What is shown next time has to be read anew: it was just read when the stream was made."""
-        self._refused: MidstreamError | None = None
-        """What the server said to the secrets that it did not take, until newly read ones are known."""
-        self._was_refused = False
-        """It did since the last welcome."""
         self._connection = life * CONNECTIONS_OF_A_LIFE
         self._is_kept = bool(stream)
         self._is_degraded = False
@@ -269,9 +262,9 @@ class ClientStream:
         return self._stream
 
     @property
-    def secrets(self) -> tuple[str, str]:
-        """The secret that is shown, and the one before it; each "" where there is none."""
-        return self._secret, self._old_secret
+    def secret(self) -> str:
+        """The secret that is shown; "" where there is none."""
+        return self._shown.secret
 
     @property
     def wants_secret(self) -> bool:
@@ -280,7 +273,8 @@ class ClientStream:
         So it is with each connection but the first, unless the server said that no secret opens the session, and when
         the server refused what was shown (STREAM-96).
         """
-        return self._refused is not None or (self._state is _State.CONNECTING and self._is_secret_due)
+        is_due = self._state is _State.CONNECTING and self._shown.is_due
+        return not self.is_ended and (self._shown.refusal is not None or is_due)
 
     @property
     def is_connection_wanted(self) -> bool:
@@ -432,13 +426,9 @@ class ClientStream:
 
         Where the server has refused just these, the stream ends with what it said.
         """
-        shown, self._is_secret_due = self.secrets, False
-        if secret:
-            own = "" if secret == self._own_secret else self._own_secret
-            self._secret, self._old_secret = secret, old_secret or own
-        refused, self._refused = self._refused, None
-        if refused is not None and shown == self.secrets:
-            self._end_with(refused)
+        self._shown = self._shown.learnt(secret, old_secret)
+        if self._shown.refusal is not None:
+            self._end_with(self._shown.refusal)
 
     # --- what the transport does --------------------------------------------------------------------------------
 
@@ -446,8 +436,8 @@ class ClientStream:
         """There is a transport. The `open` goes first, and at once behind it all that was not acknowledged."""
         if self._state is not _State.CONNECTING:
             return
-        if self._refused is not None:
-            self._end_with(self._refused)
+        if self._shown.refusal is not None:
+            self._end_with(self._shown.refusal)
             return
         self._state = _State.OPENING
         self._sent = self._acked
@@ -456,13 +446,13 @@ class ClientStream:
         self._queue(
             Open(
                 self._stream,
-                self._secret,
+                self._shown.secret,
                 event_id,
                 self._next_seqno,
                 self._connection if self._stream else 0,
                 self._cancel_after_s,
                 snapshots=self._snapshots,
-                old_secret=self._old_secret,
+                old_secret=self._shown.old_secret,
             )
         )
         self._send_chunks()
@@ -483,12 +473,11 @@ class ClientStream:
             # STREAM-9: nothing was kept on either side, so that there is nothing to go on with.
             self._end_with(error or ConnectionLostError("the connection to a degraded server broke"))
             return
-        if self._is_doubtful(error):
-            self._refused = error
-        elif error is not None and error.retry in ("never", "ask"):
+        is_final = error is not None and error.retry in ("never", "ask")
+        if is_final and not self._has_doubts(error):
             self._end_with(error)
             return
-        self._is_secret_due = self.is_encrypted is not False
+        self._shown = replace(self._shown, is_due=self.is_encrypted is not False)
         if error is not None and not isinstance(error, ConnectionLostError):
             self._trouble = error
         if self._failures == 0:
@@ -595,7 +584,7 @@ class ClientStream:
         if not self._is_begun or self._received is None:
             self._received = EventId.parse(frame.resume_from)
         self._state = _State.LIVE
-        self._was_refused = False
+        self._shown = self._shown.taken()
         self._is_reconnecting = False
         self._announced = None
         self._unanswered = 0
@@ -724,20 +713,17 @@ class ClientStream:
         self._retry_after_s = frame.retry_after_s or 0.0
         is_lost_order = isinstance(error, SeqnoGapError) and error.expected in self._unacked
         is_final = frame.retry in ("never", "ask") or isinstance(error, SessionBusyError)
-        if self._is_doubtful(error):
-            self._refused = error
-            self._drop()
-        elif is_final and not is_lost_order:
+        if is_final and not (is_lost_order or self._has_doubts(error)):
             self._end_with(error)
         else:
             self._trouble = error
             self._drop()  # STREAM-28: the next connection plays back what was refused
 
-    def _is_doubtful(self, error: MidstreamError | None) -> bool:
-        """Whether it may have been refused because another process has changed the secret: that is looked at once."""
-        is_doubtful = isinstance(error, WrongSecretError) and not (self._was_refused or self._is_degraded)
-        self._was_refused = self._was_refused or is_doubtful
-        return is_doubtful
+    def _has_doubts(self, error: MidstreamError | None) -> bool:
+        """Whether the secret may have been changed by another process: it is read once more before the stream ends."""
+        doubted = None if self._is_degraded else self._shown.doubted(error)
+        self._shown = doubted or self._shown
+        return doubted is not None
 
     # --- ends ---------------------------------------------------------------------------------------------------
 
