@@ -40,6 +40,7 @@ from midstream.core.frames import (
     Welcome,
 )
 from midstream.core.messages import Result, Text, UserMessage
+from midstream.core.promises import KnownEpoch
 from midstream.core.records import (
     ChunkAccepted,
     Delta,
@@ -53,6 +54,7 @@ from midstream.core.records import (
 from midstream.errors import (
     AccessError,
     ConnectionLostError,
+    EventsLostError,
     FrameTooLargeError,
     MidstreamError,
     RecordUndecodableError,
@@ -241,6 +243,57 @@ def test_the_cursor_moves_when_the_application_has_handled_an_event() -> None:
     assert stream.writes() == []
     stream.handled(EventId(1, 4))
     assert stream.writes() == [CursorMoved(EventId(1, 4), promised=EventId(1, 3))]
+
+
+@spec("STREAM-110")
+def test_the_newest_epoch_is_kept_with_the_cursor_however_it_was_told() -> None:
+    stream = _opening(HI)
+    receive(stream, Welcome("a", "1-1", "1-1", began_at=10.0))
+    receive(stream, Events((event(2, StreamOpened("a", "d")), event(3, EpochStarted(2, "x", 20.0), epoch=2))))
+    stream.writes()
+    stream.handled(EventId(1, 2))
+    assert stream.writes() == [CursorMoved(EventId(1, 2), EventId(2, 3), KnownEpoch(2, 20.0))]
+    receive(stream, Gone("1-1", "the power was cut"))
+    assert stream.writes() == [CursorMoved(None, EventId(2, 3), KnownEpoch(2, 20.0))]
+
+
+@spec("STREAM-110")
+@pytest.mark.parametrize("stream", ["a", ""], ids=["a stream", "a reader"])
+@pytest.mark.parametrize("began_at", [20.0, 21.0, None])
+def test_a_server_whose_epoch_began_another_time_has_lost_what_it_promised(
+    stream: str, began_at: float | None
+) -> None:
+    kept = Checkpoint(stream, "secret", EventId(2, 4), 1, (), EventId(2, 4), KnownEpoch(2, 20.0))
+    client = ClientStream.resume(kept, now=0.0)
+    _reconnect(client)
+    client.frames_to_send()
+    receive(client, Welcome(stream, "2-9", "2-4", acked=1, turn=1, began_at=began_at))
+    assert client.is_ended is (began_at == 21.0)
+    assert client.is_kept is bool(stream)
+    if client.is_ended:
+        assert isinstance(client.error, EventsLostError)
+        assert (client.events(), client.writes()) == ([], [])
+
+
+@spec("STREAM-6", "STREAM-110")
+@pytest.mark.parametrize(
+    ("newest", "began_at", "code", "is_kept"),
+    [
+        ("2-9", 20.0, "stream_not_found", False),
+        ("2-9", 21.0, "events_lost", True),
+        ("2-3", 20.0, "events_lost", True),
+    ],
+)
+def test_a_server_that_was_set_back_is_known_as_such_before_its_acks_are_looked_at(
+    newest: str, began_at: float, code: str, *, is_kept: bool
+) -> None:
+    kept = Checkpoint("a", "secret", EventId(2, 4), 2, (), EventId(2, 4), KnownEpoch(2, 20.0))
+    client = ClientStream.resume(kept, now=0.0)
+    _reconnect(client)
+    client.frames_to_send()
+    receive(client, Welcome("a", newest, "2-3", acked=1, turn=1, began_at=began_at))
+    assert client.error is not None
+    assert (client.error.code, client.is_kept) == (code, is_kept)
 
 
 @spec("STREAM-23")

@@ -51,9 +51,10 @@ from midstream.core.frames import (
     decode_server,
     encode,
 )
-from midstream.core.promises import promised_after, require_promised
+from midstream.core.promises import KnownEpoch, known_after, promised_after, require_promised
 from midstream.core.records import (
     ChunkAccepted,
+    EpochStarted,
     MessageAccepted,
     MessageQueued,
     MessageWithdrawn,
@@ -192,6 +193,7 @@ class ClientStream:
         self._is_finishing = False
         # Inbound.
         self._promised: EventId | None = None  # the newest one that was seen of those the server may not lose
+        self._known: KnownEpoch | None = None
         self._received, self._snapshots = after, snapshots
         self._is_begun = not stream
         """Whether the stream's first record was seen: what stands before it is not the stream's business."""
@@ -245,7 +247,7 @@ class ClientStream:
             now=now,
         )
         stream._is_begun = checkpoint.event_id is not None
-        stream._promised = checkpoint.promised
+        stream._promised, stream._known = checkpoint.promised, checkpoint.known
         stream._next_seqno = checkpoint.next_seqno
         stream._unacked = dict(checkpoint.unacked)
         stream._acked = checkpoint.next_seqno - len(checkpoint.unacked)
@@ -419,7 +421,7 @@ class ClientStream:
         if event_id == self._end:
             self._forget()
         else:
-            self._keep(CursorMoved(event_id, self._promised))
+            self._keep(CursorMoved(event_id, self._promised, self._known))
 
     def show(self, secret: str, old_secret: str = "") -> None:
         """Show these secrets from the next connection on; "" leaves it at what was shown before.
@@ -577,12 +579,14 @@ class ClientStream:
             what = f"the server has {frame.acked} chunks of this stream, we numbered {self._next_seqno}"
             self._end_with(SeqnoReusedError(what))
             return
+        require_promised(self._promised, EventId.parse(frame.event_id), is_owned=bool(self._stream))
+        resume_from = EventId.parse(frame.resume_from)
+        self._known = known_after(self._known, self._promised, resume_from.epoch, frame.began_at)
         if frame.acked < self._acked:
             self._end_with(StreamNotFoundError("the server does not know what it had acknowledged"))
             return
-        require_promised(self._promised, EventId.parse(frame.event_id), is_owned=bool(self._stream))
         if not self._is_begun or self._received is None:
-            self._received = EventId.parse(frame.resume_from)
+            self._received = resume_from
         self._state = _State.LIVE
         self._shown = self._shown.taken()
         self._is_reconnecting = False
@@ -635,6 +639,8 @@ class ClientStream:
                 self._failures = 0
                 self._trouble = None
                 record = records.decode(bytes(event.record))
+                if isinstance(record, EpochStarted):
+                    self._known = known_after(self._known, self._promised, event_id.epoch, record.at)
                 self._promised = promised_after(self._promised, event_id, record, is_owned=bool(self._stream))
                 self._apply(Applied(event_id, record))
 
@@ -685,7 +691,7 @@ class ClientStream:
         self._is_begun = not self._stream
         self._announced = None
         self._events.append(Forget(self._received, frame.reason, frame.has_snapshot))
-        self._keep(CursorMoved(None, self._promised))
+        self._keep(CursorMoved(None, self._promised, self._known))
 
     def _take_snapshot(self, frame: Snapshot) -> None:
         self._received = EventId.parse(frame.event_id)
