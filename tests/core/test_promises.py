@@ -12,6 +12,7 @@ from midstream.core import records
 from midstream.core.frames import EventId
 from midstream.core.promises import KnownEpoch, known_after, promised_after, require_promised
 from midstream.core.records import CallStarted, Delta, EpochStarted, Record
+from midstream.core.session import EPOCHS_KEPT_MAX, Session, fold, pruned, restored
 from midstream.errors import EventsLostError
 from tests.spec import spec
 
@@ -116,6 +117,16 @@ def test_a_server_that_does_not_say_when_an_epoch_began_or_had_promised_nothing_
     assert known_after(None, KEPT, 2, None) is None
     assert known_after(KNOWN, None, OTHER.epoch, OTHER.began_at) == OTHER
     assert known_after(KNOWN, None, OLDER.epoch, OLDER.began_at) == OLDER
+
+
+@spec("STREAM-109")
+def test_a_session_remembers_when_its_last_epochs_began_also_where_it_was_pruned() -> None:
+    newest = EPOCHS_KEPT_MAX + 1
+    session = fold([(n, EpochStarted(n, "host", 10.0 * n)) for n in range(1, newest + 1)])
+    for each in (session, restored(pruned(session, at=0.0))):
+        assert [each.began_at(n) for n in (0, 1, 2, newest)] == [None, None, 10.0 * 2, 10.0 * newest]
+        assert len(each.epochs) == EPOCHS_KEPT_MAX
+    assert Session().began_at(0) is None
 
 
 def test_the_client_in_browsers_knows_the_same_kinds() -> None:

@@ -41,7 +41,6 @@ from midstream.core.records import (
 from midstream.core.session import (
     CHUNKS_MAX,
     CONTINUE,
-    EPOCHS_KEPT_MAX,
     QUEUE_MAX,
     STREAMS_KEPT_MAX,
     Received,
@@ -798,13 +797,3 @@ def test_a_message_without_a_limit_of_its_own_gets_the_agents() -> None:
     assert limited(short, 60.0) is short
     assert limited(received, 60.0) == Received("stream", "secret", 0, "digest", timed)
     assert limited(Cancel(), 60.0) == Cancel()
-
-
-@spec("STREAM-109")
-def test_a_session_remembers_when_its_last_epochs_began_also_where_it_was_pruned() -> None:
-    newest = EPOCHS_KEPT_MAX + 1
-    session = fold([(n, EpochStarted(n, "host", AT + n)) for n in range(1, newest + 1)])
-    for each in (session, restored(pruned(session, at=AT))):
-        assert [each.began_at(n) for n in (0, 1, 2, newest)] == [None, None, AT + 2, AT + newest]
-        assert len(each.epochs) == EPOCHS_KEPT_MAX
-    assert Session().began_at(0) is None

@@ -159,6 +159,8 @@ class ClientStream:
 
     is_encrypted: bool | None = None
     """Whether the server encrypts the session under its client's secret; None until it said so."""
+    _known: KnownEpoch | None = None
+    """The newest epoch of which the server said when it began."""
 
     def __init__(
         self,
@@ -193,7 +195,6 @@ class ClientStream:
         self._is_finishing = False
         # Inbound.
         self._promised: EventId | None = None  # the newest one that was seen of those the server may not lose
-        self._known: KnownEpoch | None = None
         self._received, self._snapshots = after, snapshots
         self._is_begun = not stream
         """Whether the stream's first record was seen: what stands before it is not the stream's business."""
