@@ -559,9 +559,8 @@ class Client:
             stall_after_s=self.settings.stall_after_s,
             now=now,
         )
-        shown = await self._session_secrets.known(
-            kept.session
-        )  # it may have been changed since the stream began
+        # It may have been changed since the stream began; where there is none, the stream's own still counts.
+        shown = await self._session_secrets.known(kept.session)
         stream.show(shown.secret, shown.old_secret)
         return stream
 
