@@ -183,7 +183,7 @@ class TellsTwice(ClientStream):
 
     def connected(self, *, now: float) -> None:
         super().connected(now=now)
-        self._frames[0] = encode(Open(self._stream, self._secret, None, self._next_seqno, self._connection))
+        self._frames[0] = encode(Open(self._stream, self.secret, None, self._next_seqno, self._connection))
 
 
 class ForgetsTooEarly(ClientStream):

@@ -444,6 +444,7 @@ class ServerStream:
                 oldest=pruned_to.position + 1,
                 retention=asdict(self._retention) if self._retention else {},
                 is_encrypted=secret_digest is not None,
+                began_at=session.began_at(resume_from.epoch),
             ),
             now=now,
         )

@@ -81,6 +81,8 @@ NEWEST_MAX = 64
 
 QUEUE_MAX = 100
 """Messages that may wait in one session; the next one is refused as if queueing were off."""
+EPOCHS_KEPT_MAX = 64
+"""Epochs of which a session remembers when they began: clients that come back are in one of the last."""
 UNSETTLED_MAX = 64
 """Calls closed as `unknown` whose late results a session still takes; the oldest goes first."""
 CONTINUE = "[The turn was interrupted here. Go on where you stopped.]"
@@ -204,6 +206,12 @@ class Session(Struct, frozen=True, gc=False):
     """The sources of tools that could not be asked then."""
     started_at: float = 0.0
     """When its first epoch began, in seconds since 1970."""
+    epochs: tuple[tuple[int, float], ...] = ()
+    """Number of each epoch and when it began, in seconds since 1970: the last ones, `EPOCHS_KEPT_MAX` at most."""
+
+    def began_at(self, epoch: int) -> float | None:
+        """Return when an epoch began, in seconds since 1970; None where that is not known any more."""
+        return next((at for number, at in reversed(self.epochs) if number == epoch), None)
 
     @property
     def shown(self) -> History:
@@ -457,7 +465,9 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
         case JournalPruned():
             return restored(record)
         case EpochStarted():
-            return replace(after, epoch=record.epoch, started_at=session.started_at or record.at)
+            epochs = (*session.epochs, (record.epoch, record.at))[-EPOCHS_KEPT_MAX:]
+            started_at = session.started_at or record.at
+            return replace(after, epoch=record.epoch, started_at=started_at, epochs=epochs)
         case TurnEnded():
             ended = Idle() if session.driver else turn  # only its driver could go on with it
             return replace(after, turn=ended, last_turn=record, driver="")
