@@ -34,8 +34,9 @@ from midstream.errors import (
 )
 from midstream.testing import text
 from midstream.testing.worlds import FakeWorld
+from tests.client.peer import Peer
 from tests.client.proxies import Proxy, Upgrades
-from tests.server.serving import make_app, served
+from tests.server.serving import SECRET, make_app, served
 from tests.spec import spec
 
 WAIT_S = 20.0
@@ -75,6 +76,10 @@ class ScriptedWays(Ways):
         self.later: dict[Way, MidstreamError] = {}
         self.tried: list[Way] = []
         self.made: list[Carrier] = []
+        self.answers = True
+
+    async def is_there(self) -> bool:
+        return self.answers
 
     async def open(self, way: Way, session: str) -> Transport:
         self.tried.append(way)
@@ -175,6 +180,32 @@ async def test_a_socket_that_is_made_and_lets_nothing_through_is_left(tmp_path: 
         assert snapshot["turns"] == 1, "what was said over both was taken once"
 
 
+@spec("STREAM-120")
+@pytest.mark.parametrize("status", [None, 502])
+async def test_a_server_that_was_away_is_reached_as_before(tmp_path: Path, status: int | None) -> None:
+    """It is restarted: nothing listens, or what stands in front says so."""
+    file = tmp_path / "ways.json"
+    async with served(make_app()) as server, Peer(*[status or 500] * 100).serving() as peer:
+        proxy = Proxy(server.url if status is None else peer.url)
+        async with proxy.listening():
+            ways = Ways(proxy.url, headers=dict, remembered=RememberedWays(file))
+            proxy.is_away = status is None
+            for _ in range(2 * LOST_MAX):
+                with pytest.raises(ConnectionLostError):
+                    await ways.connect("s1")
+            proxy.is_away = False
+            proxy.lead_to(server.url)
+            asked_before = len(proxy.asked)
+            transport = await ways.connect("s1")
+            await transport.send([encode(Open(stream="k1", secret=SECRET))])
+            assert b'"welcome"' in await asyncio.wait_for(transport.receive(), WAIT_S)
+            await transport.close()
+            await ways.close()
+    assert proxy.asked[asked_before:] == ["upgrade"]
+    assert proxy.asked.count("upgrade") == 2 * LOST_MAX + 1
+    assert not file.exists()
+
+
 async def test_a_transport_that_is_named_is_taken_and_no_other(tmp_path: Path) -> None:
     async with served(make_app([text(WORDS)])) as server, Proxy(server.url).listening() as proxy:
         events = await _all(proxy.url, tmp_path / "state.db", transport="poll")
@@ -226,6 +257,25 @@ async def test_a_servers_own_refusal_is_no_reason_to_try_another(
     ways.at_once[Way.WEBSOCKET] = refusal
     assert await ways.heard() is refusal
     assert ways.tried == [Way.WEBSOCKET]
+
+
+@spec("STREAM-120")
+@pytest.mark.parametrize("known", [Way.WEBSOCKET, Way.SSE])
+async def test_while_nothing_answers_nothing_is_learnt_about_transports(
+    ways: ScriptedWays, kept: Path, world: FakeWorld, known: Way
+) -> None:
+    """A server that is restarted is no proxy."""
+    if known is not Way.WEBSOCKET:
+        RememberedWays(kept, world=world).put(SERVER, Remembered(known, 2000.0))
+    ways.at_once = dict.fromkeys(Way, ConnectionLostError("refused"))
+    ways.answers = False
+    for _ in range(2 * LOST_MAX):
+        assert isinstance(await ways.heard(), ConnectionLostError)
+        assert ways.tried == [known]
+    ways.at_once.clear()
+    ways.answers = True
+    assert await ways.heard() == b"a frame"
+    assert ways.tried == [known]
 
 
 @spec("STREAM-43")
