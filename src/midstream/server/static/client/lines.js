@@ -17,6 +17,21 @@ export function letGo(line) {
   line.close();
 }
 
+/** A line that could not be made. */
+export class BrokenLine {
+  onopen = null;
+  onmessage = null;
+  onclose = null;
+
+  constructor(error) {
+    queueMicrotask(() => this.onclose?.({ error }));
+  }
+
+  send() {}
+
+  close() {}
+}
+
 /**
  * Return what an HTTP refusal means: the server's own words where it is ours, else what its status says; `isForeign`
  * where the next transport may fare better.
