@@ -60,14 +60,22 @@ def check_origin(scope: Scope, allowed: Collection[str]) -> None:
     origin = _header(scope, b"origin")
     if not origin or origin in allowed:
         return
-    if urlsplit(origin).netloc.lower() != _header(scope, b"host").lower():
+    if _host_of(origin) != _header(scope, b"host").lower():
         raise ForeignOriginError("a page of another site may not ask this server")
+
+
+def _host_of(origin: str) -> str:
+    """Return the host (and port) of an origin; of what is none all of it, which is nobody's."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return origin
 
 
 def page_of(scope: Scope) -> str:
     """Return the host (and port) of the page that asks: ours too, where the browser says so without an `Origin`."""
     if origin := _header(scope, b"origin"):
-        return urlsplit(origin).netloc.lower()
+        return _host_of(origin)
     return _header(scope, b"host").lower() if _header(scope, b"sec-fetch-site") == "same-origin" else ""
 
 
