@@ -16,6 +16,7 @@ class Upgrades(Enum):
     PASSED = "both ways, byte for byte"
     REFUSED = "answered with 403"
     SILENT = "passed on, and nothing comes back after the handshake"
+    SWALLOWED = "never answered"
     DROPPED = "the connection is closed without an answer"
 
 
@@ -100,6 +101,9 @@ class Proxy:
         if self.upgrades is Upgrades.REFUSED:
             writer.write(b"HTTP/1.1 403 Forbidden\r\nconnection: close\r\ncontent-length: 2\r\n\r\nno")
             await writer.drain()
+            return
+        if self.upgrades is Upgrades.SWALLOWED:
+            await reader.read()
             return
         there.write(head)
         writer.write(await back.readuntil(LINE_END * 2))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream.client import Event, connect
+from midstream.client import Event, connect, websocket
 from midstream.client.client import REMEMBERED
 from midstream.client.transports import Transport
 from midstream.client.ways import (
@@ -34,6 +34,7 @@ from midstream.errors import (
 )
 from midstream.testing import text
 from midstream.testing.worlds import FakeWorld
+from midstream.world import World
 from tests.client.peer import Peer
 from tests.client.proxies import Proxy, Upgrades
 from tests.server.serving import SECRET, make_app, served
@@ -276,6 +277,40 @@ async def test_while_nothing_answers_nothing_is_learnt_about_transports(
     ways.answers = True
     assert await ways.heard() == b"a frame"
     assert ways.tried == [known]
+
+
+@spec("STREAM-121")
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_handshake_that_something_swallows_is_silence_where_the_server_answers(
+    ways: ScriptedWays, kept: Path, world: FakeWorld, *, answers: bool
+) -> None:
+    swallowed = ConnectionLostError("timed out during the handshake")
+    swallowed.__cause__ = TimeoutError()
+    ways.at_once[Way.WEBSOCKET] = swallowed
+    ways.answers = answers
+    heard = await ways.heard()
+    if answers:
+        assert (heard, ways.tried) == (b"a frame", [Way.WEBSOCKET, Way.SSE])
+        assert RememberedWays(kept, world=world).get(SERVER) == Remembered(Way.SSE, 1000.0 + REMEMBERED_S)
+    else:
+        assert (heard, ways.tried) == (swallowed, [Way.WEBSOCKET])
+
+
+@spec("STREAM-121")
+async def test_a_proxy_that_swallows_handshakes_is_passed_by_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(websocket, "CONNECT_S", SHORT_S)
+    async with served(make_app([text(WORDS)])) as server:
+        proxy = Proxy(server.url, upgrades=Upgrades.SWALLOWED)
+        async with proxy.listening():
+            events = await _all(proxy.url, tmp_path / "agent.db")
+            kept = RememberedWays(tmp_path / REMEMBERED).get(proxy.url)
+    assert "".join(event.text for event in events) == WORDS
+    assert proxy.asked[:3] == ["upgrade", "GET /v1/probe/poll", "POST /v1/sessions/s1/events"]
+    assert kept is not None
+    assert kept.transport is Way.SSE
+    assert kept.until - World().now() > REMEMBERED_DOUBTFUL_S
 
 
 @spec("STREAM-43")

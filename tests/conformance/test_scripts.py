@@ -55,6 +55,8 @@ NOT_SEEN_AT_A_SERVER = {
     "STREAM-98": "of the requests below the frames: tests/server/test_websocket.py",
     "STREAM-99": "of what is inside: tests/store/test_tampering.py",
     "STREAM-100": "of clients",
+    "STREAM-120": "of clients",
+    "STREAM-121": "of clients",
 }
 """Clause: why no script can look for it from outside."""
 

@@ -112,10 +112,11 @@ def ways(proxy: Proxy) -> list[str]:
     [
         ({"upgrades": Upgrades.REFUSED}, "sse"),
         ({"upgrades": Upgrades.SILENT}, "sse"),
+        ({"upgrades": Upgrades.SWALLOWED}, "sse"),
         ({"upgrades": Upgrades.DROPPED, "is_buffering": True}, "poll"),
     ],
 )
-@spec("STREAM-42", "STREAM-43", "STREAM-80")
+@spec("STREAM-42", "STREAM-43", "STREAM-80", "STREAM-121")
 async def test_the_way_that_gets_through_is_found_and_remembered(
     browser: Browser, harm: dict[str, Any], transport: str
 ) -> None:

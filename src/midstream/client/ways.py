@@ -323,10 +323,12 @@ class Trial:
 
     async def _next_after(self, error: MidstreamError, *, is_silent: bool = False) -> None:
         """Go on to the next transport where something in between may be what refused; else raise."""
-        way = self._order[0]
         if not is_silent and isinstance(error, ConnectionLostError):
-            await self._ways.lost(way)
-            raise error
+            # STREAM-121: a handshake that something swallows is silence too.
+            is_silent = isinstance(error.__cause__, TimeoutError) and await self._ways.is_there()
+            if not is_silent:
+                await self._ways.lost(self._order[0])
+                raise error
         may_be_foreign = type(error) in (AccessError, NotFoundError, ProtocolError)
         if not (is_silent or may_be_foreign):
             raise error

@@ -98,7 +98,7 @@ export class Ways {
    * whatever is asked, says nothing of a transport (STREAM-120).
    */
   async lost(transport) {
-    if (!(await this.#isThere())) return;
+    if (!(await this.isThere())) return;
     this.#lostInARow += 1;
     if (this.#lostInARow < LOST_MAX) return;
     this.#lostInARow = 0;
@@ -106,7 +106,7 @@ export class Ways {
   }
 
   /** Whether a server answers a plain request now, whatever it answers. */
-  async #isThere() {
+  async isThere() {
     try {
       const headers = (await this.#headers?.()) ?? {};
       const signal = AbortSignal.timeout(FIRST_FRAME_WITHIN_MS);
@@ -181,7 +181,10 @@ class Trial {
     const line = this.#ways.open(transport, this.#session);
     this.#line = line;
     const silent = () => this.#change(lostLine(`nothing came over ${transport}`), true);
-    this.#within(CONNECT_WITHIN_MS, () => this.#change(lostLine(`${transport} cannot be reached`)));
+    this.#within(CONNECT_WITHIN_MS, async () => {
+      const isSwallowed = await this.#ways.isThere(); // STREAM-121
+      if (this.#line === line && !this.#isUp) this.#change(lostLine(`${transport} cannot be reached`), isSwallowed);
+    });
     line.onopen = () => {
       this.#isUp = true;
       this.#within(FIRST_FRAME_WITHIN_MS, silent);
