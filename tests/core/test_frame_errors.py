@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from midstream.core.frame_errors import error_of
 from midstream.core.frames import Error
-from midstream.errors import DrainingError, MidstreamError, ProtocolError, StoreBusyError
+from midstream.errors import DrainingError, MidstreamError, ProtocolError, StoreBusyError, UnavailableError
 
 
 def test_every_code_of_the_error_tree_comes_back_as_its_type() -> None:
@@ -13,6 +13,8 @@ def test_every_code_of_the_error_tree_comes_back_as_its_type() -> None:
         assert (type(error), str(error)) == (kind, "text")
     unknown = error_of(Error("from_the_future", "text"))
     assert (type(unknown), "from_the_future" in str(unknown)) == (ProtocolError, True)
+    passing = error_of(Error("from_the_future", "text", "later", retry_after_s=2.0))
+    assert (type(passing), passing.retry, passing.retry_after_s) == (UnavailableError, "later", 2.0)
     assert DrainingError("x").retry == StoreBusyError("x").retry == "later"
 
 

@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from midstream.core.frames import Error
-from midstream.errors import MidstreamError, ProtocolError, SeqnoGapError
+from midstream.errors import MidstreamError, ProtocolError, SeqnoGapError, UnavailableError
 
 
 def error_of(frame: Error) -> MidstreamError:
-    """Return the typed error that an `error` frame stands for; a code this version does not know keeps its text."""
+    """Return the typed error that an `error` frame stands for; of an unknown code the text counts, and its `retry`."""
     kind = _ERRORS.get(frame.code)
     if kind is SeqnoGapError:
         return SeqnoGapError(frame.message, expected=frame.expected or 0)
     if kind is None:
-        return ProtocolError(f"the server refused with {frame.code!r}: {frame.message}")
+        message = f"the server refused with {frame.code!r}: {frame.message}"
+        may_pass = frame.retry in ("later", "now")
+        return (
+            UnavailableError(message, retry_after_s=frame.retry_after_s)
+            if may_pass
+            else ProtocolError(message)
+        )
     return kind(frame.message, retry_after_s=frame.retry_after_s)
 
 
