@@ -59,6 +59,9 @@ NOT_SEEN_AT_A_SERVER = {
     "STREAM-120": "of clients",
     "STREAM-121": "of clients",
     "STREAM-123": "of whom an operator lets in: tests/server/test_access_rules.py",
+    "STREAM-112": "of the requests below the frames: tests/server/test_identity.py",
+    "STREAM-113": "of the transports below the frames: tests/server/test_websocket.py",
+    "STREAM-114": "of the transports below the frames: tests/server/test_http.py",
 }
 """Clause: why no script can look for it from outside."""
 

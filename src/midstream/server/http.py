@@ -38,7 +38,7 @@ from midstream.core.parts import PART_MARK
 from midstream.core.questions import Question, questions_of
 from midstream.core.records import encode as encode_record
 from midstream.core.records import is_pruned, salvaged
-from midstream.core.server_stream import Wire, answer_of, digest_shown, read_chunk, waiting_on
+from midstream.core.server_stream import Wire, answer_of, digest_shown, opened_by, read_chunk, waiting_on
 from midstream.core.sse import event_of_frame, events_of_records
 from midstream.core.turn import Cancel, Resume, Withdraw
 from midstream.errors import (
@@ -355,14 +355,16 @@ class HttpEndpoints:
         with await unlock(self._host, session_id, shown, Action.SPEAK, begins=is_first) as held:
             if by.connection:
                 self._connections.check((session_id, by.stream), by.connection)
-            runner = await self._host.session(session_id, create=is_first)
+            # A later one may overtake the first, also on its way to another server: it is told which is expected.
+            runner = await self._host.session(session_id, create=True)
             opening = Open(by.stream, shown.secret, old_secret=shown.old_secret)
             digest = stream_digest_of(held) or digest_shown(runner.state, opening)
             chunk = msgspec.structs.replace(chunk, secret_digest=digest)
             is_replayed = is_played_back(runner.state, chunk)
             if not is_replayed:
                 visitor.speak(chunk.command)
-            with self._connections.under_way((session_id, by.stream), chunk.seqno):
+            most = self._connections.told(session_id, by.connection).in_flight_max
+            with self._connections.under_way((session_id, by.stream), chunk.seqno, most=most):
                 await runner.submit(chunk)
         self._host.world.reach(Fault.BEFORE_ACK)
         headers = {"x-midstream-replayed": "true"} if is_replayed else {}
@@ -422,9 +424,10 @@ class EventsEndpoint:
         """
         request = Request(scope, receive)
         opening, name = await opening_of(request), connection_name_of(request)
-        stream = self._connections.stream(self._host, wire=SSE)
-        transport = SseTransport(receive, send, ends_with_turn=bool(opening.stream))
         session_id = scope["path_params"]["session_id"]
+        settings = self._connections.tell(session_id, name)
+        stream = self._connections.stream(self._host, wire=SSE, settings=settings)
+        transport = SseTransport(receive, send, ends_with_turn=bool(opening.stream))
         visitor = visitor_of(scope)
         with Connection(
             self._host, session_id, stream, transport, self._connections, visitor, name=name, request=request
@@ -443,7 +446,7 @@ async def opening_of(request: Request) -> Open:
     """Return the `open` frame of a request: the body of a POST, or what the headers of a GET stand for (STREAM-37).
 
     Raises:
-        MalformedFrameError: It is none; a header is too long, or is no number.
+        MalformedFrameError: It is none; a header is too long, or is no number, or says something else than the body.
         FrameTooLargeError, ConnectionLostError: As `body_of` does.
         UsageError: `snapshots` or `coalesce_ms` is none of theirs.
         HTTPException: The request is neither a GET nor a POST.
@@ -452,7 +455,7 @@ async def opening_of(request: Request) -> Open:
         frame = decode_client(await body_of(request))
         if not isinstance(frame, Open):
             raise MalformedFrameError("the body of this request is one `open` frame")
-        return frame
+        return opened_by(open_of(request), frame)
     if request.method != "GET":
         raise HTTPException(405, headers={"allow": "GET, POST"})
     return open_of(request)
