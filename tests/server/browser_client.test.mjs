@@ -732,6 +732,20 @@ test("a reader that does not keep up costs its place and no memory: the rest is 
   assert.equal(sockets > 1, true);
 });
 
+test("a server has one address, and what is none is refused at once", async () => {
+  const addressed = { "https://host/agents/": "wss://host/agents", "ws://host:1": "ws://host:1", "HTTP://host/?x#y": "ws://host" };
+  for (const [url, base] of Object.entries(addressed)) {
+    const made = [];
+    const makeSocket = (address) => (made.push(address), { close() {}, send() {} });
+    const client = await connect({ url, makeSocket, storage: new MemoryStorage() });
+    await client.follow("s").settled;
+    assert.deepEqual(made, [`${base}/v1/sessions/s/stream`]);
+    client.close();
+  }
+  for (const url of ["localhost:8000", "ftp://host", "/agents", "http://", "http://host:99999"])
+    await assert.rejects(connect({ url, storage: new MemoryStorage() }), { code: "usage" });
+});
+
 test("keys and secrets are random and as long as they should be", () => {
   assert.equal(Buffer.from(randomText(32), "base64url").length, 32);
   assert.notEqual(randomText(16), randomText(16));

@@ -447,7 +447,10 @@ export class Client {
 export type Transport = "websocket" | "sse" | "poll";
 
 export interface ConnectOptions {
-  /** Of the server, without `/v1`; default: where the page came from. */
+  /**
+   * Of the server, without `/v1`: an address, or a path of the page's own server; default: where the page came from. `connect`
+   * throws "usage" for anything else.
+   */
   url?: string;
   onstate?: (connection: Connection, stream: LiveStream) => void;
   /** What is kept, and for how long what is waited for; `Client.settings` changes it later. */
