@@ -417,7 +417,9 @@ class ServerStream:
         elif is_gone:
             reason = f"the event {self._event_id} is not on this session's line"
             self._queue(Gone(str(resume_from), reason, pruned_to.position + 1), now=now)
-        self._requests += [replace(each, chunk=self._signed(each.chunk)) for each in self._held]
+        for each in self._held:
+            chunk = replace(each.chunk, secret_digest=self._secret_digest)
+            self._requests.append(Submit(each.seqno, chunk))
         self._held = []
 
     def accepted(self, seqno: int, *, now: float) -> None:
@@ -535,9 +537,12 @@ class ServerStream:
     def _take_chunk(self, frame: Chunk) -> None:
         if not self._open.stream:
             raise ProtocolError("a reader has no stream to send chunks on")
-        cancel_after_s = self._open.cancel_after_s
-        read = read_chunk(frame, stream=self._open.stream, secret_digest="", cancel_after_s=cancel_after_s)
-        chunk = self._signed(read)
+        chunk = read_chunk(
+            frame,
+            stream=self._open.stream,
+            secret_digest=self._secret_digest,
+            cancel_after_s=self._open.cancel_after_s,
+        )
         self._in_flight.add(chunk.seqno)
         if len(self._in_flight) > self._in_flight_max:
             raise ProtocolError(f"more than {self._in_flight_max} chunks wait for their acks")
@@ -558,9 +563,6 @@ class ServerStream:
             # STREAM-6. Without an event id it is a client whose first chunk never arrived: it plays it back.
             return StreamNotFoundError(f"this session does not know the stream {self._open.stream!r}")
         return None
-
-    def _signed(self, chunk: Received) -> Received:
-        return replace(chunk, secret_digest=self._secret_digest)
 
     def _queue(self, frame: ServerFrame, *, now: float) -> None:
         self._frames.append(self.wire.frame(frame))
