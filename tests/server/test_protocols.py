@@ -154,7 +154,7 @@ BODY: list[Message] = [
 @pytest.mark.parametrize(
     ("asked", "headers", "body", "with_head", "after_it"),
     [
-        (b"GET / HTTP/1.1", [(b"Content-Length", b"2")], BODY, b"o", b"k"),
+        (b"GET / HTTP/1.1", [(b"content-length", b"2")], BODY, b"o", b"k"),
         (b"GET / HTTP/1.1", [(b"content-length", b"0")], [{"type": "http.response.body"}], b"", b""),
         (b"GET / HTTP/1.1", [(b"content-length", b"2")], [], b"", b""),  # it breaks off: nothing is held back
         (b"GET / HTTP/1.1", [], BODY, b"", b"1\r\no\r\n1\r\nk\r\n0\r\n\r\n"),
