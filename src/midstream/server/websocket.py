@@ -86,15 +86,16 @@ class WebSocketEndpoint:
         """
         await receive()  # websocket.connect
         session_id = scope["path_params"]["session_id"]
-        stream = self._connections.stream(self._host)
+        request = HTTPConnection(scope)
+        opened = open_of(request)
+        is_open = bool(opened.stream) or opened.event_id is not None  # STREAM-51, STREAM-98
+        stream = self._connections.stream(self._host, headers=None if is_open else opened)
         transport = WebSocketTransport(receive, send)
         visitor = visitor_of(scope)
-        request = HTTPConnection(scope)
         with Connection(
             self._host, session_id, stream, transport, self._connections, visitor, request=request
         ) as connection:
-            opened = open_of(request)
-            if opened.stream or opened.event_id is not None:  # STREAM-51, STREAM-98
+            if is_open:
                 await connection.admit(encode(opened))
             await send({"type": "websocket.accept"})
             failure = await connection.run()
