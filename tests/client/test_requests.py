@@ -7,8 +7,14 @@ import json
 
 import pytest
 
-from midstream.client.requests import questions, snapshot
-from midstream.errors import ConnectionLostError, MidstreamError, NotFoundError, ProtocolError
+from midstream.client.requests import delete, questions, snapshot
+from midstream.errors import (
+    ConnectionLostError,
+    MidstreamError,
+    NotFoundError,
+    ProtocolError,
+    SessionNotFoundError,
+)
 from midstream.testing import calls, text
 from midstream.tools import question
 from tests.client.peer import Peer
@@ -51,6 +57,19 @@ async def test_a_session_is_shown_as_the_server_has_it() -> None:
             False,
             "person",
         )
+
+
+async def test_a_session_is_removed_for_good() -> None:
+    async with served(make_app([text("ok")])) as server:
+        headers = {"x-idempotency-key": "a", "x-idempotent-encryption-key": "s" * 43}
+        frame = {"type": "chunk", "seqno": 0, "payload": said("hi")}
+        await server.http.post("/v1/sessions/a/chunks", json=frame, headers=headers)
+        runner = await server.app.host.session("a")
+        while runner.state.is_live:
+            await runner.wait(runner.newest.position)
+        await delete(server.url, "a", {})
+        with pytest.raises(SessionNotFoundError):
+            await delete(server.url, "a", {})
 
 
 async def test_nobody_there_is_a_lost_connection() -> None:

@@ -43,7 +43,10 @@ def test_a_session_stands_below_the_server_whatever_its_name() -> None:
     assert session_path("a/b c") == "/v1/sessions/a%2Fb%20c"
 
 
-@pytest.mark.parametrize("server", ["", "localhost:8000", "ftp://host", "http://"])
+@pytest.mark.parametrize(
+    "server",
+    ["", "localhost:8000", "ftp://host", "http://", "http://host:99999", "http://host:x", "http://[::1"],
+)
 def test_what_is_no_address_is_refused(server: str) -> None:
     with pytest.raises(UsageError):
         base_url(server)

@@ -38,7 +38,7 @@ from midstream.server.problems import status_of
 from tests.protocol.values import copied, told_apart
 
 SECRET = "s" * 43
-STATES_MAX = 400
+STATES_MAX = 1200
 """States of a half that are looked at; by far more than its machine has edges."""
 
 Half = TypeVar("Half", ClientStream, ServerStream)
@@ -85,7 +85,9 @@ CLIENT: Mapping[str, Callable[[ClientStream], None]] = {
     "heartbeat": _hears(Heartbeat("1-1")),
     "gone": _hears(Gone("1-1", "pruned")),
     "end of the turn": _hears(_TOLD),
-    "final error": _hears(Error("wrong_secret", "no")),
+    "final error": _hears(Error("seqno_reused", "no")),
+    "refused secret": _hears(Error("wrong_secret", "no")),
+    "same secret": lambda half: half.show(SECRET),
     "passing error": _hears(Error("draining", "no", "later")),
     "broken frame": _hears(b"?"),
     "detach": lambda half: half.detach(),
@@ -178,6 +180,8 @@ def reaction_to(kind: type[MidstreamError]) -> str:
     _hears(Welcome("a", "1-1", "1-1"))(stream)
     stream.frames_to_send()
     _hears(Error(kind.code, "no", kind.retry, 0, 0 if kind is SeqnoGapError else None))(stream)
+    if stream.wants_secret:
+        return "shows another secret that it finds, or ends"
     if not stream.is_ended:
         is_playback = kind is SeqnoGapError
         return "plays back from `expected`, or ends" if is_playback else "reconnects"

@@ -379,6 +379,33 @@ async def test_a_body_above_the_limit_is_refused_before_it_is_read_whole() -> No
     assert (answer.status_code, answer.json()["code"]) == (413, "frame_too_large")
 
 
+async def test_a_body_that_says_it_is_above_the_limit_is_not_waited_for() -> None:
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        raise AssertionError("nothing of it is read")
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    length = str(FRAME_BYTES_MAX + 1).encode()
+    path = "/v1/sessions/s1/chunks"
+    app = make_app()
+    await app(
+        {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "headers": [(b"content-length", length)],
+            "query_string": b"",
+        },
+        receive,
+        send,
+    )
+    await app.stop()
+    assert (sent[0]["status"], json.loads(sent[1]["body"])["code"]) == (413, "frame_too_large")
+
+
 @pytest.mark.parametrize("path", ["chunks", "answer", "events", "poll"])
 async def test_a_body_that_is_compressed_is_refused_with_what_is_taken(path: str) -> None:
     async with called(make_app([text("hi")])) as client:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import signal
 import sys
 import textwrap
+import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,11 +17,11 @@ import httpx2
 import pytest
 import uvicorn
 import websockets
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from midstream.server import protocols
-from midstream.server.protocols import WEBSOCKETS, PlainHttp
+from midstream.server.protocols import HELD_BYTES_MAX, WEBSOCKETS, PlainHttp, WebSockets
 from midstream.testing.models import Stall, text
 from tests.server.serving import WAIT_S, chunk, make_app, served
 from tests.spec import spec
@@ -28,6 +30,9 @@ HANDSHAKE = (
     b"GET /v1/sessions/s1/stream HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
 )
 KEY = b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+VERSION = b"sec-websocket-version: 13\r\n"
+TOO_LARGE = (431, "request_header_fields_too_large")
+TOO_LONG = (414, "uri_too_long")
 
 
 @pytest.mark.parametrize(
@@ -43,6 +48,14 @@ KEY = b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
         ),
         (HANDSHAKE + b"\r\n", 400, "bad_request"),
         (HANDSHAKE + KEY + b"sec-websocket-version: 7\r\n\r\n", 400, "bad_request"),
+        (HANDSHAKE + KEY + VERSION + b"content-length: 5\r\n\r\n", 400, "bad_request"),
+        (HANDSHAKE + KEY + VERSION + b"x: " + 9000 * b"x" + b"\r\n\r\n", *TOO_LARGE),
+        (HANDSHAKE + KEY + VERSION + 200 * b"x: x\r\n" + b"\r\n", *TOO_LARGE),
+        (HANDSHAKE.replace(b" HTTP", b"?" + 9000 * b"x" + b" HTTP") + KEY + VERSION + b"\r\n", *TOO_LONG),
+        (b"GET / HTTP/1.1\r\nhost: localhost\r\nx: " + HELD_BYTES_MAX * b"x", *TOO_LARGE),
+        (b"GET / HTTP/1.1\r\nhost: localhost\r\n" + HELD_BYTES_MAX // 6 * b"x: x\r\n", *TOO_LARGE),
+        (b"GET /" + HELD_BYTES_MAX * b"x", *TOO_LONG),
+        ((HELD_BYTES_MAX // 2 + 1) * b"\r\n", *TOO_LARGE),
     ],
 )
 async def test_what_is_no_request_is_refused_as_all_else_and_harms_nobody(
@@ -158,6 +171,25 @@ async def test_headers_that_do_not_come_are_not_waited_for_for_ever(
         writer.close()
 
 
+async def test_trailers_without_an_end_are_not_waited_for_either() -> None:
+    made: list[PlainHttp] = []
+    asked = asyncio.Event()
+
+    async def app(_: Scope, receive: Receive, __: Send) -> None:
+        asked.set()
+        while (await receive()).get("more_body"):
+            pass
+
+    async with listening(app, made) as (host, port):
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(b"POST / HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n")
+        await asyncio.wait_for(asked.wait(), WAIT_S)
+        for piece in (HELD_BYTES_MAX * b"1\r\nx\r\n", b"0\r\n", b"x: " + HELD_BYTES_MAX * b"x"):
+            made[0].data_received(piece)
+        assert (await asyncio.wait_for(reader.read(), WAIT_S)).startswith(b"HTTP/1.1 431 ")
+        writer.close()
+
+
 async def test_who_has_said_what_it_wants_may_wait_for_the_answer() -> None:
     """The time for headers is over while an answer is under way, and while a WebSocket is open: nothing happens."""
     made: list[PlainHttp] = []
@@ -175,15 +207,7 @@ async def test_who_has_said_what_it_wants_may_wait_for_the_answer() -> None:
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body"})
 
-    config, state = uvicorn.Config(app, ws=WEBSOCKETS, lifespan="off", log_config=None), ServerState()
-
-    def make() -> PlainHttp:
-        made.append(PlainHttp(config, state, {}))
-        return made[-1]
-
-    config.load()
-    async with await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0) as server:
-        host, port = server.sockets[0].getsockname()
+    async with listening(app, made) as (host, port):
         reader, writer = await asyncio.open_connection(host, port)
         writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
         await asyncio.wait_for(asked.wait(), WAIT_S)
@@ -197,6 +221,59 @@ async def test_who_has_said_what_it_wants_may_wait_for_the_answer() -> None:
         assert (await asyncio.wait_for(reader.readline(), WAIT_S)).startswith(b"HTTP/1.1 204")
         writer.close()
         assert len(made) == 2
+
+
+async def test_of_a_handshake_nothing_is_kept_while_its_websocket_lasts() -> None:
+    made: list[weakref.ref[PlainHttp]] = []
+    heard: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        assert (b"x-long", b"words") in scope["headers"]
+        await send({"type": "websocket.accept"})
+        while (message := await receive())["type"] == "websocket.receive":
+            heard.append(message["text"])
+            await send({"type": "websocket.send", "text": message["text"]})
+
+    config, state = uvicorn.Config(app, ws=WEBSOCKETS, lifespan="off", log_config=None), ServerState()
+
+    def make() -> PlainHttp:
+        http = PlainHttp(config, state, {})
+        made.append(weakref.ref(http))
+        return http
+
+    config.load()
+    gc.disable()  # there may be years until the garbage is looked through
+    try:
+        async with await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0) as server:
+            host, port = server.sockets[0].getsockname()
+            headers = {"x-long": "words"}
+            async with websockets.connect(f"ws://{host}:{port}/", additional_headers=headers) as socket:
+                for word in ("one", "two"):
+                    await socket.send(word)
+                    assert await asyncio.wait_for(socket.recv(), WAIT_S) == word
+                assert [each() for each in made] == [None]
+                (kept,) = state.connections
+                assert isinstance(kept, WebSockets)
+                assert not [*kept.request.headers.raw_items(), *kept.response.headers.raw_items()]
+            await asyncio.wait_for(asyncio.gather(*state.tasks), WAIT_S)
+    finally:
+        gc.enable()
+    assert heard == ["one", "two"]
+
+
+@contextlib.asynccontextmanager
+async def listening(app: ASGIApp, made: list[PlainHttp]) -> AsyncIterator[tuple[str, int]]:
+    """Serve an app by nothing but our protocols, and give out those that were made."""
+    config, state = uvicorn.Config(app, ws=WEBSOCKETS, lifespan="off", log_config=None), ServerState()
+
+    def make() -> PlainHttp:
+        made.append(PlainHttp(config, state, {}))
+        return made[-1]
+
+    config.load()
+    async with await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()
 
 
 async def test_compression_is_not_agreed_upon() -> None:

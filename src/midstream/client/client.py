@@ -22,9 +22,8 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
-from midstream.client.attachment import Attachment
+from midstream.client.attachment import Attachment, ReadSecrets
 from midstream.client.checkpoint import CheckpointFile, KeptStream, StreamBegun
 from midstream.client.events import Event, PlaybackLost, event_of
 from midstream.client.local_tools import LocalTools, offered, refuse_foreign
@@ -360,7 +359,8 @@ class Client:
             WrongSecretError: There is none that the secret known here, or the word, opens.
             MalformedFrameError: `after` is no event id.
         """
-        shown = Shown(word) if word else await self._session_secrets.known(session)
+        read_secrets = partial(_told, Shown(word)) if word else partial(self._session_secrets.known, session)
+        shown = await read_secrets()
         begin = None if after is None else EventId.parse(after)
         stream = ClientStream(
             secret=shown.secret,
@@ -370,7 +370,8 @@ class Client:
             patience_s=self.settings.patience_s,
             now=self._world.monotonic(),
         )
-        async with aclosing(self._deliver(self._attach(session, stream))) as events:
+        attachment = self._attach(session, stream, read_secrets=read_secrets)
+        async with aclosing(self._deliver(attachment)) as events:
             async for event in events:
                 yield event
 
@@ -493,7 +494,7 @@ class Client:
         """
         both = await self._session_secrets.begin_change(session)
         await snapshot(self._url, session, {**self._shown(), **both.headers})
-        await self._session_secrets.end_change(session)
+        await self._session_secrets.end_change(session, both)
 
     async def let_look(self, session: str, *, for_s: float = 3600.0) -> str:
         """Return a word with which anybody may look at a session, and no more, for so many seconds: see `follow`.
@@ -579,20 +580,19 @@ class Client:
     async def _resumed(self, kept: KeptStream) -> ClientStream:
         life, now = await self._file.start_epoch(), self._world.monotonic()
         self._ways.is_known = True  # by whoever began the stream
-        checkpoint, old_secret = kept.checkpoint, ""
-        if (shown := await self._session_secrets.known(kept.session)).secret:
-            # It was changed since the stream began; where the session is not encrypted, that one still counts.
-            old_secret = checkpoint.secret if checkpoint.secret != shown.secret else shown.old_secret
-            checkpoint = replace(checkpoint, secret=shown.secret)
-        return ClientStream.resume(
-            checkpoint,
-            old_secret=old_secret,
+        stream = ClientStream.resume(
+            kept.checkpoint,
             life=life,
             snapshots=SnapshotWhen.GONE,
             patience_s=self.settings.patience_s,
             stall_after_s=self.settings.stall_after_s,
             now=now,
         )
+        shown = await self._session_secrets.known(
+            kept.session
+        )  # it may have been changed since the stream began
+        stream.show(shown.secret, shown.old_secret)
+        return stream
 
     async def _finish(self, kept: KeptStream) -> bool:
         """Say again, in the background, what only waits for its ack; False where its secret is not to be had."""
@@ -655,10 +655,12 @@ class Client:
         begun: StreamBegun | None = None,
         tools: LocalTools | None = None,
         file: CheckpointFile | None = None,
+        read_secrets: ReadSecrets | None = None,
     ) -> Attachment:
         attachment = Attachment(
             stream,
             partial(self._ways.connect, session),
+            read_secrets=read_secrets or partial(self._session_secrets.known, session),
             file=file or self._file,
             begun=begun,
             tools=tools,
@@ -670,19 +672,21 @@ class Client:
         attachment.start()
         return attachment
 
-    async def _release_secret(self, attachment: Attachment) -> None:
-        """Keep no secret of a session whose server has no use for it."""
-        if attachment.stream.is_encrypted is False:
-            session = self._attachments[attachment]
-            try:
+    async def _keep_needed(self, attachment: Attachment) -> None:
+        """Keep the secret of a session where its server has a use for it, and nowhere else."""
+        stream, session = attachment.stream, self._attachments[attachment]
+        try:
+            if stream.is_encrypted and stream.stream:
+                await self._session_secrets.need(session, stream.secrets[0])
+            elif stream.is_encrypted is False:
                 await self._session_secrets.release(session)
-            except MidstreamError as error:  # the next stream of the session tries again
-                _log.debug("a secret is kept for nothing: %s", error.code, extra={"session": session})
+        except MidstreamError as error:  # the next stream of the session tries again
+            _log.debug("what is kept is not what is needed: %s", error.code, extra={"session": session})
 
     async def _deliver(self, attachment: Attachment) -> AsyncGenerator[Event, None]:
         try:
             event = await attachment.next()
-            await self._release_secret(attachment)  # the welcome came before
+            await self._keep_needed(attachment)  # the welcome came before
             while event is not None:
                 yield event_of(event)
                 event = await attachment.next()
@@ -696,6 +700,11 @@ def _named(kind: type[E], name: str) -> E:
         return kind(name)
     except ValueError as error:
         raise UsageError(f"{name!r} is none of {', '.join(kind)}") from error
+
+
+async def _told(shown: Shown) -> Shown:
+    """Return what somebody was told, and nobody changes."""
+    return shown
 
 
 def _secrets_of_this_user() -> Path:

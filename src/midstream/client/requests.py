@@ -61,6 +61,17 @@ async def snapshot(url: str, session: str, headers: Mapping[str, str]) -> tuple[
     return now.event_id, now.status == "idle", body
 
 
+async def delete(url: str, session: str, headers: Mapping[str, str]) -> None:
+    """Remove a session, at rest, from the server `url` for good.
+
+    Raises:
+        SessionBusyError: A turn runs in it. Nothing was removed.
+        ConnectionLostError: Nobody answers.
+        MidstreamError: The server refused.
+    """
+    await asyncio.to_thread(partial(_ask, "DELETE", url, session_path(session), headers))
+
+
 class _Issued(Struct):
     word: str
 

@@ -78,10 +78,15 @@ def base_url(server: str) -> str:
     Raises:
         UsageError: It is no such address.
     """
-    parts = urlsplit(server)
+    wrong = f"a server's address looks like 'http://127.0.0.1:8000', not {server!r}"
+    try:
+        parts = urlsplit(server)
+        parts.port  # noqa: B018 - read, and refused where it is no port
+    except ValueError as error:
+        raise UsageError(f"{wrong} ({error})") from error
     scheme = {"http": "http", "https": "https", "ws": "http", "wss": "https"}.get(parts.scheme)
     if scheme is None or not parts.hostname:
-        raise UsageError(f"a server's address looks like 'http://127.0.0.1:8000', not {server!r}")
+        raise UsageError(wrong)
     return f"{scheme}://{parts.netloc}{parts.path.rstrip('/')}"
 
 

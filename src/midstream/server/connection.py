@@ -279,7 +279,8 @@ class Connection:
         self._among = among
         self._visitor = visitor or Stranger()
         self._request = request or HTTPConnection({"type": "http", "headers": []})
-        self._holding = contextlib.ExitStack()
+        self._holding: contextlib.ExitStack | None = None
+        """What keeps its session open, where a client holds the key of it."""
         self._runner: Runner | None = None
         self._mark: bytes | None = None
         """That it is here, where its turn is not to go on without its client."""
@@ -314,14 +315,17 @@ class Connection:
         self._visitor.leave()
         if self._runner is not None:
             self._runner.detach()
-        holding = self._holding
         if self._mark is None:
-            holding.close()
+            self._let_go()
             return
         after_s = self._stream.cancels_after_s
         after_s = None if after_s is None else max(after_s, self._transport.gap_s)
         left = self._among.presence(self._host).left(self.place, self._mark, after_s)
-        left.add_done_callback(lambda _: holding.close())  # the turn may have to be stopped until then
+        left.add_done_callback(lambda _: self._let_go())  # the turn may have to be stopped until then
+
+    def _let_go(self) -> None:
+        if self._holding is not None:
+            self._holding.close()
 
     @property
     def place(self) -> tuple[str, str]:
@@ -614,11 +618,15 @@ class Connection:
         """Open the session with the secret that was shown, and return what stands for that in the session's streams."""
         shown = shown_in(self._request, opening)
         action = Action.SPEAK if opening.stream else Action.READ
-        holding = await unlock(self._host, self._session_id, shown, action, begins=is_new)
-        held = self._holding.enter_context(holding)
-        if held is not None and held.is_viewer:
-            looking = self._world.spawn(self._keep_lock(held), name=f"viewer of {self._session_id}")
-            self._holding.callback(looking.cancel)
+        with contextlib.ExitStack() as stack:
+            opened = await unlock(self._host, self._session_id, shown, action, begins=is_new)
+            held = stack.enter_context(opened)
+            if held is None:
+                return None
+            if held.is_viewer:
+                looking = self._world.spawn(self._keep_lock(held), name=f"viewer of {self._session_id}")
+                stack.callback(looking.cancel)
+            self._holding = stack.pop_all()
         return stream_digest_of(held)
 
     def _meet_deadline(self, now: float) -> None:

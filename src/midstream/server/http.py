@@ -58,7 +58,7 @@ from midstream.server.identity import Speaker, connection_name_of, open_of, spea
 from midstream.server.problems import problem_of, response_of
 from midstream.server.snapshot import SNAPSHOT_BYTES_MAX, body_within, snapshot_of
 from midstream.server.subjects import Action
-from midstream.server.unlocking import shown_in, stream_digest_of, unlock
+from midstream.server.unlocking import on_the_beat, shown_in, stream_digest_of, unlock, unlock_at_once
 from midstream.server.visits import Visitor, visitor_of
 from midstream.store.contract import LOCKED, RUNNING, WAITING, SessionInfo, Stored
 from midstream.version import __version__
@@ -186,7 +186,7 @@ class HttpEndpoints:
 
         Of sessions that only their clients can open, those are left out that the secret of the request does not.
         """
-        visitor = visitor_of(request.scope)
+        visitor, asked_at = visitor_of(request.scope), self._host.world.monotonic()
         asked = request.query_params.get("session")
         named = None if asked is None else visitor.shown(asked)
         found: list[Question] = []
@@ -198,8 +198,13 @@ class HttpEndpoints:
             if not (is_asked_for and await visitor.may_see(info.session)):
                 continue
             shown = shown_in(request)
-            with suppress(WrongSecretError), await unlock(self._host, info.session, shown, Action.READ):
+            with (
+                suppress(WrongSecretError),
+                await unlock_at_once(self._host, info.session, shown, Action.READ),
+            ):
                 found += questions_of(name, await self._host.glance(info.session))
+        if self._host.locks is not None and not found:
+            await on_the_beat(self._host.world, asked_at)
         found.sort(key=lambda question: question.asked_at)
         return _json(QuestionPage(found[:QUESTIONS_MAX], is_complete=len(found) <= QUESTIONS_MAX))
 
@@ -449,6 +454,9 @@ async def body_of(request: Request) -> bytes:
     """
     if request.headers.get("content-encoding", "identity").strip().lower() not in {"", "identity"}:
         raise HTTPException(415, "bodies are not compressed here", headers={"accept-encoding": "identity"})
+    announced = request.headers.get("content-length", "0")
+    if announced.isdecimal() and int(announced[:20]) > FRAME_BYTES_MAX:
+        raise FrameTooLargeError(f"a frame has {FRAME_BYTES_MAX} bytes at most")
     pieces: list[bytes] = []
     size = 0
     try:

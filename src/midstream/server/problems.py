@@ -89,6 +89,8 @@ _NEXT = {
     "unauthorized": "Show a credential: a bearer token, a cookie from `/v1/login`, or a fresh ticket.",
     "unsupported_media_type": "Send the body as it is, without a `Content-Encoding`.",
     "usage": "Correct the request; the same one is refused again.",
+    "upgrade_required": "Open a WebSocket as RFC 6455 has it.",
+    "uri_too_long": "Ask for a shorter address.",
     "wrong_secret": "Show the secret that this stream was opened with.",
 }
 _NEXT_BY_RETRY = {
@@ -147,7 +149,9 @@ def problem_of(error: MidstreamError) -> Problem:
 def problem_of_http(error: HTTPException) -> Problem:
     """Return what an HTTP client is told of a request that met no endpoint."""
     phrase = HTTPStatus(error.status_code).phrase
-    code = "not_found" if error.status_code == HTTPStatus.NOT_FOUND else phrase.lower().replace(" ", "_")
+    if error.status_code == HTTPStatus.REQUEST_URI_TOO_LONG:
+        phrase = "URI Too Long"  # of RFC 9110; Python before 3.13 has the one of before
+    code = phrase.lower().replace(" ", "_")
     detail = f"{phrase}." if error.detail == phrase else error.detail
     return _problem(error.status_code, code, detail)
 
