@@ -86,7 +86,7 @@ SSE_PREAMBLE = b"retry: 1000\n\n"
 
 
 UNKNOWN = "midstream.cut"
-"""A message that is part of no body: Starlette's `BaseHTTPMiddleware` ends one well after an exception, not after this."""
+"""Part of no body: Starlette's `BaseHTTPMiddleware` ends one well after an exception, and not after such a message."""
 
 
 class StreamCutError(Exception):
