@@ -83,7 +83,7 @@ def kinds_of(events: list[ServerSentEvent]) -> list[str]:
 # --- chunks and events ------------------------------------------------------------------------------------------
 
 
-@spec("STREAM-27")
+@spec("STREAM-27", "STREAM-114")
 async def test_a_turn_over_plain_http_is_told_to_its_end_and_the_body_ends_there() -> None:
     async with served(make_app([text("hello world")])) as server:
         acked = await post(server.http, chunk())
@@ -275,7 +275,8 @@ async def test_the_standard_name_of_the_key_is_understood() -> None:
 
 
 BAD_CHUNKS: list[tuple[object, dict[str, str], int, str]] = [
-    (abort(1), {}, 404, "session_not_found"),
+    (abort(0), {}, 404, "session_not_found"),
+    (abort(1), {}, 409, "seqno_gap"),
     (chunk(), {"x-idempotency-key": ""}, 400, "malformed_frame"),
     (chunk(), {"x-idempotent-encryption-key": ""}, 400, "malformed_frame"),
     (chunk(), {"x-idempotency-key": "k" * 257}, 400, "malformed_frame"),
@@ -307,6 +308,20 @@ async def test_a_gap_says_which_number_is_expected() -> None:
         unknown = await post(client, abort(5), **{"x-idempotency-key": "k7"})
     assert (answer.status_code, answer.json()["code"], answer.json()["expected"]) == (409, "seqno_gap", 1)
     assert (unknown.status_code, unknown.json()["expected"]) == (409, 0)
+
+
+@spec("STREAM-49", "STREAM-57")
+async def test_a_chunk_that_overtakes_the_first_one_of_its_session_is_told_so_and_leaves_nothing_behind() -> (
+    None
+):
+    app = make_app([text("hello")])
+    async with called(app) as client, asyncio.timeout(WAIT_S):
+        early = await post(client, withdrawal(1))
+        assert (early.status_code, early.json()["code"], early.json()["expected"]) == (409, "seqno_gap", 0)
+        assert (await client.get("/v1/sessions")).json()["sessions"] == []
+        assert (await client.get("/v1/sessions/s1")).status_code == 404
+        for frame in (chunk(), withdrawal(1)):
+            assert (await post(client, frame)).json() == {"type": "ack", "seqno": frame["seqno"]}
 
 
 async def test_another_payload_under_a_used_number_is_a_conflict() -> None:
@@ -532,11 +547,17 @@ async def test_health_is_always_well_and_ready_tells_of_recovery() -> None:
         app.host.recovery.total = 3
         recovering = await client.get("/ready")
         assert (recovering.status_code, recovering.headers["retry-after"]) == (503, "1")
-        assert recovering.json()["recovering"] == {"done": 0, "total": 3}
+        assert (recovering.json()["code"], recovering.json()["recovering"]) == (
+            "recovering",
+            {"done": 0, "total": 3},
+        )
 
         app.drain()
         draining = await client.get("/ready")
-        assert (draining.status_code, draining.json()) == (503, {"status": "draining"})
+        assert (draining.status_code, draining.json()["code"]) == (503, "draining")
+        assert {each.headers["content-type"] for each in (recovering, draining)} == {
+            "application/problem+json"
+        }
 
 
 async def test_sessions_are_listed_last_changed_first_in_pages() -> None:

@@ -17,7 +17,7 @@ import httpx2
 import pytest
 import uvicorn
 import websockets
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from midstream.server import protocols
@@ -274,6 +274,125 @@ async def listening(app: ASGIApp, made: list[PlainHttp]) -> AsyncIterator[tuple[
     config.load()
     async with await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0) as server:
         yield server.sockets[0].getsockname()
+
+
+class Line(asyncio.Transport):
+    """A connection that keeps what is done with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes] = []
+        self.is_answered = asyncio.Event()
+        self.pauses = 0
+        self.is_paused = False
+        self._protocol: asyncio.BaseProtocol | None = None
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._protocol = protocol
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        assert self._protocol is not None
+        return self._protocol
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written.append(bytes(data))
+        self.is_answered.set()
+
+    def pause_reading(self) -> None:
+        self.pauses, self.is_paused = self.pauses + 1, True
+
+    def resume_reading(self) -> None:
+        self.is_paused = False
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """What has ended is not looked at."""
+
+
+BODY: list[Message] = [
+    {"type": "http.response.body", "body": b"o", "more_body": True},
+    {"type": "http.response.body", "body": b"k"},
+]
+
+
+@pytest.mark.parametrize(
+    ("asked", "headers", "body", "writes"),
+    [
+        (b"GET / HTTP/1.1", [(b"Content-Length", b"2")], BODY, [b"o", b"k"]),
+        (b"GET / HTTP/1.1", [(b"content-length", b"0")], [{"type": "http.response.body"}], [b""]),
+        (b"GET / HTTP/1.1", [(b"content-length", b"2")], [], [b""]),  # it breaks off: nothing is held back
+        (b"GET / HTTP/1.1", [], BODY, [b"", b"1\r\no\r\n", b"1\r\nk\r\n0\r\n\r\n"]),
+        (b"HEAD / HTTP/1.1", [(b"content-length", b"2")], BODY, [b""]),
+        (b"GET / HTTP/1.1\r\nexpect: 100-continue", [(b"content-length", b"2")], BODY, [b"", b"o", b"k"]),
+    ],
+)
+async def test_a_head_that_tells_a_length_goes_with_the_body(
+    asked: bytes, headers: list[tuple[bytes, bytes]], body: list[Message], writes: list[bytes]
+) -> None:
+    async def app(_scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for message in body:
+            await send(message)
+
+    line, config = Line(), uvicorn.Config(app, lifespan="off", log_config=None)
+    config.load()
+    protocol = PlainHttp(config, ServerState(), {})
+    line.set_protocol(protocol)
+    protocol.connection_made(line)
+    for _ in range(2):  # a kept connection begins anew
+        line.written.clear()
+        protocol.data_received(asked + b"\r\nhost: localhost\r\n\r\n")
+        await asyncio.wait_for(asyncio.gather(*protocol.tasks), WAIT_S)
+        heads = [each.rpartition(b"\r\n\r\n") for each in line.written if each.startswith(b"HTTP/1.1")]
+        assert [head[2] for head in heads][-1:] + line.written[len(heads) :] == writes
+        if not body:
+            break  # and one that broke off does not
+    protocol.connection_lost(None)
+
+
+async def _talk(line: Line, app: ASGIApp, *said: bytes) -> None:
+    """Let an app have a WebSocket over which all this comes at once, and wait until it is done."""
+    config = uvicorn.Config(app, ws=WEBSOCKETS, lifespan="off", log_config=None)
+    config.load()
+    protocol = WebSockets(config, ServerState(), {})
+    protocol.connection_made(line)
+    protocol.data_received(HANDSHAKE + KEY + b"sec-websocket-version: 13\r\n\r\n")
+    await asyncio.wait_for(line.is_answered.wait(), WAIT_S)
+    masked = (bytes([0x81, 0x80 | len(each)]) + b"\0\0\0\0" + each for each in said)
+    protocol.data_received(b"".join(masked))
+    await asyncio.wait_for(asyncio.gather(*protocol.tasks), WAIT_S)
+    protocol.connection_lost(None)
+
+
+async def test_a_message_that_says_that_more_follows_goes_with_that() -> None:
+    async def app(_scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        for word, more in (("one", True), ("two", False), ("three", False)):
+            await send({"type": "websocket.send", "text": word, "more": more})
+
+    line = Line()
+    await _talk(line, app)
+    assert line.written[1:3] == [b"\x81\x03one\x81\x03two", b"\x81\x05three"]
+
+
+@pytest.mark.parametrize(("said", "pauses"), [([b"a"], 0), ([b"a", b"b"], 1), ([b"a", b"b", b"c"], 1)])
+async def test_reading_stops_where_a_second_message_waits(said: list[bytes], pauses: int) -> None:
+    line, heard = Line(), list[tuple[str, bool]]()
+
+    async def app(_scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        for _ in said:
+            heard.append(((await receive())["text"], line.is_paused))
+
+    await _talk(line, app, *said)
+    last = len(said) - 1  # when that is taken, nothing waits any more
+    assert heard == [(each.decode(), number < last) for number, each in enumerate(said)]
+    assert line.pauses == pauses
 
 
 async def test_compression_is_not_agreed_upon() -> None:

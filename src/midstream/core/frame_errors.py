@@ -9,18 +9,17 @@ from midstream.errors import MidstreamError, ProtocolError, SeqnoGapError, Unava
 
 
 def error_of(frame: Error) -> MidstreamError:
-    """Return the typed error that an `error` frame stands for; of an unknown code the text counts, and its `retry`."""
+    """Return the typed error that an `error` frame stands for.
+
+    A code this version does not know keeps its text, and is told by its `retry` (STREAM-28).
+    """
     kind = _ERRORS.get(frame.code)
     if kind is SeqnoGapError:
         return SeqnoGapError(frame.message, expected=frame.expected or 0)
     if kind is None:
+        kind = UnavailableError if frame.retry in {"later", "now"} else ProtocolError
         message = f"the server refused with {frame.code!r}: {frame.message}"
-        may_pass = frame.retry in ("later", "now")
-        return (
-            UnavailableError(message, retry_after_s=frame.retry_after_s)
-            if may_pass
-            else ProtocolError(message)
-        )
+        return kind(message, retry_after_s=frame.retry_after_s)
     return kind(frame.message, retry_after_s=frame.retry_after_s)
 
 
