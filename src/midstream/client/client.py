@@ -31,6 +31,7 @@ from midstream.client.requests import let_look, questions, snapshot, withdraw_vi
 from midstream.client.secret_store import SecretStore
 from midstream.client.session_secrets import SessionSecrets, Shown
 from midstream.client.settings import ClientSettings
+from midstream.client.transports import require_headers
 from midstream.client.ways import AUTO, RememberedWays, Ways
 from midstream.core.calls import Choice
 from midstream.core.checkpoint import Forgotten
@@ -122,8 +123,8 @@ def connect(
             resumed but by `Client.resume_interrupted`.
 
     Raises:
-        UsageError: `url` is no address of a server, or `transport` none of these; or this user has no home, and neither
-            `secrets` nor MIDSTREAM_HOME says where else.
+        UsageError: `url` is no address of a server, `transport` none of these, or a header such as no request can
+            carry; or this user has no home, and neither `secrets` nor MIDSTREAM_HOME says where else.
         ToolDefinitionError: A function cannot be a tool, two have one name, or one belongs to the server (`question`,
             `sub_agent`).
     """
@@ -131,6 +132,7 @@ def connect(
     refuse_foreign(named.values())
     world = world or World()
     shown = partial(_shown, url, headers or {})
+    require_headers(shown())
     beside = None if state is None else Path(state).with_name(REMEMBERED)
     remembered = RememberedWays(beside, world=world)
     if state is not None and secrets is None:

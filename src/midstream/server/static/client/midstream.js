@@ -154,7 +154,7 @@ export class Client {
    * journal, or the turn over.
    */
   async cancel(session, turn = 0) {
-    const isOwn = (live) => live.session === session && live.key && live.isHeard;
+    const isOwn = (live) => live.session === session && live.key && live.isHeard && !live.isQueued;
     const own = [...this.#live.keys()].find((live) => isOwn(live) && (!turn || live.turn === turn));
     if (own) return own.abort();
     return this.#tell(session, (core, now) => core.abort(turn, now));
