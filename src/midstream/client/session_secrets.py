@@ -83,10 +83,19 @@ class SessionSecrets:
         """
         root = root_of(session)
         if root not in self._unneeded:
-            for name in ("", NEXT):
-                await self._store.forget(self._key(root, name))
-            self._known.pop(root, None)
+            await self.forget(root)
             self._unneeded.add(root)
+
+    async def forget(self, session: str) -> None:
+        """Keep and show no secret of a session any more.
+
+        Raises:
+            MidstreamError: As `SecretStore.forget`. It may still be kept.
+        """
+        root = root_of(session)
+        for name in ("", NEXT):
+            await self._store.forget(self._key(root, name))
+        self._known.pop(root, None)
 
     async def keep(self, session: str, secret: str) -> Shown:
         """Keep the secret of a session, as another client of this person told it; return what counts now.
