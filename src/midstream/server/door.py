@@ -86,8 +86,6 @@ class Door:
 
     async def open(self) -> None:
         """Make ready, when the store is."""
-        if self.access is not None:
-            await self.rights.complete()
         if self.access is not None and self.access.login:
             await self.passes.keep(self.access.login, Kind.LOGIN, OPERATOR, for_s=LOGIN_LINK_S)
 

@@ -34,11 +34,10 @@ from midstream.core.frames import (
     WithdrawPayload,
 )
 from midstream.core.records import Record
-from midstream.core.server_stream import CANCEL_AFTER_S_MAX, KEY_CHARS_MAX
+from midstream.core.server_stream import CANCEL_AFTER_S_MAX, KEY_CHARS_MAX, NUMBER_MAX
 from midstream.core.session import CHUNKS_MAX
 from midstream.server.access_routes import Issued, Known, LoginWish, Owned, TicketWish
 from midstream.server.http import SESSIONS_PER_PAGE_MAX, QuestionPage, SessionPage
-from midstream.server.identity import NUMBER_MAX
 from midstream.server.judge import HOST_COOKIE
 from midstream.server.probe import CHUNKS_MAX as CHUNKS_MAX_PROBED
 from midstream.server.probe import EVERY_MS_MAX
@@ -57,6 +56,9 @@ BYTES = "application/octet-stream"
 TEXT = "text/plain"
 SESSION_ID = "^[A-Za-z0-9._:-]{1,128}$"
 EVENT_ID = "^[0-9]{1,18}-[0-9]{1,18}$"
+WORD = "^[!-~]([ -~]*[!-~])?$"
+"""A stream key or a secret."""
+WORD_OR_NONE = f"{WORD}|^$"
 EVENT: Json = {
     "type": "object",
     "description": "One event of the stream: `data` is a frame, or a record.",
@@ -70,7 +72,9 @@ EVENT: Json = {
 """What a stream of events has many of: the standard has a type for the whole of a body alone."""
 
 
-_Number = Annotated[int, Meta(ge=0)]
+_Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
+_Word = Annotated[str, Meta(min_length=1, max_length=KEY_CHARS_MAX, pattern=WORD)]
+_WordOrNone = Annotated[str, Meta(max_length=KEY_CHARS_MAX, pattern=WORD_OR_NONE)]
 
 
 class FirstChunk(Struct, frozen=True, tag="chunk", tag_field="type"):
@@ -95,21 +99,21 @@ class _Opening(Struct, frozen=True, kw_only=True):
     version: Annotated[int, Meta(ge=1)] = PROTOCOL_VERSION
     snapshots: SnapshotWhen = SnapshotWhen.NEVER
     coalesce_s: Annotated[float, Meta(ge=0, le=COALESCE_S_MAX)] = 0.0
-    old_secret: Annotated[str, Meta(max_length=KEY_CHARS_MAX)] = ""
+    old_secret: _WordOrNone = ""
 
 
 class ReaderOpen(_Opening, frozen=True, kw_only=True, tag="open", tag_field="type"):
     """The `open` of a reader, who has no stream."""
 
     stream: Annotated[str, Meta(max_length=0)] = ""
-    secret: Annotated[str, Meta(max_length=KEY_CHARS_MAX)] = ""
+    secret: _WordOrNone = ""
 
 
 class StreamOpen(_Opening, frozen=True, kw_only=True, tag="open", tag_field="type"):
     """The `open` of a stream."""
 
-    stream: Annotated[str, Meta(min_length=1, max_length=KEY_CHARS_MAX)]
-    secret: Annotated[str, Meta(min_length=1, max_length=KEY_CHARS_MAX)]
+    stream: _Word
+    secret: _Word
 
 
 class Health(Struct, frozen=True):
@@ -204,7 +208,8 @@ _COMMAND = (404, 409)
 _BODY = (413, 415)
 _READERS = "/readers/{reader}"
 _ANY = _whole(0, NUMBER_MAX)
-_KEY: Json = {"type": "string", "minLength": 1, "maxLength": KEY_CHARS_MAX}
+_KEY: Json = {"type": "string", "minLength": 1, "maxLength": KEY_CHARS_MAX, "pattern": WORD}
+_KEY_OR_NONE: Json = {"type": "string", "maxLength": KEY_CHARS_MAX, "pattern": WORD_OR_NONE}
 _NAME: Json = {"type": "string", "maxLength": KEY_CHARS_MAX}
 _SEEN: Json = {"type": "string", "format": "event-id", "pattern": f"{EVENT_ID}|^$"}
 _CANCEL_AFTER = _whole(0, int(CANCEL_AFTER_S_MAX))
@@ -215,8 +220,8 @@ _CHUNK: Mapping[str, Json] = {
     "x-idempotency-cancel-after": _CANCEL_AFTER,
 }
 _READER: Mapping[str, Json] = {
-    "x-idempotency-key": _NAME,
-    "x-idempotent-encryption-key": _NAME,
+    "x-idempotency-key": _KEY_OR_NONE,
+    "x-idempotent-encryption-key": _KEY_OR_NONE,
     "x-midstream-connection": _NAME,
     "x-idempotency-event-id": _SEEN,
     "last-event-id": _SEEN,

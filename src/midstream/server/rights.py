@@ -23,9 +23,6 @@ from midstream.server.subjects import Subject
 from midstream.store.contract import OWNERS, Shelf
 from midstream.world import World
 
-INDEX_SHELF = "access-index"
-"""Says whether each subject's shelf is complete: those of earlier versions had none."""
-COMPLETE = "complete"
 REVOKED_SHELF = "access-revoked"
 READERS_MAX = 100
 """Subjects with whom one session is shared: whoever needs more decides by `authorize`."""
@@ -110,17 +107,6 @@ class Rights:
                 gone.add(kept.key)
                 await self._shelf.drop(shelf, kept.key, expected=kept.version)
         return [kept.key for kept in noted if kept.key not in gone]
-
-    async def complete(self) -> None:
-        """Note what was written before subjects had shelves; once, however many servers begin at the same time."""
-        if await self._shelf.kept(INDEX_SHELF, COMPLETE) is not None:
-            return
-        for kept in await self._shelf.shelf(OWNERS):
-            owner = msgspec.json.decode(kept.body, type=Owner)
-            for each in (owner.subject, *owner.readers):
-                await self._note(kept.key, owner.tenant, each)
-        with suppress(ShelfMovedError):
-            await self._shelf.keep(INDEX_SHELF, COMPLETE, b"{}", expected=0, at=self._world.now())
 
     async def _note(self, session: str, tenant: str, subject: str) -> None:
         """Note that a session is, or is about to be, somebody's to see; anew where it was: it must not look old."""
