@@ -231,6 +231,11 @@ export class Client {
     await this.#secrets.endChange(session, both.secret);
   }
 
+  /** Keep and show the secret of a session no more: where no other client has it, nobody opens that ever again. */
+  async forgetSecret(session) {
+    await this.#secrets.forget(session);
+  }
+
   /** Return a word with which anybody may look at a session, and no more, for `forS` seconds: see `follow`. */
   async letLook(session, { forS = LOOK_FOR_S } = {}) {
     const body = JSON.stringify({ for_s: forS });
