@@ -9,14 +9,17 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from starlette.requests import HTTPConnection
 
 from midstream.cli import midstream_command
 from midstream.cli.exits import FAILURE, USAGE, VERIFICATION
 from midstream.client.ways import Way
 from midstream.conformance.scripts import scripts
+from midstream.core.settings import StreamSettings
 from midstream.local_keys import made_key, shown_to
 from midstream.places import Places
 from midstream.server.access import Access, this_user
+from midstream.server.subjects import Subject
 from midstream.testing.models import text
 from tests.cli.conftest import Run
 from tests.server.serving import make_app, served
@@ -25,6 +28,7 @@ from tests.server.serving import make_app, served
 async def tried(*arguments: str, access: Access | None = None) -> tuple[Result, int]:
     """Run the command against a server; return how it ended, and how many sessions it left there."""
     async with served(make_app([text("ready")] * 300, access=access)) as server:
+        server.app.settings = StreamSettings(heartbeat_s=0.1)
         command = ["conformance", server.url, "--wait", "5", *arguments]
         result = await asyncio.to_thread(CliRunner().invoke, midstream_command, command)
         left = (await server.http.get("/v1/sessions?limit=200", headers=shown_to(server.url))).json()[
@@ -59,7 +63,7 @@ async def test_a_server_of_this_user_is_shown_who_asks(
     monkeypatch.delenv("MIDSTREAM_TOKEN", raising=False)
     access = Access(authenticate=this_user(made_key(Places.found().data)))
     result, _ = await tried("--only", "STREAM-31", access=access)
-    assert (result.exit_code, result.stdout.count("kept")) == (0, 3)
+    assert (result.exit_code, result.stdout.count("kept")) == (0, 6)
 
 
 async def test_a_header_without_which_nobody_comes_in_is_sent() -> None:
@@ -67,7 +71,20 @@ async def test_a_header_without_which_nobody_comes_in_is_sent() -> None:
     assert result.exit_code == VERIFICATION
     assert "step 1: foreign_origin" in result.stdout
     assert "step 2: error: type is 'error', not 'welcome'" in result.stdout
-    assert "0 of 3 scripts are kept." in result.stderr
+    assert "0 of 6 scripts are kept." in result.stderr
+
+
+async def test_who_is_let_in_by_a_header_leaves_nothing_behind_either() -> None:
+    async def alice(request: HTTPConnection) -> Subject | None:
+        return Subject("alice") if request.headers.get("authorization") == "Bearer a" else None
+
+    async with served(make_app([text("ready")] * 9, access=Access(authenticate=alice))) as server:
+        for url in (server.url, server.url.replace("http:", "ws:")):
+            command = ["conformance", url, "--only", "STREAM-8", "--header", "authorization: Bearer a"]
+            result = await asyncio.to_thread(CliRunner().invoke, midstream_command, command)
+            assert (result.exit_code, result.stdout.count("kept")) == (0, 6)
+        headers = {"authorization": "Bearer a"}
+        assert (await server.http.get("/v1/sessions", headers=headers)).json()["sessions"] == []
 
 
 def test_what_cannot_be_done_is_said(run: Run) -> None:

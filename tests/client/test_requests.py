@@ -7,8 +7,14 @@ import json
 
 import pytest
 
-from midstream.client.requests import questions, snapshot
-from midstream.errors import ConnectionLostError, MidstreamError, ProtocolError
+from midstream.client.requests import delete, questions, snapshot
+from midstream.errors import (
+    ConnectionLostError,
+    MidstreamError,
+    NotFoundError,
+    ProtocolError,
+    SessionNotFoundError,
+)
 from midstream.testing import calls, text
 from midstream.tools import question
 from tests.client.peer import Peer
@@ -53,6 +59,19 @@ async def test_a_session_is_shown_as_the_server_has_it() -> None:
         )
 
 
+async def test_a_session_is_removed_for_good() -> None:
+    async with served(make_app([text("ok")])) as server:
+        headers = {"x-idempotency-key": "a", "x-idempotent-encryption-key": "s" * 43}
+        frame = {"type": "chunk", "seqno": 0, "payload": said("hi")}
+        await server.http.post("/v1/sessions/a/chunks", json=frame, headers=headers)
+        runner = await server.app.host.session("a")
+        while runner.state.is_live:
+            await runner.wait(runner.newest.position)
+        await delete(server.url, "a", {})
+        with pytest.raises(SessionNotFoundError):
+            await delete(server.url, "a", {})
+
+
 async def test_nobody_there_is_a_lost_connection() -> None:
     with pytest.raises(ConnectionLostError):
         await questions("http://127.0.0.1:1", None, {})
@@ -60,7 +79,7 @@ async def test_nobody_there_is_a_lost_connection() -> None:
 
 async def test_a_server_of_something_else_is_told_as_such() -> None:
     async with Peer(404).serving() as peer:
-        with pytest.raises(ProtocolError):
+        with pytest.raises(NotFoundError):
             await questions(peer.url, None, {})
 
 
@@ -78,7 +97,8 @@ async def test_whatever_answers_is_a_server_or_none(status: int, body: bytes) ->
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        with pytest.raises(ProtocolError):
+        kind = ProtocolError if status == 200 else NotFoundError
+        with pytest.raises(kind):
             await questions(url, None, {})
-        with pytest.raises(ProtocolError):
+        with pytest.raises(kind):
             await snapshot(url, "s1", {})

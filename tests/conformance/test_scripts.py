@@ -50,11 +50,15 @@ NOT_SEEN_AT_A_SERVER = {
         (f"STREAM-{number}" for number in range(84, 96)),
         "of sessions that only their clients can open: tests/server/test_unlocking.py",
     ),
-    "STREAM-96": "of clients in browsers: tests/server/test_page_escrow.py",
+    "STREAM-96": "of clients: tests/client/test_other_processes.py, tests/server/test_page_escrow.py",
     "STREAM-97": "of clients in browsers: tests/server/test_page_tabs.py",
     "STREAM-98": "of the requests below the frames: tests/server/test_websocket.py",
     "STREAM-99": "of what is inside: tests/store/test_tampering.py",
     "STREAM-100": "of clients",
+    "STREAM-116": "of clients",
+    "STREAM-112": "of the requests below the frames: tests/server/test_identity.py",
+    "STREAM-113": "of the transports below the frames: tests/server/test_websocket.py",
+    "STREAM-114": "of the transports below the frames: tests/server/test_http.py",
 }
 """Clause: why no script can look for it from outside."""
 

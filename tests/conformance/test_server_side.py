@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from midstream.client.ways import RememberedWays, Way, Ways
 from midstream.conformance.scripts import Script, scripts
-from midstream.conformance.server_side import Outcome, ServerTrial, Wire
-from midstream.errors import AccessError, ConnectionLostError, DrainingError
+from midstream.conformance.server_side import BUSY_S, Connect, Outcome, ServerTrial, Wire
+from midstream.core.settings import StreamSettings
+from midstream.errors import AccessError, ConnectionLostError, DrainingError, LimitReachedError
 from midstream.testing.models import text
 from midstream.world import World
 from tests.conformance.core_server import CoreServer, CoreWire
+from tests.server.escrowing import escrowed_app
 from tests.server.serving import make_app, served
 from tests.spec import spec
 
@@ -34,6 +38,7 @@ async def test_the_core_keeps_every_script(script: Script) -> None:
 @pytest.mark.parametrize("way", [*Way])
 async def test_our_server_keeps_every_script_over_every_transport(way: Way) -> None:
     async with served(make_app([text("ready")] * (3 * len(SERVER)))) as server:
+        server.app.settings = StreamSettings(heartbeat_s=0.1)
         ways = Ways(server.url, transport=way, headers=dict, remembered=RememberedWays(None))
         trial = ServerTrial(ways.connect, way=way, world=World(), wait_s=2 * WAIT_S)
         outcomes = [await trial.run(script) for script in SERVER if script.fits(way)]
@@ -77,6 +82,10 @@ def _with_a_hole(frame: dict[str, Any]) -> dict[str, Any]:
         (_with("welcome", turn_status="running"), "welcome: turn_status is 'running', not ''"),
         (_with("ack", seqno=7), "ack: seqno is 7, not 0"),
         (_with("error", code="other"), "error: code is 'other'"),
+        (_with("welcome", is_degraded=True), "the welcome is degraded and does not say why"),
+        (_with("welcome", heartbeat_s="10"), "'10' is no number of seconds"),
+        (_with("welcome", oldest=0), "welcome: oldest is 0, not at least 1"),
+        (_with("welcome", status="busy"), "welcome: status is 'busy', none of"),
         (_with_a_hole, "does not follow"),
         (_with("heartbeat", type="beat"), "came where nothing was to come"),
     ],
@@ -141,6 +150,72 @@ async def test_a_refusal_in_words_of_http_is_the_error_it_stands_for() -> None:
     )
     outcome = await ServerTrial(connect, world=World(), wait_s=0.05).run(Script("a script", (), steps))
     assert (outcome.problem, outcome.step) == ("error: code is 'access', not 'unauthorized'", 4)
+
+
+async def test_a_server_that_is_silent_is_found() -> None:
+    silent = next(each for each in SERVER if {"heartbeat": True} in each.steps)
+    server = CoreServer()
+
+    async def connect(session: str) -> Wire:
+        wire = _Altered(server, session)
+        wire.alter = _without("heartbeat")
+        server.wires.setdefault(session, []).append(wire)
+        return wire
+
+    outcome = await ServerTrial(connect, world=World(), wait_s=0.05).run(silent)
+    assert (outcome.problem, outcome.clauses) == ("nothing came within 0.3 s", ("STREAM-31",))
+
+
+class _InNoTime(World):
+    """A world in which whoever sleeps wakes at once."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+
+def _busy(times: int, retry_after_s: float | None, code: str = "limit_reached") -> Connect:
+    """Return a server that has had enough of its caller so many times."""
+    server, left = CoreServer(), itertools.count(times, -1)
+
+    async def connect(session: str) -> Wire:
+        wire = await server.connect(session)
+        if next(left) > 0:
+            error = LimitReachedError if code == "limit_reached" else DrainingError
+            wire.stream.fail(error("not now", retry_after_s=retry_after_s), now=0.0)
+        return wire
+
+    return connect
+
+
+@spec("STREAM-74")
+async def test_a_server_that_has_had_enough_for_now_is_asked_again() -> None:
+    world = _InNoTime()
+    trial = ServerTrial(_busy(2, 5.0), world=world, wait_s=0.05)
+    assert (await trial.run(SERVER[0])).is_kept
+    assert world.slept == [5.0, 5.0]
+    assert len(trial.sessions) == 3
+
+
+async def test_a_server_that_has_always_had_enough_is_found() -> None:
+    world = _InNoTime()
+    outcome = await ServerTrial(_busy(1000, None), world=world, wait_s=0.05).run(SERVER[0])
+    assert outcome.problem == "limit_reached: not now, for 120 s"
+    assert sum(world.slept) == BUSY_S
+    assert not (await ServerTrial(_busy(1, 1.0, "draining"), world=world, wait_s=0.05).run(SERVER[0])).is_kept
+
+
+@spec("STREAM-84")
+async def test_a_server_whose_sessions_are_encrypted_is_no_worse(tmp_path: Path) -> None:
+    async with served(escrowed_app(tmp_path, [text("ready")] * len(SERVER))) as server:
+        server.app.settings = StreamSettings(heartbeat_s=0.1)
+        ways = Ways(server.url, transport=Way.WEBSOCKET, headers=dict, remembered=RememberedWays(None))
+        trial = ServerTrial(ways.connect, world=World(), wait_s=2 * WAIT_S)
+        outcomes = [await trial.run(script) for script in SERVER if script.fits(Way.WEBSOCKET)]
+        await ways.close()
+    assert [outcome for outcome in outcomes if not outcome.is_kept] == []
 
 
 async def test_a_server_that_hangs_up_is_found() -> None:

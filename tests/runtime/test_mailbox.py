@@ -8,6 +8,7 @@ import pytest
 
 from midstream.core.messages import Result, UserMessage
 from midstream.core.records import Delta
+from midstream.core.session import Received
 from midstream.core.turn import CallFinished, Cancel, ModelSaid, RunCall, SendMessage
 from midstream.errors import MidstreamError, StoreBusyError
 from midstream.runtime.mailbox import (
@@ -17,6 +18,7 @@ from midstream.runtime.mailbox import (
     Envelope,
     Mailbox,
     are_words,
+    is_mere_result,
     merged,
 )
 from midstream.store.contract import Attempt
@@ -252,3 +254,14 @@ def test_a_batch_of_words_is_told_from_one_that_changes_what_is_owed() -> None:
     assert are_words([_said("a"), _said("b", attempt=2)])
     assert not are_words([_said("a"), Envelope(FINISHED)])
     assert not are_words([Envelope(None)])
+
+
+def test_a_result_of_a_client_that_led_to_nothing_is_told_from_all_else() -> None:
+    of_client = Envelope(Received("k", "secret", 1, "d", FINISHED))
+    said = Envelope(Received("k", "secret", 0, "d", SendMessage(UserMessage.of("hi"))))
+    assert is_mere_result([of_client], 2)
+    assert is_mere_result([of_client], 0)
+    assert not is_mere_result([of_client], 3)  # something follows from it
+    assert not is_mere_result([of_client, of_client], 2)
+    assert not is_mere_result([said], 2)
+    assert not is_mere_result([Envelope(FINISHED)], 1)  # of a tool that ran here

@@ -12,8 +12,8 @@ import msgspec
 
 from midstream.cli import Surroundings
 from midstream.cli.exits import VERIFICATION
-from midstream.cli.sources import ServerSource
 from midstream.cli.terminal import Ink, clean
+from midstream.client.requests import delete
 from midstream.client.transports import base_url
 from midstream.client.ways import RememberedWays, Way, Ways
 from midstream.conformance.scripts import Script, scripts
@@ -40,7 +40,7 @@ from midstream.world import World
     "named",
     metavar="NAME:VALUE",
     multiple=True,
-    help="Sent with each connection, such as an authorization; may be given more than once.",
+    help="Sent with each request, such as an authorization; may be given more than once.",
 )
 @click.option(
     "--wait",
@@ -74,9 +74,8 @@ def conformance(
     chosen = [(Way(way), each) for way in ways or Way for each in told if each.fits(Way(way))]
     if not chosen:
         raise UsageError(f"no script is about {words!r}")
-    base_url(url)
     return asyncio.run(
-        _try(surroundings, url.rstrip("/"), headers, chosen, wait_s, is_kept=is_kept, is_json=is_json)
+        _try(surroundings, base_url(url), headers, chosen, wait_s, is_kept=is_kept, is_json=is_json)
     )
 
 
@@ -124,8 +123,8 @@ async def _try(
         for carrier in carriers.values():
             await carrier.close()
         if not is_kept:
-            left = [session for trial in trials.values() for session in trial.sessions]
-            await asyncio.to_thread(_clear, url, left)
+            for trial in trials.values():
+                await _clear(url, trial.sessions, headers)
     click.echo(f"{len(chosen) - different} of {len(chosen)} scripts are kept.", err=True)
     return VERIFICATION if different else 0
 
@@ -142,9 +141,8 @@ def _show(outcome: Outcome, ink: Ink, *, is_json: bool) -> None:
             click.echo(f"        heard: {clean(frame, is_one_line=True)}", color=True)
 
 
-def _clear(url: str, sessions: Sequence[str]) -> None:
+async def _clear(url: str, sessions: Mapping[str, str], headers: Mapping[str, str]) -> None:
     """Delete what the scripts opened, where the server deletes; a foreign one need not."""
-    source = ServerSource(url)
-    for session in sessions:
+    for session, secret in sessions.items():
         with contextlib.suppress(MidstreamError):
-            source.delete(session)
+            await delete(url, session, {**headers, "x-idempotent-encryption-key": secret})

@@ -11,12 +11,16 @@ Steps, each on the connection that `on` names ("a" where it does not):
 - `quiet`: a `ping` is answered by a heartbeat, and nothing but events comes before it.
 - `closed`: the server ends the connection, and says nothing more before that but events.
 - `refused`: an `error` of this code ends the connection, at once or behind its welcome.
+- `heartbeat`: while nothing is asked, one comes and nothing else, within three times the silence that the welcome spoke
+  of (or the time for any answer, where that is longer).
 - `drop`: cut the connection without a word.
 
-On every connection it is checked besides: the first frame is `welcome` or `error`; events follow one another without
-gap from where the welcome says; and after the last step it is `quiet`, if it is still open, so that nothing comes that
-the script did not ask for. Names: `$session`, `$stream`, `$other` (another stream key), `$secret`, `$wrong`, `$long`
-(text above every limit).
+On every connection it is checked besides: the first frame is `welcome` or `error`; a welcome that is degraded says why;
+events follow one another without gap from where the welcome says; and after the last step it is `quiet`, if it is still
+open, so that nothing comes that the script did not ask for. A reader shows the script's secret where the server said
+that the session is encrypted (STREAM-84). Where the server has had enough of its caller for now (STREAM-74), a script
+waits and begins anew. Names: `$session`, `$stream`, `$other` (another stream key), `$secret`, `$wrong`, `$long` (text
+above every limit).
 
 A transport is made of one connection or of requests. Of requests, a refusal is the `error` that it stands for
 (STREAM-37), and the end of the stream's turn ends the connection too (STREAM-27).
@@ -34,12 +38,17 @@ from msgspec import Struct
 from midstream.client.ways import Way
 from midstream.conformance.matching import Names, difference, filled, is_event_id
 from midstream.conformance.scripts import KEPT_ELSEWHERE, Json, Script
-from midstream.core.frames import FRAME_BYTES_MAX, Error, EventId, encode
-from midstream.errors import ConnectionLostError, MidstreamError
+from midstream.core.client_stream import HEARTBEATS_MISSED_MAX
+from midstream.core.frames import FRAME_BYTES_MAX, HEARTBEAT_S, Error, EventId, encode
+from midstream.errors import ConnectionLostError, LimitReachedError, MidstreamError
 from midstream.world import World
 
 WAIT_S = 30.0
 """Seconds a server has for each answer; an agent may think before its turn ends."""
+BUSY_S = 120.0
+"""Seconds a script waits, all in all, for a server that has had enough: two of the minutes that one counts in."""
+BUSY_S_MIN = 1.0
+"""Seconds to wait where it does not say how long."""
 _PING = b'{"type":"ping"}'
 _HEARTBEAT: Json = {
     "event_id": {"$event_id": True},
@@ -110,6 +119,9 @@ class _Heard:
         """The server ended it, or the script did."""
         self.is_turn_over = False
         """The turn of its stream has ended."""
+        self.is_encrypted = False
+        """The server said so of the session."""
+        self.heartbeat_s = HEARTBEAT_S
         self._stream = stream
         self._turn = 0
 
@@ -118,12 +130,18 @@ class _Heard:
 
         Raises:
             ConnectionLostError: There will be none.
+            LimitReachedError: The server has had enough for now.
         """
         frame = _read(await self._body(wait_s))
+        _require_patience(frame)
         if not self.frames and frame["type"] not in {"welcome", "error"}:
             raise _DifferenceError(f"the first frame is {frame['type']!r}")
         self.frames.append(frame)
         if frame["type"] == "welcome":
+            if frame.get("is_degraded") and not frame.get("reason"):
+                raise _DifferenceError("the welcome is degraded and does not say why")
+            self.is_encrypted = frame.get("is_encrypted") is True
+            self.heartbeat_s = _seconds(frame.get("heartbeat_s"))
             self._turn = frame.get("turn", 0)
             self.is_turn_over = bool(self._stream) and frame.get("turn_status") in _ENDED
         if frame["type"] in _PLACED:
@@ -148,7 +166,8 @@ class _Heard:
             raise
         except MidstreamError as refusal:  # in words of HTTP
             self.is_over = True
-            return encode(Error(refusal.code, refusal.message, refusal.retry))
+            asked_s = refusal.retry_after_s
+            return encode(Error(refusal.code, refusal.message, refusal.retry, retry_after_s=asked_s))
 
     def has_accepted(self, pattern: Json) -> bool:
         """Whether an event says what an ack would have said (STREAM-13)."""
@@ -198,11 +217,24 @@ class ServerTrial:
         self._way = way
         self._world = world
         self._wait_s = wait_s
-        self.sessions: list[str] = []
-        """Those that scripts were run on."""
+        self.sessions: dict[str, str] = {}
+        """Those that scripts were run on, and the secrets that open them."""
 
     async def run(self, script: Script) -> Outcome:
         """Run one script on a session of its own, and say how it went."""
+        left_s = BUSY_S
+        while True:
+            try:
+                return await self._run(script)
+            except LimitReachedError as error:
+                wait_s = max(error.retry_after_s or 0.0, BUSY_S_MIN)
+                left_s -= wait_s
+                if left_s < 0:
+                    problem = f"{error.code}: {error.message}, for {BUSY_S:g} s"
+                    return Outcome(script.name, script.clauses, problem, transport=self._way)
+            await self._world.sleep(wait_s)
+
+    async def _run(self, script: Script) -> Outcome:
         names: Names = {
             "session": self._world.new_id(KEPT_ELSEWHERE),
             "stream": self._world.new_id("stream"),
@@ -211,7 +243,7 @@ class ServerTrial:
             "wrong": self._world.new_secret(),
             "long": "x" * (FRAME_BYTES_MAX + 1),
         }
-        self.sessions.append(names["session"])
+        self.sessions[names["session"]] = names["secret"]
         connections: dict[str, _Heard] = {}
         steps = [*script.steps, {"over": True}]
         try:
@@ -231,6 +263,8 @@ class ServerTrial:
             await self._do(step, connections, names)
         except _DifferenceError as found:
             return str(found)
+        except LimitReachedError:
+            raise
         except MidstreamError as error:
             return f"{error.code}: {error.message}"
         return None
@@ -243,6 +277,8 @@ class ServerTrial:
         on = step.get("on", "a")
         opening = _opening(step, names)
         if opening is not None:
+            if any(each.is_encrypted for each in connections.values()):
+                opening.setdefault("secret", names["secret"])
             if on in connections:
                 await connections[on].wire.close()
             wire = await self._connect(names["session"])
@@ -267,6 +303,8 @@ class ServerTrial:
                 await self._closed(heard)
             case {"refused": str(code)}:
                 await self._refused(heard, code, names)
+            case {"heartbeat": _}:
+                await self._heartbeat(heard)
             case {"drop": _}:
                 heard.is_over = True
                 await heard.wire.close()
@@ -317,8 +355,13 @@ class ServerTrial:
             if self._ends_with_turn(heard):
                 await self._closed(heard)
                 return
-        if (what := difference(_HEARTBEAT, frame, {})) is not None:
-            raise _DifferenceError(f"heartbeat: {what}")
+        _require_heartbeat(frame)
+
+    async def _heartbeat(self, heard: _Heard) -> None:
+        frame = await self._next(heard, max(HEARTBEATS_MISSED_MAX * heard.heartbeat_s, self._wait_s))
+        if frame["type"] != "heartbeat":
+            raise _DifferenceError(f"{_shown(frame)} came where nothing but a heartbeat was to come")
+        _require_heartbeat(frame)
 
     def _ends_with_turn(self, heard: _Heard) -> bool:
         return self._way is not Way.WEBSOCKET and heard.is_turn_over
@@ -340,11 +383,30 @@ class ServerTrial:
             raise _DifferenceError(f"{frame['type']}: {what}")
         await self._closed(heard)
 
-    async def _next(self, heard: _Heard) -> Json:
+    async def _next(self, heard: _Heard, wait_s: float | None = None) -> Json:
         try:
-            return await heard.next(self._wait_s)
+            return await heard.next(self._wait_s if wait_s is None else wait_s)
         except ConnectionLostError as error:
             raise _DifferenceError("the server ended the connection") from error
+
+
+def _require_patience(frame: Json) -> None:
+    """Raise where a server said that its caller is to come back later."""
+    if frame["type"] == "error" and frame.get("code") == LimitReachedError.code:
+        told = frame.get("retry_after_s")
+        wait_s = None if told is None else _seconds(told)
+        raise LimitReachedError(str(frame.get("message", "")), retry_after_s=wait_s)
+
+
+def _require_heartbeat(frame: Json) -> None:
+    if (what := difference(_HEARTBEAT, frame, {})) is not None:
+        raise _DifferenceError(f"heartbeat: {what}")
+
+
+def _seconds(value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        raise _DifferenceError(f"{value!r} is no number of seconds")
+    return float(value)
 
 
 def _opening(step: Json, names: Names) -> Json | None:

@@ -34,6 +34,9 @@ comes later goes at once; those that come sooner share the next append, and with
 reader is sent. To write to 500 readers takes longer than this: a time that began before would be over by then, and what
 follows would be a record for each token."""
 
+RESULT_RECORDS = 2
+"""That a client's chunk was taken, and what came of the call: one more is something that follows from it."""
+
 
 class Effect:
     """A call that runs in the append of its outcome: `run` is called in the store's thread."""
@@ -212,6 +215,16 @@ def are_words(batch: list[Envelope]) -> bool:
         if not isinstance(each.command, ModelSaid):
             return False
     return True
+
+
+def is_mere_result(batch: list[Envelope], written: int) -> bool:
+    """Whether a batch is one result of a client's that led to no more than its own `written` records.
+
+    Nothing new is owed then, and what is owed no more was the client's: a wait, which looks again when it is over.
+    """
+    said = batch[0].command
+    is_result = isinstance(said, Received) and isinstance(said.command, CallFinished)
+    return is_result and len(batch) == 1 and written <= RESULT_RECORDS
 
 
 def merged(batch: list[Envelope]) -> list[Envelope]:
