@@ -12,11 +12,15 @@ from midstream.cli.network import NAMES, exit_code_of, is_address, network_lines
 from midstream.cli.terminal import Ink, width_of
 from midstream.client.probe import POST, Finding, NetworkReport, Probed
 from midstream.client.ways import Way
+from midstream.local_keys import TOKEN_VARIABLE
+from midstream.server.access import Access, tokens
+from midstream.server.subjects import Subject
 from tests.cli.conftest import Run
 from tests.client.proxies import Proxy, Upgrades
 from tests.server.in_thread import in_a_thread
 from tests.server.serving import make_app, served
 
+TOKEN = "a token of the server's"
 WORKS = (
     Probed("websocket", Finding.WORKS, 5, 0.012),
     Probed("sse", Finding.WORKS, 5, 0.02),
@@ -31,6 +35,12 @@ async def _proxied() -> AsyncIterator[str]:
         proxy = Proxy(app.url, upgrades=Upgrades.REFUSED, is_buffering=True)
         async with proxy.listening():
             yield proxy.url
+
+
+@contextlib.asynccontextmanager
+async def _asking() -> AsyncIterator[str]:
+    async with served(make_app(access=Access(authenticate=tokens({TOKEN: Subject("ann")})))) as app:
+        yield app.url
 
 
 @pytest.fixture
@@ -96,10 +106,38 @@ def test_what_a_person_reads_where_nothing_gets_through() -> None:
         "               something holds answers back until they are",
         "               whole",
         "It says it is: 1.1 wall.",
-        "No transport gets through: ask whoever runs the proxy in",
-        "between.",
+        "No transport gets through undisturbed: ask whoever runs the",
+        "proxy in between.",
     ]
     assert max(map(width_of, lines)) <= 60
+
+
+def test_a_person_is_told_where_a_client_may_stay_with_a_transport_that_is_disturbed() -> None:
+    cut = Probed("websocket", Finding.INCOMPLETE, 3, 0.01, "3 of 5 chunks came: something cuts answers short")
+    late = Probed("sse", Finding.BUFFERED, 5, 3.0, "the first chunk came after 3.0 s")
+    last = [
+        [*network_lines(NetworkReport("http://s", probed, way), Ink(is_terminal=False, is_colored=False), 80)]
+        for probed, way in (((cut, *WORKS[1:]), Way.SSE), ((cut, late, *WORKS[2:]), Way.POLL))
+    ]
+    assert last[0][-2:] == [
+        "Works: events (SSE). A client may stay with WebSocket unless it is told:",
+        "--transport sse.",
+    ]
+    assert " ".join(last[1][-2:]) == (
+        "Works: long poll. A client may stay with WebSocket or events (SSE) unless it is told: --transport poll."
+    )
+
+
+def test_a_server_that_asks_who_comes_is_told_from_one_that_has_no_probe(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with in_a_thread(_asking) as url:
+        done = run("doctor", url)
+        monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+        let_in = run("doctor", url)
+    assert (done.exit_code, done.stdout, let_in.exit_code) == (1, "", 0)
+    assert "asks who you are" in done.stderr
+    assert done.stderr.rstrip().endswith("MIDSTREAM_TOKEN. [unauthorized]")
 
 
 def test_only_an_address_is_probed() -> None:

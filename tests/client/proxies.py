@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from enum import Enum
 
 LINE_END = b"\r\n"
@@ -42,6 +42,8 @@ class Proxy:
         self._body_bytes_max = body_bytes_max
         self._open: set[asyncio.StreamWriter] = set()
         self.upgrades = upgrades
+        self.before_upgrade: Callable[[], Awaitable[None]] | None = None
+        """What happens before the next handshake is passed on, once."""
         self.url = ""
         self.asked: list[str] = []
         """Method and path of each request, and `upgrade` for a handshake."""
@@ -92,6 +94,9 @@ class Proxy:
             writer.write(b"HTTP/1.1 403 Forbidden\r\nconnection: close\r\ncontent-length: 2\r\n\r\nno")
             await writer.drain()
             return
+        before, self.before_upgrade = self.before_upgrade, None
+        if before is not None:
+            await before()
         there.write(head)
         writer.write(await back.readuntil(LINE_END * 2))
         async with asyncio.TaskGroup() as group:

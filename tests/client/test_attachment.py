@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Self
 
@@ -11,13 +12,31 @@ import pytest
 from midstream.client.attachment import EVENTS_UNREAD_MAX, Attachment
 from midstream.client.checkpoint import CheckpointFile, StreamBegun
 from midstream.client.secret_store import SecretStore
+from midstream.client.session_secrets import Shown
 from midstream.core import frames, records
 from midstream.core.client_stream import Applied, ClientStream
-from midstream.core.frames import Ack, EventId, Events, Heartbeat, Open, SayPayload, ServerFrame, Welcome
+from midstream.core.frames import (
+    Ack,
+    Error,
+    EventId,
+    Events,
+    Heartbeat,
+    Open,
+    SayPayload,
+    ServerFrame,
+    Welcome,
+)
 from midstream.core.messages import Text
 from midstream.core.records import Delta
 from midstream.core.server_stream import events_frames
-from midstream.errors import AccessError, ConnectionLostError, MidstreamError, StoreFullError
+from midstream.errors import (
+    AccessError,
+    ConnectionLostError,
+    MidstreamError,
+    StoreFullError,
+    UnavailableError,
+    WrongSecretError,
+)
 from midstream.testing.worlds import FakeWorld
 from midstream.world import Fault
 from tests.spec import spec
@@ -66,12 +85,17 @@ class Bench:
         self.refusals: list[MidstreamError] = []
         self.reconnecting: list[bool] = []
         self.stalled: list[str] = []
+        self.reads = 0
+        self.kept: deque[Shown | MidstreamError] = deque([Shown("secret")])
+        """What opens the session, each time that it is read; the last one from then on."""
+        self.is_read: asyncio.Future[None] | None = None
         secrets = SecretStore(None, world=self.world)
         self.file = CheckpointFile(None, server="http://s", secrets=secrets, world=self.world)
         self.stream = stream or ClientStream("a", "secret", now=self.world.monotonic())
         self.attachment = Attachment(
             self.stream,
             self.connect,
+            read_secrets=self.read_secrets,
             file=self.file,
             begun=StreamBegun("s1", "secret") if self.stream.stream else None,
             tools=None,
@@ -79,6 +103,15 @@ class Bench:
             on_reconnecting=self.reconnecting.append,
             on_stalled=self.stalled.append,
         )
+
+    async def read_secrets(self) -> Shown:
+        self.reads += 1
+        if self.is_read is not None:
+            await self.is_read
+        kept = self.kept.popleft() if len(self.kept) > 1 else self.kept[0]
+        if isinstance(kept, MidstreamError):
+            raise kept
+        return kept
 
     async def connect(self) -> Wire:
         if self.refusals:
@@ -268,3 +301,72 @@ def test_a_frame_of_events_is_smaller_than_what_may_be_unread() -> None:
     frame = frames.decode_server(first)
     assert isinstance(frame, Events)
     assert len(frame.events) < EVENTS_UNREAD_MAX
+
+
+def _opening(wire: Wire) -> Open:
+    opening = frames.decode_client(wire.sent[0])
+    assert isinstance(opening, Open)
+    return opening
+
+
+@spec("STREAM-96")
+async def test_each_connection_shows_what_is_kept_when_it_is_made() -> None:
+    async with Bench() as bench:
+        wire = await bench.connected()
+        assert (_opening(wire).secret, bench.reads) == ("secret", 0)
+        wire.hears(Welcome("a", "0-0", "0-0", is_encrypted=True), Heartbeat("0-0"))
+        bench.kept = deque([Shown("newer", "secret"), UnavailableError("the keyring is locked")])
+        wire.breaks()
+        again = await bench.connected(2)
+        assert (_opening(again).secret, _opening(again).old_secret) == ("newer", "secret")
+        again.hears(Welcome("a", "0-0", "0-0", is_encrypted=True), Heartbeat("0-0"))
+        again.breaks()
+        last = await bench.connected(3)
+        assert (_opening(last).secret, bench.reads) == ("newer", 2), "what was shown before may still do"
+
+
+@spec("STREAM-96")
+async def test_where_no_secret_opens_a_session_none_is_read() -> None:
+    async with Bench() as bench:
+        for number in range(1, 4):
+            wire = await bench.connected(number)
+            wire.hears(Welcome("a", "0-0", "0-0"), Heartbeat("0-0"))
+            wire.breaks()
+        await bench.connected(4)
+        assert bench.reads == 0
+
+
+@spec("STREAM-96")
+@pytest.mark.parametrize("is_told", [True, False], ids=["by a frame", "by the connection"])
+@pytest.mark.parametrize("is_changed", [True, False])
+async def test_a_refused_secret_is_read_anew_once(*, is_told: bool, is_changed: bool) -> None:
+    refused = WrongSecretError("no")
+    async with Bench() as bench:
+        if is_changed:
+            bench.kept = deque([Shown("newer")])
+        if is_told:
+            (await bench.connected()).hears(Error(refused.code, refused.message))
+        else:
+            bench.refusals.append(refused)
+        made = 1 + int(is_told)
+        if is_changed:
+            wire = await bench.connected(made)
+            assert _opening(wire).secret == "newer"
+            wire.hears(Error(refused.code, refused.message))
+        with pytest.raises(WrongSecretError):
+            await bench.attachment.next()
+        assert len(bench.wires) == made - int(not is_changed)
+        assert 1 <= bench.reads <= 2
+
+
+@spec("STREAM-96")
+async def test_a_stream_that_is_left_while_its_secret_is_read_waits_for_nobody() -> None:
+    async with Bench() as bench:
+        never = asyncio.get_running_loop().create_future()
+        bench.is_read = never
+        wire = await bench.connected()
+        wire.breaks()
+        await bench.until(lambda: bench.reads == 1)
+        async with asyncio.timeout(WAIT_S):
+            await bench.attachment.close()
+        assert never.cancelled()

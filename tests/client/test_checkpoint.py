@@ -22,7 +22,7 @@ from midstream.client.checkpoint import (
     KeptStream,
     StreamBegun,
 )
-from midstream.client.secret_store import SecretKey, SecretStore
+from midstream.client.secret_store import SecretStore
 from midstream.core.calls import CallPlan, CallState, Site
 from midstream.core.checkpoint import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten
 from midstream.core.frames import EventId, SayPayload, digest_of, encode
@@ -245,6 +245,11 @@ STRANGE: dict[str, tuple[str, type[MidstreamError], str]] = {
         UsageError,
         "another",
     ),
+    "an unreleased version's": (
+        "PRAGMA user_version = 2; PRAGMA application_id = 1835623523",
+        UsageError,
+        "before the first release",
+    ),
     "a newer version's": (
         "PRAGMA user_version = 99; PRAGMA application_id = 1835623523",
         UsageError,
@@ -413,92 +418,6 @@ async def test_a_checkpoint_is_not_opened_where_others_may_read_the_secrets(
 
 def _let_others_read(path: Path) -> None:
     path.chmod(0o644)
-
-
-# Layout 1, as released before secrets were kept apart.
-_LAYOUT_1 = """
-CREATE TABLE stream (stream TEXT PRIMARY KEY, server TEXT NOT NULL, session TEXT NOT NULL, epoch INTEGER,
-    position INTEGER, next_seqno INTEGER NOT NULL, touched_at REAL NOT NULL) WITHOUT ROWID;
-CREATE TABLE secret (stream TEXT PRIMARY KEY, secret TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE chunk (stream TEXT NOT NULL, seqno INTEGER NOT NULL, digest TEXT NOT NULL, payload BLOB NOT NULL,
-    PRIMARY KEY (stream, seqno)) WITHOUT ROWID;
-CREATE TABLE call (stream TEXT NOT NULL, turn INTEGER NOT NULL, reply INTEGER NOT NULL, call_id TEXT NOT NULL,
-    call BLOB NOT NULL, plan BLOB NOT NULL, is_asked INTEGER NOT NULL DEFAULT 0, runs INTEGER NOT NULL DEFAULT 0,
-    epoch INTEGER NOT NULL DEFAULT 0, result BLOB, PRIMARY KEY (stream, turn, reply, call_id)) WITHOUT ROWID;
-CREATE TABLE life (epoch INTEGER NOT NULL);
-INSERT INTO life VALUES (7);
-PRAGMA application_id = 1835623523;
-PRAGMA user_version = 1;
-"""
-
-
-@pytest.fixture
-def old(path: Path) -> Path:
-    """A file of that time: two streams, and the traces of many that are over; a process died while it had it open."""
-    path.parent.mkdir()
-    with closing(sqlite3.connect(path, isolation_level=None)) as db:
-        db.executescript(f"PRAGMA secure_delete = OFF; PRAGMA journal_mode = WAL;{_LAYOUT_1}")
-        db.execute("BEGIN")
-        for number in range(200):
-            stream, server = f"stream-{number}", SERVER if number != 1 else "http://other"
-            db.execute("INSERT INTO stream VALUES (?, ?, 's1', NULL, NULL, 1, 100.0)", (stream, server))
-            db.execute("INSERT INTO secret VALUES (?, ?)", (stream, f"{SECRET}-{number}"))
-            db.execute("INSERT INTO chunk VALUES (?, 0, ?, ?)", (stream, digest_of(ONE), ONE))
-        db.execute("COMMIT")
-        db.execute(
-            "PRAGMA wal_checkpoint(TRUNCATE)"
-        )  # what is removed now stays where it was, on pages nobody uses
-        db.execute("BEGIN")
-        for table in ("stream", "secret", "chunk"):
-            db.execute(f"DELETE FROM {table} WHERE stream NOT IN ('stream-0', 'stream-1')")
-        db.execute("COMMIT")
-        copies = {each: each.read_bytes() for each in path.parent.iterdir() if not each.name.endswith("-shm")}
-    for each, content in copies.items():
-        each.write_bytes(content)
-    assert SECRET.encode() in _bytes_beside(path)
-    return path
-
-
-@spec("STREAM-76")
-async def test_an_old_file_hands_its_secrets_over_and_keeps_no_byte_of_them(
-    old: Path, file: CheckpointFile, secrets: SecretStore
-) -> None:
-    (kept,) = [await file.with_secret(each) for each in await file.streams()]
-    assert kept == KeptStream("s1", Checkpoint("stream-0", f"{SECRET}-0", None, 1, ((0, ONE),)), 100.0)
-    assert await secrets.get(SecretKey("http://other", "s1", "stream-1")) == f"{SECRET}-1"
-    assert await file.start_epoch() == 8
-    assert SECRET.encode() not in _bytes_beside(old)
-    await file.close()
-    assert SECRET.encode() not in _bytes_beside(old)
-    await file.open()
-    assert len(await file.streams()) == 1
-
-
-@spec("STREAM-76")
-@pytest.mark.parametrize("point", [Fault.BEFORE_CHECKPOINT, Fault.AFTER_CHECKPOINT])
-async def test_whoever_dies_while_handing_over_leaves_a_file_that_either_version_can_use(
-    old: Path, secrets: SecretStore, point: Fault
-) -> None:
-    world = FakeWorld()
-    world.crash_at(point)
-    dying = CheckpointFile(old, server=SERVER, secrets=secrets, world=world)
-    with pytest.raises(Crashed):
-        await dying.open()
-    await dying.close()
-    with closing(sqlite3.connect(old)) as db:
-        (version,) = db.execute("PRAGMA user_version").fetchone()
-        tables = db.execute("SELECT name FROM sqlite_schema WHERE name = 'secret'").fetchall()
-        if version == 1:
-            # What the earlier version asks for.
-            assert db.execute("SELECT count(*) FROM stream JOIN secret USING (stream)").fetchone() == (2,)
-            assert db.execute("UPDATE life SET epoch = epoch + 1 RETURNING epoch").fetchone() == (8,)
-    assert (version, tables) == ((1, [("secret",)]) if point is Fault.BEFORE_CHECKPOINT else (2, []))
-    again = CheckpointFile(old, server=SERVER, secrets=secrets, world=FakeWorld())
-    await again.open()
-    (kept,) = await again.streams()
-    assert (await again.with_secret(kept)).checkpoint.secret == f"{SECRET}-0"
-    await again.close()
-    assert SECRET.encode() not in _bytes_beside(old)
 
 
 # --- growth -----------------------------------------------------------------------------------------------------

@@ -10,10 +10,10 @@ from contextlib import closing
 import msgspec
 import pytest
 
-from midstream.client.databases import lay_out, layout_of, translated
+from midstream.client.databases import is_laid_out, lay_out, translated
 from midstream.errors import MidstreamError, StoreBusyError, StoreDamagedError, StoreFullError, UsageError
 
-OURS, NEWEST = 77, 3
+OURS, LAYOUT = 77, 3
 
 
 @pytest.fixture
@@ -23,9 +23,9 @@ def db() -> Iterator[sqlite3.Connection]:
 
 
 def test_a_file_has_no_layout_until_it_is_laid_out(db: sqlite3.Connection) -> None:
-    assert layout_of(db, OURS, NEWEST, called="file") == 0
-    lay_out(db, "CREATE TABLE one (x);\nCREATE TABLE two (x)", OURS, 2)
-    assert layout_of(db, OURS, NEWEST, called="file") == 2
+    assert not is_laid_out(db, OURS, LAYOUT, called="file")
+    lay_out(db, "CREATE TABLE one (x);\nCREATE TABLE two (x)", OURS, LAYOUT)
+    assert is_laid_out(db, OURS, LAYOUT, called="file")
     assert db.execute("SELECT name FROM sqlite_schema").fetchall() == [("one",), ("two",)]
 
 
@@ -33,6 +33,7 @@ def test_a_file_has_no_layout_until_it_is_laid_out(db: sqlite3.Connection) -> No
     ("script", "said"),
     [
         ("PRAGMA application_id = 77; PRAGMA user_version = 4", "later version"),
+        ("PRAGMA application_id = 77; PRAGMA user_version = 2", "before the first release"),
         ("PRAGMA application_id = 78", "another program"),
         ("PRAGMA user_version = 1", "another program"),
         ("CREATE TABLE theirs (x)", "another program"),
@@ -41,7 +42,7 @@ def test_a_file_has_no_layout_until_it_is_laid_out(db: sqlite3.Connection) -> No
 def test_what_is_not_ours_is_refused(db: sqlite3.Connection, script: str, said: str) -> None:
     db.executescript(script)
     with pytest.raises(UsageError, match=said):
-        layout_of(db, OURS, NEWEST, called="file")
+        is_laid_out(db, OURS, LAYOUT, called="file")
 
 
 def _sqlite(code: int) -> sqlite3.Error:

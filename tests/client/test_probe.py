@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
+import ssl
+from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from midstream.client.probe import (
     PACE,
+    POST,
     Arrivals,
     Finding,
     NetworkProbe,
     NetworkReport,
     Pace,
+    Probed,
     judged,
 )
 from midstream.client.ways import Way
@@ -117,6 +127,66 @@ async def test_where_nothing_answers_it_is_said() -> None:
         await _report("http://127.0.0.1:1")
     with pytest.raises(UsageError):
         NetworkProbe("localhost:8000")
+
+
+@pytest.mark.parametrize(("is_certified", "told"), [(True, "is not believed"), (False, "speaks no TLS")])
+async def test_who_answers_in_another_tongue_is_no_silence(
+    tmp_path: Path, *, is_certified: bool, told: str
+) -> None:
+    """A certificate that nobody signed, or none at all."""
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH) if is_certified else None
+    if tls is not None:
+        tls.load_cert_chain(_own_certificate(tmp_path / "server.pem"))
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=tls)
+    async with server:
+        url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(ConnectionLostError, match=told):
+            await _report(url)
+
+
+def _own_certificate(file: Path) -> Path:
+    """Write a key and a certificate that it signed itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = dt.datetime.now(dt.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .sign(key, hashes.SHA256())
+    )
+    form = (Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    file.write_bytes(key.private_bytes(*form) + made.public_bytes(Encoding.PEM))
+    return file
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+async def test_a_proxy_that_does_not_reach_its_server_is_no_other_server(status: int) -> None:
+    async with Peer(status).serving() as peer:
+        with pytest.raises(ConnectionLostError, match=str(status)):
+            await _report(peer.url)
+
+
+def test_better_transports_that_are_disturbed_are_named_and_those_that_bring_nothing_are_not() -> None:
+    found = {
+        Way.WEBSOCKET: Finding.INCOMPLETE,
+        Way.SSE: Finding.REFUSED,
+        Way.POLL: Finding.WORKS,
+        POST: Finding.WORKS,
+    }
+    probed = tuple(Probed(what, finding) for what, finding in found.items())
+    assert NetworkReport("http://s", probed, Way.POLL).lures == (Way.WEBSOCKET,)
+    assert NetworkReport("http://s", probed, Way.WEBSOCKET).lures == ()
+    assert NetworkReport("http://s", probed, None).lures == ()
 
 
 async def test_a_server_of_something_else_is_told_as_such() -> None:

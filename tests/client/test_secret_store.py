@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from midstream.client import secret_store
 from midstream.client.os_keyring import OsKeyring
 from midstream.client.secret_store import (
     ABANDONED_S,
@@ -107,6 +108,32 @@ async def test_a_secret_is_kept_for_a_session_and_for_each_of_its_streams(place:
     await second.forget(SESSION)
     await second.forget(SESSION)
     assert [await second.get(key) for key in (SESSION, STREAM)] == [None, OTHER]
+
+
+async def test_one_that_was_replaced_meanwhile_is_not_forgotten(place: str, store: SecretStore) -> None:
+    await store.put(SESSION, SECRET)
+    await store.forget(SESSION, only=OTHER)
+    assert await store.get(SESSION) == SECRET
+    await store.forget(SESSION, only=SECRET)
+    assert await store.get(SESSION) is None
+
+
+async def test_a_keyring_is_asked_for_an_entry_once_and_for_the_next_one_anew(
+    ring: FileKeyring, store: SecretStore, make: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secret_store, "TOLD_MAX", 1)
+    with chosen(ring):
+        await store.put(SESSION, SECRET)
+        assert await store.get(SESSION) == SECRET
+        kept = ring.path
+        ring.path = "/nowhere"
+        assert await store.get(SESSION) == SECRET
+        ring.path = kept
+        await make().put(SESSION, OTHER, replaces=SECRET)  # another process
+        assert await store.get(SESSION) == OTHER
+        await store.put(STREAM, SECRET)
+        assert [await store.get(key) for key in (STREAM, SESSION)] == [SECRET, OTHER]
+        assert len(store._told) == 1
 
 
 async def test_what_a_keyring_keeps_stands_nowhere_else(

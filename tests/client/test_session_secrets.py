@@ -10,8 +10,8 @@ import pytest
 
 from midstream.client import connect
 from midstream.client.client import Client
-from midstream.client.secret_store import SecretStore, Survey, survey
-from midstream.client.session_secrets import SessionSecrets, Shown
+from midstream.client.secret_store import SecretKey, SecretStore, Survey, survey
+from midstream.client.session_secrets import NEXT, SessionSecrets, Shown
 from midstream.core.parts import root_of
 from midstream.core.records import Delta, TurnEnded
 from midstream.errors import AccessError, MidstreamError, WrongSecretError
@@ -86,9 +86,9 @@ async def test_a_change_ends_also_where_a_stream_was_told_meanwhile_that_none_is
     store: SecretStore,
 ) -> None:
     secrets = _secrets(store)
-    await secrets.begin_change("s")
+    both = await secrets.begin_change("s")
     await secrets.release("s")
-    await secrets.end_change("s")
+    await secrets.end_change("s", both)
     assert await _secrets(store).known("s") == Shown()
 
 
@@ -118,8 +118,62 @@ async def test_while_it_is_changed_both_are_shown_also_by_the_next_process(store
     again = _secrets(store)
     assert await again.known("s") == both
     assert await again.begin_change("s") == both  # the same one, as the server may know it already
-    await again.end_change("s")
+    await again.end_change("s", both)
     assert await again.known("s") == Shown(both.secret) == await _secrets(store).known("s")
+
+
+@spec("STREAM-96")
+async def test_what_another_process_changes_is_known_at_once(store: SecretStore) -> None:
+    one, other = _secrets(store), _secrets(store)
+    made = await one.made("s")
+    assert await other.known("s") == made
+    both = await other.begin_change("s")
+    assert await one.known("s") == both == Shown(both.secret, made.secret)
+    await other.end_change("s", both)
+    assert await one.made("s") == Shown(both.secret)
+    await other.keep("s", OTHER)
+    assert await one.known("s") == Shown(OTHER)
+
+
+@spec("STREAM-88")
+async def test_who_ends_a_change_late_does_not_end_the_next_one(store: SecretStore) -> None:
+    late, other = _secrets(store), _secrets(store)
+    both = await late.begin_change("s")
+    assert await other.begin_change("s") == both
+    await other.end_change("s", both)
+    following = await other.begin_change("s")
+    await late.end_change("s", both)
+    assert await late.known("s") == following
+
+
+@spec("STREAM-88")
+async def test_a_change_that_died_between_its_two_writes_is_ended_by_the_next_one(store: SecretStore) -> None:
+    secrets = _secrets(store)
+    both = await secrets.begin_change("s")
+    await store.put(SecretKey("http://here", "s"), both.secret, replaces=both.old_secret)
+    assert await secrets.known("s") == Shown(both.secret)
+    again = await secrets.begin_change("s")
+    await secrets.end_change("s", again)
+    assert (await store.get(SecretKey("http://here", "s", NEXT)), again) == (None, Shown(both.secret))
+
+
+async def test_another_one_is_kept_also_while_it_is_being_changed(store: SecretStore) -> None:
+    secrets = _secrets(store)
+    await secrets.begin_change("s")
+    assert await secrets.keep("s", OTHER) == await _secrets(store).known("s") == Shown(OTHER)
+
+
+@spec("STREAM-95")
+async def test_a_session_that_needs_a_secret_after_all_keeps_the_one_it_was_begun_with(
+    store: SecretStore,
+) -> None:
+    secrets = _secrets(store)
+    await secrets.release("s")
+    made = await secrets.made("s")
+    await secrets.need("s::child", made.secret)
+    assert await secrets.known("s") == await secrets.made("s") == made
+    await secrets.need("s", OTHER)
+    assert await secrets.known("s") == made
 
 
 async def _told(client: Client, session: str, words: str) -> str:

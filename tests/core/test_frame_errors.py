@@ -20,7 +20,12 @@ def test_every_code_of_the_error_tree_comes_back_as_its_type() -> None:
 @spec("STREAM-28")
 @pytest.mark.parametrize(
     ("retry", "kind"),
-    [("never", ProtocolError), ("ask", ProtocolError), ("later", UnavailableError), ("now", UnavailableError)],
+    [
+        ("never", ProtocolError),
+        ("ask", ProtocolError),
+        ("later", UnavailableError),
+        ("now", UnavailableError),
+    ],
 )
 def test_a_code_that_is_not_known_is_told_by_its_retry(retry: str, kind: type[MidstreamError]) -> None:
     unknown = error_of(Error("from_the_future", "text", retry, retry_after_s=2.0))

@@ -172,7 +172,7 @@ class Process:
         """End it, whatever it does."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
-            await self._process.wait()
+            await self._process.communicate()
 
     def log(self) -> str:
         log = self._folder / f"{self.side}.log"

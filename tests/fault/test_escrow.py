@@ -48,7 +48,7 @@ async def _serving(folder: Path, port: int) -> AsyncIterator[Server]:
     finally:
         if process.returncode is None:
             process.kill()
-        await process.wait()
+        await process.communicate()
 
 
 def _client(folder: Path, url: str) -> Client:

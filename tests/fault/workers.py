@@ -62,7 +62,7 @@ class Worker:
     async def kill(self) -> None:
         if self.process.returncode is None:
             self.process.kill()
-        await self.process.wait()
+        await self.process.communicate()
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

@@ -91,7 +91,9 @@ CLIENT: Mapping[str, Callable[[ClientStream], None]] = {
     "snapshot of the end": _hears(Snapshot("1-1", msgspec.Raw(b"{}"), is_over=True)),
     "unreadable record": _hears(Events((Event("1-2", msgspec.Raw(b'{"type":"of a later version"}')),))),
     "end of the turn": _hears(_TOLD),
-    "final error": _hears(Error("wrong_secret", "no")),
+    "final error": _hears(Error("seqno_reused", "no")),
+    "refused secret": _hears(Error("wrong_secret", "no")),
+    "same secret": lambda half: half.show(SECRET),
     "passing error": _hears(Error("draining", "no", "later")),
     "broken frame": _hears(b"?"),
     "detach": lambda half: half.detach(),
@@ -223,6 +225,8 @@ def reaction_to(kind: type[MidstreamError]) -> str:
     _hears(Welcome("a", "1-1", "1-1"))(stream)
     stream.frames_to_send()
     _hears(Error(kind.code, "no", kind.retry, 0, 0 if kind is SeqnoGapError else None))(stream)
+    if stream.wants_secret:
+        return "shows another secret that it finds, or ends"
     if not stream.is_ended:
         is_playback = kind is SeqnoGapError
         return "plays back from `expected`, or ends" if is_playback else "reconnects"

@@ -8,6 +8,7 @@ import pytest
 
 from midstream.core.messages import Result, UserMessage
 from midstream.core.records import Delta
+from midstream.core.session import Received
 from midstream.core.turn import CallFinished, Cancel, ModelSaid, RunCall, SendMessage
 from midstream.errors import MidstreamError, StoreBusyError
 from midstream.runtime.mailbox import (
@@ -17,6 +18,7 @@ from midstream.runtime.mailbox import (
     Envelope,
     Mailbox,
     are_words,
+    is_mere_result,
     merged,
 )
 from midstream.store.contract import Attempt
@@ -138,6 +140,28 @@ async def test_the_pause_between_appends_of_words_begins_at_the_end_of_one() -> 
     assert await _is_due(mailbox)
 
 
+async def test_the_pause_between_appends_of_words_begins_when_their_readers_were_sent_them() -> None:
+    world = FakeWorld()
+    mailbox = Mailbox(world)
+    mailbox.put(_said("a"))
+    mailbox.take()
+    sent: list[asyncio.Task[None]] = []
+
+    def write_to_many() -> None:
+        sent.append(asyncio.create_task(world.advance(2 * WORDS_EVERY_S)))
+
+    # A reader that was woken by the append, and writes when all others were woken too.
+    asyncio.get_running_loop().call_soon(write_to_many)
+    mailbox.settle()
+    mailbox.put(_said("b"))
+    assert not await _is_due(mailbox)
+    async with asyncio.timeout(30):
+        await sent[0]
+    assert not await _is_due(mailbox)
+    await world.advance(WORDS_EVERY_S)
+    assert await _is_due(mailbox)
+
+
 async def test_words_that_stay_when_clients_are_refused_are_taken_next() -> None:
     mailbox = Mailbox(FakeWorld())
     mailbox.put(_said("a"))
@@ -230,3 +254,14 @@ def test_a_batch_of_words_is_told_from_one_that_changes_what_is_owed() -> None:
     assert are_words([_said("a"), _said("b", attempt=2)])
     assert not are_words([_said("a"), Envelope(FINISHED)])
     assert not are_words([Envelope(None)])
+
+
+def test_a_result_of_a_client_that_led_to_nothing_is_told_from_all_else() -> None:
+    of_client = Envelope(Received("k", "secret", 1, "d", FINISHED))
+    said = Envelope(Received("k", "secret", 0, "d", SendMessage(UserMessage.of("hi"))))
+    assert is_mere_result([of_client], 2)
+    assert is_mere_result([of_client], 0)
+    assert not is_mere_result([of_client], 3)  # something follows from it
+    assert not is_mere_result([of_client, of_client], 2)
+    assert not is_mere_result([said], 2)
+    assert not is_mere_result([Envelope(FINISHED)], 1)  # of a tool that ran here

@@ -7,13 +7,15 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from midstream.core.blobs import Blob
-from midstream.core.messages import Exchange, Finish, Outcome, UserMessage
+from midstream.core.messages import Exchange, Finish, Outcome, Result, ToolSpec, UserMessage
 from midstream.core.records import (
     AttemptFailed,
     AttemptStarted,
     CallEnded,
     CallStarted,
     CancelRequested,
+    ChunkAccepted,
+    ClientTool,
     Delta,
     EpochStarted,
     ExchangeCommitted,
@@ -27,7 +29,7 @@ from midstream.core.records import (
 )
 from midstream.core.replies import ModelEvent, ModelRequest, TextDelta
 from midstream.core.session import Received
-from midstream.core.turn import Cancel, SendMessage
+from midstream.core.turn import CallFinished, Cancel, SendMessage
 from midstream.errors import (
     ModelRejectedError,
     ModelUnavailableError,
@@ -37,11 +39,12 @@ from midstream.errors import (
 )
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
-from midstream.runtime.runner import APPEND_TRIES_MAX
+from midstream.runtime.runner import APPEND_TRIES_MAX, Runner
 from midstream.store.contract import Mark
 from midstream.store.memory import MemoryStore
 from midstream.testing import Gate, ScriptedModel, Stall, calls, records_until_end, run_turn, text
 from midstream.testing.models import Step
+from midstream.testing.worlds import FakeWorld
 from midstream.tools import tool
 from midstream.world import World
 
@@ -260,6 +263,38 @@ async def test_a_repeated_chunk_changes_nothing_and_a_gap_is_refused() -> None:
     records = await records_until_end(runner, after=0)
     assert len([r for r in records if isinstance(r, MessageAccepted)]) == 1
     await host.stop()
+
+
+@pytest.mark.parametrize("has_effects", [False, True])
+async def test_a_result_of_a_client_leaves_the_other_calls_their_time(*, has_effects: bool) -> None:
+    """With effects the second call starts when the first one has ended, else with it: its own time counts."""
+    world, times = FakeWorld(), {"first": 10.0, "second": 30.0}
+    model = ScriptedModel([calls(*((name, "{}") for name in times)), text("done")])
+    host = await _host(model, world=world)
+    runner = await host.session("s", create=True)
+    tools = tuple(
+        ClientTool(ToolSpec(name), has_effects=has_effects, timeout_s=limit_s)
+        for name, limit_s in times.items()
+    )
+    await runner.submit(Received("k", "secret", 0, "d0", SendMessage(UserMessage.of("go"), tools)))
+    await world.settle()
+    await world.advance(5.0)
+    result = CallFinished(1, 1, Result("c1", "here"))
+    await runner.submit(Received("k", "secret", 1, "d1", result))
+    after = [CallStarted] if has_effects else []
+    assert _kinds(await _records(runner))[-2 - len(after) :] == [ChunkAccepted, CallEnded, *after]
+    await world.advance(29.0 if has_effects else 24.0)  # the first one would have expired by now
+    assert _ended(await _records(runner)) == {"c1": Outcome.OK}
+    await world.advance(1.0)
+    records = await _records(runner)
+    assert _ended(records) == {"c1": Outcome.OK, "c2": Outcome.UNKNOWN}
+    assert _kinds(records).count(CallEnded) == 2
+    assert isinstance(records[-1], TurnEnded)
+    await host.stop()
+
+
+async def _records(runner: Runner) -> tuple[Record, ...]:
+    return tuple(decode(stored.body) for stored in await runner.read(after=0, limit=1000))
 
 
 class FullOnce(MemoryStore):

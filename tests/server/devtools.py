@@ -172,4 +172,4 @@ async def devtools(chromium: str, flags: Sequence[str], profile: Path) -> AsyncI
         draining.cancel()
     finally:
         process.kill()
-        await process.wait()
+        await process.communicate()

@@ -30,7 +30,7 @@ async def _serving(folder: Path, *, port: int = 0, days: float = 0) -> AsyncIter
     finally:
         if process.returncode is None:
             process.kill()
-        await process.wait()
+        await process.communicate()
 
 
 @pytest.mark.slow

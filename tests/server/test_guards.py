@@ -5,9 +5,11 @@ from __future__ import annotations
 import httpx2
 import pytest
 import websockets
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from midstream.errors import UsageError
-from midstream.server.guards import HostGuard, origins_of
+from midstream.errors import ForeignOriginError, UsageError
+from midstream.server.guards import HostGuard, check_origin, origins_of, page_of
 from midstream.testing.models import text
 from tests.server.serving import KEYS, Socket, called, chunk, make_app, opening, served
 
@@ -61,6 +63,37 @@ def test_what_is_no_origin_is_refused_at_the_start(name: str) -> None:
 def test_origins_are_compared_as_browsers_write_them() -> None:
     named = ["https://App.Example", "http://localhost:5173", "http://[::1]:8080", "tauri://localhost"]
     assert origins_of(named) == {name.lower() for name in named}
+    usual = ["https://App.Example:443", "http://[::1]:80", "http://a.example:443", "https://a.example:8443"]
+    assert origins_of(usual) == {
+        "https://app.example",
+        "http://[::1]",
+        "http://a.example:443",
+        "https://a.example:8443",
+    }
+
+
+async def test_a_page_of_plain_http_is_foreign_to_a_server_that_knows_it_has_tls() -> None:
+    transport = httpx2.ASGITransport(app=make_app())
+    async with httpx2.AsyncClient(transport=transport, base_url="https://testserver") as client:
+        asked = [
+            (await client.get("/health", headers={"origin": origin})).status_code
+            for origin in ("https://testserver", "http://testserver")
+        ]
+    assert asked == [200, 403]
+
+
+@given(
+    st.one_of(st.text(st.characters(max_codepoint=255)), st.sampled_from(["http://[::1", "://", "http://"]))
+)
+@example("http://[::1")
+def test_whatever_stands_in_the_place_of_an_origin_is_foreign_and_no_error(origin: str) -> None:
+    for host in ("testserver", ""):
+        headers = [(b"origin", origin.encode("latin-1")), (b"host", host.encode())]
+        scope = {"type": "http", "method": "GET", "headers": headers, "scheme": "http"}
+        page_of(scope)
+        if origin:
+            with pytest.raises(ForeignOriginError):
+                check_origin(scope, ())
 
 
 async def test_a_foreign_page_cannot_open_a_websocket_and_a_named_one_can() -> None:

@@ -33,6 +33,14 @@ async def test_every_file_is_served_and_asked_for_again_cheaply() -> None:
             assert again.status_code == 304
 
 
+@pytest.mark.parametrize("part", ["bytes=0-9", "bytes=9-1,foo", "bytes=99999999999-", "lines=1-2"])
+async def test_a_file_is_sent_whole_whatever_part_of_it_is_asked_for(part: str) -> None:
+    async with called(make_app()) as client:
+        whole = await client.get("/")
+        answer = await client.get("/", headers={"range": part})
+    assert (answer.status_code, answer.content) == (200, whole.content)
+
+
 @pytest.mark.parametrize("path", ["nothing.js", "../pages.py", "..", "//etc/passwd", "./../../__init__.py"])
 async def test_what_is_not_in_the_folder_is_not_found(path: str) -> None:
     """Below HTTP clients, which tidy an address up before they send it."""

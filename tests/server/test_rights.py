@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.errors import LimitReachedError, SessionNotFoundError
 from midstream.server import rights as rights_module
-from midstream.server.rights import READERS_MAX, Owner, Rights, is_of_tenant, name_in_store, name_outside
+from midstream.server.rights import READERS_MAX, Rights, is_of_tenant, name_in_store, name_outside
 from midstream.server.subjects import Subject
-from midstream.store.contract import OWNERS
 from midstream.store.memory import MemoryStore
 from midstream.testing.worlds import FakeWorld
 
@@ -113,17 +111,3 @@ async def test_a_name_that_is_begun_anew_is_not_taken_for_an_old_one() -> None:
     assert await rights.sessions_of(ada) == ["s1"]
     await rights.claim("s1", ada)
     assert await rights.sessions_of(ada) == ["s1"]
-
-
-async def test_rows_of_earlier_versions_are_noted_once() -> None:
-    store = MemoryStore()
-    rights = await _rights(store)
-    body = msgspec.json.encode(Owner("", "ada", readers=("bob",)))
-    await store.keep(OWNERS, "s1", body, expected=0, at=1.0)
-    assert await rights.sessions_of(Subject("ada")) == []
-    await asyncio.gather(rights.complete(), rights.complete())
-    for name in ("ada", "bob"):
-        assert await rights.sessions_of(Subject(name)) == ["s1"]
-    await store.keep(OWNERS, "s2", body, expected=0, at=1.0)
-    await rights.complete()
-    assert await rights.sessions_of(Subject("ada")) == ["s1"]

@@ -12,11 +12,13 @@ import websockets
 from midstream.runtime import locking
 from midstream.server.access import Access, tokens
 from midstream.server.subjects import Subject
-from midstream.server.unlocking import Shown
+from midstream.server.unlocking import REFUSAL_S, Shown
+from midstream.store.contract import SessionInfo
 from midstream.store.escrow import EscrowedShelf
-from midstream.store.memory import Memory
+from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.models import calls, text
 from midstream.tools import tool
+from midstream.world import World
 from tests.server.escrowing import OTHER, SHOWN, WRONG, escrowed_app, follow_to_end, say, until
 from tests.server.serving import SECRET, Served, Socket, abort, called, chunk, opening, served
 from tests.spec import spec
@@ -61,6 +63,51 @@ async def test_without_the_secret_every_route_says_the_same_as_where_there_is_no
     assert said == [said[0]] * len(said)
     assert said[0][0] == 403
     assert json.loads(said[0][1])["code"] == "wrong_secret"
+
+
+class Ticking(World):
+    """A clock that stands still, but for what a refusal waits, and for the work of the store."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+
+    def monotonic(self) -> float:
+        return self.time
+
+    async def sleep(self, seconds: float) -> None:
+        is_refusal = seconds <= REFUSAL_S  # the rest looks after sessions, now and then
+        self.time += seconds if is_refusal else 0.0
+        await super().sleep(0.0 if is_refusal else seconds)
+
+
+class Slow(MemoryStore):
+    """A store that takes the longer the more it finds."""
+
+    def __init__(self, memory: Memory, world: Ticking) -> None:
+        super().__init__(memory, world=world)
+        self.time_of = world
+
+    async def find(self, session: str) -> SessionInfo | None:
+        found = await super().find(session)
+        self.time_of.time += 0.001 if found is None else 0.007
+        return found
+
+
+@spec("STREAM-85")
+async def test_neither_does_the_time_of_a_refusal(tmp_path: Path) -> None:
+    """On every route that asks for the secret: a clock is put forward by the work, and by nothing else."""
+    world = Ticking()
+    app = escrowed_app(tmp_path, [text("a canary")], inner=Slow(Memory(), world), world=world)
+    async with called(app) as http:
+        await say(http)
+        await follow_to_end(http)
+        for method, what in [*ROUTES, ("POST", "/chunks")]:
+            for session in ("s1", "none"):
+                began_at = world.time
+                body, path = PING if what == "/chunks" else None, f"/v1/sessions/{session}{what}"
+                answer = await http.request(method, path, headers=WRONG, json=body)
+                assert answer.status_code == 403
+                assert world.time - began_at == pytest.approx(REFUSAL_S), (method, what, session)
 
 
 @spec("STREAM-85")

@@ -45,7 +45,7 @@ With --fix the code is that of the original: examine the copy to see 0.
 \b
 For a URL:
     0  nothing in between disturbs any transport
-    1  no transport gets through, or nothing answers
+    1  no transport gets through undisturbed, nothing answers, or it asks who you are
     3  what answers is no midstream server
     6  something in between disturbs a transport, and another one gets through"""
 

@@ -53,6 +53,7 @@ ADVICE = {
     "store_damaged": "Restore a copy of the file.",
     "events_lost": "Let whoever runs the server look: its store was cut, or is an older copy.",
     "record_undecodable": "Use the midstream version that wrote it, or restore a copy.",
+    "unauthorized": "Put its token into MIDSTREAM_TOKEN.",
     "connection_lost": "Check that the server runs and that the address is right.",
     "draining": "Try again in a moment.",
     "recovering": "Try again in a moment.",

@@ -13,12 +13,11 @@ import msgspec
 from midstream.cli import Surroundings
 from midstream.cli.exits import FAILURE, VERIFICATION
 from midstream.cli.terminal import COLUMNS, Ink, clean, columns
-from midstream.client.probe import Finding, NetworkProbe, NetworkReport, Probed
+from midstream.client.probe import LIMPING, Finding, NetworkProbe, NetworkReport, Probed
 from midstream.local_keys import shown_to
 
 NAMES = {"websocket": "WebSocket", "sse": "events (SSE)", "poll": "long poll", "post": "POST"}
 _GOOD = {Finding.WORKS}
-_LIMPING = {Finding.BUFFERED, Finding.AT_ONCE, Finding.INCOMPLETE}
 
 
 def is_address(place: str) -> bool:
@@ -43,7 +42,7 @@ def check_network(surroundings: Surroundings, url: str, *, is_json: bool) -> int
 
 
 def exit_code_of(report: NetworkReport) -> int:
-    """Return the exit code: whether something disturbs a transport, and whether one gets through."""
+    """Return the exit code: whether something disturbs a transport, and whether it leaves one alone."""
     if report.transport is None:
         return FAILURE
     return 0 if report.is_clear else VERIFICATION
@@ -60,15 +59,20 @@ def network_lines(report: NetworkReport, ink: Ink, width: int) -> Iterator[str]:
     if report.via:
         yield from textwrap.wrap(f"It says it is: {clean(report.via, is_one_line=True)}.", width)
     if report.transport is None:
-        yield from textwrap.wrap("No transport gets through: ask whoever runs the proxy in between.", width)
+        words = "No transport gets through undisturbed: ask whoever runs the proxy in between."
+    elif report.lures:
+        lures = " or ".join(NAMES[lure] for lure in report.lures)
+        told = f"unless it is told: --transport {report.transport}."
+        words = f"Works: {NAMES[report.transport]}. A client may stay with {lures} {told}"
     else:
-        yield f"A client takes {NAMES[report.transport]}."
+        words = f"A client takes {NAMES[report.transport]}."
+    yield from textwrap.wrap(words, width, break_on_hyphens=False)
 
 
 def _sign(finding: Finding, ink: Ink) -> str:
     if finding in _GOOD:
         return ink.green("✓")
-    return ink.yellow("!") if finding in _LIMPING else ink.red("✗")
+    return ink.yellow("!") if finding in LIMPING else ink.red("✗")
 
 
 def _words(probed: Probed) -> str:

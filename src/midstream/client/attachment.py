@@ -9,12 +9,14 @@ write.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from midstream.client.checkpoint import CheckpointFile, FileWrite, StreamBegun
 from midstream.client.local_tools import LocalTools, Place, Start
+from midstream.client.session_secrets import Shown
 from midstream.client.transports import Transport
 from midstream.core.client_stream import Applied, ClientEvent, ClientStream, Replaced
 from midstream.core.messages import Result
@@ -28,7 +30,10 @@ SEND_S = 30.0
 STOP_S = 2.0
 """Seconds that stopped tools and closing connections have before they are left alone."""
 
+_log = logging.getLogger(__name__)
+
 T = TypeVar("T")
+ReadSecrets = Callable[[], Coroutine[Any, Any, Shown]]
 Connect = Callable[[], Coroutine[Any, Any, Transport]]
 
 
@@ -38,6 +43,7 @@ class Attachment:
     Args:
         stream: New or resumed.
         connect: Makes a connection; raises `MidstreamError` where it cannot.
+        read_secrets: Reads what opens the session, which another process may have changed; raises like it.
         file: Where the stream is kept.
         begun: What the file must know of a new stream; None for a resumed one and for a reader.
         tools: The calls this client runs in it; None for a reader.
@@ -50,6 +56,7 @@ class Attachment:
         stream: ClientStream,
         connect: Connect,
         *,
+        read_secrets: ReadSecrets,
         file: CheckpointFile,
         begun: StreamBegun | None,
         tools: LocalTools | None,
@@ -59,6 +66,7 @@ class Attachment:
     ) -> None:
         self.stream = stream
         self._connect = connect
+        self._read_secrets = read_secrets
         self._file = file
         self._begun = begun
         self._tools = tools
@@ -79,6 +87,7 @@ class Attachment:
         self._running: asyncio.Task[None] | None = None
         self._transport: Transport | None = None
         self._heard_bytes = 0
+        self._unlocking: asyncio.Task[Shown] | None = None
         self._connecting: asyncio.Task[Transport] | None = None
         self._receiving: asyncio.Task[bytes] | None = None
         self._timer: asyncio.Task[None] | None = None
@@ -230,7 +239,10 @@ class Attachment:
         now = self._world.monotonic()
         if not self.stream.is_connection_wanted and (self._transport or self._connecting):
             self._drop(None)
-        if self.stream.is_connection_wanted and not (self._transport or self._connecting):
+        if self.stream.wants_secret and self._unlocking is None:
+            self._unlocking = self._spawn(self._read_secrets(), "unlock")
+        is_due = self.stream.is_connection_wanted and not self.stream.wants_secret
+        if is_due and not (self._transport or self._connecting):
             self._connecting = self._spawn(self._connect(), "connect")
         is_paused = len(self._unread) >= EVENTS_UNREAD_MAX
         if self._is_paused and not is_paused:
@@ -255,6 +267,9 @@ class Attachment:
             if not self._is_paused:
                 self._note_bytes(now)
                 self.stream.handle_deadline(now=now)
+        if self._unlocking is not None and self._unlocking.done():
+            self._take_secrets(self._unlocking)
+            self._unlocking = None
         if self._connecting is not None and self._connecting.done():
             made, self._connecting = self._connecting, None
             try:
@@ -276,6 +291,15 @@ class Attachment:
         for place in [place for place, task in self._calls.items() if task.done()]:
             assert self._tools is not None
             self._tools.ended(place, self._calls.pop(place).result())
+
+    def _take_secrets(self, unlocking: asyncio.Task[Shown]) -> None:
+        """Show what opens the session now; where that cannot be read, what was shown before may still do."""
+        try:
+            shown = unlocking.result()
+        except MidstreamError as error:
+            _log.debug("what opens a session cannot be read now: %s", error.code)
+            shown = Shown()
+        self.stream.show(shown.secret, shown.old_secret)
 
     def _note_bytes(self, now: float) -> None:
         """Take bytes for a sign of life: a long frame on a slow line is no silence (STREAM-46)."""
@@ -324,8 +348,9 @@ class Attachment:
         task.add_done_callback(self._leaving.discard)
 
     async def _let_go(self) -> None:
-        if self._timer is not None:
-            self._stop(self._timer)
+        for waiting in (self._timer, self._unlocking):
+            if waiting is not None:
+                self._stop(waiting)
         for task in self._calls.values():
             self._stop(task)
         self._drop(None)

@@ -27,7 +27,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from midstream.client.databases import lay_out, layout_of, transaction, translated
+from midstream.client.databases import is_laid_out, lay_out, transaction, translated
 from midstream.client.secret_store import Keeper, SecretKey, SecretStore
 from midstream.core.calls import CallPlan, CallState
 from midstream.core.checkpoint import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten, Write
@@ -38,8 +38,8 @@ from midstream.world import Fault, World
 
 T = TypeVar("T")
 
-USER_VERSION = 2
-"""Layout of the file; a later one is refused, an earlier one (1: with the secrets in it) is carried over."""
+USER_VERSION = 3
+"""Layout of the file; any other one is refused. Those before it were never released."""
 APPLICATION_ID = 0x6D_69_64_63
 """Kept in `pragma application_id`, so that no other program's database is taken for ours: "midc"."""
 BUSY_S = 0.2
@@ -207,7 +207,6 @@ class CheckpointFile:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="midstream-checkpoint")
         try:
             await self._call(self._open)
-            await self._hand_secrets_over()
             await self._secrets.settle(self._keeper, await self._call(self._names))
         except MidstreamError:
             await self.close()
@@ -269,20 +268,6 @@ class CheckpointFile:
         """Return a number above all that were returned before, for who begins to run tools."""
         return await self._call(self._start_epoch)
 
-    async def _hand_secrets_over(self) -> None:
-        """Move the secrets that an earlier version kept here to where they belong.
-
-        Whoever dies in the middle leaves a file that the earlier version can use too, and this one begins again.
-        """
-        kept_here = await self._call(self._secrets_kept_here)
-        if kept_here is None:
-            return
-        for server, session, stream, secret in kept_here:
-            await self._secrets.put(SecretKey(server, session, stream), secret, keeper=self._keeper)
-        self._world.reach(Fault.BEFORE_CHECKPOINT)
-        await self._call(self._drop_secrets)
-        self._world.reach(Fault.AFTER_CHECKPOINT)
-
     async def _forget_secret(self, key: SecretKey) -> None:
         """Remove what nobody needs any more; where that cannot be now, the next `open` does it."""
         try:
@@ -310,7 +295,7 @@ class CheckpointFile:
         try:
             # Exclusive: a second process is refused instead of running our tools beside us.
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-            layout = layout_of(connection, APPLICATION_ID, USER_VERSION, called=CALLED)
+            is_new = not is_laid_out(connection, APPLICATION_ID, USER_VERSION, called=CALLED)
             if self._path is not None:
                 self._path.chmod(0o600)  # SQLite gives its side files the mode of the file
             # Of a file that has tables already it holds from its next VACUUM on.
@@ -319,10 +304,8 @@ class CheckpointFile:
             connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES_MAX}")
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("BEGIN IMMEDIATE")  # takes the file now, and not with the first write
-            if layout == 0:
+            if is_new:
                 lay_out(connection, _SCHEMA, APPLICATION_ID, USER_VERSION)
-            else:
-                _bring_up_to_date(connection)
             self._keeper = self._kept_for(connection)
             connection.execute("COMMIT")
         except BaseException:
@@ -332,9 +315,6 @@ class CheckpointFile:
 
     def _kept_for(self, connection: sqlite3.Connection) -> Keeper:
         """Return how the file of secrets calls this one; the name is given once, and lasts."""
-        columns = [column for _, column, *_ in connection.execute("PRAGMA table_info(life)")]
-        if "name" not in columns:  # version 1 had none
-            connection.execute("ALTER TABLE life ADD COLUMN name TEXT NOT NULL DEFAULT ''")
         (name,) = connection.execute("SELECT name FROM life").fetchone()
         if not name:
             name = self._world.new_id("client")
@@ -343,22 +323,6 @@ class CheckpointFile:
 
     def _names(self) -> list[str]:
         return [stream for (stream,) in self._execute("SELECT stream FROM stream")]
-
-    def _secrets_kept_here(self) -> list[tuple[str, str, str, str]] | None:
-        """Return server, session, stream and secret of what version 1 kept; None where the file is a later one."""
-        (version,) = self._execute("PRAGMA user_version").fetchone()
-        if version >= USER_VERSION:
-            return None
-        if not self._execute("SELECT 1 FROM sqlite_schema WHERE name = 'secret'").fetchone():
-            return []  # somebody died just before the end of `_drop_secrets`
-        kept = "SELECT server, session, stream, secret FROM stream JOIN secret USING (stream)"
-        return self._execute(kept).fetchall()
-
-    def _drop_secrets(self) -> None:
-        self._execute("DROP TABLE IF EXISTS secret")
-        self._execute("VACUUM")  # what was removed earlier still stands in pages that nobody uses
-        self._execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        self._execute(f"PRAGMA user_version = {USER_VERSION}")
 
     def _close(self) -> None:
         if self._connection is not None:
@@ -473,13 +437,6 @@ class CheckpointFile:
         with self._transaction(is_full=True):
             (epoch,) = self._execute("UPDATE life SET epoch = epoch + 1 RETURNING epoch").fetchone()
         return int(epoch)
-
-
-def _bring_up_to_date(connection: sqlite3.Connection) -> None:
-    """Add what earlier versions did not keep of a stream."""
-    columns = [column for _, column, *_ in connection.execute("PRAGMA table_info(stream)")]
-    if "promised" not in columns:
-        connection.execute("ALTER TABLE stream ADD COLUMN promised TEXT")
 
 
 def _call_of(row: tuple[int, int, bytes, bytes, int, int, int, bytes | None]) -> KeptCall:

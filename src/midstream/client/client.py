@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -22,9 +22,8 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
-from midstream.client.attachment import Attachment
+from midstream.client.attachment import Attachment, ReadSecrets
 from midstream.client.checkpoint import CheckpointFile, KeptStream, StreamBegun
 from midstream.client.events import Event, PlaybackLost, event_of
 from midstream.client.local_tools import LocalTools, offered, refuse_foreign
@@ -190,6 +189,8 @@ class Client:
         self._unkept = CheckpointFile(None, server=self._url, secrets=self._unkept_secrets, world=world)
         """For streams that begin while recovery is off: they need it as long as this process lives."""
         self._attachments: dict[Attachment, str] = {}
+        self._beginning: dict[asyncio.Future[None], str] = {}
+        """Streams that will be attached in a moment, and their sessions."""
 
     async def __aenter__(self) -> Self:
         try:
@@ -210,7 +211,10 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Detach from everything; turns go on at the server. Calling it twice is harmless."""
+        """Detach from everything; turns go on at the server. Calling it twice is harmless.
+
+        Whoever iterates over one at that moment comes to the end of the loop, without the turn's end (`Event.is_end`).
+        """
         taking_up, self._taking_up = self._taking_up, []
         for task in taking_up:
             task.cancel()
@@ -355,7 +359,8 @@ class Client:
             WrongSecretError: There is none that the secret known here, or the word, opens.
             MalformedFrameError: `after` is no event id.
         """
-        shown = Shown(word) if word else await self._session_secrets.known(session)
+        read_secrets = partial(_told, Shown(word)) if word else partial(self._session_secrets.known, session)
+        shown = await read_secrets()
         begin = None if after is None else EventId.parse(after)
         stream = ClientStream(
             secret=shown.secret,
@@ -365,29 +370,40 @@ class Client:
             patience_s=self.settings.patience_s,
             now=self._world.monotonic(),
         )
-        async with aclosing(self._deliver(self._attach(session, stream))) as events:
+        attachment = self._attach(session, stream, read_secrets=read_secrets)
+        async with aclosing(self._deliver(attachment)) as events:
             async for event in events:
                 yield event
 
-    async def cancel(self, session: str) -> None:
+    async def cancel(self, session: str, turn: int | None = None) -> None:
         """Stop the session's turn, whoever began it; return when the server has it on disk.
 
-        Where the turn was begun here, its iterator sees its end. Where nothing runs, nothing happens. If this
-        process dies before the server knows, the next `resume_interrupted` says it again.
+        What this client is about to say there, or has queued, is stopped or taken back too. Where the turn was begun
+        here, its iterator sees its end. Where nothing runs, nothing happens. If this process dies before the server
+        knows, the next `resume_interrupted` says it again.
+
+        Args:
+            turn: Stop this one (`record.turn` of its events) and no other. Without it whichever runs when the server
+                hears of it, which is later than now where the network is away.
 
         Raises:
+            SessionNotFoundError: Nothing was ever said there.
             MidstreamError: The server could not be reached, or refused.
         """
+        while begins := [begin for begin, where in self._beginning.items() if where == session]:
+            await asyncio.wait(begins)
         ours = [
             attachment
             for attachment, where in self._attachments.items()
-            if where == session and attachment.stream.stream and not attachment.stream.is_ended
+            if where == session and attachment.stream.may_stop(turn)
         ]
-        for attachment in ours:
+        is_somebody_elses = all(attachment.stream.is_queued for attachment in ours)
+        for attachment in reversed(ours):  # what waits for a turn before that ends
             attachment.abort()
+        for attachment in ours:
             await attachment.acknowledged()
-        if not ours:
-            await self._say_apart(session, AbortPayload())
+        if is_somebody_elses:
+            await self._say_apart(session, AbortPayload(turn))
 
     async def resume_interrupted(self, look_back_s: float | None = None) -> list[InterruptedTurn]:
         """Return the turns that an earlier process left, or this one detached from, the oldest first.
@@ -478,7 +494,7 @@ class Client:
         """
         both = await self._session_secrets.begin_change(session)
         await snapshot(self._url, session, {**self._shown(), **both.headers})
-        await self._session_secrets.end_change(session)
+        await self._session_secrets.end_change(session, both)
 
     async def let_look(self, session: str, *, for_s: float = 3600.0) -> str:
         """Return a word with which anybody may look at a session, and no more, for so many seconds: see `follow`.
@@ -504,13 +520,26 @@ class Client:
         self, session: str, payload: SayPayload | ResumePayload, *, cancel_after_s: float | None = None
     ) -> AsyncGenerator[Event, None]:
         """Open a stream with a payload that gives it a turn, and iterate over that."""
-        stream, begun = await self._new_stream(session, cancel_after_s)
-        stream.submit(payload)
-        file = await self._file_of_new()
-        tools = await self._local_tools(session, stream, file)
-        async with aclosing(self._deliver(self._attach(session, stream, begun, tools, file))) as events:
+        with self._begins(session):
+            stream, begun = await self._new_stream(session, cancel_after_s)
+            stream.submit(payload)
+            file = await self._file_of_new()
+            tools = await self._local_tools(session, stream, file)
+            attachment = self._attach(session, stream, begun, tools, file)
+        async with aclosing(self._deliver(attachment)) as events:
             async for event in events:
                 yield event
+
+    @contextmanager
+    def _begins(self, session: str) -> Iterator[None]:
+        """Let whoever wants to stop what is said in a session wait until it can be."""
+        begun = asyncio.get_running_loop().create_future()
+        self._beginning[begun] = session
+        try:
+            yield
+        finally:
+            del self._beginning[begun]
+            begun.set_result(None)
 
     async def _say_apart(self, session: str, payload: Payload) -> None:
         """Say something on a stream of its own, which ends with its ack."""
@@ -550,20 +579,20 @@ class Client:
 
     async def _resumed(self, kept: KeptStream) -> ClientStream:
         life, now = await self._file.start_epoch(), self._world.monotonic()
-        checkpoint, old_secret = kept.checkpoint, ""
-        if (shown := await self._session_secrets.known(kept.session)).secret:
-            # It was changed since the stream began; where the session is not encrypted, that one still counts.
-            old_secret = checkpoint.secret if checkpoint.secret != shown.secret else shown.old_secret
-            checkpoint = replace(checkpoint, secret=shown.secret)
-        return ClientStream.resume(
-            checkpoint,
-            old_secret=old_secret,
+        self._ways.is_known = True  # by whoever began the stream
+        stream = ClientStream.resume(
+            kept.checkpoint,
             life=life,
             snapshots=SnapshotWhen.GONE,
             patience_s=self.settings.patience_s,
             stall_after_s=self.settings.stall_after_s,
             now=now,
         )
+        shown = await self._session_secrets.known(
+            kept.session
+        )  # it may have been changed since the stream began
+        stream.show(shown.secret, shown.old_secret)
+        return stream
 
     async def _finish(self, kept: KeptStream) -> bool:
         """Say again, in the background, what only waits for its ack; False where its secret is not to be had."""
@@ -626,10 +655,12 @@ class Client:
         begun: StreamBegun | None = None,
         tools: LocalTools | None = None,
         file: CheckpointFile | None = None,
+        read_secrets: ReadSecrets | None = None,
     ) -> Attachment:
         attachment = Attachment(
             stream,
             partial(self._ways.connect, session),
+            read_secrets=read_secrets or partial(self._session_secrets.known, session),
             file=file or self._file,
             begun=begun,
             tools=tools,
@@ -641,19 +672,21 @@ class Client:
         attachment.start()
         return attachment
 
-    async def _release_secret(self, attachment: Attachment) -> None:
-        """Keep no secret of a session whose server has no use for it."""
-        if attachment.stream.is_encrypted is False:
-            session = self._attachments[attachment]
-            try:
+    async def _keep_needed(self, attachment: Attachment) -> None:
+        """Keep the secret of a session where its server has a use for it, and nowhere else."""
+        stream, session = attachment.stream, self._attachments[attachment]
+        try:
+            if stream.is_encrypted and stream.stream:
+                await self._session_secrets.need(session, stream.secrets[0])
+            elif stream.is_encrypted is False:
                 await self._session_secrets.release(session)
-            except MidstreamError as error:  # the next stream of the session tries again
-                _log.debug("a secret is kept for nothing: %s", error.code, extra={"session": session})
+        except MidstreamError as error:  # the next stream of the session tries again
+            _log.debug("what is kept is not what is needed: %s", error.code, extra={"session": session})
 
     async def _deliver(self, attachment: Attachment) -> AsyncGenerator[Event, None]:
         try:
             event = await attachment.next()
-            await self._release_secret(attachment)  # the welcome came before
+            await self._keep_needed(attachment)  # the welcome came before
             while event is not None:
                 yield event_of(event)
                 event = await attachment.next()
@@ -667,6 +700,11 @@ def _named(kind: type[E], name: str) -> E:
         return kind(name)
     except ValueError as error:
         raise UsageError(f"{name!r} is none of {', '.join(kind)}") from error
+
+
+async def _told(shown: Shown) -> Shown:
+    """Return what somebody was told, and nobody changes."""
+    return shown
 
 
 def _secrets_of_this_user() -> Path:

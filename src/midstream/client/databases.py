@@ -14,25 +14,27 @@ from midstream.errors import MidstreamError, StoreBusyError, StoreDamagedError, 
 T = TypeVar("T")
 
 
-def layout_of(connection: sqlite3.Connection, application: int, newest: int, *, called: str) -> int:
-    """Return the version of a file's layout, 0 where there is nothing in it yet.
+def is_laid_out(connection: sqlite3.Connection, application: int, layout: int, *, called: str) -> bool:
+    """Say whether a file is laid out as we use it, or there is nothing in it yet.
 
     Args:
         application: What `pragma application_id` says of ours.
-        newest: The latest layout this version can use.
+        layout: The number of the only layout that this version can use.
         called: What people call the file.
 
     Raises:
-        UsageError: It is another program's, or of a later version. Nothing was changed.
+        UsageError: It is another program's, or of another version. Nothing was changed.
     """
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (found,) = connection.execute("PRAGMA application_id").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-    if found == application and version > newest:
+    if found == application and version > layout:
         raise UsageError(f"this {called} was written by a later version of midstream: install that one")
+    if found == application and version < layout:
+        raise UsageError(f"this {called} was written before the first release of midstream: name another one")
     if found != application and (found or version or tables):
         raise UsageError(f"this {called} belongs to another program: name another one")
-    return int(version)
+    return bool(version)
 
 
 def lay_out(connection: sqlite3.Connection, schema: str, application: int, version: int) -> None:

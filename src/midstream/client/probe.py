@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
 from itertools import pairwise
@@ -13,10 +14,10 @@ import websockets
 from msgspec import Struct
 
 from midstream.client.http import http_client
-from midstream.client.transports import base_url, websocket_url
+from midstream.client.transports import base_url, refusal_of, websocket_url
 from midstream.client.ways import Way
 from midstream.core.sse import SseDecoder
-from midstream.errors import ConnectionLostError, MidstreamError, NotFoundError
+from midstream.errors import ConnectionLostError, MidstreamError, NotFoundError, ProtocolError
 from midstream.local_keys import is_loopback
 from midstream.world import World
 
@@ -66,6 +67,10 @@ class Finding(StrEnum):
     """No chunk came at all."""
 
 
+LIMPING = frozenset((Finding.BUFFERED, Finding.AT_ONCE, Finding.INCOMPLETE))
+"""Something comes, and no stream."""
+
+
 class Probed(Struct, frozen=True):
     """What was found of one transport.
 
@@ -90,7 +95,7 @@ class NetworkReport(Struct, frozen=True):
     Args:
         url: The server.
         probed: What was found, the best transport first.
-        transport: The one that a client will use; None where none gets through.
+        transport: The best one that nothing disturbs, which will work; None where there is none.
         via: What proxies say of themselves in `Via` and `Server`.
     """
 
@@ -103,6 +108,16 @@ class NetworkReport(Struct, frozen=True):
     def is_clear(self) -> bool:
         """Whether nothing disturbs any transport."""
         return all(each.finding is Finding.WORKS for each in self.probed)
+
+    @property
+    def lures(self) -> tuple[str, ...]:
+        """Better transports than that one which bring something, late or not whole.
+
+        A client that chooses goes by the first frame of a connection, and may stay with one of these.
+        """
+        ways = [each for each in self.probed if each.what in set(Way)]
+        before = ways[: [each.what for each in ways].index(self.transport)] if self.transport else ()
+        return tuple(each.what for each in before if each.finding in LIMPING)
 
 
 class Arrivals:
@@ -185,7 +200,8 @@ class NetworkProbe:
         """Ask all transports at once; it takes a few seconds.
 
         Raises:
-            ConnectionLostError: Nothing answers there.
+            ConnectionLostError: Nothing answers there, or it is not to be believed.
+            AccessError: Who answers there wants to know who asks, or does not let us in.
             NotFoundError: What answers there has no probe.
         """
         async with http_client(self._base) as client:
@@ -207,17 +223,20 @@ class NetworkProbe:
             async with asyncio.timeout(PATIENCE_S):
                 response = await client.get(f"{self._base}/v1/probe/poll", headers=self._headers)
         except (httpx2.HTTPError, TimeoutError) as error:
-            message = f"nothing answers at {self._base} ({type(error).__name__})"
-            raise ConnectionLostError(message) from error
+            raise ConnectionLostError(_unanswered(self._base, error)) from error
         said = (response.headers.get("via", ""), response.headers.get("server", ""))
         self._via = ", ".join(filter(None, said))
         heard = Arrivals()
         heard.take(response.content, 0.0)
-        if response.status_code >= _BAD_REQUEST or heard.refusal:
-            message = (
-                f"{self._base} answers {response.status_code} and has no probe: is a midstream server there?"
-            )
-            raise NotFoundError(message)
+        if response.status_code < _BAD_REQUEST and not heard.refusal:
+            return
+        if response.status_code >= _BAD_REQUEST:
+            refusal = refusal_of(response.status_code, response.content)
+            if not isinstance(refusal, NotFoundError | ProtocolError):
+                raise refusal
+        raise NotFoundError(
+            f"{self._base} answers {response.status_code} and has no probe: is a midstream server there?"
+        )
 
     async def _probed(self, way: Way, ask: Callable[[Arrivals], Awaitable[None]]) -> Probed:
         heard = Arrivals()
@@ -291,3 +310,16 @@ class NetworkProbe:
         if response.content != body:
             return Probed(POST, Finding.INCOMPLETE, 1, first_s, "what came back is not what was sent")
         return Probed(POST, Finding.WORKS, 1, first_s)
+
+
+def _unanswered(base: str, error: BaseException) -> str:
+    """Say why there was no answer, by what lies at the bottom of an error of the HTTP client."""
+    while (deeper := error.__cause__ or error.__context__) is not None:
+        error = deeper
+    match error:
+        case ssl.SSLCertVerificationError():
+            return f"the certificate of {base} is not believed: {error.verify_message}"
+        case ssl.SSLError():
+            return f"what answers at {base} speaks no TLS ({error.reason})"
+        case _:
+            return f"nothing answers at {base} ({type(error).__name__})"

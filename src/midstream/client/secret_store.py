@@ -23,7 +23,7 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from midstream.client.databases import lay_out, layout_of, transaction, translated
+from midstream.client.databases import is_laid_out, lay_out, transaction, translated
 from midstream.client.os_keyring import OsKeyring
 from midstream.errors import StoreBusyError, UnavailableError, UsageError
 from midstream.places import made
@@ -38,6 +38,8 @@ BUSY_S = 10.0
 """Seconds to wait for another process; each holds the file for a few milliseconds at a time."""
 PUTS_MAX = 5
 """Tries of a `put` while others put the same."""
+TOLD_MAX = 256
+"""Entries of the keyring that are not asked for again: one has a name of its own, and never another secret."""
 UNDERWAY_S = 3600.0
 """Seconds after which an entry that does not count was left by somebody who died."""
 ABANDONED_S = 7 * 24 * 3600.0
@@ -128,6 +130,7 @@ class SecretStore:
         self._keyring = None if path is None else keyring or OsKeyring()
         self._thread: ThreadPoolExecutor | None = None
         self._connection: sqlite3.Connection | None = None
+        self._told: dict[str, str] = {}
 
     async def get(self, key: SecretKey) -> str | None:
         """Return a secret; None where there is none, or the keyring says that it has it no more.
@@ -158,15 +161,19 @@ class SecretStore:
         """
         return await self._call(lambda: self._put(key, secret, keeper, replaces))
 
-    async def forget(self, key: SecretKey) -> None:
+    async def forget(self, key: SecretKey, *, only: str | None = None) -> None:
         """Remove a secret; one that is not there is no error.
 
         Where the keyring does not answer, it is crossed out at once and removed by a later `settle`.
 
+        Args:
+            key: Whose it is.
+            only: The one to remove: where another one counts by now, that stays.
+
         Raises:
             UnavailableError, StoreFullError, UsageError, StoreDamagedError: As `get`. Nothing was changed.
         """
-        await self._call(lambda: self._forget(key))
+        await self._call(lambda: self._forget(key, only))
 
     async def settle(self, keeper: Keeper, streams: Collection[str]) -> None:
         """Finish what dead processes left, for whoever has just opened a checkpoint and holds it alone.
@@ -215,7 +222,14 @@ class SecretStore:
         if entry.secret is not None:
             return entry.secret
         assert self._keyring is not None, "who has no keyring keeps secrets in the file"
-        return self._keyring.get(entry.name)
+        if (known := self._told.get(entry.name)) is not None:
+            return known
+        told = self._keyring.get(entry.name)
+        if told is not None:
+            self._told[entry.name] = told
+            if len(self._told) > TOLD_MAX:
+                del self._told[next(iter(self._told))]
+        return told
 
     def _put(self, key: SecretKey, secret: str, keeper: Keeper, replaces: str | None) -> str:
         for _ in range(PUTS_MAX):
@@ -263,14 +277,16 @@ class SecretStore:
         whose = (key.server, key.session, key.stream, keeper.name, keeper.place)
         return (entry.name, *whose, self._world.now(), counts, entry.is_in_keyring, entry.secret)
 
-    def _forget(self, key: SecretKey) -> None:
-        if (entry := self._current(key)) is not None:
+    def _forget(self, key: SecretKey, only: str | None) -> None:
+        entry = self._current(key)
+        if entry is not None and (only is None or self._secret_of(entry) == only):
             self._remove(entry)
 
     def _cross_out(self, entry: _Entry) -> None:
         self._execute("UPDATE entry SET counts = 0, secret = NULL WHERE name = ?", entry.name)
 
     def _remove(self, entry: _Entry) -> None:
+        self._told.pop(entry.name, None)
         if entry.is_in_keyring and self._keyring is not None:
             self._cross_out(entry)
             try:
@@ -363,9 +379,9 @@ def _opened(path: Path | None) -> sqlite3.Connection:
         connection.execute("PRAGMA secure_delete = ON")
         connection.execute("PRAGMA journal_mode = TRUNCATE")
         connection.execute("PRAGMA synchronous = FULL")
-        if not layout_of(connection, APPLICATION_ID, USER_VERSION, called=CALLED):
+        if not is_laid_out(connection, APPLICATION_ID, USER_VERSION, called=CALLED):
             with transaction(connection):  # another process may have been faster
-                if not layout_of(connection, APPLICATION_ID, USER_VERSION, called=CALLED):
+                if not is_laid_out(connection, APPLICATION_ID, USER_VERSION, called=CALLED):
                     lay_out(connection, _SCHEMA, APPLICATION_ID, USER_VERSION)
     except BaseException:
         connection.close()

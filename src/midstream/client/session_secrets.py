@@ -3,7 +3,8 @@
 It is made with the first stream. It stays, unless the server says that the session is not encrypted under it: then the
 stream's own copy is enough. While it is being changed there are two: the
 next one is written down first, and both are shown, until the server is known to open the session by the next one. So
-whoever dies in between has the right one all the same.
+whoever dies in between has the right one all the same. Nothing is remembered here: what is kept is read each time, so
+that what one process of a user changes is shown by all of them (STREAM-96).
 """
 
 from __future__ import annotations
@@ -38,13 +39,12 @@ class Shown(Struct, frozen=True):
 
 
 class SessionSecrets:
-    """The secrets of the sessions of one server."""
+    """The secrets of the sessions of one server, as all processes of this user keep them: read anew each time."""
 
     def __init__(self, store: SecretStore, *, server: str, world: World) -> None:
         self._store = store
         self._server = server
         self._world = world
-        self._known: dict[str, Shown] = {}
         self._unneeded: set[str] = set()
         """Sessions of which the server said that they are not encrypted under a client's secret."""
 
@@ -55,13 +55,12 @@ class SessionSecrets:
             MidstreamError: As `SecretStore.get`.
         """
         root = root_of(session)
-        if root not in self._known:
-            secret = await self._store.get(self._key(root))
-            following = await self._store.get(self._key(root, NEXT))
-            if not (secret or following):
-                return Shown()
-            self._known[root] = Shown(following, secret or "") if following else Shown(secret or "")
-        return self._known[root]
+        # In this order: who ends a change meanwhile puts the next one in the place of the other before it forgets it.
+        following = await self._store.get(self._key(root, NEXT))
+        secret = await self._store.get(self._key(root)) or ""
+        if following is None:
+            return Shown(secret)
+        return Shown(following, "" if secret == following else secret)
 
     async def made(self, session: str) -> Shown:
         """Return what a session is opened with; for a new one a secret is made, and kept where it may be needed.
@@ -72,8 +71,20 @@ class SessionSecrets:
         found = await self.known(session)
         if found.secret:
             return found
-        secret = self._world.new_secret()
-        return Shown(secret) if root_of(session) in self._unneeded else await self.keep(session, secret)
+        secret, root = self._world.new_secret(), root_of(session)
+        return Shown(secret if root in self._unneeded else await self._store.put(self._key(root), secret))
+
+    async def need(self, session: str, secret: str) -> None:
+        """Keep this secret of a session that its server encrypts under it, unless one is kept.
+
+        A session that needed none may be gone, and begun anew at another kind of server.
+
+        Raises:
+            MidstreamError: As `SecretStore.put`. Told again, it is kept then.
+        """
+        root = root_of(session)
+        await self._store.put(self._key(root), secret)
+        self._unneeded.discard(root)
 
     async def release(self, session: str) -> None:
         """Keep no secret of a session that its server does not encrypt under one.
@@ -85,7 +96,6 @@ class SessionSecrets:
         if root not in self._unneeded:
             for name in ("", NEXT):
                 await self._store.forget(self._key(root, name))
-            self._known.pop(root, None)
             self._unneeded.add(root)
 
     async def keep(self, session: str, secret: str) -> Shown:
@@ -95,10 +105,10 @@ class SessionSecrets:
             MidstreamError: As `SecretStore.put`.
         """
         root = root_of(session)
-        before = (await self.known(root)).secret
-        counts = await self._store.put(self._key(root), secret, replaces=before or None)
-        self._known[root] = Shown(counts)
-        return self._known[root]
+        before = await self._store.get(self._key(root))
+        counts = await self._store.put(self._key(root), secret, replaces=before)
+        await self._store.forget(self._key(root, NEXT))
+        return Shown(counts)
 
     async def begin_change(self, session: str) -> Shown:
         """Draw the next secret of a session, unless one was drawn, and return both.
@@ -106,28 +116,22 @@ class SessionSecrets:
         Raises:
             MidstreamError: As `SecretStore.put`. Nothing was changed.
         """
-        root = root_of(session)
-        before = await self.made(root)
-        if not before.old_secret:
-            following = await self._store.put(self._key(root, NEXT), self._world.new_secret())
-            self._known[root] = Shown(following, before.secret)
-        return self._known[root]
+        await self.made(session)
+        await self._store.put(self._key(root_of(session), NEXT), self._world.new_secret())
+        return await self.known(session)
 
-    async def end_change(self, session: str) -> None:
-        """The server opens the session by the next secret: the one before is forgotten.
+    async def end_change(self, session: str, both: Shown) -> None:
+        """The server opens the session by the next secret of these: the one before is forgotten.
 
-        Where both were released meanwhile there is nothing to end.
+        Where another process ended the change, or both were released meanwhile, there is nothing to end.
 
         Raises:
             MidstreamError: As `SecretStore.put`. Both are still kept, and shown.
         """
         root = root_of(session)
-        both = self._known.get(root)
-        if both is None:
-            return
-        await self._store.put(self._key(root), both.secret, replaces=both.old_secret)
-        await self._store.forget(self._key(root, NEXT))
-        self._known[root] = Shown(both.secret)
+        if await self.known(root) == both:
+            await self._store.put(self._key(root), both.secret, replaces=both.old_secret)
+            await self._store.forget(self._key(root, NEXT), only=both.secret)
 
     def _key(self, root: str, stream: str = "") -> SecretKey:
         return SecretKey(self._server, root, stream)

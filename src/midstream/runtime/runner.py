@@ -57,7 +57,7 @@ from midstream.runtime.agent import Agent
 from midstream.runtime.children import Nursery
 from midstream.runtime.handing import GIVE_UP, encode_command, once, position_of
 from midstream.runtime.journal import Journal
-from midstream.runtime.mailbox import Effect, Envelope, Mailbox, are_words, merged
+from midstream.runtime.mailbox import Effect, Envelope, Mailbox, are_words, is_mere_result, merged
 from midstream.runtime.marks import mark_of
 from midstream.runtime.performers import Performer
 from midstream.runtime.waits import Waits, Work, parted
@@ -474,9 +474,9 @@ class Runner:
             return
         try:
             if isinstance(effect := batch[0].command, Effect):
-                taken, has_written = batch, await self._append_effect(effect, batch)
+                taken, written = batch, await self._append_effect(effect, batch)
             else:
-                taken, has_written = await self._append_decided(batch)
+                taken, written = await self._append_decided(batch)
         except MidstreamError as error:
             for envelope in batch:
                 envelope.answer(error)
@@ -489,14 +489,14 @@ class Runner:
             for envelope in batch:  # a bug ends the session, but nobody may wait for its answer for ever
                 envelope.answer(_stopped_on(error, self.session_id))
             raise
-        self._has_begun = self._has_begun or has_written
+        self._has_begun = self._has_begun or bool(written)
         for envelope in taken:
             envelope.answer(self.newest.position)
-        if not are_words(batch):
+        if not (are_words(batch) or is_mere_result(batch, written)):
             self._reconcile({each.reporter for each in batch if each.reporter is not None})
 
-    async def _append_decided(self, batch: list[Envelope]) -> tuple[list[Envelope], bool]:
-        """Return what was taken of a batch, and whether that wrote anything."""
+    async def _append_decided(self, batch: list[Envelope]) -> tuple[list[Envelope], int]:
+        """Return what was taken of a batch, and how many records that wrote."""
         taken: list[Envelope] = []
         records: list[Record] = []
         blobs: list[Blob] = []
@@ -519,12 +519,12 @@ class Runner:
             append = partial(self._journal.append, appendix, sync=sync_of(records))
             await self._patiently(append, taken)
         self.state = state
-        return taken, bool(records)
+        return taken, len(records)
 
-    async def _append_effect(self, effect: Effect, batch: list[Envelope]) -> bool:
-        """Run a call in the append of its outcome; return whether it was still owed, so that it ran."""
+    async def _append_effect(self, effect: Effect, batch: list[Envelope]) -> int:
+        """Run a call in the append of its outcome; return how many records that wrote: none, if it was not owed."""
         if effect.owed not in sessions.owed(self.state):
-            return False
+            return 0
         state = self.state
 
         def work(attempt: Attempt) -> Appendix:
@@ -536,8 +536,8 @@ class Runner:
             return _appendix(records, blobs, self.state, state)
 
         await self._patiently(partial(self._journal.append_within, work), batch)
-        self.state = state
-        return True
+        written, self.state = state.position - self.state.position, state
+        return written
 
     def _decided(
         self, state: Session, command: Command | Received | ToolsFound, *, at: float

@@ -86,8 +86,6 @@ class Door:
 
     async def open(self) -> None:
         """Make ready, when the store is."""
-        if self.access is not None:
-            await self.rights.complete()
         if self.access is not None and self.access.login:
             await self.passes.keep(self.access.login, Kind.LOGIN, OPERATOR, for_s=LOGIN_LINK_S)
 
@@ -154,7 +152,7 @@ class Door:
         address = address_of(scope)
         self._counters.refusals.check(address)
         try:
-            return (await self.passes.take(Kind.LOGIN, word)).subject
+            return await self._judge.by_link(word)
         except UnauthorizedError:
             self._counters.refusals.add(address)
             raise

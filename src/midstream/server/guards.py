@@ -8,8 +8,7 @@ name was pointed at this machine after it was loaded (DNS rebinding).
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from urllib.parse import urlsplit
+from collections.abc import Awaitable, Collection
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -19,6 +18,7 @@ from midstream.server.problems import problem_of, refuse
 ANY_HOST = "*"
 _HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^:,\[\]]+))(?::[0-9]+)?")
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]+)?")
+_USUAL_PORTS = {"http": ":80", "https": ":443"}
 DELIBERATE = (
     b"authorization",
     b"x-midstream",
@@ -30,11 +30,12 @@ DELIBERATE = (
 )
 """Headers that make a browser ask before it sends them to another site."""
 _HARMLESS = frozenset({"GET", "HEAD", "OPTIONS"})
+_ENCRYPTED = frozenset({"https", "wss"})
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def origins_of(names: Collection[str]) -> frozenset[str]:
-    """Return origins as browsers write them.
+    """Return origins as browsers write them: in small letters, without the port that a scheme has anyway.
 
     Raises:
         UsageError: One is none: it has a path, or is a pattern such as `*`, which would be every page there is.
@@ -44,7 +45,8 @@ def origins_of(names: Collection[str]) -> frozenset[str]:
             raise UsageError(
                 f"an origin looks like 'https://app.example' or 'http://localhost:5173', not {name!r}"
             )
-    return frozenset(name.lower() for name in names)
+    small = (name.lower() for name in names)
+    return frozenset(name.removesuffix(_USUAL_PORTS.get(_parts_of(name)[0], "")) for name in small)
 
 
 def check_origin(scope: Scope, allowed: Collection[str]) -> None:
@@ -60,14 +62,17 @@ def check_origin(scope: Scope, allowed: Collection[str]) -> None:
     origin = _header(scope, b"origin")
     if not origin or origin in allowed:
         return
-    if urlsplit(origin).netloc.lower() != _header(scope, b"host").lower():
+    scheme, place = _parts_of(origin)
+    # Whoever stands between can make pages of plain HTTP; TLS that ends in front of us is not known here.
+    is_plain = scheme == "http" and scope.get("scheme") in _ENCRYPTED
+    if is_plain or not place or place != _header(scope, b"host").lower():
         raise ForeignOriginError("a page of another site may not ask this server")
 
 
 def page_of(scope: Scope) -> str:
     """Return the host (and port) of the page that asks: ours too, where the browser says so without an `Origin`."""
     if origin := _header(scope, b"origin"):
-        return urlsplit(origin).netloc.lower()
+        return _parts_of(origin)[1]
     return _header(scope, b"host").lower() if _header(scope, b"sec-fetch-site") == "same-origin" else ""
 
 
@@ -99,6 +104,12 @@ def check_intent(scope: Scope) -> None:
         check_page(scope, is_stream=False)
 
 
+def _parts_of(origin: str) -> tuple[str, str]:
+    """Return the scheme of an origin, and its host and port; "" each where it has none. It may be anything."""
+    scheme, _, place = origin.lower().partition("://")
+    return scheme, place
+
+
 def _is_deliberate(scope: Scope) -> bool:
     media_type = _header(scope, b"content-type").partition(";")[0].strip().lower()
     return media_type == "application/json" or any(_header(scope, name) for name in DELIBERATE)
@@ -116,13 +127,12 @@ class HostGuard:
         self._app = app
         self._names = names
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Pass a request on, or refuse it."""
         if scope["type"] == "lifespan" or ANY_HOST in self._names or self._is_ours(scope):
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
         error = ForeignOriginError("this server is not known under the host name of the request")
-        await refuse(problem_of(error), scope, receive, send)
+        return refuse(problem_of(error), scope, receive, send)
 
     def _is_ours(self, scope: Scope) -> bool:
         found = _HOST.fullmatch(_header(scope, b"host").lower())

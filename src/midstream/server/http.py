@@ -7,7 +7,7 @@ WebSocket, as a plain ASGI callable.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from itertools import count
 
@@ -37,16 +37,18 @@ from midstream.core.frames import (
 from midstream.core.parts import PART_MARK
 from midstream.core.questions import Question, questions_of
 from midstream.core.records import encode as encode_record
-from midstream.core.records import salvaged
+from midstream.core.records import is_pruned, salvaged
 from midstream.core.server_stream import Wire, answer_of, digest_shown, opened_by, read_chunk, waiting_on
 from midstream.core.sse import event_of_frame, events_of_records
 from midstream.core.turn import Cancel, Resume, Withdraw
 from midstream.errors import (
     ConnectionLostError,
+    DrainingError,
     EventGoneError,
     FrameTooLargeError,
     MalformedFrameError,
     NotFoundError,
+    RecoveringError,
     SessionNotFoundError,
     UsageError,
     WrongSecretError,
@@ -55,10 +57,10 @@ from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
 from midstream.server.connection import Connection, Connections, is_played_back
 from midstream.server.identity import Speaker, connection_name_of, open_of, speaker_of
-from midstream.server.problems import problem_of, response_of
+from midstream.server.problems import Progress, problem_of, response_of
 from midstream.server.snapshot import SNAPSHOT_BYTES_MAX, body_within, snapshot_of
 from midstream.server.subjects import Action
-from midstream.server.unlocking import shown_in, stream_digest_of, unlock
+from midstream.server.unlocking import on_the_beat, shown_in, stream_digest_of, unlock, unlock_at_once
 from midstream.server.visits import Visitor, visitor_of
 from midstream.store.contract import LOCKED, RUNNING, WAITING, SessionInfo, Stored
 from midstream.version import __version__
@@ -125,9 +127,10 @@ class HttpEndpoints:
         self._connections = connections
 
     def routes(self) -> list[Route]:
-        """Return the routes, for a router."""
+        """Return the routes, for a router, which looks at one after the other: what is asked most comes first."""
         one = "/v1/sessions/{session_id}"
         return [
+            Route(f"{one}/chunks", _Answered(self.chunks), methods=["POST"]),
             Route("/health", self.health, methods=["GET"]),
             Route("/ready", self.ready, methods=["GET"]),
             Route("/v1/questions", self.questions, methods=["GET"]),
@@ -140,7 +143,6 @@ class HttpEndpoints:
             Route(f"{one}/answer", self.answer, methods=["POST"]),
             Route(f"{one}/resume", self.resume, methods=["POST"]),
             Route(f"{one}/withdraw", self.withdraw, methods=["POST"]),
-            Route(f"{one}/chunks", self.chunks, methods=["POST"]),
         ]
 
     async def health(self, _: Request) -> Response:
@@ -151,11 +153,11 @@ class HttpEndpoints:
         """Say whether new work should be sent here: not while old turns are being recovered, nor at the end."""
         recovery = self._host.recovery
         if self._host.is_draining:
-            return _json({"status": "draining"}, status=503, headers={"retry-after": "1"})
+            raise DrainingError("this server is shutting down: send new work to another one")
         if not recovery.is_done:
-            progress = {"done": recovery.done, "total": recovery.total}
-            answer = {"status": "recovering", "recovering": progress}
-            return _json(answer, status=503, headers={"retry-after": "1"})
+            message = f"{recovery.done} of {recovery.total} interrupted turns were looked at"
+            problem = problem_of(RecoveringError(message))
+            return response_of(replace(problem, recovering=Progress(recovery.done, recovery.total)))
         return _json({"status": "ready", "failed": recovery.failed, "streams": len(self._connections)})
 
     async def sessions(self, request: Request) -> Response:
@@ -186,7 +188,7 @@ class HttpEndpoints:
 
         Of sessions that only their clients can open, those are left out that the secret of the request does not.
         """
-        visitor = visitor_of(request.scope)
+        visitor, asked_at = visitor_of(request.scope), self._host.world.monotonic()
         asked = request.query_params.get("session")
         named = None if asked is None else visitor.shown(asked)
         found: list[Question] = []
@@ -198,8 +200,13 @@ class HttpEndpoints:
             if not (is_asked_for and await visitor.may_see(info.session)):
                 continue
             shown = shown_in(request)
-            with suppress(WrongSecretError), await unlock(self._host, info.session, shown, Action.READ):
+            with (
+                suppress(WrongSecretError),
+                await unlock_at_once(self._host, info.session, shown, Action.READ),
+            ):
                 found += questions_of(name, await self._host.glance(info.session))
+        if self._host.locks is not None and not found:
+            await on_the_beat(self._host.world, asked_at)
         found.sort(key=lambda question: question.asked_at)
         return _json(QuestionPage(found[:QUESTIONS_MAX], is_complete=len(found) <= QUESTIONS_MAX))
 
@@ -220,9 +227,8 @@ class HttpEndpoints:
             raise SessionNotFoundError(f"there is no session {session_id!r}")
         if 0 < after < info.oldest:
             return await self._gone(request, session_id)
-        return StreamingResponse(
-            self._lines(session_id, after, limit), media_type="application/x-ndjson", headers=NO_STORE
-        )
+        lines = self._lines(session_id, after, limit, end=info.end)
+        return StreamingResponse(lines, media_type="application/x-ndjson", headers=NO_STORE)
 
     async def _gone(self, request: Request, session_id: str) -> Response:
         """Say that events are not kept any more, and show what stands for them, as a stream does (STREAM-63, 64)."""
@@ -242,12 +248,23 @@ class HttpEndpoints:
             raise NotFoundError(f"session {session_id!r} has no such result")
         return Response(body, headers={**_AS_DATA, "etag": f'"{digest}"'}, media_type="text/plain")
 
-    async def _lines(self, session_id: str, after: int, limit: int | None) -> AsyncIterator[bytes]:
+    async def _lines(
+        self, session_id: str, after: int, limit: int | None, *, end: int
+    ) -> AsyncIterator[bytes]:
+        """Yield lines, as far as the journal goes, and at least to `end`.
+
+        Raises:
+            StreamCutError: The session was deleted meanwhile, or pruned beyond what was said.
+        """
         left = limit
         while left is None or left > 0:
             most = RECORDS_PER_READ if left is None else min(left, RECORDS_PER_READ)
             page = await self._host.store.read(session_id, after=after, limit=most)
+            if after and page and (page[0].position != after + 1 or is_pruned(page[0].body)):
+                raise StreamCutError(EventGoneError.code)
             if not page:
+                if after < end:
+                    raise StreamCutError(SessionNotFoundError.code)
                 return
             after = page[-1].position
             left = None if left is None else left - len(page)
@@ -315,7 +332,7 @@ class HttpEndpoints:
                 if by.stream:
                     await visitor_of(request.scope).require(Action.SPEAK)
                 with await unlock(self._host, session_id, shown_in(request), Action.READ):
-                    self._connections.hang_up((session_id, by.stream), by.connection)
+                    self._connections.hang_up((session_id, by.stream), by.connection, by.secret)
                 return Response(status_code=204, headers=NO_STORE)
             case _:
                 raise MalformedFrameError(
@@ -354,6 +371,18 @@ class HttpEndpoints:
         return _raw_json(encode(Ack(chunk.seqno)), headers=headers)
 
 
+class _Answered:
+    """An endpoint as a plain ASGI callable, for what is asked often: nothing looks for handlers of its errors."""
+
+    def __init__(self, answer: Callable[[Request], Awaitable[Response]]) -> None:
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        response = await self._answer(Request(scope, receive))
+        await response(scope, receive, send)
+
+
 class SseTransport:
     """Frames as server-sent events in the body of one answer; the way up is `POST …/chunks`."""
 
@@ -390,7 +419,8 @@ class EventsEndpoint:
         """Serve one reader. What is refused before the first event is an ordinary HTTP error.
 
         Raises:
-            StreamCutError: The server ended it (draining, fenced, a store that fails); the body stays open-ended.
+            StreamCutError: The server ended it (draining, fenced, a store that fails), or another request of its client
+                did (`close`); the body stays open-ended.
         """
         request = Request(scope, receive)
         opening, name = await opening_of(request), connection_name_of(request)
@@ -407,8 +437,8 @@ class EventsEndpoint:
             failure = await connection.run()
         if connection.is_gone:
             return
-        if failure is not None:
-            raise StreamCutError(failure.code) from failure
+        if failure is not None or not connection.has_told_turn:
+            raise StreamCutError(failure.code if failure else "closed") from failure
         await send({"type": "http.response.body", "body": b""})
 
 
@@ -441,6 +471,9 @@ async def body_of(request: Request) -> bytes:
     """
     if request.headers.get("content-encoding", "identity").strip().lower() not in {"", "identity"}:
         raise HTTPException(415, "bodies are not compressed here", headers={"accept-encoding": "identity"})
+    announced = request.headers.get("content-length", "0")
+    if announced.isdecimal() and int(announced[:20]) > FRAME_BYTES_MAX:
+        raise FrameTooLargeError(f"a frame has {FRAME_BYTES_MAX} bytes at most")
     pieces: list[bytes] = []
     size = 0
     try:

@@ -36,13 +36,12 @@ from midstream.core.frames import (
 from midstream.core.records import Record
 from midstream.core.server_stream import CANCEL_AFTER_S_MAX, KEY_CHARS_MAX, NUMBER_MAX
 from midstream.core.session import CHUNKS_MAX
-from midstream.server.access_routes import Issued, Known, LoginWish, TicketWish
+from midstream.server.access_routes import Issued, Known, LoginWish, Owned, TicketWish
 from midstream.server.http import SESSIONS_PER_PAGE_MAX, QuestionPage, SessionPage
 from midstream.server.judge import HOST_COOKIE
 from midstream.server.probe import CHUNKS_MAX as CHUNKS_MAX_PROBED
 from midstream.server.probe import EVERY_MS_MAX
 from midstream.server.problems import MEDIA_TYPE, Problem
-from midstream.server.rights import Owner
 from midstream.server.snapshot import Snapshot
 from midstream.server.subjects import ID_CHARS_MAX
 from midstream.server.viewer_routes import ViewerWish
@@ -130,7 +129,6 @@ class Readiness(Struct, frozen=True):
     status: str
     failed: int = 0
     streams: int = 0
-    recovering: dict[str, int] | None = None
 
 
 class Told(Struct, frozen=True):
@@ -176,7 +174,7 @@ class Operation(Struct, frozen=True):
         is_body_needed: Whether a request without a body has another form.
         is_open: Whether strangers may ask where a server asks who comes.
         headers: Named headers of the request.
-        also: Further answers: a status and its type; None for one without a body.
+        also: Further good answers: a status and its type; None for one without a body.
     """
 
     method: str
@@ -245,7 +243,6 @@ OPERATIONS = (
         "ready",
         "Say whether new work should be sent here.",
         Readiness,
-        also={503: Readiness},
         is_open=True,
     ),
     Operation("GET", PATH, "openapi", "Describe what this server answers to.", Json),
@@ -421,17 +418,17 @@ OPERATIONS = (
         status=204,
         errors=(404,),
     ),
-    Operation("GET", f"{_ONE}/owner", "owner", "Say whose a session is.", Owner, errors=(404,)),
+    Operation("GET", f"{_ONE}/owner", "owner", "Say whose a session is.", Owned, errors=(404,)),
     Operation(
-        "PUT", f"{_ONE}{_READERS}", "add_reader", "Let somebody look at this session.", Owner, errors=_COMMAND
+        "PUT", f"{_ONE}{_READERS}", "add_reader", "Let somebody look at this session.", Owned, errors=_COMMAND
     ),
     Operation(
-        "DELETE", f"{_ONE}{_READERS}", "remove_reader", "Let somebody look no longer.", Owner, errors=_COMMAND
+        "DELETE", f"{_ONE}{_READERS}", "remove_reader", "Let somebody look no longer.", Owned, errors=_COMMAND
     ),
     Operation("GET", "/metrics", "metrics", "Count, for Prometheus.", media=TEXT),
 )
 NO_CONTENT = 204
-_EVERYWHERE = (400, 401, 403, 429, 431, 500, 503)
+_EVERYWHERE = (400, 401, 403, 414, 429, 431, 500, 503)
 _MEANINGS = {
     200: "Done.",
     201: "It was given out.",
@@ -444,6 +441,7 @@ _MEANINGS = {
     409: "Somebody else was first, or a rule of the stream forbids it; see `code`.",
     410: "Records that are not kept any more.",
     413: "More than a frame may have.",
+    414: "A longer address than a request may have.",
     415: "A body that is compressed.",
     422: "The stream key was used for another first message.",
     429: "As much as one caller may: try again after `Retry-After`.",

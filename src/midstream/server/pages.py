@@ -39,7 +39,9 @@ class Pages:
                 message = {**message, "headers": [*message["headers"], *HEADERS]}
             await send(message)
 
-        await self._files(scope, receive, send_with_headers)
+        # A file is small and sent whole: a part of one that cannot be had would be refused in words that are not ours.
+        headers = [(name, value) for name, value in scope["headers"] if name != b"range"]
+        await self._files({**scope, "headers": headers}, receive, send_with_headers)
 
 
 def page_routes() -> list[BaseRoute]:

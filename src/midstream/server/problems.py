@@ -89,6 +89,8 @@ _NEXT = {
     "unauthorized": "Show a credential: a bearer token, a cookie from `/v1/login`, or a fresh ticket.",
     "unsupported_media_type": "Send the body as it is, without a `Content-Encoding`.",
     "usage": "Correct the request; the same one is refused again.",
+    "upgrade_required": "Open a WebSocket as RFC 6455 has it.",
+    "uri_too_long": "Ask for a shorter address.",
     "wrong_secret": "Show the secret that this stream was opened with.",
 }
 _NEXT_BY_RETRY = {
@@ -97,6 +99,13 @@ _NEXT_BY_RETRY = {
     "now": "Try again at once.",
     "ask": "Try again when somebody has put right what the message names.",
 }
+
+
+class Progress(Struct, frozen=True):
+    """How many of the turns that a start found interrupted were looked at."""
+
+    done: int
+    total: int
 
 
 class Problem(Struct, frozen=True, omit_defaults=True):
@@ -114,6 +123,8 @@ class Problem(Struct, frozen=True, omit_defaults=True):
     """The seqno to send next, where the code is `seqno_gap`."""
     oldest: int | None = None
     """Position of the oldest event that can be replayed, where the code is `event_gone`."""
+    recovering: Progress | None = None
+    """Where the code is `recovering`."""
     snapshot: msgspec.Raw | None = None
     """What stands for the events before that one, as `GET` of the session answers; follow from its `event_id`."""
 
@@ -147,7 +158,9 @@ def problem_of(error: MidstreamError) -> Problem:
 def problem_of_http(error: HTTPException) -> Problem:
     """Return what an HTTP client is told of a request that met no endpoint."""
     phrase = HTTPStatus(error.status_code).phrase
-    code = "not_found" if error.status_code == HTTPStatus.NOT_FOUND else phrase.lower().replace(" ", "_")
+    if error.status_code == HTTPStatus.REQUEST_URI_TOO_LONG:
+        phrase = "URI Too Long"  # of RFC 9110; Python before 3.13 has the one of before
+    code = phrase.lower().replace(" ", "_")
     detail = f"{phrase}." if error.detail == phrase else error.detail
     return _problem(error.status_code, code, detail)
 

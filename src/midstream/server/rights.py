@@ -23,9 +23,6 @@ from midstream.server.subjects import Subject
 from midstream.store.contract import OWNERS, Shelf
 from midstream.world import World
 
-INDEX_SHELF = "access-index"
-"""Says whether each subject's shelf is complete: those of earlier versions had none."""
-COMPLETE = "complete"
 REVOKED_SHELF = "access-revoked"
 READERS_MAX = 100
 """Subjects with whom one session is shared: whoever needs more decides by `authorize`."""
@@ -42,11 +39,13 @@ class Owner(Struct, frozen=True):
     Args:
         tenant, subject: Its owner.
         readers: Subjects of the tenant who may look at it.
+        claim: Drawn when it was begun: a later session of this name has another one. "" in rows of before.
     """
 
     tenant: str
     subject: str
     readers: tuple[str, ...] = ()
+    claim: str = ""
 
 
 class Rights:
@@ -63,7 +62,7 @@ class Rights:
 
     async def claim(self, session: str, subject: Subject) -> Owner:
         """Make a session a subject's, if it is nobody's, and return whose it is."""
-        owner = Owner(subject.tenant, subject.id)
+        owner = Owner(subject.tenant, subject.id, claim=self._world.new_id("claim"))
         body = msgspec.json.encode(owner)
         await self._note(session, subject.tenant, subject.id)
         try:
@@ -108,17 +107,6 @@ class Rights:
                 gone.add(kept.key)
                 await self._shelf.drop(shelf, kept.key, expected=kept.version)
         return [kept.key for kept in noted if kept.key not in gone]
-
-    async def complete(self) -> None:
-        """Note what was written before subjects had shelves; once, however many servers begin at the same time."""
-        if await self._shelf.kept(INDEX_SHELF, COMPLETE) is not None:
-            return
-        for kept in await self._shelf.shelf(OWNERS):
-            owner = msgspec.json.decode(kept.body, type=Owner)
-            for each in (owner.subject, *owner.readers):
-                await self._note(kept.key, owner.tenant, each)
-        with suppress(ShelfMovedError):
-            await self._shelf.keep(INDEX_SHELF, COMPLETE, b"{}", expected=0, at=self._world.now())
 
     async def _note(self, session: str, tenant: str, subject: str) -> None:
         """Note that a session is, or is about to be, somebody's to see; anew where it was: it must not look old."""

@@ -16,7 +16,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from midstream.core.frames import Open
-from midstream.errors import AccessError
+from midstream.errors import AccessError, WrongSecretError
 from midstream.runtime.host import Host
 from midstream.runtime.locking import Held
 from midstream.server.access import bearer_token
@@ -24,7 +24,10 @@ from midstream.server.door import SESSION_PATH, action_of, path_of
 from midstream.server.identity import secrets_of
 from midstream.server.passes import Kind
 from midstream.server.subjects import Action
+from midstream.world import World
 
+REFUSAL_S = 0.02
+"""Seconds of which a whole number passes before somebody is refused: the time says nothing of what was found."""
 HELD = "midstream.held"
 """Where the scope of a request has what its secret opened."""
 _SAID_IN_BODY = re.compile(r"/events|/poll|/stream|/chunks")
@@ -70,6 +73,23 @@ async def unlock(
         WrongSecretError: These secrets do not open it, or there is no such session.
         AccessError: A viewer wants more than to look.
     """
+    asked_at = host.world.monotonic()
+    try:
+        return await unlock_at_once(host, session, shown, action, begins=begins)
+    except WrongSecretError:
+        await on_the_beat(host.world, asked_at)
+        raise
+
+
+async def on_the_beat(world: World, asked_at: float) -> None:
+    """Wait until a whole number of `REFUSAL_S` has passed since something was asked."""
+    await world.sleep(REFUSAL_S - (world.monotonic() - asked_at) % REFUSAL_S)
+
+
+async def unlock_at_once(
+    host: Host, session: str, shown: Shown, action: Action, *, begins: bool = False
+) -> AbstractContextManager[Held | None]:
+    """As `unlock`; how long a refusal takes may say what was found."""
     if host.locks is None:
         return nullcontext()
     held = await host.locks.hold(session, shown.secret, shown.old_secret, begins=begins)
@@ -90,6 +110,8 @@ async def unlock_for(host: Host, scope: Scope) -> AbstractContextManager[Held | 
     Raises:
         MidstreamError: As `unlock`.
     """
+    if host.locks is None:
+        return nullcontext()
     found = SESSION_PATH.fullmatch(path_of(scope))
     what = found["what"] or "" if found else ""
     if found is None or _SAID_IN_BODY.fullmatch(what) or _NOTHING_SAID.fullmatch(what):

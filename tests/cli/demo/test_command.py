@@ -67,6 +67,20 @@ def test_json_is_what_was_found_and_the_story_is_talk(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_demo_that_is_told_to_end_leaves_no_server_behind(tmp_path: Path, number: signal.Signals) -> None:
     terminal = Terminal(["demo", "--model", "scripted", "--keep", str(tmp_path)], {"TERM": "xterm"})
+    _tell_to_end(terminal, number)
+
+
+@pytest.mark.slow
+def test_also_one_that_a_shell_began_in_the_background(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a process that is begun now inherits it
+    try:
+        terminal = Terminal(["demo", "--model", "scripted", "--keep", str(tmp_path)], {"TERM": "xterm"})
+    finally:
+        signal.signal(signal.SIGINT, before)
+    _tell_to_end(terminal, signal.SIGTERM)
+
+
+def _tell_to_end(terminal: Terminal, number: signal.Signals) -> None:
     terminal.until("A conversation.")
     pid = int(terminal.text.partition("server, process ")[2].partition(",")[0])
     terminal.process.send_signal(number)

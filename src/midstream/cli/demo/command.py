@@ -9,6 +9,7 @@ import tempfile
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 from typing import TextIO
 
 import click
@@ -128,7 +129,14 @@ def _end_as_by_ctrl_c() -> None:
     """A closed terminal or a `kill` must not leave the server behind, which lives in a session of its own."""
     for name in ("SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
-            signal.signal(getattr(signal, name), lambda *_: signal.raise_signal(signal.SIGINT))
+            signal.signal(getattr(signal, name), _interrupt)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    if callable(signal.getsignal(signal.SIGINT)):
+        signal.raise_signal(signal.SIGINT)
+    else:  # a shell that began the demo in the background has Ctrl-C ignored
+        raise KeyboardInterrupt
 
 
 def _is_local_model_installed() -> bool:

@@ -93,7 +93,9 @@ class DemoServer:
         """SIGKILL: the process does not hear it coming."""
         assert self._process is not None
         self._process.kill()
-        await self._process.wait()
+        await (
+            self._process.communicate()
+        )  # to the end of its pipe: one that is left open outlives the event loop
 
     async def stop(self) -> None:
         """Ask it to end, wait, insist. Harmless where it has ended."""
@@ -103,10 +105,10 @@ class DemoServer:
         process.terminate()
         try:
             async with asyncio.timeout(STOP_S):
-                await process.wait()
+                await process.communicate()
         except TimeoutError:
             process.kill()
-            await process.wait()
+            await process.communicate()
 
 
 def _not_up(log: Path, port: int) -> UnavailableError:

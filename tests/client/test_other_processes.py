@@ -1,0 +1,134 @@
+"""What another process of the same user has changed reaches the streams of this one that run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+from keyring.core import load_keyring
+
+from midstream.client import Event, connect
+from midstream.client.client import Client
+from midstream.core.records import Delta, TurnEnded
+from midstream.errors import WrongSecretError
+from tests.client.keyrings import FileKeyring, chosen
+from tests.client.proxies import Proxy
+from tests.house.source import ROOT
+from tests.server.escrowing import escrowed_app
+from tests.server.serving import served
+from tests.server.test_page import WHOLE, two_halves
+from tests.spec import spec
+
+WAIT_S = 30.0
+NO_KEYRING = "keyring.backends.fail.Keyring"
+CHANGE = """
+import asyncio, sys
+from midstream.client import connect
+
+async def main(url, state, secrets):
+    async with connect(url, state=state, secrets=secrets) as client:
+        await client.change_secret("s1")
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def _changed_elsewhere(folder: Path, url: str, **more: str) -> None:
+    """Let another process change the secret of the session."""
+    arguments = [url, str(folder / "other" / "state.db"), str(folder / "secrets.db")]
+    changing = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CHANGE, *arguments, cwd=ROOT, env={**os.environ, **more}
+    )
+    assert await asyncio.wait_for(changing.wait(), WAIT_S) == 0
+
+
+def _client(folder: Path, url: str, way: str) -> Client:
+    return connect(url, transport=way, state=folder / "state.db", secrets=folder / "secrets.db")
+
+
+async def _first_half(events: AsyncIterator[Event]) -> str:
+    async for event in events:
+        if isinstance(event.record, Delta):
+            return event.record.text
+    raise AssertionError("nothing was said")
+
+
+async def _rest(events: AsyncIterator[Event]) -> str:
+    records = [event.record async for event in events]
+    assert isinstance(records[-1], TurnEnded)
+    return "".join(each.text for each in records if isinstance(each, Delta))
+
+
+@spec("STREAM-96")
+@pytest.mark.parametrize(("way", "is_in_keyring"), [("websocket", False), ("sse", True), ("poll", False)])
+async def test_a_secret_that_another_process_changes_is_shown_by_the_next_connection_of_a_stream(
+    tmp_path: Path, way: str, *, is_in_keyring: bool
+) -> None:
+    ring, gate = FileKeyring(), asyncio.Event()
+    ring.path = str(tmp_path / "keyring.json")
+    more = {
+        "PYTHON_KEYRING_BACKEND": f"{FileKeyring.__module__}.FileKeyring",
+        "KEYRING_PROPERTY_PATH": ring.path,
+    }
+    async with (
+        served(escrowed_app(tmp_path, two_halves(gate))) as server,
+        Proxy(server.url).listening() as proxy,
+    ):
+        with chosen(ring if is_in_keyring else load_keyring(NO_KEYRING)):
+            async with (
+                asyncio.timeout(WAIT_S),
+                _client(tmp_path, proxy.url, way) as client,
+                aclosing(client.send("s1", "go on")) as events,
+            ):
+                said = await _first_half(events)
+                before = await client.secret("s1")
+                for _ in range(2):  # the one the stream began with is of no use any more
+                    await _changed_elsewhere(tmp_path, proxy.url, **(more if is_in_keyring else {}))
+                asked = len(proxy.asked)
+                proxy.cut()
+                gate.set()
+                assert said + await _rest(events) == WHOLE
+                assert await client.secret("s1") not in ("", before)
+                assert proxy.asked[asked:].count("upgrade") <= 1, "what was refused was shown again"
+
+
+@spec("STREAM-96")
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_a_secret_that_is_changed_while_a_connection_is_made_is_read_once_more(
+    tmp_path: Path, *, is_told: bool
+) -> None:
+    gate = asyncio.Event()
+    async with (
+        served(escrowed_app(tmp_path, two_halves(gate))) as server,
+        Proxy(server.url).listening() as proxy,
+    ):
+        with chosen(load_keyring(NO_KEYRING)):
+            async with (
+                asyncio.timeout(WAIT_S),
+                _client(tmp_path, proxy.url, "websocket") as client,
+                aclosing(client.send("s1", "go on")) as events,
+            ):
+                said = await _first_half(events)
+                before = await client.secret("s1")
+
+                async def change() -> None:
+                    for _ in range(2):
+                        await _changed_elsewhere(tmp_path, proxy.url)
+                    if not is_told:
+                        await client.keep_secret("s1", before)
+
+                asked = len(proxy.asked)
+                proxy.before_upgrade = change
+                proxy.cut()
+                gate.set()
+                if is_told:
+                    assert said + await _rest(events) == WHOLE
+                else:
+                    with pytest.raises(WrongSecretError):
+                        await _rest(events)
+                assert proxy.asked[asked:].count("upgrade") == 1 + is_told
