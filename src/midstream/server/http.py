@@ -360,7 +360,7 @@ class HttpEndpoints:
         if is_first:
             await visitor.begin()
         else:
-            await visitor.require(Action.SPEAK)
+            await visitor.require_there(Action.SPEAK)
         shown = shown_in(request)
         with await unlock(self._host, session_id, shown, Action.SPEAK, begins=is_first) as held:
             if by.connection:
