@@ -4,11 +4,12 @@ Nothing here is a stand-in for our own code but the shells: the halves are the r
 decided by `core/session.py`, a client's tools are `LocalTools`. A world is a value: it is copied, one thing happens
 in the copy, and `fingerprint` tells two worlds apart in which different things can happen from now on.
 
-The network delivers what goes through one connection in order, until that breaks. A client may lose a connection at
-any time, and the server learns of it later or never: what the older connection carried up is still taken while a
-newer one speaks, also when it arrives after it. A server's process dies with all its connections; a client's
-process dies and the next one knows what was written down. Where several servers' processes serve the journal, one
-owns it, the others read it later than it grows, and what is said to them is a letter until the owner decides it.
+The network delivers what goes through one connection in order, until that breaks; but chunks may overtake one another,
+and come twice, as POSTs do that are requests of their own. A client may lose a connection at any time, and the server
+learns of it later or never: what the older connection carried up is still taken while a newer one speaks, also when it
+arrives after it. A server's process dies with all its connections; a client's process dies and the next one knows
+what was written down. Where several servers' processes serve the journal, one owns it, the others read it later than
+it grows, and what is said to them is a letter until the owner decides it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from midstream.core.frames import START, Chunk, EventId, SayPayload, decode_clie
 from midstream.core.messages import Call, Finish, Reply, Text
 from midstream.core.records import ChunkAccepted, EpochStarted, Record, Sync, sync_of
 from midstream.core.server_stream import Admit, ServerStream, Submit, waiting_on
-from midstream.core.session import Received, Session, decide, fenced, fold
+from midstream.core.session import Received, Session, decide, fenced, fold, notice_of
 from midstream.core.turn import AwaitingModel, Command, ModelReplied, ModelSaid, Recover, Refused
 from tests.core.stories import heard
 from tests.protocol.client_process import AT, Disk, Process
@@ -49,7 +50,7 @@ class Scenario(Struct, frozen=True):
         servers: Processes that serve the journal; the first one owns it.
         has_tool: Whether the model asks for a tool of the client before it answers.
         words: Pieces of the model's answers.
-        aborts, losses, client_deaths, takeovers, power_cuts, repeats, beats: How often.
+        aborts, losses, client_deaths, takeovers, power_cuts, repeats, overtakes, beats: How often.
     """
 
     clients: int = 1
@@ -62,6 +63,7 @@ class Scenario(Struct, frozen=True):
     takeovers: int = 0
     power_cuts: int = 0
     repeats: int = 0
+    overtakes: int = 0
     beats: int = 0
 
 
@@ -91,6 +93,12 @@ class Connection:
         server = self.server and told_apart(self.server)
         letters = tuple((each.seqno, type(each)) for each in self.letters)
         return self.owner, self.place, self.is_held, server, self.up, self.down, letters
+
+    @property
+    def are_chunks_waiting(self) -> bool:
+        """Whether the next two frames on their way up are chunks, which may come in another order as POSTs."""
+        waiting = self.up[:2]
+        return len(waiting) > 1 and all(isinstance(decode_client(body), Chunk) for body in waiting)
 
     def flush(self) -> None:
         """Put on the line what the server's half says; what a client has given up it does not hear."""
@@ -187,6 +195,8 @@ class World:
         for number, connection in enumerate(self.connections):
             if connection.server is not None and connection.up and left.repeats:
                 yield "repeat", number
+            if connection.server is not None and left.overtakes and connection.are_chunks_waiting:
+                yield "overtake", number
             if connection.is_held and left.losses:
                 yield "lose", connection.owner
         for number, process in enumerate(self.processes):
@@ -263,6 +273,10 @@ class World:
             case "repeat", int(number):
                 self.count("repeats")
                 self.repeat(self.connections[number])
+            case "overtake", int(number):
+                self.count("overtakes")
+                first, second, *rest = self.connections[number].up
+                self.connections[number].up = (second, first, *rest)
             case ("word",):
                 self.count("words")
                 self.say_word()
@@ -392,7 +406,7 @@ class World:
 
     def give_notice(self, connection: Connection, server: ServerStream) -> None:
         """Let the other servers know of a connection, soon."""
-        notice = server.notice(self.session) if len(self.views) > 1 else None
+        notice = notice_of(self.session, server.stream, server.connection) if len(self.views) > 1 else None
         connection.letters += (notice,) if notice is not None else ()
 
     def is_before(self, connection: ServerStream, speaker: ServerStream) -> bool:

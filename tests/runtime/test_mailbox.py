@@ -140,6 +140,28 @@ async def test_the_pause_between_appends_of_words_begins_at_the_end_of_one() -> 
     assert await _is_due(mailbox)
 
 
+async def test_the_pause_between_appends_of_words_begins_when_their_readers_were_sent_them() -> None:
+    world = FakeWorld()
+    mailbox = Mailbox(world)
+    mailbox.put(_said("a"))
+    mailbox.take()
+    sent: list[asyncio.Task[None]] = []
+
+    def write_to_many() -> None:
+        sent.append(asyncio.create_task(world.advance(2 * WORDS_EVERY_S)))
+
+    # A reader that was woken by the append, and writes when all others were woken too.
+    asyncio.get_running_loop().call_soon(write_to_many)
+    mailbox.settle()
+    mailbox.put(_said("b"))
+    assert not await _is_due(mailbox)
+    async with asyncio.timeout(30):
+        await sent[0]
+    assert not await _is_due(mailbox)
+    await world.advance(WORDS_EVERY_S)
+    assert await _is_due(mailbox)
+
+
 async def test_words_that_stay_when_clients_are_refused_are_taken_next() -> None:
     mailbox = Mailbox(FakeWorld())
     mailbox.put(_said("a"))

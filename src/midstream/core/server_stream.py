@@ -95,10 +95,10 @@ EVENTS_BYTES_MAX = 256 * 1024
 """Bytes of records after which an `events` frame is full; a record above it travels alone."""
 CANCEL_AFTER_S_MAX = 3600.0
 """Seconds a turn may be left alone where its client wants it stopped after some."""
-CONNECTION_MAX = 2**53
-"""The last number that JavaScript counts to."""
 KEY_CHARS_MAX = 256
 """Characters of a stream key or of a secret."""
+NUMBER_MAX = 2**53
+"""The last number JavaScript counts to."""
 
 
 class Admit(Struct, frozen=True):
@@ -177,6 +177,7 @@ class ServerStream:
         in_flight_max: Chunks that may wait for their acks.
         stalls: What the welcome says of how long a turn may be silent.
         wire: How frames are written down; `NATIVE` by default.
+        headers: What the headers of its request said in the place of members of the `open` that is to come.
         now: The shell's clock, as in every call.
     """
 
@@ -191,6 +192,7 @@ class ServerStream:
         in_flight_max: int = IN_FLIGHT_MAX,
         stalls: StallBudgets | None = None,
         wire: Wire | None = None,
+        headers: Open | None = None,
         now: float,
     ) -> None:
         self._state = _State.OPENING
@@ -207,7 +209,7 @@ class ServerStream:
         self._deadline: Deadline | None = Deadline(now + OPEN_WITHIN_S, "the client owes its open frame")
         """What is owed before the next heartbeat."""
         self._spoke_at = now
-        self._open = Open()
+        self._open = headers or Open()
         self._event_id: EventId | None = None
         self._secret_digest = ""
         self._cursor = START.position
@@ -231,6 +233,7 @@ class ServerStream:
         retention: Retention | None = None,
         degraded_reason: str = "",
         wire: Wire | None = None,
+        headers: Open | None = None,
         now: float,
     ) -> Self:
         """Make a connection's half as an operator's settings say; a reason of the server's own comes first."""
@@ -243,6 +246,7 @@ class ServerStream:
             in_flight_max=settings.in_flight_max,
             stalls=stalls,
             wire=wire,
+            headers=headers,
             now=now,
         )
 
@@ -267,6 +271,10 @@ class ServerStream:
     def stream(self) -> str:
         """The key of the client's stream; "" for a reader and before the `open`."""
         return self._open.stream
+
+    def is_opened_with(self, secret: str) -> bool:
+        """Whether this connection's `open` showed that secret."""
+        return hmac.compare_digest(self._open.secret.encode(), secret.encode())
 
     @property
     def connection(self) -> int:
@@ -311,25 +319,6 @@ class ServerStream:
         number = self._open.connection
         known = session.streams.get(self._open.stream) if number else None
         return known is not None and known.is_beyond(number)
-
-    def notice(self, session: Session) -> Received | None:
-        """Return what makes the journal say that this connection has its stream; None where it need not (STREAM-107).
-
-        It is the last chunk that was accepted, over again, which does nothing else.
-        """
-        known = session.streams.get(self._open.stream)
-        if (
-            known is None
-            or self._open.connection <= known.connection
-            or not session.is_live
-            or session.driver
-        ):
-            return None
-        last = known.accepted - 1
-        digest = known.digest_at(last)
-        return Received(
-            self._open.stream, known.secret_digest, last, digest, None, connection=self._open.connection
-        )
 
     def is_turn_over(self, session: Session) -> bool:
         """Whether the turn of this stream has ended and all events so far were delivered.
@@ -544,12 +533,13 @@ class ServerStream:
                 assert_never(frame)
 
     def _take_open(self, frame: Open) -> None:
-        if frame.version < 1 or frame.next_seqno < 0:
-            raise MalformedFrameError("versions begin with 1, sequence numbers with 0")
-        if not 0 <= frame.connection <= CONNECTION_MAX:
-            raise MalformedFrameError(f"connections are numbered from 0 to {CONNECTION_MAX}")
-        if max(map(len, (frame.stream, frame.secret, frame.old_secret))) > KEY_CHARS_MAX:
-            raise MalformedFrameError(f"stream keys and secrets have {KEY_CHARS_MAX} characters at most")
+        frame = opened_by(self._open, frame)
+        if frame.version < 1:
+            raise MalformedFrameError("versions begin with 1")
+        if not (0 <= frame.next_seqno <= NUMBER_MAX and 0 <= frame.connection <= NUMBER_MAX):
+            raise MalformedFrameError(f"sequence and connection numbers go from 0 to {NUMBER_MAX}")
+        for word in (frame.stream, frame.secret, frame.old_secret):
+            check_word(word)
         if not 0 <= frame.coalesce_s <= COALESCE_S_MAX:
             raise MalformedFrameError(f"events are held back for 0 to {COALESCE_S_MAX} s")
         if frame.stream and not frame.secret:
@@ -564,14 +554,8 @@ class ServerStream:
     def _take_chunk(self, frame: Chunk) -> None:
         if not self._open.stream:
             raise ProtocolError("a reader has no stream to send chunks on")
-        by = self._open
-        read = read_chunk(
-            frame,
-            stream=by.stream,
-            secret_digest="",
-            cancel_after_s=by.cancel_after_s,
-            connection=by.connection,
-        )
+        cancel_after_s = self._open.cancel_after_s
+        read = read_chunk(frame, stream=self._open.stream, secret_digest="", cancel_after_s=cancel_after_s)
         chunk = self._signed(read)
         self._in_flight.add(chunk.seqno)
         if len(self._in_flight) > self._in_flight_max:
@@ -597,7 +581,7 @@ class ServerStream:
         return None
 
     def _signed(self, chunk: Received) -> Received:
-        return replace(chunk, secret_digest=self._secret_digest)
+        return replace(chunk, secret_digest=self._secret_digest, connection=self._open.connection)
 
     def _queue(self, frame: ServerFrame, *, now: float) -> None:
         self._frames.append(self.wire.frame(frame))
@@ -638,6 +622,39 @@ def _frame_of(error: MidstreamError, seqno: int | None = None) -> Error:
     return Error(error.code, error.message, error.retry, seqno, expected, error.retry_after_s)
 
 
+_IN_HEADERS = ("stream", "secret", "event_id", "next_seqno", "connection", "cancel_after_s", "old_secret")
+
+
+def opened_by(headers: Open, frame: Open) -> Open:
+    """Return what a request says whose headers say some of it and whose `open` the rest (STREAM-112).
+
+    Raises:
+        MalformedFrameError: They say two things of one.
+    """
+    nothing, filled = Open(), {}
+    for name in _IN_HEADERS:
+        told, said, unsaid = (getattr(each, name) for each in (headers, frame, nothing))
+        if told in (unsaid, said):
+            continue
+        if said != unsaid:
+            raise MalformedFrameError(f"the headers and the `open` say two things of `{name}`")
+        filled[name] = told
+    return replace(frame, **filled) if filled else frame
+
+
+def check_word(word: str) -> None:
+    """Let pass a stream key or a secret, or nothing: what each transport carries alike (STREAM-2).
+
+    Raises:
+        MalformedFrameError: It is too long, has other characters than those, or a space at an end.
+    """
+    is_carried = word.isascii() and word.isprintable() and word == word.strip(" ")
+    if len(word) > KEY_CHARS_MAX or not is_carried:
+        raise MalformedFrameError(
+            f"stream keys and secrets are 1 to {KEY_CHARS_MAX} printable ASCII characters"
+        )
+
+
 def check_cancel_after(cancel_after_s: float | None) -> None:
     """Let pass for how long a client may be gone (STREAM-55).
 
@@ -651,12 +668,7 @@ def check_cancel_after(cancel_after_s: float | None) -> None:
 
 
 def read_chunk(
-    frame: Chunk,
-    *,
-    stream: str,
-    secret_digest: str,
-    cancel_after_s: float | None = None,
-    connection: int = 0,
+    frame: Chunk, *, stream: str, secret_digest: str, cancel_after_s: float | None = None
 ) -> Received:
     """Return what a chunk says, ready for `session.decide`.
 
@@ -666,8 +678,7 @@ def read_chunk(
     if not 0 <= frame.seqno <= CHUNKS_MAX:
         raise MalformedFrameError(f"sequence numbers go from 0 to {CHUNKS_MAX}")
     command = _command_of(decode_payload(frame.payload), frame.seqno)
-    digest = digest_of(frame.payload)
-    return Received(stream, secret_digest, frame.seqno, digest, command, cancel_after_s, connection)
+    return Received(stream, secret_digest, frame.seqno, digest_of(frame.payload), command, cancel_after_s)
 
 
 def _command_of(payload: Payload, seqno: int) -> Command:

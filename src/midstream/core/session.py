@@ -389,6 +389,18 @@ def _taken_by(known: StreamState, chunk: Received) -> tuple[StreamTaken, ...]:
     return (StreamTaken(chunk.stream, chunk.connection),) if chunk.connection > known.connection else ()
 
 
+def notice_of(session: Session, stream: str, connection: int) -> Received | None:
+    """Return what makes the journal say that a connection has its stream; None where it need not (STREAM-107).
+
+    It is the last chunk that was accepted, over again, which does nothing else.
+    """
+    known = session.streams.get(stream)
+    if known is None or connection <= known.connection or not session.is_live or session.driver:
+        return None
+    last = known.accepted - 1
+    return Received(stream, known.secret_digest, last, known.digest_at(last), None, connection=connection)
+
+
 def fenced() -> StreamFencedError:
     """Return what an older connection of a stream is told (STREAM-8)."""
     return StreamFencedError("a newer connection of this client took the stream over")
@@ -409,6 +421,9 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
     match record:
         case Delta() | AttemptStarted() | ReplyCompleted() | CallStarted():
             return after  # of every step; what follows is looked through case by case
+        case ChunkAccepted():
+            stream = session.streams[record.stream].with_chunk(record.digest)
+            return replace(after, streams={**session.streams, record.stream: stream})
         case CallEnded():
             return _noted(after, _with_unsettled(session, record))
         case ExchangeCommitted():
@@ -450,9 +465,6 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
             return replace(after, streams=_with_new_stream(session, record))
         case StreamTaken():
             stream = replace(session.streams[record.stream], connection=record.connection)
-            return replace(after, streams={**session.streams, record.stream: stream})
-        case ChunkAccepted():
-            stream = session.streams[record.stream].with_chunk(record.digest)
             return replace(after, streams={**session.streams, record.stream: stream})
         case JournalPruned():
             return restored(record)

@@ -29,9 +29,10 @@ from midstream.world import Cancellable, World
 MAILBOX_MAX = 64
 """Tokens of a model that may wait for their append; the model is not read further before there is room."""
 WORDS_EVERY_S = 0.005
-"""Seconds from the end of one append of a model's words to the next. A token that comes later goes at once; those that
-come sooner share the next append, and with it the record, its commit and what each reader is sent. From the end: where
-500 readers are sent it, an append takes longer than this, and what follows at once would be a record for each token."""
+"""Seconds from when the words of one append were written to their readers to the next append of words. A token that
+comes later goes at once; those that come sooner share the next append, and with it the record, its commit and what each
+reader is sent. To write to 500 readers takes longer than this: a time that began before would be over by then, and what
+follows would be a record for each token."""
 
 RESULT_RECORDS = 2
 """That a client's chunk was taken, and what came of the call: one more is something that follows from it."""
@@ -88,7 +89,7 @@ class Mailbox:
         """Whether words are among what was taken and is not done with."""
         self._next_words_at = -math.inf
         self._held: Cancellable | None = None
-        """What ends the time for which words are held back."""
+        """What words are held back for: the writes to readers, or the time after them."""
         self._arrival: asyncio.Future[None] | None = None
         """What the one who takes waits for, where nothing is there."""
         self._room = asyncio.Event()
@@ -148,7 +149,8 @@ class Mailbox:
         """Say that what was taken is done with."""
         if self._has_words:
             self._has_words = False
-            self._next_words_at = self._world.monotonic() + WORDS_EVERY_S
+            # Its readers are woken before this is called, and uvloop writes to sockets after all that was woken.
+            self._held = _soon(self._wait_for_writes)
         if not self._waiting:
             self._rested.set()
 
@@ -184,6 +186,16 @@ class Mailbox:
         self._room.set()
         self._rested.set()
 
+    def _wait_for_writes(self) -> None:
+        self._held = _soon(self._pause)
+
+    def _pause(self) -> None:
+        """Begin the time between two appends of words."""
+        self._held = None
+        self._next_words_at = self._world.monotonic() + WORDS_EVERY_S
+        if self._waiting:
+            self._held = self._world.later(WORDS_EVERY_S, self._hurry)
+
     def _hurry(self) -> None:
         self._is_due = True
         if self._held is not None:
@@ -191,6 +203,10 @@ class Mailbox:
             self._held = None
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
+
+
+def _soon(do: Callable[[], None]) -> Cancellable:
+    return asyncio.get_running_loop().call_soon(do)
 
 
 def are_words(batch: list[Envelope]) -> bool:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Collection, Sequence
 from http import HTTPStatus
 from pathlib import Path
+from typing import Never
 
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route, Router, WebSocketRoute
@@ -44,6 +45,8 @@ from midstream.store.contract import Store
 from midstream.store.sqlite import SQLiteStore
 from midstream.world import World
 
+_NO_HANDLERS: tuple[dict[Never, Never], dict[Never, Never]] = ({}, {})
+"""Errors come to the app and not to the handlers of one that mounts it."""
 GRACE_S = 5.0
 """Seconds that running tools have to end when the app is stopped."""
 
@@ -243,9 +246,9 @@ class App:
         await self.start()
         scope = await self.door.admit(scope)
         with await unlock_for(self.host, scope) as held:
-            # Errors come here and not to the handlers of an app that mounts this one.
-            ours: Scope = {"app": self, HELD: held, "starlette.exception_handlers": ({}, {})}
-            await self._router({**scope, **ours}, receive, send)
+            ours: Scope = {"app": self, HELD: held, "starlette.exception_handlers": _NO_HANDLERS}
+            scope = {**scope, **ours}  # and not the former one besides: a stream lasts
+            await self._router(scope, receive, send)
 
 
 def _router_of(host: Host, connections: Connections, door: Door) -> Router:

@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Protocol, Self
 from weakref import WeakValueDictionary
 
-import msgspec
 from starlette.requests import HTTPConnection
 
 from midstream.core.frames import HEARTBEAT_S, START, Close, Open, encode
@@ -31,7 +30,7 @@ from midstream.core.server_stream import (
     Wire,
     waiting_on,
 )
-from midstream.core.session import Received, Session, fenced
+from midstream.core.session import Received, Session, fenced, notice_of
 from midstream.core.settings import StreamSettings
 from midstream.errors import (
     DrainingError,
@@ -112,6 +111,8 @@ class Connections:
         self._speakers: dict[tuple[str, str], list[Connection]] = {}
         """Who speaks for each stream: one connection, or several requests that show one name."""
         self._names: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
+        self._told: OrderedDict[tuple[str, str], StreamSettings] = OrderedDict()
+        """What the welcome of a named connection told, by its session and its name."""
         self._under_way: dict[tuple[str, str], list[int]] = {}
         """Chunks of each stream that came in requests of their own and are not answered yet."""
         self._ending: MidstreamError | None = None
@@ -185,40 +186,63 @@ class Connections:
         if spoke != name:
             raise fenced()
 
+    def told(self, session_id: str, name: str) -> StreamSettings:
+        """Return how a connection of several requests is served: as its welcome told, whatever was changed since.
+
+        One that shows no name, or was made at another server, is served as the settings are now.
+        """
+        return self._told.get((session_id, name), self.settings)
+
+    def tell(self, session_id: str, name: str) -> StreamSettings:
+        """Return how a new connection is served, and remember it for the other requests that show its name."""
+        if name:
+            self._told[session_id, name] = self.settings
+            self._told.move_to_end((session_id, name))
+            if len(self._told) > NAMES_MAX:
+                self._told.popitem(last=False)
+        return self.settings
+
     @contextlib.contextmanager
-    def under_way(self, place: tuple[str, str], seqno: int) -> Iterator[None]:
+    def under_way(self, place: tuple[str, str], seqno: int, *, most: int) -> Iterator[None]:
         """Count a chunk that came in a request of its own, until it is answered (STREAM-56).
 
         Raises:
-            ProtocolError: More chunks of its stream wait for their answers than the settings allow.
+            ProtocolError: More than `most` chunks of its stream wait for their answers.
         """
         waiting = self._under_way.setdefault(place, [])
         waiting.append(seqno)
         try:
-            if len({*waiting}) > self.settings.in_flight_max:
-                raise ProtocolError(f"more than {self.settings.in_flight_max} chunks wait for their acks")
+            if len({*waiting}) > most:
+                raise ProtocolError(f"more than {most} chunks wait for their acks")
             yield
         finally:
             waiting.remove(seqno)
             if not waiting:
                 self._under_way.pop(place, None)
 
-    def hang_up(self, place: tuple[str, str], name: str) -> None:
-        """End what a client has said `close` to in a request of its own, where it is open here."""
+    def hang_up(self, place: tuple[str, str], name: str, secret: str) -> None:
+        """End what a client has said `close` to in a request of its own, where it is open here and that client's."""
         for speaker in self._speakers.get(place, []):
-            if speaker.name == name:
+            if speaker.name == name and speaker.is_opened_with(secret):
                 speaker.hang_up()
 
     def stream(
-        self, host: Host, *, wire: Wire | None = None, heartbeat_s: float | None = None
+        self,
+        host: Host,
+        *,
+        wire: Wire | None = None,
+        settings: StreamSettings | None = None,
+        headers: Open | None = None,
     ) -> ServerStream:
-        """Make the half of the protocol for a new connection, as the settings are now, or with its own heartbeat."""
-        settings = self.settings
-        if heartbeat_s is not None:
-            settings = msgspec.structs.replace(settings, heartbeat_s=heartbeat_s)
+        """Make the half of the protocol for a new connection, as the settings are now, or as these are."""
         now = host.world.monotonic()
         return ServerStream.under(
-            settings, stalls=host.agent.stalls, retention=host.retention, wire=wire, now=now
+            settings or self.settings,
+            stalls=host.agent.stalls,
+            retention=host.retention,
+            wire=wire,
+            headers=headers,
+            now=now,
         )
 
     def copies_of(self, runner: Runner, wire: Wire) -> Copies:
@@ -278,14 +302,19 @@ class Connection:
         self._among = among
         self._visitor = visitor or Stranger()
         self._request = request or HTTPConnection({"type": "http", "headers": []})
-        self._holding = contextlib.ExitStack()
+        self._holding: contextlib.ExitStack | None = None
+        """What keeps its session open, where a client holds the key of it."""
         self._runner: Runner | None = None
         self._mark: bytes | None = None
         """That it is here, where its turn is not to go on without its client."""
         self._is_admitted = False
+        self._is_answering = False
+        """Whether something the client said is being decided."""
         self._is_over = False
         self.is_gone = False
         """The client has gone or stopped reading: there is nobody to send last words to."""
+        self.has_told_turn = False
+        """It came to its end because the turn of its stream was told to the end (STREAM-27)."""
         self._sending_since: float | None = None
         self._sent: asyncio.Future[None] | None = None
         """When that is done, for who has something to send meanwhile."""
@@ -311,14 +340,17 @@ class Connection:
         self._visitor.leave()
         if self._runner is not None:
             self._runner.detach()
-        holding = self._holding
         if self._mark is None:
-            holding.close()
+            self._let_go()
             return
         after_s = self._stream.cancels_after_s
         after_s = None if after_s is None else max(after_s, self._transport.gap_s)
         left = self._among.presence(self._host).left(self.place, self._mark, after_s)
-        left.add_done_callback(lambda _: holding.close())  # the turn may have to be stopped until then
+        left.add_done_callback(lambda _: self._let_go())  # the turn may have to be stopped until then
+
+    def _let_go(self) -> None:
+        if self._holding is not None:
+            self._holding.close()
 
     @property
     def place(self) -> tuple[str, str]:
@@ -329,6 +361,10 @@ class Connection:
     def number(self) -> int:
         """How the client numbered it; 0 where it does not count its connections."""
         return self._stream.connection
+
+    def is_opened_with(self, secret: str) -> bool:
+        """Whether the client showed this secret when it opened the stream it speaks for."""
+        return self._stream.is_opened_with(secret)
 
     def is_before(self, other: Connection) -> bool:
         """Whether the client made it before the other one of the same stream, and told so."""
@@ -452,6 +488,10 @@ class Connection:
                 page = copies.at_hand(stream.cursor)
                 if page is not None:
                     stream.pass_on(page, now=self._now())
+                    if (
+                        self._is_answering
+                    ):  # the ack of what this tells of is a moment away: both go in one write
+                        await asyncio.sleep(0)
                     await self._flush()
                     continue
                 await self._flush()
@@ -461,6 +501,7 @@ class Connection:
                     stream.lose(runner.events.pruned_to, now=self._now())
             elif self._transport.ends_with_turn and self.is_turn_over:
                 await self._flush()
+                self.has_told_turn = True
                 return
             elif stream.has_frames:
                 await self._flush()
@@ -559,12 +600,15 @@ class Connection:
                 try:
                     if not is_played_back(self._runner.state, request.chunk):
                         self._visitor.speak(request.chunk.command)
+                    self._is_answering = True
                     await self._runner.submit(request.chunk)
                 except MidstreamError as error:
                     self._stream.refused(request.seqno, error, now=self._now())
                 else:
                     self._world.reach(Fault.BEFORE_ACK)
                     self._stream.accepted(request.seqno, now=self._now())
+                finally:
+                    self._is_answering = False
 
     async def _admit(self, request: Admit) -> None:
         # A stream may begin a session; who has seen events of it knows that there was one. The first chunk may
@@ -609,7 +653,7 @@ class Connection:
     def _give_notice(self, runner: Runner) -> None:
         """Let the other processes know that this connection has its stream, where they may have older ones of it."""
         if not self._is_over and (self._host.has_peers or runner.is_following):
-            notice = self._stream.notice(runner.state)
+            notice = notice_of(runner.state, self._stream.stream, self.number)
             if notice is not None:
                 self._among.notices.give(self._host, self._session_id, notice)
 
@@ -617,11 +661,15 @@ class Connection:
         """Open the session with the secret that was shown, and return what stands for that in the session's streams."""
         shown = shown_in(self._request, opening)
         action = Action.SPEAK if opening.stream else Action.READ
-        holding = await unlock(self._host, self._session_id, shown, action, begins=is_new)
-        held = self._holding.enter_context(holding)
-        if held is not None and held.is_viewer:
-            looking = self._world.spawn(self._keep_lock(held), name=f"viewer of {self._session_id}")
-            self._holding.callback(looking.cancel)
+        with contextlib.ExitStack() as stack:
+            opened = await unlock(self._host, self._session_id, shown, action, begins=is_new)
+            held = stack.enter_context(opened)
+            if held is None:
+                return None
+            if held.is_viewer:
+                looking = self._world.spawn(self._keep_lock(held), name=f"viewer of {self._session_id}")
+                stack.callback(looking.cancel)
+            self._holding = stack.pop_all()
         return stream_digest_of(held)
 
     def _meet_deadline(self, now: float) -> None:

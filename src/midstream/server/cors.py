@@ -7,7 +7,7 @@ token, or a ticket. Who may ask at all is not decided here, see `guards.py`.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Awaitable, Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -53,11 +53,12 @@ class Cors:
         self._app = app
         self._origins = frozenset(origin.encode("latin-1") for origin in origins)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Serve a request. A WebSocket needs none of it: browsers ask nobody before they open one."""
-        if scope["type"] != "http" or not self._origins:
-            await self._app(scope, receive, send)
-            return
+        is_asked = scope["type"] == "http" and bool(self._origins)
+        return (self._answer if is_asked else self._app)(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         told = self._told_to(scope)
 
         async def send_and_tell(message: Message) -> None:

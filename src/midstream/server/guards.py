@@ -8,7 +8,7 @@ name was pointed at this machine after it was loaded (DNS rebinding).
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Awaitable, Collection
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -127,13 +127,12 @@ class HostGuard:
         self._app = app
         self._names = names
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Pass a request on, or refuse it."""
         if scope["type"] == "lifespan" or ANY_HOST in self._names or self._is_ours(scope):
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
         error = ForeignOriginError("this server is not known under the host name of the request")
-        await refuse(problem_of(error), scope, receive, send)
+        return refuse(problem_of(error), scope, receive, send)
 
     def _is_ours(self, scope: Scope) -> bool:
         found = _HOST.fullmatch(_header(scope, b"host").lower())

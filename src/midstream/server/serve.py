@@ -166,6 +166,7 @@ class _Server(uvicorn.Server):
     ) -> None:
         config = uvicorn.Config(
             HostGuard(app, names),
+            interface="asgi3",
             lifespan="off",
             log_config=None,
             access_log=False,
