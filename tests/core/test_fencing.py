@@ -11,7 +11,7 @@ from midstream.core.frames import Chunk, Error, Events, Open, SayPayload, Welcom
 from midstream.core.messages import Text
 from midstream.core.records import ChunkAccepted, EpochStarted, Record, StreamOpened, StreamTaken, encode
 from midstream.core.server_stream import Admit, ServerStream, Submit
-from midstream.core.session import Received, Session, decide, evolve, fold, pruned, restored
+from midstream.core.session import Received, Session, decide, evolve, fold, notice_of, pruned, restored
 from midstream.core.turn import Cancel, Command, Refused
 from midstream.errors import MidstreamError, StreamFencedError, WrongSecretError
 from tests.core.stories import AT, answers, say
@@ -172,7 +172,8 @@ def test_a_chunk_carries_the_number_of_its_connection() -> None:
 @spec("STREAM-107")
 def test_a_notice_is_the_last_accepted_chunk_over_again() -> None:
     session = told(RUNNING, chunk(1, None, 3))
-    notice = admitted(4, session).notice(session)
+    notice = notice_of(session, "a", 4)
+    assert notice is not None
     assert notice == Received("a", DIGEST, 1, "digest of None", None, connection=4)
     assert decided(session, notice) == (StreamTaken("a", 4),)
     taken = told(session, notice)
@@ -182,10 +183,10 @@ def test_a_notice_is_the_last_accepted_chunk_over_again() -> None:
 
 @spec("STREAM-107")
 def test_no_notice_is_needed_where_the_journal_knows_or_nothing_runs() -> None:
-    assert admitted(3, RUNNING).notice(RUNNING) is None
-    assert admitted(0, RUNNING).notice(RUNNING) is None
-    assert opened(4).notice(NOTHING) is None
+    assert notice_of(RUNNING, "a", 3) is None
+    assert notice_of(RUNNING, "a", 0) is None
+    assert notice_of(NOTHING, "a", 4) is None
     ended = told(RUNNING, chunk(1, Cancel(), 3))
-    assert admitted(4, ended).notice(ended) is None
+    assert notice_of(ended, "a", 4) is None
     driven = replace(RUNNING, driver="another loop")
-    assert admitted(4, driven).notice(driven) is None, "nobody but the driver could write it"
+    assert notice_of(driven, "a", 4) is None, "nobody but the driver could write it"

@@ -28,7 +28,7 @@ from midstream.core.frames import START, Chunk, EventId, SayPayload, decode_clie
 from midstream.core.messages import Call, Finish, Reply, Text
 from midstream.core.records import ChunkAccepted, EpochStarted, Record, Sync, sync_of
 from midstream.core.server_stream import Admit, ServerStream, Submit, waiting_on
-from midstream.core.session import Received, Session, decide, fenced, fold
+from midstream.core.session import Received, Session, decide, fenced, fold, notice_of
 from midstream.core.turn import AwaitingModel, Command, ModelReplied, ModelSaid, Recover, Refused
 from tests.core.stories import heard
 from tests.protocol.client_process import AT, Disk, Process
@@ -406,7 +406,7 @@ class World:
 
     def give_notice(self, connection: Connection, server: ServerStream) -> None:
         """Let the other servers know of a connection, soon."""
-        notice = server.notice(self.session) if len(self.views) > 1 else None
+        notice = notice_of(self.session, server.stream, server.connection) if len(self.views) > 1 else None
         connection.letters += (notice,) if notice is not None else ()
 
     def is_before(self, connection: ServerStream, speaker: ServerStream) -> bool:

@@ -320,25 +320,6 @@ class ServerStream:
         known = session.streams.get(self._open.stream) if number else None
         return known is not None and known.is_beyond(number)
 
-    def notice(self, session: Session) -> Received | None:
-        """Return what makes the journal say that this connection has its stream; None where it need not (STREAM-107).
-
-        It is the last chunk that was accepted, over again, which does nothing else.
-        """
-        known = session.streams.get(self._open.stream)
-        if (
-            known is None
-            or self._open.connection <= known.connection
-            or not session.is_live
-            or session.driver
-        ):
-            return None
-        last = known.accepted - 1
-        digest = known.digest_at(last)
-        return Received(
-            self._open.stream, known.secret_digest, last, digest, None, connection=self._open.connection
-        )
-
     def is_turn_over(self, session: Session) -> bool:
         """Whether the turn of this stream has ended and all events so far were delivered.
 

@@ -397,6 +397,18 @@ def _taken_by(known: StreamState, chunk: Received) -> tuple[StreamTaken, ...]:
     return (StreamTaken(chunk.stream, chunk.connection),) if chunk.connection > known.connection else ()
 
 
+def notice_of(session: Session, stream: str, connection: int) -> Received | None:
+    """Return what makes the journal say that a connection has its stream; None where it need not (STREAM-107).
+
+    It is the last chunk that was accepted, over again, which does nothing else.
+    """
+    known = session.streams.get(stream)
+    if known is None or connection <= known.connection or not session.is_live or session.driver:
+        return None
+    last = known.accepted - 1
+    return Received(stream, known.secret_digest, last, known.digest_at(last), None, connection=connection)
+
+
 def fenced() -> StreamFencedError:
     """Return what an older connection of a stream is told (STREAM-8)."""
     return StreamFencedError("a newer connection of this client took the stream over")

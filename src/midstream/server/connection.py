@@ -30,7 +30,7 @@ from midstream.core.server_stream import (
     Wire,
     waiting_on,
 )
-from midstream.core.session import Received, Session, fenced
+from midstream.core.session import Received, Session, fenced, notice_of
 from midstream.core.settings import StreamSettings
 from midstream.errors import (
     DrainingError,
@@ -653,7 +653,7 @@ class Connection:
     def _give_notice(self, runner: Runner) -> None:
         """Let the other processes know that this connection has its stream, where they may have older ones of it."""
         if not self._is_over and (self._host.has_peers or runner.is_following):
-            notice = self._stream.notice(runner.state)
+            notice = notice_of(runner.state, self._stream.stream, self.number)
             if notice is not None:
                 self._among.notices.give(self._host, self._session_id, notice)
 

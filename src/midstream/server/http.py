@@ -348,13 +348,7 @@ class HttpEndpoints:
             raise MalformedFrameError(
                 "a chunk needs the headers `x-idempotency-key` and `x-idempotent-encryption-key`"
             )
-        chunk = read_chunk(
-            frame,
-            stream=by.stream,
-            secret_digest="",
-            cancel_after_s=by.cancel_after_s,
-            connection=by.number,
-        )
+        chunk = read_chunk(frame, stream=by.stream, secret_digest="", cancel_after_s=by.cancel_after_s)
         visitor = visitor_of(request.scope)
         is_first = chunk.seqno == 0
         if is_first:
@@ -369,7 +363,7 @@ class HttpEndpoints:
             runner = await self._host.session(session_id, create=True)
             opening = Open(by.stream, shown.secret, old_secret=shown.old_secret)
             digest = stream_digest_of(held) or digest_shown(runner.state, opening)
-            chunk = msgspec.structs.replace(chunk, secret_digest=digest)
+            chunk = msgspec.structs.replace(chunk, secret_digest=digest, connection=by.number)
             is_replayed = is_played_back(runner.state, chunk)
             if not is_replayed:
                 visitor.speak(chunk.command)
