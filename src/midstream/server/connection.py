@@ -489,7 +489,7 @@ class Connection:
                     if (
                         self._is_answering
                     ):  # the ack of what this tells of is a moment away: both go in one write
-                        await asyncio.sleep(0)
+                        await self._world.sleep(0.0)
                     await self._flush()
                     continue
                 await self._flush()
