@@ -488,10 +488,8 @@ class Connection:
                 page = copies.at_hand(stream.cursor)
                 if page is not None:
                     stream.pass_on(page, now=self._now())
-                    if (
-                        self._is_answering
-                    ):  # the ack of what this tells of is a moment away: both go in one write
-                        await asyncio.sleep(0)
+                    if self._is_answering:  # an ack may be a moment away: both go in one write
+                        await self._world.sleep(0.0)
                     await self._flush()
                     continue
                 await self._flush()
