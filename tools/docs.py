@@ -281,6 +281,16 @@ def stream_errors() -> str:
     return halves.error_table()
 
 
+def _wire(name: str) -> str:
+    """Return a table of what goes over the wire."""
+    sys.path.append(str(ROOT))
+    from tests.protocol import tables  # noqa: PLC0415 - see error_codes
+
+    if name == "RECORDS":
+        return tables.record_kinds()
+    return tables.members(getattr(tables, name))
+
+
 def _ahead() -> dict[str, str]:
     """One row for each peer and hard shape on which it goes quadratic."""
     return {
@@ -311,7 +321,12 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "stream-costs": stream_costs,
     "stream-errors": stream_errors,
     "streaming": streaming,
+    "stream-frames-down": lambda: _wire("SERVER"),
+    "stream-frames-up": lambda: _wire("CLIENT"),
     "stream-machines": stream_machines,
+    "stream-payloads": lambda: _wire("PAYLOADS"),
+    "stream-records": lambda: _wire("RECORDS"),
+    "stream-within": lambda: _wire("WITHIN"),
     "turn-machine": turn_machine,
 }
 

@@ -541,6 +541,32 @@ async def test_a_classified_refusal_is_raised_as_its_type(
     assert len(peer.requests) == 1, "it was asked once, and not again"
 
 
+@spec("STREAM-116")
+async def test_a_turn_outlives_who_answers_in_the_servers_place(dial: Dial, scripted: Scripted) -> None:
+    script = says(Welcome("", "1-1", "1-1"))
+    async with scripted(script, 404).serving() as peer, dial(peer.url) as client:
+        assert _status(await _turn_at(peer, client)) is TurnStatus.COMPLETED
+
+
+@spec("STREAM-116")
+async def test_a_kept_stream_outlives_who_answers_in_the_servers_place(
+    dial: Dial, scripted: Scripted, tmp_path: Path
+) -> None:
+    state = tmp_path / "state.db"
+    async with scripted().serving() as peer:
+        async with (
+            dial(peer.url, state=state) as client,
+            contextlib.aclosing(client.send("s1", "hi")) as turn,
+        ):
+            await asyncio.wait_for(anext(turn), WAIT_S)
+        peer._scripts = [404]
+        async with dial(peer.url, state=state) as client:
+            (left,) = await client.resume_interrupted()
+            answering = asyncio.create_task(_answer(peer))
+            assert _status(await _all(aiter(left))) is TurnStatus.COMPLETED
+            await answering
+
+
 @pytest.mark.parametrize("status", [401, 403])
 async def test_a_refusal_in_http_is_raised_and_nothing_is_lost(
     dial: Dial, scripted: Scripted, status: int

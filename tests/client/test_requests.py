@@ -8,7 +8,13 @@ import json
 import pytest
 
 from midstream.client.requests import delete, questions, snapshot
-from midstream.errors import ConnectionLostError, MidstreamError, ProtocolError, SessionNotFoundError
+from midstream.errors import (
+    ConnectionLostError,
+    MidstreamError,
+    NotFoundError,
+    ProtocolError,
+    SessionNotFoundError,
+)
 from midstream.testing import calls, text
 from midstream.tools import question
 from tests.client.peer import Peer
@@ -73,7 +79,7 @@ async def test_nobody_there_is_a_lost_connection() -> None:
 
 async def test_a_server_of_something_else_is_told_as_such() -> None:
     async with Peer(404).serving() as peer:
-        with pytest.raises(ProtocolError):
+        with pytest.raises(NotFoundError):
             await questions(peer.url, None, {})
 
 
@@ -91,7 +97,8 @@ async def test_whatever_answers_is_a_server_or_none(status: int, body: bytes) ->
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        with pytest.raises(ProtocolError):
+        kind = ProtocolError if status == 200 else NotFoundError
+        with pytest.raises(kind):
             await questions(url, None, {})
-        with pytest.raises(ProtocolError):
+        with pytest.raises(kind):
             await snapshot(url, "s1", {})

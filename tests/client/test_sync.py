@@ -14,17 +14,20 @@ import pytest
 
 from midstream.client import ClientSettings, sync
 from midstream.client import client as asynchronous
-from midstream.client.sync import connect
+from midstream.client.sync import Portal, connect
 from midstream.core.records import TurnEnded, TurnStatus
+from midstream.core.replies import TextDelta
 from midstream.errors import SessionNotFoundError, UsageError
 from midstream.testing import Gate, calls, text
-from midstream.testing.models import Script
+from midstream.testing.models import Script, Stall
 from midstream.tools import question
 from tests.server.in_thread import in_a_thread
 from tests.server.serving import make_app, served
 
 WORDS = "one two three"
 PUSH = calls(("c1", "push", '{"button":"red"}'))
+
+WAIT_S = 30.0
 
 Serve = Callable[[Script], str]
 
@@ -151,6 +154,58 @@ def test_a_state_file_that_cannot_be_opened_leaves_no_thread(serve: Serve, tmp_p
     (tmp_path / "file").touch()
     with pytest.raises(UsageError):
         connect(serve([]), state=tmp_path / "file" / "state.db").__enter__()
+
+
+def test_a_client_is_closed_while_another_thread_iterates(serve: Serve) -> None:
+    seen: list[str] = []
+    begun = threading.Event()
+    client = connect(serve([[TextDelta("half a"), Stall()]]))
+
+    def iterate() -> None:
+        for event in client.send("s1", "hi"):
+            seen.append(event.text)
+            if event.text:
+                begun.set()
+
+    with client:
+        thread = threading.Thread(target=iterate)
+        thread.start()
+        assert begun.wait(WAIT_S)
+    thread.join(WAIT_S)
+    assert (thread.is_alive(), seen[-1]) == (False, "half a")
+
+
+def test_who_waits_while_another_thread_closes_is_told() -> None:
+    portal = Portal()
+    portal.open()
+    told: list[BaseException] = []
+    waits = threading.Event()
+
+    async def wait() -> None:
+        waits.set()
+        await asyncio.Event().wait()
+
+    def call() -> None:
+        try:
+            portal.call(wait())
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is looked at
+            told.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    assert waits.wait(WAIT_S)
+    portal.close()
+    thread.join(WAIT_S)
+    assert [type(error) for error in told] == [UsageError]
+
+
+def test_a_client_is_used_in_one_block(serve: Serve) -> None:
+    client = connect(serve([text(WORDS)]))
+    with client:
+        pass
+    with pytest.raises(UsageError, match="make another one"), client:
+        pass
+    client.close()
 
 
 def test_a_callback_may_not_wait_for_its_own_thread() -> None:

@@ -19,8 +19,10 @@ from midstream.errors import (
     NotFoundError,
     ProtocolError,
     UnauthorizedError,
+    UnavailableError,
     UsageError,
 )
+from tests.spec import spec
 
 
 @pytest.mark.parametrize(
@@ -52,10 +54,20 @@ def test_what_is_no_address_is_refused(server: str) -> None:
 
 def _problem(code: str, retry: str, after_s: float | None = None) -> bytes:
     return msgspec.json.encode(
-        {"type": "about:blank", "code": code, "detail": "text", "retry": retry, "retry_after_s": after_s}
+        {
+            "type": f"urn:midstream:error:{code}",
+            "code": code,
+            "detail": "text",
+            "retry": retry,
+            "retry_after_s": after_s,
+        }
     )
 
 
+FOREIGN = b'{"type":"about:blank","code":"UNAVAILABLE","detail":"no healthy upstream"}'
+
+
+@spec("STREAM-116", "STREAM-28")
 @pytest.mark.parametrize(
     ("status", "body", "said_s", "kind", "after_s"),
     [
@@ -67,6 +79,15 @@ def _problem(code: str, retry: str, after_s: float | None = None) -> bytes:
         (408, b"", None, ConnectionLostError, None),
         (425, b"", None, ConnectionLostError, None),
         (502, b"", None, ConnectionLostError, None),
+        (521, b"web server is down", 7.0, ConnectionLostError, 7.0),
+        (530, b"", None, ConnectionLostError, None),
+        (501, b"no upgrade", None, ProtocolError, None),
+        (505, b"", None, ProtocolError, None),
+        (503, FOREIGN, 7.0, ConnectionLostError, 7.0),
+        (404, FOREIGN, None, NotFoundError, None),
+        (403, b'{"code":"draining","detail":"somebody else"}', None, AccessError, None),
+        (500, _problem("internal", "later", 2.0), None, UnavailableError, 2.0),
+        (400, _problem("of_tomorrow", "never"), None, ProtocolError, None),
         (409, b"", None, ProtocolError, None),
         (400, b"", None, ProtocolError, None),
     ],

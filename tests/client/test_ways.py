@@ -52,11 +52,11 @@ class Carrier:
         self.received_bytes = 0
         self.sent: list[bytes] = []
         self.is_closed = False
-        self._failure = failure
+        self.failure = failure
 
     async def receive(self) -> bytes:
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
         return b"a frame"
 
     async def send(self, frames: Sequence[bytes]) -> None:
@@ -217,6 +217,37 @@ async def test_where_all_refuse_the_first_refusal_is_told(ways: ScriptedWays, ke
     ways.later = {Way.SSE: NotFoundError("404"), Way.POLL: ProtocolError("400")}
     assert await ways.heard() is first
     assert (len(ways.tried), _is_kept(kept)) == (3, False)
+
+
+@spec("STREAM-116")
+@pytest.mark.parametrize("fixed", [None, Way.WEBSOCKET, Way.POLL])
+@pytest.mark.parametrize("refusal", [NotFoundError("404"), ProtocolError("405")])
+async def test_who_answers_where_the_server_was_will_go_again(
+    ways: ScriptedWays, refusal: MidstreamError, fixed: Way | None
+) -> None:
+    ways._fixed = fixed
+    assert await ways.heard() == b"a frame"
+    ways.later = dict.fromkeys(Way, refusal)
+    ways.at_once = {Way.WEBSOCKET: refusal}
+    heard = await ways.heard()
+    assert (type(heard), len(ways.tried)) == (ConnectionLostError, 1 if fixed else 3)
+    ways.later.clear()
+    ways.at_once.clear()
+    assert await ways.heard() == b"a frame"
+
+
+@spec("STREAM-116")
+async def test_who_answers_in_the_middle_is_a_lost_connection_and_a_refused_caller_is_told(
+    ways: ScriptedWays,
+) -> None:
+    for refusal, kind in ((NotFoundError("404"), ConnectionLostError), (AccessError("403"), AccessError)):
+        transport = await ways.connect("s1")
+        assert await transport.receive() == b"a frame"
+        ways.made[-1].failure = refusal
+        with pytest.raises(kind):
+            await transport.receive()
+    ways.later = dict.fromkeys(Way, AccessError("403"))
+    assert isinstance(await ways.heard(), AccessError), "somebody has to log in"
 
 
 @pytest.mark.parametrize("refusal", [DrainingError("restarting"), UsageError("a bad id")])

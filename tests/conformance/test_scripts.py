@@ -56,6 +56,10 @@ NOT_SEEN_AT_A_SERVER = {
     "STREAM-99": "of what is inside: tests/store/test_tampering.py",
     "STREAM-100": "of clients",
     "STREAM-110": "of clients",
+    "STREAM-116": "of clients",
+    "STREAM-112": "of the requests below the frames: tests/server/test_identity.py",
+    "STREAM-113": "of the transports below the frames: tests/server/test_websocket.py",
+    "STREAM-114": "of the transports below the frames: tests/server/test_http.py",
 }
 """Clause: why no script can look for it from outside."""
 

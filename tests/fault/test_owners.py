@@ -188,7 +188,7 @@ async def test_all_sessions_in_flight_are_recovered_in_seconds(tmp_path: Path) -
     async with Worker(tmp_path) as second:
         async with asyncio.timeout(WAIT_S):
             while (answer := await second.get("/ready")).status_code == HTTPStatus.SERVICE_UNAVAILABLE:
-                assert answer.json()["status"] == "recovering"
+                assert answer.json()["code"] == "recovering"
         epochs = {each: _epochs(tmp_path, each) for each in sessions}
         assert all(len(each) == 2 for each in epochs.values()), "ready means that everything is taken up"
         (tmp_path / "go").touch()

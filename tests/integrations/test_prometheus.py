@@ -5,8 +5,17 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from midstream.core.calls import QuestionKind
-from midstream.core.records import Judgement, MemoryJudged, QuestionAsked, StalledOn, StallNoticed
-from midstream.integrations.prometheus import Prometheus
+from midstream.core.messages import Reply, Usage
+from midstream.core.records import (
+    AttemptStarted,
+    Judgement,
+    MemoryJudged,
+    QuestionAsked,
+    ReplyCompleted,
+    StalledOn,
+    StallNoticed,
+)
+from midstream.integrations.prometheus import MODELS_MAX, Prometheus
 from tests.integrations.watched_turn import CANARY, watched_turn
 
 
@@ -19,6 +28,17 @@ def _samples(page: bytes) -> dict[str, float]:
         for sample in family.samples
         if not sample.name.endswith(("_created", "_bucket"))
     }
+
+
+def test_a_provider_that_calls_its_model_otherwise_each_time_makes_so_many_labels_and_no_more() -> None:
+    prometheus = Prometheus()
+    for turn in range(1, MODELS_MAX + 51):
+        said = Reply((), model=f"model-{turn}", usage=Usage(10, 5))
+        prometheus.appended("s1", [AttemptStarted(turn, 1, 1, 0.0), ReplyCompleted(turn, 1, 1, said, 1.0)])
+    found = _samples(prometheus.page({}))
+    told = [name for name in found if name.startswith("midstream_tokens_total") and "type=input" in name]
+    assert len(told) == MODELS_MAX + 1
+    assert found["midstream_tokens_total model=other type=input"] == 500
 
 
 async def test_what_ended_is_counted_with_its_outcome() -> None:

@@ -26,6 +26,7 @@ LARGE = {
     "two processes of one checkpoint, a loss": Scenario(losses=1, clients=2),
     "two processes of one checkpoint, a death": Scenario(losses=0, clients=2, client_deaths=1, words=0),
     "everything once": Scenario(losses=1, client_deaths=1, takeovers=1, aborts=1, words=0),
+    "chunks overtake one another, and a loss": Scenario(losses=1, aborts=1, repeats=1, overtakes=1, words=0),
     "heartbeats and two losses": Scenario(losses=2, beats=3),
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -24,22 +24,24 @@ from midstream.core.frames import (
     Gone,
     Heartbeat,
     Open,
+    Payload,
     Ping,
     SayPayload,
     ServerFrame,
+    Snapshot,
     Welcome,
 )
 from midstream.core.messages import Text, UserMessage
 from midstream.core.records import MessageAccepted, StreamOpened, TurnEnded, TurnStatus
 from midstream.core.server_stream import ServerStream
-from midstream.core.session import Session
+from midstream.core.session import CHUNKS_MAX, Session, fold
 from midstream.errors import DrainingError, MidstreamError, ModelError, SeqnoGapError
 from midstream.server.problems import status_of
 from tests.protocol.values import copied, told_apart
 
 SECRET = "s" * 43
-STATES_MAX = 1200
-"""States of a half that are looked at; by far more than its machine has edges."""
+STATES_MAX = 20_000
+"""States of a half at which a search would not come to its end."""
 
 Half = TypeVar("Half", ClientStream, ServerStream)
 
@@ -80,10 +82,14 @@ CLIENT: Mapping[str, Callable[[ClientStream], None]] = {
     "disconnected": lambda half: half.disconnected(chance=0.0, now=0.0),
     "refused for good": lambda half: half.disconnected(errors.AccessError("no"), chance=0.0, now=0.0),
     "welcome": _hears(Welcome("a", "1-1", "1-1", acked=1)),
+    "welcome of another past": _hears(Welcome("a", "1-1", "1-1", acked=CHUNKS_MAX)),
     "degraded welcome": _hears(Welcome("a", "1-1", "1-1", is_degraded=True, reason="no disk")),
     "ack": _hears(Ack(0)),
     "heartbeat": _hears(Heartbeat("1-1")),
     "gone": _hears(Gone("1-1", "pruned")),
+    "snapshot": _hears(Snapshot("1-1", msgspec.Raw(b"{}"))),
+    "snapshot of the end": _hears(Snapshot("1-1", msgspec.Raw(b"{}"), is_over=True)),
+    "unreadable record": _hears(Events((Event("1-2", msgspec.Raw(b'{"type":"of a later version"}')),))),
     "end of the turn": _hears(_TOLD),
     "final error": _hears(Error("seqno_reused", "no")),
     "refused secret": _hears(Error("wrong_secret", "no")),
@@ -92,6 +98,7 @@ CLIENT: Mapping[str, Callable[[ClientStream], None]] = {
     "broken frame": _hears(b"?"),
     "detach": lambda half: half.detach(),
     "abort": lambda half: half.abort(),
+    "finish": lambda half: half.finish(),
 }
 
 
@@ -100,15 +107,24 @@ def _serves_time(half: ServerStream) -> None:
         half.handle_deadline(newest=EventId(1, 1), waiting_on="nothing", now=deadline.at)
 
 
+def _hears_chunk(seqno: int, payload: Payload) -> Callable[[ServerStream], None]:
+    body = frames.encode(Chunk(seqno, msgspec.Raw(frames.encode(payload))))
+    return lambda half: half.receive(body, now=0.0)
+
+
+_FOREIGN = fold([(1, StreamOpened("a", "the digest of another secret"))])
+
 SERVER: Mapping[str, Callable[[ServerStream], None]] = {
     "open": lambda half: half.receive(frames.encode(Open("a", SECRET)), now=0.0),
+    "open of a reader": lambda half: half.receive(frames.encode(Open()), now=0.0),
     "broken frame": lambda half: half.receive(b"?", now=0.0),
-    "chunk": lambda half: half.receive(
-        frames.encode(Chunk(0, msgspec.Raw(frames.encode(SayPayload((Text("hi"),)))))), now=0.0
-    ),
+    "chunk": _hears_chunk(0, SayPayload((Text("hi"),))),
+    "one chunk too many": _hears_chunk(1, AbortPayload()),
+    "message that is not chunk 0": _hears_chunk(1, SayPayload((Text("hi"),))),
     "ping": lambda half: half.receive(frames.encode(Ping()), now=0.0),
     "close": lambda half: half.receive(frames.encode(Close()), now=0.0),
     "admit": lambda half: half.admit(Session(), epoch_at=None, now=0.0),
+    "admit to another's stream": lambda half: half.admit(_FOREIGN, epoch_at=None, now=0.0),
     "accepted": lambda half: half.accepted(0, now=0.0),
     "refused": lambda half: half.refused(0, SeqnoGapError("no", expected=0), now=0.0),
     "time": _serves_time,
@@ -117,30 +133,59 @@ SERVER: Mapping[str, Callable[[ServerStream], None]] = {
 
 
 def client_edges() -> set[Edge]:
-    """Return the edges of the client's half."""
-    stream = ClientStream("a", SECRET, now=0.0)
-    stream.submit(SayPayload((Text("hi"),)))
-    return set(_edges(stream, CLIENT))
+    """Return the edges of the client's half: of a stream with a message, of one that only stops, and of a reader."""
+    message, stop = ClientStream("a", SECRET, now=0.0), ClientStream("a", SECRET, now=0.0)
+    message.submit(SayPayload((Text("hi"),)))
+    stop.submit(AbortPayload())
+    stop.finish()
+    for half in (message, stop):
+        _settle(half)
+    of_reader = {name: inlet for name, inlet in CLIENT.items() if name != "abort"}
+    edges = {edge for half in (message, stop) for edge in _edges(half, CLIENT)}
+    return edges.union(_edges(ClientStream(now=0.0), of_reader))
 
 
 def server_edges() -> set[Edge]:
-    """Return the edges of the server's half."""
-    return set(_edges(ServerStream(now=0.0), SERVER))
+    """Return the edges of the server's half, which lets one chunk be in flight."""
+    return set(_edges(ServerStream(in_flight_max=1, now=0.0), SERVER))
 
 
 def _edges(first: Half, inlets: Mapping[str, Callable[[Half], None]]) -> Iterator[Edge]:
-    seen = {told_apart(first)}
+    seen = {_mark(first)}
     front = deque([first])
-    while front and len(seen) < STATES_MAX:
+    while front:
+        assert len(seen) < STATES_MAX, "a search that was cut off has not found every edge"
         half = front.popleft()
         for name, inlet in inlets.items():
             after = copied(half)
             inlet(after)
             _settle(after)
             yield Edge(state_of(half), name, state_of(after))
-            if (mark := told_apart(after)) not in seen:
+            if (mark := _mark(after)) not in seen:
                 seen.add(mark)
                 front.append(after)
+
+
+_UNTOLD = {
+    "_connection": 0,  # there is no end of them
+    "_held": (),
+    "_trouble": None,
+    "_error": None,
+    "_failure": None,
+    "_stall_at": None,
+    "_is_stalled": False,
+    "_is_reconnecting": False,
+    "_waiting_on": "",
+    "_end": None,
+    "_spoke_at": 0.0,
+}
+"""What a half tells and does not go by, when it goes from state to state."""
+
+
+def _mark(half: ClientStream | ServerStream) -> Hashable:
+    half = copied(half)
+    vars(half).update({name: value for name, value in _UNTOLD.items() if name in vars(half)})
+    return told_apart(half)
 
 
 def _settle(half: ClientStream | ServerStream) -> None:

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 from midstream.client.checkpoint import CallIntended, FileWrite
 from midstream.core.checkpoint import Checkpoint, ChunkKept, CursorMoved
 from midstream.core.client_stream import Applied, ClientStream, Forget
-from midstream.core.frames import EventId, Open, encode
-from midstream.core.records import EpochStarted, Record
+from midstream.core.frame_errors import error_of
+from midstream.core.frames import Error, EventId, Open, encode
+from midstream.core.records import ChunkAccepted, EpochStarted, Record, StreamOpened
 from midstream.core.server_stream import Admit, ServerStream, Submit
 from midstream.core.session import Received
 from midstream.core.turn import Recover, Refused
@@ -71,6 +72,18 @@ class AckBeforeSync(World):
             self.synced = synced
 
 
+class TakesAnyOrder(World):
+    """A number that skips some is accepted."""
+
+    def submit(self, connection: Connection, request: Submit) -> None:
+        super().submit(connection, request)
+        chunk = request.chunk
+        known = self.session.streams.get(chunk.stream)
+        if request.seqno > (known.accepted if known else 0):
+            opened = () if known else (StreamOpened(chunk.stream, chunk.secret_digest),)
+            self.append((*opened, ChunkAccepted(chunk.stream, chunk.seqno, chunk.digest)))
+
+
 class NoDedupe(World):
     """A number that was accepted is accepted again."""
 
@@ -126,6 +139,13 @@ class EpochReused(World):
 
 
 # --- the client -------------------------------------------------------------------------------------------------
+
+
+class GapIsTheEnd(ClientStream):
+    """A chunk that came before its time ends the stream."""
+
+    def _take_error(self, frame: Error) -> None:
+        self._end_with(error_of(frame))
 
 
 class NoPlayback(ClientStream):

@@ -44,7 +44,26 @@ def test_every_state_of_both_halves_is_reached_and_the_last_ones_are_left_by_not
 def test_nothing_but_a_welcome_makes_a_connection_live_and_nothing_but_admission_an_admitted_one() -> None:
     to_live = {edge.inlet for edge in halves.client_edges() if edge.after == "live" != edge.before}
     to_admitted = {edge.inlet for edge in halves.server_edges() if edge.after == "admitted" != edge.before}
-    assert (to_live, to_admitted) == ({"welcome", "degraded welcome"}, {"admit"})
+    admitting = {"admit", "admit to another's stream"}  # to which a reader has none
+    assert (to_live, to_admitted) == ({"welcome", "degraded welcome"}, admitting)
+
+
+@spec("STREAM-59")
+def test_what_only_some_streams_do_is_drawn_as_well() -> None:
+    of_client = {
+        ("live", "ack", "ended"),  # of the last chunk of a stream that has no turn
+        ("live", "snapshot of the end", "ended"),
+        ("live", "unreadable record", "ended"),
+        ("opening", "welcome of another past", "ended"),
+        ("waiting", "finish", "ended"),
+    }
+    of_server = {
+        ("admitting", "admit to another's stream", "closed"),
+        ("admitted", "chunk", "closed"),  # of a reader
+        ("admitted", "one chunk too many", "closed"),
+    }
+    assert of_client - {tuple(edge) for edge in halves.client_edges()} == set()
+    assert of_server - {tuple(edge) for edge in halves.server_edges()} == set()
 
 
 @spec("STREAM-28")
@@ -108,6 +127,35 @@ async def test_where_nothing_was_said_only_a_message_is_taken() -> None:
         each for each in map(frames.decode_server, wire.stream.frames_to_send()) if isinstance(each, Error)
     ]
     assert (refused.code, refused.seqno) == ("session_not_found", 0)
+
+
+OPENS: tuple[tuple[str, bytes], ...] = (
+    # What comes first on a connection, with the faults of all later lines too; and the code of the first line.
+    ("frame_too_large", b'{"type":"sing"' + b" " * FRAME_BYTES_MAX + b"}"),
+    ("malformed_frame", b'{"type":"sing"}'),
+    ("malformed_frame", b'{"type":"open","stream":7}'),
+    ("protocol", frames.encode(frames.Ping())),
+    ("malformed_frame", frames.encode(Open("a", "", "7-7", 1, 1))),
+    ("malformed_frame", frames.encode(Open("a", "t" * 43, "x", 1, 1))),
+    ("malformed_frame", frames.encode(Open("a", "t" * 43, "7-7", -1, 1))),
+    ("wrong_secret", frames.encode(Open("a", "t" * 43, "7-7", 1, 1))),
+    ("stream_not_found", frames.encode(Open("c", SECRET, "7-7", 1, 1))),
+    ("stream_fenced", frames.encode(Open("a", SECRET, "7-7", 1, 1))),
+)
+
+
+@spec("STREAM-115")
+@pytest.mark.parametrize(("code", "said"), OPENS)
+async def test_an_open_is_judged_in_the_order_of_the_specification(code: str, said: bytes) -> None:
+    server = CoreServer()
+    first = await server.connect("s")
+    await first.send([frames.encode(Open("a", SECRET, connection=2))])
+    await first.send([frames.encode(Chunk(0, msgspec.Raw(frames.encode(HI))))])
+    wire = await server.connect("s")
+    await wire.send([said])
+    heard = [frames.decode_server(each) for each in wire.stream.frames_to_send()]
+    assert [each.code for each in heard if isinstance(each, Error)] == [code]
+    assert (wire.stream.is_closed, first.stream.is_closed) == (True, False)
 
 
 EVENT_IDS = (

@@ -27,6 +27,7 @@ SMALL = {
     "a tool at a client that dies": Scenario(losses=0, client_deaths=1, has_tool=True, words=0),
     "two processes of one checkpoint": Scenario(losses=0, clients=2, words=0),
     "chunks arrive twice": Scenario(losses=1, repeats=1, words=0),
+    "chunks overtake one another": Scenario(losses=0, aborts=1, repeats=1, overtakes=1, words=0),
     "heartbeats": Scenario(losses=1, beats=2, words=0),
 }
 
@@ -53,6 +54,8 @@ PLANTED: dict[type[World], tuple[Scenario, str]] = {
     plants.FencedByArrival: (Scenario(losses=1, words=0), "not the end"),
     plants.ReplayTooLate: (Scenario(losses=1, words=1), "no end came"),
     plants.EpochReused: (Scenario(losses=0, power_cuts=1, words=1), "not the end"),
+    plants.TakesAnyOrder: (Scenario(losses=0, aborts=1, overtakes=1, words=0), "chunks were accepted as"),
+    plants.at_client(plants.GapIsTheEnd): (Scenario(losses=0, aborts=1, overtakes=1, words=0), "not the end"),
     plants.at_client(plants.NoPlayback): (Scenario(losses=1, words=0), "not the end"),
     plants.at_client(plants.TellsTwice): (Scenario(losses=1, words=0), "was told"),
     plants.at_client(plants.ForgetsTooEarly): (Scenario(losses=0, client_deaths=1, words=0), "not the end"),

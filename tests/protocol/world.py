@@ -4,10 +4,11 @@ Nothing here is a stand-in for our own code but the shells: the halves are the r
 decided by `core/session.py`, a client's tools are `LocalTools`. A world is a value: it is copied, one thing happens
 in the copy, and `fingerprint` tells two worlds apart in which different things can happen from now on.
 
-The network delivers what goes through one connection in order, until that breaks. A client may lose a connection at
-any time, and the server learns of it later or never: what the older connection carried up is still taken while a
-newer one speaks, also when it arrives after it. The server's process dies with all its connections; a client's
-process dies and the next one knows what was written down.
+The network delivers what goes through one connection in order, until that breaks; but chunks may overtake one another,
+and come twice, as POSTs do that are requests of their own. A client may lose a connection at any time, and the server
+learns of it later or never: what the older connection carried up is still taken while a newer one speaks, also when it
+arrives after it. The server's process dies with all its connections; a client's process dies and the next one knows
+what was written down.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Scenario(Struct, frozen=True):
         clients: Processes that resume the same stream; all but the first from a copy of its checkpoint.
         has_tool: Whether the model asks for a tool of the client before it answers.
         words: Pieces of the model's answers.
-        aborts, losses, client_deaths, takeovers, power_cuts, repeats, beats: How often.
+        aborts, losses, client_deaths, takeovers, power_cuts, repeats, overtakes, beats: How often.
     """
 
     clients: int = 1
@@ -59,6 +60,7 @@ class Scenario(Struct, frozen=True):
     takeovers: int = 0
     power_cuts: int = 0
     repeats: int = 0
+    overtakes: int = 0
     beats: int = 0
 
 
@@ -83,6 +85,12 @@ class Connection:
     def fingerprint(self) -> Hashable:
         server = self.server and told_apart(self.server)
         return self.owner, self.is_held, server, self.up, self.down
+
+    @property
+    def are_chunks_waiting(self) -> bool:
+        """Whether the next two frames on their way up are chunks, which may come in another order as POSTs."""
+        waiting = self.up[:2]
+        return len(waiting) > 1 and all(isinstance(decode_client(body), Chunk) for body in waiting)
 
     def flush(self) -> None:
         """Put on the line what the server's half says; what a client has given up it does not hear."""
@@ -165,6 +173,8 @@ class World:
         for number, connection in enumerate(self.connections):
             if connection.server is not None and connection.up and left.repeats:
                 yield "repeat", number
+            if connection.server is not None and left.overtakes and connection.are_chunks_waiting:
+                yield "overtake", number
             if connection.is_held and left.losses:
                 yield "lose", connection.owner
         for number, process in enumerate(self.processes):
@@ -230,6 +240,10 @@ class World:
             case "repeat", int(number):
                 self.count("repeats")
                 self.repeat(self.connections[number])
+            case "overtake", int(number):
+                self.count("overtakes")
+                first, second, *rest = self.connections[number].up
+                self.connections[number].up = (second, first, *rest)
             case ("word",):
                 self.count("words")
                 self.say_word()

@@ -5,6 +5,7 @@ import { test } from "node:test";
 
 import { connect, randomText } from "../../src/midstream/server/static/client/midstream.js";
 import { LOOK_BACK_MS, MemoryStorage, sortInterrupted } from "../../src/midstream/server/static/client/storage.js";
+import { refusalOf } from "../../src/midstream/server/static/client/lines.js";
 import { SharedLine } from "../../src/midstream/server/static/client/shared.js";
 import { MidstreamError, Stream, backoffMs, parseEventId } from "../../src/midstream/server/static/client/stream.js";
 
@@ -834,5 +835,39 @@ test("a tab that is owed a snapshot keeps its own connection until the snapshot 
   } finally {
     leader.close();
     Object.defineProperty(globalThis, "navigator", held ?? { value: undefined, configurable: true });
+  }
+});
+
+test("what somebody else answers is judged by its status, and a server's own words by what they say", async () => {
+  const ours = (code, more) => JSON.stringify({ type: `urn:midstream:error:${code}`, code, ...more });
+  const foreign = '{"code":"UNAVAILABLE","detail":"no healthy upstream"}';
+  const cases = [
+    [503, ours("draining", { retry: "later", retry_after_s: 2 }), "draining", "later", 2],
+    [500, ours("internal", { retry: "later" }), "internal", "later", null],
+    [503, foreign, "connection_lost", "later", 7],
+    [521, "web server is down", "connection_lost", "later", 7],
+    [501, "", "protocol", "never", null],
+    [404, foreign, "not_found", "never", null],
+  ];
+  for (const [status, body, ...told] of cases) {
+    const { code, retry, retryAfterS } = await refusalOf(new Response(body, { status, headers: { "retry-after": "7" } }));
+    assert.deepEqual([code, retry, retryAfterS], told);
+  }
+});
+
+test("who answers where the server was will go again, and who never met it is told", async () => {
+  const missing = await refusalOf(new Response("404 page not found", { status: 404 }));
+  const stranger = new Stream({ session: "s", key: "k", secret: "x", cursor: null }, NOW);
+  open(stranger);
+  stranger.lost(0, NOW, { error: missing });
+  assert.deepEqual([stranger.phase, stranger.error.code], ["ended", "not_found"]);
+  const kept = new Stream({ session: "s", key: "k", secret: "x", cursor: "1-1", life: 0 }, NOW);
+  for (const stream of [saying().stream, kept]) {
+    open(stream);
+    stream.lost(0, NOW, { error: missing });
+    assert.deepEqual([stream.phase, stream.trouble.code], ["waiting", "not_found"]);
+    open(stream);
+    stream.lost(0, NOW, { error: await refusalOf(new Response("", { status: 403 })) });
+    assert.deepEqual([stream.phase, stream.error.code], ["ended", "access"]);
   }
 });

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 
@@ -15,7 +16,7 @@ from midstream.core.settings import StreamSettings
 from midstream.errors import DrainingError, MidstreamError, OverloadedError, ProtocolError
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
-from midstream.server.connection import SEND_S, Connection, Connections
+from midstream.server.connection import NAMES_MAX, SEND_S, Connection, Connections
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.models import Gate, ScriptedModel, Stall, Step, text
 from midstream.testing.worlds import FakeWorld
@@ -123,6 +124,19 @@ async def test_the_ack_leaves_after_the_append_and_not_if_the_process_dies_betwe
         assert again.heard("welcome")[0]["acked"] == 1
         assert again.heard("ack") == [{"type": "ack", "seqno": 0}]
         assert (await on.host.session("s1")).state.turns == 1
+
+
+async def test_an_ack_goes_in_one_write_with_the_events_of_its_command() -> None:
+    async with bench([Stall()]) as on:
+        wire = Wire()
+        wire.say(opening())
+        on.connect(wire)
+        await on.world.settle()
+        writes, sent = wire.writes, len(wire.sent)
+        wire.say(chunk())
+        await on.world.settle()
+        assert [frame["type"] for frame in wire.sent[sent:]] == ["events", "ack"]
+        assert wire.writes == writes + 1
 
 
 async def test_a_slow_reader_costs_one_write_and_its_position() -> None:
@@ -398,12 +412,28 @@ async def test_connections_are_counted_and_bounded() -> None:
 
 @spec("STREAM-56")
 def test_chunks_in_requests_of_their_own_are_counted_by_their_numbers_while_they_last() -> None:
-    among = Connections(settings=StreamSettings(in_flight_max=2))
+    among = Connections()
     place, other = ("s1", "k1"), ("s1", "k2")
-    with among.under_way(place, 0), among.under_way(place, 1), among.under_way(place, 0):
-        with pytest.raises(ProtocolError), among.under_way(place, 2):
+    counted = partial(among.under_way, most=2)
+    with counted(place, 0), counted(place, 1), counted(place, 0):
+        with pytest.raises(ProtocolError), counted(place, 2):
             pytest.fail("it was let in")
-        with among.under_way(other, 2):
+        with counted(other, 2):
             pass
-    with among.under_way(place, 2), among.under_way(place, 3):
+    with counted(place, 2), counted(place, 3):
         pass
+
+
+@spec("STREAM-56")
+def test_a_change_of_settings_holds_for_the_connections_made_after_it() -> None:
+    before, after = StreamSettings(in_flight_max=3), StreamSettings(in_flight_max=1)
+    among = Connections(settings=before)
+    assert among.tell("s1", "old") == among.tell("s1", "") == before
+    among.settings = after
+    assert among.tell("s1", "new") == after
+    told = [among.told("s1", name) for name in ("old", "new", "", "of another server")]
+    assert told == [before, after, after, after]
+    assert among.told("s2", "old") == after
+    for number in range(NAMES_MAX):
+        among.tell("s1", str(number))
+    assert among.told("s1", "old") == after, "it was heard too long ago"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
 import httpx2
@@ -80,7 +80,7 @@ def kinds_of(events: list[ServerSentEvent]) -> list[str]:
 # --- chunks and events ------------------------------------------------------------------------------------------
 
 
-@spec("STREAM-27")
+@spec("STREAM-27", "STREAM-114")
 async def test_a_turn_over_plain_http_is_told_to_its_end_and_the_body_ends_there() -> None:
     async with served(make_app([text("hello world")])) as server:
         acked = await post(server.http, chunk())
@@ -95,6 +95,23 @@ async def test_a_turn_over_plain_http_is_told_to_its_end_and_the_body_ends_there
     assert [event.id for event in events] == [f"1-{place}" for place in range(1, len(events) + 1)]
     assert [event.event for event in events] == ["welcome", *["record"] * (len(events) - 1)]
     assert kinds_of(events)[-1] == "turn_ended"
+
+
+@spec("STREAM-27", "STREAM-39")
+async def test_a_body_that_its_client_closes_elsewhere_is_cut_and_nobody_else_can_close_it() -> None:
+    gate = asyncio.Event()
+    async with served(make_app([[*text("hello")[:-1], Gate(gate)]])) as server:
+        await post(server.http, chunk())
+        async with asyncio.timeout(WAIT_S), following(server, **KEYS) as response:
+            body = response.aiter_bytes()
+            await anext(body)
+            wrong = {"x-idempotent-encryption-key": "another"}
+            assert (await post(server.http, {"type": "close"}, **wrong)).status_code == 204
+            assert server.app.open_streams == 1, "it was somebody else's word"
+            await post(server.http, {"type": "close"})
+            with pytest.raises(httpx2.RemoteProtocolError):
+                [each async for each in body]
+        assert server.app.host.turns_running == 1
 
 
 @pytest.mark.parametrize("how", ["last-event-id", "x-idempotency-event-id", "?after="])
@@ -223,7 +240,8 @@ async def test_the_standard_name_of_the_key_is_understood() -> None:
 
 
 BAD_CHUNKS: list[tuple[object, dict[str, str], int, str]] = [
-    (abort(1), {}, 404, "session_not_found"),
+    (abort(0), {}, 404, "session_not_found"),
+    (abort(1), {}, 409, "seqno_gap"),
     (chunk(), {"x-idempotency-key": ""}, 400, "malformed_frame"),
     (chunk(), {"x-idempotent-encryption-key": ""}, 400, "malformed_frame"),
     (chunk(), {"x-idempotency-key": "k" * 257}, 400, "malformed_frame"),
@@ -255,6 +273,20 @@ async def test_a_gap_says_which_number_is_expected() -> None:
         unknown = await post(client, abort(5), **{"x-idempotency-key": "k7"})
     assert (answer.status_code, answer.json()["code"], answer.json()["expected"]) == (409, "seqno_gap", 1)
     assert (unknown.status_code, unknown.json()["expected"]) == (409, 0)
+
+
+@spec("STREAM-49", "STREAM-57")
+async def test_a_chunk_that_overtakes_the_first_one_of_its_session_is_told_so_and_leaves_nothing_behind() -> (
+    None
+):
+    app = make_app([text("hello")])
+    async with called(app) as client, asyncio.timeout(WAIT_S):
+        early = await post(client, withdrawal(1))
+        assert (early.status_code, early.json()["code"], early.json()["expected"]) == (409, "seqno_gap", 0)
+        assert (await client.get("/v1/sessions")).json()["sessions"] == []
+        assert (await client.get("/v1/sessions/s1")).status_code == 404
+        for frame in (chunk(), withdrawal(1)):
+            assert (await post(client, frame)).json() == {"type": "ack", "seqno": frame["seqno"]}
 
 
 async def test_another_payload_under_a_used_number_is_a_conflict() -> None:
@@ -480,11 +512,17 @@ async def test_health_is_always_well_and_ready_tells_of_recovery() -> None:
         app.host.recovery.total = 3
         recovering = await client.get("/ready")
         assert (recovering.status_code, recovering.headers["retry-after"]) == (503, "1")
-        assert recovering.json()["recovering"] == {"done": 0, "total": 3}
+        assert (recovering.json()["code"], recovering.json()["recovering"]) == (
+            "recovering",
+            {"done": 0, "total": 3},
+        )
 
         app.drain()
         draining = await client.get("/ready")
-        assert (draining.status_code, draining.json()) == (503, {"status": "draining"})
+        assert (draining.status_code, draining.json()["code"]) == (503, "draining")
+        assert {each.headers["content-type"] for each in (recovering, draining)} == {
+            "application/problem+json"
+        }
 
 
 async def test_sessions_are_listed_last_changed_first_in_pages() -> None:
@@ -548,6 +586,41 @@ async def test_records_are_exported_a_line_each() -> None:
     assert [json.loads(line)["id"] for line in everything] == [f"1-{place}" for place in range(1, 6)]
     assert some.headers["content-type"].startswith("application/x-ndjson")
     assert some.text.splitlines() == everything[1:3]
+
+
+class LosingStore(MemoryStore):
+    """Lose something of a session after so many pages of it were read."""
+
+    pages_left = -1
+    lose: Callable[[], object]
+
+    async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
+        self.pages_left -= 1
+        if self.pages_left == 0:
+            self.lose()
+        return await super().read(session, after=after, limit=limit)
+
+
+@spec("STREAM-27")
+@pytest.mark.parametrize("is_deleted", [True, False], ids=["deleted", "pruned"])
+async def test_an_export_that_loses_its_session_on_the_way_is_cut(
+    is_deleted: bool,  # noqa: FBT001 - a case
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_module, "RECORDS_PER_READ", 2)
+    memory = Memory()
+    store = LosingStore(memory)
+    async with served(make_app([text("hello world")], store=store)) as server:
+        await post(server.http, chunk())
+        await records_until_end(await server.app.host.session("s1"), after=0)
+        kept = memory.sessions["s1"].records
+        store.lose = (
+            (lambda: memory.sessions.pop("s1")) if is_deleted else (lambda: kept.__delitem__(slice(0, 3)))
+        )
+        store.pages_left = 2
+        async with asyncio.timeout(WAIT_S), server.http.stream("GET", "/v1/sessions/s1/records") as response:
+            with pytest.raises(httpx2.RemoteProtocolError):
+                await response.aread()
 
 
 @tool(has_effects=False)

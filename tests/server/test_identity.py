@@ -9,7 +9,7 @@ from starlette.requests import HTTPConnection
 
 from midstream.core.frames import Open, SnapshotWhen
 from midstream.errors import MalformedFrameError
-from midstream.server.identity import open_of
+from midstream.server.identity import connection_name_of, open_of
 from tests.spec import spec
 
 opened = partial(Open, snapshots=SnapshotWhen.GONE)
@@ -69,7 +69,12 @@ def test_the_standard_key_is_a_quoted_string_or_a_bare_word(said: str, key: str)
         {"idempotency_key": '"' + "k" * 257 + '"'},
         {"idempotency_key": "a", "x_idempotency_key": "b"},
         {"x_idempotency_key": "k" * 257},
-        {"x_idempotency_next_seqno": ""},
+        {"x_idempotency_key": "ü"},
+        {"x_idempotency_key": "a\tb"},
+        {"x_idempotent_encryption_key": "s" * 257},
+        {"x_idempotent_encryption_key": "ü"},
+        {"x_idempotent_encryption_key_old": "ü"},
+        {"idempotency_key": '" a"'},
         {"x_idempotency_next_seqno": "x"},
         {"x_idempotency_next_seqno": "-1"},
         {"x_idempotency_connection": str(2**53 + 1)},
@@ -80,3 +85,45 @@ def test_the_standard_key_is_a_quoted_string_or_a_bare_word(said: str, key: str)
 def test_a_header_of_another_form_is_refused(headers: dict[str, str]) -> None:
     with pytest.raises(MalformedFrameError):
         open_of(asked(**headers))
+
+
+@spec("STREAM-112")
+def test_a_header_that_is_empty_says_nothing() -> None:
+    names = ("key", "event_id", "next_seqno", "connection", "cancel_after")
+    empty = {f"x_idempotency_{name}": "" for name in names}
+    assert open_of(asked("after=", last_event_id="", x_idempotent_encryption_key="", **empty)) == opened()
+    assert open_of(asked(x_idempotency_key="", idempotency_key="k")) == opened("k")
+
+
+@spec("STREAM-112")
+@pytest.mark.parametrize(
+    ("name", "one", "other"),
+    [
+        ("x-idempotency-key", "a", "b"),
+        ("idempotency-key", "a", '"a"'),
+        ("x-idempotent-encryption-key", "a", "b"),
+        ("x-idempotent-encryption-key-old", "a", "b"),
+        ("x-idempotency-event-id", "1-2", "1-3"),
+        ("last-event-id", "1-2", "1-3"),
+        ("x-idempotency-next-seqno", "1", "2"),
+        ("x-idempotency-connection", "1", "2"),
+        ("x-idempotency-cancel-after", "1", "2"),
+    ],
+)
+def test_a_header_that_is_there_twice_says_one_thing_or_is_refused(name: str, one: str, other: str) -> None:
+    def twice(first: str, second: str) -> HTTPConnection:
+        named = [(name.encode(), first.encode()), (name.encode(), second.encode())]
+        return HTTPConnection({"type": "http", "headers": named, "query_string": b"", "path": "/"})
+
+    assert open_of(twice(one, one)) == open_of(twice(one, "")) == open_of(twice("", one))
+    with pytest.raises(MalformedFrameError, match="twice"):
+        open_of(twice(one, other))
+
+
+@spec("STREAM-40", "STREAM-112")
+def test_a_connection_has_one_name() -> None:
+    named = [(b"x-midstream-connection", name) for name in (b"a", b"b")]
+    with pytest.raises(MalformedFrameError, match="twice"):
+        connection_name_of(
+            HTTPConnection({"type": "http", "headers": named, "query_string": b"", "path": "/"})
+        )

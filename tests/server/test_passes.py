@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from midstream.errors import UnauthorizedError
 from midstream.server.passes import SHELF, SWEEP_S, Kind, Passes, key_of
@@ -66,8 +67,15 @@ async def test_the_store_has_no_word_that_opens_anything_and_forgets_what_has_en
 
 async def test_viewers_passes_are_withdrawn_by_session() -> None:
     passes, _, _ = await _passes()
-    words = {name: await passes.issue(Kind.VIEWER, ADA, for_s=10, session=name) for name in ("s1", "s2")}
-    assert await passes.withdraw_viewers("s1") == 1
+    words = {
+        name: await passes.issue(Kind.VIEWER, replace(ADA, session=name), for_s=10) for name in ("s1", "s2")
+    }
+    cookie = await passes.issue(Kind.COOKIE, replace(ADA, session="s1"), for_s=10)  # of that viewer
+    own = await passes.issue(Kind.TICKET, ADA, for_s=10, session="s1")
+    assert await passes.withdraw_viewers("s1") == 2
+    with pytest.raises(UnauthorizedError):
+        await passes.show(Kind.COOKIE, cookie)
+    await passes.show(Kind.TICKET, own)
     with pytest.raises(UnauthorizedError):
         await passes.show(Kind.VIEWER, words["s1"])
     await passes.show(Kind.VIEWER, words["s2"])

@@ -7,10 +7,11 @@ import json
 from collections.abc import Callable
 
 import httpx2
+import pytest
 
 from midstream.core.frames import EVENTS_PER_FRAME_MAX
 from midstream.core.replies import TextDelta
-from midstream.core.settings import HEARTBEAT_S_MIN, StreamSettings
+from midstream.core.settings import HEARTBEAT_S_MAX, HEARTBEAT_S_MIN, StreamSettings
 from midstream.store.memory import MemoryStore
 from midstream.testing.models import Gate, text
 from tests.server.serving import (
@@ -38,6 +39,11 @@ async def poll(
 ) -> httpx2.Response:
     query = {"n": str(number)} | ({} if after is None else {"after": after})
     return await client.get(URL, params=query, headers={**NAMED, **headers})
+
+
+async def as_reader(client: httpx2.AsyncClient, number: int, after: str) -> httpx2.Response:
+    named = {"x-midstream-connection": "reader"}
+    return await client.get(URL, params={"n": str(number), "after": after}, headers=named)
 
 
 async def post(client: httpx2.AsyncClient, frame: Json, **headers: str) -> httpx2.Response:
@@ -99,6 +105,20 @@ async def test_a_poll_waits_for_news_and_is_a_heartbeat_where_none_come() -> Non
         }
 
 
+@spec("STREAM-56")
+async def test_the_polls_of_one_connection_keep_to_what_its_welcome_told() -> None:
+    app = make_app([text("one")])
+    async with served(app) as server, asyncio.timeout(WAIT_S):
+        await post(server.http, chunk())
+        end, _ = await until_the_end(server.http, "0-0")
+        app.settings = StreamSettings(heartbeat_s=HEARTBEAT_S_MIN)
+        newest = end[-1]["id"]
+        welcome, *_ = (await as_reader(server.http, 0, newest)).json()["frames"]
+        app.settings = StreamSettings(heartbeat_s=HEARTBEAT_S_MAX)
+        assert welcome["heartbeat_s"] == HEARTBEAT_S_MIN
+        assert kinds_of((await as_reader(server.http, 1, newest)).json()) == ["heartbeat"]
+
+
 @spec("STREAM-37")
 async def test_what_was_lost_is_told_in_the_next_answer() -> None:
     async with served(make_app([text("one")])) as server:
@@ -130,6 +150,23 @@ async def test_an_open_may_be_the_body_of_a_post() -> None:
         assert answer.text.count("event: record") > 5
         for body in (chunk(), {"type": "ping"}, opening(version=0)):
             refused = await client.post(f"{URL}?n=0", json=body)
+            assert (refused.status_code, refused.json()["code"]) == (400, "malformed_frame")
+
+
+@spec("STREAM-37", "STREAM-112")
+@pytest.mark.parametrize("path", ["poll", "events"])
+async def test_what_headers_say_the_body_need_not_say_and_must_not_gainsay(path: str) -> None:
+    url = f"/v1/sessions/s1/{path}"
+    async with called(make_app([text("one")])) as client, asyncio.timeout(WAIT_S):
+        await post(client, chunk())
+        await until_the_end(client, "0-0")
+        body = {"type": "open", "stream": "k1", "event_id": "0-0"}
+        answer = await client.post(url, json=body, headers=KEYS)
+        assert '"stream":"k1"' in answer.text
+        assert '"acked":1' in answer.text
+        others = {"x-idempotency-key": "k2", "x-idempotent-encryption-key": "t" * 43, "last-event-id": "1-2"}
+        for name, value in others.items():
+            refused = await client.post(url, json=opening(event_id="0-0"), headers={name: value})
             assert (refused.status_code, refused.json()["code"]) == (400, "malformed_frame")
 
 

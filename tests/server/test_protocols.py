@@ -6,18 +6,25 @@ import asyncio
 import contextlib
 import gc
 import json
+import signal
+import sys
+import textwrap
 import weakref
 from collections.abc import AsyncIterator
+from pathlib import Path
 
+import httpx2
 import pytest
 import uvicorn
 import websockets
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from midstream.server import protocols
 from midstream.server.protocols import HELD_BYTES_MAX, WEBSOCKETS, PlainHttp, WebSockets
-from tests.server.serving import WAIT_S, make_app, served
+from midstream.testing.models import Stall, text
+from tests.server.serving import WAIT_S, chunk, make_app, served
+from tests.spec import spec
 
 HANDSHAKE = (
     b"GET /v1/sessions/s1/stream HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
@@ -67,6 +74,79 @@ async def test_what_is_no_request_is_refused_as_all_else_and_harms_nobody(
     problem = json.loads(body)
     assert (problem["status"], problem["code"]) == (status, code)
     assert problem["next"] != "Do not repeat this request as it is."
+
+
+OLD = (
+    "GET /v1/sessions/s1/{} HTTP/1.0\r\nhost: localhost\r\n"
+    "x-idempotency-key: k1\r\nx-idempotent-encryption-key: s\r\n\r\n"
+)
+
+
+@contextlib.asynccontextmanager
+async def asked_by_old_http(url: str, what: str) -> AsyncIterator[asyncio.StreamReader]:
+    """Begin a turn and ask about it in HTTP/1.0, where the end of a body is the end of the connection."""
+    headers = {"x-idempotency-key": "k1", "x-idempotent-encryption-key": "s"}
+    async with httpx2.AsyncClient(base_url=url, timeout=WAIT_S) as client:
+        await client.post("/v1/sessions/s1/chunks", json=chunk(), headers=headers)
+    reader, writer = await asyncio.open_connection(*url.removeprefix("http://").split(":"))
+    try:
+        writer.write(OLD.format(what).encode())
+        async with asyncio.timeout(WAIT_S):
+            await reader.readuntil(b"\r\n\r\n")
+            yield reader
+    finally:
+        writer.close()
+
+
+@spec("STREAM-27")
+async def test_a_body_that_ends_with_its_connection_is_reset_where_it_is_cut() -> None:
+    async with served(make_app([[Stall()]])) as server, asked_by_old_http(server.url, "events") as reader:
+        server.stop.set()
+        with pytest.raises(ConnectionResetError):
+            await reader.read()
+
+
+@spec("STREAM-27")
+async def test_a_body_that_ends_with_its_connection_ends_well_where_it_is_whole() -> None:
+    async with served(make_app([text("hello")])) as server:
+        for what in ("events", "records", "poll?n=0"):
+            async with asked_by_old_http(server.url, what) as reader:
+                assert await reader.read()
+
+
+OLD_SERVER = """
+    import asyncio, sys
+    sys.modules["httptools"] = None  # an install without compiled parts
+    from midstream import Agent, asgi
+    from midstream.server.protocols import HttpProtocol
+    from midstream.server.serve import serve
+    from midstream.testing.models import ScriptedModel, Stall
+
+    assert HttpProtocol.__name__ == "H11Protocol"
+    app = asgi(Agent(ScriptedModel([[Stall()]])), store="sessions.db")
+    asyncio.run(serve(app, port=0, on_listening=lambda url: print(url, flush=True)))
+"""
+
+
+@spec("STREAM-27")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+async def test_a_server_without_compiled_parts_that_ends_or_dies_resets_it_too(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    program = (sys.executable, "-c", textwrap.dedent(OLD_SERVER))
+    process = await asyncio.create_subprocess_exec(*program, cwd=tmp_path, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        url = (await asyncio.wait_for(process.stdout.readline(), WAIT_S)).decode().strip()
+        async with asked_by_old_http(url, "events") as reader:
+            process.send_signal(number)
+            with pytest.raises(ConnectionResetError):
+                await reader.read()
+        await asyncio.wait_for(process.wait(), WAIT_S)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
 
 
 @pytest.mark.parametrize(
@@ -194,6 +274,125 @@ async def listening(app: ASGIApp, made: list[PlainHttp]) -> AsyncIterator[tuple[
     config.load()
     async with await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0) as server:
         yield server.sockets[0].getsockname()
+
+
+class Line(asyncio.Transport):
+    """A connection that keeps what is done with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes] = []
+        self.is_answered = asyncio.Event()
+        self.pauses = 0
+        self.is_paused = False
+        self._protocol: asyncio.BaseProtocol | None = None
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._protocol = protocol
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        assert self._protocol is not None
+        return self._protocol
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written.append(bytes(data))
+        self.is_answered.set()
+
+    def pause_reading(self) -> None:
+        self.pauses, self.is_paused = self.pauses + 1, True
+
+    def resume_reading(self) -> None:
+        self.is_paused = False
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """What has ended is not looked at."""
+
+
+BODY: list[Message] = [
+    {"type": "http.response.body", "body": b"o", "more_body": True},
+    {"type": "http.response.body", "body": b"k"},
+]
+
+
+@pytest.mark.parametrize(
+    ("asked", "headers", "body", "writes"),
+    [
+        (b"GET / HTTP/1.1", [(b"Content-Length", b"2")], BODY, [b"o", b"k"]),
+        (b"GET / HTTP/1.1", [(b"content-length", b"0")], [{"type": "http.response.body"}], [b""]),
+        (b"GET / HTTP/1.1", [(b"content-length", b"2")], [], [b""]),  # it breaks off: nothing is held back
+        (b"GET / HTTP/1.1", [], BODY, [b"", b"1\r\no\r\n", b"1\r\nk\r\n0\r\n\r\n"]),
+        (b"HEAD / HTTP/1.1", [(b"content-length", b"2")], BODY, [b""]),
+        (b"GET / HTTP/1.1\r\nexpect: 100-continue", [(b"content-length", b"2")], BODY, [b"", b"o", b"k"]),
+    ],
+)
+async def test_a_head_that_tells_a_length_goes_with_the_body(
+    asked: bytes, headers: list[tuple[bytes, bytes]], body: list[Message], writes: list[bytes]
+) -> None:
+    async def app(_scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for message in body:
+            await send(message)
+
+    line, config = Line(), uvicorn.Config(app, lifespan="off", log_config=None)
+    config.load()
+    protocol = PlainHttp(config, ServerState(), {})
+    line.set_protocol(protocol)
+    protocol.connection_made(line)
+    for _ in range(2):  # a kept connection begins anew
+        line.written.clear()
+        protocol.data_received(asked + b"\r\nhost: localhost\r\n\r\n")
+        await asyncio.wait_for(asyncio.gather(*protocol.tasks), WAIT_S)
+        heads = [each.rpartition(b"\r\n\r\n") for each in line.written if each.startswith(b"HTTP/1.1")]
+        assert [head[2] for head in heads][-1:] + line.written[len(heads) :] == writes
+        if not body:
+            break  # and one that broke off does not
+    protocol.connection_lost(None)
+
+
+async def _talk(line: Line, app: ASGIApp, *said: bytes) -> None:
+    """Let an app have a WebSocket over which all this comes at once, and wait until it is done."""
+    config = uvicorn.Config(app, ws=WEBSOCKETS, lifespan="off", log_config=None)
+    config.load()
+    protocol = WebSockets(config, ServerState(), {})
+    protocol.connection_made(line)
+    protocol.data_received(HANDSHAKE + KEY + b"sec-websocket-version: 13\r\n\r\n")
+    await asyncio.wait_for(line.is_answered.wait(), WAIT_S)
+    masked = (bytes([0x81, 0x80 | len(each)]) + b"\0\0\0\0" + each for each in said)
+    protocol.data_received(b"".join(masked))
+    await asyncio.wait_for(asyncio.gather(*protocol.tasks), WAIT_S)
+    protocol.connection_lost(None)
+
+
+async def test_a_message_that_says_that_more_follows_goes_with_that() -> None:
+    async def app(_scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        for word, more in (("one", True), ("two", False), ("three", False)):
+            await send({"type": "websocket.send", "text": word, "more": more})
+
+    line = Line()
+    await _talk(line, app)
+    assert line.written[1:3] == [b"\x81\x03one\x81\x03two", b"\x81\x05three"]
+
+
+@pytest.mark.parametrize(("said", "pauses"), [([b"a"], 0), ([b"a", b"b"], 1), ([b"a", b"b", b"c"], 1)])
+async def test_reading_stops_where_a_second_message_waits(said: list[bytes], pauses: int) -> None:
+    line, heard = Line(), list[tuple[str, bool]]()
+
+    async def app(_scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        for _ in said:
+            heard.append(((await receive())["text"], line.is_paused))
+
+    await _talk(line, app, *said)
+    last = len(said) - 1  # when that is taken, nothing waits any more
+    assert heard == [(each.decode(), number < last) for number, each in enumerate(said)]
+    assert line.pauses == pauses
 
 
 async def test_compression_is_not_agreed_upon() -> None:

@@ -279,6 +279,7 @@ async def test_a_client_that_says_close_is_closed_without_an_error() -> None:
         assert await socket.hear_close() == (1000, "")
 
 
+@spec("STREAM-113")
 async def test_a_binary_message_is_read_as_text() -> None:
     async with served(make_app()) as server, server.socket() as socket:
         await socket.send(json.dumps(opening()).encode())
@@ -308,6 +309,7 @@ async def test_an_unknown_address_refuses_the_handshake() -> None:
     assert refused.value.response.status_code == 404
 
 
+@spec("STREAM-113")
 @pytest.mark.parametrize(
     ("failure", "code"),
     [
@@ -362,6 +364,21 @@ async def test_a_handshake_that_shows_a_stream_key_opens_the_stream() -> None:
             async with Socket(server.socket(headers={**headers, "x-idempotency-connection": "x"})):
                 pass
         assert malformed.value.response.status_code == 400
+
+
+@spec("STREAM-112")
+async def test_what_a_handshake_says_the_open_need_not_say_and_must_not_gainsay() -> None:
+    shown = {"x-idempotent-encryption-key": SECRET}
+    async with served(make_app([text("hi")])) as server:
+        async with Socket(server.socket(headers=shown)) as socket:
+            await socket.say({"type": "open", "stream": "k1"})
+            assert (await socket.hear())["type"] == "welcome"
+            await socket.say(chunk())
+            await socket.hear_until("turn_ended")
+        async with Socket(server.socket(headers=shown)) as socket:
+            await socket.say(opening(secret="t" * 43))
+            failure = await socket.hear()
+    assert (failure["type"], failure["code"]) == ("error", "malformed_frame")
 
 
 @spec("STREAM-98")

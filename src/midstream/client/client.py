@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -189,6 +189,8 @@ class Client:
         self._unkept = CheckpointFile(None, server=self._url, secrets=self._unkept_secrets, world=world)
         """For streams that begin while recovery is off: they need it as long as this process lives."""
         self._attachments: dict[Attachment, str] = {}
+        self._beginning: dict[asyncio.Future[None], str] = {}
+        """Streams that will be attached in a moment, and their sessions."""
 
     async def __aenter__(self) -> Self:
         try:
@@ -209,7 +211,10 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Detach from everything; turns go on at the server. Calling it twice is harmless."""
+        """Detach from everything; turns go on at the server. Calling it twice is harmless.
+
+        Whoever iterates over one at that moment comes to the end of the loop, without the turn's end (`Event.is_end`).
+        """
         taking_up, self._taking_up = self._taking_up, []
         for task in taking_up:
             task.cancel()
@@ -370,25 +375,35 @@ class Client:
             async for event in events:
                 yield event
 
-    async def cancel(self, session: str) -> None:
+    async def cancel(self, session: str, turn: int | None = None) -> None:
         """Stop the session's turn, whoever began it; return when the server has it on disk.
 
-        Where the turn was begun here, its iterator sees its end. Where nothing runs, nothing happens. If this
-        process dies before the server knows, the next `resume_interrupted` says it again.
+        What this client is about to say there, or has queued, is stopped or taken back too. Where the turn was begun
+        here, its iterator sees its end. Where nothing runs, nothing happens. If this process dies before the server
+        knows, the next `resume_interrupted` says it again.
+
+        Args:
+            turn: Stop this one (`record.turn` of its events) and no other. Without it whichever runs when the server
+                hears of it, which is later than now where the network is away.
 
         Raises:
+            SessionNotFoundError: Nothing was ever said there.
             MidstreamError: The server could not be reached, or refused.
         """
+        while begins := [begin for begin, where in self._beginning.items() if where == session]:
+            await asyncio.wait(begins)
         ours = [
             attachment
             for attachment, where in self._attachments.items()
-            if where == session and attachment.stream.stream and not attachment.stream.is_ended
+            if where == session and attachment.stream.may_stop(turn)
         ]
-        for attachment in ours:
+        is_somebody_elses = all(attachment.stream.is_queued for attachment in ours)
+        for attachment in reversed(ours):  # what waits for a turn before that ends
             attachment.abort()
+        for attachment in ours:
             await attachment.acknowledged()
-        if not ours:
-            await self._say_apart(session, AbortPayload())
+        if is_somebody_elses:
+            await self._say_apart(session, AbortPayload(turn))
 
     async def resume_interrupted(self, look_back_s: float | None = None) -> list[InterruptedTurn]:
         """Return the turns that an earlier process left, or this one detached from, the oldest first.
@@ -505,13 +520,26 @@ class Client:
         self, session: str, payload: SayPayload | ResumePayload, *, cancel_after_s: float | None = None
     ) -> AsyncGenerator[Event, None]:
         """Open a stream with a payload that gives it a turn, and iterate over that."""
-        stream, begun = await self._new_stream(session, cancel_after_s)
-        stream.submit(payload)
-        file = await self._file_of_new()
-        tools = await self._local_tools(session, stream, file)
-        async with aclosing(self._deliver(self._attach(session, stream, begun, tools, file))) as events:
+        with self._begins(session):
+            stream, begun = await self._new_stream(session, cancel_after_s)
+            stream.submit(payload)
+            file = await self._file_of_new()
+            tools = await self._local_tools(session, stream, file)
+            attachment = self._attach(session, stream, begun, tools, file)
+        async with aclosing(self._deliver(attachment)) as events:
             async for event in events:
                 yield event
+
+    @contextmanager
+    def _begins(self, session: str) -> Iterator[None]:
+        """Let whoever wants to stop what is said in a session wait until it can be."""
+        begun = asyncio.get_running_loop().create_future()
+        self._beginning[begun] = session
+        try:
+            yield
+        finally:
+            del self._beginning[begun]
+            begun.set_result(None)
 
     async def _say_apart(self, session: str, payload: Payload) -> None:
         """Say something on a stream of its own, which ends with its ack."""
@@ -551,6 +579,7 @@ class Client:
 
     async def _resumed(self, kept: KeptStream) -> ClientStream:
         life, now = await self._file.start_epoch(), self._world.monotonic()
+        self._ways.is_known = True  # by whoever began the stream
         stream = ClientStream.resume(
             kept.checkpoint,
             life=life,

@@ -22,7 +22,7 @@ from midstream.client.transports import (
     CLOSE_S,
     CONNECT_S,
     SERVER_FRAME_BYTES_MAX,
-    Problem,
+    problem_in,
     refusal_of,
 )
 from midstream.core.frames import Chunk, ClientFrame, Close, Error, EventId, Open, decode_client, encode
@@ -199,10 +199,9 @@ class HttpTransport:
             return b"" if response.status_code == _NO_CONTENT else response.content
         if not isinstance(frame, Chunk):
             return b""
-        try:
-            problem = msgspec.json.decode(response.content, type=Problem)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise _refusal(response, response.content, self._world) from None
+        problem = problem_in(response.content)
+        if problem is None:
+            raise _refusal(response, response.content, self._world)
         return encode(
             Error(
                 problem.code,

@@ -11,9 +11,7 @@ from urllib.parse import quote, urlsplit
 import msgspec
 from msgspec import Struct
 
-from midstream.client.transports import Problem, session_path
-from midstream.core.frame_errors import error_of
-from midstream.core.frames import Error
+from midstream.client.transports import refusal_of, session_path
 from midstream.core.questions import Question
 from midstream.errors import ConnectionLostError, ProtocolError
 
@@ -120,8 +118,4 @@ def _ask(method: str, url: str, path: str, headers: Mapping[str, str], body: byt
         connection.close()
     if answer.status < http.client.BAD_REQUEST:
         return answered
-    try:
-        problem = msgspec.json.decode(answered, type=Problem)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"{url} answered {answer.status}, not like a midstream server") from error
-    raise error_of(Error(problem.code, problem.detail, problem.retry, retry_after_s=problem.retry_after_s))
+    raise refusal_of(answer.status, answered)

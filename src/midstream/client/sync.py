@@ -18,7 +18,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, InvalidStateError, wait
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
@@ -37,6 +38,7 @@ from midstream.core.turn import WhenBusy
 from midstream.errors import MidstreamError, UsageError
 from midstream.world import World
 
+CLOSED = "the client was closed by another thread"
 STOP_S = 5.0
 """Seconds that an interrupted call and a closing client have before they are left alone."""
 
@@ -52,6 +54,12 @@ class Portal:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._live, name="midstream client", daemon=True)
         self._is_open = False
+        self._door = threading.Lock()
+        self._is_heard = True
+        """Whether the loop will still do what it is asked for; behind the door."""
+        self._asked: set[Future[Any]] = set()
+        """What is waited for in other threads; behind the door."""
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
     def is_open(self) -> bool:
@@ -59,7 +67,13 @@ class Portal:
         return self._is_open
 
     def open(self) -> None:
-        """Start the thread. A portal is opened once."""
+        """Start the thread.
+
+        Raises:
+            UsageError: It was opened before.
+        """
+        if self._thread.ident is not None:
+            raise UsageError("a client is used in one block: make another one with `connect`")
         self._is_open = True
         self._thread.start()
 
@@ -69,7 +83,8 @@ class Portal:
         Whatever interrupts the wait (Ctrl-C) also stops the coroutine, which is given `STOP_S` to end.
 
         Raises:
-            UsageError: The portal is not open, or this is its own thread, which would wait for itself. Nothing was run.
+            UsageError: The portal is not open, or this is its own thread, which would wait for itself: nothing was run.
+                Or another thread has closed it meanwhile.
         """
         if not self._is_open or threading.current_thread() is self._thread:
             work.close()
@@ -81,6 +96,8 @@ class Portal:
             task = self._world.spawn(work, name="midstream call")
             task.add_done_callback(partial(_pass_on, outcome))
             begun.append(task)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
         def stop() -> None:
             if not begun:  # interrupted before it was so much as asked for
@@ -88,12 +105,25 @@ class Portal:
             begun[0].cancel()
 
         try:
-            self._loop.call_soon_threadsafe(begin)
+            self._ask(begin, outcome)
             return outcome.result()
         finally:
             if not outcome.done():
-                self._loop.call_soon_threadsafe(stop)
+                self._ask(stop, outcome)
                 wait((outcome,), timeout=STOP_S)
+            if not begun:
+                work.close()
+            with self._door:
+                self._asked.discard(outcome)
+
+    def _ask(self, what: Callable[[], None], outcome: Future[Any]) -> None:
+        """Have something done on the loop; where that has ended, whoever waits for the outcome is told."""
+        with self._door:
+            if self._is_heard:
+                self._asked.add(outcome)
+                self._loop.call_soon_threadsafe(what)
+                return
+        _refuse(outcome)
 
     def close(self) -> None:
         """Stop the loop and its thread. Calling it twice is harmless."""
@@ -105,14 +135,30 @@ class Portal:
     def _live(self) -> None:
         try:
             self._loop.run_forever()
-            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            self._loop.run_until_complete(self._end())
         finally:
+            with self._door:
+                self._is_heard = False
+                for outcome in self._asked:
+                    _refuse(outcome)
             self._loop.close()
+
+    async def _end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait([*self._tasks], timeout=STOP_S)
+        await self._loop.shutdown_default_executor()
+
+
+def _refuse(outcome: Future[Any]) -> None:
+    with suppress(InvalidStateError):  # somebody was faster
+        outcome.set_exception(UsageError(CLOSED))
 
 
 def _pass_on(outcome: Future[T], task: asyncio.Task[T]) -> None:
     if task.cancelled():
-        outcome.set_exception(asyncio.CancelledError())
+        _refuse(outcome)
     elif (error := task.exception()) is not None:
         outcome.set_exception(error)
     else:
@@ -138,6 +184,8 @@ class Client:
         self._portal = portal
         self._iterated: set[AsyncGenerator[Event, None]] = set()
         """What an application iterates over, or has left lying."""
+        self._awaited: set[AsyncGenerator[Event, None]] = set()
+        """Those of them whose next event is waited for."""
 
     def __enter__(self) -> Self:
         self._portal.open()
@@ -164,7 +212,8 @@ class Client:
     async def _close(self) -> None:
         try:
             for events in [*self._iterated]:
-                await events.aclose()
+                if events not in self._awaited:  # else another thread waits in it: it ends with the client
+                    await events.aclose()
         finally:
             await self._client.close()
 
@@ -236,9 +285,9 @@ class Client:
         """See `midstream.Client.withdraw_viewers`."""
         self._portal.call(self._client.withdraw_viewers(session))
 
-    def cancel(self, session: str) -> None:
+    def cancel(self, session: str, turn: int | None = None) -> None:
         """See `midstream.Client.cancel`."""
-        self._portal.call(self._client.cancel(session))
+        self._portal.call(self._client.cancel(session, turn))
 
     @property
     def settings(self) -> ClientSettings:
@@ -273,19 +322,23 @@ class Client:
     def _taken_up(self, turn: asynchronous.InterruptedTurn) -> Iterator[Event]:
         return self._events_of(turn.resume())
 
+    async def _next(self, events: AsyncGenerator[Event, None]) -> Event | None:
+        self._awaited.add(events)
+        try:
+            return await anext(events, None)
+        finally:
+            self._awaited.discard(events)
+
     def _events_of(self, events: AsyncGenerator[Event, None]) -> Generator[Event, None, None]:
         self._iterated.add(events)
         try:
-            while (event := self._portal.call(_next(events))) is not None:
+            while (event := self._portal.call(self._next(events))) is not None:
                 yield event
         finally:
             self._iterated.discard(events)
             if self._portal.is_open:
-                self._portal.call(events.aclose())
-
-
-async def _next(events: AsyncGenerator[Event, None]) -> Event | None:
-    return await anext(events, None)
+                with suppress(UsageError):  # another thread closes it
+                    self._portal.call(events.aclose())
 
 
 async def _said(what: Callable[[], T]) -> T:

@@ -32,8 +32,12 @@ CONNECT_S = 10.0
 """Seconds for a connection to be made."""
 CLOSE_S = 1.0
 """Seconds for a server to answer a close; the stream does not need the answer."""
-_TRY_AGAIN = frozenset((408, 421, 425, 429, 500, 502, 503, 504))
-"""HTTP statuses after which the same request may succeed."""
+PROBLEM_TYPE = "urn:midstream:error:"
+"""What the `type` of a problem begins with where a server of ours refuses."""
+_TRY_AGAIN = frozenset((408, 421, 425, 429))
+_NEVER_THERE = frozenset((501, 505))
+"""Of the statuses from 500 on, those after which the same request will not succeed (as one for a WebSocket)."""
+_SERVER_ERRORS = 500
 
 
 class Transport(Protocol):
@@ -60,6 +64,7 @@ class Transport(Protocol):
 class Problem(Struct, frozen=True):
     """What matters of a problem detail (RFC 9457) that a server refuses with."""
 
+    type: str
     code: str
     detail: str = ""
     retry: str = "never"
@@ -95,22 +100,27 @@ def session_path(session: str) -> str:
     return f"/v1/sessions/{quote(session, safe='')}"
 
 
+def problem_in(body: bytes) -> Problem | None:
+    """Return the problem that a refusal of our server's is; None where somebody in between says something else."""
+    try:
+        problem = msgspec.json.decode(body, type=Problem)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return problem if problem.type.startswith(PROBLEM_TYPE) else None
+
+
 def refusal_of(status: int, body: bytes, wait_s: float | None = None) -> MidstreamError:
-    """Return what an HTTP refusal means: the server's own words where it is ours, else what its status says.
+    """Return what an HTTP refusal means: our server's own words, else what its status says (STREAM-116).
 
     Args:
         wait_s: Seconds it asked to wait, beside its words.
     """
-    try:
-        problem = msgspec.json.decode(body, type=Problem)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        pass
-    else:
+    if (problem := problem_in(body)) is not None:
         return error_of(
             Error(problem.code, problem.detail, problem.retry, retry_after_s=problem.retry_after_s)
         )
     message = f"the server refused the connection with HTTP status {status}"
-    if status in _TRY_AGAIN:
+    if status in _TRY_AGAIN or (status >= _SERVER_ERRORS and status not in _NEVER_THERE):
         return ConnectionLostError(message, retry_after_s=wait_s)
     if status in {401, 407}:
         return UnauthorizedError(message)

@@ -157,6 +157,8 @@ class Ways:
         """The one to begin with because those before it were lost, until it has worked."""
         self._lost = 0
         self._http: httpx2.AsyncClient | None = None
+        self.is_known = False
+        """Whether a server of ours was heard there, by this process or one before it."""
 
     async def connect(self, session: str) -> Transport:
         """Make a connection to a session.
@@ -165,13 +167,18 @@ class Ways:
             MidstreamError: It could not be made; its `retry` says whether to try again.
         """
         if self._fixed is not None:
-            return await self.open(self._fixed, session)
+            trial = Trial(self, session, (self._fixed,), first_frame_s=None)
+        else:
+            trial = Trial(self, session, await self._order(), first_frame_s=self.first_frame_s)
+        await trial.begin()
+        return trial
+
+    async def _order(self) -> tuple[Way, ...]:
+        """Return the transports in the order in which they are to be tried."""
         if self._first.until <= self._world.now():
             found = await asyncio.to_thread(self._remembered.get, self._base)
             self._first = found or Remembered(Way.WEBSOCKET, self._world.now() + REMEMBERED_DOUBTFUL_S)
-        trial = Trial(self, session, _from(self._doubted or self._first.transport))
-        await trial.begin()
-        return trial
+        return _from(self._doubted or self._first.transport)
 
     async def open(self, way: Way, session: str) -> Transport:
         """Make a connection by one transport.
@@ -202,9 +209,10 @@ class Ways:
 
     async def worked(self, way: Way) -> None:
         """Begin with this one from now on; remember it for as long as the reason is good."""
+        self.is_known = True
         self._lost = 0
         doubted, self._doubted = self._doubted, None
-        if way is self._first.transport:
+        if way in (self._fixed, self._first.transport):
             return
         for_s = REMEMBERED_DOUBTFUL_S if way is doubted else REMEMBERED_S
         self._first = Remembered(way, self._world.now() + for_s)
@@ -221,17 +229,30 @@ class Ways:
             self._lost = 0
             self._doubted = _from(way)[1]
 
+    def meant(self, refusal: MidstreamError) -> MidstreamError:
+        """Return what a refusal by every transport means: who answers where the server was will go (STREAM-116)."""
+        if self.is_known and _may_be_foreign(refusal) and not isinstance(refusal, AccessError):
+            return ConnectionLostError(f"somebody else answers in the server's place: {refusal.message}")
+        return refusal
+
 
 class Trial:
     """A connection that finds its transport: what is said is said again over the next one, until a frame comes.
 
     The server takes each chunk once, so that saying it twice is harmless (STREAM-12).
+
+    Args:
+        order: The transports to try.
+        first_frame_s: Seconds for the first frame over each of them; None for as long as it takes.
     """
 
-    def __init__(self, ways: Ways, session: str, order: Sequence[Way]) -> None:
+    def __init__(
+        self, ways: Ways, session: str, order: Sequence[Way], *, first_frame_s: float | None = FIRST_FRAME_S
+    ) -> None:
         self._ways = ways
         self._session = session
         self._order = deque(order)
+        self._first_frame_s = first_frame_s
         self._transport: Transport | None = None
         self._said: list[bytes] = []
         self._is_settled = False
@@ -263,10 +284,10 @@ class Trial:
         while not self._is_settled:
             assert self._transport is not None, "it was begun"
             try:
-                async with asyncio.timeout(self._ways.first_frame_s):
+                async with asyncio.timeout(self._first_frame_s):
                     frame = await self._transport.receive()
             except TimeoutError:
-                message = f"nothing came over {self._order[0]} within {self._ways.first_frame_s:g} s"
+                message = f"nothing came over {self._order[0]} in time"
                 await self._change(ConnectionLostError(message), is_silent=True)
             except MidstreamError as error:
                 await self._change(error)
@@ -276,7 +297,12 @@ class Trial:
                 await self._ways.worked(self._order[0])
                 return frame
         assert self._transport is not None, "see above"
-        return await self._transport.receive()
+        try:
+            return await self._transport.receive()
+        except MidstreamError as error:
+            if (meant := self._ways.meant(error)) is error:
+                raise
+            raise meant from error
 
     async def send(self, frames: Sequence[bytes]) -> None:
         """See `Transport.send`."""
@@ -306,13 +332,17 @@ class Trial:
         if not is_silent and isinstance(error, ConnectionLostError):
             self._ways.lost(way)
             raise error
-        may_be_foreign = type(error) in (AccessError, NotFoundError, ProtocolError)
-        if not (is_silent or may_be_foreign):
+        if not (is_silent or _may_be_foreign(error)):
             raise error
         self._refusal = self._refusal or error
         self._order.popleft()
         if not self._order:
-            raise self._refusal
+            raise self._ways.meant(self._refusal)
+
+
+def _may_be_foreign(refusal: MidstreamError) -> bool:
+    """Whether a refusal may be somebody else's, such as a proxy's: our server has more to say."""
+    return type(refusal) in (AccessError, NotFoundError, ProtocolError)
 
 
 def _from(way: Way) -> tuple[Way, ...]:

@@ -340,6 +340,17 @@ class ClientStream:
         return self._turn
 
     @property
+    def is_queued(self) -> bool:
+        """Whether its message waits for the turns before it."""
+        return self._is_queued
+
+    def may_stop(self, turn: int | None) -> bool:
+        """Whether `abort` stops this turn; or where it is None, one of its own, or what is to be one."""
+        if not self._stream or self.is_ended or self._is_finishing:
+            return False
+        return turn is None or turn == self._turn
+
+    @property
     def waiting_on(self) -> str:
         """What the turn waited for at the last heartbeat: model, tool, client, person, nothing."""
         return self._waiting_on

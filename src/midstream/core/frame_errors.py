@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from midstream.core.frames import Error
-from midstream.errors import MidstreamError, ProtocolError, SeqnoGapError
+from midstream.errors import MidstreamError, ProtocolError, SeqnoGapError, UnavailableError
 
 
 def error_of(frame: Error) -> MidstreamError:
-    """Return the typed error that an `error` frame stands for; a code this version does not know keeps its text."""
+    """Return the typed error that an `error` frame stands for.
+
+    A code this version does not know keeps its text, and is told by its `retry` (STREAM-28).
+    """
     kind = _ERRORS.get(frame.code)
     if kind is SeqnoGapError:
         return SeqnoGapError(frame.message, expected=frame.expected or 0)
     if kind is None:
-        return ProtocolError(f"the server refused with {frame.code!r}: {frame.message}")
+        kind = UnavailableError if frame.retry in {"later", "now"} else ProtocolError
+        message = f"the server refused with {frame.code!r}: {frame.message}"
+        return kind(message, retry_after_s=frame.retry_after_s)
     return kind(frame.message, retry_after_s=frame.retry_after_s)
 
 

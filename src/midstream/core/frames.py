@@ -97,6 +97,7 @@ class Open(Struct, frozen=True, gc=False, tag="open", tag_field="type", omit_def
             stream takes its place (STREAM-55); None never stops it.
         connection: Its number among the stream's connections, each higher than those made before; 0 where the client
             does not count.
+        version: Of the protocol, 1 so far: the newest whose frames the client understands.
         snapshots: When it takes a snapshot.
         coalesce_s: Seconds (0.1 at most) for which events may be held back, so that several come at once.
         old_secret: What the secret was before the client changed it; "" where it did not.
@@ -118,7 +119,12 @@ class Open(Struct, frozen=True, gc=False, tag="open", tag_field="type", omit_def
 
 
 class Chunk(Struct, frozen=True, gc=False, tag="chunk", tag_field="type"):
-    """A numbered payload. Its bytes are the same whenever it is played back."""
+    """A numbered payload. Its bytes are the same whenever it is played back.
+
+    Args:
+        seqno: Its number: 0, 1, 2, … on each stream.
+        payload: What it says: `say`, `result`, `abort`, `answer`, `withdraw` or `resume`.
+    """
 
     seqno: int
     payload: msgspec.Raw
@@ -142,6 +148,11 @@ class SayPayload(Struct, frozen=True, gc=False, tag="say", tag_field="type", omi
     """A user's message, which opens the stream's turn, and the tools the client runs itself in it.
 
     While another turn runs, it waits for its end, or is refused, as `when_busy` says.
+
+    Args:
+        parts: Text and files, one at least.
+        tools: Those that the client runs; the agent's own need not be named.
+        when_busy: Whether it waits for the end of a turn that runs, or is refused with `session_busy`.
     """
 
     parts: Annotated[tuple[UserPart, ...], Meta(min_length=1)]
@@ -150,7 +161,12 @@ class SayPayload(Struct, frozen=True, gc=False, tag="say", tag_field="type", omi
 
 
 class ResultPayload(Struct, frozen=True, gc=False, tag="result", tag_field="type"):
-    """The outcome of a call that the client ran."""
+    """The outcome of a call that the client ran.
+
+    Args:
+        turn, reply: Where the call stands, as its `call_started` says.
+        result: The outcome, with the id of the call.
+    """
 
     turn: int
     reply: int
@@ -158,13 +174,25 @@ class ResultPayload(Struct, frozen=True, gc=False, tag="result", tag_field="type
 
 
 class AbortPayload(Struct, frozen=True, gc=False, tag="abort", tag_field="type", omit_defaults=True):
-    """Stop the turn; numbered like every chunk, so that it is retried until it is acknowledged."""
+    """Stop the turn; numbered like every chunk, so that it is retried until it is acknowledged.
+
+    Args:
+        turn: Which one; null is that of the stream, and on a stream without one whichever runs.
+    """
 
     turn: int | None = None
 
 
 class AnswerPayload(Struct, frozen=True, gc=False, tag="answer", tag_field="type", omit_defaults=True):
-    """What a person decided about a call that waits for them; see `Answer` for the fields."""
+    """What a person decided about a call that waits for them.
+
+    Args:
+        turn, reply, call_id: Where the call stands, as its `question_asked` says.
+        digest: That of the `question_asked`: of the arguments the person was shown. An answer to others is refused.
+        choice: What they decided; which choices there are depends on the `kind` of the question.
+        text: Their words: the answer to a question, the reason of a denial, the outcome of what happened.
+        arguments: For an approval, the arguments to run instead (JSON text); null leaves them.
+    """
 
     turn: int
     reply: int
@@ -176,13 +204,21 @@ class AnswerPayload(Struct, frozen=True, gc=False, tag="answer", tag_field="type
 
 
 class WithdrawPayload(Struct, frozen=True, gc=False, tag="withdraw", tag_field="type", omit_defaults=True):
-    """Take back a queued message, or without a number all that wait."""
+    """Take back a queued message.
+
+    Args:
+        number: That of its `message_queued`; null is all that wait.
+    """
 
     number: int | None = None
 
 
 class ResumePayload(Struct, frozen=True, gc=False, tag="resume", tag_field="type", omit_defaults=True):
-    """Go on with the last turn, which was interrupted or failed; it becomes the stream's turn."""
+    """Go on with the last turn, which was interrupted or failed; it becomes the stream's turn.
+
+    Args:
+        turn: Which one it has to be; null is whichever was the last.
+    """
 
     turn: int | None = None
 
@@ -208,16 +244,19 @@ class Welcome(Struct, frozen=True, gc=False, tag="welcome", tag_field="type"):
             interrupted, or ended (how, its events say).
         status: What the session is doing: idle, model, tools, cancelling.
         heartbeat_s: Seconds of silence after which a heartbeat comes.
-        frame_bytes_max, in_flight_max: Limits.
+        frame_bytes_max: Bytes of one frame of a client.
+        in_flight_max: Chunks that a client may have sent and not seen acknowledged.
         retention_s: How long after its last record a stream can be resumed.
+        version: Of the protocol, 1 so far: that of the frames that come.
         stall_s: Seconds of silence of a turn after which the server tells it (`first_token_s`, `between_tokens_s`,
             `tool_s`), and after which it cuts a model (the names that end in `_max_s`); null is never.
         oldest: Position of the oldest event that can be replayed.
-        retention: The limits of what is kept, by their names in `Retention`; null is none.
+        retention: The limits of what is kept: `events_for_s`, `events_max`, `bytes_max`, `sessions_for_s`; null is no
+            limit.
         is_encrypted: The session is encrypted under its client's secret, which the client keeps as long as the session
             matters.
         began_at: When the epoch of `resume_from` began, in seconds since 1970: the `at` of its `EpochStarted`
-            (STREAM-109). None where it is not known any more, and before the first record.
+            (STREAM-109). It is None where that is not known any more, and before the first record.
     """
 
     stream: str
@@ -244,7 +283,9 @@ class Welcome(Struct, frozen=True, gc=False, tag="welcome", tag_field="type"):
 class Ack(Struct, frozen=True, gc=False, tag="ack", tag_field="type", omit_defaults=True):
     """Every chunk up to and with `seqno` is in the journal, on disk. Cumulative; may repeat.
 
-    `is_single` says so of this one chunk alone (STREAM-53).
+    Args:
+        seqno: The newest chunk that is.
+        is_single: It speaks of this one chunk alone (STREAM-53).
     """
 
     seqno: int
@@ -252,14 +293,23 @@ class Ack(Struct, frozen=True, gc=False, tag="ack", tag_field="type", omit_defau
 
 
 class Event(Struct, frozen=True, gc=False):
-    """One record and its place."""
+    """One record and its place.
+
+    Args:
+        id: `epoch-position`.
+        record: One of the records below.
+    """
 
     id: str
     record: msgspec.Raw
 
 
 class Events(Struct, frozen=True, gc=False, tag="events", tag_field="type"):
-    """Records in order, without gap: each position follows the one before it."""
+    """Records in order, without gap.
+
+    Args:
+        events: Each position follows the one before it.
+    """
 
     events: tuple[Event, ...]
 
@@ -268,6 +318,8 @@ class Gone(Struct, frozen=True, gc=False, tag="gone", tag_field="type"):
     """The client's event id is not on the line. Events after `resume_from` follow: forget what came later.
 
     Args:
+        resume_from: The event from which it goes on.
+        reason: For people.
         oldest: Position of the oldest event that can be replayed.
         has_snapshot: A snapshot comes first, which replaces all that the client has.
     """
@@ -293,9 +345,15 @@ class Snapshot(Struct, frozen=True, gc=False, tag="snapshot", tag_field="type", 
 
 
 class Error(Struct, frozen=True, gc=False, tag="error", tag_field="type", omit_defaults=True):
-    """Something was refused. `seqno` names the chunk it is about; without it the connection ends.
+    """Something was refused, or the connection ends.
 
-    `expected` is the seqno to send next where the code is `seqno_gap`.
+    Args:
+        code: One of the table of errors; there may be others.
+        message: For people.
+        retry: What a client does: `never` and `ask` end the stream, `now` and `later` make the connection anew.
+        seqno: The chunk it is about; where it is missing or null, the connection ends.
+        expected: The seqno to send next, where the code is `seqno_gap`.
+        retry_after_s: Seconds before which there is no use in coming back.
     """
 
     code: str
@@ -307,7 +365,12 @@ class Error(Struct, frozen=True, gc=False, tag="error", tag_field="type", omit_d
 
 
 class Heartbeat(Struct, frozen=True, gc=False, tag="heartbeat", tag_field="type"):
-    """The connection lives. `event_id` is the newest event, `waiting_on` what the turn waits for."""
+    """The connection lives.
+
+    Args:
+        event_id: The newest event of the session.
+        waiting_on: What its turn waits for: model, tool, client, person, nothing.
+    """
 
     event_id: str
     waiting_on: str = "nothing"

@@ -42,7 +42,14 @@ class Thinking(Struct, frozen=True, gc=False, tag="thinking", omit_defaults=True
 
 
 class File(Struct, frozen=True, gc=False, tag="file", omit_defaults=True):
-    """An attachment: `data` is base64, or `url` says where it is."""
+    """An attachment.
+
+    Args:
+        media_type: Such as `image/png`.
+        data: It in base64; or null, and `url` says where it is.
+        url: Where it is; or null, and `data` is it.
+        name: What people call it.
+    """
 
     media_type: str
     data: str | None = None

@@ -51,7 +51,14 @@ class StalledOn(StrEnum):
 
 
 class ClientTool(Struct, frozen=True, gc=False, omit_defaults=True):
-    """A tool that the client of this turn runs itself."""
+    """A tool that the client of this turn runs itself.
+
+    Args:
+        spec: What the model is told of it.
+        has_effects: It changes something: it runs alone, in order.
+        on_doubt: What is done about a call that may have happened (TURN-13).
+        timeout_s: Seconds until a running call is given up; 0 for no limit.
+    """
 
     spec: ToolSpec
     has_effects: bool = True

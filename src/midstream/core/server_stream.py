@@ -97,6 +97,8 @@ CANCEL_AFTER_S_MAX = 3600.0
 """Seconds a turn may be left alone where its client wants it stopped after some."""
 KEY_CHARS_MAX = 256
 """Characters of a stream key or of a secret."""
+NUMBER_MAX = 2**53
+"""The last number JavaScript counts to."""
 
 
 class Admit(Struct, frozen=True):
@@ -175,6 +177,7 @@ class ServerStream:
         in_flight_max: Chunks that may wait for their acks.
         stalls: What the welcome says of how long a turn may be silent.
         wire: How frames are written down; `NATIVE` by default.
+        headers: What the headers of its request said in the place of members of the `open` that is to come.
         now: The shell's clock, as in every call.
     """
 
@@ -189,6 +192,7 @@ class ServerStream:
         in_flight_max: int = IN_FLIGHT_MAX,
         stalls: StallBudgets | None = None,
         wire: Wire | None = None,
+        headers: Open | None = None,
         now: float,
     ) -> None:
         self._state = _State.OPENING
@@ -205,7 +209,7 @@ class ServerStream:
         self._deadline: Deadline | None = Deadline(now + OPEN_WITHIN_S, "the client owes its open frame")
         """What is owed before the next heartbeat."""
         self._spoke_at = now
-        self._open = Open()
+        self._open = headers or Open()
         self._event_id: EventId | None = None
         self._secret_digest = ""
         self._cursor = START.position
@@ -229,6 +233,7 @@ class ServerStream:
         retention: Retention | None = None,
         degraded_reason: str = "",
         wire: Wire | None = None,
+        headers: Open | None = None,
         now: float,
     ) -> Self:
         """Make a connection's half as an operator's settings say; a reason of the server's own comes first."""
@@ -241,6 +246,7 @@ class ServerStream:
             in_flight_max=settings.in_flight_max,
             stalls=stalls,
             wire=wire,
+            headers=headers,
             now=now,
         )
 
@@ -265,6 +271,10 @@ class ServerStream:
     def stream(self) -> str:
         """The key of the client's stream; "" for a reader and before the `open`."""
         return self._open.stream
+
+    def is_opened_with(self, secret: str) -> bool:
+        """Whether this connection's `open` showed that secret."""
+        return hmac.compare_digest(self._open.secret.encode(), secret.encode())
 
     @property
     def connection(self) -> int:
@@ -518,10 +528,13 @@ class ServerStream:
                 assert_never(frame)
 
     def _take_open(self, frame: Open) -> None:
-        if frame.version < 1 or frame.next_seqno < 0 or frame.connection < 0:
-            raise MalformedFrameError("versions begin with 1, sequence and connection numbers with 0")
-        if max(map(len, (frame.stream, frame.secret, frame.old_secret))) > KEY_CHARS_MAX:
-            raise MalformedFrameError(f"stream keys and secrets have {KEY_CHARS_MAX} characters at most")
+        frame = opened_by(self._open, frame)
+        if frame.version < 1:
+            raise MalformedFrameError("versions begin with 1")
+        if not (0 <= frame.next_seqno <= NUMBER_MAX and 0 <= frame.connection <= NUMBER_MAX):
+            raise MalformedFrameError(f"sequence and connection numbers go from 0 to {NUMBER_MAX}")
+        for word in (frame.stream, frame.secret, frame.old_secret):
+            check_word(word)
         if not 0 <= frame.coalesce_s <= COALESCE_S_MAX:
             raise MalformedFrameError(f"events are held back for 0 to {COALESCE_S_MAX} s")
         if frame.stream and not frame.secret:
@@ -600,6 +613,39 @@ def _is_on_line(event_id: EventId, epoch_at: int | None) -> bool:
 def _frame_of(error: MidstreamError, seqno: int | None = None) -> Error:
     expected = error.expected if isinstance(error, SeqnoGapError) else None
     return Error(error.code, error.message, error.retry, seqno, expected, error.retry_after_s)
+
+
+_IN_HEADERS = ("stream", "secret", "event_id", "next_seqno", "connection", "cancel_after_s", "old_secret")
+
+
+def opened_by(headers: Open, frame: Open) -> Open:
+    """Return what a request says whose headers say some of it and whose `open` the rest (STREAM-112).
+
+    Raises:
+        MalformedFrameError: They say two things of one.
+    """
+    nothing, filled = Open(), {}
+    for name in _IN_HEADERS:
+        told, said, unsaid = (getattr(each, name) for each in (headers, frame, nothing))
+        if told in (unsaid, said):
+            continue
+        if said != unsaid:
+            raise MalformedFrameError(f"the headers and the `open` say two things of `{name}`")
+        filled[name] = told
+    return replace(frame, **filled) if filled else frame
+
+
+def check_word(word: str) -> None:
+    """Let pass a stream key or a secret, or nothing: what each transport carries alike (STREAM-2).
+
+    Raises:
+        MalformedFrameError: It is too long, has other characters than those, or a space at an end.
+    """
+    is_carried = word.isascii() and word.isprintable() and word == word.strip(" ")
+    if len(word) > KEY_CHARS_MAX or not is_carried:
+        raise MalformedFrameError(
+            f"stream keys and secrets are 1 to {KEY_CHARS_MAX} printable ASCII characters"
+        )
 
 
 def check_cancel_after(cancel_after_s: float | None) -> None:

@@ -390,6 +390,9 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
     match record:
         case Delta() | AttemptStarted() | ReplyCompleted() | CallStarted():
             return after  # of every step; what follows is looked through case by case
+        case ChunkAccepted():
+            stream = session.streams[record.stream].with_chunk(record.digest)
+            return replace(after, streams={**session.streams, record.stream: stream})
         case CallEnded():
             return _noted(after, _with_unsettled(session, record))
         case ExchangeCommitted():
@@ -429,9 +432,6 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
             return replace(after, found=found, unreachable=frozenset(record.unreachable))
         case StreamOpened():
             return replace(after, streams=_with_new_stream(session, record))
-        case ChunkAccepted():
-            stream = session.streams[record.stream].with_chunk(record.digest)
-            return replace(after, streams={**session.streams, record.stream: stream})
         case JournalPruned():
             return restored(record)
         case EpochStarted():

@@ -2,7 +2,8 @@
 
     asgi(agent, observers=[Prometheus()])
 
-Labels are words of ours and names of models: their number is bounded by the configuration, not by what people do.
+Labels are words of ours and names of models: their number is bounded, whatever people do. What a provider calls its
+model is its own choice, for each reply anew: of such names so many are told apart.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from midstream.core.intervals import Interval, Intervals, Kind
 from midstream.core.records import MemoryJudged, QuestionAsked, Record, StallNoticed
 
+MODELS_MAX = 100
+"""Names of models that are told apart; the tokens of any further one are counted under `OTHER`."""
+OTHER = "other"
 _SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
@@ -56,6 +60,7 @@ class Prometheus:
             registry=self.registry,
         )
         self._gauges: dict[str, Gauge] = {}
+        self._models: set[str] = set()
 
     def appended(self, session: str, records: Sequence[Record]) -> None:
         """See `Observer.appended`."""
@@ -85,6 +90,12 @@ class Prometheus:
         self._ended.labels(interval.kind.value, interval.outcome).inc()
         self._seconds.labels(interval.kind.value).observe(interval.seconds)
         if interval.kind is Kind.MODEL and interval.usage is not None:
-            self._tokens.labels("input", interval.name).inc(interval.usage.input_tokens)
-            self._tokens.labels("output", interval.name).inc(interval.usage.output_tokens)
-            self._tokens.labels("cached", interval.name).inc(interval.usage.cached_tokens)
+            model = self._label_of(interval.name)
+            self._tokens.labels("input", model).inc(interval.usage.input_tokens)
+            self._tokens.labels("output", model).inc(interval.usage.output_tokens)
+            self._tokens.labels("cached", model).inc(interval.usage.cached_tokens)
+
+    def _label_of(self, model: str) -> str:
+        if len(self._models) < MODELS_MAX:
+            self._models.add(model)
+        return model if model in self._models else OTHER

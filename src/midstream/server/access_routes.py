@@ -53,6 +53,14 @@ class Issued(Struct, frozen=True):
     for_s: float
 
 
+class Owned(Struct, frozen=True):
+    """Whose a session is, and who else may look."""
+
+    tenant: str
+    subject: str
+    readers: tuple[str, ...]
+
+
 class AccessRoutes:
     """The endpoints of access. All but `login` are for those the door knows."""
 
@@ -85,7 +93,7 @@ class AccessRoutes:
             subject = await self._door.subject_by_link(wish.login, request.scope)
         else:
             subject = await self._door.subject_of(request.scope)
-        if subject.via:
+        if not subject.session:  # else the cookie is good as long as the viewer's pass
             subject = replace(subject, via="")
         word = await self._door.passes.issue(Kind.COOKIE, subject, for_s=COOKIE_S)
         told = answer(_told(subject))
@@ -124,14 +132,14 @@ class AccessRoutes:
 
     async def owner(self, request: Request) -> Response:
         """Say whose this session is, and with whom it is shared."""
-        return answer(await owner_of(self._door, visit_of(request.scope).session))
+        return _owned(await owner_of(self._door, visit_of(request.scope).session))
 
     async def add_reader(self, request: Request) -> Response:
         """Let a subject of the same tenant look at this session."""
         session, reader = visit_of(request.scope).session, _reader_of(request)
         owner = await owner_of(self._door, session)
         readers = [each for each in owner.readers if each != reader]
-        return answer(await self._door.rights.share(session, [*readers, reader]))
+        return _owned(await self._door.rights.share(session, [*readers, reader]))
 
     async def remove_reader(self, request: Request) -> Response:
         """Let a subject no longer look at this session, and end its streams."""
@@ -139,7 +147,7 @@ class AccessRoutes:
         owner = await owner_of(self._door, session)
         owner = await self._door.rights.share(session, [each for each in owner.readers if each != reader])
         self._door.look_again()
-        return answer(owner)
+        return _owned(owner)
 
 
 async def owner_of(door: Door, session: str) -> Owner:
@@ -180,6 +188,10 @@ def _reader_of(request: Request) -> str:
 def _require_whole(subject: Subject) -> None:
     if subject.session:
         raise AccessError("a viewer's pass is for looking at one session")
+
+
+def _owned(owner: Owner) -> Response:
+    return answer(Owned(owner.tenant, owner.subject, owner.readers))
 
 
 def _told(subject: Subject) -> Known:

@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Protocol, Self
 from weakref import WeakValueDictionary
 
-import msgspec
 from starlette.requests import HTTPConnection
 
 from midstream.core.frames import HEARTBEAT_S, START, Close, Open, encode
@@ -112,6 +111,8 @@ class Connections:
         self._speakers: dict[tuple[str, str], list[Connection]] = {}
         """Who speaks for each stream: one connection, or several requests that show one name."""
         self._names: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
+        self._told: OrderedDict[tuple[str, str], StreamSettings] = OrderedDict()
+        """What the welcome of a named connection told, by its session and its name."""
         self._under_way: dict[tuple[str, str], list[int]] = {}
         """Chunks of each stream that came in requests of their own and are not answered yet."""
         self._ending: MidstreamError | None = None
@@ -183,40 +184,63 @@ class Connections:
         if spoke != name:
             raise _fenced()
 
+    def told(self, session_id: str, name: str) -> StreamSettings:
+        """Return how a connection of several requests is served: as its welcome told, whatever was changed since.
+
+        One that shows no name, or was made at another server, is served as the settings are now.
+        """
+        return self._told.get((session_id, name), self.settings)
+
+    def tell(self, session_id: str, name: str) -> StreamSettings:
+        """Return how a new connection is served, and remember it for the other requests that show its name."""
+        if name:
+            self._told[session_id, name] = self.settings
+            self._told.move_to_end((session_id, name))
+            if len(self._told) > NAMES_MAX:
+                self._told.popitem(last=False)
+        return self.settings
+
     @contextlib.contextmanager
-    def under_way(self, place: tuple[str, str], seqno: int) -> Iterator[None]:
+    def under_way(self, place: tuple[str, str], seqno: int, *, most: int) -> Iterator[None]:
         """Count a chunk that came in a request of its own, until it is answered (STREAM-56).
 
         Raises:
-            ProtocolError: More chunks of its stream wait for their answers than the settings allow.
+            ProtocolError: More than `most` chunks of its stream wait for their answers.
         """
         waiting = self._under_way.setdefault(place, [])
         waiting.append(seqno)
         try:
-            if len({*waiting}) > self.settings.in_flight_max:
-                raise ProtocolError(f"more than {self.settings.in_flight_max} chunks wait for their acks")
+            if len({*waiting}) > most:
+                raise ProtocolError(f"more than {most} chunks wait for their acks")
             yield
         finally:
             waiting.remove(seqno)
             if not waiting:
                 self._under_way.pop(place, None)
 
-    def hang_up(self, place: tuple[str, str], name: str) -> None:
-        """End what a client has said `close` to in a request of its own, where it is open here."""
+    def hang_up(self, place: tuple[str, str], name: str, secret: str) -> None:
+        """End what a client has said `close` to in a request of its own, where it is open here and that client's."""
         for speaker in self._speakers.get(place, []):
-            if speaker.name == name:
+            if speaker.name == name and speaker.is_opened_with(secret):
                 speaker.hang_up()
 
     def stream(
-        self, host: Host, *, wire: Wire | None = None, heartbeat_s: float | None = None
+        self,
+        host: Host,
+        *,
+        wire: Wire | None = None,
+        settings: StreamSettings | None = None,
+        headers: Open | None = None,
     ) -> ServerStream:
-        """Make the half of the protocol for a new connection, as the settings are now, or with its own heartbeat."""
-        settings = self.settings
-        if heartbeat_s is not None:
-            settings = msgspec.structs.replace(settings, heartbeat_s=heartbeat_s)
+        """Make the half of the protocol for a new connection, as the settings are now, or as these are."""
         now = host.world.monotonic()
         return ServerStream.under(
-            settings, stalls=host.agent.stalls, retention=host.retention, wire=wire, now=now
+            settings or self.settings,
+            stalls=host.agent.stalls,
+            retention=host.retention,
+            wire=wire,
+            headers=headers,
+            now=now,
         )
 
     def copies_of(self, runner: Runner, wire: Wire) -> Copies:
@@ -285,9 +309,13 @@ class Connection:
         self._mark: bytes | None = None
         """That it is here, where its turn is not to go on without its client."""
         self._is_admitted = False
+        self._is_answering = False
+        """Whether something the client said is being decided."""
         self._is_over = False
         self.is_gone = False
         """The client has gone or stopped reading: there is nobody to send last words to."""
+        self.has_told_turn = False
+        """It came to its end because the turn of its stream was told to the end (STREAM-27)."""
         self._sending_since: float | None = None
         self._sent: asyncio.Future[None] | None = None
         """When that is done, for who has something to send meanwhile."""
@@ -334,6 +362,10 @@ class Connection:
     def number(self) -> int:
         """How the client numbered it; 0 where it does not count its connections."""
         return self._stream.connection
+
+    def is_opened_with(self, secret: str) -> bool:
+        """Whether the client showed this secret when it opened the stream it speaks for."""
+        return self._stream.is_opened_with(secret)
 
     def is_before(self, other: Connection) -> bool:
         """Whether the client made it before the other one of the same stream, and told so."""
@@ -454,6 +486,10 @@ class Connection:
                 page = copies.at_hand(stream.cursor)
                 if page is not None:
                     stream.pass_on(page, now=self._now())
+                    if (
+                        self._is_answering
+                    ):  # the ack of what this tells of is a moment away: both go in one write
+                        await asyncio.sleep(0)
                     await self._flush()
                     continue
                 await self._flush()
@@ -463,6 +499,7 @@ class Connection:
                     stream.lose(runner.events.pruned_to, now=self._now())
             elif self._transport.ends_with_turn and self.is_turn_over:
                 await self._flush()
+                self.has_told_turn = True
                 return
             elif stream.has_frames:
                 await self._flush()
@@ -561,12 +598,15 @@ class Connection:
                 try:
                     if not is_played_back(self._runner.state, request.chunk):
                         self._visitor.speak(request.chunk.command)
+                    self._is_answering = True
                     await self._runner.submit(request.chunk)
                 except MidstreamError as error:
                     self._stream.refused(request.seqno, error, now=self._now())
                 else:
                     self._world.reach(Fault.BEFORE_ACK)
                     self._stream.accepted(request.seqno, now=self._now())
+                finally:
+                    self._is_answering = False
 
     async def _admit(self, request: Admit) -> None:
         # A stream may begin a session; who has seen events of it knows that there was one. The first chunk may

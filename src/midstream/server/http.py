@@ -7,7 +7,7 @@ WebSocket, as a plain ASGI callable.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from itertools import count
 
@@ -37,16 +37,18 @@ from midstream.core.frames import (
 from midstream.core.parts import PART_MARK
 from midstream.core.questions import Question, questions_of
 from midstream.core.records import encode as encode_record
-from midstream.core.records import salvaged
-from midstream.core.server_stream import Wire, answer_of, digest_shown, read_chunk, waiting_on
+from midstream.core.records import is_pruned, salvaged
+from midstream.core.server_stream import Wire, answer_of, digest_shown, opened_by, read_chunk, waiting_on
 from midstream.core.sse import event_of_frame, events_of_records
 from midstream.core.turn import Cancel, Resume, Withdraw
 from midstream.errors import (
     ConnectionLostError,
+    DrainingError,
     EventGoneError,
     FrameTooLargeError,
     MalformedFrameError,
     NotFoundError,
+    RecoveringError,
     SessionNotFoundError,
     UsageError,
     WrongSecretError,
@@ -55,7 +57,7 @@ from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
 from midstream.server.connection import Connection, Connections, is_played_back
 from midstream.server.identity import Speaker, connection_name_of, open_of, speaker_of
-from midstream.server.problems import problem_of, response_of
+from midstream.server.problems import Progress, problem_of, response_of
 from midstream.server.snapshot import SNAPSHOT_BYTES_MAX, body_within, snapshot_of
 from midstream.server.subjects import Action
 from midstream.server.unlocking import on_the_beat, shown_in, stream_digest_of, unlock, unlock_at_once
@@ -125,9 +127,10 @@ class HttpEndpoints:
         self._connections = connections
 
     def routes(self) -> list[Route]:
-        """Return the routes, for a router."""
+        """Return the routes, for a router, which looks at one after the other: what is asked most comes first."""
         one = "/v1/sessions/{session_id}"
         return [
+            Route(f"{one}/chunks", _Answered(self.chunks), methods=["POST"]),
             Route("/health", self.health, methods=["GET"]),
             Route("/ready", self.ready, methods=["GET"]),
             Route("/v1/questions", self.questions, methods=["GET"]),
@@ -140,7 +143,6 @@ class HttpEndpoints:
             Route(f"{one}/answer", self.answer, methods=["POST"]),
             Route(f"{one}/resume", self.resume, methods=["POST"]),
             Route(f"{one}/withdraw", self.withdraw, methods=["POST"]),
-            Route(f"{one}/chunks", self.chunks, methods=["POST"]),
         ]
 
     async def health(self, _: Request) -> Response:
@@ -151,11 +153,11 @@ class HttpEndpoints:
         """Say whether new work should be sent here: not while old turns are being recovered, nor at the end."""
         recovery = self._host.recovery
         if self._host.is_draining:
-            return _json({"status": "draining"}, status=503, headers={"retry-after": "1"})
+            raise DrainingError("this server is shutting down: send new work to another one")
         if not recovery.is_done:
-            progress = {"done": recovery.done, "total": recovery.total}
-            answer = {"status": "recovering", "recovering": progress}
-            return _json(answer, status=503, headers={"retry-after": "1"})
+            message = f"{recovery.done} of {recovery.total} interrupted turns were looked at"
+            problem = problem_of(RecoveringError(message))
+            return response_of(replace(problem, recovering=Progress(recovery.done, recovery.total)))
         return _json({"status": "ready", "failed": recovery.failed, "streams": len(self._connections)})
 
     async def sessions(self, request: Request) -> Response:
@@ -225,9 +227,8 @@ class HttpEndpoints:
             raise SessionNotFoundError(f"there is no session {session_id!r}")
         if 0 < after < info.oldest:
             return await self._gone(request, session_id)
-        return StreamingResponse(
-            self._lines(session_id, after, limit), media_type="application/x-ndjson", headers=NO_STORE
-        )
+        lines = self._lines(session_id, after, limit, end=info.end)
+        return StreamingResponse(lines, media_type="application/x-ndjson", headers=NO_STORE)
 
     async def _gone(self, request: Request, session_id: str) -> Response:
         """Say that events are not kept any more, and show what stands for them, as a stream does (STREAM-63, 64)."""
@@ -247,12 +248,23 @@ class HttpEndpoints:
             raise NotFoundError(f"session {session_id!r} has no such result")
         return Response(body, headers={**_AS_DATA, "etag": f'"{digest}"'}, media_type="text/plain")
 
-    async def _lines(self, session_id: str, after: int, limit: int | None) -> AsyncIterator[bytes]:
+    async def _lines(
+        self, session_id: str, after: int, limit: int | None, *, end: int
+    ) -> AsyncIterator[bytes]:
+        """Yield lines, as far as the journal goes, and at least to `end`.
+
+        Raises:
+            StreamCutError: The session was deleted meanwhile, or pruned beyond what was said.
+        """
         left = limit
         while left is None or left > 0:
             most = RECORDS_PER_READ if left is None else min(left, RECORDS_PER_READ)
             page = await self._host.store.read(session_id, after=after, limit=most)
+            if after and page and (page[0].position != after + 1 or is_pruned(page[0].body)):
+                raise StreamCutError(EventGoneError.code)
             if not page:
+                if after < end:
+                    raise StreamCutError(SessionNotFoundError.code)
                 return
             after = page[-1].position
             left = None if left is None else left - len(page)
@@ -320,7 +332,7 @@ class HttpEndpoints:
                 if by.stream:
                     await visitor_of(request.scope).require(Action.SPEAK)
                 with await unlock(self._host, session_id, shown_in(request), Action.READ):
-                    self._connections.hang_up((session_id, by.stream), by.connection)
+                    self._connections.hang_up((session_id, by.stream), by.connection, by.secret)
                 return Response(status_code=204, headers=NO_STORE)
             case _:
                 raise MalformedFrameError(
@@ -343,18 +355,32 @@ class HttpEndpoints:
         with await unlock(self._host, session_id, shown, Action.SPEAK, begins=is_first) as held:
             if by.connection:
                 self._connections.check((session_id, by.stream), by.connection)
-            runner = await self._host.session(session_id, create=is_first)
+            # A later one may overtake the first, also on its way to another server: it is told which is expected.
+            runner = await self._host.session(session_id, create=True)
             opening = Open(by.stream, shown.secret, old_secret=shown.old_secret)
             digest = stream_digest_of(held) or digest_shown(runner.state, opening)
             chunk = msgspec.structs.replace(chunk, secret_digest=digest)
             is_replayed = is_played_back(runner.state, chunk)
             if not is_replayed:
                 visitor.speak(chunk.command)
-            with self._connections.under_way((session_id, by.stream), chunk.seqno):
+            most = self._connections.told(session_id, by.connection).in_flight_max
+            with self._connections.under_way((session_id, by.stream), chunk.seqno, most=most):
                 await runner.submit(chunk)
         self._host.world.reach(Fault.BEFORE_ACK)
         headers = {"x-midstream-replayed": "true"} if is_replayed else {}
         return _raw_json(encode(Ack(chunk.seqno)), headers=headers)
+
+
+class _Answered:
+    """An endpoint as a plain ASGI callable, for what is asked often: nothing looks for handlers of its errors."""
+
+    def __init__(self, answer: Callable[[Request], Awaitable[Response]]) -> None:
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        response = await self._answer(Request(scope, receive))
+        await response(scope, receive, send)
 
 
 class SseTransport:
@@ -393,13 +419,15 @@ class EventsEndpoint:
         """Serve one reader. What is refused before the first event is an ordinary HTTP error.
 
         Raises:
-            StreamCutError: The server ended it (draining, fenced, a store that fails); the body stays open-ended.
+            StreamCutError: The server ended it (draining, fenced, a store that fails), or another request of its client
+                did (`close`); the body stays open-ended.
         """
         request = Request(scope, receive)
         opening, name = await opening_of(request), connection_name_of(request)
-        stream = self._connections.stream(self._host, wire=SSE)
-        transport = SseTransport(receive, send, ends_with_turn=bool(opening.stream))
         session_id = scope["path_params"]["session_id"]
+        settings = self._connections.tell(session_id, name)
+        stream = self._connections.stream(self._host, wire=SSE, settings=settings)
+        transport = SseTransport(receive, send, ends_with_turn=bool(opening.stream))
         visitor = visitor_of(scope)
         with Connection(
             self._host, session_id, stream, transport, self._connections, visitor, name=name, request=request
@@ -409,8 +437,8 @@ class EventsEndpoint:
             failure = await connection.run()
         if connection.is_gone:
             return
-        if failure is not None:
-            raise StreamCutError(failure.code) from failure
+        if failure is not None or not connection.has_told_turn:
+            raise StreamCutError(failure.code if failure else "closed") from failure
         await send({"type": "http.response.body", "body": b""})
 
 
@@ -418,7 +446,7 @@ async def opening_of(request: Request) -> Open:
     """Return the `open` frame of a request: the body of a POST, or what the headers of a GET stand for (STREAM-37).
 
     Raises:
-        MalformedFrameError: It is none; a header is too long, or is no number.
+        MalformedFrameError: It is none; a header is too long, or is no number, or says something else than the body.
         FrameTooLargeError, ConnectionLostError: As `body_of` does.
         UsageError: `snapshots` or `coalesce_ms` is none of theirs.
         HTTPException: The request is neither a GET nor a POST.
@@ -427,7 +455,7 @@ async def opening_of(request: Request) -> Open:
         frame = decode_client(await body_of(request))
         if not isinstance(frame, Open):
             raise MalformedFrameError("the body of this request is one `open` frame")
-        return frame
+        return opened_by(open_of(request), frame)
     if request.method != "GET":
         raise HTTPException(405, headers={"allow": "GET, POST"})
     return open_of(request)

@@ -1,4 +1,7 @@
-"""Who a connection is for, by the headers of its request: what an `open` says, for those who send none (STREAM-51)."""
+"""Who a connection is for, by the headers of its request: what an `open` says, or leaves out (STREAM-51, STREAM-112).
+
+A header that is empty says nothing; one that is there twice says one thing, or is refused.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,9 @@ from msgspec import Struct
 from starlette.requests import HTTPConnection
 
 from midstream.core.frames import COALESCE_S_MAX, EventId, Open, SnapshotWhen
-from midstream.core.server_stream import KEY_CHARS_MAX, check_cancel_after
+from midstream.core.server_stream import KEY_CHARS_MAX, NUMBER_MAX, check_cancel_after, check_word
 from midstream.errors import MalformedFrameError, UsageError
 
-NUMBER_MAX = 2**53
-"""The last number JavaScript counts to."""
 _QUOTED = re.compile(r'"(?:[ !#-\[\]-~]|\\["\\])*"')
 """A string of RFC 9651, section 3.3.3, as `Idempotency-Key` is defined; the bare word of before is as good."""
 
@@ -49,14 +50,13 @@ def stream_of(request: HTTPConnection) -> tuple[str, str]:
     """Return the stream key and secret of a request's headers, each "" where it is missing.
 
     Raises:
-        MalformedFrameError: One of them is too long, or two headers name two keys.
+        MalformedFrameError: One of them is of another form, or two headers name two keys.
     """
-    ours, standard = request.headers.get("x-idempotency-key") or "", _standard_key_of(request)
+    ours, standard = _header(request, "x-idempotency-key"), _standard_key_of(request)
     if ours and standard and ours != standard:
         raise MalformedFrameError("`x-idempotency-key` and `idempotency-key` name two keys")
     key = ours or standard
-    if len(key) > KEY_CHARS_MAX:
-        raise _too_long()
+    check_word(key)
     return key, secrets_of(request)[0]
 
 
@@ -64,17 +64,13 @@ def secrets_of(request: HTTPConnection) -> tuple[str, str]:
     """Return the secret of a request's headers, and what it was before it was changed; each "" where it is missing.
 
     Raises:
-        MalformedFrameError: One of them is too long.
+        MalformedFrameError: One of them is of another form.
     """
-    secret = request.headers.get("x-idempotent-encryption-key") or ""
-    old_secret = request.headers.get("x-idempotent-encryption-key-old") or ""
-    if max(len(secret), len(old_secret)) > KEY_CHARS_MAX:
-        raise _too_long()
+    secret = _header(request, "x-idempotent-encryption-key")
+    old_secret = _header(request, "x-idempotent-encryption-key-old")
+    check_word(secret)
+    check_word(old_secret)
     return secret, old_secret
-
-
-def _too_long() -> MalformedFrameError:
-    return MalformedFrameError(f"stream keys and secrets have {KEY_CHARS_MAX} characters at most")
 
 
 def open_of(request: HTTPConnection) -> Open:
@@ -110,7 +106,7 @@ def connection_name_of(request: HTTPConnection) -> str:
     Raises:
         MalformedFrameError: It is too long.
     """
-    name = request.headers.get("x-midstream-connection") or ""
+    name = _header(request, "x-midstream-connection")
     if len(name) > KEY_CHARS_MAX:
         raise MalformedFrameError(f"the name of a connection has {KEY_CHARS_MAX} characters at most")
     return name
@@ -122,8 +118,8 @@ def cancel_after_of(request: HTTPConnection) -> float | None:
     Raises:
         MalformedFrameError: It is no such number of seconds.
     """
-    text = request.headers.get("x-idempotency-cancel-after")
-    if text is None:
+    text = _header(request, "x-idempotency-cancel-after")
+    if not text:
         return None
     if not (text.isascii() and text.isdecimal()):
         raise MalformedFrameError("the header `x-idempotency-cancel-after` is a whole number of seconds")
@@ -140,10 +136,9 @@ def event_id_of(request: HTTPConnection) -> str | None:
     Raises:
         MalformedFrameError: One of them, also one that does not count, is no event id.
     """
-    headers = request.headers
     places = (
-        headers.get("last-event-id"),
-        headers.get("x-idempotency-event-id"),
+        _header(request, "last-event-id"),
+        _header(request, "x-idempotency-event-id"),
         request.query_params.get("after"),
     )
     named = [place for place in places if place]
@@ -154,7 +149,7 @@ def event_id_of(request: HTTPConnection) -> str | None:
 
 def _standard_key_of(request: HTTPConnection) -> str:
     """Return the key of the standard header, of which both forms are about."""
-    text = request.headers.get("idempotency-key") or ""
+    text = _header(request, "idempotency-key")
     if not text.startswith('"'):
         return text
     if not _QUOTED.fullmatch(text):
@@ -163,10 +158,22 @@ def _standard_key_of(request: HTTPConnection) -> str:
 
 
 def _number(request: HTTPConnection, name: str) -> int:
-    text = request.headers.get(name, "0")
+    text = _header(request, name) or "0"
     if (
         not (text.isascii() and text.isdecimal() and len(text) <= len(str(NUMBER_MAX)))
         or int(text) > NUMBER_MAX
     ):
         raise MalformedFrameError(f"the header `{name}` is a number from 0 to {NUMBER_MAX}")
     return int(text)
+
+
+def _header(request: HTTPConnection, name: str) -> str:
+    """Return what a header says; "" where it is missing or says nothing.
+
+    Raises:
+        MalformedFrameError: It is there twice and says two things: who is in between may pass on either.
+    """
+    said = {*request.headers.getlist(name)} - {""}
+    if len(said) > 1:
+        raise MalformedFrameError(f"the header `{name}` is there twice and says two things")
+    return said.pop() if said else ""

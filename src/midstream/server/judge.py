@@ -15,7 +15,7 @@ from midstream.core.parts import root_of
 from midstream.errors import AccessError, SessionNotFoundError, UnauthorizedError
 from midstream.server.access import Access, bearer_token, settled
 from midstream.server.guards import page_of
-from midstream.server.passes import Kind, Passes, key_of
+from midstream.server.passes import Kind, Pass, Passes, key_of
 from midstream.server.rights import Owner, Rights, is_of_tenant, name_in_store
 from midstream.server.subjects import Action, Subject
 from midstream.store.contract import Store
@@ -69,9 +69,19 @@ class Judge:
         asked = (name_in_store(session, taken.subject.tenant), page_of(connection.scope))
         if asked != (taken.session, taken.origin):
             raise UnauthorizedError("this ticket is for another session or page")
-        await self._require_not_locked_out(taken.subject, taken.issued_at)
+        await self._require_still_good(taken)
         if taken.action == Action.READ:  # good for looking, whoever asked for it
             return replace(taken.subject, session=root_of(taken.session))
+        return taken.subject
+
+    async def by_link(self, word: str) -> Subject:
+        """Use a link to log in with up and return whom it is for.
+
+        Raises:
+            UnauthorizedError: It is none, was used, or came late.
+        """
+        taken = await self._passes.take(Kind.LOGIN, word)
+        await self._require_not_locked_out(taken.subject, taken.issued_at)
         return taken.subject
 
     @property
@@ -88,6 +98,8 @@ class Judge:
         owner = await self._rights.owner_of(session)
         if owner is not None and owner.tenant != subject.tenant and not _runs_everything(subject):
             return Verdict.NOTHING
+        if owner is not None and subject.claim not in ("", owner.claim):
+            return Verdict.NOTHING  # it may look at a session that had this name before
         verdict = await self._verdict(subject, session, owner)
         if self._access.authorize is not None:
             told = await self._as_told(subject, session, action, owner)
@@ -143,8 +155,14 @@ class Judge:
 
     async def _by_pass(self, kind: Kind, word: str) -> Subject:
         shown = await self._passes.show(kind, word)
-        await self._require_not_locked_out(shown.subject, shown.issued_at)
+        await self._require_still_good(shown)
         return replace(shown.subject, expires_at=shown.expires_at, via=key_of(word))
+
+    async def _require_still_good(self, shown: Pass) -> None:
+        """Let what was issued for a cookie, or for a viewer's pass, be good no longer than that is."""
+        if shown.subject.via and not await self._passes.has(shown.subject.via):
+            raise UnauthorizedError(f"what this {shown.kind.value} was issued for is no longer good")
+        await self._require_not_locked_out(shown.subject, shown.issued_at)
 
     async def _require_not_locked_out(self, subject: Subject, since: float) -> None:
         if await self._rights.locked_out_at(subject) >= since:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 from collections import Counter, OrderedDict
 from collections.abc import Callable
+from functools import lru_cache
 
 from msgspec import Struct
 from starlette.types import Scope
@@ -181,10 +182,13 @@ class RunningTurns:
 def address_of(scope: Scope) -> str:
     """Return the address a request came from; "" where it is this machine's, or no address."""
     client = scope.get("client")
-    if not client:
-        return ""
+    return _counted_as(client[0]) if client else ""
+
+
+@lru_cache(CALLERS_MAX)
+def _counted_as(host: str) -> str:
     try:
-        address = ipaddress.ip_address(client[0])
+        address = ipaddress.ip_address(host)
     except ValueError:
         return ""
     if address.is_loopback:

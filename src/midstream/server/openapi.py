@@ -34,16 +34,14 @@ from midstream.core.frames import (
     WithdrawPayload,
 )
 from midstream.core.records import Record
-from midstream.core.server_stream import CANCEL_AFTER_S_MAX, KEY_CHARS_MAX
+from midstream.core.server_stream import CANCEL_AFTER_S_MAX, KEY_CHARS_MAX, NUMBER_MAX
 from midstream.core.session import CHUNKS_MAX
-from midstream.server.access_routes import Issued, Known, LoginWish, TicketWish
+from midstream.server.access_routes import Issued, Known, LoginWish, Owned, TicketWish
 from midstream.server.http import SESSIONS_PER_PAGE_MAX, QuestionPage, SessionPage
-from midstream.server.identity import NUMBER_MAX
 from midstream.server.judge import HOST_COOKIE
 from midstream.server.probe import CHUNKS_MAX as CHUNKS_MAX_PROBED
 from midstream.server.probe import EVERY_MS_MAX
 from midstream.server.problems import MEDIA_TYPE, Problem
-from midstream.server.rights import Owner
 from midstream.server.snapshot import Snapshot
 from midstream.server.subjects import ID_CHARS_MAX
 from midstream.server.viewer_routes import ViewerWish
@@ -58,6 +56,9 @@ BYTES = "application/octet-stream"
 TEXT = "text/plain"
 SESSION_ID = "^[A-Za-z0-9._:-]{1,128}$"
 EVENT_ID = "^[0-9]{1,18}-[0-9]{1,18}$"
+WORD = "^[!-~]([ -~]*[!-~])?$"
+"""A stream key or a secret."""
+WORD_OR_NONE = f"{WORD}|^$"
 EVENT: Json = {
     "type": "object",
     "description": "One event of the stream: `data` is a frame, or a record.",
@@ -71,7 +72,9 @@ EVENT: Json = {
 """What a stream of events has many of: the standard has a type for the whole of a body alone."""
 
 
-_Number = Annotated[int, Meta(ge=0)]
+_Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
+_Word = Annotated[str, Meta(min_length=1, max_length=KEY_CHARS_MAX, pattern=WORD)]
+_WordOrNone = Annotated[str, Meta(max_length=KEY_CHARS_MAX, pattern=WORD_OR_NONE)]
 
 
 class FirstChunk(Struct, frozen=True, tag="chunk", tag_field="type"):
@@ -96,21 +99,21 @@ class _Opening(Struct, frozen=True, kw_only=True):
     version: Annotated[int, Meta(ge=1)] = PROTOCOL_VERSION
     snapshots: SnapshotWhen = SnapshotWhen.NEVER
     coalesce_s: Annotated[float, Meta(ge=0, le=COALESCE_S_MAX)] = 0.0
-    old_secret: Annotated[str, Meta(max_length=KEY_CHARS_MAX)] = ""
+    old_secret: _WordOrNone = ""
 
 
 class ReaderOpen(_Opening, frozen=True, kw_only=True, tag="open", tag_field="type"):
     """The `open` of a reader, who has no stream."""
 
     stream: Annotated[str, Meta(max_length=0)] = ""
-    secret: Annotated[str, Meta(max_length=KEY_CHARS_MAX)] = ""
+    secret: _WordOrNone = ""
 
 
 class StreamOpen(_Opening, frozen=True, kw_only=True, tag="open", tag_field="type"):
     """The `open` of a stream."""
 
-    stream: Annotated[str, Meta(min_length=1, max_length=KEY_CHARS_MAX)]
-    secret: Annotated[str, Meta(min_length=1, max_length=KEY_CHARS_MAX)]
+    stream: _Word
+    secret: _Word
 
 
 class Health(Struct, frozen=True):
@@ -126,7 +129,6 @@ class Readiness(Struct, frozen=True):
     status: str
     failed: int = 0
     streams: int = 0
-    recovering: dict[str, int] | None = None
 
 
 class Told(Struct, frozen=True):
@@ -172,7 +174,7 @@ class Operation(Struct, frozen=True):
         is_body_needed: Whether a request without a body has another form.
         is_open: Whether strangers may ask where a server asks who comes.
         headers: Named headers of the request.
-        also: Further answers: a status and its type; None for one without a body.
+        also: Further good answers: a status and its type; None for one without a body.
     """
 
     method: str
@@ -206,7 +208,8 @@ _COMMAND = (404, 409)
 _BODY = (413, 415)
 _READERS = "/readers/{reader}"
 _ANY = _whole(0, NUMBER_MAX)
-_KEY: Json = {"type": "string", "minLength": 1, "maxLength": KEY_CHARS_MAX}
+_KEY: Json = {"type": "string", "minLength": 1, "maxLength": KEY_CHARS_MAX, "pattern": WORD}
+_KEY_OR_NONE: Json = {"type": "string", "maxLength": KEY_CHARS_MAX, "pattern": WORD_OR_NONE}
 _NAME: Json = {"type": "string", "maxLength": KEY_CHARS_MAX}
 _SEEN: Json = {"type": "string", "format": "event-id", "pattern": f"{EVENT_ID}|^$"}
 _CANCEL_AFTER = _whole(0, int(CANCEL_AFTER_S_MAX))
@@ -217,8 +220,8 @@ _CHUNK: Mapping[str, Json] = {
     "x-idempotency-cancel-after": _CANCEL_AFTER,
 }
 _READER: Mapping[str, Json] = {
-    "x-idempotency-key": _NAME,
-    "x-idempotent-encryption-key": _NAME,
+    "x-idempotency-key": _KEY_OR_NONE,
+    "x-idempotent-encryption-key": _KEY_OR_NONE,
     "x-midstream-connection": _NAME,
     "x-idempotency-event-id": _SEEN,
     "last-event-id": _SEEN,
@@ -240,7 +243,6 @@ OPERATIONS = (
         "ready",
         "Say whether new work should be sent here.",
         Readiness,
-        also={503: Readiness},
         is_open=True,
     ),
     Operation("GET", PATH, "openapi", "Describe what this server answers to.", Json),
@@ -416,17 +418,17 @@ OPERATIONS = (
         status=204,
         errors=(404,),
     ),
-    Operation("GET", f"{_ONE}/owner", "owner", "Say whose a session is.", Owner, errors=(404,)),
+    Operation("GET", f"{_ONE}/owner", "owner", "Say whose a session is.", Owned, errors=(404,)),
     Operation(
-        "PUT", f"{_ONE}{_READERS}", "add_reader", "Let somebody look at this session.", Owner, errors=_COMMAND
+        "PUT", f"{_ONE}{_READERS}", "add_reader", "Let somebody look at this session.", Owned, errors=_COMMAND
     ),
     Operation(
-        "DELETE", f"{_ONE}{_READERS}", "remove_reader", "Let somebody look no longer.", Owner, errors=_COMMAND
+        "DELETE", f"{_ONE}{_READERS}", "remove_reader", "Let somebody look no longer.", Owned, errors=_COMMAND
     ),
     Operation("GET", "/metrics", "metrics", "Count, for Prometheus.", media=TEXT),
 )
 NO_CONTENT = 204
-_EVERYWHERE = (400, 401, 403, 429, 431, 500, 503)
+_EVERYWHERE = (400, 401, 403, 414, 429, 431, 500, 503)
 _MEANINGS = {
     200: "Done.",
     201: "It was given out.",
@@ -439,6 +441,7 @@ _MEANINGS = {
     409: "Somebody else was first, or a rule of the stream forbids it; see `code`.",
     410: "Records that are not kept any more.",
     413: "More than a frame may have.",
+    414: "A longer address than a request may have.",
     415: "A body that is compressed.",
     422: "The stream key was used for another first message.",
     429: "As much as one caller may: try again after `Retry-After`.",

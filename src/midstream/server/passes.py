@@ -137,12 +137,8 @@ class Passes:
             await self._shelf.drop(SHELF, kept.key, expected=kept.version)
 
     async def withdraw_viewers(self, session: str) -> int:
-        """Let all viewers' passes of a session be none; return how many there were."""
-        fitting = [
-            kept
-            for kept, issued in await self._all()
-            if issued.kind is Kind.VIEWER and issued.session == session
-        ]
+        """Let all viewers' passes of a session be none, and what was issued for them; return how many there were."""
+        fitting = [kept for kept, issued in await self._all() if issued.subject.session == session]
         return sum([await self._shelf.drop(SHELF, kept.key, expected=kept.version) for kept in fitting])
 
     async def _found(self, kind: Kind, word: str) -> tuple[Kept, Pass]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -69,16 +70,22 @@ class PollEndpoint:
         request = Request(scope, receive)
         opening, number = await opening_of(request), number_of(request, "n") or 0
         wait_s = number_of(request, "wait", least=1, most=int(HEARTBEAT_S))
-        stream = self._connections.stream(self._host, heartbeat_s=wait_s)
+        session_id, name = scope["path_params"]["session_id"], connection_name_of(request)
+        settings = (
+            self._connections.told(session_id, name) if number else self._connections.tell(session_id, name)
+        )
+        if wait_s is not None:
+            settings = replace(settings, heartbeat_s=wait_s)
+        stream = self._connections.stream(self._host, settings=settings)
         transport = PollTransport(receive, ends_with_turn=bool(opening.stream))
         with Connection(
             self._host,
-            scope["path_params"]["session_id"],
+            session_id,
             stream,
             transport,
             self._connections,
             visitor_of(scope),
-            name=connection_name_of(request),
+            name=name,
             is_continued=number > 0,
             request=request,
         ) as connection:

@@ -101,6 +101,13 @@ _NEXT_BY_RETRY = {
 }
 
 
+class Progress(Struct, frozen=True):
+    """How many of the turns that a start found interrupted were looked at."""
+
+    done: int
+    total: int
+
+
 class Problem(Struct, frozen=True, omit_defaults=True):
     """The body of an HTTP error."""
 
@@ -116,6 +123,8 @@ class Problem(Struct, frozen=True, omit_defaults=True):
     """The seqno to send next, where the code is `seqno_gap`."""
     oldest: int | None = None
     """Position of the oldest event that can be replayed, where the code is `event_gone`."""
+    recovering: Progress | None = None
+    """Where the code is `recovering`."""
     snapshot: msgspec.Raw | None = None
     """What stands for the events before that one, as `GET` of the session answers; follow from its `event_id`."""
 

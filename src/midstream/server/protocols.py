@@ -6,6 +6,10 @@ uvicorn and `websockets` answer these in plain text; here they are problems as e
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import socket
+import struct
 from http import HTTPStatus
 from typing import Any
 
@@ -16,6 +20,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.datastructures import Headers
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Response
+from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from midstream.server.problems import MEDIA_TYPE, internal_problem, problem_of_http
@@ -26,6 +31,7 @@ except ImportError:  # an install without compiled parts
     from uvicorn.protocols.http.h11_impl import H11Protocol as HttpProtocol  # type: ignore[assignment]
 
 
+_LENGTH = b"\r\ncontent-length: "
 HEADERS_S = 10.0
 """Seconds for the headers of a request: who sends them a byte at a time holds a connection, and is nobody yet."""
 HELD_BYTES_MAX = 64 * 1024
@@ -33,6 +39,12 @@ HELD_BYTES_MAX = 64 * 1024
 fill the memory. h11 has the same limit by itself; what an app may be asked is less (`Limits.header_bytes_max`)."""
 _TELLS = hasattr(HttpProtocol, "on_body")
 """Whether the parser calls for each thing that it has read; h11 does not."""
+
+
+_LINGER = "ii" if os.name == "posix" else "hh"
+_RESET = struct.pack(_LINGER, 1, 0)
+_END = struct.pack(_LINGER, 0, 0)
+"""What becomes of a connection that is closed, by us or by the system when this process dies."""
 
 
 class PlainHttp(HttpProtocol):
@@ -44,6 +56,7 @@ class PlainHttp(HttpProtocol):
     _held_bytes = 0
     """Bytes that came since the parser last told of something whole."""
     _has_told = False
+    _is_reset_at_end = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a request."""
@@ -51,7 +64,9 @@ class PlainHttp(HttpProtocol):
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no longer."""
+        """Wait no longer, and let a whole answer end as such."""
+        if self._is_reset_at_end and self._is_answered:
+            self._close_with(_END)
         super().connection_lost(exc)
         if self._late is not None:
             self._late.cancel()
@@ -67,7 +82,23 @@ class PlainHttp(HttpProtocol):
         if self._held_bytes > HELD_BYTES_MAX and not self.transport.is_closing():
             is_address = len(self.url) > HELD_BYTES_MAX // 2
             self._refuse(HTTPStatus(414 if is_address else 431))
+        begun: Any = self.cycle  # None before the first request
+        if begun is not None and begun.transport is self.transport and not begun.response_started:
+            begun.transport = _HeadFirst(begun)
         self._watch()
+        if not self._is_reset_at_end and not self._is_answered and self.cycle.scope["http_version"] == "1.0":
+            # The end of its body is the end of the connection: one that is cut must not look like that (STREAM-27).
+            self._is_reset_at_end = True
+            self._close_with(_RESET)
+
+    def _close_with(self, linger: bytes) -> None:
+        with contextlib.suppress(OSError):  # it is gone
+            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+
+    @property
+    def _is_answered(self) -> bool:
+        under_way: Any = self.cycle  # None before the first request
+        return under_way is None or bool(under_way.response_complete)
 
     def _let_go(self) -> None:
         """End with the handshake: the parser and this hold each other, for as long as nobody collects garbage."""
@@ -92,9 +123,7 @@ class PlainHttp(HttpProtocol):
 
     @property
     def _awaits_headers(self) -> bool:
-        under_way: Any = self.cycle  # None before the first request
-        is_idle = under_way is None or under_way.response_complete
-        return is_idle and self.timeout_keep_alive_task is None
+        return self._is_answered and self.timeout_keep_alive_task is None
 
     def _watch(self) -> None:
         if not self._awaits_headers:
@@ -119,6 +148,40 @@ class PlainHttp(HttpProtocol):
         if under_way is None or under_way.response_complete or not under_way.response_started:
             self.transport.write(_refusal(status))
         self.transport.close()
+
+
+class _HeadFirst:
+    """What an answer is written to before its body: a head that tells the body's length goes in one write with it.
+
+    uvicorn writes two: each is a system call here, and a packet and a wake-up there.
+    """
+
+    def __init__(self, cycle: Any) -> None:  # noqa: ANN401 - of one of uvicorn's two kinds
+        self._cycle = cycle
+        self._transport: asyncio.Transport = cycle.transport
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        """Keep the head of a whole answer; write anything else, and leave."""
+        is_head = not self._head and self._cycle.response_started
+        if is_head and _LENGTH in data and self._cycle.scope["method"] != "HEAD":
+            self._head = data
+        else:
+            self._leave()
+            self._transport.write(self._head + data)
+
+    def is_closing(self) -> bool:
+        """See `asyncio.Transport`."""
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        """Let the head go alone: the body will not come."""
+        self._leave()
+        self._transport.write(self._head)
+        self._transport.close()
+
+    def _leave(self) -> None:
+        self._cycle.transport = self._transport
 
 
 class WebSockets(WebSocketsSansIOProtocol):
@@ -146,12 +209,19 @@ class WebSockets(WebSocketsSansIOProtocol):
             self.transport.close()
 
     def send_receive_event_to_app(self) -> None:
-        """Hand a message on. Reading stops where another one waits as well: to stop for each is four system calls."""
+        """Hand a message on. Reading stops where another one waits as well: stopping for each costs system calls."""
         is_first = self.queue.empty()
         self.read_paused = is_first or self.read_paused
         super().send_receive_event_to_app()
         if is_first:
             self.read_paused = False
+
+    async def send(self, message: Any) -> None:  # noqa: ANN401 - ASGI's, with a key of ours
+        """Send a message; one that says that `more` follows goes with that, in one write."""
+        if message.get("more") and self.conn.state is State.OPEN:
+            self.conn.send_text(message["text"].encode())
+        else:
+            await super().send(message)
 
 
 class _Inbox:

@@ -39,11 +39,13 @@ class Owner(Struct, frozen=True):
     Args:
         tenant, subject: Its owner.
         readers: Subjects of the tenant who may look at it.
+        claim: Drawn when it was begun: a later session of this name has another one. "" in rows of before.
     """
 
     tenant: str
     subject: str
     readers: tuple[str, ...] = ()
+    claim: str = ""
 
 
 class Rights:
@@ -60,7 +62,7 @@ class Rights:
 
     async def claim(self, session: str, subject: Subject) -> Owner:
         """Make a session a subject's, if it is nobody's, and return whose it is."""
-        owner = Owner(subject.tenant, subject.id)
+        owner = Owner(subject.tenant, subject.id, claim=self._world.new_id("claim"))
         body = msgspec.json.encode(owner)
         await self._note(session, subject.tenant, subject.id)
         try:

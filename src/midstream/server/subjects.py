@@ -35,6 +35,7 @@ class Subject(Struct, frozen=True):
         expires_at: When their credential ends, in seconds since 1970: their streams end then.
         is_operator: Runs this server: may do everything, also with sessions nobody owns.
         session: The only session they may look at, and no more than that: who shows a viewer's pass.
+        claim: Which of the sessions that had this name one after the other, as `Owner.claim` names it; "" for any.
         via: Digest of the cookie or pass of ours that they showed; "" for any other credential.
 
     Raises:
@@ -46,6 +47,7 @@ class Subject(Struct, frozen=True):
     expires_at: float | None = None
     is_operator: bool = False
     session: str = ""
+    claim: str = ""
     via: str = ""
 
     def __post_init__(self) -> None:

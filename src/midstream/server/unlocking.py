@@ -110,6 +110,8 @@ async def unlock_for(host: Host, scope: Scope) -> AbstractContextManager[Held | 
     Raises:
         MidstreamError: As `unlock`.
     """
+    if host.locks is None:
+        return nullcontext()
     found = SESSION_PATH.fullmatch(path_of(scope))
     what = found["what"] or "" if found else ""
     if found is None or _SAID_IN_BODY.fullmatch(what) or _NOTHING_SAID.fullmatch(what):

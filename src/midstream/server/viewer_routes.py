@@ -58,8 +58,9 @@ class ViewerRoutes:
         else:
             word = self._host.world.new_id(Kind.VIEWER.value)
         if owner is not None:
-            viewer = Subject(f"viewer of {session}", tenant=owner.tenant, session=session)
-            await self._door.passes.keep(word, Kind.VIEWER, viewer, for_s=wish.for_s, session=session)
+            name = f"viewer of {session}"
+            viewer = Subject(name, tenant=owner.tenant, session=session, claim=owner.claim)
+            await self._door.passes.keep(word, Kind.VIEWER, viewer, for_s=wish.for_s)
         return answer(Issued(word, wish.for_s), status=201)
 
     async def withdraw(self, request: Request) -> Response:

@@ -21,6 +21,8 @@ from midstream.server.connection import Connection, Connections
 from midstream.server.identity import open_of
 from midstream.server.visits import visitor_of
 
+JOINED_BYTES_MAX = 16 * 1024
+"""Bytes of a frame that may wait for the next one, to be written with it; more would be a burden on a slow reader."""
 CLOSED = 1000
 """WebSocket close codes (RFC 6455, section 7.4): the client said `close`."""
 BROKEN_PROTOCOL = 1002
@@ -65,8 +67,10 @@ class WebSocketTransport:
 
     async def send(self, frames: Sequence[bytes]) -> None:
         """See `Transport.send`."""
-        for frame in frames:
-            await self._send({"type": "websocket.send", "text": frame.decode()})
+        last = len(frames) - 1
+        for number, frame in enumerate(frames):
+            more = number < last and len(frame) <= JOINED_BYTES_MAX
+            await self._send({"type": "websocket.send", "text": frame.decode(), "more": more})
 
 
 class WebSocketEndpoint:
@@ -82,15 +86,16 @@ class WebSocketEndpoint:
         """
         await receive()  # websocket.connect
         session_id = scope["path_params"]["session_id"]
-        stream = self._connections.stream(self._host)
+        request = HTTPConnection(scope)
+        opened = open_of(request)
+        is_open = bool(opened.stream) or opened.event_id is not None  # STREAM-51, STREAM-98
+        stream = self._connections.stream(self._host, headers=None if is_open else opened)
         transport = WebSocketTransport(receive, send)
         visitor = visitor_of(scope)
-        request = HTTPConnection(scope)
         with Connection(
             self._host, session_id, stream, transport, self._connections, visitor, request=request
         ) as connection:
-            opened = open_of(request)
-            if opened.stream or opened.event_id is not None:  # STREAM-51, STREAM-98
+            if is_open:
                 await connection.admit(encode(opened))
             await send({"type": "websocket.accept"})
             failure = await connection.run()

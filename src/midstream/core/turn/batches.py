@@ -72,8 +72,6 @@ def and_then_settle(
         after = evolve(after, record, epoch=epoch)
     assert isinstance(after, RunningCalls)
     open_calls = [call for call in after.calls if call.result is None]
-    if open_calls and 0 not in [call.runs for call in open_calls]:
-        return records  # nobody is to be asked, nothing to be started: most results of a large batch
     if open_calls:
         asked = (_asked(after, call, _kind_of(call), at=at) for call in open_calls if call.wants_person)
         started = (_started(after, call, at=at) for call in startable(after.calls))
@@ -95,7 +93,11 @@ def ended(state: Batch | AwaitingModel, result: Result, *, at: float) -> CallEnd
 
 def end_call(state: RunningCalls, result: Result, *, epoch: int, at: float) -> tuple[Record, ...]:
     """Take the outcome of a call that ran."""
-    return and_then_settle(state, (ended(state, _told(state, result), at=at),), epoch=epoch, at=at)
+    taken = (ended(state, _told(state, result), at=at),)
+    others = [call.runs for call in state.calls if call.result is None and call.call.id != result.call_id]
+    if others and 0 not in others:
+        return taken  # nobody is to be asked, nothing to be started: most results of a large batch
+    return and_then_settle(state, taken, epoch=epoch, at=at)
 
 
 def end_call_while_stopping(state: Cancelling, result: Result, *, at: float) -> tuple[Record, ...]:

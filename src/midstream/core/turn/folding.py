@@ -254,9 +254,11 @@ def _evolve_calls(state: TurnState, record: _CallRecord, *, epoch: int) -> TurnS
     if not isinstance(state, RunningCalls | Cancelling):
         return state
     call_id = record.result.call_id if isinstance(record, CallEnded) else record.call_id
-    calls = tuple(
-        [_evolve_call(call, record, epoch=epoch) if call.call.id == call_id else call for call in state.calls]
-    )
+    calls = state.calls
+    for place, call in enumerate(calls):
+        if call.call.id == call_id:
+            calls = (*calls[:place], _evolve_call(call, record, epoch=epoch), *calls[place + 1 :])
+            break
     if isinstance(record, QuestionAnswered) and isinstance(state, RunningCalls) and state.deadline_at:
         asked_at = next((call.asked_at for call in state.calls if call.call.id == call_id), record.at)
         state = replace(state, deadline_at=state.deadline_at + max(0.0, record.at - asked_at))

@@ -8,7 +8,7 @@
  * the others ask once a second, and leave room for what is said.
  */
 
-import { lostLine, randomText, refusalOf } from "./lines.js";
+import { lostLine, problemIn, randomText, refusalOf } from "./lines.js";
 import { headersOf } from "./secrets.js";
 import { SseDecoder } from "./sse.js";
 import { MidstreamError } from "./stream.js";
@@ -148,8 +148,8 @@ export class HttpLine {
     if (answer.ok) return answer.text();
     const { type, seqno } = JSON.parse(frame);
     if (type !== "chunk") return null;
-    const problem = await answer.clone().json().catch(() => ({}));
-    if (typeof problem.code !== "string") throw await refusalOf(answer);
+    const problem = await problemIn(answer.clone());
+    if (problem === null) throw await refusalOf(answer);
     const { code, detail: message, retry, expected, retry_after_s } = problem;
     return JSON.stringify({ type: "error", code, message, retry, seqno, expected, retry_after_s });
   }

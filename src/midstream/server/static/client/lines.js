@@ -7,8 +7,11 @@
 
 import { MidstreamError } from "./stream.js";
 
-/** Statuses after which the same request may succeed. */
-const TRY_AGAIN = new Set([408, 421, 425, 429, 500, 502, 503, 504]);
+/** What the `type` of a problem begins with where a server of ours refuses. */
+const PROBLEM_TYPE = "urn:midstream:error:";
+/** Statuses after which the same request may succeed, as after those from 500 on but for these two. */
+const TRY_AGAIN = new Set([408, 421, 425, 429]);
+const NEVER_THERE = new Set([501, 505]);
 
 /** Hear no more of a line, and close it. */
 export function letGo(line) {
@@ -17,17 +20,27 @@ export function letGo(line) {
   line.close();
 }
 
+/** Return the problem that a refusal of our server's is; null where somebody in between says something else. */
+export async function problemIn(answer) {
+  const problem = await answer.json().catch(() => null);
+  const isOurs = typeof problem?.code === "string" && String(problem.type).startsWith(PROBLEM_TYPE);
+  return isOurs ? problem : null;
+}
+
 /**
  * Return what an HTTP refusal means: the server's own words where it is ours, else what its status says; `isForeign`
- * where the next transport may fare better.
+ * where the next transport may fare better (STREAM-116).
  */
 export async function refusalOf(answer) {
-  const problem = await answer.json().catch(() => null);
-  const { code, detail = "", retry, retry_after_s = null } = problem ?? {};
-  if (typeof code === "string") return new MidstreamError(code, detail, retry, retry_after_s);
+  const problem = await problemIn(answer.clone());
+  if (problem !== null) {
+    const { code, detail = "", retry, retry_after_s = null } = problem;
+    return new MidstreamError(code, detail, retry, retry_after_s);
+  }
   const { status } = answer;
   const message = `the connection was refused with HTTP status ${status}`;
-  if (TRY_AGAIN.has(status)) return lostLine(message, waitOf(answer.headers.get("retry-after")));
+  const mayPass = TRY_AGAIN.has(status) || (status >= 500 && !NEVER_THERE.has(status));
+  if (mayPass) return lostLine(message, waitOf(answer.headers.get("retry-after")));
   if (status === 401 || status === 407) return new MidstreamError("unauthorized", message);
   const told = { 403: "access", 451: "access", 404: "not_found", 410: "not_found" }[status] ?? "protocol";
   return Object.assign(new MidstreamError(told, message), { isForeign: true });

@@ -122,6 +122,7 @@ export class Stream {
   #announced = null; // the position a heartbeat spoke of; if it has not come by the next one, it is lost
   #unanswered = 0; // heartbeats that came while an ack was owed
   #isBegun; // its first record was seen: what stands before is not its business
+  #isKnown; // its server was heard, by this page or one before it
   #isQueued = false; // its message waits for the turns before it, which are not its business
   #abortSeqno = null; // the chunk that stops the turn
   #isOver = false; // it ended well, and its application may have events to handle
@@ -174,6 +175,7 @@ export class Stream {
     this.#stallAfterMs = stallAfterMs;
     this.#connection = this.life * CONNECTIONS_OF_A_LIFE;
     this.#isBegun = this.isWhole || (kept.cursor ?? null) !== null;
+    this.#isKnown = this.life > 0;
     this.#move(this.damage ? null : (kept.cursor ?? null));
     this.#promised = this.key && kept.promised ? parseEventId(kept.promised) : null;
     this.#known = (this.key && kept.known) || null;
@@ -341,7 +343,7 @@ export class Stream {
       return this.#end(error ?? new MidstreamError("connection_lost", message, "later"), now);
     }
     if (error?.code === WRONG_SECRET) this.#refusal = { error, shown: this.#shown };
-    else if (error !== null && ["never", "ask"].includes(error.retry)) return this.#end(error, now);
+    else if (error !== null && ["never", "ask"].includes(error.retry) && !this.#willGo(error)) return this.#end(error, now);
     if (error !== null && error.code !== "connection_lost") this.trouble = error;
     if (this.#failures === 0) this.#lostAt = now;
     this.#failures += 1;
@@ -357,6 +359,11 @@ export class Stream {
     // The first try comes at once: most cuts are short.
     this.deadlineAt = now + backoffMs(this.#failures - 1, chance);
     return this.#keepAway(notBefore);
+  }
+
+  /** Whether it is said by somebody who answers where the server was, and not for good (STREAM-116). */
+  #willGo(error) {
+    return this.#isKnown && error.isForeign === true && error.code !== "access";
   }
 
   #askedToWait(error, now) {
@@ -467,6 +474,7 @@ export class Stream {
     const from = parseEventId(frame.resume_from);
     const acked = frame.acked ?? 0;
     this.phase = "live";
+    this.#isKnown = true;
     this.isReconnecting = false;
     this.isDegraded = frame.is_degraded ?? false;
     this.isEncrypted = frame.is_encrypted ?? false;

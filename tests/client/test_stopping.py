@@ -1,0 +1,90 @@
+"""What `Client.cancel` stops, whoever is at what when it is called."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from midstream.client import Event, connect
+from midstream.core.records import MessageQueued, MessageWithdrawn, TurnEnded, TurnStatus
+from midstream.core.replies import TextDelta
+from midstream.errors import SessionNotFoundError
+from midstream.testing.models import Gate
+from tests.server.serving import Served, make_app, served
+from tests.spec import spec
+
+WAIT_S = 30.0
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Served]:
+    """A server whose model says two words, and then nothing until it is stopped."""
+    async with served(make_app([[TextDelta("half a"), Gate(asyncio.Event())]])) as served_app:
+        yield served_app
+
+
+async def _until(events: AsyncIterator[Event], kind: type) -> Event:
+    async with asyncio.timeout(WAIT_S):
+        async for event in events:
+            if isinstance(event.record, kind):
+                return event
+    raise AssertionError(f"no {kind.__name__} came")
+
+
+async def _running(server: Served) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while server.app.host.turns_running < 1:  # noqa: ASYNC110 - it rings no bell
+            await asyncio.sleep(0)
+
+
+def _is_stopped(event: Event) -> bool:
+    return isinstance(event.record, TurnEnded) and event.record.status is TurnStatus.CANCELLED
+
+
+@spec("STREAM-15")
+@pytest.mark.parametrize("steps", range(1, 8))
+async def test_a_stop_right_behind_a_message_stops_it(server: Served, steps: int) -> None:
+    async with connect(server.url) as client:
+        ending = asyncio.create_task(_until(client.send("s1", "hi"), TurnEnded))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        await asyncio.wait_for(client.cancel("s1"), WAIT_S)
+        assert _is_stopped(await ending)
+
+
+@spec("STREAM-15")
+async def test_a_stop_of_a_turn_that_is_over_stops_no_later_one(server: Served) -> None:
+    async with connect(server.url) as client, connect(server.url) as other:
+        first = client.send("s1", "hi")
+        ending = asyncio.create_task(_until(first, TurnEnded))
+        await _running(server)
+        await asyncio.wait_for(other.cancel("s1", 1), WAIT_S)
+        assert _is_stopped(await ending)
+        second = asyncio.create_task(_until(client.send("s1", "again"), TurnEnded))
+        await _running(server)
+        await asyncio.wait_for(client.cancel("s1", 1), WAIT_S)
+        await asyncio.wait_for(other.cancel("s1", 1), WAIT_S)
+        assert server.app.host.turns_running == 1
+        await asyncio.wait_for(client.cancel("s1", 2), WAIT_S)
+        assert _is_stopped(await second)
+
+
+@spec("STREAM-15", "TURN-29")
+async def test_a_stop_reaches_somebody_elses_turn_past_what_waits_for_it(server: Served) -> None:
+    async with connect(server.url) as client, connect(server.url) as other:
+        ending = asyncio.create_task(_until(other.send("s1", "hi"), TurnEnded))
+        await _running(server)
+        mine = client.send("s1", "and then")
+        await _until(mine, MessageQueued)
+        rest = asyncio.create_task(_until(mine, MessageWithdrawn))
+        await asyncio.wait_for(client.cancel("s1"), WAIT_S)
+        assert _is_stopped(await ending)
+        await rest
+
+
+async def test_there_is_nothing_to_stop_where_nothing_was_said(server: Served) -> None:
+    async with connect(server.url) as client:
+        with pytest.raises(SessionNotFoundError):
+            await client.cancel("s1")

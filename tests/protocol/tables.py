@@ -1,0 +1,139 @@
+"""What goes over the wire, as tables for who writes a client in another language, made from the types themselves."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+import typing
+from collections.abc import Iterator
+
+import msgspec
+from msgspec import NODEFAULT, Struct
+from msgspec import inspect as types
+
+from midstream.core import calls, frames, messages, records
+
+CLIENT: tuple[type[Struct], ...] = typing.get_args(frames.ClientFrame)
+PAYLOADS: tuple[type[Struct], ...] = typing.get_args(frames.Payload)
+SERVER: tuple[type[Struct], ...] = typing.get_args(frames.ServerFrame)
+WITHIN: tuple[type[Struct], ...] = (
+    messages.Text,
+    messages.File,
+    records.ClientTool,
+    messages.ToolSpec,
+    messages.Result,
+    frames.Event,
+    messages.UserMessage,
+    messages.Reply,
+    messages.Thinking,
+    messages.Call,
+    calls.CallPlan,
+)
+_ARGUMENT = re.compile(r"^    (?P<names>[\w, ]+): (?P<text>.+(?:\n {8}.+)*)", re.MULTILINE)
+
+
+def members(kinds: tuple[type[Struct], ...]) -> str:
+    """Return a table of the members of some frames, or of what is in them."""
+    rows = "".join(_rows(kind) for kind in kinds)
+    return f"| member | is | left out, it is | means |\n| --- | --- | --- | --- |\n{rows}"
+
+
+def record_kinds() -> str:
+    """Return a table of the records that events carry."""
+    rows = "".join(
+        f"| `{_name(kind)}` | {_first_words(kind)} | {', '.join(_with_mark(field) for field in _fields(kind))} |\n"
+        for kind in typing.get_args(records.Record)
+    )
+    return f"| type | says | members |\n| --- | --- | --- |\n{rows}"
+
+
+def _head(kind: type[Struct]) -> str:
+    return f"| **`{_name(kind)}`** | | | {_first_words(kind)} |\n"
+
+
+def _rows(kind: type[Struct]) -> str:
+    lines = [f"| **`{_name(kind)}`** | | | {_first_words(kind)} |\n"]
+    meanings = _meanings(kind)
+    for field in _fields(kind):
+        default = "" if field.required else f"`{_json(_default(field))}`"
+        told = _one_line(meanings.get(field.encode_name, ""))
+        lines.append(f"| `{field.encode_name}` | {_word(field.type)} | {default} | {told} |\n")
+    return "".join(lines)
+
+
+def _fields(kind: type[Struct]) -> tuple[types.Field, ...]:
+    info = types.type_info(kind)
+    assert isinstance(info, types.StructType)
+    return info.fields
+
+
+def _name(kind: type[Struct]) -> str:
+    return str(kind.__struct_config__.tag or kind.__name__)
+
+
+def _with_mark(field: types.Field) -> str:
+    return field.encode_name if field.required else f"{field.encode_name}?"
+
+
+def _default(field: types.Field) -> object:
+    return field.default_factory() if field.default is NODEFAULT else field.default
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _word(kind: types.Type) -> str:
+    match kind:
+        case types.StrType():
+            return "text"
+        case types.IntType():
+            return "integer"
+        case types.FloatType():
+            return "number"
+        case types.BoolType():
+            return "true or false"
+        case types.NoneType():
+            return "null"
+        case types.EnumType(cls=cls):
+            return ", ".join(f"`{each.value}`" for each in cls)
+        case types.VarTupleType(item_type=item):
+            return f"list of {_word(item)}"
+        case types.UnionType(types=each):
+            return " or ".join(map(_word, each))
+        case types.StructType(cls=cls):
+            return f"`{_name(cls)}`"
+        case types.DictType(value_type=value) if not isinstance(value, types.AnyType):
+            return f"object of {_word(value)}"
+        case _:
+            return "object"
+
+
+def _meanings(kind: type[Struct]) -> dict[str, str]:
+    """Return what is said of each member, in the docstring or below the member itself."""
+    found = dict(_said_below(kind))
+    told = inspect.getdoc(kind) or ""
+    for each in _ARGUMENT.finditer(told.partition("Args:\n")[2]):
+        for name in each["names"].split(", "):
+            found[name] = each["text"]
+    return found
+
+
+def _said_below(kind: type[Struct]) -> Iterator[tuple[str, str]]:
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(body, ast.ClassDef)
+    for before, after in zip(body.body, body.body[1:], strict=False):
+        if not (isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name)):
+            continue
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            yield before.target.id, str(after.value.value)
+
+
+def _first_words(kind: type[Struct]) -> str:
+    return _one_line((inspect.getdoc(kind) or "").partition("\n\n")[0])
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("None", "null")
