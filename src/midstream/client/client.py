@@ -588,9 +588,8 @@ class Client:
             stall_after_s=self.settings.stall_after_s,
             now=now,
         )
-        shown = await self._session_secrets.known(
-            kept.session
-        )  # it may have been changed since the stream began
+        # It may have been changed since the stream began; where there is none, the stream's own still counts.
+        shown = await self._session_secrets.known(kept.session)
         stream.show(shown.secret, shown.old_secret)
         return stream
 
@@ -677,7 +676,7 @@ class Client:
         stream, session = attachment.stream, self._attachments[attachment]
         try:
             if stream.is_encrypted and stream.stream:
-                await self._session_secrets.need(session, stream.secrets[0])
+                await self._session_secrets.need(session, stream.secret)
             elif stream.is_encrypted is False:
                 await self._session_secrets.release(session)
         except MidstreamError as error:  # the next stream of the session tries again

@@ -80,6 +80,8 @@ class HttpPaths(Struct, frozen=True):
         }
         if opening.stream and opening.cancel_after_s is not None:
             shown["x-idempotency-cancel-after"] = str(math.ceil(opening.cancel_after_s))
+        if opening.connection:
+            shown["x-idempotency-connection"] = str(opening.connection)
         return {**self.headers_down(), **{name: value for name, value in shown.items() if value}}
 
 

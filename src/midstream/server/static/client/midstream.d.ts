@@ -71,7 +71,9 @@ export interface Asked {
 /** What the journal holds. Kinds that are not listed may come from a newer server: ignore them. */
 export type JournalRecord =
   | { type: "epoch_started"; epoch: number; owner: string; at: number; version: number }
-  | { type: "stream_opened"; stream: string; secret_digest: string }
+  | { type: "stream_opened"; stream: string; secret_digest: string; connection?: number }
+  /** A newer connection of the client has it, whichever server it came to. */
+  | { type: "stream_taken"; stream: string; connection: number }
   | { type: "chunk_accepted"; stream: string; seqno: number; digest: string }
   | {
       type: "message_accepted";
