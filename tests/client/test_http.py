@@ -316,6 +316,16 @@ async def test_an_application_that_does_not_read_stops_the_server() -> None:
             await transport.receive()
 
 
+async def test_a_fault_of_ours_is_raised_and_not_waited_for(down: Ways) -> None:
+    async with httpx2.AsyncClient() as client:
+        paths = HttpPaths("http://127.0.0.1:1/v1/sessions/s1", "c1", {"x-a": "\u20ac"})
+        transport = HttpTransport(client, paths, down())
+        await transport.send([frames.encode(Open())])
+        with pytest.raises(UnicodeEncodeError):
+            await asyncio.wait_for(transport.receive(), WAIT_S)
+        await transport.close()
+
+
 async def test_cancelling_a_receive_loses_no_frame() -> None:
     answers = Answers()
     answers.polls = [polled(WELCOME)]

@@ -435,6 +435,16 @@ def test_a_file_that_cannot_be_written_costs_nothing_else(tmp_path: Path, world:
     assert remembered.get("http://a") is None
 
 
+@spec("STREAM-43")
+async def test_a_clock_that_was_wrong_is_not_believed_for_years(
+    ways: ScriptedWays, kept: Path, world: FakeWorld
+) -> None:
+    ahead = RememberedWays(kept, world=FakeWorld(at=world.now() + 400 * REMEMBERED_S))
+    ahead.put(SERVER, Remembered(Way.POLL, world.now() + 401 * REMEMBERED_S))
+    assert await ways.heard() == b"a frame"
+    assert ways.tried == [Way.WEBSOCKET]
+
+
 def test_only_so_many_servers_are_remembered(kept: Path, world: FakeWorld) -> None:
     remembered = RememberedWays(kept, world=world)
     for number in range(SERVERS_MAX + 2):

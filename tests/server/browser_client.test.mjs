@@ -805,6 +805,29 @@ test("the stream of a queued message lives until its own turn has ended", () => 
   assert.deepEqual([stream.phase, stream.error], ["ended", null]);
 });
 
+test("a stop reaches somebody else's turn past a message of one's own that waits for it", async () => {
+  class Queueing extends SmallServer {
+    said = [];
+    accept(socket, { seqno, payload }) {
+      this.said.push([socket.stream, payload.type]);
+      this.streams.set(socket.stream, { since: this.journal.length });
+      const queued = { type: "message_queued", number: 1, message: { parts: [] }, at: 1, stream: socket.stream };
+      if (payload.type === "say") this.journal.push(queued);
+      this.tell(socket, { type: "ack", seqno });
+      this.publish();
+    }
+  }
+  const server = new Queueing();
+  const client = await clientOf(server);
+  const mine = client.send("s", "and then")[Symbol.asyncIterator]();
+  await mine.next();
+  await client.cancel("s");
+  const [[saying, first], [stopping, second], ...more] = server.said;
+  assert.deepEqual([first, second, more], ["say", "abort", []]);
+  assert.notEqual(saying, stopping);
+  client.close();
+});
+
 test("a message that was taken back ends its stream, and another one does not", () => {
   const { stream } = saying();
   const withdrawn = { type: "message_withdrawn", number: 1, at: 1 };

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from midstream.cli import Surroundings
-from midstream.cli.session_secret import FILE_VARIABLE, shown_for
+from midstream.cli.session_secret import FILE_VARIABLE, forget_for, shown_for
 from midstream.client.transports import base_url
 from midstream.core.frames import EventId
 from midstream.core.parts import PART_MARK, root_of
@@ -333,6 +333,7 @@ class ServerSource:
     def delete(self, session: str) -> None:
         """See `Source.delete`."""
         self._ask_of(session, "DELETE").read()
+        forget_for(self._url, session, self._places)
 
     def login_link(self) -> str:
         """Return a word that logs a browser in, once.

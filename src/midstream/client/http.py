@@ -110,8 +110,8 @@ class HttpTransport:
         self._down = down
         self._world = world
         self._opening = Open()
-        self._heard: asyncio.Queue[bytes | MidstreamError] = asyncio.Queue(FRAMES_WAITING_MAX)
-        self._failure: MidstreamError | None = None
+        self._heard: asyncio.Queue[bytes | Exception] = asyncio.Queue(FRAMES_WAITING_MAX)
+        self._failure: Exception | None = None
         self._outgoing: deque[tuple[ClientFrame, bytes]] = deque()
         self._has_outgoing = asyncio.Event()
         self._is_welcome = asyncio.Event()
@@ -127,7 +127,7 @@ class HttpTransport:
         if self._failure is not None:
             raise self._failure
         heard = await self._heard.get()
-        if isinstance(heard, MidstreamError):
+        if isinstance(heard, Exception):
             self._failure = heard
             raise heard
         return heard
@@ -164,14 +164,14 @@ class HttpTransport:
             self._tasks.append(self._world.spawn(work, name=f"midstream http {name}"))
 
     async def _follow(self) -> None:
-        error: MidstreamError = ConnectionLostError("the way down ended before the turn did")
+        error: Exception = ConnectionLostError("the way down ended before the turn did")
         try:
             async for frame in self._down.read(self._client, self._paths, self._opening):
                 self._is_welcome.set()
                 await self._heard.put(frame)
         except (httpx2.HTTPError, httpx2.StreamError) as failure:
             error = ConnectionLostError(f"the connection to the server broke ({type(failure).__name__})")
-        except MidstreamError as refusal:
+        except Exception as refusal:  # noqa: BLE001 - whoever reads raises it, a fault of ours too
             error = refusal
         await self._heard.put(error)
 
@@ -186,7 +186,7 @@ class HttpTransport:
                     message = f"nothing came back for what was said ({type(failure).__name__})"
                     await self._heard.put(ConnectionLostError(message))
                     return
-                except MidstreamError as refusal:
+                except Exception as refusal:  # noqa: BLE001 - as in `_follow`
                     await self._heard.put(refusal)
                     return
                 self._outgoing.popleft()

@@ -65,6 +65,10 @@ class Remembered(Struct, frozen=True):
     transport: Way
     until: float
 
+    def is_believed(self, now: float) -> bool:
+        """Whether to begin with it; not where a clock was wrong, then or now."""
+        return now < self.until <= now + REMEMBERED_S
+
 
 class RememberedWays:
     """What worked at each server, in a file beside the checkpoints.
@@ -83,7 +87,7 @@ class RememberedWays:
     def get(self, server: str) -> Remembered | None:
         """Return what worked at a server and is still believed."""
         found = self._read().get(server)
-        return found if found is not None and found.until > self._world.now() else None
+        return found if found is not None and found.is_believed(self._world.now()) else None
 
     def put(self, server: str, worked: Remembered) -> None:
         """Remember what worked."""
@@ -106,7 +110,7 @@ class RememberedWays:
     def _write(self, known: dict[str, Remembered]) -> None:
         now = self._world.now()
         living = sorted(
-            (pair for pair in known.items() if pair[1].until > now), key=lambda pair: pair[1].until
+            (pair for pair in known.items() if pair[1].is_believed(now)), key=lambda pair: pair[1].until
         )
         kept = dict(living[-SERVERS_MAX:])
         if self._path is None:
@@ -176,7 +180,7 @@ class Ways:
 
     async def _order(self) -> tuple[Way, ...]:
         """Return the transports in the order in which they are to be tried."""
-        if self._first.until <= self._world.now():
+        if not self._first.is_believed(self._world.now()):
             found = await asyncio.to_thread(self._remembered.get, self._base)
             self._first = found or Remembered(Way.WEBSOCKET, self._world.now() + REMEMBERED_DOUBTFUL_S)
         return _from(self._doubted or self._first.transport)

@@ -453,7 +453,9 @@ class ServerStream:
         elif is_gone:
             reason = f"the event {self._event_id} is not on this session's line"
             self._queue(Gone(str(resume_from), reason, pruned_to.position + 1), now=now)
-        self._requests += [replace(each, chunk=self._signed(each.chunk)) for each in self._held]
+        for each in self._held:
+            chunk = replace(each.chunk, secret_digest=self._secret_digest)
+            self._requests.append(Submit(each.seqno, chunk))
         self._held = []
 
     def accepted(self, seqno: int, *, now: float) -> None:
@@ -575,14 +577,13 @@ class ServerStream:
         if not self._open.stream:
             raise ProtocolError("a reader has no stream to send chunks on")
         by = self._open
-        read = read_chunk(
+        chunk = read_chunk(
             frame,
             stream=by.stream,
-            secret_digest="",
+            secret_digest=self._secret_digest,
             cancel_after_s=by.cancel_after_s,
             connection=by.connection,
         )
-        chunk = self._signed(read)
         self._in_flight.add(chunk.seqno)
         if len(self._in_flight) > self._in_flight_max:
             raise ProtocolError(f"more than {self._in_flight_max} chunks wait for their acks")
@@ -605,9 +606,6 @@ class ServerStream:
             # STREAM-6. Without an event id it is a client whose first chunk never arrived: it plays it back.
             return StreamNotFoundError(f"this session does not know the stream {self._open.stream!r}")
         return None
-
-    def _signed(self, chunk: Received) -> Received:
-        return replace(chunk, secret_digest=self._secret_digest)
 
     def _queue(self, frame: ServerFrame, *, now: float) -> None:
         self._frames.append(self.wire.frame(frame))

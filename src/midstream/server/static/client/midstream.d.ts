@@ -429,6 +429,11 @@ export class Client {
    * short, both are shown until it is called again, and one of them opens the session.
    */
   changeSecret(session: string): Promise<void>;
+  /**
+   * Keep and show the secret of a session no more: where no other client has it, nobody opens that ever again. For sessions
+   * that were deleted too: a copy of the server's whole store from before still has what the secret opens.
+   */
+  forgetSecret(session: string): Promise<void>;
   /** A word with which anybody may look at a session, and no more, for `forS` (3600) seconds: see `follow`. */
   letLook(session: string, options?: { forS?: number }): Promise<string>;
   /** Let none of the words for a session be good any more. */

@@ -154,7 +154,7 @@ export class Client {
    * journal, or the turn over.
    */
   async cancel(session, turn = 0) {
-    const isOwn = (live) => live.session === session && live.key && live.isHeard;
+    const isOwn = (live) => live.session === session && live.key && live.isHeard && !live.isQueued;
     const own = [...this.#live.keys()].find((live) => isOwn(live) && (!turn || live.turn === turn));
     if (own) return own.abort();
     return this.#tell(session, (core, now) => core.abort(turn, now));
@@ -229,6 +229,11 @@ export class Client {
     this.#show(session, both);
     await this.#told(session, "", {}, both);
     await this.#secrets.endChange(session, both.secret);
+  }
+
+  /** Keep and show the secret of a session no more: where no other client has it, nobody opens that ever again. */
+  async forgetSecret(session) {
+    await this.#secrets.forget(session);
   }
 
   /** Return a word with which anybody may look at a session, and no more, for `forS` seconds: see `follow`. */

@@ -70,11 +70,12 @@ export class Ways {
   /** Return the transports in the order in which they are to be tried. */
   async order() {
     const now = this.#means.wall();
-    if (this.#first.until <= now) {
+    const isBelieved = ({ until }) => now < until && until <= now + REMEMBERED_MS; // else a clock was wrong
+    if (!isBelieved(this.#first)) {
       const known = await this.#means.storage.worked(this.#url).catch(() => null);
-      const isBelieved = known !== null && known.until > now && TRANSPORTS.includes(known.transport);
+      const isOfUse = known !== null && isBelieved(known) && TRANSPORTS.includes(known.transport);
       const until = now + REMEMBERED_DOUBTFUL_MS;
-      this.#first = isBelieved ? known : { transport: TRANSPORTS[0], until };
+      this.#first = isOfUse ? known : { transport: TRANSPORTS[0], until };
     }
     const at = TRANSPORTS.indexOf(this.#doubted ?? this.#first.transport);
     return [...TRANSPORTS.slice(at), ...TRANSPORTS.slice(0, at)];
