@@ -102,6 +102,50 @@ test("a chunk whose ack was lost is dropped when the welcome counts it", () => {
   assert.equal(stream.isAcknowledged, true);
 });
 
+/** A stream that knows when epoch 1 began, and whose message is in it. */
+function knowing() {
+  const { stream } = saying({}, welcome({ began_at: 10.5 }));
+  const opened = { type: "stream_opened", stream: "k", secret_digest: "d" };
+  const taken = { type: "chunk_accepted", stream: "k", seqno: 0, digest: "d" };
+  stream.receive(events(["1-2", opened], ["1-3", taken], ["1-4", accepted()]), NOW);
+  return stream;
+}
+
+test("when the newest epoch began is kept, and one that began another time shows a server that was set back", () => {
+  const kept = knowing().record();
+  assert.deepEqual(kept.known, { epoch: 1, beganAt: 10.5 });
+  for (const [began_at, code] of [
+    [10.5, undefined],
+    [null, undefined],
+    [11, "events_lost"],
+  ]) {
+    const stream = new Stream({ ...kept, cursor: "1-4", secret: "x", chunks: [] }, NOW);
+    open(stream);
+    stream.receive(welcome({ event_id: "1-9", resume_from: "1-4", acked: 1, turn: 1, began_at }), NOW);
+    assert.equal(stream.error?.code, code);
+    assert.equal(stream.isKept, true);
+  }
+});
+
+test("an epoch that begins another time among the events shows it too, and a server that says nothing is believed", () => {
+  const epoch = (number, at) => ({ type: "epoch_started", epoch: number, owner: "x", at });
+  const first = knowing();
+  first.receive(events(["2-5", epoch(2, 20)]), NOW);
+  assert.deepEqual(first.record().known, { epoch: 2, beganAt: 20 });
+  for (const [at, code] of [
+    [20, undefined],
+    [21, "events_lost"],
+    [undefined, undefined],
+  ]) {
+    const stream = new Stream({ ...first.record(), cursor: "1-4", secret: "x", chunks: [] }, NOW);
+    open(stream);
+    stream.receive(welcome({ event_id: "2-9", resume_from: "1-4", acked: 1, turn: 1, began_at: 10.5 }), NOW);
+    stream.receive(events(["2-5", epoch(2, at)]), NOW);
+    assert.equal(stream.error?.code, code);
+    assert.deepEqual(stream.record().known, { epoch: 2, beganAt: 20 });
+  }
+});
+
 test("acks are cumulative and may repeat", () => {
   const { stream } = saying();
   stream.abort(0, NOW);
@@ -686,6 +730,20 @@ test("a reader that does not keep up costs its place and no memory: the rest is 
     Array.from({ length: 20_000 }, (_, index) => index + 2),
   );
   assert.equal(sockets > 1, true);
+});
+
+test("a server has one address, and what is none is refused at once", async () => {
+  const addressed = { "https://host/agents/": "wss://host/agents", "ws://host:1": "ws://host:1", "HTTP://host/?x#y": "ws://host" };
+  for (const [url, base] of Object.entries(addressed)) {
+    const made = [];
+    const makeSocket = (address) => (made.push(address), { close() {}, send() {} });
+    const client = await connect({ url, makeSocket, storage: new MemoryStorage() });
+    await client.follow("s").settled;
+    assert.deepEqual(made, [`${base}/v1/sessions/s/stream`]);
+    client.close();
+  }
+  for (const url of ["localhost:8000", "ftp://host", "/agents", "http://", "http://host:99999"])
+    await assert.rejects(connect({ url, storage: new MemoryStorage() }), { code: "usage" });
 });
 
 test("keys and secrets are random and as long as they should be", () => {

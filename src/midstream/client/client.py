@@ -498,6 +498,17 @@ class Client:
         await snapshot(self._url, session, {**self._shown(), **both.headers})
         await self._session_secrets.end_change(session, both)
 
+    async def forget_secret(self, session: str) -> None:
+        """Keep and show the secret of a session no more: where no other client has it, nobody opens that ever again.
+
+        For sessions that were deleted too: a copy of the whole store from before still has what the secret opens. A
+        stream that lives may bring it back: let go of all of them first.
+
+        Raises:
+            MidstreamError: It may still be kept: a keyring does not answer.
+        """
+        await self._session_secrets.forget(session)
+
     async def let_look(self, session: str, *, for_s: float = 3600.0) -> str:
         """Return a word with which anybody may look at a session, and no more, for so many seconds: see `follow`.
 
@@ -590,9 +601,8 @@ class Client:
             stall_after_s=self.settings.stall_after_s,
             now=now,
         )
-        shown = await self._session_secrets.known(
-            kept.session
-        )  # it may have been changed since the stream began
+        # It may have been changed since the stream began; where there is none, the stream's own still counts.
+        shown = await self._session_secrets.known(kept.session)
         stream.show(shown.secret, shown.old_secret)
         return stream
 
@@ -679,7 +689,7 @@ class Client:
         stream, session = attachment.stream, self._attachments[attachment]
         try:
             if stream.is_encrypted and stream.stream:
-                await self._session_secrets.need(session, stream.secrets[0])
+                await self._session_secrets.need(session, stream.secret)
             elif stream.is_encrypted is False:
                 await self._session_secrets.release(session)
         except MidstreamError as error:  # the next stream of the session tries again

@@ -41,6 +41,8 @@ POLL_BYTES_MAX = 64 * 1024 * 1024
 """Bytes of one poll's answer: 512 records, each with a large result."""
 PROBLEM_BYTES_MAX = 64 * 1024
 """Bytes of a refusal that are read."""
+_AWAY = frozenset((502, 503, 504))
+"""Statuses in the place of a server that is not there, or not ready."""
 
 _BAD_REQUEST = 400
 _NO_CONTENT = 204
@@ -78,6 +80,8 @@ class HttpPaths(Struct, frozen=True):
         }
         if opening.stream and opening.cancel_after_s is not None:
             shown["x-idempotency-cancel-after"] = str(math.ceil(opening.cancel_after_s))
+        if opening.connection:
+            shown["x-idempotency-connection"] = str(opening.connection)
         return {**self.headers_down(), **{name: value for name, value in shown.items() if value}}
 
 
@@ -339,3 +343,12 @@ def http_client(url: str) -> httpx2.AsyncClient:
         limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20),
         trust_env=not is_loopback(host),
     )
+
+
+async def is_there(client: httpx2.AsyncClient, server: str, headers: Mapping[str, str]) -> bool:
+    """Whether a server answers a plain request, whatever it answers (STREAM-120)."""
+    try:
+        async with client.stream("GET", f"{server}/v1/probe/poll", headers=headers) as answer:
+            return answer.status_code not in _AWAY
+    except httpx2.HTTPError:
+        return False

@@ -348,7 +348,13 @@ class HttpEndpoints:
             raise MalformedFrameError(
                 "a chunk needs the headers `x-idempotency-key` and `x-idempotent-encryption-key`"
             )
-        chunk = read_chunk(frame, stream=by.stream, secret_digest="", cancel_after_s=by.cancel_after_s)
+        chunk = read_chunk(
+            frame,
+            stream=by.stream,
+            secret_digest="",
+            cancel_after_s=by.cancel_after_s,
+            connection=by.number,
+        )
         visitor = visitor_of(request.scope)
         is_first = chunk.seqno == 0
         if is_first:
