@@ -27,6 +27,7 @@ from midstream.core.calls import CallPlan, CallState, Site
 from midstream.core.checkpoint import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten
 from midstream.core.frames import EventId, SayPayload, digest_of, encode
 from midstream.core.messages import Call, Outcome, Result, Text
+from midstream.core.promises import KnownEpoch
 from midstream.errors import MidstreamError, StoreBusyError, StoreDamagedError, StoreFullError, UsageError
 from midstream.testing.worlds import Crashed, FakeWorld
 from midstream.world import Fault, World
@@ -64,12 +65,13 @@ async def test_a_stream_comes_back_as_it_was_left(
     file: CheckpointFile, path: Path, secrets: SecretStore
 ) -> None:
     await file.write("a", [*BEGUN, ChunkKept(1, ONE), ChunkKept(2, TWO)])
-    await file.write("a", [ChunksAcked(0), CursorMoved(EventId(2, 7))])
+    known = KnownEpoch(2, 1763832700.123457)
+    await file.write("a", [ChunksAcked(0), CursorMoved(EventId(2, 7), EventId(2, 6), known)])
     await file.close()
 
     again = CheckpointFile(path, server=SERVER, secrets=secrets, world=FakeWorld())
     await again.open()
-    kept = Checkpoint("a", "secret", EventId(2, 7), 3, ((1, ONE), (2, TWO)))
+    kept = Checkpoint("a", "secret", EventId(2, 7), 3, ((1, ONE), (2, TWO)), EventId(2, 6), known)
     assert [await again.with_secret(each) for each in await again.streams()] == [
         KeptStream("s1", kept, 100.0)
     ]

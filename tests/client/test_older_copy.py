@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from midstream.core.records import CallEnded, MessageAccepted, decode
 from midstream.errors import EventsLostError
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import calls, text
+from midstream.testing.models import Stall
 from midstream.tools import tool
 from tests.server.serving import WAIT_S, make_app, served
 from tests.spec import spec
@@ -60,3 +62,41 @@ async def test_a_client_of_a_server_that_was_set_back_is_told_so_and_keeps_what_
             async with connect(server.url, state=state, transport=way) as client:
                 again = [event async for event in client.send("s1", "go on")]
     assert again[-1].is_end
+
+
+@spec("STREAM-110")
+@pytest.mark.parametrize("way", Way)
+async def test_a_server_that_was_set_back_and_gave_out_the_same_event_ids_since_is_noticed_too(
+    way: Way, tmp_path: Path, port: int
+) -> None:
+    memory, state = Memory(), tmp_path / "state.db"
+    async with asyncio.timeout(WAIT_S):
+        async with (
+            served(make_app([[Stall()]], store=MemoryStore(memory), tools=[push]), port=port) as server,
+            connect(server.url, state=state, transport=way) as client,
+        ):
+            async for event in client.send("s1", "hi"):
+                if isinstance(event.record, MessageAccepted):
+                    break
+        _set_back(memory)
+        older = copy.deepcopy(memory.sessions)
+        async with (
+            served(make_app(SCRIPT, store=MemoryStore(memory), tools=[push]), port=port) as server,
+            connect(server.url, state=state, transport=way) as client,
+        ):
+            (turn,) = await client.resume_interrupted()
+            async for event in turn:
+                if isinstance(event.record, CallEnded):
+                    break
+        memory.sessions = older
+        async with served(make_app(SCRIPT, store=MemoryStore(memory), tools=[push]), port=port) as server:
+            async with connect(server.url) as other:
+                async for each in other.follow("s1", "0-0"):
+                    if each.is_end:
+                        break
+            ids = [f"{stored.epoch}-{stored.position}" for stored in older["s1"].records]
+            assert event.id in ids, "it gives out the same one"
+            async with connect(server.url, state=state, transport=way) as client:
+                (turn,) = await client.resume_interrupted()
+                with pytest.raises(EventsLostError, match="and began epoch 2 another time since"):
+                    _ = [event async for event in turn]

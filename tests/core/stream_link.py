@@ -106,8 +106,8 @@ class MemoryCheckpoint:
                 case ChunksAcked(seqno):
                     unacked = tuple(pair for pair in state.unacked if pair[0] > seqno)
                     self.state = replace(state, unacked=unacked)
-                case CursorMoved(event_id, promised):
-                    self.state = replace(state, event_id=event_id, promised=promised)
+                case CursorMoved(event_id, promised, known):
+                    self.state = replace(state, event_id=event_id, promised=promised, known=known)
                 case Forgotten():
                     self.state = None
 

@@ -40,6 +40,7 @@ from midstream.core.frames import (
     Welcome,
 )
 from midstream.core.messages import Result, Text, UserMessage
+from midstream.core.promises import KnownEpoch
 from midstream.core.records import (
     ChunkAccepted,
     Delta,
@@ -53,6 +54,7 @@ from midstream.core.records import (
 from midstream.errors import (
     AccessError,
     ConnectionLostError,
+    EventsLostError,
     FrameTooLargeError,
     MidstreamError,
     RecordUndecodableError,
@@ -63,7 +65,6 @@ from midstream.errors import (
     StreamFencedError,
     StreamNotFoundError,
     UsageError,
-    WrongSecretError,
 )
 from tests.spec import spec
 
@@ -244,6 +245,57 @@ def test_the_cursor_moves_when_the_application_has_handled_an_event() -> None:
     assert stream.writes() == [CursorMoved(EventId(1, 4), promised=EventId(1, 3))]
 
 
+@spec("STREAM-110")
+def test_the_newest_epoch_is_kept_with_the_cursor_however_it_was_told() -> None:
+    stream = _opening(HI)
+    receive(stream, Welcome("a", "1-1", "1-1", began_at=10.0))
+    receive(stream, Events((event(2, StreamOpened("a", "d")), event(3, EpochStarted(2, "x", 20.0), epoch=2))))
+    stream.writes()
+    stream.handled(EventId(1, 2))
+    assert stream.writes() == [CursorMoved(EventId(1, 2), EventId(2, 3), KnownEpoch(2, 20.0))]
+    receive(stream, Gone("1-1", "the power was cut"))
+    assert stream.writes() == [CursorMoved(None, EventId(2, 3), KnownEpoch(2, 20.0))]
+
+
+@spec("STREAM-110")
+@pytest.mark.parametrize("stream", ["a", ""], ids=["a stream", "a reader"])
+@pytest.mark.parametrize("began_at", [20.0, 21.0, None])
+def test_a_server_whose_epoch_began_another_time_has_lost_what_it_promised(
+    stream: str, began_at: float | None
+) -> None:
+    kept = Checkpoint(stream, "secret", EventId(2, 4), 1, (), EventId(2, 4), KnownEpoch(2, 20.0))
+    client = ClientStream.resume(kept, now=0.0)
+    _reconnect(client)
+    client.frames_to_send()
+    receive(client, Welcome(stream, "2-9", "2-4", acked=1, turn=1, began_at=began_at))
+    assert client.is_ended is (began_at == 21.0)
+    assert client.is_kept is bool(stream)
+    if client.is_ended:
+        assert isinstance(client.error, EventsLostError)
+        assert (client.events(), client.writes()) == ([], [])
+
+
+@spec("STREAM-6", "STREAM-110")
+@pytest.mark.parametrize(
+    ("newest", "began_at", "code", "is_kept"),
+    [
+        ("2-9", 20.0, "stream_not_found", False),
+        ("2-9", 21.0, "events_lost", True),
+        ("2-3", 20.0, "events_lost", True),
+    ],
+)
+def test_a_server_that_was_set_back_is_known_as_such_before_its_acks_are_looked_at(
+    newest: str, began_at: float, code: str, *, is_kept: bool
+) -> None:
+    kept = Checkpoint("a", "secret", EventId(2, 4), 2, (), EventId(2, 4), KnownEpoch(2, 20.0))
+    client = ClientStream.resume(kept, now=0.0)
+    _reconnect(client)
+    client.frames_to_send()
+    receive(client, Welcome("a", newest, "2-3", acked=1, turn=1, began_at=began_at))
+    assert client.error is not None
+    assert (client.error.code, client.is_kept) == (code, is_kept)
+
+
 @spec("STREAM-23")
 def test_a_gone_event_tells_the_application_to_forget_and_begins_anew() -> None:
     stream = begun()
@@ -285,96 +337,6 @@ def test_a_classified_refusal_ends_the_stream_with_its_type(error: MidstreamErro
     assert stream.is_ended
     assert (type(stream.error), str(stream.error)) == (type(error), str(error))
     assert stream.writes() == ([] if is_kept else [Forgotten()])
-
-
-REFUSED = Error("wrong_secret", "no")
-
-
-def _secrets_of(stream: ClientStream) -> tuple[str, str]:
-    """Return the secrets that the next connection shows."""
-    stream.disconnected(chance=0.0, now=1.0)
-    stream.handle_deadline(now=100.0)
-    stream.connected(now=100.0)
-    opening = frames.decode_client(stream.frames_to_send()[0])
-    assert isinstance(opening, Open)
-    return opening.secret, opening.old_secret
-
-
-@spec("STREAM-96")
-def test_a_refused_secret_is_read_once_more_and_shown_if_it_is_another_one() -> None:
-    stream = _live(HI)
-    receive(stream, REFUSED)
-    assert (stream.wants_secret, stream.is_connection_wanted, stream.is_ended) == (True, False, False)
-    stream.show("newer")
-    assert not stream.wants_secret
-    assert _secrets_of(stream) == ("newer", "secret")
-    receive(stream, REFUSED)
-    assert isinstance(stream.error, WrongSecretError), "it was looked at once"
-    assert (str(stream.error), stream.writes()) == ("no", [Forgotten()])
-
-
-@spec("STREAM-96")
-def test_a_secret_that_is_refused_and_still_the_same_ends_the_stream() -> None:
-    for secret in ("secret", ""):
-        stream = _live(HI)
-        stream.disconnected(WrongSecretError("no"), chance=0.0, now=1.0)
-        assert (stream.wants_secret, stream.is_ended) == (True, False)
-        stream.show(secret)
-        assert (type(stream.error), stream.wants_secret) == (WrongSecretError, False)
-        assert stream.writes() == [Forgotten()]
-
-
-@spec("STREAM-96")
-def test_a_refused_secret_is_never_shown_again_by_a_shell_that_reads_none() -> None:
-    stream = _live(HI)
-    receive(stream, REFUSED)
-    stream.disconnected(chance=0.0, now=1.0)
-    stream.handle_deadline(now=1.0)
-    stream.connected(now=1.0)
-    assert isinstance(stream.error, WrongSecretError)
-    assert (stream.writes(), stream.frames_to_send()) == ([Forgotten()], [])
-
-
-@spec("STREAM-96")
-def test_a_welcome_lets_a_secret_be_refused_anew() -> None:
-    stream = _live(HI)
-    for newer in ("second", "third"):
-        receive(stream, REFUSED)
-        stream.show(newer)
-        assert _secrets_of(stream) == (newer, "secret")
-        receive(stream, Welcome("a", "1-1", "1-1"))
-    assert not stream.is_ended
-
-
-@spec("STREAM-96")
-@pytest.mark.parametrize("is_encrypted", [True, False, None])
-def test_what_opens_a_session_is_read_for_each_new_connection_where_something_may(
-    *, is_encrypted: bool | None
-) -> None:
-    stream = ClientStream("a", "secret", now=0.0)
-    stream.handle_deadline(now=0.0)
-    assert not stream.wants_secret, "it was just read"
-    if is_encrypted is not None:
-        stream.connected(now=0.0)
-        stream.frames_to_send()
-        receive(stream, Welcome("a", "1-1", "1-1", is_encrypted=is_encrypted))
-    stream.disconnected(chance=0.0, now=1.0)
-    assert not stream.wants_secret, "no connection is made yet"
-    stream.handle_deadline(now=1.0)
-    assert stream.wants_secret is (is_encrypted is not False)
-    stream.show("newest", "newer")
-    assert not stream.wants_secret
-    assert _secrets_of(stream) == ("newest", "newer")
-
-
-@spec("STREAM-96")
-def test_a_degraded_server_that_refuses_a_secret_ends_the_stream() -> None:
-    stream = _live(HI)
-    stream.disconnected(chance=0.0, now=1.0)
-    stream.handle_deadline(now=1.0)
-    stream.connected(now=1.0)
-    receive(stream, Welcome("a", "1-1", "1-1", is_degraded=True), REFUSED)
-    assert isinstance(stream.error, WrongSecretError)
 
 
 @spec("STREAM-28")

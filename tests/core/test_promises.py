@@ -10,8 +10,9 @@ import pytest
 import midstream
 from midstream.core import records
 from midstream.core.frames import EventId
-from midstream.core.promises import promised_after, require_promised
+from midstream.core.promises import KnownEpoch, known_after, promised_after, require_promised
 from midstream.core.records import CallStarted, Delta, EpochStarted, Record
+from midstream.core.session import EPOCHS_KEPT_MAX, Session, fold, pruned, restored
 from midstream.errors import EventsLostError
 from tests.spec import spec
 
@@ -78,6 +79,54 @@ def test_what_stands_in_its_place_shows_it_too(event_id: str, *, is_lost: bool) 
             promised_after(KEPT, EventId.parse(event_id), STARTED, is_owned=True)
     else:
         assert promised_after(KEPT, EventId.parse(event_id), WORD, is_owned=True) == KEPT
+
+
+OLDER, KNOWN, OTHER, NEWER = (
+    KnownEpoch(1, 10.0),
+    KnownEpoch(2, 20.0),
+    KnownEpoch(2, 21.0),
+    KnownEpoch(3, 30.0),
+)
+
+
+@spec("STREAM-109")
+@pytest.mark.parametrize(
+    ("known", "told", "after"),
+    [
+        (None, KNOWN, KNOWN),
+        (KNOWN, KNOWN, KNOWN),
+        (KNOWN, NEWER, NEWER),
+        (KNOWN, OLDER, KNOWN),  # a client that died goes through what it has not handled once more
+    ],
+)
+def test_the_newest_epoch_is_known_by_when_it_began(
+    known: KnownEpoch | None, told: KnownEpoch, after: KnownEpoch
+) -> None:
+    assert known_after(known, KEPT, told.epoch, told.began_at) == after
+
+
+@spec("STREAM-109")
+def test_an_epoch_that_began_another_time_shows_a_server_that_was_set_back_and_went_on() -> None:
+    with pytest.raises(EventsLostError, match="had 2-7 on its disk, and began epoch 2 another time since"):
+        known_after(KNOWN, KEPT, OTHER.epoch, OTHER.began_at)
+
+
+@spec("STREAM-109")
+def test_a_server_that_does_not_say_when_an_epoch_began_or_had_promised_nothing_is_believed() -> None:
+    assert known_after(KNOWN, KEPT, 2, None) == KNOWN
+    assert known_after(None, KEPT, 2, None) is None
+    assert known_after(KNOWN, None, OTHER.epoch, OTHER.began_at) == OTHER
+    assert known_after(KNOWN, None, OLDER.epoch, OLDER.began_at) == OLDER
+
+
+@spec("STREAM-109")
+def test_a_session_remembers_when_its_last_epochs_began_also_where_it_was_pruned() -> None:
+    newest = EPOCHS_KEPT_MAX + 1
+    session = fold([(n, EpochStarted(n, "host", 10.0 * n)) for n in range(1, newest + 1)])
+    for each in (session, restored(pruned(session, at=0.0))):
+        assert [each.began_at(n) for n in (0, 1, 2, newest)] == [None, None, 10.0 * 2, 10.0 * newest]
+        assert len(each.epochs) == EPOCHS_KEPT_MAX
+    assert Session().began_at(0) is None
 
 
 def test_the_client_in_browsers_knows_the_same_kinds() -> None:

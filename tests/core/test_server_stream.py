@@ -57,6 +57,7 @@ from midstream.core.server_stream import (
     EVENTS_BYTES_MAX,
     KEY_CHARS_MAX,
     NATIVE,
+    NUMBER_MAX,
     OPEN_WITHIN_S,
     Admit,
     ServerStream,
@@ -91,7 +92,7 @@ def test_the_open_asks_for_admission_and_the_welcome_answers_it() -> None:
 
     stream.admit(_session(EpochStarted(3, "host", 1.0)), epoch_at=None, now=1.0)
 
-    assert _sent(stream) == [Welcome("a", event_id="3-1", resume_from="3-1")]
+    assert _sent(stream) == [Welcome("a", event_id="3-1", resume_from="3-1", began_at=1.0)]
     assert (stream.is_admitted, stream.cursor) == (True, 1)
 
 
@@ -131,6 +132,7 @@ def test_a_connection_that_never_opens_is_ended() -> None:
         frames.encode(Open("a", SECRET, event_id="9999999999999999999-1")),
         frames.encode(Open("a", SECRET, next_seqno=-1)),
         frames.encode(Open("a", SECRET, connection=-1)),
+        frames.encode(Open("a", SECRET, connection=NUMBER_MAX + 1)),
         frames.encode(Open("a", SECRET, cancel_after_s=-1.0)),
         frames.encode(Open("a", SECRET, cancel_after_s=3601.0)),
         frames.encode(Open("a", SECRET, version=0)),
@@ -296,9 +298,7 @@ def test_more_chunks_in_flight_than_the_welcome_allows_end_the_connection() -> N
 def test_a_known_stream_goes_on_where_the_client_was() -> None:
     stream = _opened(Open("a", SECRET, event_id="3-4", next_seqno=1))
     stream.admit(_session(*_said()), epoch_at=3, now=0.0)
-    welcome = Welcome(
-        "a", event_id="3-5", resume_from="3-4", acked=1, turn=1, turn_status="running", status="model"
-    )
+    welcome = Welcome("a", "3-5", "3-4", 1, 1, "running", "model", began_at=1.0)
     assert _sent(stream) == [welcome]
     assert stream.cursor == 4
 
@@ -308,7 +308,7 @@ def test_a_known_stream_without_an_event_id_begins_where_it_began() -> None:
     stream = _opened(Open("a", SECRET, next_seqno=1))
     stream.admit(_session(*_said()), epoch_at=None, now=0.0)
     assert _sent(stream) == [
-        Welcome("a", "3-5", "3-1", acked=1, turn=1, turn_status="running", status="model")
+        Welcome("a", "3-5", "3-1", 1, 1, turn_status="running", status="model", began_at=1.0)
     ]
 
 
@@ -318,7 +318,7 @@ def test_an_event_that_is_not_on_the_line_is_gone(event_id: str, epoch_at: int |
     stream = _opened(Open("a", SECRET, event_id=event_id, next_seqno=1))
     stream.admit(_session(*_said()), epoch_at=epoch_at, now=0.0)
     welcome, gone = _sent(stream)
-    assert welcome == Welcome("a", "3-5", "3-1", acked=1, turn=1, turn_status="running", status="model")
+    assert welcome == Welcome("a", "3-5", "3-1", 1, 1, turn_status="running", status="model", began_at=1.0)
     assert gone == Gone("3-1", f"the event {event_id} is not on this session's line")
     assert stream.cursor == 1
 
@@ -327,6 +327,21 @@ def test_a_reader_whose_event_is_gone_begins_at_the_start() -> None:
     stream = _opened(Open(event_id="2-4"))
     stream.admit(_session(*_said()), epoch_at=3, now=0.0)
     assert (stream.cursor, len(stream.frames_to_send())) == (0, 2)
+
+
+@spec("STREAM-109")
+@pytest.mark.parametrize(
+    ("event_id", "epoch_at", "began_at"),
+    [("1-1", 1, 10.0), ("2-2", 2, 20.0), ("3-3", 3, 30.0), ("2-3", 3, None), ("0-0", None, None)],
+)
+def test_a_welcome_says_when_the_epoch_began_in_which_the_events_go_on(
+    event_id: str, epoch_at: int | None, began_at: float | None
+) -> None:
+    stream = _opened(Open(event_id=event_id))
+    stream.admit(_session(*(EpochStarted(n, "x", 10.0 * n) for n in (1, 2, 3))), epoch_at=epoch_at, now=0.0)
+    welcome = _sent(stream)[0]
+    assert isinstance(welcome, Welcome)
+    assert welcome.began_at == began_at
 
 
 @spec("STREAM-2")
@@ -350,7 +365,7 @@ def test_a_stream_the_server_forgot_is_refused() -> None:
 def test_a_first_chunk_that_never_arrived_is_no_forgotten_stream() -> None:
     stream = _opened(Open("b", SECRET, next_seqno=1))
     stream.admit(_session(*_said()), epoch_at=None, now=0.0)
-    assert _sent(stream) == [Welcome("b", "3-5", "3-5", status="model")]
+    assert _sent(stream) == [Welcome("b", "3-5", "3-5", status="model", began_at=1.0)]
 
 
 @spec("STREAM-9")
@@ -695,7 +710,7 @@ def test_who_is_owed_what_was_pruned_is_told_and_shown_a_snapshot(event_id: str)
     stream = _opened(Open(event_id=event_id, snapshots=SnapshotWhen.GONE))
     stream.admit(_session(*_said()), epoch_at=None, pruned_to=EventId(3, 4), now=0.0)
     welcome, gone = _sent(stream)
-    assert welcome == Welcome("", "3-5", "3-4", status="model", oldest=5)
+    assert welcome == Welcome("", "3-5", "3-4", status="model", oldest=5, began_at=1.0)
     reason = "the events before position 5 are not kept any more"
     assert gone == Gone("3-4", reason, oldest=5, has_snapshot=True)
     assert (stream.cursor, stream.snapshot_due) == (4, SnapshotDue.BEGINNING)
@@ -709,7 +724,7 @@ def test_who_is_owed_what_was_pruned_is_told_and_shown_a_snapshot(event_id: str)
 def test_the_last_event_that_was_pruned_is_as_good_an_id_as_any() -> None:
     stream = _opened(Open(event_id="3-4", snapshots=SnapshotWhen.GONE))
     stream.admit(_session(*_said()), epoch_at=3, pruned_to=EventId(3, 4), now=0.0)
-    assert _sent(stream) == [Welcome("", "3-5", "3-4", status="model", oldest=5)]
+    assert _sent(stream) == [Welcome("", "3-5", "3-4", status="model", oldest=5, began_at=1.0)]
     assert (stream.cursor, stream.snapshot_due) == (4, None)
 
 

@@ -71,8 +71,8 @@ class Disk:
                 self.numbered = (*self.numbered, payload)
             case ChunksAcked(seqno):
                 self.state = replace(state, unacked=tuple(each for each in state.unacked if each[0] > seqno))
-            case CursorMoved(event_id, promised):
-                self.state = replace(state, event_id=event_id, promised=promised)
+            case CursorMoved(event_id, promised, known):
+                self.state = replace(state, event_id=event_id, promised=promised, known=known)
             case Forgotten():
                 self.state = None
             case CallNoted(turn, reply, call, plan):

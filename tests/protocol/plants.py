@@ -14,7 +14,7 @@ from midstream.core.frame_errors import error_of
 from midstream.core.frames import Error, EventId, Open, encode
 from midstream.core.records import ChunkAccepted, EpochStarted, Record, StreamOpened
 from midstream.core.server_stream import Admit, ServerStream, Submit
-from midstream.core.session import Received
+from midstream.core.session import Received, Session
 from midstream.core.turn import Recover, Refused
 from tests.protocol.client_process import AT, AT_ONCE, Disk, Process
 from tests.protocol.world import Action, Connection, Scenario, World
@@ -117,6 +117,21 @@ class FencedByArrival(World):
         return False
 
 
+class FencedInOneProcess(World):
+    """What a server has read of newer connections elsewhere does not end the older ones at it."""
+
+    def is_fenced(self, server: ServerStream, view: Session) -> bool:
+        del server, view
+        return False
+
+
+class TakenFromOlder(World):
+    """Whatever connection a chunk comes by, it is taken."""
+
+    def judge(self, connection: Connection, request: Submit) -> None:
+        super().judge(connection, replace(request, chunk=replace(request.chunk, connection=0)))
+
+
 class ReplayTooLate(World):
     """Replay begins one event after the next one."""
 
@@ -168,7 +183,7 @@ class TellsTwice(ClientStream):
 
     def connected(self, *, now: float) -> None:
         super().connected(now=now)
-        self._frames[0] = encode(Open(self._stream, self._secret, None, self._next_seqno, self._connection))
+        self._frames[0] = encode(Open(self._stream, self.secret, None, self._next_seqno, self._connection))
 
 
 class ForgetsTooEarly(ClientStream):

@@ -102,6 +102,50 @@ test("a chunk whose ack was lost is dropped when the welcome counts it", () => {
   assert.equal(stream.isAcknowledged, true);
 });
 
+/** A stream that knows when epoch 1 began, and whose message is in it. */
+function knowing() {
+  const { stream } = saying({}, welcome({ began_at: 10.5 }));
+  const opened = { type: "stream_opened", stream: "k", secret_digest: "d" };
+  const taken = { type: "chunk_accepted", stream: "k", seqno: 0, digest: "d" };
+  stream.receive(events(["1-2", opened], ["1-3", taken], ["1-4", accepted()]), NOW);
+  return stream;
+}
+
+test("when the newest epoch began is kept, and one that began another time shows a server that was set back", () => {
+  const kept = knowing().record();
+  assert.deepEqual(kept.known, { epoch: 1, beganAt: 10.5 });
+  for (const [began_at, code] of [
+    [10.5, undefined],
+    [null, undefined],
+    [11, "events_lost"],
+  ]) {
+    const stream = new Stream({ ...kept, cursor: "1-4", secret: "x", chunks: [] }, NOW);
+    open(stream);
+    stream.receive(welcome({ event_id: "1-9", resume_from: "1-4", acked: 1, turn: 1, began_at }), NOW);
+    assert.equal(stream.error?.code, code);
+    assert.equal(stream.isKept, true);
+  }
+});
+
+test("an epoch that begins another time among the events shows it too, and a server that says nothing is believed", () => {
+  const epoch = (number, at) => ({ type: "epoch_started", epoch: number, owner: "x", at });
+  const first = knowing();
+  first.receive(events(["2-5", epoch(2, 20)]), NOW);
+  assert.deepEqual(first.record().known, { epoch: 2, beganAt: 20 });
+  for (const [at, code] of [
+    [20, undefined],
+    [21, "events_lost"],
+    [undefined, undefined],
+  ]) {
+    const stream = new Stream({ ...first.record(), cursor: "1-4", secret: "x", chunks: [] }, NOW);
+    open(stream);
+    stream.receive(welcome({ event_id: "2-9", resume_from: "1-4", acked: 1, turn: 1, began_at: 10.5 }), NOW);
+    stream.receive(events(["2-5", epoch(2, at)]), NOW);
+    assert.equal(stream.error?.code, code);
+    assert.deepEqual(stream.record().known, { epoch: 2, beganAt: 20 });
+  }
+});
+
 test("acks are cumulative and may repeat", () => {
   const { stream } = saying();
   stream.abort(0, NOW);
@@ -688,6 +732,20 @@ test("a reader that does not keep up costs its place and no memory: the rest is 
   assert.equal(sockets > 1, true);
 });
 
+test("a server has one address, and what is none is refused at once", async () => {
+  const addressed = { "https://host/agents/": "wss://host/agents", "ws://host:1": "ws://host:1", "HTTP://host/?x#y": "ws://host" };
+  for (const [url, base] of Object.entries(addressed)) {
+    const made = [];
+    const makeSocket = (address) => (made.push(address), { close() {}, send() {} });
+    const client = await connect({ url, makeSocket, storage: new MemoryStorage() });
+    await client.follow("s").settled;
+    assert.deepEqual(made, [`${base}/v1/sessions/s/stream`]);
+    client.close();
+  }
+  for (const url of ["localhost:8000", "ftp://host", "/agents", "http://", "http://host:99999"])
+    await assert.rejects(connect({ url, storage: new MemoryStorage() }), { code: "usage" });
+});
+
 test("keys and secrets are random and as long as they should be", () => {
   assert.equal(Buffer.from(randomText(32), "base64url").length, 32);
   assert.notEqual(randomText(16), randomText(16));
@@ -745,6 +803,29 @@ test("the stream of a queued message lives until its own turn has ended", () => 
   assert.deepEqual([stream.phase, stream.turn], ["live", 2]);
   stream.receive(events(["1-5", { ...ended, turn: 2 }]), NOW);
   assert.deepEqual([stream.phase, stream.error], ["ended", null]);
+});
+
+test("a stop reaches somebody else's turn past a message of one's own that waits for it", async () => {
+  class Queueing extends SmallServer {
+    said = [];
+    accept(socket, { seqno, payload }) {
+      this.said.push([socket.stream, payload.type]);
+      this.streams.set(socket.stream, { since: this.journal.length });
+      const queued = { type: "message_queued", number: 1, message: { parts: [] }, at: 1, stream: socket.stream };
+      if (payload.type === "say") this.journal.push(queued);
+      this.tell(socket, { type: "ack", seqno });
+      this.publish();
+    }
+  }
+  const server = new Queueing();
+  const client = await clientOf(server);
+  const mine = client.send("s", "and then")[Symbol.asyncIterator]();
+  await mine.next();
+  await client.cancel("s");
+  const [[saying, first], [stopping, second], ...more] = server.said;
+  assert.deepEqual([first, second, more], ["say", "abort", []]);
+  assert.notEqual(saying, stopping);
+  client.close();
 });
 
 test("a message that was taken back ends its stream, and another one does not", () => {

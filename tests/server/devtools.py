@@ -19,6 +19,8 @@ import websockets
 from midstream.world import World
 
 WAIT_S = 20.0
+CRASH_S = 0.2
+"""A page that crashed does not say so."""
 LISTENING = re.compile(rb"DevTools listening on (ws://\S+)")
 MESSAGE_BYTES_MAX = 64 * 2**20
 
@@ -109,6 +111,17 @@ class Tab:
                         return
                 await World().sleep(0.01)
 
+    async def crash(self) -> None:
+        """Let the page's process die, as where its memory runs out; nobody answers for it any more."""
+        with contextlib.suppress(BrowserRefusedError, TimeoutError):
+            await asyncio.wait_for(self._browser.send("Page.crash", session=self._session), CRASH_S)
+
+    async def clear_site_data(self, origin: str) -> None:
+        """Forget all that a site keeps, as its user can say."""
+        await self._browser.send(
+            "Storage.clearDataForOrigin", session=self._session, origin=origin, storageTypes="all"
+        )
+
     async def leave_for(self, url: str) -> None:
         """Go to another page, as by a link: the one before may be put aside for the back button."""
         at, _ = await self._history()
@@ -159,17 +172,14 @@ async def devtools(chromium: str, flags: Sequence[str], profile: Path) -> AsyncI
         stderr=asyncio.subprocess.PIPE,
     )
     assert process.stderr is not None
-    try:
+    async with contextlib.AsyncExitStack() as over:
+        over.push_async_callback(process.communicate)
+        over.callback(process.kill)
         said = b""
         while (found := LISTENING.search(said)) is None:
             said += await asyncio.wait_for(process.stderr.readline(), WAIT_S)
-        draining = asyncio.create_task(process.stderr.read())
-        async with websockets.connect(found[1].decode(), max_size=MESSAGE_BYTES_MAX) as socket:
-            browser = DevTools(socket)
-            listening = asyncio.create_task(browser.listen())
-            yield browser
-            listening.cancel()
-        draining.cancel()
-    finally:
-        process.kill()
-        await process.communicate()
+        over.callback(asyncio.create_task(process.stderr.read()).cancel)
+        connecting = websockets.connect(found[1].decode(), max_size=MESSAGE_BYTES_MAX)
+        browser = DevTools(await over.enter_async_context(connecting))
+        over.callback(asyncio.create_task(browser.listen()).cancel)
+        yield browser

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 
 import httpx2
@@ -95,23 +95,6 @@ async def test_a_turn_over_plain_http_is_told_to_its_end_and_the_body_ends_there
     assert [event.id for event in events] == [f"1-{place}" for place in range(1, len(events) + 1)]
     assert [event.event for event in events] == ["welcome", *["record"] * (len(events) - 1)]
     assert kinds_of(events)[-1] == "turn_ended"
-
-
-@spec("STREAM-27", "STREAM-39")
-async def test_a_body_that_its_client_closes_elsewhere_is_cut_and_nobody_else_can_close_it() -> None:
-    gate = asyncio.Event()
-    async with served(make_app([[*text("hello")[:-1], Gate(gate)]])) as server:
-        await post(server.http, chunk())
-        async with asyncio.timeout(WAIT_S), following(server, **KEYS) as response:
-            body = response.aiter_bytes()
-            await anext(body)
-            wrong = {"x-idempotent-encryption-key": "another"}
-            assert (await post(server.http, {"type": "close"}, **wrong)).status_code == 204
-            assert server.app.open_streams == 1, "it was somebody else's word"
-            await post(server.http, {"type": "close"})
-            with pytest.raises(httpx2.RemoteProtocolError):
-                [each async for each in body]
-        assert server.app.host.turns_running == 1
 
 
 @pytest.mark.parametrize("how", ["last-event-id", "x-idempotency-event-id", "?after="])
@@ -572,41 +555,6 @@ async def test_records_are_exported_a_line_each() -> None:
     assert [json.loads(line)["id"] for line in everything] == [f"1-{place}" for place in range(1, 6)]
     assert some.headers["content-type"].startswith("application/x-ndjson")
     assert some.text.splitlines() == everything[1:3]
-
-
-class LosingStore(MemoryStore):
-    """Lose something of a session after so many pages of it were read."""
-
-    pages_left = -1
-    lose: Callable[[], object]
-
-    async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
-        self.pages_left -= 1
-        if self.pages_left == 0:
-            self.lose()
-        return await super().read(session, after=after, limit=limit)
-
-
-@spec("STREAM-27")
-@pytest.mark.parametrize("is_deleted", [True, False], ids=["deleted", "pruned"])
-async def test_an_export_that_loses_its_session_on_the_way_is_cut(
-    is_deleted: bool,  # noqa: FBT001 - a case
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(http_module, "RECORDS_PER_READ", 2)
-    memory = Memory()
-    store = LosingStore(memory)
-    async with served(make_app([text("hello world")], store=store)) as server:
-        await post(server.http, chunk())
-        await records_until_end(await server.app.host.session("s1"), after=0)
-        kept = memory.sessions["s1"].records
-        store.lose = (
-            (lambda: memory.sessions.pop("s1")) if is_deleted else (lambda: kept.__delitem__(slice(0, 3)))
-        )
-        store.pages_left = 2
-        async with asyncio.timeout(WAIT_S), server.http.stream("GET", "/v1/sessions/s1/records") as response:
-            with pytest.raises(httpx2.RemoteProtocolError):
-                await response.aread()
 
 
 @tool(has_effects=False)

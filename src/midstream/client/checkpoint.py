@@ -33,6 +33,7 @@ from midstream.core.calls import CallPlan, CallState
 from midstream.core.checkpoint import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten, Write
 from midstream.core.frames import EventId, decode_payload, digest_of
 from midstream.core.messages import Call, Result
+from midstream.core.promises import KnownEpoch
 from midstream.errors import MidstreamError, ProtocolError, UsageError
 from midstream.world import Fault, World
 
@@ -134,7 +135,9 @@ CREATE TABLE stream (
     position INTEGER,
     next_seqno INTEGER NOT NULL,
     touched_at REAL NOT NULL,
-    promised TEXT
+    promised TEXT,
+    known_epoch INTEGER,
+    began_at REAL
 ) WITHOUT ROWID;
 -- Chunks whose ack has not come.
 CREATE TABLE chunk (
@@ -165,8 +168,11 @@ INSERT INTO life (epoch) VALUES (0);
 
 # A stream with all that is kept of it.
 _STREAMS = """
-SELECT stream, session, epoch, position, next_seqno, touched_at, promised FROM stream
+SELECT stream, session, epoch, position, next_seqno, touched_at, promised, known_epoch, began_at FROM stream
 WHERE server = ? ORDER BY touched_at
+"""
+_MOVE = """
+UPDATE stream SET epoch = ?, position = ?, promised = ?, known_epoch = ?, began_at = ? WHERE stream = ?
 """
 _CHUNKS = "SELECT seqno, digest, payload FROM chunk WHERE stream = ? ORDER BY seqno"
 _CALLS = """
@@ -366,7 +372,7 @@ class CheckpointFile:
     def _apply(self, stream: str, write: FileWrite, at: float) -> None:
         match write:
             case StreamBegun(session):
-                insert = "INSERT INTO stream VALUES (?, ?, ?, NULL, NULL, 0, ?, NULL)"
+                insert = "INSERT INTO stream VALUES (?, ?, ?, NULL, NULL, 0, ?, NULL, NULL, NULL)"
                 self._execute(insert, stream, self._server, session, at)
             case ChunkKept(seqno, payload):
                 insert = "INSERT INTO chunk VALUES (?, ?, ?, ?)"
@@ -374,10 +380,10 @@ class CheckpointFile:
                 self._execute("UPDATE stream SET next_seqno = ? WHERE stream = ?", seqno + 1, stream)
             case ChunksAcked(seqno):
                 self._execute("DELETE FROM chunk WHERE stream = ? AND seqno <= ?", stream, seqno)
-            case CursorMoved(event_id, promised):
-                epoch, position = (event_id.epoch, event_id.position) if event_id else (None, None)
-                move = "UPDATE stream SET epoch = ?, position = ?, promised = ? WHERE stream = ?"
-                self._execute(move, epoch, position, str(promised) if promised else None, stream)
+            case CursorMoved(event_id, promised, known):
+                place = (event_id.epoch, event_id.position) if event_id else (None, None)
+                began = (known.epoch, known.began_at) if known else (None, None)
+                self._execute(_MOVE, *place, str(promised) if promised else None, *began, stream)
             case Forgotten():
                 for table in ("stream", "chunk", "call"):
                     self._execute(f"DELETE FROM {table} WHERE stream = ?", stream)  # noqa: S608 - our own names
@@ -410,11 +416,12 @@ class CheckpointFile:
 
     def _streams(self) -> Iterator[KeptStream]:
         rows = self._execute(_STREAMS, self._server).fetchall()
-        for stream, session, epoch, position, next_seqno, touched_at, kept in rows:
+        for stream, session, epoch, position, next_seqno, touched_at, kept, number, began_at in rows:
             unacked, damage = self._unacked(stream, next_seqno)
             event_id = None if position is None else EventId(epoch, position)
             promised = EventId.parse(kept) if kept else None
-            checkpoint = Checkpoint(stream, "", event_id, next_seqno, unacked, promised)
+            known = None if number is None else KnownEpoch(number, began_at)
+            checkpoint = Checkpoint(stream, "", event_id, next_seqno, unacked, promised, known)
             yield KeptStream(session, checkpoint, touched_at, damage)
 
     def _unacked(self, stream: str, next_seqno: int) -> tuple[tuple[tuple[int, bytes], ...], str]:

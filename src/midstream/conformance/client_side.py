@@ -44,8 +44,8 @@ def kept_after(kept: Checkpoint | None, write: Write) -> Checkpoint | None:
             return replace(kept, next_seqno=seqno + 1, unacked=(*kept.unacked, (seqno, payload)))
         case ChunksAcked(seqno):
             return replace(kept, unacked=tuple(each for each in kept.unacked if each[0] > seqno))
-        case CursorMoved(event_id, promised):
-            return replace(kept, event_id=event_id, promised=promised)
+        case CursorMoved(event_id, promised, known):
+            return replace(kept, event_id=event_id, promised=promised, known=known)
         case Forgotten():
             return None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from midstream.core.frames import AbortPayload, AnswerPayload, EventId, WithdrawPayload, decode_payload
+from midstream.core.promises import KnownEpoch
 
 
 class Checkpoint(Struct, frozen=True):
@@ -20,6 +21,7 @@ class Checkpoint(Struct, frozen=True):
         next_seqno: How many chunks were numbered.
         unacked: Number and payload of the chunks whose ack has not come, in order and without gap.
         promised: The newest event that was seen of those that the server may not lose; None where there was none.
+        known: The newest epoch of which the server said when it began; None where it said so of none.
     """
 
     stream: str
@@ -28,6 +30,7 @@ class Checkpoint(Struct, frozen=True):
     next_seqno: int = 0
     unacked: tuple[tuple[int, bytes], ...] = ()
     promised: EventId | None = None
+    known: KnownEpoch | None = None
 
     def __repr__(self) -> str:
         return f"Checkpoint(stream={self.stream!r}, event_id={self.event_id!r}, next_seqno={self.next_seqno})"
@@ -58,11 +61,12 @@ class ChunksAcked(Struct, frozen=True):
 class CursorMoved(Struct, frozen=True):
     """The application has handled this event and all before it; None: it has to begin anew.
 
-    `promised` is as in `Checkpoint`.
+    `promised` and `known` are as in `Checkpoint`.
     """
 
     event_id: EventId | None
     promised: EventId | None = None
+    known: KnownEpoch | None = None
 
 
 class Forgotten(Struct, frozen=True):

@@ -22,6 +22,7 @@ from typing import assert_never
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from midstream.core import records
 from midstream.core.checkpoint import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten, Write
@@ -50,9 +51,10 @@ from midstream.core.frames import (
     decode_server,
     encode,
 )
-from midstream.core.promises import promised_after, require_promised
+from midstream.core.promises import KnownEpoch, known_after, promised_after, require_promised
 from midstream.core.records import (
     ChunkAccepted,
+    EpochStarted,
     MessageAccepted,
     MessageQueued,
     MessageWithdrawn,
@@ -62,6 +64,7 @@ from midstream.core.records import (
     TurnResumed,
 )
 from midstream.core.session import CHUNKS_MAX
+from midstream.core.shown_secrets import ShownSecrets
 from midstream.core.timing import RECONNECT_BACKOFF, Backoff, Deadline
 from midstream.core.turn import LOOK_BACK_S
 from midstream.errors import (
@@ -75,7 +78,6 @@ from midstream.errors import (
     StoreDamagedError,
     StreamNotFoundError,
     UsageError,
-    WrongSecretError,
 )
 
 HEARTBEATS_MISSED_MAX = 3
@@ -157,6 +159,8 @@ class ClientStream:
 
     is_encrypted: bool | None = None
     """Whether the server encrypts the session under its client's secret; None until it said so."""
+    _known: KnownEpoch | None = None
+    """The newest epoch of which the server said when it began."""
 
     def __init__(
         self,
@@ -174,9 +178,7 @@ class ClientStream:
         now: float,
     ) -> None:
         self._stream = stream
-        self._secret, self._old_secret = secret, old_secret
-        self._own_secret = secret if stream else ""
-        """What the stream began with; where its session has another one by now, both are shown."""
+        self._shown = ShownSecrets(secret, old_secret, own=secret if stream else "")
         self._cancel_after_s = cancel_after_s
         self._backoff = backoff
         self._patience_s, self._stall_after_s = patience_s, stall_after_s
@@ -201,12 +203,6 @@ class ClientStream:
         """Its message waits for the turns before it, which are not its business."""
         self._end: EventId | None = None
         # Connection.
-        self._is_secret_due = False
-        """What is shown next time has to be read anew: it was just read when the stream was made."""
-        self._refused: MidstreamError | None = None
-        """What the server said to the secrets that it did not take, until newly read ones are known."""
-        self._was_refused = False
-        """It did since the last welcome."""
         self._connection = life * CONNECTIONS_OF_A_LIFE
         self._is_kept = bool(stream)
         self._is_degraded = False
@@ -252,7 +248,7 @@ class ClientStream:
             now=now,
         )
         stream._is_begun = checkpoint.event_id is not None
-        stream._promised = checkpoint.promised
+        stream._promised, stream._known = checkpoint.promised, checkpoint.known
         stream._next_seqno = checkpoint.next_seqno
         stream._unacked = dict(checkpoint.unacked)
         stream._acked = checkpoint.next_seqno - len(checkpoint.unacked)
@@ -269,9 +265,9 @@ class ClientStream:
         return self._stream
 
     @property
-    def secrets(self) -> tuple[str, str]:
-        """The secret that is shown, and the one before it; each "" where there is none."""
-        return self._secret, self._old_secret
+    def secret(self) -> str:
+        """The secret that is shown; "" where there is none."""
+        return self._shown.secret
 
     @property
     def wants_secret(self) -> bool:
@@ -280,7 +276,8 @@ class ClientStream:
         So it is with each connection but the first, unless the server said that no secret opens the session, and when
         the server refused what was shown (STREAM-96).
         """
-        return self._refused is not None or (self._state is _State.CONNECTING and self._is_secret_due)
+        is_due = self._state is _State.CONNECTING and self._shown.is_due
+        return not self.is_ended and (self._shown.refusal is not None or is_due)
 
     @property
     def is_connection_wanted(self) -> bool:
@@ -436,20 +433,16 @@ class ClientStream:
         if event_id == self._end:
             self._forget()
         else:
-            self._keep(CursorMoved(event_id, self._promised))
+            self._keep(CursorMoved(event_id, self._promised, self._known))
 
     def show(self, secret: str, old_secret: str = "") -> None:
         """Show these secrets from the next connection on; "" leaves it at what was shown before.
 
         Where the server has refused just these, the stream ends with what it said.
         """
-        shown, self._is_secret_due = self.secrets, False
-        if secret:
-            own = "" if secret == self._own_secret else self._own_secret
-            self._secret, self._old_secret = secret, old_secret or own
-        refused, self._refused = self._refused, None
-        if refused is not None and shown == self.secrets:
-            self._end_with(refused)
+        self._shown = self._shown.learnt(secret, old_secret)
+        if self._shown.refusal is not None:
+            self._end_with(self._shown.refusal)
 
     # --- what the transport does --------------------------------------------------------------------------------
 
@@ -457,8 +450,8 @@ class ClientStream:
         """There is a transport. The `open` goes first, and at once behind it all that was not acknowledged."""
         if self._state is not _State.CONNECTING:
             return
-        if self._refused is not None:
-            self._end_with(self._refused)
+        if self._shown.refusal is not None:
+            self._end_with(self._shown.refusal)
             return
         self._state = _State.OPENING
         self._sent = self._acked
@@ -467,13 +460,13 @@ class ClientStream:
         self._queue(
             Open(
                 self._stream,
-                self._secret,
+                self._shown.secret,
                 event_id,
                 self._next_seqno,
                 self._connection if self._stream else 0,
                 self._cancel_after_s,
                 snapshots=self._snapshots,
-                old_secret=self._old_secret,
+                old_secret=self._shown.old_secret,
             )
         )
         self._send_chunks()
@@ -494,12 +487,11 @@ class ClientStream:
             # STREAM-9: nothing was kept on either side, so that there is nothing to go on with.
             self._end_with(error or ConnectionLostError("the connection to a degraded server broke"))
             return
-        if self._is_doubtful(error):
-            self._refused = error
-        elif error is not None and error.retry in ("never", "ask"):
+        is_final = error is not None and error.retry in ("never", "ask")
+        if is_final and not self._has_doubts(error):
             self._end_with(error)
             return
-        self._is_secret_due = self.is_encrypted is not False
+        self._shown = replace(self._shown, is_due=self.is_encrypted is not False)
         if error is not None and not isinstance(error, ConnectionLostError):
             self._trouble = error
         if self._failures == 0:
@@ -599,14 +591,16 @@ class ClientStream:
             what = f"the server has {frame.acked} chunks of this stream, we numbered {self._next_seqno}"
             self._end_with(SeqnoReusedError(what))
             return
+        require_promised(self._promised, EventId.parse(frame.event_id), is_owned=bool(self._stream))
+        resume_from = EventId.parse(frame.resume_from)
+        self._known = known_after(self._known, self._promised, resume_from.epoch, frame.began_at)
         if frame.acked < self._acked:
             self._end_with(StreamNotFoundError("the server does not know what it had acknowledged"))
             return
-        require_promised(self._promised, EventId.parse(frame.event_id), is_owned=bool(self._stream))
         if not self._is_begun or self._received is None:
-            self._received = EventId.parse(frame.resume_from)
+            self._received = resume_from
         self._state = _State.LIVE
-        self._was_refused = False
+        self._shown = self._shown.taken()
         self._is_reconnecting = False
         self._announced = None
         self._unanswered = 0
@@ -657,6 +651,8 @@ class ClientStream:
                 self._failures = 0
                 self._trouble = None
                 record = records.decode(bytes(event.record))
+                if isinstance(record, EpochStarted):
+                    self._known = known_after(self._known, self._promised, event_id.epoch, record.at)
                 self._promised = promised_after(self._promised, event_id, record, is_owned=bool(self._stream))
                 self._apply(Applied(event_id, record))
 
@@ -707,7 +703,7 @@ class ClientStream:
         self._is_begun = not self._stream
         self._announced = None
         self._events.append(Forget(self._received, frame.reason, frame.has_snapshot))
-        self._keep(CursorMoved(None, self._promised))
+        self._keep(CursorMoved(None, self._promised, self._known))
 
     def _take_snapshot(self, frame: Snapshot) -> None:
         self._received = EventId.parse(frame.event_id)
@@ -735,20 +731,17 @@ class ClientStream:
         self._retry_after_s = frame.retry_after_s or 0.0
         is_lost_order = isinstance(error, SeqnoGapError) and error.expected in self._unacked
         is_final = frame.retry in ("never", "ask") or isinstance(error, SessionBusyError)
-        if self._is_doubtful(error):
-            self._refused = error
-            self._drop()
-        elif is_final and not is_lost_order:
+        if is_final and not (is_lost_order or self._has_doubts(error)):
             self._end_with(error)
         else:
             self._trouble = error
             self._drop()  # STREAM-28: the next connection plays back what was refused
 
-    def _is_doubtful(self, error: MidstreamError | None) -> bool:
-        """Whether it may have been refused because another process has changed the secret: that is looked at once."""
-        is_doubtful = isinstance(error, WrongSecretError) and not (self._was_refused or self._is_degraded)
-        self._was_refused = self._was_refused or is_doubtful
-        return is_doubtful
+    def _has_doubts(self, error: MidstreamError | None) -> bool:
+        """Whether the secret may have been changed by another process: it is read once more before the stream ends."""
+        doubted = None if self._is_degraded else self._shown.doubted(error)
+        self._shown = doubted or self._shown
+        return doubted is not None
 
     # --- ends ---------------------------------------------------------------------------------------------------
 

@@ -255,6 +255,8 @@ class Welcome(Struct, frozen=True, gc=False, tag="welcome", tag_field="type"):
             limit.
         is_encrypted: The session is encrypted under its client's secret, which the client keeps as long as the session
             matters.
+        began_at: When the epoch of `resume_from` began, in seconds since 1970: the `at` of its `EpochStarted`
+            (STREAM-109). It is None where that is not known any more, and before the first record.
     """
 
     stream: str
@@ -275,6 +277,7 @@ class Welcome(Struct, frozen=True, gc=False, tag="welcome", tag_field="type"):
     oldest: int = 1
     retention: dict[str, float | None] = field(default_factory=dict)
     is_encrypted: bool = False
+    began_at: float | None = None
 
 
 class Ack(Struct, frozen=True, gc=False, tag="ack", tag_field="type", omit_defaults=True):

@@ -3,13 +3,46 @@
 *Promised* is the newest event that it has seen of those that a server may not lose (STREAM-100). Words that came after
 it a power cut may take; it itself, and all before it, only somebody who cuts the journal or sets the server back to an
 older copy.
+
+A server that was set back and went on since gives out the same event ids again. But whoever went on began an epoch for
+it, as every owner does, and at another time than the epoch of that number had begun before. So a client that knows when
+the newest epoch it has seen began tells the two apart (STREAM-109).
 """
 
 from __future__ import annotations
 
+from msgspec import Struct
+
 from midstream.core.frames import EventId
 from midstream.core.records import Record, is_durable
 from midstream.errors import EventsLostError
+
+
+class KnownEpoch(Struct, frozen=True):
+    """An epoch, and when it began in seconds since 1970, as the server told it."""
+
+    epoch: int
+    began_at: float
+
+
+def known_after(
+    known: KnownEpoch | None, promised: EventId | None, epoch: int, began_at: float | None
+) -> KnownEpoch | None:
+    """Return the newest epoch that is known after the server has told when one began; None tells nothing.
+
+    Where nothing was promised, nothing can be lost: then the server is believed.
+
+    Raises:
+        EventsLostError: It began at another time, as far as is known.
+    """
+    if began_at is None:
+        return known
+    told = KnownEpoch(epoch, began_at)
+    if known is None or promised is None or epoch > known.epoch:
+        return told
+    if epoch == known.epoch and told != known:
+        raise _lost(promised, f"began epoch {epoch} another time since")
+    return known
 
 
 def promised_after(

@@ -32,6 +32,22 @@ export function endsTooSoon(promised, newest, isOwned) {
   return newest.epoch < promised.epoch || isOlder || (isOwned && newest.position < promised.position);
 }
 
+/**
+ * Return the newest epoch, as `{epoch, beganAt}`, that is known after the server has told when one began (null: it told
+ * nothing). Where nothing was promised, nothing can be lost: then the server is believed.
+ */
+export function knownAfter(known, promised, epoch, beganAt) {
+  if (beganAt === null) return known;
+  const isNewer = known === null || promised === null || epoch > known.epoch;
+  return isNewer ? { epoch, beganAt } : known;
+}
+
+/** Whether an epoch began at another time than it did before: the server was set back and went on (STREAM-110). */
+export function beganAnother(known, promised, epoch, beganAt) {
+  if (known === null || promised === null || beganAt === null) return false;
+  return epoch === known.epoch && beganAt !== known.beganAt;
+}
+
 /** Whether an event stands where another one was promised to stay. */
 export function standsInPlace(promised, at, isOwned) {
   if (promised === null || !isOwned || at.position > promised.position) return false;

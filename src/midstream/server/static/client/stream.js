@@ -6,7 +6,7 @@
  * arrive.
  */
 
-import { endsTooSoon, isDurable, standsInPlace } from "./promises.js";
+import { beganAnother, endsTooSoon, isDurable, knownAfter, standsInPlace } from "./promises.js";
 
 export const PROTOCOL_VERSION = 1;
 /** Reconnect at once, then after up to 1 s, doubling to 30 s; chance decides how much of it ("full jitter"). */
@@ -102,6 +102,7 @@ export function damageOf({ acked, nextSeqno, chunks, secret }) {
 export class Stream {
   #at = null; // where the line of events stands, parsed
   #promised = null; // the newest event that was seen of those that the server may not lose
+  #known = null; // the newest epoch of which the server said when it began
   #chunks = []; // not acknowledged: {seqno, frame}, in order
   #apart = new Set(); // those of them that were acknowledged one by one (STREAM-53)
   #writes = [];
@@ -177,6 +178,7 @@ export class Stream {
     this.#isKnown = this.life > 0;
     this.#move(this.damage ? null : (kept.cursor ?? null));
     this.#promised = this.key && kept.promised ? parseEventId(kept.promised) : null;
+    this.#known = (this.key && kept.known) || null;
     this.#chunks = this.damage ? [] : [...(kept.chunks ?? [])].sort((a, b) => a.seqno - b.seqno);
     this.#abortSeqno = this.#chunks.find(({ frame }) => read(frame)?.payload?.type === "abort")?.seqno ?? null;
     if (this.damage) this.#tell({ type: "lost", id: "0-0", reason: this.damage });
@@ -203,6 +205,11 @@ export class Stream {
     return this.#chunks.length === 0;
   }
 
+  /** Whether its message waits for the turns before it. */
+  get isQueued() {
+    return this.#isQueued;
+  }
+
   /** Whether something of it is written down. */
   get isKept() {
     return this.key !== "" && !this.isDegraded && !this.#isForgotten;
@@ -222,7 +229,7 @@ export class Stream {
     const { session, key, cursor, turn, acked, nextSeqno, openedAt } = this;
     const { isDetached, isWhole, life, cancelAfterS } = this;
     const kept = { session, key, cursor, turn, acked, nextSeqno, openedAt, isDetached, isWhole, life, cancelAfterS };
-    return { ...kept, promised: told(this.#promised) };
+    return { ...kept, promised: told(this.#promised), known: this.#known };
   }
 
   // --- what the application says ---
@@ -498,13 +505,14 @@ export class Stream {
       const message = `the server has ${acked} chunks of this stream, and ${this.nextSeqno} were numbered here`;
       return this.#end(new MidstreamError("seqno_reused", message), now);
     }
+    const newest = parseEventId(frame.event_id);
+    if (endsTooSoon(this.#promised, newest, this.key !== "")) return this.#endLost(`ends with ${told(newest)}`, now);
+    if (this.#isSetBack(from.epoch, frame.began_at ?? null)) return this.#endSetBack(from.epoch, now);
     if (this.key && acked < this.acked) {
       // Acknowledged chunks are gone from here too: they cannot be played back.
       const message = "the server no longer knows this stream";
       return this.#end(new MidstreamError("stream_not_found", message), now);
     }
-    const newest = parseEventId(frame.event_id);
-    if (endsTooSoon(this.#promised, newest, this.key !== "")) return this.#endLost(`ends with ${told(newest)}`, now);
     const isOver = frame.turn_status ? OVER.has(frame.turn_status) : frame.status === "idle";
     this.#turnEnd = frame.turn && isOver ? parseEventId(frame.event_id) : null;
     return this.key ? this.#acknowledge(acked, now) : undefined;
@@ -577,6 +585,8 @@ export class Stream {
       const at = parseEventId(id);
       if (at.position <= this.#at.position && at.epoch <= this.#at.epoch) continue; // shown before
       if (at.position !== this.#at.position + 1 || at.epoch < this.#at.epoch) return "reconnect"; // a hole
+      const began = record.type === "epoch_started" ? (record.at ?? null) : null;
+      if (this.#isSetBack(at.epoch, began)) return this.#endSetBack(at.epoch, now);
       if (standsInPlace(this.#promised, at, this.key !== "")) return this.#endLost(`has ${id} in its place`, now);
       if (isDurable(record) && !(this.key && at.position <= this.#promised?.position)) this.#promised = at;
       this.#at = at;
@@ -690,6 +700,17 @@ export class Stream {
     this.#rest();
     this.#isOver = error === null;
     if (error === null ? this.isDetached : !KEPT_CODES.has(error.code)) this.#forget();
+  }
+
+  /** Take when an epoch began; return whether the server had said otherwise of it before. */
+  #isSetBack(epoch, beganAt) {
+    if (beganAnother(this.#known, this.#promised, epoch, beganAt)) return true;
+    this.#known = knownAfter(this.#known, this.#promised, epoch, beganAt);
+    return false;
+  }
+
+  #endSetBack(epoch, now) {
+    return this.#endLost(`began epoch ${epoch} another time since`, now);
   }
 
   #endLost(what, now) {
