@@ -255,20 +255,6 @@ async def test_a_gap_says_which_number_is_expected() -> None:
     assert (unknown.status_code, unknown.json()["expected"]) == (409, 0)
 
 
-@spec("STREAM-49", "STREAM-57")
-async def test_a_chunk_that_overtakes_the_first_one_of_its_session_is_told_so_and_leaves_nothing_behind() -> (
-    None
-):
-    app = make_app([text("hello")])
-    async with called(app) as client, asyncio.timeout(WAIT_S):
-        early = await post(client, withdrawal(1))
-        assert (early.status_code, early.json()["code"], early.json()["expected"]) == (409, "seqno_gap", 0)
-        assert (await client.get("/v1/sessions")).json()["sessions"] == []
-        assert (await client.get("/v1/sessions/s1")).status_code == 404
-        for frame in (chunk(), withdrawal(1)):
-            assert (await post(client, frame)).json() == {"type": "ack", "seqno": frame["seqno"]}
-
-
 async def test_another_payload_under_a_used_number_is_a_conflict() -> None:
     async with called(make_app([[Stall()]])) as client:
         await post(client, chunk(words="one"))
