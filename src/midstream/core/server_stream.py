@@ -312,9 +312,8 @@ class ServerStream:
 
     def is_fenced_by(self, session: Session) -> bool:
         """Whether the journal says that a newer connection has the stream: end this one, deliver nothing more."""
-        number = self._open.connection
-        known = session.streams.get(self._open.stream) if number else None
-        return known is not None and known.is_beyond(number)
+        known = session.streams.get(self._open.stream)
+        return known is not None and known.is_beyond(self._open.connection)
 
     def is_turn_over(self, session: Session) -> bool:
         """Whether the turn of this stream has ended and all events so far were delivered.
@@ -411,8 +410,7 @@ class ServerStream:
             reason = f"the event {self._event_id} is not on this session's line"
             self._queue(Gone(str(resume_from), reason, pruned_to.position + 1), now=now)
         for each in self._held:
-            chunk = replace(each.chunk, secret_digest=self._secret_digest)
-            self._requests.append(Submit(each.seqno, chunk))
+            self._requests.append(Submit(each.seqno, replace(each.chunk, secret_digest=self._secret_digest)))
         self._held = []
 
     def accepted(self, seqno: int, *, now: float) -> None:
@@ -523,13 +521,12 @@ class ServerStream:
     def _take_chunk(self, frame: Chunk) -> None:
         if not self._open.stream:
             raise ProtocolError("a reader has no stream to send chunks on")
-        by = self._open
         chunk = read_chunk(
             frame,
-            stream=by.stream,
+            stream=self._open.stream,
             secret_digest=self._secret_digest,
-            cancel_after_s=by.cancel_after_s,
-            connection=by.connection,
+            cancel_after_s=self._open.cancel_after_s,
+            connection=self._open.connection,
         )
         self._in_flight.add(chunk.seqno)
         if len(self._in_flight) > self._in_flight_max:
