@@ -64,7 +64,6 @@ from midstream.core.server_stream import (
     SnapshotDue,
     Submit,
     events_frames,
-    opened_by,
     status_of,
     turn_status_of,
     waiting_on,
@@ -177,7 +176,7 @@ def test_what_the_headers_said_the_open_need_not_say_and_must_not_gainsay(header
         coalesce_s=0.05,
         snapshots=SnapshotWhen.BEGIN,
     )
-    assert admit.open == together == opened_by(Open(), together) == opened_by(headers, together)
+    assert admit.open == together == frames.opened_by(Open(), together) == frames.opened_by(headers, together)
 
 
 @spec("STREAM-112")

@@ -13,6 +13,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct, field
+from msgspec.structs import replace
 
 from midstream.core.calls import Choice
 from midstream.core.messages import Result, UserPart
@@ -419,6 +420,26 @@ def _decode(body: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedFrameError(f"not a frame of this protocol: {str(error)[:REASON_CHARS_MAX]}") from error
+
+
+_IN_HEADERS = ("stream", "secret", "event_id", "next_seqno", "connection", "cancel_after_s", "old_secret")
+
+
+def opened_by(headers: Open, frame: Open) -> Open:
+    """Return what a request says whose headers say some of it and whose `open` the rest (STREAM-112).
+
+    Raises:
+        MalformedFrameError: They say two things of one.
+    """
+    nothing, filled = Open(), {}
+    for name in _IN_HEADERS:
+        told, said, unsaid = (getattr(each, name) for each in (headers, frame, nothing))
+        if told in (unsaid, said):
+            continue
+        if said != unsaid:
+            raise MalformedFrameError(f"the headers and the `open` say two things of `{name}`")
+        filled[name] = told
+    return replace(frame, **filled) if filled else frame
 
 
 def digest_of(payload: bytes | msgspec.Raw) -> str:

@@ -56,6 +56,7 @@ from midstream.core.frames import (
     decode_payload,
     digest_of,
     encode,
+    opened_by,
     secret_digest_of,
 )
 from midstream.core.messages import UserMessage
@@ -625,26 +626,6 @@ def _is_on_line(event_id: EventId, epoch_at: int | None) -> bool:
 def _frame_of(error: MidstreamError, seqno: int | None = None) -> Error:
     expected = error.expected if isinstance(error, SeqnoGapError) else None
     return Error(error.code, error.message, error.retry, seqno, expected, error.retry_after_s)
-
-
-_IN_HEADERS = ("stream", "secret", "event_id", "next_seqno", "connection", "cancel_after_s", "old_secret")
-
-
-def opened_by(headers: Open, frame: Open) -> Open:
-    """Return what a request says whose headers say some of it and whose `open` the rest (STREAM-112).
-
-    Raises:
-        MalformedFrameError: They say two things of one.
-    """
-    nothing, filled = Open(), {}
-    for name in _IN_HEADERS:
-        told, said, unsaid = (getattr(each, name) for each in (headers, frame, nothing))
-        if told in (unsaid, said):
-            continue
-        if said != unsaid:
-            raise MalformedFrameError(f"the headers and the `open` say two things of `{name}`")
-        filled[name] = told
-    return replace(frame, **filled) if filled else frame
 
 
 def check_word(word: str) -> None:
