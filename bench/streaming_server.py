@@ -26,8 +26,9 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from midstream.cli.listening import run_server
 from midstream.core import records
@@ -101,6 +102,7 @@ class Raw:
                 Route(path, self.begin, methods=["PUT"]),
                 Route(path, self.append, methods=["POST"]),
                 Route(path, self.follow, methods=["GET"]),
+                WebSocketRoute(path, self.follow_by_socket),
             ]
         )
         listener = listen("127.0.0.1", 0)
@@ -124,6 +126,19 @@ class Raw:
         """Send what is there and what comes."""
         log, position = self._logs[request.path_params["name"]], int(request.query_params.get("from", "0"))
         return StreamingResponse(log.follow(position), media_type="text/event-stream")
+
+    async def follow_by_socket(self, socket: WebSocket) -> None:
+        """Send what is there and what comes, until the reader goes, who says nothing."""
+        log, position = self._logs[socket.path_params["name"]], int(socket.query_params["from"])
+        await socket.accept()
+        sending = asyncio.create_task(_send(socket, log.follow(position)))
+        await socket.receive()
+        sending.cancel()
+
+
+async def _send(socket: WebSocket, events: AsyncIterator[bytes]) -> None:
+    async for some in events:
+        await socket.send_text(some.decode())
 
 
 _raws = msgspec.json.Decoder(list[msgspec.Raw])

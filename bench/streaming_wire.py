@@ -65,6 +65,7 @@ class Wire(Struct, frozen=True):
 
 
 RAW = Wire("/s/{name}", "/s/{name}?from={after}")
+RAW_WEBSOCKET = Wire("/s/{name}", "/s/{name}?from={after}", is_socket=True)
 SSE = Wire("/s/{name}", "/v1/sessions/{name}/events?after={after}", "0-0")
 WEBSOCKET = Wire("/s/{name}", "/v1/sessions/{name}/stream?after={after}", "0-0", is_socket=True)
 REFERENCE = Wire("/v1/stream/{name}", "/v1/stream/{name}?offset={after}&live=sse", "-1")

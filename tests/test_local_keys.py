@@ -46,6 +46,12 @@ def test_no_other_machine_is_shown_a_token(places: Places, url: str) -> None:
     assert shown_to(url, places) == {}
 
 
+@pytest.mark.parametrize("url", ["http://localhost:99999", "http://localhost:x", "http://[::1"])
+def test_what_has_no_port_that_there_is_is_refused(places: Places, url: str) -> None:
+    with pytest.raises(UsageError):
+        shown_to(url, places)
+
+
 def test_without_a_key_nothing_is_shown_and_nothing_made(places: Places) -> None:
     assert shown_to("http://localhost:8000", places) == {}
     assert not places.data.exists()

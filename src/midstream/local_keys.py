@@ -59,18 +59,24 @@ def shown_to(url: str, places: Places | None = None) -> dict[str, str]:
     Args:
         url: The server's address.
         places: Where the key lies; the user's own places by default.
+
+    Raises:
+        UsageError: `url` has no port that there is.
     """
     if token := os.environ.get(TOKEN_VARIABLE, ""):
         return {"authorization": f"Bearer {token}"}
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme in {"https", "wss"} else 80)
+    except ValueError as error:
+        raise UsageError(f"{url!r} is no address: {error}") from error
     if not is_loopback(parts.hostname or ""):
         return {}
     try:
         key = ((places or Places.found()).data / KEY_FILE).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
         return {}
-    default = 443 if parts.scheme in {"https", "wss"} else 80
-    return {"authorization": f"Bearer {token_for(key, parts.port or default)}"} if key else {}
+    return {"authorization": f"Bearer {token_for(key, port)}"} if key else {}
 
 
 def is_loopback(host: str) -> bool:

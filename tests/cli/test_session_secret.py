@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream.cli.session_secret import brought_secret, shown_for
+from midstream.cli.session_secret import brought_secret, forget_for, shown_for
 from midstream.client.secret_store import SecretStore
 from midstream.client.session_secrets import SessionSecrets, Shown
 from midstream.errors import UsageError
@@ -56,6 +56,10 @@ def test_else_the_one_is_shown_that_chat_keeps(tmp_path: Path) -> None:
     asyncio.run(_kept(places.secrets))
     assert shown_for("http://127.0.0.1:1/", "s::child", places) == Shown(SECRET)
     assert shown_for("http://127.0.0.1:1", "other", places) == Shown()
+    forget_for("http://127.0.0.1:1", "s::child", places)  # a part was deleted, and the whole is there
+    assert shown_for("http://127.0.0.1:1", "s", places) == Shown(SECRET)
+    forget_for("http://127.0.0.1:1/", "s", places)
+    assert shown_for("http://127.0.0.1:1", "s", places) == Shown()
 
 
 @spec("STREAM-84", "STREAM-95")
@@ -88,6 +92,10 @@ def test_chat_and_sessions_show_the_secret_and_a_file_is_not_read_without(
         assert "--url" in done.stderr
     with Serving(tmp_path, port=port, options=["--encrypt", "client"]) as server:
         assert "canary-7f3a" in run("sessions", "show", "s", "--url", server.url).stdout
+        assert run_process("chat", server.url, "--session", "t", said="of another one").returncode == 0
+        assert "x-idempotent-encryption-key" in shown_for(server.url, "t", None).headers
+        assert run("sessions", "delete", "t", "--yes", "--url", server.url).exit_code == 0
+        assert shown_for(server.url, "t", None) == Shown()
         assert server.interrupt() == (0, "")
     assert run("sessions", "delete", "s", "--yes", "--store", server.store).exit_code == 0
     with reading(server.store) as reader:

@@ -66,7 +66,9 @@ def test_a_server_that_is_not_there_is_no_traceback(run: Run, server: Serving) -
         list(ServerSource(server.url).list())
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://a", "http://", "file:///etc/passwd"])
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "ftp://a", "http://", "file:///etc/passwd", "http://a:99999"]
+)
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(UsageError):
         ServerSource(url)

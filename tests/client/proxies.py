@@ -16,6 +16,7 @@ class Upgrades(Enum):
     PASSED = "both ways, byte for byte"
     REFUSED = "answered with 403"
     SILENT = "passed on, and nothing comes back after the handshake"
+    SWALLOWED = "never answered"
     DROPPED = "the connection is closed without an answer"
 
 
@@ -36,17 +37,23 @@ class Proxy:
         is_buffering: bool = False,
         body_bytes_max: int | None = None,
     ) -> None:
-        host, _, port = target.rpartition("/")[2].partition(":")
-        self._target = (host, int(port))
+        self.lead_to(target)
         self._is_buffering = is_buffering
         self._body_bytes_max = body_bytes_max
         self._open: set[asyncio.StreamWriter] = set()
         self.upgrades = upgrades
         self.before_upgrade: Callable[[], Awaitable[None]] | None = None
         """What happens before the next handshake is passed on, once."""
+        self.is_away = False
+        """The server behind it is not there: each connection is closed without an answer."""
         self.url = ""
         self.asked: list[str] = []
         """Method and path of each request, and `upgrade` for a handshake."""
+
+    def lead_to(self, target: str) -> None:
+        """Pass on to this server from now on."""
+        host, _, port = target.rpartition("/")[2].partition(":")
+        self._target = (host, int(port))
 
     @contextlib.asynccontextmanager
     async def listening(self) -> AsyncIterator[Proxy]:
@@ -67,13 +74,16 @@ class Proxy:
         try:
             with contextlib.suppress(OSError, asyncio.IncompleteReadError):
                 head = await reader.readuntil(LINE_END * 2)
+                is_upgrade = b"upgrade: websocket" in head.lower()
+                request = head.split(b" HTTP")[0].partition(b"?")[0].decode()
+                self.asked.append("upgrade" if is_upgrade else request)
+                if self.is_away:
+                    return
                 back, there = await asyncio.open_connection(*self._target)
                 self._open.add(there)
-                if b"upgrade: websocket" in head.lower():
-                    self.asked.append("upgrade")
+                if is_upgrade:
                     await self._tunnel(head, reader, writer, back, there)
                 else:
-                    self.asked.append(head.split(b" HTTP")[0].partition(b"?")[0].decode())
                     await self._pass_on(head, reader, writer, back, there)
         finally:
             for each in filter(None, (writer, there)):
@@ -97,6 +107,9 @@ class Proxy:
         before, self.before_upgrade = self.before_upgrade, None
         if before is not None:
             await before()
+        if self.upgrades is Upgrades.SWALLOWED:
+            await reader.read()
+            return
         there.write(head)
         writer.write(await back.readuntil(LINE_END * 2))
         async with asyncio.TaskGroup() as group:

@@ -27,7 +27,7 @@ from tests.client.peer import Script, asks_to_wait, breaks_in_a_frame, says
 from tests.spec import spec
 
 WAIT_S = 30.0
-OPENING = Open("k1", "the secret", "1-4", 3)
+OPENING = Open("k1", "the secret", "1-4", 3, 5)
 WELCOME = Welcome("k1", "1-4", "1-4")
 SAY = Chunk(3, msgspec.Raw(b'{"type":"say","parts":[{"type":"text","text":"hi"}]}'))
 Ways = type[EventStream] | type[LongPoll]
@@ -138,7 +138,7 @@ async def test_records_come_as_events_frames_with_their_stored_bytes(down: Ways)
     ]
 
 
-@spec("STREAM-38")
+@spec("STREAM-38", "STREAM-108")
 async def test_nothing_is_said_before_the_welcome() -> None:
     answers = Answers()
     async with answers.transport() as transport:
@@ -156,6 +156,7 @@ async def test_nothing_is_said_before_the_welcome() -> None:
         posted = next(request for request in answers.asked if request.content == frames.encode(SAY))
         assert (posted.url.path, posted.content) == ("/v1/sessions/s1/chunks", frames.encode(SAY))
         assert posted.headers["x-idempotent-encryption-key"] == OPENING.secret
+        assert posted.headers["x-idempotency-connection"] == str(OPENING.connection)
 
 
 @spec("STREAM-39")
@@ -313,6 +314,16 @@ async def test_an_application_that_does_not_read_stops_the_server() -> None:
         assert len(answers.asked) <= FRAMES_WAITING_MAX + 1
         for _ in range(51):
             await transport.receive()
+
+
+async def test_a_fault_of_ours_is_raised_and_not_waited_for(down: Ways) -> None:
+    async with httpx2.AsyncClient() as client:
+        paths = HttpPaths("http://127.0.0.1:1/v1/sessions/s1", "c1", {"x-a": "\u20ac"})
+        transport = HttpTransport(client, paths, down())
+        await transport.send([frames.encode(Open())])
+        with pytest.raises(UnicodeEncodeError):
+            await asyncio.wait_for(transport.receive(), WAIT_S)
+        await transport.close()
 
 
 async def test_cancelling_a_receive_loses_no_frame() -> None:

@@ -72,6 +72,21 @@ async def test_another_one_is_kept_in_its_place(store: SecretStore) -> None:
 
 
 @spec("STREAM-95")
+async def test_what_is_forgotten_opens_nothing_and_is_not_kept(tmp_path: Path) -> None:
+    secrets = tmp_path / "client-secrets.db"
+    async with (
+        served(escrowed_app(tmp_path, [text("one")])) as server,
+        connect(server.url, state=tmp_path / "client.db", secrets=secrets) as client,
+    ):
+        assert isinstance([event async for event in client.send("s", "hi")][-1].record, TurnEnded)
+        assert survey(secrets, now=0.0) == Survey(in_file=1)
+        await client.forget_secret("s")
+        assert survey(secrets, now=0.0) == Survey()
+        with pytest.raises(WrongSecretError):
+            await client.let_look("s")
+
+
+@spec("STREAM-95")
 async def test_none_is_kept_where_the_server_has_no_use_for_it(store: SecretStore) -> None:
     secrets = _secrets(store)
     made = await secrets.made("s")

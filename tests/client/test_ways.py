@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream.client import Event, connect
+from midstream.client import Event, connect, websocket
 from midstream.client.client import REMEMBERED
 from midstream.client.transports import Transport
 from midstream.client.ways import (
@@ -34,8 +34,10 @@ from midstream.errors import (
 )
 from midstream.testing import text
 from midstream.testing.worlds import FakeWorld
+from midstream.world import World
+from tests.client.peer import Peer
 from tests.client.proxies import Proxy, Upgrades
-from tests.server.serving import make_app, served
+from tests.server.serving import SECRET, make_app, served
 from tests.spec import spec
 
 WAIT_S = 20.0
@@ -75,6 +77,10 @@ class ScriptedWays(Ways):
         self.later: dict[Way, MidstreamError] = {}
         self.tried: list[Way] = []
         self.made: list[Carrier] = []
+        self.answers = True
+
+    async def is_there(self) -> bool:
+        return self.answers
 
     async def open(self, way: Way, session: str) -> Transport:
         self.tried.append(way)
@@ -175,6 +181,32 @@ async def test_a_socket_that_is_made_and_lets_nothing_through_is_left(tmp_path: 
         assert snapshot["turns"] == 1, "what was said over both was taken once"
 
 
+@spec("STREAM-120")
+@pytest.mark.parametrize("status", [None, 502])
+async def test_a_server_that_was_away_is_reached_as_before(tmp_path: Path, status: int | None) -> None:
+    """It is restarted: nothing listens, or what stands in front says so."""
+    file = tmp_path / "ways.json"
+    async with served(make_app()) as server, Peer(*[status or 500] * 100).serving() as peer:
+        proxy = Proxy(server.url if status is None else peer.url)
+        async with proxy.listening():
+            ways = Ways(proxy.url, headers=dict, remembered=RememberedWays(file))
+            proxy.is_away = status is None
+            for _ in range(2 * LOST_MAX):
+                with pytest.raises(ConnectionLostError):
+                    await ways.connect("s1")
+            proxy.is_away = False
+            proxy.lead_to(server.url)
+            asked_before = len(proxy.asked)
+            transport = await ways.connect("s1")
+            await transport.send([encode(Open(stream="k1", secret=SECRET))])
+            assert b'"welcome"' in await asyncio.wait_for(transport.receive(), WAIT_S)
+            await transport.close()
+            await ways.close()
+    assert proxy.asked[asked_before:] == ["upgrade"]
+    assert proxy.asked.count("upgrade") == 2 * LOST_MAX + 1
+    assert not file.exists()
+
+
 async def test_a_transport_that_is_named_is_taken_and_no_other(tmp_path: Path) -> None:
     async with served(make_app([text(WORDS)])) as server, Proxy(server.url).listening() as proxy:
         events = await _all(proxy.url, tmp_path / "state.db", transport="poll")
@@ -257,6 +289,59 @@ async def test_a_servers_own_refusal_is_no_reason_to_try_another(
     ways.at_once[Way.WEBSOCKET] = refusal
     assert await ways.heard() is refusal
     assert ways.tried == [Way.WEBSOCKET]
+
+
+@spec("STREAM-120")
+@pytest.mark.parametrize("known", [Way.WEBSOCKET, Way.SSE])
+async def test_while_nothing_answers_nothing_is_learnt_about_transports(
+    ways: ScriptedWays, kept: Path, world: FakeWorld, known: Way
+) -> None:
+    """A server that is restarted is no proxy."""
+    if known is not Way.WEBSOCKET:
+        RememberedWays(kept, world=world).put(SERVER, Remembered(known, 2000.0))
+    ways.at_once = dict.fromkeys(Way, ConnectionLostError("refused"))
+    ways.answers = False
+    for _ in range(2 * LOST_MAX):
+        assert isinstance(await ways.heard(), ConnectionLostError)
+        assert ways.tried == [known]
+    ways.at_once.clear()
+    ways.answers = True
+    assert await ways.heard() == b"a frame"
+    assert ways.tried == [known]
+
+
+@spec("STREAM-121")
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_handshake_that_something_swallows_is_silence_where_the_server_answers(
+    ways: ScriptedWays, kept: Path, world: FakeWorld, *, answers: bool
+) -> None:
+    swallowed = ConnectionLostError("timed out during the handshake")
+    swallowed.__cause__ = TimeoutError()
+    ways.at_once[Way.WEBSOCKET] = swallowed
+    ways.answers = answers
+    heard = await ways.heard()
+    if answers:
+        assert (heard, ways.tried) == (b"a frame", [Way.WEBSOCKET, Way.SSE])
+        assert RememberedWays(kept, world=world).get(SERVER) == Remembered(Way.SSE, 1000.0 + REMEMBERED_S)
+    else:
+        assert (heard, ways.tried) == (swallowed, [Way.WEBSOCKET])
+
+
+@spec("STREAM-121")
+async def test_a_proxy_that_swallows_handshakes_is_passed_by_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(websocket, "CONNECT_S", SHORT_S)
+    async with served(make_app([text(WORDS)])) as server:
+        proxy = Proxy(server.url, upgrades=Upgrades.SWALLOWED)
+        async with proxy.listening():
+            events = await _all(proxy.url, tmp_path / "agent.db")
+            kept = RememberedWays(tmp_path / REMEMBERED).get(proxy.url)
+    assert "".join(event.text for event in events) == WORDS
+    assert proxy.asked[:3] == ["upgrade", "GET /v1/probe/poll", "POST /v1/sessions/s1/events"]
+    assert kept is not None
+    assert kept.transport is Way.SSE
+    assert kept.until - World().now() > REMEMBERED_DOUBTFUL_S
 
 
 @spec("STREAM-43")
@@ -348,6 +433,16 @@ def test_a_file_that_cannot_be_written_costs_nothing_else(tmp_path: Path, world:
     remembered = RememberedWays(tmp_path / "file" / "ways.json", world=world)
     remembered.put("http://a", Remembered(Way.SSE, 1100.0))
     assert remembered.get("http://a") is None
+
+
+@spec("STREAM-43")
+async def test_a_clock_that_was_wrong_is_not_believed_for_years(
+    ways: ScriptedWays, kept: Path, world: FakeWorld
+) -> None:
+    ahead = RememberedWays(kept, world=FakeWorld(at=world.now() + 400 * REMEMBERED_S))
+    ahead.put(SERVER, Remembered(Way.POLL, world.now() + 401 * REMEMBERED_S))
+    assert await ways.heard() == b"a frame"
+    assert ways.tried == [Way.WEBSOCKET]
 
 
 def test_only_so_many_servers_are_remembered(kept: Path, world: FakeWorld) -> None:

@@ -55,11 +55,16 @@ NOT_SEEN_AT_A_SERVER = {
     "STREAM-98": "of the requests below the frames: tests/server/test_websocket.py",
     "STREAM-99": "of what is inside: tests/store/test_tampering.py",
     "STREAM-100": "of clients",
-    "STREAM-110": "of clients",
     "STREAM-116": "of clients",
+    "STREAM-120": "of clients",
+    "STREAM-121": "of clients",
+    "STREAM-123": "of whom an operator lets in: tests/server/test_access_rules.py",
     "STREAM-112": "of the requests below the frames: tests/server/test_identity.py",
     "STREAM-113": "of the transports below the frames: tests/server/test_websocket.py",
     "STREAM-114": "of the transports below the frames: tests/server/test_http.py",
+    "STREAM-107": "of several servers: tests/server/test_notices.py, tests/fault/test_fencing.py",
+    "STREAM-108": "of the requests below the frames: tests/client/test_http.py, tests/fault/test_fencing.py",
+    "STREAM-110": "of clients",
 }
 """Clause: why no script can look for it from outside."""
 

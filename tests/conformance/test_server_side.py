@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 from collections.abc import Callable, Sequence
@@ -106,6 +107,61 @@ async def test_a_server_that_breaks_a_rule_is_found(
     assert [each for each in problems if problem in each] != []
 
 
+class _Frugal(CoreWire):
+    """A server that says the last of several acks alone, and then twice more."""
+
+    saved = 0
+    said: tuple[bytes, ...] = ()
+
+    async def receive(self) -> bytes:
+        body = await super().receive()
+        if not _is_ack(body):
+            return body
+        if any(map(_is_ack, self.frames)):
+            _Frugal.saved += 1
+            return await self.receive()
+        if body not in self.said:
+            self.frames[:0] = [body, body]
+        self.said = (*self.said, body)
+        return body
+
+
+def _is_ack(body: bytes) -> bool:
+    return body.startswith(b'{"type":"ack"')
+
+
+@spec("STREAM-13")
+async def test_a_server_may_acknowledge_many_chunks_at_once_and_again() -> None:
+    server = CoreServer()
+
+    async def connect(session: str) -> Wire:
+        wire = _Frugal(server, session)
+        server.wires.setdefault(session, []).append(wire)
+        return wire
+
+    trial = ServerTrial(connect, world=World(), wait_s=0.05)
+    outcomes = [await trial.run(script) for script in SERVER if script.fits(Way.WEBSOCKET)]
+    assert [each for each in outcomes if not each.is_kept] == []
+    assert _Frugal.saved > 0
+
+
+@pytest.mark.parametrize("said", ["both, and the ack is of one", "one"])
+async def test_an_ack_of_one_chunk_or_of_what_nobody_said_is_none_of_another(said: str) -> None:
+    server = CoreServer()
+
+    async def connect(session: str) -> Wire:
+        wire = _Altered(server, session)
+        wire.alter = _with("ack", seqno=1, is_single=said != "one")
+        server.wires.setdefault(session, []).append(wire)
+        return wire
+
+    pipelined = next(each for each in SERVER if "STREAM-15" in each.clauses and "websocket" in each.needs)
+    second = [step for step in pipelined.steps if "send" in step][1]
+    steps = tuple(each for each in pipelined.steps if said != "one" or each is not second)
+    outcome = await ServerTrial(connect, world=World(), wait_s=0.05).run(Script("a script", (), steps))
+    assert outcome.problem == "ack: seqno is 1, not 0"
+
+
 class _Talkative(CoreWire):
     """A server that says one word more than it was asked for, in the end."""
 
@@ -188,6 +244,31 @@ def _busy(times: int, retry_after_s: float | None, code: str = "limit_reached") 
         return wire
 
     return connect
+
+
+async def test_a_server_that_shows_signs_of_life_and_says_nothing_is_found() -> None:
+    server = CoreServer()
+
+    class Lively(_Altered):
+        async def receive(self) -> bytes:
+            try:
+                async with asyncio.timeout(0.01):
+                    return await super().receive()
+            except TimeoutError:
+                return b'{"type":"heartbeat","event_id":"1-1","waiting_on":"model"}'
+
+    async def connect(session: str) -> Wire:
+        wire = Lively(server, session)
+        wire.alter = lambda frame: None if frame["type"] in {"ack", "events"} else frame
+        server.wires.setdefault(session, []).append(wire)
+        return wire
+
+    trial = ServerTrial(connect, world=World(), wait_s=0.1)
+    for last in ({"expect": {"type": "ack", "seqno": 0}}, {"events": "turn_ended"}):
+        first = next(each for each in SERVER if "STREAM-25" in each.clauses)
+        steps = (*first.steps[:3], last)
+        outcome = await trial.run(Script("a script", (), steps))
+        assert (outcome.problem, outcome.step) == ("nothing came within 0.1 s", 4)
 
 
 @spec("STREAM-74")

@@ -32,7 +32,14 @@ STATES = {kind.__name__ for kind in get_args(TurnState)}
 COMMANDS = {kind.__name__ for kind in get_args(Command)}
 RECORDS = {kind.__name__ for kind in get_args(Record)}
 # Records that no command of a turn is decided to: owners, streams and tools that come and go write them.
-OF_OTHERS = {"JournalPruned", "OutcomeDamaged", "StreamOpened", "ChunkAccepted", "ToolsChanged"}
+OF_OTHERS = {
+    "JournalPruned",
+    "OutcomeDamaged",
+    "StreamOpened",
+    "StreamTaken",
+    "ChunkAccepted",
+    "ToolsChanged",
+}
 
 pytestmark = pytest.mark.slow  # one search of a few seconds, in whichever test comes first
 

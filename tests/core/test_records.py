@@ -55,6 +55,7 @@ from midstream.core.records import (
     StallEnded,
     StallNoticed,
     StreamOpened,
+    StreamTaken,
     Sync,
     ToolsChanged,
     TurnEnded,
@@ -79,6 +80,7 @@ EVERY_RECORD: tuple[Record, ...] = (
     StallNoticed(1, 1, StalledOn.FIRST_TOKEN, 30.0, 1000.5),
     StallEnded(1, 2, StalledOn.TOOL, 61.5, 1000.5, "c1"),
     ChunkAccepted("stream-1", 0, "d2"),
+    StreamTaken("stream-1", 2),
     MessageAccepted(
         1,
         UserMessage((Text("look at this"), File("image/png", data="AAAA"))),

@@ -24,6 +24,7 @@ from midstream.store.sqlite import reading
 from midstream.testing.history_checker import Evidence, Execution, check, check_ended
 from midstream.world import World
 from tests.fault.turn import Line
+from tests.server.serving import KEYS
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 30.0
@@ -80,6 +81,11 @@ class Worker:
         payload = {"type": "say", "parts": [{"type": "text", "text": words}], "when_busy": "refuse"}
         body = {"type": "chunk", "seqno": 0, "payload": payload}
         return await self._ask("POST", f"/v1/sessions/{session}/chunks", json=body, headers=keys)
+
+    async def post(self, session: str, frame: object, *, connection: int) -> httpx2.Response:
+        """Send a frame up as a connection of the stream `k1`."""
+        headers = {**KEYS, "x-idempotency-connection": str(connection)}
+        return await self._ask("POST", f"/v1/sessions/{session}/chunks", json=frame, headers=headers)
 
     async def cancel(self, session: str) -> httpx2.Response:
         return await self._ask("POST", f"/v1/sessions/{session}/cancel")

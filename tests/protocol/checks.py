@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from midstream.core import frames, records
-from midstream.core.records import ChunkAccepted, StreamOpened, TurnEnded
+from midstream.core.records import ChunkAccepted, StreamOpened, StreamTaken, TurnEnded
 from midstream.errors import StreamFencedError
 from tests.protocol.client_process import Process
 from tests.protocol.world import World
@@ -24,8 +24,21 @@ def check(world: World) -> None:
         assert all(count <= 1 for count in process.disk.runs.values()), (
             f"a tool ran twice: {process.disk.runs}"
         )
+    _check_fences(world, kept)
     ended = [record.turn for record in kept if isinstance(record, TurnEnded)]
     assert len(ended) <= 1, f"turns ended: {ended}"
+
+
+def _check_fences(world: World, kept: list[records.Record]) -> None:
+    """Behind the record that a newer connection has the stream, older ones are told nothing, and nothing is theirs."""
+    taken = [(place, each.connection) for place, each in enumerate(kept, 1) if isinstance(each, StreamTaken)]
+    for place, number in taken:
+        late = [by for accepted_at, by in world.brought if accepted_at > place and 0 < by < number]
+        assert not late, f"a chunk of connection {late} was accepted after connection {number} had the stream"
+        for connection in world.connections:
+            server = connection.server
+            if server is not None and 0 < server.connection < number:
+                assert server.cursor < place, f"an older connection was told event {server.cursor}"
 
 
 def _check_chunks(process: Process, accepted: list[ChunkAccepted], synced: int) -> None:

@@ -14,7 +14,7 @@ from midstream.core.frame_errors import error_of
 from midstream.core.frames import Error, EventId, Open, encode
 from midstream.core.records import ChunkAccepted, EpochStarted, Record, StreamOpened
 from midstream.core.server_stream import Admit, ServerStream, Submit
-from midstream.core.session import Received
+from midstream.core.session import Received, Session
 from midstream.core.turn import Recover, Refused
 from tests.protocol.client_process import AT, AT_ONCE, Disk, Process
 from tests.protocol.world import Action, Connection, Scenario, World
@@ -115,6 +115,21 @@ class FencedByArrival(World):
     def is_before(self, connection: ServerStream, speaker: ServerStream) -> bool:
         del connection, speaker
         return False
+
+
+class FencedInOneProcess(World):
+    """What a server has read of newer connections elsewhere does not end the older ones at it."""
+
+    def is_fenced(self, server: ServerStream, view: Session) -> bool:
+        del server, view
+        return False
+
+
+class TakenFromOlder(World):
+    """Whatever connection a chunk comes by, it is taken."""
+
+    def judge(self, connection: Connection, request: Submit) -> None:
+        super().judge(connection, replace(request, chunk=replace(request.chunk, connection=0)))
 
 
 class ReplayTooLate(World):

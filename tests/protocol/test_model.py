@@ -29,10 +29,23 @@ SMALL = {
     "chunks arrive twice": Scenario(losses=1, repeats=1, words=0),
     "chunks overtake one another": Scenario(losses=0, aborts=1, repeats=1, overtakes=1, words=0),
     "heartbeats": Scenario(losses=1, beats=2, words=0),
+    "two servers": Scenario(losses=1, servers=2, words=0),
+    "two servers and a stop": Scenario(losses=0, servers=2, aborts=1, words=0),
+    "two servers, of which one dies": Scenario(losses=0, servers=2, takeovers=1, words=0),
 }
 
 
-@spec("STREAM-8", "STREAM-12", "STREAM-13", "STREAM-14", "STREAM-18", "STREAM-21", "STREAM-24", "STREAM-50")
+@spec(
+    "STREAM-8",
+    "STREAM-12",
+    "STREAM-13",
+    "STREAM-14",
+    "STREAM-18",
+    "STREAM-21",
+    "STREAM-24",
+    "STREAM-50",
+    "STREAM-106",
+)
 @pytest.mark.parametrize("name", SMALL)
 def test_every_state_of_a_small_world_keeps_the_promises(
     name: str, record_property: Callable[[str, object], None]
@@ -52,6 +65,8 @@ PLANTED: dict[type[World], tuple[Scenario, str]] = {
     plants.AckBeforeSync: (Scenario(losses=0, power_cuts=1, words=0), "acknowledged"),
     plants.NoDedupe: (Scenario(losses=1, words=0), "not the end"),
     plants.FencedByArrival: (Scenario(losses=1, words=0), "not the end"),
+    plants.FencedInOneProcess: (Scenario(losses=1, servers=2, words=0), "was told"),
+    plants.TakenFromOlder: (Scenario(losses=1, servers=2, aborts=1, words=0), "was accepted after"),
     plants.ReplayTooLate: (Scenario(losses=1, words=1), "no end came"),
     plants.EpochReused: (Scenario(losses=0, power_cuts=1, words=1), "not the end"),
     plants.TakesAnyOrder: (Scenario(losses=0, aborts=1, overtakes=1, words=0), "chunks were accepted as"),

@@ -7,13 +7,15 @@ in the copy, and `fingerprint` tells two worlds apart in which different things 
 The network delivers what goes through one connection in order, until that breaks; but chunks may overtake one another,
 and come twice, as POSTs do that are requests of their own. A client may lose a connection at any time, and the server
 learns of it later or never: what the older connection carried up is still taken while a newer one speaks, also when it
-arrives after it. The server's process dies with all its connections; a client's process dies and the next one knows
-what was written down.
+arrives after it. A server's process dies with all its connections; a client's process dies and the next one knows
+what was written down. Where several servers' processes serve the journal, one owns it, the others read it later than
+it grows, and what is said to them is a letter until the owner decides it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from contextlib import suppress
 from copy import copy
 from typing import Self
 
@@ -24,11 +26,10 @@ from midstream.core import records
 from midstream.core.calls import CallPlan, Site, digest_of
 from midstream.core.frames import START, Chunk, EventId, SayPayload, decode_client
 from midstream.core.messages import Call, Finish, Reply, Text
-from midstream.core.records import EpochStarted, Record, Sync, sync_of
+from midstream.core.records import ChunkAccepted, EpochStarted, Record, Sync, sync_of
 from midstream.core.server_stream import Admit, ServerStream, Submit, waiting_on
-from midstream.core.session import Received, Session, decide, fold
+from midstream.core.session import Received, Session, decide, fenced, fold, notice_of
 from midstream.core.turn import AwaitingModel, Command, ModelReplied, ModelSaid, Recover, Refused
-from midstream.errors import StreamFencedError
 from tests.core.stories import heard
 from tests.protocol.client_process import AT, Disk, Process
 from tests.protocol.values import copied, told_apart
@@ -46,12 +47,14 @@ class Scenario(Struct, frozen=True):
 
     Args:
         clients: Processes that resume the same stream; all but the first from a copy of its checkpoint.
+        servers: Processes that serve the journal; the first one owns it.
         has_tool: Whether the model asks for a tool of the client before it answers.
         words: Pieces of the model's answers.
         aborts, losses, client_deaths, takeovers, power_cuts, repeats, overtakes, beats: How often.
     """
 
     clients: int = 1
+    servers: int = 1
     has_tool: bool = False
     words: int = 1
     aborts: int = 0
@@ -67,15 +70,19 @@ class Scenario(Struct, frozen=True):
 class Connection:
     """One connection: the server's half of the protocol, and what is under way in both directions."""
 
-    def __init__(self, owner: int) -> None:
+    def __init__(self, owner: int, place: int = 0) -> None:
         self.owner = owner
         """Which client made it."""
+        self.place = place
+        """Which of the servers' processes has it."""
         self.is_held = True
         """Whether the client has it still."""
         self.server: ServerStream | None = ServerStream(now=AT)
         """None once the server's process died."""
         self.up: tuple[bytes, ...] = ()
         self.down: tuple[bytes, ...] = ()
+        self.letters: tuple[Submit | Received, ...] = ()
+        """What waits for the journal's owner: chunks, and a notice that this connection has the stream."""
 
     def clone(self) -> Self:
         other = copy(self)
@@ -84,7 +91,8 @@ class Connection:
 
     def fingerprint(self) -> Hashable:
         server = self.server and told_apart(self.server)
-        return self.owner, self.is_held, server, self.up, self.down
+        letters = tuple((each.seqno, type(each)) for each in self.letters)
+        return self.owner, self.place, self.is_held, server, self.up, self.down, letters
 
     @property
     def are_chunks_waiting(self) -> bool:
@@ -113,7 +121,14 @@ class World:
         """Records that survive a power cut."""
         self.connections: tuple[Connection, ...] = ()
         """In the order in which they were made."""
-        self.speaker: Connection | None = None
+        self.speakers: tuple[Connection | None, ...] = (None,) * scenario.servers
+        """Who speaks for the stream at each server."""
+        self.owner = 0
+        """The server that decides."""
+        self.views: tuple[Session, ...] = (self.session,) * scenario.servers
+        """What each of the others has read."""
+        self.brought: tuple[tuple[int, int], ...] = ()
+        """Positions of the accepted chunks, and the numbers of the connections they came by."""
         self.start_epoch()
         disk = Disk("a", SECRET)
         first = self.process(disk)
@@ -128,16 +143,18 @@ class World:
     def clone(self) -> Self:
         other = copy(self)
         other.connections = tuple(each.clone() for each in self.connections)
-        if self.speaker is not None:
-            other.speaker = other.connections[self.connections.index(self.speaker)]
+        other.speakers = tuple(
+            each and other.connections[self.connections.index(each)] for each in self.speakers
+        )
         other.processes = tuple(each.clone() for each in self.processes)
         return other
 
     def fingerprint(self) -> int:
-        speaker = self.connections.index(self.speaker) if self.speaker else None
+        speakers = tuple(each and self.connections.index(each) for each in self.speakers)
+        servers = self.owner, speakers, tuple(each.position for each in self.views), self.brought
         connections = tuple(each.fingerprint() for each in self.connections)
         processes = tuple(each.fingerprint() for each in self.processes)
-        return hash((self.left, self.line_mark, self.synced, speaker, connections, processes))
+        return hash((self.left, self.line_mark, self.synced, servers, connections, processes))
 
     # --- the journal --------------------------------------------------------------------------------------------
 
@@ -163,6 +180,11 @@ class World:
         self.session = fold(((epoch, record) for record in decided), self.session)
         if decided and sync_of(decided) is Sync.FULL:
             self.synced = len(self.line)
+        self.read(self.owner)
+
+    def read(self, place: int) -> None:
+        """Let a server know all of the journal."""
+        self.views = (*self.views[:place], self.session, *self.views[place + 1 :])
 
     # --- what can happen ----------------------------------------------------------------------------------------
 
@@ -189,10 +211,15 @@ class World:
 
     def progress(self) -> Iterator[Action]:
         """Yield what happens without faults."""
+        for place, view in enumerate(self.views):
+            if view.position < self.session.position:
+                yield "read on", place
         for number, connection in enumerate(self.connections):
             server = connection.server
             if server is None:
                 continue
+            if connection.letters:
+                yield "decide", number
             if connection.up and not server.is_closed:
                 yield "up", number
             if self.left.beats and server.is_admitted and connection.is_held:
@@ -208,11 +235,12 @@ class World:
             elif held is not None and (held.server is None or held.server.is_closed):
                 yield "drop", number
             if held is None and not process.stream.is_ended:
-                yield "connect", number
+                for place in range(len(self.views)):
+                    yield "connect", number, place
             if process.has_unread:
                 yield "read", number
-            for place in process.starts:
-                yield "run", number, *place
+            for call in process.starts:
+                yield "run", number, *call
         yield from self.model()
 
     def model(self) -> Iterator[Action]:
@@ -233,6 +261,11 @@ class World:
         match action:
             case "up", int(number):
                 self.up(self.connections[number])
+            case "read on", int(place):
+                self.read(place)
+                self.feed()
+            case "decide", int(number):
+                self.decide_letter(self.connections[number])
             case "end", int(number):
                 self.forget(self.connections[number])
             case "beat", int(number):
@@ -270,7 +303,7 @@ class World:
                 body, held.down = held.down[0], held.down[1:]
                 process.stream.receive(body, now=AT)
             case "connect":
-                self.connect(owner)
+                self.connect(owner, int(place[0]))
             case "drop" | "lose":
                 if name == "lose":
                     self.count("losses")
@@ -300,12 +333,12 @@ class World:
     def count(self, what: str) -> None:
         self.left = replace(self.left, **{what: getattr(self.left, what) - 1})
 
-    def connect(self, owner: int) -> None:
+    def connect(self, owner: int, place: int) -> None:
         stream = self.processes[owner].stream
         deadline = stream.next_deadline()
         if deadline is not None:
             stream.handle_deadline(now=deadline.at)
-        self.connections = (*self.connections, Connection(owner))
+        self.connections = (*self.connections, Connection(owner, place))
         stream.connected(now=AT)
 
     def let_go(self, owner: int) -> None:
@@ -314,7 +347,7 @@ class World:
         if held is None:
             return
         held.is_held, held.down = False, ()
-        if held.server is None or held.server.is_closed or not held.up:
+        if held.server is None or held.server.is_closed or not (held.up or held.letters):
             self.forget(held)
         zombies = [each for each in self.connections if each.owner == owner and not each.is_held]
         if len(zombies) > ZOMBIES_MAX:
@@ -322,13 +355,12 @@ class World:
 
     def forget(self, connection: Connection) -> None:
         self.connections = tuple(each for each in self.connections if each is not connection)
-        if self.speaker is connection:
-            self.speaker = None
+        self.speakers = tuple(None if each is connection else each for each in self.speakers)
 
     def up(self, connection: Connection) -> None:
         body, connection.up = connection.up[0], connection.up[1:]
         self.take(connection, body)
-        if not (connection.is_held or connection.up):
+        if not (connection.is_held or connection.up or connection.letters):
             self.forget(connection)
 
     def repeat(self, connection: Connection) -> None:
@@ -352,34 +384,64 @@ class World:
     def admit(self, connection: Connection, request: Admit) -> None:
         server = connection.server
         assert server is not None
+        self.read(connection.place)
+        self.feed()
         server.admit(self.session, epoch_at=self.epoch_at(request.event_id), now=AT)
         if not server.is_admitted:
             return
-        older, fenced = self.speaker, self.speaker
+        older = ended = self.speakers[connection.place]
         if older is not None and older.server is not None and self.is_before(server, older.server):
-            fenced = connection
+            ended = connection
         else:
-            self.speaker = connection
-        if fenced is not None and fenced.server is not None:
-            fenced.server.fail(StreamFencedError("a newer connection took the stream over"), now=AT)
-            fenced.flush()
+            self.speakers = tuple(
+                connection if place == connection.place else each for place, each in enumerate(self.speakers)
+            )
+        if ended is not None and ended.server is not None:
+            ended.server.fail(fenced(), now=AT)
+            ended.flush()
+        if ended is not connection:
+            self.give_notice(connection, server)
         connection.flush()
         self.feed()
+
+    def give_notice(self, connection: Connection, server: ServerStream) -> None:
+        """Let the other servers know of a connection, soon."""
+        notice = notice_of(self.session, server.stream, server.connection) if len(self.views) > 1 else None
+        connection.letters += (notice,) if notice is not None else ()
 
     def is_before(self, connection: ServerStream, speaker: ServerStream) -> bool:
         """Whether the connection that was just admitted is older than the one that speaks."""
         return connection.is_before(speaker)
 
     def submit(self, connection: Connection, request: Submit) -> None:
+        if connection.place == self.owner:
+            self.judge(connection, request)
+        else:
+            connection.letters += (request,)
+
+    def decide_letter(self, connection: Connection) -> None:
+        """Let the owner decide what was said at another server, or that a connection has the stream."""
+        letter, connection.letters = connection.letters[0], connection.letters[1:]
+        if isinstance(letter, Submit):
+            self.judge(connection, letter)
+        else:
+            with suppress(Refused):
+                self.do(letter)
+        connection.flush()
+
+    def judge(self, connection: Connection, request: Submit) -> None:
         server = connection.server
         assert server is not None
         try:
             decided = decide(self.session, request.chunk, epoch=self.session.epoch, at=AT)
         except Refused as refused:
             server.refused(request.seqno, refused.error, now=AT)
-        else:
-            self.append(decided)
-            self.acknowledge(server, request.seqno)
+            return
+        accepted = [n for n, record in enumerate(decided, 1) if isinstance(record, ChunkAccepted)]
+        self.brought += tuple((len(self.line) + place, server.connection) for place in accepted)
+        self.append(decided)
+        self.read(connection.place)
+        self.acknowledge(server, request.seqno)
 
     def acknowledge(self, server: ServerStream, seqno: int) -> None:
         """Say that a chunk is in the journal; its events have their own way, and may come later."""
@@ -394,10 +456,18 @@ class World:
     def feed(self) -> None:
         """Send every reader what the journal gained."""
         for connection in self.connections:
-            server = connection.server
-            if server is not None and server.is_admitted:
-                server.deliver(self.line[server.cursor :], now=AT)
-                connection.flush()
+            server, view = connection.server, self.views[connection.place]
+            if server is None or not server.is_admitted:
+                continue
+            if self.is_fenced(server, view):
+                server.fail(fenced(), now=AT)
+            else:
+                server.deliver(self.line[server.cursor : view.position], now=AT)
+            connection.flush()
+
+    def is_fenced(self, server: ServerStream, view: Session) -> bool:
+        """Whether a newer connection has the stream, as far as a server has read."""
+        return server.is_fenced_by(view)
 
     def beat(self, connection: Connection) -> None:
         self.count("beats")
@@ -425,11 +495,15 @@ class World:
         self.do(ModelReplied(turn.turn, turn.reply_no, turn.attempt, reply, plans))
 
     def take_over(self) -> None:
-        """The server's process dies with its connections; another one begins a new epoch."""
-        self.speaker = None
+        """The owner's process dies with its connections; another one begins a new epoch."""
+        self.speakers = tuple(
+            None if place == self.owner else each for place, each in enumerate(self.speakers)
+        )
         for connection in self.connections:
-            connection.server, connection.up = None, ()
-        self.connections = tuple(each for each in self.connections if each.is_held)
+            if connection.place == self.owner:
+                connection.server, connection.up, connection.letters = None, (), ()
+        self.connections = tuple(each for each in self.connections if each.is_held or each.server is not None)
+        self.owner = (self.owner + 1) % len(self.views)
         self.start_epoch()
 
     def lose_tail(self) -> None:

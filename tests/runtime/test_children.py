@@ -23,6 +23,7 @@ from midstream.core.records import (
     QuestionAsked,
     Record,
     StreamOpened,
+    StreamTaken,
     TurnEnded,
     TurnStatus,
     decode,
@@ -62,7 +63,7 @@ from tests.core.stories import AT, answers, asks, at_child, heard, say
 from tests.spec import spec
 
 CHILD = "s::1.1.0"
-OF_OWNERS = (EpochStarted, StreamOpened, ChunkAccepted)
+OF_OWNERS = (EpochStarted, StreamOpened, StreamTaken, ChunkAccepted)
 ASK = calls(("research", '{"task": "find it"}'))
 
 

@@ -31,6 +31,7 @@ COMMANDS: list[Command | Received] = [
     Received("k", "digest of s", 3, "digest", CallFinished(1, 2, Result("a", "done", Outcome.OK))),
     Received("k", "digest of s", 4, "digest", None),
     Received("k", "digest of s", 0, "digest", SendMessage(UserMessage.of("hi")), 30.0),
+    Received("k", "digest of s", 4, "digest", None, connection=2**53),
 ]
 
 

@@ -732,6 +732,20 @@ test("a reader that does not keep up costs its place and no memory: the rest is 
   assert.equal(sockets > 1, true);
 });
 
+test("a server has one address, and what is none is refused at once", async () => {
+  const addressed = { "https://host/agents/": "wss://host/agents", "ws://host:1": "ws://host:1", "HTTP://host/?x#y": "ws://host" };
+  for (const [url, base] of Object.entries(addressed)) {
+    const made = [];
+    const makeSocket = (address) => (made.push(address), { close() {}, send() {} });
+    const client = await connect({ url, makeSocket, storage: new MemoryStorage() });
+    await client.follow("s").settled;
+    assert.deepEqual(made, [`${base}/v1/sessions/s/stream`]);
+    client.close();
+  }
+  for (const url of ["localhost:8000", "ftp://host", "/agents", "http://", "http://host:99999"])
+    await assert.rejects(connect({ url, storage: new MemoryStorage() }), { code: "usage" });
+});
+
 test("keys and secrets are random and as long as they should be", () => {
   assert.equal(Buffer.from(randomText(32), "base64url").length, 32);
   assert.notEqual(randomText(16), randomText(16));
@@ -789,6 +803,29 @@ test("the stream of a queued message lives until its own turn has ended", () => 
   assert.deepEqual([stream.phase, stream.turn], ["live", 2]);
   stream.receive(events(["1-5", { ...ended, turn: 2 }]), NOW);
   assert.deepEqual([stream.phase, stream.error], ["ended", null]);
+});
+
+test("a stop reaches somebody else's turn past a message of one's own that waits for it", async () => {
+  class Queueing extends SmallServer {
+    said = [];
+    accept(socket, { seqno, payload }) {
+      this.said.push([socket.stream, payload.type]);
+      this.streams.set(socket.stream, { since: this.journal.length });
+      const queued = { type: "message_queued", number: 1, message: { parts: [] }, at: 1, stream: socket.stream };
+      if (payload.type === "say") this.journal.push(queued);
+      this.tell(socket, { type: "ack", seqno });
+      this.publish();
+    }
+  }
+  const server = new Queueing();
+  const client = await clientOf(server);
+  const mine = client.send("s", "and then")[Symbol.asyncIterator]();
+  await mine.next();
+  await client.cancel("s");
+  const [[saying, first], [stopping, second], ...more] = server.said;
+  assert.deepEqual([first, second, more], ["say", "abort", []]);
+  assert.notEqual(saying, stopping);
+  client.close();
 });
 
 test("a message that was taken back ends its stream, and another one does not", () => {

@@ -4,6 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { sleepTeller } from "../../src/midstream/server/static/client/lifecycle.js";
+import { HttpLine } from "../../src/midstream/server/static/client/http.js";
 import { connect } from "../../src/midstream/server/static/client/midstream.js";
 import { MemoryStorage } from "../../src/midstream/server/static/client/storage.js";
 
@@ -218,3 +219,28 @@ test("a turn that says nothing for a minute has stalled, once, and never because
   assert.equal(stalled(), false);
   assert.equal(page.lines.length, 2);
 });
+
+test("what goes up over plain HTTP shows the number of its connection, and a reader's shows none", async (context) => {
+  for (const [opening, number] of [
+    [{ type: "open", stream: "k", secret: "s", next_seqno: 0, connection: 16777218 }, "16777218"],
+    [{ type: "open", event_id: "1-1" }, undefined],
+  ]) {
+    const asked = Promise.withResolvers?.() ?? withResolvers();
+    context.mock.method(globalThis, "fetch", async (address, { headers }) => {
+      if (address.endsWith("/chunks")) asked.resolve(headers);
+      const polled = { frames: [{ type: "welcome", resume_from: "1-1" }], more: address.endsWith("n=0") };
+      return address.endsWith("/chunks") ? new Response(null, { status: 204 }) : Response.json(polled);
+    });
+    const line = new HttpLine("http://x/v1/sessions/s", "poll");
+    line.send(JSON.stringify(opening));
+    line.send(PING);
+    assert.equal((await asked.promise)["x-idempotency-connection"], number);
+    line.close();
+  }
+});
+
+function withResolvers() {
+  const made = {};
+  made.promise = new Promise((resolve) => (made.resolve = resolve));
+  return made;
+}

@@ -19,6 +19,8 @@ import websockets
 from midstream.world import World
 
 WAIT_S = 20.0
+CRASH_S = 0.2
+"""A page that crashed does not say so."""
 LISTENING = re.compile(rb"DevTools listening on (ws://\S+)")
 MESSAGE_BYTES_MAX = 64 * 2**20
 
@@ -108,6 +110,17 @@ class Tab:
                     if await self.evaluate("!globalThis.isOld && document.readyState === 'complete'"):
                         return
                 await World().sleep(0.01)
+
+    async def crash(self) -> None:
+        """Let the page's process die, as where its memory runs out; nobody answers for it any more."""
+        with contextlib.suppress(BrowserRefusedError, TimeoutError):
+            await asyncio.wait_for(self._browser.send("Page.crash", session=self._session), CRASH_S)
+
+    async def clear_site_data(self, origin: str) -> None:
+        """Forget all that a site keeps, as its user can say."""
+        await self._browser.send(
+            "Storage.clearDataForOrigin", session=self._session, origin=origin, storageTypes="all"
+        )
 
     async def leave_for(self, url: str) -> None:
         """Go to another page, as by a link: the one before may be put aside for the back button."""

@@ -502,14 +502,32 @@ async def test_rule_8_chunks_in_any_order_and_number_are_taken_once_each_in_orde
                     assert answer.status_code == 200, (seed, story, seqno, taken)
                     taken = max(taken, seqno + 1)
                 else:
-                    assert told(answer) == (409, "seqno_gap"), (seed, story, seqno, taken)
-                    assert answer.json()["expected"] == taken
+                    problem = answer.json()
+                    known = taken > 0  # what nobody has begun is told as what is somebody else's
+                    expected = (409, "seqno_gap") if known else (404, "session_not_found")
+                    assert told(answer) == expected, (seed, story, seqno, taken)
+                    assert not known or problem["expected"] == taken
             if taken:
                 lines = (await client.get(f"/v1/sessions/{session}/records", headers=ADA)).text.splitlines()
                 accepted = [
                     each for each in map(json.loads, lines) if each["record"]["type"] == "chunk_accepted"
                 ]
                 assert [each["record"]["seqno"] for each in accepted] == list(range(taken))
+
+
+@spec("STREAM-57", "STREAM-69")
+async def test_rule_8_a_chunk_before_its_time_is_told_so_where_a_connection_has_begun_the_session() -> None:
+    early = {"type": "chunk", "seqno": 3, "payload": {"type": "abort"}}
+    async with called(guarded_app(lambda _: text("Hello."))) as client:
+        url = "/v1/sessions/s1"
+        assert (await client.get(f"{url}/poll?n=0", headers={**KEYS, **ADA})).status_code == 200
+        answers = {
+            who: await client.post(f"{url}/chunks", json=early, headers={**KEYS, **shown})
+            for who, shown in (("ada", ADA), ("bob", BOB))
+        }
+        missing = await client.post("/v1/sessions/s2/chunks", json=early, headers={**KEYS, **BOB})
+    assert (told(answers["ada"]), answers["ada"].json()["expected"]) == ((409, "seqno_gap"), 0)
+    assert told(answers["bob"]) == told(missing) == (404, "session_not_found")
 
 
 # --- 9. limits ------------------------------------------------------------------------------------

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
+import shlex
 import shutil
+import subprocess
+import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 
+from midstream.testing import text
+from tests.server.serving import make_app, served
+
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+GUIDE = ROOT / "docs" / "guides" / "browser.md"
 NODE = shutil.which("node")
+NPM = shutil.which("npm")
+NPM_PACK = ("npm", "pack", "--silent")
 RUN_S = 50.0
 
 
@@ -35,3 +48,53 @@ async def test_the_browser_client_keeps_its_promises(suite: str) -> None:
             process.kill()
             await process.wait()
     assert process.returncode == 0, output.decode(errors="replace")
+
+
+INSTALL = re.compile(r"^\$ npm install \"\$\(python (?P<where>-c '.*')\)\"$", re.MULTILINE)
+SPEAK = """
+import { connect } from "midstream";
+const client = await connect({ url: process.argv[2] });
+let words = "";
+for await (const { record } of client.send("s1", "hi")) if (record?.type === "delta") words += record.text;
+console.log(words);
+client.close();
+"""
+
+
+@pytest.mark.skipif(NPM is None, reason="no npm here")
+async def test_the_folder_is_what_npm_packs_and_a_program_imports(tmp_path: Path) -> None:
+    """The folder that the guide names; npm unpacks a file that was packed, and no more, since it needs nothing else."""
+    found = INSTALL.search(GUIDE.read_text(encoding="utf-8"))
+    assert found is not None
+    folder = (await _ran(sys.executable, *shlex.split(found["where"]), at=tmp_path)).strip()
+    packed = (await _ran(*NPM_PACK, folder, at=tmp_path)).strip()
+    assert _installed(tmp_path / packed, tmp_path / "node_modules") == _names(Path(folder))
+    assert (Path(folder) / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    (tmp_path / "speak.mjs").write_text(SPEAK)
+    async with served(make_app([text("Hello from npm.")])) as server:
+        assert await _ran("node", "speak.mjs", server.url, at=tmp_path) == "Hello from npm.\n"
+
+
+def _installed(packed: Path, modules: Path) -> set[str]:
+    """Unpack what npm packed as npm does; return its files."""
+    with tarfile.open(packed) as archive:
+        archive.extractall(modules, filter="data")
+    return _names((modules / "package").rename(modules / "midstream"))
+
+
+def _names(folder: Path) -> set[str]:
+    return {each.name for each in folder.iterdir()}
+
+
+async def _ran(*command: str, at: Path) -> str:
+    """Return what a program says; it ends well and in time."""
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=at, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        out, problem = await asyncio.wait_for(process.communicate(), RUN_S)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+    assert process.returncode == 0, problem.decode()
+    return out.decode()

@@ -13,7 +13,13 @@ from midstream.server.guards import HostGuard, check_origin, origins_of, page_of
 from midstream.testing.models import text
 from tests.server.serving import KEYS, Socket, called, chunk, make_app, opening, served
 
-FOREIGN = ["http://evil.example", "null", "http://testserver.evil.example", "http://evil.example/testserver"]
+FOREIGN = [
+    "http://evil.example",
+    "null",
+    "http://testserver.evil.example",
+    "http://evil.example/testserver",
+    "http://[",
+]
 REQUESTS = [
     ("POST", "/v1/sessions/s1/chunks"),
     ("POST", "/v1/sessions/s1/cancel"),

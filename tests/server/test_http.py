@@ -10,6 +10,9 @@ from contextlib import AbstractAsyncContextManager
 
 import httpx2
 import pytest
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Message
 
 from midstream.core.blobs import Blob
@@ -112,6 +115,38 @@ async def test_a_body_that_its_client_closes_elsewhere_is_cut_and_nobody_else_ca
             with pytest.raises(httpx2.RemoteProtocolError):
                 [each async for each in body]
         assert server.app.host.turns_running == 1
+
+
+@spec("STREAM-27")
+async def test_a_body_is_cut_under_a_middleware_that_hides_exceptions() -> None:
+    async def passed_on(request: Request, call_next: RequestResponseEndpoint) -> Response:
+        return await call_next(request)
+
+    app = make_app([[Stall()]])
+    sent: list[Message] = []
+    has_begun = asyncio.Event()
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+        if message.get("body"):
+            has_begun.set()
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with called(app) as client:
+        await post(client, chunk())
+        headers = [(name.encode(), value.encode()) for name, value in KEYS.items()]
+        path = "/v1/sessions/s1/events"
+        scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": headers}
+        answering = asyncio.create_task(BaseHTTPMiddleware(app, passed_on)(scope, receive, send))
+        await asyncio.wait_for(has_begun.wait(), WAIT_S)
+        app.drain()
+        with pytest.raises(AssertionError, match=http_module.UNKNOWN):
+            await asyncio.wait_for(answering, WAIT_S)
+    assert b"draining" in sent[-1]["body"]
+    assert [message["more_body"] for message in sent[1:]] == [True] * len(sent[1:])
 
 
 @pytest.mark.parametrize("how", ["last-event-id", "x-idempotency-event-id", "?after="])

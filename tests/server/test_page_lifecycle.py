@@ -100,6 +100,13 @@ CONNECT_AND_TAKE_UP = """async () => {
   };
   globalThis.client = await connect({ oninterrupted });
 }"""
+WATCH = """() => new Promise((resolve) => {
+  indexedDB.open("midstream").onsuccess = ({ target }) => {
+    (globalThis.watched = target.result).onclose = () => (globalThis.isClosed = true);
+    resolve();
+  };
+})"""
+"""See it when the browser closes the connections to a database: it does so with all at once."""
 KEEP_NOTHING = "(isRecoveryOn) => void (client.settings = { isRecoveryOn })"
 SEES_HALF = f"words === {json.dumps(''.join(WORDS[:HALF]))}"
 
@@ -130,6 +137,45 @@ async def test_a_tab_that_is_frozen_hands_the_connection_to_a_living_one(chromiu
         await first.until("words === 'Hello. Without it.'")
         await until(lambda: app.open_streams == 1)
         await leave(tabs)
+
+
+async def test_a_tab_that_crashes_leaves_the_connection_to_a_living_one(chromium: DevTools) -> None:
+    app = turns(text("Hello."), text(" Without it."))
+    async with served(app) as server:
+        first = await tab_at(chromium, server.url)
+        await first.call(SAY, "s1", "hello")
+        assert await first.evaluate("listening") == "whole"
+        tabs = [first, *[await tab_at(chromium, server.url) for _ in range(2)]]
+        for tab in tabs:
+            await tab.call(FOLLOW, "s1")
+            await tab.until("words === 'Hello.'")
+        await until(lambda: app.open_streams == 1)
+        await first.crash()
+        await said_elsewhere(app, "s1", "go on")
+        for tab in tabs[1:]:
+            await tab.until("words === 'Hello. Without it.'")
+        await until(lambda: app.open_streams == 1)
+        await leave(tabs[1:])
+
+
+async def test_a_database_that_the_browser_has_closed_is_opened_again(chromium: DevTools) -> None:
+    """Its user clears the site's data while a turn runs: that turn is heard to its end, and the next ones are kept."""
+    gate = asyncio.Event()
+    app = turns(two_halves(gate), text("Kept again."))
+    async with served(app) as server:
+        tab = await tab_at(chromium, server.url)
+        await tab.call(SAY, "s1", "go on")
+        await tab.until(SEES_HALF)
+        await tab.evaluate(f"({WATCH})()")
+        await tab.clear_site_data(server.url)
+        await tab.until("globalThis.isClosed")
+        gate.set()
+        assert [await tab.evaluate("listening"), await tab.evaluate("words")] == ["whole", WHOLE]
+        await tab.call(SAY, "s1", "and now?")
+        assert [await tab.evaluate("listening"), await tab.evaluate("words")] == ["whole", "Kept again."]
+        assert await tab.evaluate("client.isDurable")
+        assert await tab.evaluate(f"({KEPT})()") == 0
+        await leave([tab])
 
 
 @spec("STREAM-81")

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, Page, WebSocketRoute, expect
 
+from midstream.server.access import Access, tokens
+from midstream.server.subjects import Subject
 from midstream.testing.models import text
 from midstream.world import World
 from tests.client.proxies import Proxy, Upgrades
@@ -24,6 +26,7 @@ pytestmark = [
         CHROMIUM is None, reason="no chromium here: apt-get install --no-install-recommends chromium"
     ),
 ]
+TOKEN = "a token of the server's"
 DAY_S = 24 * 3600.0
 CONNECT = """async ([options, isFast]) => {
   const { connect } = await import("/static/client/midstream.js");
@@ -33,6 +36,10 @@ CONNECT = """async ([options, isFast]) => {
     clear: (timer) => clearTimeout(timer),
   };
   globalThis.client = await connect({ ...options, ...(isFast ? { clock: fast } : {}) });
+}"""
+CONNECT_SHOWING = """async (token) => {
+  const { connect } = await import("/static/client/midstream.js");
+  globalThis.client = await connect({ headers: () => ({ authorization: `Bearer ${token}` }) });
 }"""
 SPEAK = """([session, words]) => {
   const output = document.body.appendChild(document.createElement("output"));
@@ -94,9 +101,10 @@ async def remembered(page: Page) -> tuple[str, float]:
 
 
 def ways(proxy: Proxy) -> list[str]:
-    """Return which ways down were asked for, in order."""
+    """Return which ways down to a session were asked for, in order."""
     kinds = {"upgrade": "websocket", "events": "sse", "poll": "poll"}
-    return [kinds[word] for asked in proxy.asked if (word := asked.rpartition("/")[2]) in kinds]
+    asked = (each for each in proxy.asked if "/probe/" not in each)
+    return [kinds[word] for each in asked if (word := each.rpartition("/")[2]) in kinds]
 
 
 @pytest.mark.parametrize(
@@ -104,10 +112,11 @@ def ways(proxy: Proxy) -> list[str]:
     [
         ({"upgrades": Upgrades.REFUSED}, "sse"),
         ({"upgrades": Upgrades.SILENT}, "sse"),
+        ({"upgrades": Upgrades.SWALLOWED}, "sse"),
         ({"upgrades": Upgrades.DROPPED, "is_buffering": True}, "poll"),
     ],
 )
-@spec("STREAM-42", "STREAM-43", "STREAM-80")
+@spec("STREAM-42", "STREAM-43", "STREAM-80", "STREAM-121")
 async def test_the_way_that_gets_through_is_found_and_remembered(
     browser: Browser, harm: dict[str, Any], transport: str
 ) -> None:
@@ -143,6 +152,59 @@ async def test_a_way_that_was_only_lost_is_tried_again_soon(browser: Browser) ->
         kept, for_s = await remembered(page)
         assert (kept, 480 < for_s <= 600) == ("sse", True)
         await page.context.close()
+
+
+@spec("STREAM-120")
+async def test_a_server_that_was_away_is_reached_by_a_websocket_as_before(browser: Browser) -> None:
+    async with served(make_app([text("Hello.")])) as server:
+        proxy = Proxy(server.url)
+        async with proxy.listening():
+            page = await page_at(browser, proxy.url, is_fast=True)
+            proxy.is_away = True
+            await page.evaluate(SPEAK, ["s1", "hi"])
+            await until(lambda: len(ways(proxy)) >= 4)  # two more than what is held against a transport
+            proxy.is_away = False
+            assert await asked(page, "speaking") == "Hello."
+            assert set(ways(proxy)) == {"websocket"}
+            assert await page.evaluate(REMEMBERED) == []
+            await page.context.close()
+
+
+@spec("STREAM-80")
+async def test_sockets_that_need_a_ticket_are_not_judged_by_one_that_has_none(browser: Browser) -> None:
+    """The server would refuse it, and that says nothing of the network."""
+    access = Access(authenticate=tokens({TOKEN: Subject("ann")}))
+    async with served(make_app([text("Hello.")], access=access)) as server:
+        page = await (await browser.new_context()).new_page()
+
+        async def lose(socket: WebSocketRoute) -> None:
+            await socket.close(code=1011)
+
+        await page.context.route_web_socket("**/v1/sessions/*/stream?*", lose)
+        await page.goto(f"{server.url}/static/client/package.json")
+        await page.evaluate(CONNECT_SHOWING, TOKEN)
+        assert await says(page, "s1", "hi") == "Hello."
+        kept, for_s = await remembered(page)
+        assert (kept, 480 < for_s <= 600) == ("sse", True)
+        await page.context.close()
+
+
+@spec("STREAM-42")
+async def test_where_no_socket_can_be_made_at_all_the_next_transport_is_taken(browser: Browser) -> None:
+    """A page of https may make none to http; an old Node has none."""
+    async with served(make_app([text("Hello.")])) as server:
+        proxy = Proxy(server.url)
+        async with proxy.listening():
+            page = await (await browser.new_context()).new_page()
+            await page.add_init_script(
+                "WebSocket = class { constructor() { throw new DOMException('', 'SecurityError'); } }"
+            )
+            await connect_at(page, proxy.url)
+            assert await says(page, "s1", "hi") == "Hello."
+            assert (await remembered(page))[0] == "sse"
+            await connect_at(page, proxy.url, transport="websocket")
+            assert await asked(page, "client.send('s1', 'hi').ended.then(({ code }) => code)") == "usage"
+            await page.context.close()
 
 
 @pytest.mark.parametrize("transport", ["websocket", "sse", "poll"])

@@ -16,14 +16,17 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from midstream.core.replies import DELTA_CHARS_MAX, TextDelta
 from midstream.errors import PortTakenError, StoreDamagedError, UsageError
+from midstream.server import serve as serve_module
 from midstream.server.access import Access
 from midstream.server.serve import listen, serve
 from midstream.store.memory import MemoryStore
 from midstream.testing.models import Gate, Stall, calls, text
 from midstream.tools import tool
+from midstream.world import World
 from tests.server.serving import (
     KEYS,
     WAIT_S,
@@ -277,6 +280,50 @@ async def test_a_signal_ends_the_process_well_with_a_stream_open(
         if process.returncode is None:
             process.kill()
     assert (process.returncode, output, complaints) == (0, b"ended\n", b"")
+
+
+class Large:
+    """An app whose answer is large, and waits for who asked to go."""
+
+    world = World()
+    open_streams = 0
+    asks_who = False
+
+    def __init__(self) -> None:
+        self.is_alone = asyncio.Event()
+
+    async def start(self) -> None:
+        """Nothing to do."""
+
+    def drain(self) -> None:
+        """Nothing to do."""
+
+    async def stop(self, *, grace_s: float) -> None:
+        """Nothing to do."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "http"
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(16 * 2**20), "more_body": True})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.is_alone.set()
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this system has no such option")
+async def test_who_does_not_read_an_answer_is_cut_and_it_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serve_module, "UNREAD_S", 0.5)
+    app, stop = Large(), asyncio.Event()
+    listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(serve(app, port=0, on_listening=listening.set_result, stop=stop))
+    url = await asyncio.wait_for(listening, WAIT_S)
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=WAIT_S) as peer:
+        peer.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        await asyncio.wait_for(app.is_alone.wait(), WAIT_S)
+    stop.set()
+    await asyncio.wait_for(serving, WAIT_S)
 
 
 async def test_the_address_is_announced_as_one_can_type_it() -> None:

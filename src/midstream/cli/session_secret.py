@@ -8,14 +8,18 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
 
 from midstream.client.secret_store import SecretStore
 from midstream.client.session_secrets import SessionSecrets, Shown
+from midstream.core.parts import PART_MARK
 from midstream.errors import UsageError
 from midstream.places import Places
 from midstream.world import World
 
+T = TypeVar("T")
 SECRET_VARIABLE = "MIDSTREAM_SECRET"  # noqa: S105 - the name of a variable
 """Its value is shown as the secret of every session that is asked for; also a word for looking at one."""
 FILE_VARIABLE = "MIDSTREAM_SECRET_FILE"
@@ -49,12 +53,23 @@ def shown_for(url: str, session: str, places: Places | None) -> Shown:
     if secret := brought_secret():
         return Shown(secret)
     path = (places or Places.found()).secrets
-    return asyncio.run(_kept(path, url.rstrip("/"), session)) if path.exists() else Shown()
+    return asyncio.run(_with(path, url, lambda kept: kept.known(session))) if path.exists() else Shown()
 
 
-async def _kept(path: Path, url: str, session: str) -> Shown:
+def forget_for(url: str, session: str, places: Places | None) -> None:
+    """Keep what was kept for a session no longer: it was deleted.
+
+    Raises:
+        MidstreamError: It may still be kept.
+    """
+    path = (places or Places.found()).secrets
+    if path.exists() and PART_MARK not in session:
+        asyncio.run(_with(path, url, lambda kept: kept.forget(session)))
+
+
+async def _with(path: Path, url: str, do: Callable[[SessionSecrets], Awaitable[T]]) -> T:
     store = SecretStore(path, world=World())
     try:
-        return await SessionSecrets(store, server=url, world=World()).known(session)
+        return await do(SessionSecrets(store, server=url.rstrip("/"), world=World()))
     finally:
         await store.close()

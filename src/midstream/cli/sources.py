@@ -15,7 +15,8 @@ import msgspec
 from msgspec import Struct
 
 from midstream.cli import Surroundings
-from midstream.cli.session_secret import FILE_VARIABLE, shown_for
+from midstream.cli.session_secret import FILE_VARIABLE, forget_for, shown_for
+from midstream.client.transports import base_url
 from midstream.core.frames import EventId
 from midstream.core.parts import PART_MARK, root_of
 from midstream.core.questions import Question, questions_of
@@ -269,13 +270,12 @@ class ServerSource:
     """
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError(f"a server's address looks like http://127.0.0.1:8000, not {url!r}")
+        parts = urlsplit(base_url(url))
+        assert parts.hostname is not None, "`base_url` has read the address"
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._url = url
         self._connection = kind(parts.hostname, parts.port, timeout=ANSWER_S)
-        self._path = parts.path.rstrip("/")
+        self._path = parts.path
         self._places = _places()
         self._shown = shown_to(url, self._places)
 
@@ -333,6 +333,7 @@ class ServerSource:
     def delete(self, session: str) -> None:
         """See `Source.delete`."""
         self._ask_of(session, "DELETE").read()
+        forget_for(self._url, session, self._places)
 
     def login_link(self) -> str:
         """Return a word that logs a browser in, once.

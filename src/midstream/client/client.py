@@ -31,6 +31,7 @@ from midstream.client.requests import let_look, questions, snapshot, withdraw_vi
 from midstream.client.secret_store import SecretStore
 from midstream.client.session_secrets import SessionSecrets, Shown
 from midstream.client.settings import ClientSettings
+from midstream.client.transports import require_headers
 from midstream.client.ways import AUTO, RememberedWays, Ways
 from midstream.core.calls import Choice
 from midstream.core.checkpoint import Forgotten
@@ -122,8 +123,8 @@ def connect(
             resumed but by `Client.resume_interrupted`.
 
     Raises:
-        UsageError: `url` is no address of a server, or `transport` none of these; or this user has no home, and neither
-            `secrets` nor MIDSTREAM_HOME says where else.
+        UsageError: `url` is no address of a server, `transport` none of these, or a header such as no request can
+            carry; or this user has no home, and neither `secrets` nor MIDSTREAM_HOME says where else.
         ToolDefinitionError: A function cannot be a tool, two have one name, or one belongs to the server (`question`,
             `sub_agent`).
     """
@@ -131,6 +132,7 @@ def connect(
     refuse_foreign(named.values())
     world = world or World()
     shown = partial(_shown, url, headers or {})
+    require_headers(shown())
     beside = None if state is None else Path(state).with_name(REMEMBERED)
     remembered = RememberedWays(beside, world=world)
     if state is not None and secrets is None:
@@ -495,6 +497,17 @@ class Client:
         both = await self._session_secrets.begin_change(session)
         await snapshot(self._url, session, {**self._shown(), **both.headers})
         await self._session_secrets.end_change(session, both)
+
+    async def forget_secret(self, session: str) -> None:
+        """Keep and show the secret of a session no more: where no other client has it, nobody opens that ever again.
+
+        For sessions that were deleted too: a copy of the whole store from before still has what the secret opens. A
+        stream that lives may bring it back: let go of all of them first.
+
+        Raises:
+            MidstreamError: It may still be kept: a keyring does not answer.
+        """
+        await self._session_secrets.forget(session)
 
     async def let_look(self, session: str, *, for_s: float = 3600.0) -> str:
         """Return a word with which anybody may look at a session, and no more, for so many seconds: see `follow`.

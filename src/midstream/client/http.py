@@ -41,6 +41,8 @@ POLL_BYTES_MAX = 64 * 1024 * 1024
 """Bytes of one poll's answer: 512 records, each with a large result."""
 PROBLEM_BYTES_MAX = 64 * 1024
 """Bytes of a refusal that are read."""
+_AWAY = frozenset((502, 503, 504))
+"""Statuses in the place of a server that is not there, or not ready."""
 
 _BAD_REQUEST = 400
 _NO_CONTENT = 204
@@ -78,6 +80,8 @@ class HttpPaths(Struct, frozen=True):
         }
         if opening.stream and opening.cancel_after_s is not None:
             shown["x-idempotency-cancel-after"] = str(math.ceil(opening.cancel_after_s))
+        if opening.connection:
+            shown["x-idempotency-connection"] = str(opening.connection)
         return {**self.headers_down(), **{name: value for name, value in shown.items() if value}}
 
 
@@ -106,8 +110,8 @@ class HttpTransport:
         self._down = down
         self._world = world
         self._opening = Open()
-        self._heard: asyncio.Queue[bytes | MidstreamError] = asyncio.Queue(FRAMES_WAITING_MAX)
-        self._failure: MidstreamError | None = None
+        self._heard: asyncio.Queue[bytes | Exception] = asyncio.Queue(FRAMES_WAITING_MAX)
+        self._failure: Exception | None = None
         self._outgoing: deque[tuple[ClientFrame, bytes]] = deque()
         self._has_outgoing = asyncio.Event()
         self._is_welcome = asyncio.Event()
@@ -123,7 +127,7 @@ class HttpTransport:
         if self._failure is not None:
             raise self._failure
         heard = await self._heard.get()
-        if isinstance(heard, MidstreamError):
+        if isinstance(heard, Exception):
             self._failure = heard
             raise heard
         return heard
@@ -160,14 +164,14 @@ class HttpTransport:
             self._tasks.append(self._world.spawn(work, name=f"midstream http {name}"))
 
     async def _follow(self) -> None:
-        error: MidstreamError = ConnectionLostError("the way down ended before the turn did")
+        error: Exception = ConnectionLostError("the way down ended before the turn did")
         try:
             async for frame in self._down.read(self._client, self._paths, self._opening):
                 self._is_welcome.set()
                 await self._heard.put(frame)
         except (httpx2.HTTPError, httpx2.StreamError) as failure:
             error = ConnectionLostError(f"the connection to the server broke ({type(failure).__name__})")
-        except MidstreamError as refusal:
+        except Exception as refusal:  # noqa: BLE001 - whoever reads raises it, a fault of ours too
             error = refusal
         await self._heard.put(error)
 
@@ -182,7 +186,7 @@ class HttpTransport:
                     message = f"nothing came back for what was said ({type(failure).__name__})"
                     await self._heard.put(ConnectionLostError(message))
                     return
-                except MidstreamError as refusal:
+                except Exception as refusal:  # noqa: BLE001 - as in `_follow`
                     await self._heard.put(refusal)
                     return
                 self._outgoing.popleft()
@@ -339,3 +343,12 @@ def http_client(url: str) -> httpx2.AsyncClient:
         limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20),
         trust_env=not is_loopback(host),
     )
+
+
+async def is_there(client: httpx2.AsyncClient, server: str, headers: Mapping[str, str]) -> bool:
+    """Whether a server answers a plain request, whatever it answers (STREAM-120)."""
+    try:
+        async with client.stream("GET", f"{server}/v1/probe/poll", headers=headers) as answer:
+            return answer.status_code not in _AWAY
+    except httpx2.HTTPError:
+        return False

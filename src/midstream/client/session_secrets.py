@@ -94,9 +94,17 @@ class SessionSecrets:
         """
         root = root_of(session)
         if root not in self._unneeded:
-            for name in ("", NEXT):
-                await self._store.forget(self._key(root, name))
+            await self.forget(root)
             self._unneeded.add(root)
+
+    async def forget(self, session: str) -> None:
+        """Keep and show no secret of a session any more; a stream of it that lives may bring it back.
+
+        Raises:
+            MidstreamError: As `SecretStore.forget`. It may still be kept.
+        """
+        for name in ("", NEXT):
+            await self._store.forget(self._key(root_of(session), name))
 
     async def keep(self, session: str, secret: str) -> Shown:
         """Keep the secret of a session, as another client of this person told it; return what counts now.

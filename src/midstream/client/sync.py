@@ -277,6 +277,10 @@ class Client:
         """See `midstream.Client.change_secret`."""
         self._portal.call(self._client.change_secret(session))
 
+    def forget_secret(self, session: str) -> None:
+        """See `midstream.Client.forget_secret`."""
+        self._portal.call(self._client.forget_secret(session))
+
     def let_look(self, session: str, *, for_s: float = 3600.0) -> str:
         """See `midstream.Client.let_look`."""
         return self._portal.call(self._client.let_look(session, for_s=for_s))

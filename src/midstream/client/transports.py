@@ -6,7 +6,8 @@ refuses in words of HTTP becomes the error those words stand for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 from urllib.parse import quote, urlsplit
 
@@ -32,6 +33,7 @@ CONNECT_S = 10.0
 """Seconds for a connection to be made."""
 CLOSE_S = 1.0
 """Seconds for a server to answer a close; the stream does not need the answer."""
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 PROBLEM_TYPE = "urn:midstream:error:"
 """What the `type` of a problem begins with where a server of ours refuses."""
 _TRY_AGAIN = frozenset((408, 421, 425, 429))
@@ -98,6 +100,19 @@ def websocket_url(base: str) -> str:
 def session_path(session: str) -> str:
     """Return the path of a session below the address of a server."""
     return f"/v1/sessions/{quote(session, safe='')}"
+
+
+def require_headers(headers: Mapping[str, str]) -> None:
+    """Refuse headers that no request can carry: they would be refused again by each try to connect.
+
+    Raises:
+        UsageError: One has another name or other characters than HTTP allows. It is named without its value.
+    """
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name):
+            raise UsageError(f"{name!r} cannot be the name of a header")
+        if not (value.isascii() and value.isprintable()):
+            raise UsageError(f"the header {name!r} has characters that no request can carry")
 
 
 def problem_in(body: bytes) -> Problem | None:

@@ -3,7 +3,8 @@
 A WebSocket costs least, so it is tried first. Where something in between refuses it, or lets nothing through,
 server-sent events are tried, and then long polls, which get through wherever a page does. What worked is
 remembered: for a day where the reason was plain (a refusal, silence on a connection that was made), for minutes where
-it was not (lost connections look like a bad network too).
+it was not (lost connections look like a bad network too). While a server answers nothing at all, nothing is learnt: a
+restart is no reason to do without WebSockets.
 """
 
 from __future__ import annotations
@@ -64,6 +65,10 @@ class Remembered(Struct, frozen=True):
     transport: Way
     until: float
 
+    def is_believed(self, now: float) -> bool:
+        """Whether to begin with it; not where a clock was wrong, then or now."""
+        return now < self.until <= now + REMEMBERED_S
+
 
 class RememberedWays:
     """What worked at each server, in a file beside the checkpoints.
@@ -82,7 +87,7 @@ class RememberedWays:
     def get(self, server: str) -> Remembered | None:
         """Return what worked at a server and is still believed."""
         found = self._read().get(server)
-        return found if found is not None and found.until > self._world.now() else None
+        return found if found is not None and found.is_believed(self._world.now()) else None
 
     def put(self, server: str, worked: Remembered) -> None:
         """Remember what worked."""
@@ -105,7 +110,7 @@ class RememberedWays:
     def _write(self, known: dict[str, Remembered]) -> None:
         now = self._world.now()
         living = sorted(
-            (pair for pair in known.items() if pair[1].until > now), key=lambda pair: pair[1].until
+            (pair for pair in known.items() if pair[1].is_believed(now)), key=lambda pair: pair[1].until
         )
         kept = dict(living[-SERVERS_MAX:])
         if self._path is None:
@@ -175,7 +180,7 @@ class Ways:
 
     async def _order(self) -> tuple[Way, ...]:
         """Return the transports in the order in which they are to be tried."""
-        if self._first.until <= self._world.now():
+        if not self._first.is_believed(self._world.now()):
             found = await asyncio.to_thread(self._remembered.get, self._base)
             self._first = found or Remembered(Way.WEBSOCKET, self._world.now() + REMEMBERED_DOUBTFUL_S)
         return _from(self._doubted or self._first.transport)
@@ -190,14 +195,19 @@ class Ways:
         if way is Way.WEBSOCKET:
             url = websocket_url(f"{address}/stream")
             return await connect_websocket(url, headers=self._headers(), world=self._world)
-        # Loaded by who needs it: most clients never do.
-        from midstream.client import http  # noqa: PLC0415
+        from midstream.client import http  # noqa: PLC0415 - see `_plain`
 
-        if self._http is None:
-            self._http = http.http_client(self._base)
         paths = http.HttpPaths(address, self._world.new_id("connection"), self._headers())
         down = http.EventStream(self._world) if way is Way.SSE else http.LongPoll(self._world)
-        return http.HttpTransport(self._http, paths, down, world=self._world)
+        return http.HttpTransport(self._plain(), paths, down, world=self._world)
+
+    def _plain(self) -> httpx2.AsyncClient:
+        if self._http is None:
+            # Loaded by who needs it: most clients never do.
+            from midstream.client import http  # noqa: PLC0415
+
+            self._http = http.http_client(self._base)
+        return self._http
 
     async def close(self) -> None:
         """Let go of what connections share. Calling it twice is harmless."""
@@ -206,6 +216,16 @@ class Ways:
             await shared.aclose()
 
     # --- what trials find -----------------------------------------------------------------------------------------
+
+    async def is_there(self) -> bool:
+        """Whether a server answers a plain request now, whatever it answers."""
+        from midstream.client import http  # noqa: PLC0415 - see `_plain`
+
+        try:
+            async with asyncio.timeout(self.first_frame_s):
+                return await http.is_there(self._plain(), self._base, self._headers())
+        except TimeoutError:
+            return False
 
     async def worked(self, way: Way) -> None:
         """Begin with this one from now on; remember it for as long as the reason is good."""
@@ -222,8 +242,13 @@ class Ways:
         else:
             await asyncio.to_thread(self._remembered.put, self._base, self._first)
 
-    def lost(self, way: Way) -> None:
-        """A connection was lost before its first frame: after some in a row the next transport gets its turn."""
+    async def lost(self, way: Way) -> None:
+        """A connection was lost before its first frame: after some in a row the next transport gets its turn.
+
+        That nothing answers, whatever is asked, says nothing of a transport (STREAM-120).
+        """
+        if self._fixed is not None or not await self.is_there():
+            return
         self._lost += 1
         if self._lost >= LOST_MAX:
             self._lost = 0
@@ -277,7 +302,7 @@ class Trial:
             try:
                 return await self._ways.open(self._order[0], self._session)
             except MidstreamError as error:
-                self._next_after(error)
+                await self._next_after(error)
 
     async def receive(self) -> bytes:
         """See `Transport.receive`."""
@@ -318,7 +343,7 @@ class Trial:
             await self._transport.close()
 
     async def _change(self, error: MidstreamError, *, is_silent: bool = False) -> None:
-        self._next_after(error, is_silent=is_silent)
+        await self._next_after(error, is_silent=is_silent)
         async with self._sending:
             if self._transport is not None:
                 await self._transport.close()
@@ -326,12 +351,15 @@ class Trial:
             made = self._transport = await self._made()
             await made.send(self._said)
 
-    def _next_after(self, error: MidstreamError, *, is_silent: bool = False) -> None:
+    async def _next_after(self, error: MidstreamError, *, is_silent: bool = False) -> None:
         """Go on to the next transport where something in between may be what refused; else raise."""
-        way = self._order[0]
         if not is_silent and isinstance(error, ConnectionLostError):
-            self._ways.lost(way)
-            raise error
+            # STREAM-121: a handshake that something swallows is silence too.
+            is_swallowed = isinstance(error.__cause__, TimeoutError) and len(self._order) > 1
+            is_silent = is_swallowed and await self._ways.is_there()
+            if not is_silent:
+                await self._ways.lost(self._order[0])
+                raise error
         if not (is_silent or _may_be_foreign(error)):
             raise error
         self._refusal = self._refusal or error

@@ -6,7 +6,8 @@ Steps, each on the connection that `on` names ("a" where it does not):
 - `open`: make one and send an `open` with these fields; `stream` and `secret` are the script's own where they are not
   said, and left out where they are null.
 - `send`: send a frame. `text`: send text that may be none.
-- `expect`: the next frame that is neither `events` nor `heartbeat` fits this pattern.
+- `expect`: the next frame that is neither `events` nor `heartbeat` fits this pattern. An ack of a later chunk fits too,
+  and an ack that says nothing new may come anywhere (STREAM-13).
 - `events`: read events until one with a record of this type; `capture` gives a name to its id.
 - `quiet`: a `ping` is answered by a heartbeat, and nothing but events comes before it.
 - `closed`: the server ends the connection, and says nothing more before that but events.
@@ -30,7 +31,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -71,6 +72,7 @@ class Wire(Protocol):
         """End the connection."""
 
 
+T = TypeVar("T")
 Connect = Callable[[str], Awaitable[Wire]]
 """Makes a connection to a session."""
 
@@ -122,6 +124,11 @@ class _Heard:
         self.is_encrypted = False
         """The server said so of the session."""
         self.heartbeat_s = HEARTBEAT_S
+        self.newest_said = -1
+        """The highest number of a chunk that the server has, or was sent here."""
+        self._newest_acked = -1
+        self._acked_ahead = -1
+        """An ack of so many came where one of fewer was enough: it is also those that a script asks for next."""
         self._stream = stream
         self._turn = 0
 
@@ -142,6 +149,9 @@ class _Heard:
                 raise _DifferenceError("the welcome is degraded and does not say why")
             self.is_encrypted = frame.get("is_encrypted") is True
             self.heartbeat_s = _seconds(frame.get("heartbeat_s"))
+            if isinstance(acked := frame.get("acked"), int):
+                self._newest_acked = acked - 1
+                self.newest_said = max(self.newest_said, acked - 1)
             self._turn = frame.get("turn", 0)
             self.is_turn_over = bool(self._stream) and frame.get("turn_status") in _ENDED
         if frame["type"] in _PLACED:
@@ -168,6 +178,49 @@ class _Heard:
             self.is_over = True
             asked_s = refusal.retry_after_s
             return encode(Error(refusal.code, refusal.message, refusal.retry, retry_after_s=asked_s))
+
+    async def news(self, wait_s: float) -> Json:
+        """Return the next frame that says something: an ack may be repeated at any time (STREAM-13).
+
+        Raises:
+            ConnectionLostError, LimitReachedError: As `next` does.
+        """
+        while (frame := await self.next(wait_s))["type"] == "ack" and self._is_known(frame):
+            pass
+        return frame
+
+    async def acknowledged(self, seqno: int, wait_s: float) -> Json | None:
+        """Return what came in the place of an ack of this chunk; None where one came, or came before.
+
+        An ack of a later chunk is one of this chunk too.
+
+        Raises:
+            ConnectionLostError, LimitReachedError: As `next` does.
+        """
+        if seqno <= self._acked_ahead:
+            if seqno == self._acked_ahead:
+                self._acked_ahead = -1
+            return None
+        while (frame := await self.next(wait_s))["type"] in {"events", "heartbeat"} or (
+            frame["type"] == "ack" and frame.get("seqno") != seqno and self._is_known(frame)
+        ):
+            pass
+        found = frame.get("seqno")
+        if (
+            frame["type"] != "ack"
+            or not isinstance(found, int)
+            or not seqno <= found <= max(seqno, self.newest_said)
+        ):
+            return frame
+        if found > seqno and frame.get("is_single"):
+            return frame
+        self._newest_acked = max(self._newest_acked, found)
+        self._acked_ahead = found if found > seqno else -1
+        return None
+
+    def _is_known(self, ack: Json) -> bool:
+        found = ack.get("seqno")
+        return isinstance(found, int) and 0 <= found <= self._newest_acked
 
     def has_accepted(self, pattern: Json) -> bool:
         """Whether an event says what an ack would have said (STREAM-13)."""
@@ -290,6 +343,8 @@ class ServerTrial:
             case {"open": _}:
                 await heard.wire.send([msgspec.json.encode(opening)])
             case {"send": dict(frame)}:
+                if isinstance(seqno := frame.get("seqno"), int):
+                    heard.newest_said = max(heard.newest_said, seqno)
                 await heard.wire.send([msgspec.json.encode(filled(frame, names))])
             case {"text": str(text)}:
                 await heard.wire.send([str(filled(text, names)).encode()])
@@ -298,11 +353,11 @@ class ServerTrial:
             case {"events": str(kind)}:
                 names[step.get("capture", "event")] = await self._events(heard, kind)
             case {"quiet": _}:
-                await self._quiet(heard)
+                await _within(self._wait_s, self._quiet(heard))
             case {"closed": _}:
-                await self._closed(heard)
+                await _within(self._wait_s, self._closed(heard))
             case {"refused": str(code)}:
-                await self._refused(heard, code, names)
+                await _within(self._wait_s, self._refused(heard, code, names))
             case {"heartbeat": _}:
                 await self._heartbeat(heard)
             case {"drop": _}:
@@ -316,22 +371,28 @@ class ServerTrial:
         if heard.is_over:
             return
         try:
-            await self._quiet(heard)
+            await _within(self._wait_s, self._quiet(heard))
         except _DifferenceError as found:
             raise _DifferenceError(f"in the end, on {name!r}: {found}") from None
 
     async def _expect(self, heard: _Heard, pattern: Json, names: Names) -> None:
         try:
-            while (frame := await heard.next(self._wait_s))["type"] in {"events", "heartbeat"}:
-                pass
+            frame = await _within(self._wait_s, self._answer(heard, pattern))
         except ConnectionLostError as error:
             # The end of the turn may overtake the answer to what was said in it.
             is_told = pattern.get("type") == "ack" and heard.has_accepted(filled(pattern, names))
             if not (is_told and self._ends_with_turn(heard)):
                 raise _DifferenceError("the server ended the connection") from error
             return
-        if (what := difference(pattern, frame, names)) is not None:
+        if frame is not None and (what := difference(pattern, frame, names)) is not None:
             raise _DifferenceError(f"{frame['type']}: {what}")
+
+    async def _answer(self, heard: _Heard, pattern: Json) -> Json | None:
+        if pattern.get("type") == "ack":
+            return await heard.acknowledged(pattern["seqno"], self._wait_s)
+        while (frame := await heard.news(self._wait_s))["type"] in {"events", "heartbeat"}:
+            pass
+        return frame
 
     async def _events(self, heard: _Heard, kind: str) -> str:
         seen = 0
@@ -340,8 +401,8 @@ class ServerTrial:
                 seen += 1
                 if event["record"]["type"] == kind:
                     return str(event["id"])
-            frame = await self._next(heard)
-            if frame["type"] not in {"events", "heartbeat"}:
+            frame = await _within(self._wait_s, self._next_but_heartbeats(heard))
+            if frame["type"] != "events":
                 raise _DifferenceError(f"{_shown(frame)} came in the place of an event {kind!r}")
 
     async def _quiet(self, heard: _Heard) -> None:
@@ -369,7 +430,7 @@ class ServerTrial:
     async def _closed(self, heard: _Heard) -> None:
         while True:
             try:
-                frame = await heard.next(self._wait_s)
+                frame = await heard.news(self._wait_s)
             except ConnectionLostError:
                 return
             if frame["type"] not in {"events", "heartbeat"}:
@@ -383,11 +444,25 @@ class ServerTrial:
             raise _DifferenceError(f"{frame['type']}: {what}")
         await self._closed(heard)
 
+    async def _next_but_heartbeats(self, heard: _Heard) -> Json:
+        while (frame := await self._next(heard))["type"] == "heartbeat":
+            pass
+        return frame
+
     async def _next(self, heard: _Heard, wait_s: float | None = None) -> Json:
         try:
-            return await heard.next(self._wait_s if wait_s is None else wait_s)
+            return await heard.news(self._wait_s if wait_s is None else wait_s)
         except ConnectionLostError as error:
             raise _DifferenceError("the server ended the connection") from error
+
+
+async def _within(wait_s: float, answer: Awaitable[T]) -> T:
+    """Wait for an answer, whatever else comes meanwhile: signs of life are none."""
+    try:
+        async with asyncio.timeout(wait_s):
+            return await answer
+    except TimeoutError:
+        raise _DifferenceError(f"nothing came within {wait_s:g} s") from None
 
 
 def _require_patience(frame: Json) -> None:

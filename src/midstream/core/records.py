@@ -112,12 +112,24 @@ class JournalPruned(Struct, frozen=True, gc=False, tag="journal_pruned", tag_fie
 class StreamOpened(Struct, frozen=True, gc=False, tag="stream_opened", tag_field="type", omit_defaults=True):
     """A client's stream sent its first chunk. `secret_digest` commits to the secret it must show again.
 
-    With `cancel_after_s` its turn is stopped when its client was gone for so many seconds (STREAM-55).
+    With `cancel_after_s` its turn is stopped when its client was gone for so many seconds (STREAM-55). `connection` is
+    the number of the connection that brought the chunk; 0 where the client does not count.
     """
 
     stream: str
     secret_digest: str
     cancel_after_s: float | None = None
+    connection: int = 0
+
+
+class StreamTaken(Struct, frozen=True, gc=False, tag="stream_taken", tag_field="type"):
+    """A newer connection has the stream: nothing that older ones say is taken from here on, at whichever process.
+
+    They are told nothing that stands behind it (STREAM-106).
+    """
+
+    stream: str
+    connection: int
 
 
 class ChunkAccepted(Struct, frozen=True, gc=False, tag="chunk_accepted", tag_field="type"):
@@ -556,6 +568,7 @@ Record = (
     EpochStarted
     | JournalPruned
     | StreamOpened
+    | StreamTaken
     | ChunkAccepted
     | MessageAccepted
     | MessageQueued

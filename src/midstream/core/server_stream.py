@@ -60,7 +60,7 @@ from midstream.core.frames import (
 )
 from midstream.core.messages import UserMessage
 from midstream.core.retention import Retention
-from midstream.core.session import CHUNKS_MAX, Received, Session, StreamState
+from midstream.core.session import CHUNKS_MAX, Received, Session, StreamState, fenced
 from midstream.core.settings import StreamSettings
 from midstream.core.timing import Deadline, StallBudgets
 from midstream.core.turn import (
@@ -314,6 +314,12 @@ class ServerStream:
         """Seconds to wait for more when something has come to deliver."""
         return min(max(self._coalesce_s, self._open.coalesce_s), COALESCE_S_MAX)
 
+    def is_fenced_by(self, session: Session) -> bool:
+        """Whether the journal says that a newer connection has the stream: end this one, deliver nothing more."""
+        number = self._open.connection
+        known = session.streams.get(self._open.stream) if number else None
+        return known is not None and known.is_beyond(number)
+
     def is_turn_over(self, session: Session) -> bool:
         """Whether the turn of this stream has ended and all events so far were delivered.
 
@@ -428,7 +434,9 @@ class ServerStream:
         elif is_gone:
             reason = f"the event {self._event_id} is not on this session's line"
             self._queue(Gone(str(resume_from), reason, pruned_to.position + 1), now=now)
-        self._requests += [replace(each, chunk=self._signed(each.chunk)) for each in self._held]
+        for each in self._held:
+            chunk = replace(each.chunk, secret_digest=self._secret_digest)
+            self._requests.append(Submit(each.seqno, chunk))
         self._held = []
 
     def accepted(self, seqno: int, *, now: float) -> None:
@@ -549,9 +557,14 @@ class ServerStream:
     def _take_chunk(self, frame: Chunk) -> None:
         if not self._open.stream:
             raise ProtocolError("a reader has no stream to send chunks on")
-        cancel_after_s = self._open.cancel_after_s
-        read = read_chunk(frame, stream=self._open.stream, secret_digest="", cancel_after_s=cancel_after_s)
-        chunk = self._signed(read)
+        by = self._open
+        chunk = read_chunk(
+            frame,
+            stream=by.stream,
+            secret_digest=self._secret_digest,
+            cancel_after_s=by.cancel_after_s,
+            connection=by.connection,
+        )
         self._in_flight.add(chunk.seqno)
         if len(self._in_flight) > self._in_flight_max:
             raise ProtocolError(f"more than {self._in_flight_max} chunks wait for their acks")
@@ -568,13 +581,12 @@ class ServerStream:
         """Return why a client is not admitted to what the session knows of its stream."""
         if known and not hmac.compare_digest(known.secret_digest, self._secret_digest):
             return WrongSecretError("this stream was opened with another secret")
+        if known and known.is_beyond(self._open.connection):
+            return fenced()
         if self._open.stream and not known and self._open.next_seqno > 0 and self._event_id is not None:
             # STREAM-6. Without an event id it is a client whose first chunk never arrived: it plays it back.
             return StreamNotFoundError(f"this session does not know the stream {self._open.stream!r}")
         return None
-
-    def _signed(self, chunk: Received) -> Received:
-        return replace(chunk, secret_digest=self._secret_digest)
 
     def _queue(self, frame: ServerFrame, *, now: float) -> None:
         self._frames.append(self.wire.frame(frame))
@@ -661,7 +673,12 @@ def check_cancel_after(cancel_after_s: float | None) -> None:
 
 
 def read_chunk(
-    frame: Chunk, *, stream: str, secret_digest: str, cancel_after_s: float | None = None
+    frame: Chunk,
+    *,
+    stream: str,
+    secret_digest: str,
+    cancel_after_s: float | None = None,
+    connection: int = 0,
 ) -> Received:
     """Return what a chunk says, ready for `session.decide`.
 
@@ -671,7 +688,8 @@ def read_chunk(
     if not 0 <= frame.seqno <= CHUNKS_MAX:
         raise MalformedFrameError(f"sequence numbers go from 0 to {CHUNKS_MAX}")
     command = _command_of(decode_payload(frame.payload), frame.seqno)
-    return Received(stream, secret_digest, frame.seqno, digest_of(frame.payload), command, cancel_after_s)
+    digest = digest_of(frame.payload)
+    return Received(stream, secret_digest, frame.seqno, digest, command, cancel_after_s, connection)
 
 
 def _command_of(payload: Payload, seqno: int) -> Command:

@@ -35,6 +35,7 @@ from midstream.core.records import (
     ReplyCompleted,
     ResultArrivedLate,
     StreamOpened,
+    StreamTaken,
     ToolsChanged,
     TurnEnded,
     TurnResumed,
@@ -64,6 +65,7 @@ from midstream.errors import (
     SeqnoReusedError,
     SessionBusyError,
     SessionNotFoundError,
+    StreamFencedError,
     StreamReusedError,
     UsageError,
     WrongSecretError,
@@ -114,6 +116,8 @@ class StreamState(Struct, frozen=True, gc=False):
     """Those of the last ones, `NEWEST_MAX` at most: what a chunk adds to is short, however long the stream is."""
     cancel_after_s: float | None = None
     """Seconds without its client after which its turn is stopped; None where it goes on (STREAM-55)."""
+    connection: int = 0
+    """The highest number of a connection that is known to have had it; 0 where its client does not count."""
 
     @property
     def accepted(self) -> int:
@@ -124,6 +128,10 @@ class StreamState(Struct, frozen=True, gc=False):
         """Return the digest of an accepted chunk."""
         older = len(self.digests)
         return self.digests[seqno] if seqno < older else self.newest[seqno - older]
+
+    def is_beyond(self, connection: int) -> bool:
+        """Whether a newer connection than the one of this number has it; 0 is of no age (STREAM-106)."""
+        return 0 < connection < self.connection
 
     def with_chunk(self, digest: str) -> StreamState:
         """Return the stream after one more chunk."""
@@ -137,7 +145,8 @@ class Received(Struct, frozen=True, gc=False):
     """A client's chunk with its place in its stream, and the command it carries.
 
     `command` is None where the chunk says nothing to the turn (a result nobody waits for any more). What
-    `cancel_after_s` says counts where the chunk opens its stream.
+    `cancel_after_s` says counts where the chunk opens its stream. `connection` is the number of the connection it came
+    by; 0 of a client that does not count.
     """
 
     stream: str
@@ -146,6 +155,7 @@ class Received(Struct, frozen=True, gc=False):
     digest: str
     command: Command | None
     cancel_after_s: float | None = None
+    connection: int = 0
 
 
 class ToolsFound(Struct, frozen=True, gc=False):
@@ -338,13 +348,16 @@ def _decide_received(session: Session, chunk: Received, *, epoch: int, at: float
     accepted = known.accepted if known else 0
     if known and not hmac.compare_digest(known.secret_digest, chunk.secret_digest):
         raise Refused(WrongSecretError("this stream was opened with another secret"))
+    if known and known.is_beyond(chunk.connection):
+        raise Refused(fenced())
     if known and chunk.seqno < accepted:
         if known.digest_at(chunk.seqno) != chunk.digest:
             if chunk.seqno == 0:  # STREAM-52
                 raise Refused(StreamReusedError("this stream key was used for another first message"))
             message = f"chunk {chunk.seqno} was already accepted with another payload"
             raise Refused(SeqnoReusedError(message))
-        return ()  # STREAM: a repeated chunk is acknowledged again and changes nothing
+        # STREAM-12, STREAM-106: it is acknowledged again, and changes nothing but who has the stream of a running turn
+        return _taken_by(known, chunk) if session.is_live else ()
     if chunk.seqno > accepted or accepted >= CHUNKS_MAX:
         message = f"chunk {chunk.seqno} came before chunk {accepted} (a stream takes {CHUNKS_MAX} at most)"
         raise Refused(SeqnoGapError(message, expected=accepted))
@@ -369,10 +382,36 @@ def _decide_received(session: Session, chunk: Received, *, epoch: int, at: float
         command = Withdraw(known.queued)  # nor one that came before it
     if isinstance(command, CallFinished) and not _is_for_client(session, command):
         command = None  # TURN-15: nobody but the server speaks for a tool of the server
-    opened = () if known else (StreamOpened(chunk.stream, chunk.secret_digest, chunk.cancel_after_s),)
+    begun = _taken_by(known, chunk) if known else (_opened_by(chunk),)
     taken = ChunkAccepted(chunk.stream, chunk.seqno, chunk.digest)
     did = () if command is None else decide(session, command, epoch=epoch, at=at)
-    return (*opened, taken, *did)
+    return (*begun, taken, *did)
+
+
+def _opened_by(chunk: Received) -> StreamOpened:
+    return StreamOpened(chunk.stream, chunk.secret_digest, chunk.cancel_after_s, chunk.connection)
+
+
+def _taken_by(known: StreamState, chunk: Received) -> tuple[StreamTaken, ...]:
+    """Say that a newer connection has a stream, where the one that a chunk came by is one."""
+    return (StreamTaken(chunk.stream, chunk.connection),) if chunk.connection > known.connection else ()
+
+
+def notice_of(session: Session, stream: str, connection: int) -> Received | None:
+    """Return what makes the journal say that a connection has its stream; None where it need not (STREAM-107).
+
+    It is the last chunk that was accepted, over again, which does nothing else.
+    """
+    known = session.streams.get(stream)
+    if known is None or connection <= known.connection or not session.is_live or session.driver:
+        return None
+    last = known.accepted - 1
+    return Received(stream, known.secret_digest, last, known.digest_at(last), None, connection=connection)
+
+
+def fenced() -> StreamFencedError:
+    """Return what an older connection of a stream is told (STREAM-8)."""
+    return StreamFencedError("a newer connection of this client took the stream over")
 
 
 def _is_for_client(session: Session, finished: CallFinished) -> bool:
@@ -432,6 +471,9 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
             return replace(after, found=found, unreachable=frozenset(record.unreachable))
         case StreamOpened():
             return replace(after, streams=_with_new_stream(session, record))
+        case StreamTaken():
+            stream = replace(session.streams[record.stream], connection=record.connection)
+            return replace(after, streams={**session.streams, record.stream: stream})
         case JournalPruned():
             return restored(record)
         case EpochStarted():
@@ -452,6 +494,7 @@ def _with_new_stream(session: Session, record: StreamOpened) -> dict[str, Stream
         since=session.position,
         epoch=session.epoch,
         cancel_after_s=record.cancel_after_s,
+        connection=record.connection,
     )
     return dict([*kept, (record.stream, stream)])
 

@@ -15,7 +15,15 @@ from typing import Protocol
 from midstream.core.calls import CallState
 from midstream.core.messages import Exchange, Outcome, Result, UserMessage
 from midstream.core.parts import PART_MARK
-from midstream.core.records import ChunkAccepted, EpochStarted, Parent, StreamOpened, TurnStatus, decode
+from midstream.core.records import (
+    ChunkAccepted,
+    EpochStarted,
+    Parent,
+    StreamOpened,
+    StreamTaken,
+    TurnStatus,
+    decode,
+)
 from midstream.core.session import Session
 from midstream.core.turn import Cancel, ChildSpoke, RunChild, SendMessage
 from midstream.errors import LeaseHeldError, LeaseLostError, MidstreamError, UnavailableError
@@ -30,7 +38,7 @@ POLL_S = 0.5
 STOP_TRIES_MAX = 14
 """Tries to reach a child that is to be stopped: as long as its parent waits for it."""
 RECORDS_PER_LOOK = 200
-_OF_OWNERS = (EpochStarted, StreamOpened, ChunkAccepted)
+_OF_OWNERS = (EpochStarted, StreamOpened, StreamTaken, ChunkAccepted)
 """Records that say nothing to a reader of the parent."""
 _AWAY = (UnavailableError, LeaseHeldError, LeaseLostError)
 """Another process has the child, or took it from this one, or the store is away: it is not lost."""

@@ -35,6 +35,7 @@ class _Handed(Struct, frozen=True, omit_defaults=True):
     seqno: int = 0
     digest: str = ""
     cancel_after_s: float | None = None
+    connection: int = 0
 
 
 class _Answer(Struct, frozen=True, omit_defaults=True):
@@ -86,6 +87,7 @@ def encode_command(command: Command | Received) -> bytes:
             command.seqno,
             command.digest,
             command.cancel_after_s,
+            command.connection,
         )
     )
 
@@ -103,7 +105,13 @@ def decode_command(body: bytes) -> Command | Received:
         raise UnavailableError("another version of this server runs the session: ask again later") from error
     if handed.stream:
         return Received(
-            handed.stream, handed.secret_digest, handed.seqno, handed.digest, command, handed.cancel_after_s
+            handed.stream,
+            handed.secret_digest,
+            handed.seqno,
+            handed.digest,
+            command,
+            handed.cancel_after_s,
+            handed.connection,
         )
     if command is None:
         raise UnavailableError("a command that says nothing was handed over")

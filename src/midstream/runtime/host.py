@@ -279,6 +279,11 @@ class Host:
         return self._awake.get(session_id)
 
     @property
+    def has_peers(self) -> bool:
+        """Whether other living processes serve this store."""
+        return self._caretaker.peers > 0
+
+    @property
     def sessions_awake(self) -> int:
         """How many sessions are in memory."""
         return len(self._awake)
@@ -390,7 +395,7 @@ class Host:
         """Give each session up as soon as nothing runs in it, and all of them when the grace is over."""
         # With a peer the service goes on meanwhile, so that a reply that is being written may be written to its end;
         # without one everybody waits for the next start, which had better come soon.
-        is_waited_for = self._caretaker.peers == 0
+        is_waited_for = not self.has_peers
 
         async def hand_on(runner: Runner) -> None:
             try:

@@ -30,7 +30,7 @@ from midstream.core.server_stream import (
     Wire,
     waiting_on,
 )
-from midstream.core.session import Received, Session
+from midstream.core.session import Received, Session, fenced, notice_of
 from midstream.core.settings import StreamSettings
 from midstream.errors import (
     DrainingError,
@@ -40,13 +40,13 @@ from midstream.errors import (
     OverloadedError,
     ProtocolError,
     SessionNotFoundError,
-    StreamFencedError,
 )
 from midstream.runtime.host import Host
 from midstream.runtime.locking import Held
 from midstream.runtime.runner import Runner
 from midstream.server.copies import Copies
 from midstream.server.limits import CONNECTIONS_MAX
+from midstream.server.notices import Notices
 from midstream.server.presence import Presence
 from midstream.server.snapshot import SNAPSHOT_BYTES_MAX, body_within, snapshot_of
 from midstream.server.subjects import Action
@@ -118,6 +118,8 @@ class Connections:
         self._ending: MidstreamError | None = None
         self._copies: WeakValueDictionary[tuple[str, Wire], Copies] = WeakValueDictionary()
         self._presence: Presence | None = None
+        self.notices = Notices()
+        """What other processes are to know of the connections here."""
         self.ahead = 0
         """How often a client showed an event that is behind the end here (STREAM-100)."""
 
@@ -159,7 +161,7 @@ class Connections:
         speakers = [each for each in self._speakers.get(place, []) if each is not connection]
         _, newest = self._names.get(place, ("", 0))
         if any(map(connection.is_before, speakers)) or 0 < connection.number < newest:
-            connection.end(_fenced())
+            connection.end(fenced())
             return
         if connection.is_continued:
             self.check(place, connection.name)
@@ -172,7 +174,7 @@ class Connections:
         self._speakers[place] = [*same, connection]
         for older in speakers:
             if older not in same:
-                older.end(_fenced())
+                older.end(fenced())
 
     def check(self, place: tuple[str, str], name: str) -> None:
         """Let a request of a named connection pass if no newer one speaks for its stream, as far as is known here.
@@ -182,7 +184,7 @@ class Connections:
         """
         spoke, _ = self._names.get(place, (name, 0))
         if spoke != name:
-            raise _fenced()
+            raise fenced()
 
     def told(self, session_id: str, name: str) -> StreamSettings:
         """Return how a connection of several requests is served: as its welcome told, whatever was changed since.
@@ -261,12 +263,9 @@ class Connections:
         self._ending = error
         if self._presence is not None:
             self._presence.stop()
+        self.notices.stop()
         for connection in [*self._open]:
             connection.end(error)
-
-
-def _fenced() -> StreamFencedError:
-    return StreamFencedError("a newer connection of this client took the stream over")
 
 
 class Connection:
@@ -453,7 +452,7 @@ class Connection:
     async def _greet(self) -> None:
         """Send the welcome and what is in memory with the head of the answer, in one packet."""
         runner, stream = self._runner, self._stream
-        if runner is None or stream.snapshot_due is not None:
+        if runner is None or stream.snapshot_due is not None or stream.is_fenced_by(runner.state):
             return
         if runner.newest.position > stream.cursor:
             page = self._among.copies_of(runner, stream.wire).at_hand(stream.cursor)
@@ -479,17 +478,18 @@ class Connection:
         """Send what there is and what comes; raises what ended the session here."""
         stream, coalesce_s = self._stream, self._stream.coalesce_s
         copies = self._among.copies_of(runner, stream.wire)
+        is_numbered = self.number > 0  # of readers nothing is asked with each delivery
         while not self._is_over:
+            if is_numbered and stream.is_fenced_by(runner.state):
+                raise fenced()
             if stream.snapshot_due is not None:
                 await self.show_due()
             if runner.newest.position > stream.cursor:
                 page = copies.at_hand(stream.cursor)
                 if page is not None:
                     stream.pass_on(page, now=self._now())
-                    if (
-                        self._is_answering
-                    ):  # the ack of what this tells of is a moment away: both go in one write
-                        await asyncio.sleep(0)
+                    if self._is_answering:  # an ack may be a moment away: both go in one write
+                        await self._world.sleep(0.0)
                     await self._flush()
                     continue
                 await self._flush()
@@ -638,6 +638,7 @@ class Connection:
         runner.attach()
         if self._stream.stream:
             self._among.fence(self)
+            self._give_notice(runner)
         presence = self._among.presence(self._host)
         if self._stream.cancels_after_s is not None or presence.waits_for(self.place):
             self._mark = await presence.arrived(self.place)
@@ -646,6 +647,13 @@ class Connection:
             self._set_alarm()
         self._is_admitted = True
         self._wake()
+
+    def _give_notice(self, runner: Runner) -> None:
+        """Let the other processes know that this connection has its stream, where they may have older ones of it."""
+        if not self._is_over and (self._host.has_peers or runner.is_following):
+            notice = notice_of(runner.state, self._stream.stream, self.number)
+            if notice is not None:
+                self._among.notices.give(self._host, self._session_id, notice)
 
     async def _unlock(self, opening: Open, *, is_new: bool) -> str | None:
         """Open the session with the secret that was shown, and return what stands for that in the session's streams."""

@@ -87,6 +87,10 @@ SSE_PREAMBLE = b"retry: 1000\n\n"
 """Milliseconds after which a browser makes a cut connection again; its own default is three times as long."""
 
 
+UNKNOWN = "midstream.cut"
+"""Part of no body: Starlette's `BaseHTTPMiddleware` ends one well after an exception, and not after such a message."""
+
+
 class StreamCutError(Exception):
     """Raised out of an event stream so that the ASGI server resets the connection.
 
@@ -350,7 +354,7 @@ class HttpEndpoints:
         if is_first:
             await visitor.begin()
         else:
-            await visitor.require(Action.SPEAK)
+            await visitor.require_there(Action.SPEAK)
         shown = shown_in(request)
         with await unlock(self._host, session_id, shown, Action.SPEAK, begins=is_first) as held:
             if by.connection:
@@ -359,7 +363,7 @@ class HttpEndpoints:
             runner = await self._host.session(session_id, create=True)
             opening = Open(by.stream, shown.secret, old_secret=shown.old_secret)
             digest = stream_digest_of(held) or digest_shown(runner.state, opening)
-            chunk = msgspec.structs.replace(chunk, secret_digest=digest)
+            chunk = msgspec.structs.replace(chunk, secret_digest=digest, connection=by.number)
             is_replayed = is_played_back(runner.state, chunk)
             if not is_replayed:
                 visitor.speak(chunk.command)
@@ -438,6 +442,8 @@ class EventsEndpoint:
         if connection.is_gone:
             return
         if failure is not None or not connection.has_told_turn:
+            with suppress(Exception):  # it is refused, or whoever has the body fails
+                await send({"type": UNKNOWN})
             raise StreamCutError(failure.code if failure else "closed") from failure
         await send({"type": "http.response.body", "body": b""})
 

@@ -25,12 +25,14 @@ class Speaker(Struct, frozen=True):
         stream: The stream key; "" for a reader.
         secret: The stream's secret; "" where none is shown.
         connection: What the client calls the connection that the request is part of; "" where it does not say.
+        number: How it counts that connection; 0 where it does not say.
         cancel_after_s: For how long the stream's client may be gone until its turn is stopped; None for ever.
     """
 
     stream: str
     secret: str
     connection: str
+    number: int
     cancel_after_s: float | None
 
     def __repr__(self) -> str:
@@ -43,7 +45,8 @@ def speaker_of(request: HTTPConnection) -> Speaker:
     Raises:
         MalformedFrameError: One of them is too long or not what it should be.
     """
-    return Speaker(*stream_of(request), connection_name_of(request), cancel_after_of(request))
+    number = _number(request, "x-idempotency-connection")
+    return Speaker(*stream_of(request), connection_name_of(request), number, cancel_after_of(request))
 
 
 def stream_of(request: HTTPConnection) -> tuple[str, str]:

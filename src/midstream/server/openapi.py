@@ -217,6 +217,7 @@ _CHUNK: Mapping[str, Json] = {
     "x-idempotency-key": _KEY,
     "x-idempotent-encryption-key": _KEY,
     "x-midstream-connection": _NAME,
+    "x-idempotency-connection": _ANY,
     "x-idempotency-cancel-after": _CANCEL_AFTER,
 }
 _READER: Mapping[str, Json] = {

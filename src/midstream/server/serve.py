@@ -35,6 +35,10 @@ CLOSING_S = 2.0
 """Seconds kept for closing what the host could not stop in its grace, and the store."""
 WS_FRAME_BYTES_MAX = FRAME_BYTES_MAX + 64 * 1024
 """A WebSocket message just above our limit gets our answer; one above this is cut off by the WebSocket layer."""
+UNREAD_S = 30.0
+"""Seconds for which a peer may take nothing of what waits for it, before the system cuts its connection and forgets
+that: a large answer would stay in memory as long as somebody does not read it. Streams look after this themselves, on
+systems without such an option too."""
 PING_S = 20.0
 """Seconds between WebSocket pings, and for the answer to one: finds peers that went without a word."""
 
@@ -139,6 +143,8 @@ def listen(host: str, port: int, *, shares_port: bool = False) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shares_port:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # handed on to each connection
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * UNREAD_S))
         listener.bind((host, port))
         listener.listen(2048)
     except (OSError, OverflowError) as error:

@@ -84,6 +84,14 @@ class Visitor(Protocol):
             AccessError: It may be seen, and this may not be done.
         """
 
+    async def require_there(self, action: Action) -> None:
+        """As `require`, for what begins no session: one that nobody has begun is refused as a foreign one is.
+
+        Raises:
+            SessionNotFoundError: The session is none that this caller may see, or is not there yet.
+            AccessError: It may be seen, and this may not be done.
+        """
+
     async def begin(self) -> None:
         """Let the caller speak, also in a session that is not there yet: it is theirs from now on.
 
@@ -145,6 +153,9 @@ class Stranger:
 
     async def require(self, action: Action) -> None:
         """See `Visitor.require`."""
+
+    async def require_there(self, action: Action) -> None:
+        """See `Visitor.require_there`: a stranger is told of whatever there is."""
 
     async def begin(self) -> None:
         """See `Visitor.begin`."""
@@ -240,9 +251,10 @@ class Visit:
         self._does.add(action)
 
     async def require_there(self, action: Action) -> None:
-        """As `require`, for what begins no session: one that is not there yet is refused as a foreign one is."""
+        """See `Visitor.require_there`."""
         if await self._judge.require(self.subject, self.session, action) is Verdict.BEGIN:
             raise SessionNotFoundError(f"there is no session {self.session!r}")
+        self._does.add(action)
 
     async def begin(self) -> None:
         """See `Visitor.begin`."""

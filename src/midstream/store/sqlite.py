@@ -371,6 +371,8 @@ class _Writer:
         """See `commits.Writer`."""
         self._file = file
         self._db = db
+        self._execute = db.cursor().execute
+        """For what every commit does: a cursor for each statement costs a tenth of a short commit."""
         self._is_full: bool | None = None
         self._ends: dict[str, tuple[int, int]] = {}
         """Where a session's journal ends, and under which epoch that was seen."""
@@ -390,13 +392,13 @@ class _Writer:
         """See `commits.Writer`."""
         try:
             self._sync_if(any(asked.sync is Sync.FULL for asked in batch))
-            self._file.patiently(partial(self._db.execute, BEGIN))
+            self._file.patiently(partial(self._execute, BEGIN))
         except apsw.Error as error:
             return [self._file.refusal(error, self._db) for _ in batch]
         try:
             answers = [_answer(asked.write) for asked in batch]
             is_refused = batch[0].is_alone and isinstance(answers[0], MidstreamError)
-            self._db.execute("rollback" if is_refused else "commit")
+            self._execute("rollback" if is_refused else "commit")
         except apsw.Error as error:
             refusal = self._file.refusal(error, self._db)
             self._undo()
@@ -446,7 +448,7 @@ class _Writer:
         end = expected
         for body in appendix.bodies:
             end += 1
-            self._db.execute(APPEND, (number, end, epoch, body))
+            self._execute(APPEND, (number, end, epoch, body))
         for blob in appendix.blobs:
             self._db.execute(KEEP_BLOB, (number, blob.digest, blob.body))
         if (mark := appendix.mark) is not None:
@@ -481,7 +483,7 @@ class _Writer:
         return appendix
 
     def _require_end(self, session: str, expected: int, epoch: int) -> int:
-        row = self._db.execute(FIND_EPOCH, (session,)).fetchone()
+        row = self._execute(FIND_EPOCH, (session,)).get  # to the end: what is half read stays locked
         if row is None or row[1] != epoch:
             self._ends.pop(session, None)
             raise LeaseLostError(f"session {session!r} has another epoch than {epoch}")

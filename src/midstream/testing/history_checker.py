@@ -39,6 +39,7 @@ from midstream.core.records import (
     ReplyCompleted,
     ResultArrivedLate,
     StreamOpened,
+    StreamTaken,
     TurnEnded,
     TurnResumed,
     TurnStatus,
@@ -397,7 +398,7 @@ def _check_queue(session: str, records: Sequence[Record]) -> Iterator[Violation]
                 waiting.remove(number)
 
 
-_OF_OWNERS = (EpochStarted, StreamOpened, ChunkAccepted)
+_OF_OWNERS = (EpochStarted, StreamOpened, StreamTaken, ChunkAccepted)
 """Records of a child that are not shown to the readers of its parent."""
 
 

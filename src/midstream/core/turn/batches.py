@@ -312,8 +312,8 @@ def _started(state: Batch, call: CallState, *, at: float) -> CallStarted:
 
 def _told(state: Batch, result: Result) -> Result:
     """Tell the model that a call did not run with the arguments it wrote."""
-    call = next((call for call in state.calls if call.call.id == result.call_id), None)
-    if call is None or not call.is_edited or not call.runs:
-        return result
-    changed = EDITED_CONTENT.format(arguments=call.call.arguments)
-    return replace(result, content=f"{changed}\n{result.content}")
+    for call in state.calls:
+        if call.is_edited and call.runs and call.call.id == result.call_id:
+            changed = EDITED_CONTENT.format(arguments=call.call.arguments)
+            return replace(result, content=f"{changed}\n{result.content}")
+    return result

@@ -40,6 +40,7 @@ from midstream.core.records import (
     StallEnded,
     StallNoticed,
     StreamOpened,
+    StreamTaken,
     ToolsChanged,
     TurnEnded,
     TurnResumed,
@@ -71,7 +72,7 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
             if not isinstance(state, AwaitingModel):
                 return state
             return replace(state, said=(state.said, record), is_mute=False)
-        case ChunkAccepted() | StreamOpened():
+        case ChunkAccepted() | StreamOpened() | StreamTaken():
             return state
         case AttemptStarted():
             return _evolve_attempt(state, record, epoch=epoch)

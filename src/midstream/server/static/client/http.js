@@ -141,8 +141,9 @@ export class HttpLine {
 
   /** Send one frame; return the frame that answers it, or null. */
   async #post(frame, more = { signal: AbortSignal.any([this.#over.signal, AbortSignal.timeout(ANSWER_WITHIN_MS)]) }) {
-    const { stream, secret = "", old_secret: oldSecret = "" } = this.#opening;
-    const shown = { ...(stream ? { "x-idempotency-key": stream } : {}), ...headersOf({ secret, oldSecret }) };
+    const { stream, secret = "", old_secret: oldSecret = "", connection } = this.#opening;
+    const which = { "x-idempotency-key": stream, "x-idempotency-connection": `${connection}` };
+    const shown = { ...(stream ? which : {}), ...headersOf({ secret, oldSecret }) };
     const answer = await this.#fetch("chunks", frame, shown, { priority: "high", ...more });
     if (answer.status === 204) return null;
     if (answer.ok) return answer.text();

@@ -20,6 +20,21 @@ export function letGo(line) {
   line.close();
 }
 
+/** A line that could not be made. */
+export class BrokenLine {
+  onopen = null;
+  onmessage = null;
+  onclose = null;
+
+  constructor(error) {
+    queueMicrotask(() => this.onclose?.({ error }));
+  }
+
+  send() {}
+
+  close() {}
+}
+
 /** Return the problem that a refusal of our server's is; null where somebody in between says something else. */
 export async function problemIn(answer) {
   const problem = await answer.json().catch(() => null);

@@ -56,6 +56,11 @@ export class LiveStream {
     return this.#stream.turn;
   }
 
+  /** Whether its message waits for the turns before it. */
+  get isQueued() {
+    return this.#stream.isQueued;
+  }
+
   /** The last event the loop over this stream has finished with. */
   get cursor() {
     return this.#consumed;

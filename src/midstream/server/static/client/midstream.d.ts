@@ -71,7 +71,9 @@ export interface Asked {
 /** What the journal holds. Kinds that are not listed may come from a newer server: ignore them. */
 export type JournalRecord =
   | { type: "epoch_started"; epoch: number; owner: string; at: number; version: number }
-  | { type: "stream_opened"; stream: string; secret_digest: string }
+  | { type: "stream_opened"; stream: string; secret_digest: string; connection?: number }
+  /** A newer connection of the client has it, whichever server it came to. */
+  | { type: "stream_taken"; stream: string; connection: number }
   | { type: "chunk_accepted"; stream: string; seqno: number; digest: string }
   | {
       type: "message_accepted";
@@ -427,6 +429,11 @@ export class Client {
    * short, both are shown until it is called again, and one of them opens the session.
    */
   changeSecret(session: string): Promise<void>;
+  /**
+   * Keep and show the secret of a session no more: where no other client has it, nobody opens that ever again. For sessions
+   * that were deleted too: a copy of the server's whole store from before still has what the secret opens.
+   */
+  forgetSecret(session: string): Promise<void>;
   /** A word with which anybody may look at a session, and no more, for `forS` (3600) seconds: see `follow`. */
   letLook(session: string, options?: { forS?: number }): Promise<string>;
   /** Let none of the words for a session be good any more. */
@@ -445,7 +452,10 @@ export class Client {
 export type Transport = "websocket" | "sse" | "poll";
 
 export interface ConnectOptions {
-  /** Of the server, without `/v1`; default: where the page came from. */
+  /**
+   * Of the server, without `/v1`: an address, or a path of the page's own server; default: where the page came from. `connect`
+   * throws "usage" for anything else.
+   */
   url?: string;
   onstate?: (connection: Connection, stream: LiveStream) => void;
   /** What is kept, and for how long what is waited for; `Client.settings` changes it later. */

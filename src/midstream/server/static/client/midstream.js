@@ -154,7 +154,7 @@ export class Client {
    * journal, or the turn over.
    */
   async cancel(session, turn = 0) {
-    const isOwn = (live) => live.session === session && live.key && live.isHeard;
+    const isOwn = (live) => live.session === session && live.key && live.isHeard && !live.isQueued;
     const own = [...this.#live.keys()].find((live) => isOwn(live) && (!turn || live.turn === turn));
     if (own) return own.abort();
     return this.#tell(session, (core, now) => core.abort(turn, now));
@@ -229,6 +229,11 @@ export class Client {
     this.#show(session, both);
     await this.#told(session, "", {}, both);
     await this.#secrets.endChange(session, both.secret);
+  }
+
+  /** Keep and show the secret of a session no more: where no other client has it, nobody opens that ever again. */
+  async forgetSecret(session) {
+    await this.#secrets.forget(session);
   }
 
   /** Return a word with which anybody may look at a session, and no more, for `forS` seconds: see `follow`. */
@@ -356,11 +361,11 @@ export class Client {
  * Make a client of the server at `url` (default: where the page came from); see `ConnectOptions` in midstream.d.ts.
  * `storage`, `clock`, `wall` and `chance` are for tests.
  */
-export async function connect({ url = globalThis.location?.origin, transport = "auto", ...other } = {}) {
+export async function connect({ url = "", transport = "auto", ...other } = {}) {
   if (transport !== "auto" && !TRANSPORTS.includes(transport))
     throw new MidstreamError("usage", `a transport is auto or one of ${TRANSPORTS.join(", ")}`);
   const client = new Client({
-    url: String(url).replace(/\/+$/, ""),
+    url: addressOf(url),
     transport,
     settings: settingsOf(other.settings),
     headers: other.headers ?? null,
@@ -375,6 +380,19 @@ export async function connect({ url = globalThis.location?.origin, transport = "
   if (other.oninterrupted) await takeUp(client, other.oninterrupted);
   if (typeof document !== "undefined") whileAlive(client);
   return client;
+}
+
+/** Return the address of a server without a slash at its end; a path is one of the page's own server. */
+function addressOf(url) {
+  const here = globalThis.location?.origin;
+  try {
+    const { protocol, host, pathname } = new URL(url, here === "null" ? undefined : here);
+    const scheme = { "http:": "http", "https:": "https", "ws:": "http", "wss:": "https" }[protocol];
+    if (scheme && host) return `${scheme}://${host}${pathname.replace(/\/+$/, "")}`;
+  } catch {
+    // told below
+  }
+  throw new MidstreamError("usage", `a server's address looks like 'https://host', or '/path', not '${url}'`);
 }
 
 /** Give `oninterrupted` each stream that an earlier page left, all at the same time; what it throws is the page's. */

@@ -58,6 +58,11 @@ export class SessionSecrets {
     return shownBy(await this.#changed(session, () => ({ secret })));
   }
 
+  /** Keep and show no secret of a session any more. */
+  async forget(session) {
+    await this.#changed(session, () => null);
+  }
+
   /** Draw the next secret of a session, unless one was drawn, and return both. */
   async beginChange(session) {
     const begun = ({ secret, next } = { secret: drawn() }) => ({ secret, next: next ?? drawn() });

@@ -15,6 +15,8 @@ const VERSION = 3;
 const KEPT = ["streams", "secrets", "chunks"];
 /** For something to be read: a tab that hangs in the middle of a change holds all others up (Chromium ends it after a minute). */
 const READ_WITHIN_MS = 5000;
+/** What a database says that the browser has closed: to who asks it, and to what was under way. */
+const CLOSED = new Set(["InvalidStateError", "AbortError"]);
 
 /** Keeps it all in memory: for tests, and where a browser refuses IndexedDB. */
 export class MemoryStorage {
@@ -66,52 +68,53 @@ export class MemoryStorage {
 /**
  * Keeps it in IndexedDB. One `apply` is one transaction.
  *
+ * A browser may close a database that is open (its site's data are cleared, its own process died): it is opened again, with
+ * what is there then, and what was asked is asked once more.
+ *
  * A transaction is committed with its last request, and not when this page hears of the answers: a page that is frozen
  * in between would keep every other tab from what is kept.
  */
 export class IndexedStorage {
   isDurable = true;
+  #name;
   #database;
+  #opening = null; // again, for all that ask meanwhile
 
-  /** Open (or make) the database; throws where the browser refuses. */
+  constructor(name) {
+    this.#name = name;
+  }
+
+  /** Open (or make) the database; throws where the browser refuses, or does not answer. */
   static async open(name = "midstream") {
-    const request = indexedDB.open(name, VERSION);
-    request.onupgradeneeded = ({ oldVersion }) => {
-      const database = request.result;
-      database.createObjectStore("sessions", { keyPath: ["server", "session"] });
-      if (oldVersion === 2) return;
-      for (const former of [...database.objectStoreNames])
-        if (former !== "sessions") database.deleteObjectStore(former);
-      database.createObjectStore("streams", { keyPath: "key" });
-      database.createObjectStore("secrets", { keyPath: "key" });
-      database.createObjectStore("chunks", { keyPath: ["key", "seqno"] });
-      database.createObjectStore("transports", { keyPath: "server" });
-    };
-    const storage = new IndexedStorage();
-    storage.#database = await answered(request);
-    storage.#database.onversionchange = () => storage.#database.close();
+    const storage = new IndexedStorage(name);
+    await storage.#open();
     return storage;
   }
 
-  async apply(writes) {
-    // A chunk must be on the disk before it is sent; a cursor may be lost, and events come twice.
-    const durability = writes.some((write) => write.op === "chunk") ? "strict" : "relaxed";
-    const transaction = this.#database.transaction(KEPT, "readwrite", { durability });
-    const done = committed(transaction);
-    const [streams, secrets, chunks] = KEPT.map((name) => transaction.objectStore(name));
-    for (const { op, value, key, accepted } of writes) {
-      if (op === "stream") streams.put(value);
-      if (op === "secret") secrets.put(value);
-      if (op === "chunk") chunks.put(value);
-      if (op === "acked") chunks.delete(IDBKeyRange.bound([key, 0], [key, accepted], false, true));
-      if (op === "forget") {
-        streams.delete(key);
-        secrets.delete(key);
-        chunks.delete(IDBKeyRange.bound([key, 0], [key, Infinity]));
-      }
+  async #open() {
+    const request = indexedDB.open(this.#name, VERSION);
+    request.onupgradeneeded = ({ oldVersion }) => makeStores(request.result, oldVersion);
+    const opened = answered(request).then((database) => {
+      database.onversionchange = () => database.close();
+      return database;
+    });
+    this.#database = await within(READ_WITHIN_MS, opened, "the browser does not open its database");
+  }
+
+  /** Do something with the database, and once more where the browser has closed it. */
+  async #with(act) {
+    const database = this.#database;
+    try {
+      return await act(database);
+    } catch (error) {
+      if (!CLOSED.has(error?.name)) throw error;
     }
-    transaction.commit();
-    await done;
+    if (this.#database === database) await (this.#opening ??= this.#open().finally(() => (this.#opening = null)));
+    return act(this.#database);
+  }
+
+  apply(writes) {
+    return this.#with((database) => applied(database, writes));
   }
 
   async load() {
@@ -126,20 +129,7 @@ export class IndexedStorage {
   async sessionSecret(server, session, change) {
     const [before = null] = await this.#read(["sessions"], (store) => store.get([server, session]));
     if (change(before) === before) return before;
-    const transaction = this.#database.transaction("sessions", "readwrite", { durability: "strict" });
-    const sessions = transaction.objectStore("sessions");
-    const done = committed(transaction);
-    let after = null;
-    const reading = sessions.get([server, session]); // another tab may have been faster
-    reading.onsuccess = () => {
-      const found = reading.result ?? null;
-      after = change(found);
-      if (after === null) sessions.delete([server, session]);
-      else if (after !== found) sessions.put({ ...after, server, session });
-      transaction.commit();
-    };
-    await done;
-    return after;
+    return this.#with((database) => changed(database, [server, session], change));
   }
 
   /** Return `{server, transport, until}` of what worked at a server, or null. */
@@ -148,36 +138,88 @@ export class IndexedStorage {
     return known ?? null;
   }
 
-  async remember(server, worked) {
-    const transaction = this.#database.transaction("transports", "readwrite");
-    const done = committed(transaction);
-    const transports = transaction.objectStore("transports");
-    if (worked === null) transports.delete(server);
-    else transports.put({ server, ...worked });
-    transaction.commit();
-    await done;
+  remember(server, worked) {
+    return this.#with((database) => {
+      const transaction = database.transaction("transports", "readwrite");
+      const done = committed(transaction);
+      const transports = transaction.objectStore("transports");
+      if (worked === null) transports.delete(server);
+      else transports.put({ server, ...worked });
+      transaction.commit();
+      return done;
+    });
   }
 
   /** Ask each of these stores for one thing; throws where another tab holds them. */
   #read(names, ask) {
-    const transaction = this.#database.transaction(names, "readonly");
-    const reading = Promise.all(names.map((name) => answered(ask(transaction.objectStore(name)))));
-    transaction.commit();
-    return within(READ_WITHIN_MS, reading);
+    return this.#with((database) => {
+      const transaction = database.transaction(names, "readonly");
+      const reading = Promise.all(names.map((name) => answered(ask(transaction.objectStore(name)))));
+      transaction.commit();
+      return within(READ_WITHIN_MS, reading, "another tab holds what this browser keeps");
+    });
   }
+}
+
+function makeStores(database, oldVersion) {
+  database.createObjectStore("sessions", { keyPath: ["server", "session"] });
+  if (oldVersion === 2) return;
+  for (const former of [...database.objectStoreNames]) if (former !== "sessions") database.deleteObjectStore(former);
+  database.createObjectStore("streams", { keyPath: "key" });
+  database.createObjectStore("secrets", { keyPath: "key" });
+  database.createObjectStore("chunks", { keyPath: ["key", "seqno"] });
+  database.createObjectStore("transports", { keyPath: "server" });
+}
+
+function applied(database, writes) {
+  // A chunk must be on the disk before it is sent; a cursor may be lost, and events come twice.
+  const durability = writes.some((write) => write.op === "chunk") ? "strict" : "relaxed";
+  const transaction = database.transaction(KEPT, "readwrite", { durability });
+  const done = committed(transaction);
+  const [streams, secrets, chunks] = KEPT.map((name) => transaction.objectStore(name));
+  for (const { op, value, key, accepted } of writes) {
+    if (op === "stream") streams.put(value);
+    if (op === "secret") secrets.put(value);
+    if (op === "chunk") chunks.put(value);
+    if (op === "acked") chunks.delete(IDBKeyRange.bound([key, 0], [key, accepted], false, true));
+    if (op === "forget") {
+      streams.delete(key);
+      secrets.delete(key);
+      chunks.delete(IDBKeyRange.bound([key, 0], [key, Infinity]));
+    }
+  }
+  transaction.commit();
+  return done;
+}
+
+/** Change what is kept of a session's secret in one transaction; return it as it is then. */
+async function changed(database, [server, session], change) {
+  const transaction = database.transaction("sessions", "readwrite", { durability: "strict" });
+  const sessions = transaction.objectStore("sessions");
+  const done = committed(transaction);
+  let after = null;
+  const reading = sessions.get([server, session]); // another tab may have been faster
+  reading.onsuccess = () => {
+    const found = reading.result ?? null;
+    after = change(found);
+    if (after === null) sessions.delete([server, session]);
+    else if (after !== found) sessions.put({ ...after, server, session });
+    transaction.commit();
+  };
+  await done;
+  return after;
 }
 
 function committed(transaction) {
   return new Promise((resolve, reject) => {
     transaction.oncomplete = () => resolve();
-    transaction.onabort = () => reject(transaction.error);
+    transaction.onabort = () => reject(transaction.error ?? new DOMException("the database was closed", "AbortError"));
   });
 }
 
 /** Return what is promised, or throw where it takes longer. */
-function within(milliseconds, promise) {
+function within(milliseconds, promise, message) {
   return new Promise((resolve, reject) => {
-    const message = "another tab holds what this browser keeps";
     const timer = setTimeout(() => reject(new MidstreamError("storage", message, "later")), milliseconds);
     promise.then(resolve, reject).finally(() => clearTimeout(timer));
   });

@@ -205,6 +205,11 @@ export class Stream {
     return this.#chunks.length === 0;
   }
 
+  /** Whether its message waits for the turns before it. */
+  get isQueued() {
+    return this.#isQueued;
+  }
+
   /** Whether something of it is written down. */
   get isKept() {
     return this.key !== "" && !this.isDegraded && !this.#isForgotten;

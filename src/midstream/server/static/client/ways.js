@@ -4,11 +4,13 @@
  * A WebSocket costs least, so it is tried first. Where it is refused, or nothing comes through, server-sent events are
  * tried, and then long polls, which get through wherever a page does. A browser does not tell a page why a WebSocket
  * was not made: two that were lost give the next transport its turn, and once that works the server is asked for a
- * WebSocket that says one word; only where that is not made either was it plainly refused.
+ * WebSocket that says one word; only where that is not made either was it plainly refused. While a server answers
+ * nothing at all, nothing is learnt: a restart is no reason to do without WebSockets.
  */
 
 import { HttpLine } from "./http.js";
-import { letGo, lostLine } from "./lines.js";
+import { BrokenLine, letGo, lostLine } from "./lines.js";
+import { MidstreamError } from "./stream.js";
 import { ticketed } from "./ticket.js";
 
 /** The transports, the best first. */
@@ -23,6 +25,9 @@ const LOST_MAX = 2;
 const REMEMBERED_MS = 24 * 60 * 60 * 1000;
 /** For how long where the better ones were only lost, as in any bad network. */
 const REMEMBERED_DOUBTFUL_MS = 10 * 60 * 1000;
+
+/** What is answered in the place of a server that is not there, or not ready. */
+const AWAY = new Set([502, 503, 504]);
 
 /** How one page reaches its server. */
 export class Ways {
@@ -52,18 +57,25 @@ export class Ways {
   /** Return a line to a session by one transport. */
   open(transport, session) {
     const address = `${this.#url}/v1/sessions/${encodeURIComponent(session)}`;
-    if (transport === "websocket") return this.#makeSocket(`${address.replace(/^http/, "ws")}/stream`);
-    return new HttpLine(address, transport, this.#headers ?? undefined);
+    try {
+      if (transport === "websocket") return this.#makeSocket(`${address.replace(/^http/, "ws")}/stream`);
+      return new HttpLine(address, transport, this.#headers ?? undefined);
+    } catch (error) {
+      // There are none here (an old Node), or not from this page to there (https to http): the next one may do.
+      const refusal = new MidstreamError("usage", `no ${transport} can be made from here to there (${error.name})`);
+      return new BrokenLine(Object.assign(refusal, { isForeign: true }));
+    }
   }
 
   /** Return the transports in the order in which they are to be tried. */
   async order() {
     const now = this.#means.wall();
-    if (this.#first.until <= now) {
+    const isBelieved = ({ until }) => now < until && until <= now + REMEMBERED_MS; // else a clock was wrong
+    if (!isBelieved(this.#first)) {
       const known = await this.#means.storage.worked(this.#url).catch(() => null);
-      const isBelieved = known !== null && known.until > now && TRANSPORTS.includes(known.transport);
+      const isOfUse = known !== null && isBelieved(known) && TRANSPORTS.includes(known.transport);
       const until = now + REMEMBERED_DOUBTFUL_MS;
-      this.#first = isBelieved ? known : { transport: TRANSPORTS[0], until };
+      this.#first = isOfUse ? known : { transport: TRANSPORTS[0], until };
     }
     const at = TRANSPORTS.indexOf(this.#doubted ?? this.#first.transport);
     return [...TRANSPORTS.slice(at), ...TRANSPORTS.slice(0, at)];
@@ -75,19 +87,35 @@ export class Ways {
     const isDoubtful = transport === this.#doubted;
     this.#doubted = null;
     if (transport === this.#first.transport) return;
-    const isSure = !isDoubtful || (await this.#isRefused());
+    const isSure = !isDoubtful || (!this.#headers && (await this.#isRefused())); // no ticket opens the probe
     const until = this.#means.wall() + (isSure ? REMEMBERED_MS : REMEMBERED_DOUBTFUL_MS);
     this.#first = { transport, until };
     const kept = transport === TRANSPORTS[0] ? null : this.#first;
     await this.#means.storage.remember(this.#url, kept).catch(() => {}); // the next page searches again
   }
 
-  /** A line was lost before its first frame: after some in a row the next transport has its turn. */
-  lost(transport) {
+  /**
+   * A line was lost before its first frame: after some in a row the next transport has its turn. That nothing answers,
+   * whatever is asked, says nothing of a transport (STREAM-120).
+   */
+  async lost(transport) {
+    if (!(await this.isThere())) return;
     this.#lostInARow += 1;
     if (this.#lostInARow < LOST_MAX) return;
     this.#lostInARow = 0;
     this.#doubted = TRANSPORTS[(TRANSPORTS.indexOf(transport) + 1) % TRANSPORTS.length];
+  }
+
+  /** Whether a server answers a plain request now, whatever it answers. */
+  async isThere() {
+    try {
+      const headers = (await this.#headers?.()) ?? {};
+      const signal = AbortSignal.timeout(FIRST_FRAME_WITHIN_MS);
+      const answer = await fetch(`${this.#url}/v1/probe/poll`, { cache: "no-store", headers, signal });
+      return !AWAY.has(answer.status);
+    } catch {
+      return false;
+    }
   }
 
   /** Whether a WebSocket is not made while the server answers otherwise. */
@@ -154,7 +182,10 @@ class Trial {
     const line = this.#ways.open(transport, this.#session);
     this.#line = line;
     const silent = () => this.#change(lostLine(`nothing came over ${transport}`), true);
-    this.#within(CONNECT_WITHIN_MS, () => this.#change(lostLine(`${transport} cannot be reached`)));
+    this.#within(CONNECT_WITHIN_MS, async () => {
+      const isSwallowed = await this.#ways.isThere(); // STREAM-121
+      if (this.#line === line && !this.#isUp) this.#change(lostLine(`${transport} cannot be reached`), isSwallowed);
+    });
     line.onopen = () => {
       this.#isUp = true;
       this.#within(FIRST_FRAME_WITHIN_MS, silent);

@@ -1,0 +1,76 @@
+"""One client and two servers of one database: the newer connection ends the older one, wherever it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import websockets
+
+from midstream.core.records import ChunkAccepted, StreamTaken, TurnEnded
+from tests.fault.workers import Worker, lines, problems, records, until, until_there
+from tests.server.serving import Socket, abort, chunk, opening
+from tests.spec import spec
+
+
+def socket_of(worker: Worker) -> Socket:
+    url = f"{worker.url.replace('http', 'ws')}/v1/sessions/s/stream"
+    return Socket(websockets.connect(url, max_size=None))
+
+
+@spec("STREAM-8", "STREAM-50", "STREAM-106", "STREAM-107", "STREAM-108")
+async def test_a_newer_connection_to_another_process_ends_the_older_one_before_it_says_a_word(
+    tmp_path: Path,
+) -> None:
+    async with Worker(tmp_path) as owner, Worker(tmp_path) as other:
+        async with socket_of(owner) as first, socket_of(other) as second, socket_of(owner) as third:
+            await first.say(opening(connection=1))
+            await first.say(chunk(words="work"))
+            await first.hear_until("call_started")
+            await until(lambda: len(lines(tmp_path)) == 1)
+
+            await second.say(opening(connection=2, next_seqno=1))
+            assert (await second.hear())["type"] == "welcome"
+            assert (await first.hear_until("error"))[-1]["code"] == "stream_fenced"
+            assert await first.hear_close() == (1008, "stream_fenced")
+
+            for worker in (owner, other):  # what an older one still says goes to whichever process it likes
+                answer = await worker.post("s", abort(1), connection=1)
+                assert (answer.status_code, answer.json()["code"]) == (409, "stream_fenced")
+                async with socket_of(worker) as late:
+                    await late.say(opening(connection=1, next_seqno=1))
+                    assert (await late.hear())["code"] == "stream_fenced"
+
+            await third.say(opening(connection=3, next_seqno=1))
+            assert (await third.hear())["type"] == "welcome"
+            assert (await second.hear_until("error"))[-1]["code"] == "stream_fenced"
+
+            answer = await other.post("s", abort(1), connection=3)
+            assert answer.json() == {"type": "ack", "seqno": 1}
+            (tmp_path / "go").touch()
+            await third.hear_until("turn_ended")
+        found = await until_there(tmp_path, "s", TurnEnded)
+    assert [each.connection for each in found if isinstance(each, StreamTaken)] == [2, 3]
+    assert [each.seqno for each in found if isinstance(each, ChunkAccepted)] == [0, 1]
+    assert found == records(tmp_path, "s")
+    assert problems(tmp_path, ["s"]) == []
+
+
+@spec("STREAM-106")
+async def test_the_process_that_takes_a_session_over_knows_which_connection_was_the_newest(
+    tmp_path: Path,
+) -> None:
+    async with Worker(tmp_path) as owner, Worker(tmp_path) as heir:
+        async with socket_of(owner) as newer:
+            await newer.say(opening(connection=2))
+            await newer.say(chunk(words="work"))
+            await newer.hear_until("call_started")
+            await until(lambda: len(lines(tmp_path)) == 1)
+            await owner.kill()
+        answer = await heir.post("s", abort(1), connection=1)
+        assert (answer.status_code, answer.json()["code"]) == (409, "stream_fenced")
+        async with socket_of(heir) as late, socket_of(heir) as next_one:
+            await late.say(opening(connection=1, next_seqno=1))
+            assert (await late.hear())["code"] == "stream_fenced"
+            await next_one.say(opening(connection=3, next_seqno=1))
+            await next_one.hear_until("turn_ended")
+    assert problems(tmp_path, ["s"]) == []
