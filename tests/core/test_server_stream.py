@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from midstream.core import frames
 from midstream.core.calls import CallPlan, Choice, Site
@@ -38,6 +37,7 @@ from midstream.core.frames import (
     WithdrawPayload,
 )
 from midstream.core.messages import Call, Finish, Reply, Result, Text, UserMessage
+from midstream.core.opening import KEY_CHARS_MAX, NUMBER_MAX
 from midstream.core.records import (
     AttemptStarted,
     CallStarted,
@@ -55,16 +55,13 @@ from midstream.core.records import (
 from midstream.core.retention import Retention
 from midstream.core.server_stream import (
     EVENTS_BYTES_MAX,
-    KEY_CHARS_MAX,
     NATIVE,
-    NUMBER_MAX,
     OPEN_WITHIN_S,
     Admit,
     ServerStream,
     SnapshotDue,
     Submit,
     events_frames,
-    opened_by,
     status_of,
     turn_status_of,
     waiting_on,
@@ -149,57 +146,6 @@ def test_a_first_frame_that_is_no_good_open_ends_the_connection(body: bytes) -> 
         ["frame_too_large"],
     )
     assert (stream.is_closed, stream.requests(), stream.next_deadline()) == (True, [], None)
-
-
-@spec("STREAM-112")
-@pytest.mark.parametrize(
-    "headers",
-    [
-        Open(secret=SECRET),
-        Open(secret=SECRET, event_id="1-2", next_seqno=3, connection=4, cancel_after_s=5.0, old_secret="t"),
-        Open("a", SECRET, "1-2"),
-    ],
-)
-def test_what_the_headers_said_the_open_need_not_say_and_must_not_gainsay(headers: Open) -> None:
-    frame = Open("a", coalesce_s=0.05, snapshots=SnapshotWhen.BEGIN)
-    stream = ServerStream(headers=headers, now=0.0)
-    stream.receive(frames.encode(frame), now=0.0)
-    (admit,) = stream.requests()
-    assert isinstance(admit, Admit)
-    together = Open(
-        "a",
-        SECRET,
-        headers.event_id,
-        headers.next_seqno,
-        headers.connection,
-        headers.cancel_after_s,
-        old_secret=headers.old_secret,
-        coalesce_s=0.05,
-        snapshots=SnapshotWhen.BEGIN,
-    )
-    assert admit.open == together == opened_by(Open(), together) == opened_by(headers, together)
-
-
-@spec("STREAM-112")
-@pytest.mark.parametrize(
-    ("member", "told", "said"),
-    [
-        ("stream", "b", "a"),
-        ("secret", "t", SECRET),
-        ("old_secret", "t", "u"),
-        ("event_id", "1-2", "1-3"),
-        ("next_seqno", 1, 2),
-        ("connection", 1, 2),
-        ("cancel_after_s", 1.0, 2.0),
-    ],
-)
-def test_headers_and_an_open_that_differ_end_the_connection(member: str, told: object, said: object) -> None:
-    stream = ServerStream(headers=replace(Open(), **{member: told}), now=0.0)
-    stream.receive(frames.encode(replace(Open("a", SECRET), **{member: said})), now=0.0)
-    (error,) = _sent(stream)
-    assert (_code(error), stream.requests(), stream.is_closed) == ("malformed_frame", [], True)
-    assert isinstance(error, Error)
-    assert f"`{member}`" in error.message
 
 
 @spec("STREAM-1")

@@ -39,6 +39,7 @@ MAY_TOUCH_THE_WORLD: dict[str, str] = {
 
 # File below src/midstream: why nothing narrower can be caught there.
 MAY_CATCH_EVERYTHING: dict[str, str] = {
+    "client/http.py": "what ends one of its tasks is raised by whoever reads, who would wait for ever",
     "client/os_keyring.py": "a backend is somebody else's code: whatever it raises, the file has the secret",
     "server/gateway/runs.py": "an upstream is somebody else's code: its host is told, the log has it",
     "cli/__init__.py": "the top of the process: it logs the traceback and sets the exit code",

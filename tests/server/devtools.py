@@ -172,17 +172,14 @@ async def devtools(chromium: str, flags: Sequence[str], profile: Path) -> AsyncI
         stderr=asyncio.subprocess.PIPE,
     )
     assert process.stderr is not None
-    try:
+    async with contextlib.AsyncExitStack() as over:
+        over.push_async_callback(process.communicate)
+        over.callback(process.kill)
         said = b""
         while (found := LISTENING.search(said)) is None:
             said += await asyncio.wait_for(process.stderr.readline(), WAIT_S)
-        draining = asyncio.create_task(process.stderr.read())
-        async with websockets.connect(found[1].decode(), max_size=MESSAGE_BYTES_MAX) as socket:
-            browser = DevTools(socket)
-            listening = asyncio.create_task(browser.listen())
-            yield browser
-            listening.cancel()
-        draining.cancel()
-    finally:
-        process.kill()
-        await process.communicate()
+        over.callback(asyncio.create_task(process.stderr.read()).cancel)
+        connecting = websockets.connect(found[1].decode(), max_size=MESSAGE_BYTES_MAX)
+        browser = DevTools(await over.enter_async_context(connecting))
+        over.callback(asyncio.create_task(browser.listen()).cancel)
+        yield browser

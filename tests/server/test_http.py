@@ -5,34 +5,28 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 
 import httpx2
 import pytest
-from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import Message
 
 from midstream.core.blobs import Blob
 from midstream.core.frames import FRAME_BYTES_MAX
-from midstream.core.messages import Exchange
 from midstream.core.records import Sync
 from midstream.core.settings import StreamSettings
 from midstream.core.sse import ServerSentEvent, SseDecoder
 from midstream.errors import (
     MidstreamError,
-    ModelRejectedError,
     StoreBusyError,
     StoreDamagedError,
     StoreFullError,
 )
-from midstream.runtime.runner import Runner
 from midstream.server import http as http_module
 from midstream.store.contract import Mark, Stored
 from midstream.store.memory import Memory, MemoryStore
-from midstream.testing.models import Gate, Stall, Step, calls, text
+from midstream.testing.models import Gate, Stall, calls, text
 from midstream.testing.stores import FailingStore
 from midstream.testing.turns import records_until_end
 from midstream.tools import tool
@@ -98,55 +92,6 @@ async def test_a_turn_over_plain_http_is_told_to_its_end_and_the_body_ends_there
     assert [event.id for event in events] == [f"1-{place}" for place in range(1, len(events) + 1)]
     assert [event.event for event in events] == ["welcome", *["record"] * (len(events) - 1)]
     assert kinds_of(events)[-1] == "turn_ended"
-
-
-@spec("STREAM-27", "STREAM-39")
-async def test_a_body_that_its_client_closes_elsewhere_is_cut_and_nobody_else_can_close_it() -> None:
-    gate = asyncio.Event()
-    async with served(make_app([[*text("hello")[:-1], Gate(gate)]])) as server:
-        await post(server.http, chunk())
-        async with asyncio.timeout(WAIT_S), following(server, **KEYS) as response:
-            body = response.aiter_bytes()
-            await anext(body)
-            wrong = {"x-idempotent-encryption-key": "another"}
-            assert (await post(server.http, {"type": "close"}, **wrong)).status_code == 204
-            assert server.app.open_streams == 1, "it was somebody else's word"
-            await post(server.http, {"type": "close"})
-            with pytest.raises(httpx2.RemoteProtocolError):
-                [each async for each in body]
-        assert server.app.host.turns_running == 1
-
-
-@spec("STREAM-27")
-async def test_a_body_is_cut_under_a_middleware_that_hides_exceptions() -> None:
-    async def passed_on(request: Request, call_next: RequestResponseEndpoint) -> Response:
-        return await call_next(request)
-
-    app = make_app([[Stall()]])
-    sent: list[Message] = []
-    has_begun = asyncio.Event()
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-        if message.get("body"):
-            has_begun.set()
-
-    async def receive() -> Message:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    async with called(app) as client:
-        await post(client, chunk())
-        headers = [(name.encode(), value.encode()) for name, value in KEYS.items()]
-        path = "/v1/sessions/s1/events"
-        scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": headers}
-        answering = asyncio.create_task(BaseHTTPMiddleware(app, passed_on)(scope, receive, send))
-        await asyncio.wait_for(has_begun.wait(), WAIT_S)
-        app.drain()
-        with pytest.raises(AssertionError, match=http_module.UNKNOWN):
-            await asyncio.wait_for(answering, WAIT_S)
-    assert b"draining" in sent[-1]["body"]
-    assert [message["more_body"] for message in sent[1:]] == [True] * len(sent[1:])
 
 
 @pytest.mark.parametrize("how", ["last-event-id", "x-idempotency-event-id", "?after="])
@@ -308,20 +253,6 @@ async def test_a_gap_says_which_number_is_expected() -> None:
         unknown = await post(client, abort(5), **{"x-idempotency-key": "k7"})
     assert (answer.status_code, answer.json()["code"], answer.json()["expected"]) == (409, "seqno_gap", 1)
     assert (unknown.status_code, unknown.json()["expected"]) == (409, 0)
-
-
-@spec("STREAM-49", "STREAM-57")
-async def test_a_chunk_that_overtakes_the_first_one_of_its_session_is_told_so_and_leaves_nothing_behind() -> (
-    None
-):
-    app = make_app([text("hello")])
-    async with called(app) as client, asyncio.timeout(WAIT_S):
-        early = await post(client, withdrawal(1))
-        assert (early.status_code, early.json()["code"], early.json()["expected"]) == (409, "seqno_gap", 0)
-        assert (await client.get("/v1/sessions")).json()["sessions"] == []
-        assert (await client.get("/v1/sessions/s1")).status_code == 404
-        for frame in (chunk(), withdrawal(1)):
-            assert (await post(client, frame)).json() == {"type": "ack", "seqno": frame["seqno"]}
 
 
 async def test_another_payload_under_a_used_number_is_a_conflict() -> None:
@@ -623,41 +554,6 @@ async def test_records_are_exported_a_line_each() -> None:
     assert some.text.splitlines() == everything[1:3]
 
 
-class LosingStore(MemoryStore):
-    """Lose something of a session after so many pages of it were read."""
-
-    pages_left = -1
-    lose: Callable[[], object]
-
-    async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
-        self.pages_left -= 1
-        if self.pages_left == 0:
-            self.lose()
-        return await super().read(session, after=after, limit=limit)
-
-
-@spec("STREAM-27")
-@pytest.mark.parametrize("is_deleted", [True, False], ids=["deleted", "pruned"])
-async def test_an_export_that_loses_its_session_on_the_way_is_cut(
-    is_deleted: bool,  # noqa: FBT001 - a case
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(http_module, "RECORDS_PER_READ", 2)
-    memory = Memory()
-    store = LosingStore(memory)
-    async with served(make_app([text("hello world")], store=store)) as server:
-        await post(server.http, chunk())
-        await records_until_end(await server.app.host.session("s1"), after=0)
-        kept = memory.sessions["s1"].records
-        store.lose = (
-            (lambda: memory.sessions.pop("s1")) if is_deleted else (lambda: kept.__delitem__(slice(0, 3)))
-        )
-        store.pages_left = 2
-        async with asyncio.timeout(WAIT_S), server.http.stream("GET", "/v1/sessions/s1/records") as response:
-            with pytest.raises(httpx2.RemoteProtocolError):
-                await response.aread()
-
-
 @tool(has_effects=False)
 def dump() -> str:
     """Return more than fits a record."""
@@ -760,80 +656,3 @@ async def test_a_session_id_of_another_form_is_refused(session: str) -> None:
     async with called(make_app()) as client:
         answer = await client.get(f"/v1/sessions/{session}")
     assert (answer.status_code, answer.json()["code"]) == (400, "usage")
-
-
-# --- people ---------------------------------------------------------------------------------------------------
-
-
-@tool(needs_approval=True)
-def triple(number: int) -> int:
-    """Triple a number."""
-    return 3 * number
-
-
-async def _rests(runner: Runner) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while runner.state.is_live:
-            await runner.wait(runner.newest.position)
-
-
-async def test_a_question_is_listed_answered_once_and_gone() -> None:
-    app = make_app([calls(("triple", '{"number": 2}')), text("ok")], tools=[triple])
-    async with called(app) as client:
-        assert (await client.get("/v1/questions")).json() == {"questions": [], "is_complete": True}
-        await post(client, chunk())
-        runner = await app.host.session("s1")
-        while not runner.state.rests_on_people:
-            await runner.wait(runner.newest.position)
-        (asked,) = (await client.get("/v1/questions?session=s1")).json()["questions"]
-        assert (asked["name"], asked["arguments"], asked["choices"]) == (
-            "triple",
-            '{"number": 2}',
-            ["allow", "deny"],
-        )
-        place = {name: asked[name] for name in ("turn", "reply", "call_id", "digest")}
-        url = "/v1/sessions/s1/answer"
-        answers = [
-            await client.post(url, json=said)
-            for said in (
-                {**place, "choice": "reply"},
-                {**place, "choice": "maybe"},
-                {**place, "choice": "allow", "digest": "0"},
-                {**place, "choice": "allow"},
-                {**place, "choice": "deny"},
-            )
-        ]
-        assert [(answer.status_code, answer.json().get("code")) for answer in answers] == [
-            (409, "answer_mismatch"),
-            (400, "malformed_frame"),
-            (409, "answer_mismatch"),
-            (202, None),
-            (409, "question_closed"),
-        ]
-        await _rests(runner)
-        (exchange, _) = runner.state.history.entries[1:]
-        assert isinstance(exchange, Exchange)
-        assert [result.content for result in exchange.results] == ["6"]
-        assert (await client.get("/v1/questions")).json()["questions"] == []
-
-
-async def test_a_failed_turn_is_resumed_and_a_queued_message_taken_back() -> None:
-    gate = asyncio.Event()
-    lives: list[list[Step]] = [[ModelRejectedError("no key")], [Gate(gate), *text("ok")]]
-    app = make_app(lambda _: lives.pop(0))
-    async with called(app) as client:
-        await post(client, chunk())
-        runner = await app.host.session("s1")
-        await _rests(runner)
-        assert (await client.get("/v1/sessions/s1")).json()["is_resumable"]
-        assert (await client.post("/v1/sessions/s1/resume?turn=7")).json()["code"] == "nothing_to_resume"
-        assert (await client.post("/v1/sessions/s1/resume")).json()["is_running"]
-        await post(client, chunk(words="and this"), **{"x-idempotency-key": "k2"})
-        (waiting,) = (await client.get("/v1/sessions/s1")).json()["queue"]
-        assert waiting["number"] == 1
-        assert (await client.post("/v1/sessions/s1/withdraw?number=1")).status_code == 202
-        assert (await client.get("/v1/sessions/s1")).json()["queue"] == []
-        gate.set()
-        await _rests(runner)
-        assert (await client.post("/v1/sessions/s1/resume")).json()["code"] == "nothing_to_resume"
-        assert runner.state.turns == 1

@@ -137,6 +137,20 @@ async def test_a_second_poll_may_come_before_the_first_chunk() -> None:
         assert set(kinds_of((await waiting).json())) == {"events"}
 
 
+@spec("STREAM-49", "STREAM-57")
+async def test_a_chunk_that_overtakes_the_first_one_of_its_session_is_told_so_and_leaves_nothing_behind() -> (
+    None
+):
+    app = make_app([text("hello")])
+    async with called(app) as client, asyncio.timeout(WAIT_S):
+        early = await post(client, abort(1))
+        assert (early.status_code, early.json()["code"], early.json()["expected"]) == (409, "seqno_gap", 0)
+        assert (await client.get("/v1/sessions")).json()["sessions"] == []
+        assert (await client.get("/v1/sessions/s1")).status_code == 404
+        for frame in (chunk(), abort(1)):
+            assert (await post(client, frame)).json() == {"type": "ack", "seqno": frame["seqno"]}
+
+
 @spec("STREAM-37")
 async def test_an_open_may_be_the_body_of_a_post() -> None:
     async with called(make_app([text("one")])) as client, asyncio.timeout(WAIT_S):

@@ -59,6 +59,7 @@ from midstream.core.frames import (
     secret_digest_of,
 )
 from midstream.core.messages import UserMessage
+from midstream.core.opening import check_open, opened_by
 from midstream.core.retention import Retention
 from midstream.core.session import CHUNKS_MAX, Received, Session, StreamState, fenced
 from midstream.core.settings import StreamSettings
@@ -93,12 +94,6 @@ OPEN_WITHIN_S = 10.0
 """Seconds a new connection has for its `open`."""
 EVENTS_BYTES_MAX = 256 * 1024
 """Bytes of records after which an `events` frame is full; a record above it travels alone."""
-CANCEL_AFTER_S_MAX = 3600.0
-"""Seconds a turn may be left alone where its client wants it stopped after some."""
-KEY_CHARS_MAX = 256
-"""Characters of a stream key or of a secret."""
-NUMBER_MAX = 2**53
-"""The last number JavaScript counts to."""
 
 
 class Admit(Struct, frozen=True):
@@ -212,6 +207,7 @@ class ServerStream:
         self._open = headers or Open()
         self._event_id: EventId | None = None
         self._secret_digest = ""
+        self._is_encrypted = False
         self._cursor = START.position
         self._was_admitted = False
         self._cancel_after_s: float | None = None
@@ -316,9 +312,8 @@ class ServerStream:
 
     def is_fenced_by(self, session: Session) -> bool:
         """Whether the journal says that a newer connection has the stream: end this one, deliver nothing more."""
-        number = self._open.connection
-        known = session.streams.get(self._open.stream) if number else None
-        return known is not None and known.is_beyond(number)
+        known = session.streams.get(self._open.stream)
+        return known is not None and known.is_beyond(self._open.connection)
 
     def is_turn_over(self, session: Session) -> bool:
         """Whether the turn of this stream has ended and all events so far were delivered.
@@ -405,38 +400,17 @@ class ServerStream:
         of_stream = known.cancel_after_s if known else None
         self._cancel_after_s = of_stream if self._open.cancel_after_s is None else self._open.cancel_after_s
         self._cursor = resume_from.position
+        self._is_encrypted = secret_digest is not None
         self._state = _State.ADMITTED
         self._was_admitted = True
-        self._queue(
-            Welcome(
-                stream=self._open.stream,
-                event_id=str(newest),
-                resume_from=str(resume_from),
-                acked=known.accepted if known else 0,
-                turn=known.turn if known else 0,
-                turn_status=turn_status_of(session, self._open.stream),
-                status=status_of(session),
-                is_degraded=bool(self._degraded_reason),
-                reason=self._degraded_reason,
-                heartbeat_s=self._heartbeat_s,
-                in_flight_max=self._in_flight_max,
-                retention_s=self._retention_s,
-                stall_s=stalls_told(self._stalls),
-                oldest=pruned_to.position + 1,
-                retention=asdict(self._retention) if self._retention else {},
-                is_encrypted=secret_digest is not None,
-                began_at=session.began_at(resume_from.epoch),
-            ),
-            now=now,
-        )
+        self._queue(self._welcome(session, resume_from, oldest=pruned_to.position + 1), now=now)
         if is_pruned:
             self.lose(pruned_to, now=now)
         elif is_gone:
             reason = f"the event {self._event_id} is not on this session's line"
             self._queue(Gone(str(resume_from), reason, pruned_to.position + 1), now=now)
         for each in self._held:
-            chunk = replace(each.chunk, secret_digest=self._secret_digest)
-            self._requests.append(Submit(each.seqno, chunk))
+            self._requests.append(Submit(each.seqno, replace(each.chunk, secret_digest=self._secret_digest)))
         self._held = []
 
     def accepted(self, seqno: int, *, now: float) -> None:
@@ -537,17 +511,7 @@ class ServerStream:
 
     def _take_open(self, frame: Open) -> None:
         frame = opened_by(self._open, frame)
-        if frame.version < 1:
-            raise MalformedFrameError("versions begin with 1")
-        if not (0 <= frame.next_seqno <= NUMBER_MAX and 0 <= frame.connection <= NUMBER_MAX):
-            raise MalformedFrameError(f"sequence and connection numbers go from 0 to {NUMBER_MAX}")
-        for word in (frame.stream, frame.secret, frame.old_secret):
-            check_word(word)
-        if not 0 <= frame.coalesce_s <= COALESCE_S_MAX:
-            raise MalformedFrameError(f"events are held back for 0 to {COALESCE_S_MAX} s")
-        if frame.stream and not frame.secret:
-            raise MalformedFrameError("a stream needs a secret")
-        check_cancel_after(frame.cancel_after_s)
+        check_open(frame)
         self._event_id = EventId.parse(frame.event_id) if frame.event_id is not None else None
         self._open = frame
         self._state = _State.ADMITTING
@@ -557,13 +521,12 @@ class ServerStream:
     def _take_chunk(self, frame: Chunk) -> None:
         if not self._open.stream:
             raise ProtocolError("a reader has no stream to send chunks on")
-        by = self._open
         chunk = read_chunk(
             frame,
-            stream=by.stream,
+            stream=self._open.stream,
             secret_digest=self._secret_digest,
-            cancel_after_s=by.cancel_after_s,
-            connection=by.connection,
+            cancel_after_s=self._open.cancel_after_s,
+            connection=self._open.connection,
         )
         self._in_flight.add(chunk.seqno)
         if len(self._in_flight) > self._in_flight_max:
@@ -576,6 +539,28 @@ class ServerStream:
         assert self._snapshot_due is None, "events before the snapshot"
         assert page.after == self._cursor, f"events after {page.after} at position {self._cursor}"
         self._cursor = page.end
+
+    def _welcome(self, session: Session, resume_from: EventId, *, oldest: int) -> Welcome:
+        known = session.streams.get(self._open.stream)
+        return Welcome(
+            stream=self._open.stream,
+            event_id=str(EventId(session.epoch, session.position)),
+            resume_from=str(resume_from),
+            acked=known.accepted if known else 0,
+            turn=known.turn if known else 0,
+            turn_status=turn_status_of(session, self._open.stream),
+            status=status_of(session),
+            is_degraded=bool(self._degraded_reason),
+            reason=self._degraded_reason,
+            heartbeat_s=self._heartbeat_s,
+            in_flight_max=self._in_flight_max,
+            retention_s=self._retention_s,
+            stall_s=stalls_told(self._stalls),
+            oldest=oldest,
+            retention=asdict(self._retention) if self._retention else {},
+            is_encrypted=self._is_encrypted,
+            began_at=session.began_at(resume_from.epoch),
+        )
 
     def _refusal(self, known: StreamState | None) -> MidstreamError | None:
         """Return why a client is not admitted to what the session knows of its stream."""
@@ -625,51 +610,6 @@ def _is_on_line(event_id: EventId, epoch_at: int | None) -> bool:
 def _frame_of(error: MidstreamError, seqno: int | None = None) -> Error:
     expected = error.expected if isinstance(error, SeqnoGapError) else None
     return Error(error.code, error.message, error.retry, seqno, expected, error.retry_after_s)
-
-
-_IN_HEADERS = ("stream", "secret", "event_id", "next_seqno", "connection", "cancel_after_s", "old_secret")
-
-
-def opened_by(headers: Open, frame: Open) -> Open:
-    """Return what a request says whose headers say some of it and whose `open` the rest (STREAM-112).
-
-    Raises:
-        MalformedFrameError: They say two things of one.
-    """
-    nothing, filled = Open(), {}
-    for name in _IN_HEADERS:
-        told, said, unsaid = (getattr(each, name) for each in (headers, frame, nothing))
-        if told in (unsaid, said):
-            continue
-        if said != unsaid:
-            raise MalformedFrameError(f"the headers and the `open` say two things of `{name}`")
-        filled[name] = told
-    return replace(frame, **filled) if filled else frame
-
-
-def check_word(word: str) -> None:
-    """Let pass a stream key or a secret, or nothing: what each transport carries alike (STREAM-2).
-
-    Raises:
-        MalformedFrameError: It is too long, has other characters than those, or a space at an end.
-    """
-    is_carried = word.isascii() and word.isprintable() and word == word.strip(" ")
-    if len(word) > KEY_CHARS_MAX or not is_carried:
-        raise MalformedFrameError(
-            f"stream keys and secrets are 1 to {KEY_CHARS_MAX} printable ASCII characters"
-        )
-
-
-def check_cancel_after(cancel_after_s: float | None) -> None:
-    """Let pass for how long a client may be gone (STREAM-55).
-
-    Raises:
-        MalformedFrameError: It is out of bounds.
-    """
-    if cancel_after_s is not None and not 0 <= cancel_after_s <= CANCEL_AFTER_S_MAX:
-        raise MalformedFrameError(
-            f"a turn is stopped after 0 to {CANCEL_AFTER_S_MAX:g} seconds alone, or never"
-        )
 
 
 def read_chunk(

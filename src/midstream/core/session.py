@@ -462,8 +462,7 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
                 streams=_with_stream(session, record.stream, turn=record.turn),
             )
         case ResultArrivedLate():
-            unsettled = _settled(session, record)
-            return replace(after, unsettled=unsettled)
+            return replace(after, unsettled=_settled(session, record))
         case HistoryCompacted():
             return replace(after, cut=record.cut)
         case ToolsChanged():
@@ -472,8 +471,7 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
         case StreamOpened():
             return replace(after, streams=_with_new_stream(session, record))
         case StreamTaken():
-            stream = replace(session.streams[record.stream], connection=record.connection)
-            return replace(after, streams={**session.streams, record.stream: stream})
+            return replace(after, streams=_with_stream(session, record.stream, connection=record.connection))
         case JournalPruned():
             return restored(record)
         case EpochStarted():
@@ -506,11 +504,18 @@ def _with_exchange(session: Session, exchange: Exchange | None) -> Session:
     return replace(session, history=session.history.then(exchange), has_blobs=has_blobs)
 
 
-def _with_stream(session: Session, key: str, *, turn: int = 0, queued: int = 0) -> dict[str, StreamState]:
+def _with_stream(
+    session: Session, key: str, *, turn: int = 0, queued: int = 0, connection: int = 0
+) -> dict[str, StreamState]:
     known = session.streams.get(key)
     if known is None:
         return session.streams
-    after = replace(known, turn=turn or known.turn, queued=queued or known.queued)
+    after = replace(
+        known,
+        turn=turn or known.turn,
+        queued=queued or known.queued,
+        connection=connection or known.connection,
+    )
     return {**session.streams, key: after}
 
 

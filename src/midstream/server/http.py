@@ -34,11 +34,12 @@ from midstream.core.frames import (
     decode_client,
     encode,
 )
+from midstream.core.opening import opened_by
 from midstream.core.parts import PART_MARK
 from midstream.core.questions import Question, questions_of
 from midstream.core.records import encode as encode_record
 from midstream.core.records import is_pruned, salvaged
-from midstream.core.server_stream import Wire, answer_of, digest_shown, opened_by, read_chunk, waiting_on
+from midstream.core.server_stream import Wire, answer_of, digest_shown, read_chunk, waiting_on
 from midstream.core.sse import event_of_frame, events_of_records
 from midstream.core.turn import Cancel, Resume, Withdraw
 from midstream.errors import (

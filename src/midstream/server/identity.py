@@ -11,7 +11,7 @@ from msgspec import Struct
 from starlette.requests import HTTPConnection
 
 from midstream.core.frames import COALESCE_S_MAX, EventId, Open, SnapshotWhen
-from midstream.core.server_stream import KEY_CHARS_MAX, NUMBER_MAX, check_cancel_after, check_word
+from midstream.core.opening import KEY_CHARS_MAX, NUMBER_MAX, check_cancel_after, check_word
 from midstream.errors import MalformedFrameError, UsageError
 
 _QUOTED = re.compile(r'"(?:[ !#-\[\]-~]|\\["\\])*"')

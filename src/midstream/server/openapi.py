@@ -33,8 +33,8 @@ from midstream.core.frames import (
     SnapshotWhen,
     WithdrawPayload,
 )
+from midstream.core.opening import CANCEL_AFTER_S_MAX, KEY_CHARS_MAX, NUMBER_MAX
 from midstream.core.records import Record
-from midstream.core.server_stream import CANCEL_AFTER_S_MAX, KEY_CHARS_MAX, NUMBER_MAX
 from midstream.core.session import CHUNKS_MAX
 from midstream.server.access_routes import Issued, Known, LoginWish, Owned, TicketWish
 from midstream.server.http import SESSIONS_PER_PAGE_MAX, QuestionPage, SessionPage
