@@ -558,14 +558,14 @@ async def test_a_classified_refusal_is_raised_as_its_type(
     assert len(peer.requests) == 1, "it was asked once, and not again"
 
 
-@spec("STREAM-116")
+@spec("STREAM-107")
 async def test_a_turn_outlives_who_answers_in_the_servers_place(dial: Dial, scripted: Scripted) -> None:
     script = says(Welcome("", "1-1", "1-1"))
     async with scripted(script, 404).serving() as peer, dial(peer.url) as client:
         assert _status(await _turn_at(peer, client)) is TurnStatus.COMPLETED
 
 
-@spec("STREAM-116")
+@spec("STREAM-107")
 async def test_a_kept_stream_outlives_who_answers_in_the_servers_place(
     dial: Dial, scripted: Scripted, tmp_path: Path
 ) -> None:

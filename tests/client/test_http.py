@@ -138,7 +138,7 @@ async def test_records_come_as_events_frames_with_their_stored_bytes(down: Ways)
     ]
 
 
-@spec("STREAM-38", "STREAM-108")
+@spec("STREAM-38", "STREAM-103")
 async def test_nothing_is_said_before_the_welcome() -> None:
     answers = Answers()
     async with answers.transport() as transport:

@@ -64,7 +64,7 @@ async def test_a_client_of_a_server_that_was_set_back_is_told_so_and_keeps_what_
     assert again[-1].is_end
 
 
-@spec("STREAM-110")
+@spec("STREAM-105")
 @pytest.mark.parametrize("way", Way)
 async def test_a_server_that_was_set_back_and_gave_out_the_same_event_ids_since_is_noticed_too(
     way: Way, tmp_path: Path, port: int

@@ -67,7 +67,7 @@ def _problem(code: str, retry: str, after_s: float | None = None) -> bytes:
 FOREIGN = b'{"type":"about:blank","code":"UNAVAILABLE","detail":"no healthy upstream"}'
 
 
-@spec("STREAM-116", "STREAM-28")
+@spec("STREAM-107", "STREAM-28")
 @pytest.mark.parametrize(
     ("status", "body", "said_s", "kind", "after_s"),
     [

@@ -181,7 +181,7 @@ async def test_a_socket_that_is_made_and_lets_nothing_through_is_left(tmp_path: 
         assert snapshot["turns"] == 1, "what was said over both was taken once"
 
 
-@spec("STREAM-120")
+@spec("STREAM-108")
 @pytest.mark.parametrize("status", [None, 502])
 async def test_a_server_that_was_away_is_reached_as_before(tmp_path: Path, status: int | None) -> None:
     """It is restarted: nothing listens, or what stands in front says so."""
@@ -251,7 +251,7 @@ async def test_where_all_refuse_the_first_refusal_is_told(ways: ScriptedWays, ke
     assert (len(ways.tried), _is_kept(kept)) == (3, False)
 
 
-@spec("STREAM-116")
+@spec("STREAM-107")
 @pytest.mark.parametrize("fixed", [None, Way.WEBSOCKET, Way.POLL])
 @pytest.mark.parametrize("refusal", [NotFoundError("404"), ProtocolError("405")])
 async def test_who_answers_where_the_server_was_will_go_again(
@@ -268,7 +268,7 @@ async def test_who_answers_where_the_server_was_will_go_again(
     assert await ways.heard() == b"a frame"
 
 
-@spec("STREAM-116")
+@spec("STREAM-107")
 async def test_who_answers_in_the_middle_is_a_lost_connection_and_a_refused_caller_is_told(
     ways: ScriptedWays,
 ) -> None:
@@ -291,7 +291,7 @@ async def test_a_servers_own_refusal_is_no_reason_to_try_another(
     assert ways.tried == [Way.WEBSOCKET]
 
 
-@spec("STREAM-120")
+@spec("STREAM-108")
 @pytest.mark.parametrize("known", [Way.WEBSOCKET, Way.SSE])
 async def test_while_nothing_answers_nothing_is_learnt_about_transports(
     ways: ScriptedWays, kept: Path, world: FakeWorld, known: Way
@@ -310,7 +310,7 @@ async def test_while_nothing_answers_nothing_is_learnt_about_transports(
     assert ways.tried == [known]
 
 
-@spec("STREAM-121")
+@spec("STREAM-109")
 @pytest.mark.parametrize("answers", [True, False])
 async def test_a_handshake_that_something_swallows_is_silence_where_the_server_answers(
     ways: ScriptedWays, kept: Path, world: FakeWorld, *, answers: bool
@@ -327,7 +327,7 @@ async def test_a_handshake_that_something_swallows_is_silence_where_the_server_a
         assert (heard, ways.tried) == (swallowed, [Way.WEBSOCKET])
 
 
-@spec("STREAM-121")
+@spec("STREAM-109")
 async def test_a_proxy_that_swallows_handshakes_is_passed_by_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -245,7 +245,7 @@ def test_the_cursor_moves_when_the_application_has_handled_an_event() -> None:
     assert stream.writes() == [CursorMoved(EventId(1, 4), promised=EventId(1, 3))]
 
 
-@spec("STREAM-110")
+@spec("STREAM-105")
 def test_the_newest_epoch_is_kept_with_the_cursor_however_it_was_told() -> None:
     stream = _opening(HI)
     receive(stream, Welcome("a", "1-1", "1-1", began_at=10.0))
@@ -257,7 +257,7 @@ def test_the_newest_epoch_is_kept_with_the_cursor_however_it_was_told() -> None:
     assert stream.writes() == [CursorMoved(None, EventId(2, 3), KnownEpoch(2, 20.0))]
 
 
-@spec("STREAM-110")
+@spec("STREAM-105")
 @pytest.mark.parametrize("stream", ["a", ""], ids=["a stream", "a reader"])
 @pytest.mark.parametrize("began_at", [20.0, 21.0, None])
 def test_a_server_whose_epoch_began_another_time_has_lost_what_it_promised(
@@ -275,7 +275,7 @@ def test_a_server_whose_epoch_began_another_time_has_lost_what_it_promised(
         assert (client.events(), client.writes()) == ([], [])
 
 
-@spec("STREAM-6", "STREAM-110")
+@spec("STREAM-6", "STREAM-105")
 @pytest.mark.parametrize(
     ("newest", "began_at", "code", "is_kept"),
     [

@@ -58,7 +58,7 @@ RUNNING = told(NOTHING, chunk(0, say("hi"), 3))
 """Connection 3 has said something, and the turn runs."""
 
 
-@spec("STREAM-106")
+@spec("STREAM-101")
 def test_the_first_chunk_says_which_connection_brought_it() -> None:
     (first, *_) = decide(NOTHING, chunk(0, say("hi"), 3), epoch=1, at=AT)
     assert first == StreamOpened("a", DIGEST, connection=3)
@@ -68,7 +68,7 @@ def test_the_first_chunk_says_which_connection_brought_it() -> None:
     assert RUNNING.streams["a"].connection == 3
 
 
-@spec("STREAM-106")
+@spec("STREAM-101")
 def test_a_chunk_of_a_newer_connection_takes_the_stream_in_its_append_and_the_next_ones_say_no_more() -> None:
     records = decide(RUNNING, chunk(1, None, 5), epoch=1, at=AT)
     assert records == (StreamTaken("a", 5), ChunkAccepted("a", 1, "digest of None"))
@@ -76,7 +76,7 @@ def test_a_chunk_of_a_newer_connection_takes_the_stream_in_its_append_and_the_ne
     assert decided(after, chunk(2, None, 5)) == (ChunkAccepted("a", 2, "digest of None"),)
 
 
-@spec("STREAM-57", "STREAM-106")
+@spec("STREAM-57", "STREAM-101")
 @pytest.mark.parametrize(
     "said",
     [chunk(0, say("hi"), 4), chunk(0, say("other words"), 4), chunk(1, Cancel(), 4), chunk(9, None, 4)],
@@ -90,7 +90,7 @@ def test_whatever_an_older_connection_says_is_refused(said: Received) -> None:
     )
 
 
-@spec("STREAM-15", "STREAM-106")
+@spec("STREAM-15", "STREAM-101")
 def test_an_abort_that_was_under_way_on_the_older_connection_is_played_back_on_the_newer_one() -> None:
     session = told(RUNNING, chunk(0, say("hi"), 5))
     assert decided(session, chunk(1, Cancel(), 3)) is StreamFencedError
@@ -100,7 +100,7 @@ def test_an_abort_that_was_under_way_on_the_older_connection_is_played_back_on_t
     assert decided(before, chunk(1, Cancel(), 5)) == (), "it came in time, and is acknowledged again"
 
 
-@spec("STREAM-12", "STREAM-106")
+@spec("STREAM-12", "STREAM-101")
 def test_a_repetition_changes_nothing_but_who_has_the_stream_of_a_turn_that_runs() -> None:
     assert decided(RUNNING, chunk(0, say("hi"), 3)) == ()
     assert decided(RUNNING, chunk(0, say("hi"), 0)) == ()
@@ -110,14 +110,14 @@ def test_a_repetition_changes_nothing_but_who_has_the_stream_of_a_turn_that_runs
     assert decided(over, chunk(0, say("hi"), 4)) == (), "there is nothing left to be told twice"
 
 
-@spec("STREAM-50", "STREAM-106")
+@spec("STREAM-50", "STREAM-101")
 def test_a_client_that_does_not_count_is_never_older() -> None:
     uncounted = told(NOTHING, chunk(0, say("hi"), 0))
     assert decided(uncounted, chunk(1, None, 0)) == (ChunkAccepted("a", 1, "digest of None"),)
     assert decided(RUNNING, chunk(1, None, 0)) == (ChunkAccepted("a", 1, "digest of None"),)
 
 
-@spec("STREAM-106")
+@spec("STREAM-101")
 def test_an_older_journal_and_a_pruned_one_fold_as_they_did() -> None:
     old = fold(
         [(1, EpochStarted(1, "owner", AT)), (1, StreamOpened("a", DIGEST)), (1, ChunkAccepted("a", 0, "d"))]
@@ -130,7 +130,7 @@ def test_an_older_journal_and_a_pruned_one_fold_as_they_did() -> None:
 # --- a server's half ---------------------------------------------------------------------------------------------
 
 
-@spec("STREAM-106")
+@spec("STREAM-101")
 @pytest.mark.parametrize(("by", "is_refused"), [(0, False), (1, True), (2, True), (3, False), (4, False)])
 def test_a_connection_that_comes_after_a_newer_one_is_refused(by: int, *, is_refused: bool) -> None:
     stream = opened(by)
@@ -141,14 +141,14 @@ def test_a_connection_that_comes_after_a_newer_one_is_refused(by: int, *, is_ref
     assert isinstance(stream.failure, StreamFencedError) is is_refused
 
 
-@spec("STREAM-58", "STREAM-85", "STREAM-106")
+@spec("STREAM-58", "STREAM-85", "STREAM-101")
 def test_who_shows_another_secret_is_not_told_of_newer_connections() -> None:
     stream = opened(1, secret="t" * 43)
     stream.admit(RUNNING, epoch_at=None, now=0.0)
     assert isinstance(stream.failure, WrongSecretError)
 
 
-@spec("STREAM-106")
+@spec("STREAM-101")
 def test_a_connection_knows_from_the_journal_that_it_is_the_older_one() -> None:
     stream = admitted(3, RUNNING)
     assert not stream.is_fenced_by(RUNNING)
@@ -169,7 +169,7 @@ def test_a_chunk_carries_the_number_of_its_connection() -> None:
     assert [each for each in stream.frames_to_send() if isinstance(frames.decode_server(each), Events)] == []
 
 
-@spec("STREAM-107")
+@spec("STREAM-102")
 def test_a_notice_is_the_last_accepted_chunk_over_again() -> None:
     session = told(RUNNING, chunk(1, None, 3))
     notice = notice_of(session, "a", 4)
@@ -181,7 +181,7 @@ def test_a_notice_is_the_last_accepted_chunk_over_again() -> None:
     assert decided(told(taken, chunk(2, None, 4)), notice) == (), "also where more was said meanwhile"
 
 
-@spec("STREAM-107")
+@spec("STREAM-102")
 def test_no_notice_is_needed_where_the_journal_knows_or_nothing_runs() -> None:
     assert notice_of(RUNNING, "a", 3) is None
     assert notice_of(RUNNING, "a", 0) is None

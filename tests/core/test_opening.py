@@ -37,7 +37,7 @@ def test_a_word_that_a_header_does_not_carry_is_refused(member: str, word: str) 
         check_open(replace(Open("a", SECRET), **{member: word}))
 
 
-@spec("STREAM-112")
+@spec("STREAM-110")
 @pytest.mark.parametrize(
     "headers",
     [
@@ -66,7 +66,7 @@ def test_what_the_headers_said_the_open_need_not_say_and_must_not_gainsay(header
     assert admit.open == together == opened_by(Open(), together) == opened_by(headers, together)
 
 
-@spec("STREAM-112")
+@spec("STREAM-110")
 @pytest.mark.parametrize(
     ("member", "told", "said"),
     [

@@ -89,7 +89,7 @@ OLDER, KNOWN, OTHER, NEWER = (
 )
 
 
-@spec("STREAM-109")
+@spec("STREAM-104")
 @pytest.mark.parametrize(
     ("known", "told", "after"),
     [
@@ -105,13 +105,13 @@ def test_the_newest_epoch_is_known_by_when_it_began(
     assert known_after(known, KEPT, told.epoch, told.began_at) == after
 
 
-@spec("STREAM-109")
+@spec("STREAM-104")
 def test_an_epoch_that_began_another_time_shows_a_server_that_was_set_back_and_went_on() -> None:
     with pytest.raises(EventsLostError, match="had 2-7 on its disk, and began epoch 2 another time since"):
         known_after(KNOWN, KEPT, OTHER.epoch, OTHER.began_at)
 
 
-@spec("STREAM-109")
+@spec("STREAM-104")
 def test_a_server_that_does_not_say_when_an_epoch_began_or_had_promised_nothing_is_believed() -> None:
     assert known_after(KNOWN, KEPT, 2, None) == KNOWN
     assert known_after(None, KEPT, 2, None) is None
@@ -119,7 +119,7 @@ def test_a_server_that_does_not_say_when_an_epoch_began_or_had_promised_nothing_
     assert known_after(KNOWN, None, OLDER.epoch, OLDER.began_at) == OLDER
 
 
-@spec("STREAM-109")
+@spec("STREAM-104")
 def test_a_session_remembers_when_its_last_epochs_began_also_where_it_was_pruned() -> None:
     newest = EPOCHS_KEPT_MAX + 1
     session = fold([(n, EpochStarted(n, "host", 10.0 * n)) for n in range(1, newest + 1)])

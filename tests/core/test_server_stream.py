@@ -275,7 +275,7 @@ def test_a_reader_whose_event_is_gone_begins_at_the_start() -> None:
     assert (stream.cursor, len(stream.frames_to_send())) == (0, 2)
 
 
-@spec("STREAM-109")
+@spec("STREAM-104")
 @pytest.mark.parametrize(
     ("event_id", "epoch_at", "began_at"),
     [("1-1", 1, 10.0), ("2-2", 2, 20.0), ("3-3", 3, 30.0), ("2-3", 3, None), ("0-0", None, None)],

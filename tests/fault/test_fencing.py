@@ -17,7 +17,7 @@ def socket_of(worker: Worker) -> Socket:
     return Socket(websockets.connect(url, max_size=None))
 
 
-@spec("STREAM-8", "STREAM-50", "STREAM-106", "STREAM-107", "STREAM-108")
+@spec("STREAM-8", "STREAM-50", "STREAM-101", "STREAM-102", "STREAM-103")
 async def test_a_newer_connection_to_another_process_ends_the_older_one_before_it_says_a_word(
     tmp_path: Path,
 ) -> None:
@@ -55,7 +55,7 @@ async def test_a_newer_connection_to_another_process_ends_the_older_one_before_i
     assert problems(tmp_path, ["s"]) == []
 
 
-@spec("STREAM-106")
+@spec("STREAM-101")
 async def test_the_process_that_takes_a_session_over_knows_which_connection_was_the_newest(
     tmp_path: Path,
 ) -> None:

@@ -144,7 +144,7 @@ OPENS: tuple[tuple[str, bytes], ...] = (
 )
 
 
-@spec("STREAM-115")
+@spec("STREAM-113")
 @pytest.mark.parametrize(("code", "said"), OPENS)
 async def test_an_open_is_judged_in_the_order_of_the_specification(code: str, said: bytes) -> None:
     server = CoreServer()

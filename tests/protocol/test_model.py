@@ -44,7 +44,7 @@ SMALL = {
     "STREAM-21",
     "STREAM-24",
     "STREAM-50",
-    "STREAM-106",
+    "STREAM-101",
 )
 @pytest.mark.parametrize("name", SMALL)
 def test_every_state_of_a_small_world_keeps_the_promises(

@@ -331,7 +331,7 @@ async def test_rule_4_a_viewers_pass_is_for_looking_at_one_session_until_it_ends
             assert told(await client.get("/v1/sessions/s1", headers=shown)) == (401, "unauthorized")
 
 
-@spec("STREAM-70", "STREAM-123")
+@spec("STREAM-70", "STREAM-106")
 async def test_rule_3_with_a_viewers_pass_goes_all_that_was_issued_for_it() -> None:
     app = guarded_app()
     async with served(app) as server:
@@ -360,7 +360,7 @@ async def test_rule_3_with_a_viewers_pass_goes_all_that_was_issued_for_it() -> N
             assert await _opens(server.http, f"{EVENTS}?ticket={ticket}", origin="") == (401, "unauthorized")
 
 
-@spec("STREAM-123")
+@spec("STREAM-106")
 async def test_rule_3_a_pass_for_looking_shows_no_later_session_of_the_same_name() -> None:
     async with called(guarded_app()) as client:
         assert (await say(client, "s1", ADA)).status_code == 200
@@ -375,7 +375,7 @@ async def test_rule_3_a_pass_for_looking_shows_no_later_session_of_the_same_name
         assert (await client.get("/v1/sessions", headers=viewer)).json()["sessions"] == []
 
 
-@spec("STREAM-123")
+@spec("STREAM-106")
 async def test_rule_3_neither_a_logout_nor_a_lock_out_leaves_a_way_back_in() -> None:
     app = guarded_app()
     async with called(app) as client:

@@ -77,7 +77,7 @@ def kinds_of(events: list[ServerSentEvent]) -> list[str]:
 # --- chunks and events ------------------------------------------------------------------------------------------
 
 
-@spec("STREAM-27", "STREAM-114")
+@spec("STREAM-27", "STREAM-112")
 async def test_a_turn_over_plain_http_is_told_to_its_end_and_the_body_ends_there() -> None:
     async with served(make_app([text("hello world")])) as server:
         acked = await post(server.http, chunk())

@@ -87,7 +87,7 @@ def test_a_header_of_another_form_is_refused(headers: dict[str, str]) -> None:
         open_of(asked(**headers))
 
 
-@spec("STREAM-112")
+@spec("STREAM-110")
 def test_a_header_that_is_empty_says_nothing() -> None:
     names = ("key", "event_id", "next_seqno", "connection", "cancel_after")
     empty = {f"x_idempotency_{name}": "" for name in names}
@@ -95,7 +95,7 @@ def test_a_header_that_is_empty_says_nothing() -> None:
     assert open_of(asked(x_idempotency_key="", idempotency_key="k")) == opened("k")
 
 
-@spec("STREAM-112")
+@spec("STREAM-110")
 @pytest.mark.parametrize(
     ("name", "one", "other"),
     [
@@ -120,7 +120,7 @@ def test_a_header_that_is_there_twice_says_one_thing_or_is_refused(name: str, on
         open_of(twice(one, other))
 
 
-@spec("STREAM-40", "STREAM-112")
+@spec("STREAM-40", "STREAM-110")
 def test_a_connection_has_one_name() -> None:
     named = [(b"x-midstream-connection", name) for name in (b"a", b"b")]
     with pytest.raises(MalformedFrameError, match="twice"):

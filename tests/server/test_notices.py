@@ -68,7 +68,7 @@ def code(wire: Wire) -> str:
     return "".join(each["code"] for each in wire.heard("error"))
 
 
-@spec("STREAM-8", "STREAM-107")
+@spec("STREAM-8", "STREAM-102")
 async def test_a_newer_connection_ends_the_older_one_at_another_server_without_a_word() -> None:
     async with two_servers() as (one, other):
         first = await connected(one, 1, chunk())
@@ -84,7 +84,7 @@ async def test_a_newer_connection_ends_the_older_one_at_another_server_without_a
         assert third.heard("ack") == [{"type": "ack", "seqno": 1}]
 
 
-@spec("STREAM-106")
+@spec("STREAM-101")
 async def test_what_stands_behind_the_record_is_not_told_to_the_older_one() -> None:
     async with two_servers() as (one, other):
         first = await connected(one, 1, chunk())
@@ -93,7 +93,7 @@ async def test_what_stands_behind_the_record_is_not_told_to_the_older_one() -> N
         assert told[-1] == "attempt_started"
 
 
-@spec("STREAM-106")
+@spec("STREAM-101")
 async def test_a_connection_that_was_held_back_finds_the_newer_one_in_the_journal() -> None:
     async with two_servers() as (one, other):
         await connected(other, 2, chunk())
@@ -102,7 +102,7 @@ async def test_a_connection_that_was_held_back_finds_the_newer_one_in_the_journa
         assert late.heard("welcome") == []
 
 
-@spec("STREAM-106")
+@spec("STREAM-101")
 async def test_who_came_before_anything_was_said_is_ended_by_the_first_chunk_of_a_newer_connection() -> None:
     async with two_servers() as (one, other):
         older = await connected(other, 1)
@@ -112,7 +112,7 @@ async def test_who_came_before_anything_was_said_is_ended_by_the_first_chunk_of_
         assert await takings(one) == [], "the record that opens the stream says it"
 
 
-@spec("STREAM-86", "STREAM-107")
+@spec("STREAM-86", "STREAM-102")
 async def test_a_session_that_only_its_client_can_open_is_no_exception(tmp_path: Path) -> None:
     memory = Memory()
     apps = [escrowed_app(tmp_path, [[Stall()]], memory=memory) for _ in range(2)]
@@ -131,7 +131,7 @@ async def test_a_session_that_only_its_client_can_open_is_no_exception(tmp_path:
         await second.hear_until("turn_ended")
 
 
-@spec("STREAM-107")
+@spec("STREAM-102")
 async def test_a_server_that_is_alone_writes_nothing_for_a_connection_that_says_nothing() -> None:
     async with bench([Stall()]) as on:
         await connected(on, 1, chunk())
@@ -142,7 +142,7 @@ async def test_a_server_that_is_alone_writes_nothing_for_a_connection_that_says_
         assert await takings(on) == [3], "a chunk says it by itself"
 
 
-@spec("STREAM-107")
+@spec("STREAM-102")
 async def test_a_connection_of_several_requests_is_announced_once() -> None:
     async with two_servers() as (one, other):
         await connected(one, 1, chunk())
@@ -157,7 +157,7 @@ async def test_a_connection_of_several_requests_is_announced_once() -> None:
         assert await takings(one) == [2]
 
 
-@spec("STREAM-107")
+@spec("STREAM-102")
 @pytest.mark.parametrize(
     ("outage", "appends"),
     [(StoreBusyError("locked"), NOTICE_TRIES_MAX), (DrainingError("bye"), 1)],

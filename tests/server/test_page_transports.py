@@ -116,7 +116,7 @@ def ways(proxy: Proxy) -> list[str]:
         ({"upgrades": Upgrades.DROPPED, "is_buffering": True}, "poll"),
     ],
 )
-@spec("STREAM-42", "STREAM-43", "STREAM-80", "STREAM-121")
+@spec("STREAM-42", "STREAM-43", "STREAM-80", "STREAM-109")
 async def test_the_way_that_gets_through_is_found_and_remembered(
     browser: Browser, harm: dict[str, Any], transport: str
 ) -> None:
@@ -154,7 +154,7 @@ async def test_a_way_that_was_only_lost_is_tried_again_soon(browser: Browser) ->
         await page.context.close()
 
 
-@spec("STREAM-120")
+@spec("STREAM-108")
 async def test_a_server_that_was_away_is_reached_by_a_websocket_as_before(browser: Browser) -> None:
     async with served(make_app([text("Hello.")])) as server:
         proxy = Proxy(server.url)

@@ -167,7 +167,7 @@ async def test_an_open_may_be_the_body_of_a_post() -> None:
             assert (refused.status_code, refused.json()["code"]) == (400, "malformed_frame")
 
 
-@spec("STREAM-37", "STREAM-112")
+@spec("STREAM-37", "STREAM-110")
 @pytest.mark.parametrize("path", ["poll", "events"])
 async def test_what_headers_say_the_body_need_not_say_and_must_not_gainsay(path: str) -> None:
     url = f"/v1/sessions/s1/{path}"

@@ -279,7 +279,7 @@ async def test_a_client_that_says_close_is_closed_without_an_error() -> None:
         assert await socket.hear_close() == (1000, "")
 
 
-@spec("STREAM-113")
+@spec("STREAM-111")
 async def test_a_binary_message_is_read_as_text() -> None:
     async with served(make_app()) as server, server.socket() as socket:
         await socket.send(json.dumps(opening()).encode())
@@ -309,7 +309,7 @@ async def test_an_unknown_address_refuses_the_handshake() -> None:
     assert refused.value.response.status_code == 404
 
 
-@spec("STREAM-113")
+@spec("STREAM-111")
 @pytest.mark.parametrize(
     ("failure", "code"),
     [
@@ -366,7 +366,7 @@ async def test_a_handshake_that_shows_a_stream_key_opens_the_stream() -> None:
         assert malformed.value.response.status_code == 400
 
 
-@spec("STREAM-112")
+@spec("STREAM-110")
 async def test_what_a_handshake_says_the_open_need_not_say_and_must_not_gainsay() -> None:
     shown = {"x-idempotent-encryption-key": SECRET}
     async with served(make_app([text("hi")])) as server:

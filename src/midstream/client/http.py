@@ -346,7 +346,7 @@ def http_client(url: str) -> httpx2.AsyncClient:
 
 
 async def is_there(client: httpx2.AsyncClient, server: str, headers: Mapping[str, str]) -> bool:
-    """Whether a server answers a plain request, whatever it answers (STREAM-120)."""
+    """Whether a server answers a plain request, whatever it answers (STREAM-108)."""
     try:
         async with client.stream("GET", f"{server}/v1/probe/poll", headers=headers) as answer:
             return answer.status_code not in _AWAY

@@ -125,7 +125,7 @@ def problem_in(body: bytes) -> Problem | None:
 
 
 def refusal_of(status: int, body: bytes, wait_s: float | None = None) -> MidstreamError:
-    """Return what an HTTP refusal means: our server's own words, else what its status says (STREAM-116).
+    """Return what an HTTP refusal means: our server's own words, else what its status says (STREAM-107).
 
     Args:
         wait_s: Seconds it asked to wait, beside its words.

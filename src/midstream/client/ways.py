@@ -245,7 +245,7 @@ class Ways:
     async def lost(self, way: Way) -> None:
         """A connection was lost before its first frame: after some in a row the next transport gets its turn.
 
-        That nothing answers, whatever is asked, says nothing of a transport (STREAM-120).
+        That nothing answers, whatever is asked, says nothing of a transport (STREAM-108).
         """
         if self._fixed is not None or not await self.is_there():
             return
@@ -255,7 +255,7 @@ class Ways:
             self._doubted = _from(way)[1]
 
     def meant(self, refusal: MidstreamError) -> MidstreamError:
-        """Return what a refusal by every transport means: who answers where the server was will go (STREAM-116)."""
+        """Return what a refusal by every transport means: who answers where the server was will go (STREAM-107)."""
         if self.is_known and _may_be_foreign(refusal) and not isinstance(refusal, AccessError):
             return ConnectionLostError(f"somebody else answers in the server's place: {refusal.message}")
         return refusal
@@ -354,7 +354,7 @@ class Trial:
     async def _next_after(self, error: MidstreamError, *, is_silent: bool = False) -> None:
         """Go on to the next transport where something in between may be what refused; else raise."""
         if not is_silent and isinstance(error, ConnectionLostError):
-            # STREAM-121: a handshake that something swallows is silence too.
+            # STREAM-109: a handshake that something swallows is silence too.
             is_swallowed = isinstance(error.__cause__, TimeoutError) and len(self._order) > 1
             is_silent = is_swallowed and await self._ways.is_there()
             if not is_silent:

@@ -256,7 +256,7 @@ class Welcome(Struct, frozen=True, gc=False, tag="welcome", tag_field="type"):
         is_encrypted: The session is encrypted under its client's secret, which the client keeps as long as the session
             matters.
         began_at: When the epoch of `resume_from` began, in seconds since 1970: the `at` of its `EpochStarted`
-            (STREAM-109). It is None where that is not known any more, and before the first record.
+            (STREAM-104). It is None where that is not known any more, and before the first record.
     """
 
     stream: str

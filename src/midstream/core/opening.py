@@ -17,7 +17,7 @@ _IN_HEADERS = ("stream", "secret", "event_id", "next_seqno", "connection", "canc
 
 
 def opened_by(headers: Open, frame: Open) -> Open:
-    """Return what a request says whose headers say some of it and whose `open` the rest (STREAM-112).
+    """Return what a request says whose headers say some of it and whose `open` the rest (STREAM-110).
 
     Raises:
         MalformedFrameError: They say two things of one.

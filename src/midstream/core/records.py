@@ -125,7 +125,7 @@ class StreamOpened(Struct, frozen=True, gc=False, tag="stream_opened", tag_field
 class StreamTaken(Struct, frozen=True, gc=False, tag="stream_taken", tag_field="type"):
     """A newer connection has the stream: nothing that older ones say is taken from here on, at whichever process.
 
-    They are told nothing that stands behind it (STREAM-106).
+    They are told nothing that stands behind it (STREAM-101).
     """
 
     stream: str

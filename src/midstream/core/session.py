@@ -130,7 +130,7 @@ class StreamState(Struct, frozen=True, gc=False):
         return self.digests[seqno] if seqno < older else self.newest[seqno - older]
 
     def is_beyond(self, connection: int) -> bool:
-        """Whether a newer connection than the one of this number has it; 0 is of no age (STREAM-106)."""
+        """Whether a newer connection than the one of this number has it; 0 is of no age (STREAM-101)."""
         return 0 < connection < self.connection
 
     def with_chunk(self, digest: str) -> StreamState:
@@ -356,7 +356,7 @@ def _decide_received(session: Session, chunk: Received, *, epoch: int, at: float
                 raise Refused(StreamReusedError("this stream key was used for another first message"))
             message = f"chunk {chunk.seqno} was already accepted with another payload"
             raise Refused(SeqnoReusedError(message))
-        # STREAM-12, STREAM-106: it is acknowledged again, and changes nothing but who has the stream of a running turn
+        # STREAM-12, STREAM-101: it is acknowledged again, and changes nothing but who has the stream of a running turn
         return _taken_by(known, chunk) if session.is_live else ()
     if chunk.seqno > accepted or accepted >= CHUNKS_MAX:
         message = f"chunk {chunk.seqno} came before chunk {accepted} (a stream takes {CHUNKS_MAX} at most)"
@@ -398,7 +398,7 @@ def _taken_by(known: StreamState, chunk: Received) -> tuple[StreamTaken, ...]:
 
 
 def notice_of(session: Session, stream: str, connection: int) -> Received | None:
-    """Return what makes the journal say that a connection has its stream; None where it need not (STREAM-107).
+    """Return what makes the journal say that a connection has its stream; None where it need not (STREAM-102).
 
     It is the last chunk that was accepted, over again, which does nothing else.
     """

@@ -1,4 +1,4 @@
-"""Who a connection is for, by the headers of its request: what an `open` says, or leaves out (STREAM-51, STREAM-112).
+"""Who a connection is for, by the headers of its request: what an `open` says, or leaves out (STREAM-51, STREAM-110).
 
 A header that is empty says nothing; one that is there twice says one thing, or is refused.
 """

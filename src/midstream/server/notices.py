@@ -1,4 +1,4 @@
-"""What tells the other processes of a store that a connection has its stream (STREAM-107).
+"""What tells the other processes of a store that a connection has its stream (STREAM-102).
 
 Within one process `Connections` fences. Elsewhere the journal does: whoever reads there that a newer connection has a
 stream ends the older ones. A chunk says so by itself; a connection that says nothing is announced here, beside its

@@ -10,7 +10,7 @@ A journal cannot be cut unseen either. Inside, a position is missing. At the end
 that must survive a power cut puts the position of its last record, encrypted, beside the end, in the same transaction.
 Whoever reads to the end compares. What comes after the seal may be lost with the power, so that its loss says nothing.
 What this cannot show is a store that was set back as a whole, seals and all, to what it once was: that only its clients
-see, who know what came later (STREAM-100, STREAM-110).
+see, who know what came later (STREAM-100, STREAM-105).
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ export async function problemIn(answer) {
 
 /**
  * Return what an HTTP refusal means: the server's own words where it is ours, else what its status says; `isForeign`
- * where the next transport may fare better (STREAM-116).
+ * where the next transport may fare better (STREAM-107).
  */
 export async function refusalOf(answer) {
   const problem = await problemIn(answer.clone());

@@ -42,7 +42,7 @@ export function knownAfter(known, promised, epoch, beganAt) {
   return isNewer ? { epoch, beganAt } : known;
 }
 
-/** Whether an epoch began at another time than it did before: the server was set back and went on (STREAM-110). */
+/** Whether an epoch began at another time than it did before: the server was set back and went on (STREAM-105). */
 export function beganAnother(known, promised, epoch, beganAt) {
   if (known === null || promised === null || beganAt === null) return false;
   return epoch === known.epoch && beganAt !== known.beganAt;

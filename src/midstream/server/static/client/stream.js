@@ -366,7 +366,7 @@ export class Stream {
     return this.#keepAway(notBefore);
   }
 
-  /** Whether it is said by somebody who answers where the server was, and not for good (STREAM-116). */
+  /** Whether it is said by somebody who answers where the server was, and not for good (STREAM-107). */
   #willGo(error) {
     return this.#isKnown && error.isForeign === true && error.code !== "access";
   }

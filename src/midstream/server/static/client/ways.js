@@ -96,7 +96,7 @@ export class Ways {
 
   /**
    * A line was lost before its first frame: after some in a row the next transport has its turn. That nothing answers,
-   * whatever is asked, says nothing of a transport (STREAM-120).
+   * whatever is asked, says nothing of a transport (STREAM-108).
    */
   async lost(transport) {
     if (!(await this.isThere())) return;
@@ -183,7 +183,7 @@ class Trial {
     this.#line = line;
     const silent = () => this.#change(lostLine(`nothing came over ${transport}`), true);
     this.#within(CONNECT_WITHIN_MS, async () => {
-      const isSwallowed = await this.#ways.isThere(); // STREAM-121
+      const isSwallowed = await this.#ways.isThere(); // STREAM-109
       if (this.#line === line && !this.#isUp) this.#change(lostLine(`${transport} cannot be reached`), isSwallowed);
     });
     line.onopen = () => {
