@@ -310,6 +310,8 @@ export class LiveStream implements AsyncIterable<StreamEvent> {
   /** Everything that was said is in the server's journal. */
   readonly isAcknowledged: boolean;
   readonly isHeard: boolean;
+  /** Whether its message waits for the turns before it. */
+  readonly isQueued: boolean;
   readonly connection: Connection;
   /** Events that came and that the loop has not asked for, the oldest first. Looking at them handles none. */
   readonly unread: StreamEvent[];
