@@ -52,9 +52,8 @@ class Notices:
             except UnavailableError as error:
                 _log.info("a notice waits: %s", error.code, extra={"session": session_id})
                 await host.world.sleep(RECONNECT_BACKOFF.wait_s(failures, chance=host.world.chance()))
-            except (
-                MidstreamError
-            ) as error:  # a still newer connection has it, or there is nothing left to tell
+            except MidstreamError as error:
+                # A still newer connection has it, or there is nothing left to tell.
                 _log.debug("a notice was not written: %s", error.code, extra={"session": session_id})
                 return
             else:

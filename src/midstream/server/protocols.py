@@ -1,6 +1,10 @@
-"""What is refused below ASGI, where no app was asked: requests that are no HTTP, handshakes that are none.
+"""What uvicorn's protocols do below ASGI, where no app is asked, and what they lack there.
 
-uvicorn and `websockets` answer these in plain text; here they are problems as everywhere else.
+- What is no HTTP, or no handshake, or has no end, is refused by a problem, not in plain text or never.
+- An answer that is cut looks cut, in HTTP/1.0 too (STREAM-27).
+- Of a handshake nothing is kept while its WebSocket lasts, and what belongs together goes in one write.
+
+It stands in methods that uvicorn calls, and in attributes that it has: `tests/server/test_protocols.py` asks for each.
 """
 
 from __future__ import annotations
@@ -30,8 +34,6 @@ try:
 except ImportError:  # an install without compiled parts
     from uvicorn.protocols.http.h11_impl import H11Protocol as HttpProtocol  # type: ignore[assignment]
 
-
-_LENGTH = b"\r\ncontent-length: "
 HEADERS_S = 10.0
 """Seconds for the headers of a request: who sends them a byte at a time holds a connection, and is nobody yet."""
 HELD_BYTES_MAX = 64 * 1024
@@ -39,8 +41,7 @@ HELD_BYTES_MAX = 64 * 1024
 fill the memory. h11 has the same limit by itself; what an app may be asked is less (`Limits.header_bytes_max`)."""
 _TELLS = hasattr(HttpProtocol, "on_body")
 """Whether the parser calls for each thing that it has read; h11 does not."""
-
-
+_LENGTH = b"\r\ncontent-length: "
 _LINGER = "ii" if os.name == "posix" else "hh"
 _RESET = struct.pack(_LINGER, 1, 0)
 _END = struct.pack(_LINGER, 0, 0)
@@ -189,9 +190,8 @@ class WebSockets(WebSocketsSansIOProtocol):
 
     def __init__(self, config: Config, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - handed on
         super().__init__(config, *args, **kwargs)
-        self.conn.__class__ = (
-            _Protocol  # a second one in its place would leave the first to the garbage collector
-        )
+        # A second one in its place would leave the first to the garbage collector.
+        self.conn.__class__ = _Protocol
         self.queue: Any = _Inbox()
 
     def start_keepalive(self) -> None:
