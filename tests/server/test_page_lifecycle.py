@@ -118,20 +118,26 @@ async def tab_at(chromium: DevTools, url: str, **options: str) -> Tab:
     return tab
 
 
+async def tabs_of_one(chromium: DevTools, url: str) -> list[Tab]:
+    """Open three tabs that have read an answer, the first of which began and has the connection."""
+    first = await tab_at(chromium, url)
+    await first.call(SAY, "s1", "hello")
+    assert await first.evaluate("listening") == "whole"
+    tabs = [first, *[await tab_at(chromium, url) for _ in range(2)]]
+    for tab in tabs:
+        await tab.call(FOLLOW, "s1")
+        await tab.until("words === 'Hello.'")
+    return tabs
+
+
 async def test_a_tab_that_is_frozen_hands_the_connection_to_a_living_one(chromium: DevTools) -> None:
     app = turns(text("Hello."), text(" Without it."))
     async with served(app) as server:
-        first = await tab_at(chromium, server.url)
-        await first.call(SAY, "s1", "hello")
-        assert await first.evaluate("listening") == "whole"
-        tabs = [first, *[await tab_at(chromium, server.url) for _ in range(2)]]
-        for tab in tabs:
-            await tab.call(FOLLOW, "s1")
-            await tab.until("words === 'Hello.'")
+        first, *others = tabs = await tabs_of_one(chromium, server.url)
         await until(lambda: app.open_streams == 1)
         async with first.frozen():
             await said_elsewhere(app, "s1", "go on")
-            for tab in tabs[1:]:
+            for tab in others:
                 await tab.until("words === 'Hello. Without it.'")
             await until(lambda: app.open_streams == 1)
         await first.until("words === 'Hello. Without it.'")
@@ -142,20 +148,14 @@ async def test_a_tab_that_is_frozen_hands_the_connection_to_a_living_one(chromiu
 async def test_a_tab_that_crashes_leaves_the_connection_to_a_living_one(chromium: DevTools) -> None:
     app = turns(text("Hello."), text(" Without it."))
     async with served(app) as server:
-        first = await tab_at(chromium, server.url)
-        await first.call(SAY, "s1", "hello")
-        assert await first.evaluate("listening") == "whole"
-        tabs = [first, *[await tab_at(chromium, server.url) for _ in range(2)]]
-        for tab in tabs:
-            await tab.call(FOLLOW, "s1")
-            await tab.until("words === 'Hello.'")
+        first, *others = await tabs_of_one(chromium, server.url)
         await until(lambda: app.open_streams == 1)
         await first.crash()
         await said_elsewhere(app, "s1", "go on")
-        for tab in tabs[1:]:
+        for tab in others:
             await tab.until("words === 'Hello. Without it.'")
         await until(lambda: app.open_streams == 1)
-        await leave(tabs[1:])
+        await leave(others)
 
 
 async def test_a_database_that_the_browser_has_closed_is_opened_again(chromium: DevTools) -> None:
