@@ -57,6 +57,15 @@ def test_without_a_key_nothing_is_shown_and_nothing_made(places: Places) -> None
     assert not places.data.exists()
 
 
+def test_a_user_without_a_home_has_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("MIDSTREAM_HOME")
+    monkeypatch.setattr(Path, "home", home)
+    assert shown_to("http://localhost:8000") == {}
+
+
 def test_a_token_that_was_given_is_shown_everywhere(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, "given-token-of-mine")
     assert shown_to("https://agents.example", places) == {"authorization": "Bearer given-token-of-mine"}
