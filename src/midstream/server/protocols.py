@@ -39,8 +39,6 @@ HEADERS_S = 10.0
 HELD_BYTES_MAX = 64 * 1024
 """Bytes of a request line and its headers, or of trailers, that wait for their end: what is sent without one would
 fill the memory. h11 has the same limit by itself; what an app may be asked is less (`Limits.header_bytes_max`)."""
-_TELLS = hasattr(HttpProtocol, "on_body")
-"""Whether the parser calls for each thing that it has read; h11 does not."""
 _LENGTH = b"\r\ncontent-length: "
 _LINGER = "ii" if os.name == "posix" else "hh"
 _RESET = struct.pack(_LINGER, 1, 0)
@@ -55,8 +53,7 @@ class PlainHttp(HttpProtocol):
     """As much of the address as came."""
     _late: asyncio.TimerHandle | None = None
     _held_bytes = 0
-    """Bytes that came since the parser last told of something whole."""
-    _has_told = False
+    """Bytes that came since the last request or piece of a body was read."""
     _is_reset_at_end = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -74,16 +71,18 @@ class PlainHttp(HttpProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what came, and wait for the rest of a request's headers, or no longer."""
-        self._has_told = False
+        before: Any = self.cycle  # None before the first request
+        read = len(before.body) if before is not None else 0
         super().data_received(data)
         if self.transport.get_protocol() is not self:
             self._let_go()
             return
-        self._held_bytes = 0 if self._has_told or not _TELLS else self._held_bytes + len(data)
+        begun: Any = self.cycle
+        has_read = begun is not before or (begun is not None and len(begun.body) > read)
+        self._held_bytes = 0 if has_read else self._held_bytes + len(data)
         if self._held_bytes > HELD_BYTES_MAX and not self.transport.is_closing():
             is_address = len(self.url) > HELD_BYTES_MAX // 2
             self._refuse(HTTPStatus(414 if is_address else 431))
-        begun: Any = self.cycle  # None before the first request
         if begun is not None and begun.transport is self.transport and not begun.response_started:
             begun.transport = _HeadFirst(begun)
         self._watch()
@@ -106,21 +105,6 @@ class PlainHttp(HttpProtocol):
         if self._late is not None:
             self._late.cancel()
         self.parser: Any = None
-
-    def on_headers_complete(self) -> None:
-        """Take the headers of a request."""
-        self._has_told = True
-        super().on_headers_complete()
-
-    def on_body(self, body: bytes) -> None:
-        """Take a piece of a body."""
-        self._has_told = True
-        super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        """Take the end of a request."""
-        self._has_told = True
-        super().on_message_complete()
 
     @property
     def _awaits_headers(self) -> bool:
