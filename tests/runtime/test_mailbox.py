@@ -103,6 +103,26 @@ async def test_words_after_a_pause_go_at_once_and_those_that_follow_closely_wait
     assert await _is_due(mailbox)
 
 
+async def test_words_that_come_during_an_append_of_words_wait_for_its_readers_and_no_earlier_ones() -> None:
+    world = FakeWorld()
+    mailbox = Mailbox(world)
+    mailbox.put(_said("a"))
+    mailbox.take()
+    mailbox.settle()
+    assert not await _is_due(mailbox)
+    await world.advance(WORDS_EVERY_S / 2)
+    mailbox.put(Envelope(FINISHED))
+    mailbox.put(_said("b"))
+    assert len(mailbox.take()) == 2
+    mailbox.put(_said("c"))  # within the pause that began with "a"
+    mailbox.settle()
+    assert not await _is_due(mailbox)
+    await world.advance(WORDS_EVERY_S * 0.75)
+    assert not await _is_due(mailbox)
+    await world.advance(WORDS_EVERY_S / 2)
+    assert await _is_due(mailbox)
+
+
 @pytest.mark.parametrize("hurry", ["command", "full", "rest"])
 async def test_words_are_not_held_back_where_something_else_waits_for_its_append(hurry: str) -> None:
     mailbox = Mailbox(FakeWorld())

@@ -149,6 +149,8 @@ class Mailbox:
         """Say that what was taken is done with."""
         if self._has_words:
             self._has_words = False
+            if self._held is not None:  # for words that came meanwhile: they wait for these ones' readers too
+                self._held.cancel()
             # Its readers are woken before this is called, and uvloop writes to sockets after all that was woken.
             self._held = _soon(self._wait_for_writes)
         if not self._waiting:
