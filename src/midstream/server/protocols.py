@@ -27,7 +27,7 @@ from websockets.http11 import Response
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-from midstream.server.problems import MEDIA_TYPE, internal_problem, problem_of_http
+from midstream.server.problems import MEDIA_TYPE, Problem, internal_problem, problem_of_http
 
 try:
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as HttpProtocol
@@ -234,11 +234,14 @@ class _Inbox:
 
 def _refusal(status: HTTPStatus) -> bytes:
     """Return a whole answer that is a problem, after which the connection is closed."""
-    problem = problem_of_http(HTTPException(status))
+    return _told(problem_of_http(HTTPException(status))).serialize()
+
+
+def _told(problem: Problem) -> Response:
     body = msgspec.json.encode(problem)
-    told = {**problem.headers, "content-type": MEDIA_TYPE, "content-length": str(len(body))}
-    lines = "".join(f"{name}: {value}\r\n" for name, value in told.items())
-    return f"HTTP/1.1 {status.value} {status.phrase}\r\n{lines}connection: close\r\n\r\n".encode() + body
+    headers = Headers(problem.headers)
+    headers.update({"connection": "close", "content-type": MEDIA_TYPE, "content-length": str(len(body))})
+    return Response(problem.status, HTTPStatus(problem.status).phrase, headers, body)
 
 
 class _Protocol(ServerProtocol):
@@ -254,11 +257,7 @@ class _Protocol(ServerProtocol):
     def reject(self, status: HTTPStatus | int, text: str) -> Response:  # noqa: ARG002 - may quote what was sent
         """Return a problem in the place of the library's text."""
         is_ours = status == HTTPStatus.INTERNAL_SERVER_ERROR
-        problem = internal_problem() if is_ours else problem_of_http(HTTPException(int(status)))
-        body = msgspec.json.encode(problem)
-        headers = Headers(problem.headers)
-        headers.update({"connection": "close", "content-type": MEDIA_TYPE, "content-length": str(len(body))})
-        return Response(problem.status, HTTPStatus(problem.status).phrase, headers, body)
+        return _told(internal_problem() if is_ours else problem_of_http(HTTPException(int(status))))
 
 
 HTTP: type[asyncio.Protocol] = PlainHttp

@@ -93,9 +93,7 @@ class DemoServer:
         """SIGKILL: the process does not hear it coming."""
         assert self._process is not None
         self._process.kill()
-        await (
-            self._process.communicate()
-        )  # to the end of its pipe: one that is left open outlives the event loop
+        await self._process.communicate()  # to its pipe's end: one left open outlives the event loop
 
     async def stop(self) -> None:
         """Ask it to end, wait, insist. Harmless where it has ended."""
