@@ -11,6 +11,7 @@ from functools import partial
 from msgspec import Struct
 
 from midstream.core.calls import OnDoubt
+from midstream.core.frames import EventId
 from midstream.core.parts import PART_MARK, root_of
 from midstream.core.records import Parent, TurnStatus
 from midstream.core.retention import Retention
@@ -273,6 +274,12 @@ class Host:
             del self._locked[name]
         left.update(each.session_id for each in self._awake_with_children(session_id) if each.is_following)
         self._caretaker.take_up(left)
+
+    def note_pruned(self, session_id: str, last: EventId) -> None:
+        """Let the readers of a session that is awake be told where its events begin now (STREAM-62)."""
+        runner = self._awake.get(session_id)
+        if runner is not None and runner.events.pruned_to.position < last.position:
+            runner.events.pruned_to = last
 
     def awake(self, session_id: str) -> Runner | None:
         """Return a session if it is awake."""
