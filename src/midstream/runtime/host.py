@@ -15,6 +15,7 @@ from midstream.core.frames import EventId
 from midstream.core.parts import PART_MARK, root_of
 from midstream.core.records import Parent, TurnStatus
 from midstream.core.retention import Retention
+from midstream.core.server_stream import waiting_on
 from midstream.core.session import Session, fold
 from midstream.core.settings import TAIL_BYTES
 from midstream.core.timing import RECONNECT_BACKOFF
@@ -30,6 +31,7 @@ from midstream.errors import (
 )
 from midstream.runtime.agent import Agent, SubAgent
 from midstream.runtime.caretaker import Caretaker
+from midstream.runtime.children import children_at_work
 from midstream.runtime.journal import Journal, require_session_id
 from midstream.runtime.locking import Locks
 from midstream.runtime.observing import Observers
@@ -284,6 +286,16 @@ class Host:
     def awake(self, session_id: str) -> Runner | None:
         """Return a session if it is awake."""
         return self._awake.get(session_id)
+
+    def children_wait_for(self, session_id: str) -> list[str]:
+        """Return what each sub-agent that works for a session's turn waits for, see `waiting_on`: `tool` if unknown."""
+        parent = self._awake.get(session_id)
+        names = [] if parent is None else children_at_work(session_id, parent.state)
+        return [self._waits_for(name) for name in names]
+
+    def _waits_for(self, session_id: str) -> str:
+        runner = self._awake.get(session_id)
+        return "tool" if runner is None else waiting_on(runner.state, self.children_wait_for(session_id))
 
     @property
     def has_peers(self) -> bool:
