@@ -499,12 +499,13 @@ class ClientStream:
         self._failures += 1
         is_stopped = self._abort_seqno is not None and self._abort_seqno < self._acked
         patience_s = min(self._patience_s, STOPPED_PATIENCE_S) if is_stopped else self._patience_s
-        if now - self._lost_at > patience_s:
+        if self._failures > 1 and now - self._lost_at >= patience_s:
             message = f"no connection could be kept for {patience_s:g} s"
             self._end_with(ConnectionLostError(message))
             return
-        # The first try comes at once: most cuts are short.
+        # The first try comes at once: most cuts are short. The last one comes when patience ends, and not after that.
         wait_s = self._backoff.wait_s(self._failures - 1, chance=chance)
+        wait_s = min(wait_s, self._lost_at + patience_s - now)
         asked_s = max(self._retry_after_s, (error.retry_after_s or 0.0) if error else 0.0)
         self._retry_after_s = 0.0
         self._is_reconnecting = True
