@@ -732,7 +732,7 @@ class ClientStream:
         self._retry_after_s = frame.retry_after_s or 0.0
         is_lost_order = isinstance(error, SeqnoGapError) and error.expected in self._unacked
         is_final = frame.retry in ("never", "ask") or isinstance(error, SessionBusyError)
-        if is_final and not (is_lost_order or self._has_doubts(error)):
+        if self._is_degraded or (is_final and not (is_lost_order or self._has_doubts(error))):
             self._end_with(error)
         else:
             self._trouble = error
