@@ -321,17 +321,6 @@ def test_a_degraded_server_means_keep_nothing_and_retry_nothing() -> None:
     assert (stream.is_ended, stream.error, stream.is_reconnecting) == (True, lost, False)
 
 
-@spec("STREAM-9")
-@pytest.mark.parametrize(
-    "error", [Error("draining", "restarting", "later"), Error("seqno_gap", "no", seqno=1, expected=0)]
-)
-def test_what_a_degraded_server_refuses_with_is_what_its_client_is_told(error: Error) -> None:
-    stream = _opening(HI)
-    receive(stream, Welcome("a", "1-1", "1-1", is_degraded=True), error)
-    assert stream.error is not None
-    assert (stream.is_ended, stream.error.code, stream.is_reconnecting) == (True, error.code, False)
-
-
 @spec("STREAM-8", "STREAM-28")
 @pytest.mark.parametrize(
     ("error", "is_kept"),
