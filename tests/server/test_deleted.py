@@ -10,13 +10,17 @@ from contextlib import asynccontextmanager
 import httpx2
 
 from midstream.core.sse import ServerSentEvent, SseDecoder
+from midstream.errors import StoreBusyError
+from midstream.store.contract import Store
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.models import Stall, text
+from midstream.testing.stores import StoreInFront
 from tests.server.people import ADA, BOB, guarded_app, say
 from tests.server.serving import KEYS, WAIT_S, Served, Socket, chunk, make_app, opening, served
 from tests.spec import spec
 
 GONE = "session_not_found"
+OTHER_KEYS = {**KEYS, "x-idempotency-key": "another stream"}
 
 
 async def _ended(server: Served, session: str = "s1") -> None:
@@ -138,3 +142,50 @@ async def test_a_client_whose_session_was_deleted_does_not_come_back_for_it() ->
             await late.say(opening(event_id="1-3", next_seqno=1))
             told = await late.hear()
         assert (told["type"], told["code"], told.get("retry", "never")) == ("error", GONE, "never")
+
+
+@spec("STREAM-68")
+async def test_a_store_that_refuses_has_deleted_nothing_and_nobody_is_told_otherwise() -> None:
+    store = Refusing(MemoryStore())
+    async with served(make_app([text("hello")] * 2, store=store)) as server:
+        assert (
+            await server.http.post("/v1/sessions/s1/chunks", json=chunk(), headers=KEYS)
+        ).status_code == 200
+        await _ended(server)
+        async with Socket(server.socket()) as reader:
+            await reader.say({"type": "open"})
+            assert (await reader.hear())["type"] == "welcome"
+            store.is_busy = True
+            deleting = asyncio.create_task(server.http.delete("/v1/sessions/s1"))
+            async with asyncio.timeout(WAIT_S):
+                await store.was_asked.wait()
+            waiting = await server.http.post("/v1/sessions/s1/chunks", json=chunk(), headers=OTHER_KEYS)
+            assert (waiting.status_code, waiting.json()["code"]) == (503, "unavailable"), (
+                "nothing begins meanwhile"
+            )
+            store.may_answer.set()
+            refused = await deleting
+            assert (refused.status_code, refused.json()["code"]) == (503, "store_busy")
+            store.is_busy = False
+            taken = await server.http.post("/v1/sessions/s1/chunks", json=chunk(), headers=OTHER_KEYS)
+            assert taken.status_code == 200
+            heard = await reader.hear_until("turn_ended")
+            assert all(frame["type"] != "error" for frame in heard)
+            assert (await server.http.delete("/v1/sessions/s1")).status_code == 204
+            assert (await reader.hear())["code"] == GONE
+
+
+class Refusing(StoreInFront):
+    """A store that is busy when something is to be deleted, while it is told to."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.is_busy = False
+        self.was_asked = asyncio.Event()
+        self.may_answer = asyncio.Event()
+
+    async def asked(self, operation: str, session: str) -> None:
+        if operation == "delete" and self.is_busy:
+            self.was_asked.set()
+            await self.may_answer.wait()
+            raise StoreBusyError("somebody else has the disk")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from collections.abc import Iterator, Mapping
@@ -335,16 +336,24 @@ class Host:
         family = self._awake_with_children(session_id)
         for runner in family:
             runner.refuse_while_running()
-        for runner in family:
-            await runner.retire()
-            self._awake.pop(runner.session_id, None)
-        try:
-            await self._delete(session_id)
-        finally:
-            # Somebody may have asked for it meanwhile, and would wait for a journal that is gone.
-            for newcomer in self._awake_with_children(session_id):
-                del self._awake[newcomer.session_id]
-                await newcomer.close(SessionNotFoundError(f"session {newcomer.session_id!r} was deleted"))
+        # Deleted first, told then: a store that refuses has changed nothing, and nobody has heard of anything.
+        with contextlib.ExitStack() as suspended:
+            for runner in family:
+                suspended.enter_context(runner.suspended(f"session {session_id!r} is being deleted"))
+            try:
+                await self._delete(session_id)
+            except MidstreamError:
+                raise
+            except BaseException:  # whether it is gone is not known: whoever reads looks again
+                await self._let_go_of(session_id, UnavailableError(f"session {session_id!r} may be deleted"))
+                raise
+            await self._let_go_of(session_id, SessionNotFoundError(f"session {session_id!r} was deleted"))
+
+    async def _let_go_of(self, session_id: str, error: MidstreamError) -> None:
+        """End a session and its sub-agents here, those that were asked for in the meantime too."""
+        for runner in self._awake_with_children(session_id):
+            del self._awake[runner.session_id]
+            await runner.close(error)
 
     async def _delete(self, session_id: str) -> None:
         for _ in range(OWNERS_ASKED_MAX):
