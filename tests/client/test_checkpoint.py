@@ -214,6 +214,21 @@ DAMAGES = {
         f"UPDATE chunk SET payload = x'7b7d', digest = '{digest_of(b'{}')}' WHERE seqno = 1",
         "chunk 1 in the state file was written by another version",
     ),
+    **{
+        f"{column} is {value}": (
+            f"UPDATE stream SET {column} = {value} WHERE stream = 'a'",
+            "its place in the state file is damaged",
+        )
+        for column, value in [
+            ("promised", "'soon'"),
+            ("promised", "x'00ff'"),
+            ("next_seqno", "'two'"),
+            ("touched_at", "'yesterday'"),
+            ("position", "1.5"),
+            ("epoch", "'one'"),
+            ("known_epoch", "x'01'"),
+        ]
+    },
 }
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -415,14 +416,33 @@ class CheckpointFile:
         self._execute(update, *values, stream, turn, reply, call_id)
 
     def _streams(self) -> Iterator[KeptStream]:
-        rows = self._execute(_STREAMS, self._server).fetchall()
-        for stream, session, epoch, position, next_seqno, touched_at, kept, number, began_at in rows:
-            unacked, damage = self._unacked(stream, next_seqno)
-            event_id = None if position is None else EventId(epoch, position)
-            promised = EventId.parse(kept) if kept else None
-            known = None if number is None else KnownEpoch(number, began_at)
-            checkpoint = Checkpoint(stream, "", event_id, next_seqno, unacked, promised, known)
-            yield KeptStream(session, checkpoint, touched_at, damage)
+        for row in self._execute(_STREAMS, self._server).fetchall():
+            try:
+                yield self._stream(*msgspec.convert(row, type=_Row))
+            except (msgspec.ValidationError, ProtocolError):  # SQLite takes anything anywhere
+                stream, session = map(str, row[:2])
+                # As if it were of now: it is not to be cleared without a word.
+                checkpoint = Checkpoint(stream, "", None, 0, (), None, None)
+                yield KeptStream(session, checkpoint, math.inf, "its place in the state file is damaged")
+
+    def _stream(
+        self,
+        stream: str,
+        session: str,
+        epoch: int | None,
+        position: int | None,
+        next_seqno: int,
+        touched_at: float,
+        promised: str | None,
+        known_epoch: int | None,
+        began_at: float | None,
+    ) -> KeptStream:
+        unacked, damage = self._unacked(stream, next_seqno)
+        event_id = None if position is None or epoch is None else EventId(epoch, position)
+        known = None if known_epoch is None else KnownEpoch(known_epoch, began_at or 0.0)
+        place = EventId.parse(promised) if promised else None
+        checkpoint = Checkpoint(stream, "", event_id, next_seqno, unacked, place, known)
+        return KeptStream(session, checkpoint, touched_at, damage)
 
     def _unacked(self, stream: str, next_seqno: int) -> tuple[tuple[tuple[int, bytes], ...], str]:
         """Return a stream's chunks, and what is wrong with them: to skip one would lose a message without a word."""
@@ -444,6 +464,10 @@ class CheckpointFile:
         with self._transaction(is_full=True):
             (epoch,) = self._execute("UPDATE life SET epoch = epoch + 1 RETURNING epoch").fetchone()
         return int(epoch)
+
+
+_Row = tuple[str, str, int | None, int | None, int, float, str | None, int | None, float | None]
+"""Of `_STREAMS`."""
 
 
 def _call_of(row: tuple[int, int, bytes, bytes, int, int, int, bytes | None]) -> KeptCall:
