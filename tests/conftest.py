@@ -12,6 +12,7 @@ import pytest
 import uvicorn.server
 from hypothesis import settings
 
+from midstream.world import World
 from tests.ports import held_port
 from tests.search import EXAMPLES, PROFILE
 
@@ -108,7 +109,7 @@ Elsewhere it looks ten times a second, and a tenth of a second or two is waited 
 def _servers_end_soon() -> Iterator[None]:
     """Let the servers of this process look more often."""
     often = ModuleType("asyncio")
-    vars(often).update(vars(asyncio), sleep=lambda delay: asyncio.sleep(delay / LOOKS))
+    vars(often).update(vars(asyncio), sleep=lambda delay: World().sleep(delay / LOOKS))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(uvicorn.server, "asyncio", often)
         yield
