@@ -17,8 +17,6 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from bench.streaming_server import Midstream
@@ -63,21 +61,29 @@ class SideBySide(Midstream):
         http.SSE = Wire(event_of_frame, words_of_records)
         self._said: defaultdict[str, tuple[list[int], list[str]]] = defaultdict(lambda: ([0], ["0-0"]))
         """Of each stream, how many objects it had when, and the event that was newest then."""
-        place = "/{acked}/{name}"
-        self._router = Router(
-            [Route(place, self.begin, methods=["PUT"]), Route(place, self.append, methods=["POST"])]
-        )
 
     async def serve_at(self, port: int) -> None:
         """Serve as `midstream serve` does."""
         await serve(self, port=port, allowed_hosts=[HOST])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a reader at our own endpoint; the rest feeds the model."""
-        if scope.get("method") != "GET":
-            await self._router(scope, receive, send)
+        """Serve a reader at our own endpoint; the rest feeds the model, in whose place no framework would stand."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
             return
-        _, _, name = scope["path"].rpartition("/")
+        _, acked, name = scope["path"].split("/")
+        match scope["method"]:
+            case "GET":
+                await self._follow(name, scope, receive, send)
+            case "PUT":
+                response = await self.begin(name)
+                await response(scope, receive, send)
+            case "POST":
+                await self._append(name, await _body_of(receive), is_acked=acked == "j")
+                await send({"type": "http.response.start", "status": 204, "headers": []})
+                await send({"type": "http.response.body"})
+
+    async def _follow(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
         counts, places = self._said[name]
         wanted = int(Request(scope).query_params.get("from", "0"))
         after = places[bisect_right(counts, wanted) - 1]
@@ -85,9 +91,8 @@ class SideBySide(Midstream):
         asked = {"path": path, "raw_path": path.encode(), "query_string": f"after={after}".encode()}
         await self._app({**scope, **asked}, receive, send)
 
-    async def append(self, request: Request) -> Response:
+    async def _append(self, name: str, body: str, *, is_acked: bool) -> None:
         """Let the model say one object, or several. The load is trusted, as by others: it is not parsed."""
-        name, body = request.path_params["name"], (await request.body()).decode()
         objects = [body]
         if body.startswith("["):
             objects = [each if each.endswith("}") else each + "}" for each in body[1:-1].split("},")]
@@ -95,12 +100,20 @@ class SideBySide(Midstream):
         assert runner is not None
         position = runner.newest.position
         self._model.feeds[name].put(objects)
-        if request.path_params["acked"] == "j":
+        if is_acked:
             await runner.wait(position)
         counts, places = self._said[name]
         counts.append(counts[-1] + len(objects))
         places.append(str(runner.newest))
-        return Response(status_code=204)
+
+
+async def _body_of(receive: Receive) -> str:
+    body, is_whole = b"", False
+    while not is_whole:
+        message = await receive()
+        body += message.get("body", b"")
+        is_whole = not message.get("more_body", False)
+    return body.decode()
 
 
 if __name__ == "__main__":

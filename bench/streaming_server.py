@@ -195,7 +195,7 @@ class Midstream:
         self._app: App = asgi(Agent(self._model), store=path, limits=NO_LIMITS)
         place = "/s/{name}"
         self._feeding = Starlette(
-            routes=[Route(place, self.begin, methods=["PUT"]), Route(place, self.say, methods=["POST"])]
+            routes=[Route(place, self.start_turn, methods=["PUT"]), Route(place, self.say, methods=["POST"])]
         )
 
         self.world, self.asks_who, self.open_streams = self._app.world, False, 0
@@ -210,10 +210,13 @@ class Midstream:
         is_feeding = scope.get("path", "").startswith("/s/")
         await (self._feeding if is_feeding else self._app)(scope, receive, send)
 
-    async def begin(self, request: Request) -> Response:
+    async def start_turn(self, request: Request) -> Response:
+        """See `begin`."""
+        return await self.begin(request.path_params["name"])
+
+    async def begin(self, name: str) -> Response:
         """Open a turn; answer when the model was asked."""
         await self._app.start()
-        name = request.path_params["name"]
         feed = self._model.feeds[name] = Feed()
         runner = await self._app.host.session(name, create=True)
         await runner.submit(SendMessage(UserMessage.of("go")))

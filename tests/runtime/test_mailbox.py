@@ -123,6 +123,26 @@ async def test_words_that_come_during_an_append_of_words_wait_for_its_readers_an
     assert await _is_due(mailbox)
 
 
+async def test_words_pass_it_while_nothing_is_on_its_way_and_no_pause_lasts() -> None:
+    world = FakeWorld()
+    mailbox = Mailbox(world)
+    assert mailbox.lets_words_pass
+    mailbox.put(Envelope(FINISHED))
+    seen = [mailbox.lets_words_pass]
+    mailbox.take()
+    seen.append(mailbox.lets_words_pass)
+    mailbox.settle()
+    assert [*seen, mailbox.lets_words_pass] == [False, False, True]
+    mailbox.hold_words()
+    seen = [mailbox.lets_words_pass]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    await world.advance(WORDS_EVERY_S / 2)
+    seen.append(mailbox.lets_words_pass)
+    await world.advance(WORDS_EVERY_S)
+    assert [*seen, mailbox.lets_words_pass] == [False, False, True]
+
+
 @pytest.mark.parametrize("hurry", ["command", "full", "rest"])
 async def test_words_are_not_held_back_where_something_else_waits_for_its_append(hurry: str) -> None:
     mailbox = Mailbox(FakeWorld())

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
@@ -20,6 +20,7 @@ from midstream.core.records import (
     EpochStarted,
     ExchangeCommitted,
     MessageAccepted,
+    MessageQueued,
     Record,
     ReplyCompleted,
     Sync,
@@ -27,9 +28,9 @@ from midstream.core.records import (
     TurnStatus,
     decode,
 )
-from midstream.core.replies import ModelEvent, ModelRequest, TextDelta
+from midstream.core.replies import Finished, ModelEvent, ModelRequest, TextDelta
 from midstream.core.session import Received
-from midstream.core.turn import CallFinished, Cancel, SendMessage
+from midstream.core.turn import CallFinished, Cancel, SendMessage, WhenBusy
 from midstream.errors import (
     ModelRejectedError,
     ModelUnavailableError,
@@ -496,3 +497,123 @@ async def test_a_refused_request_writes_nothing_and_claims_nothing() -> None:
         await unborn.submit(Received("k", "secret", 5, "d5", None))
     assert await store.find("t") is None
     await second.stop()
+
+
+# --- words that come alone
+
+
+class AtOnce(MemoryStore):
+    """A store that appends at once while it is told to, and whose other appends wait while they are told to."""
+
+    def __init__(self, *, may: bool = True) -> None:
+        super().__init__()
+        self.may = may
+        self.passed: list[bytes] = []
+        """What was appended at once."""
+        self.go = asyncio.Event()
+        self.go.set()
+
+    def append_at_once(
+        self, session: str, work: Callable[[], bytes], *, expected: int, epoch: int
+    ) -> bytes | None:
+        if not self.may:
+            return None
+        body = work()
+        append = super().append(session, [body], expected=expected, epoch=epoch, sync=Sync.NORMAL)
+        with pytest.raises(StopIteration):
+            append.send(None)
+        self.passed.append(body)
+        return body
+
+    async def append(
+        self,
+        session: str,
+        bodies: Sequence[bytes],
+        *,
+        expected: int,
+        epoch: int,
+        sync: Sync,
+        mark: Mark | None = None,
+        blobs: Sequence[Blob] = (),
+        seal: bytes = b"",
+    ) -> int:
+        await self.go.wait()
+        return await super().append(
+            session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark, blobs=blobs, seal=seal
+        )
+
+
+class Speaker:
+    """A model that says each word when it is told to, and knows what was in the journal after each."""
+
+    name = "speaker"
+
+    def __init__(self) -> None:
+        self.words: asyncio.Queue[str] = asyncio.Queue()
+        self.ends: list[int] = []
+        self.has_spoken = asyncio.Event()
+        self.runner: Runner | None = None
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        while word := await self.words.get():
+            yield TextDelta(word)
+            assert self.runner is not None
+            self.ends.append(self.runner.newest.position)
+            self.has_spoken.set()
+        yield Finished()
+
+
+async def _speaking(store: AtOnce) -> tuple[Host, Speaker, Runner]:
+    model = Speaker()
+    host = Host(Agent(model), store)
+    await host.start()
+    model.runner = runner = await host.session("s", create=True)
+    await runner.submit(SendMessage(UserMessage.of("hi")))
+    return host, model, runner
+
+
+async def _said_to_the_end(host: Host, model: Speaker, runner: Runner) -> list[str]:
+    """Let the turn end; return its words as the journal has them, in its order."""
+    model.words.put_nowait("")
+    async with asyncio.timeout(30):
+        while runner.state.is_live:
+            await runner.wait(runner.newest.position)
+    said = [each.text for each in await _records(runner) if isinstance(each, Delta)]
+    await host.stop()
+    return said
+
+
+@pytest.mark.parametrize("may", [True, False])
+async def test_a_word_that_comes_alone_is_in_the_journal_before_the_next_is_asked_for(
+    may: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    store = AtOnce(may=may)
+    host, model, runner = await _speaking(store)
+    start = runner.newest.position
+    for word in "ab":
+        model.words.put_nowait(word)
+    async with asyncio.timeout(30):
+        await runner.wait(start)
+    assert model.ends[0] == (start + 1 if may else start)
+    assert [decode(body) for body in store.passed] == [Delta(1, 1, 1, 0, "text", "a")] * may
+    assert await _said_to_the_end(host, model, runner) == (["a", "b"] if may else ["ab"])
+
+
+async def test_a_word_does_not_overtake_what_is_on_its_way() -> None:
+    store = AtOnce()
+    host, model, runner = await _speaking(store)
+    store.go.clear()
+    queued = asyncio.create_task(runner.submit(SendMessage(UserMessage.of("b"), when_busy=WhenBusy.QUEUE)))
+    await asyncio.sleep(0)
+    model.words.put_nowait("a")
+    async with asyncio.timeout(30):
+        await model.has_spoken.wait()
+    assert store.passed == []
+    store.go.set()
+    async with asyncio.timeout(30):
+        end = await queued
+        await runner.wait(end)
+    assert _kinds(await _records(runner))[-2:] == [MessageQueued, Delta]
+    for word in ("", "c"):  # the end of this turn, and the next one
+        model.words.put_nowait(word)
+    assert await _said_to_the_end(host, model, runner) == ["a", "c"]

@@ -136,6 +136,18 @@ async def ask_by_name(host: str) -> httpx2.Response:
     return answer
 
 
+async def test_who_was_let_in_lets_nobody_else_in() -> None:
+    async with served(make_app()) as server:
+        for host, status in (
+            ("localhost", 200),
+            ("evil.example", 403),
+            ("localhost", 200),
+            ("localhost.", 403),
+        ):
+            answer = await server.http.get("/health", headers={"host": host})
+            assert (host, answer.status_code) == (host, status)
+
+
 async def test_any_name_is_a_choice() -> None:
     async with served(make_app(), allowed_hosts=["*"]) as server:
         answer = await server.http.get("/health", headers={"host": "anything.example"})

@@ -16,6 +16,9 @@ from midstream.store.memory import MemoryStore
 from midstream.testing.stores import StoreInFront
 from tests.simulation.loop import pass_time
 
+BUSY_SHARE = 0.3
+"""Of the appends that are asked for at once: so many find somebody else at work."""
+
 
 class Weather(Struct):
     """How bad it is, for all stores of a run at once.
@@ -108,6 +111,23 @@ class WeatheredStore(StoreInFront):
         self._note("append", session, epoch, end, tuple(bodies))
         await self._delay()
         return end
+
+    def append_at_once(
+        self, session: str, work: Callable[[], bytes], *, expected: int, epoch: int
+    ) -> bytes | None:
+        if self._weather.is_down or self._chance.random() < self._weather.failing + BUSY_SHARE:
+            return None
+        body = work()
+        append = self.store.append(session, [body], expected=expected, epoch=epoch, sync=Sync.NORMAL)
+        try:
+            append.send(None)
+        except StopIteration as done:
+            self._note("append", session, epoch, done.value, (body,))
+            return body
+        except MidstreamError as error:
+            self._note("append", session, error.code)
+            return None
+        raise AssertionError("the memory waits for somebody")
 
     async def hand_over(self, session: str, body: bytes) -> bytes:
         answer = await super().hand_over(session, body)

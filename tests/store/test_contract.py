@@ -4,32 +4,35 @@ import inspect
 
 import pytest
 
-from midstream.store.contract import Shelf, Store, Transactional
+from midstream.store.contract import Immediate, Shelf, Store, Transactional
 from midstream.store.memory import MemoryStore
 from midstream.store.sqlite import SQLiteStore
 
 METHODS = {name for name in vars(Store) if not name.startswith("_")}
 SHELF = {name for name in vars(Shelf) if not name.startswith("_")}
 """What `Shelf` adds."""
-WITHIN = {"append_within"}
-"""What `Transactional` adds."""
+SPECIAL: dict[type, str] = {Transactional: "append_within", Immediate: "append_at_once"}
+"""What a store may be able to do besides."""
 
 
 @pytest.mark.parametrize("store", [MemoryStore, SQLiteStore])
 def test_a_store_takes_and_gives_exactly_what_the_contract_says(store: type) -> None:
     for contract, methods in ((Store, METHODS), (Shelf, SHELF)):
-        assert {
-            name: inspect.signature(getattr(store, name)) for name in methods if hasattr(store, name)
-        } == {name: inspect.signature(getattr(contract, name)) for name in methods}
+        assert {name: inspect.signature(getattr(store, name)) for name in methods} == {
+            name: inspect.signature(getattr(contract, name)) for name in methods
+        }
 
 
 @pytest.mark.parametrize("store", [MemoryStore, SQLiteStore])
 def test_a_store_has_no_public_method_of_its_own(store: type) -> None:
-    beside = WITHIN if issubclass(store, Transactional) else set()
+    beside = {name for contract, name in SPECIAL.items() if issubclass(store, contract)}
     assert {name for name in vars(store) if not name.startswith("_")} == METHODS | SHELF | beside
 
 
-def test_sqlite_alone_lets_tools_write_in_its_transactions() -> None:
-    assert issubclass(SQLiteStore, Transactional)
-    assert not issubclass(MemoryStore, Transactional)
-    assert inspect.signature(SQLiteStore.append_within) == inspect.signature(Transactional.append_within)
+@pytest.mark.parametrize(("contract", "name"), SPECIAL.items())
+def test_sqlite_alone_lets_tools_write_in_its_transactions_and_appends_at_once(
+    contract: type, name: str
+) -> None:
+    assert issubclass(SQLiteStore, contract)
+    assert not issubclass(MemoryStore, contract)
+    assert inspect.signature(getattr(SQLiteStore, name)) == inspect.signature(getattr(contract, name))

@@ -18,11 +18,12 @@ from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
 from midstream.runtime.pruning import Pruner
 from midstream.store import encrypted as encrypted_module
-from midstream.store.contract import Appendix, Attempt, Mark, Shelf, Store, Stored, Transactional
+from midstream.store.contract import Appendix, Attempt, Immediate, Mark, Shelf, Store, Stored, Transactional
 from midstream.store.encrypted import EncryptedStore, encrypted
 from midstream.store.memory import Memory, MemoryStore
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing import FailingStore, ScriptedModel, calls, run_turn, text
+from midstream.testing.immediate_contract import ImmediateContract
 from midstream.testing.shelf_contract import ShelfContract
 from midstream.testing.store_contract import Place, StoreContract
 from midstream.tools import tool
@@ -53,6 +54,24 @@ class TestEncryptedStore(StoreContract):
         return EncryptedPlace(folder)
 
 
+class EncryptedFilePlace:
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "x.db"
+        self._keys = keys_in(folder)
+
+    def store(self) -> Store:
+        return encrypted(SQLiteStore(self._path), self._keys)
+
+    def kill(self, store: Store) -> None:
+        raise NotImplementedError("nobody dies in this suite")
+
+
+class TestEncryptedAtOnce(ImmediateContract):
+    @pytest.fixture
+    def place(self, folder: Path) -> Place:
+        return EncryptedFilePlace(folder)
+
+
 class TestEncryptedShelf(ShelfContract):
     @pytest.fixture
     def place(self, folder: Path) -> Place:
@@ -65,6 +84,7 @@ def test_it_can_do_what_the_store_behind_it_can(folder: Path) -> None:
     third = encrypted(FailingStore(MemoryStore()), keys)
     assert isinstance(one, Shelf)
     assert isinstance(one, Transactional)
+    assert isinstance(one, Immediate)
     assert isinstance(other, Shelf)
     assert not isinstance(other, Transactional)
     assert not isinstance(third, Shelf)
@@ -193,6 +213,21 @@ async def test_an_append_that_was_refused_leaves_no_number_to_be_used_again(fold
     [row] = memory.sessions["s"].records
     assert int.from_bytes(row.body[9:17]) == 4  # two records and the seal had theirs
     assert [each.body for each in await store.read("s", after=0, limit=9)] == [b"a"]
+
+
+async def test_what_is_appended_at_once_is_encrypted_like_all_else(folder: Path) -> None:
+    path = folder / "x.db"
+    store = encrypted(SQLiteStore(path), keys_in(folder))
+    await store.open()
+    epoch = await store.claim("s", at=1.0)
+    assert store.append_at_once("s", lambda: b"a word", expected=0, epoch=epoch) is None, (
+        "its key is not kept"
+    )
+    await store.append("s", [b"first"], expected=0, epoch=epoch, sync=Sync.FULL)
+    assert store.append_at_once("s", lambda: b"a word", expected=1, epoch=epoch) == b"a word"
+    assert [each.body for each in await store.read("s", after=0, limit=9)] == [b"first", b"a word"]
+    await store.close()
+    assert _holding(folder, "a word") == []
 
 
 async def test_what_was_written_before_there_were_keys_is_read_where_that_is_asked_for(folder: Path) -> None:

@@ -22,6 +22,7 @@ from midstream.store.commits import IDLE_CHECKPOINT_PAGES, Durability
 from midstream.store.contract import Store, Stored
 from midstream.store.database import PAGE_BYTES, SCHEMA_VERSION
 from midstream.store.sqlite import AT_ONCE_BYTES_MAX, SQLiteStore, reading
+from midstream.testing.immediate_contract import ImmediateContract
 from midstream.testing.shelf_contract import ShelfContract
 from midstream.testing.store_contract import Place, StoreContract
 from midstream.world import World
@@ -42,6 +43,12 @@ class FilePlace:
 
 
 class TestSQLiteStore(StoreContract):
+    @pytest.fixture
+    def place(self, folder: Path) -> Place:
+        return FilePlace(folder)
+
+
+class TestSQLiteAtOnce(ImmediateContract):
     @pytest.fixture
     def place(self, folder: Path) -> Place:
         return FilePlace(folder)
@@ -204,9 +211,28 @@ def _at_once(append: Coroutine[Any, Any, int]) -> int:
 
 async def test_a_small_append_that_nobody_syncs_holds_nobody_up(store: SQLiteStore) -> None:
     epoch = await store.claim("s", at=1.0)
+    assert store.append_at_once("s", lambda: b"a", expected=0, epoch=epoch) is None
     assert await _append(store, b"a", expected=0, epoch=epoch) == 1, "the first of an epoch is synced"
     assert _at_once(_append(store, b"b", expected=1, epoch=epoch, sync=Sync.NORMAL)) == 2
     assert await _bodies(store) == [b"a", b"b"]
+
+
+async def test_a_record_is_appended_here_and_now_and_not_even_made_where_somebody_was_first(
+    store: SQLiteStore,
+) -> None:
+    epoch = await store.claim("s", at=1.0)
+    await _append(store, b"a", expected=0, epoch=epoch)
+    assert store.append_at_once("s", lambda: b"b", expected=1, epoch=epoch) == b"b"
+    synced = asyncio.ensure_future(_append(store, b"c", expected=2, epoch=epoch))
+    await asyncio.sleep(0)
+    assert store.append_at_once("s", _refuse_to_be_made, expected=3, epoch=epoch) is None, (
+        "it overtakes nobody"
+    )
+    assert await synced == 3
+
+
+def _refuse_to_be_made() -> bytes:
+    raise AssertionError("made")
 
 
 async def test_an_append_waits_for_another_process_apart_from_the_event_loop(folder: Path) -> None:

@@ -256,6 +256,8 @@ class ReplyBuilder:
         part = len(self._parts)
         if self._shown:
             text = self._unshown(part, kind, text)
+        if 0 < len(text) <= DELTA_CHARS_MAX:
+            return (Delta(*self._ids, part, kind, text),)
         pieces = (text[at : at + DELTA_CHARS_MAX] for at in range(0, len(text), DELTA_CHARS_MAX))
         return [Delta(*self._ids, part, kind, piece) for piece in pieces]
 

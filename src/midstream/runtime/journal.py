@@ -31,7 +31,7 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.runtime.observing import Observers
-from midstream.store.contract import Appendix, Attempt, Store, Stored, Transactional
+from midstream.store.contract import Appendix, Attempt, Immediate, Store, Stored, Transactional
 from midstream.world import Fault, World
 
 TAIL_RECORDS_MAX = 4096
@@ -84,6 +84,7 @@ class Journal:
         self.held_at = -math.inf
         """When it was last certain that this process owns the session, on its own clock."""
         self._store = store
+        self._immediate = store if isinstance(store, Immediate) else None
         self._world = world
         self._observers = observers
         self._reader = JournalReader()
@@ -207,6 +208,28 @@ class Journal:
         self.held_at = asked_at
         self._publish(start, appendix.bodies)
 
+    def append_at_once(self, record: Record) -> bool:
+        """Append one record that need not be synced here and now, then publish; return whether that could be done.
+
+        Where it could not, nothing was written: ask `append`.
+        """
+        if self._immediate is None:
+            return False
+
+        def work() -> bytes:
+            body = encode(record)
+            self._world.reach(Fault.BEFORE_APPEND)
+            return body
+
+        start = self.newest.position
+        asked_at = self._world.monotonic()
+        body = self._immediate.append_at_once(self.session_id, work, expected=start, epoch=self.epoch)
+        if body is None:
+            return False
+        self.held_at = asked_at
+        self._publish(start, [body])
+        return True
+
     async def append_within(self, work: Callable[[Attempt], Appendix]) -> None:
         """Let `work` write into the database in the append of what it returns, then publish."""
         assert isinstance(self._store, Transactional)  # see `is_transactional`
@@ -327,7 +350,8 @@ class Journal:
         if not records:
             return
         self._tail.extend(records)
-        self._tail_bytes += sum(len(each.body) for each in records)
+        for each in records:
+            self._tail_bytes += len(each.body)
         self.newest = EventId(records[-1].epoch, records[-1].position)
         if len(self._tail) > 2 * TAIL_RECORDS_MAX or self._tail_bytes > self._tail_bytes_max:
             self._shorten_tail()

@@ -106,6 +106,11 @@ class Mailbox:
         """Whether nothing is on its way to the journal."""
         return self._rested.is_set()
 
+    @property
+    def lets_words_pass(self) -> bool:
+        """Whether words may go to the journal without this: nothing is on its way there, and no pause lasts."""
+        return self._held is None and self.is_at_rest and self._world.monotonic() >= self._next_words_at
+
     def put(self, envelope: Envelope) -> None:
         """Put a command behind all others. Words wait for those that come in the next moment."""
         self._waiting.append(envelope)
@@ -149,12 +154,18 @@ class Mailbox:
         """Say that what was taken is done with."""
         if self._has_words:
             self._has_words = False
-            if self._held is not None:  # for words that came meanwhile: they wait for these ones' readers too
-                self._held.cancel()
-            # Its readers are woken before this is called, and uvloop writes to sockets after all that was woken.
-            self._held = _soon(self._wait_for_writes)
+            self.hold_words()
         if not self._waiting:
             self._rested.set()
+
+    def hold_words(self) -> None:
+        """Let words wait from now on, until those that were just appended were written to their readers, and longer.
+
+        The readers are woken before this is called, and uvloop writes to sockets after all that was woken.
+        """
+        if self._held is not None:  # for words that came meanwhile: they wait for these ones' readers too
+            self._held.cancel()
+        self._held = _soon(self._wait_for_writes)
 
     async def room(self) -> None:
         """Wait until something was taken."""

@@ -126,6 +126,8 @@ class HostGuard:
     def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
         self._app = app
         self._names = names
+        self._usual: str | None = None
+        """The header of the last request that was let pass: most have the same."""
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Pass a request on, or refuse it."""
@@ -135,8 +137,14 @@ class HostGuard:
         return refuse(problem_of(error), scope, receive, send)
 
     def _is_ours(self, scope: Scope) -> bool:
-        found = _HOST.fullmatch(_header(scope, b"host").lower())
-        return found is not None and (found["address"] or found["name"]) in self._names
+        host = _header(scope, b"host")
+        if host == self._usual:
+            return True
+        found = _HOST.fullmatch(host.lower())
+        if found is None or (found["address"] or found["name"]) not in self._names:
+            return False
+        self._usual = host
+        return True
 
 
 def _header(scope: Scope, name: bytes) -> str:

@@ -272,6 +272,24 @@ class Attempt(Protocol):
 
 
 @runtime_checkable
+class Immediate(Protocol):
+    """A store that may append something small while the event loop waits, which costs less than asking a thread."""
+
+    def append_at_once(
+        self, session: str, work: Callable[[], bytes], *, expected: int, epoch: int
+    ) -> bytes | None:
+        """Append one record here and now, and return it; None where `Store.append` is to be asked instead.
+
+        It is as durable as after an append with `Sync.NORMAL`. After None nothing was written: somebody else is at
+        work, an append here has just cost time, or something is wrong, which `append` will say.
+
+        Args:
+            work: Makes the record; called at most once, and only where nothing is known that forbids the append.
+            expected, epoch: See `Store.append`.
+        """
+
+
+@runtime_checkable
 class Transactional(Protocol):
     """A store that can commit a tool's effect together with the records of its outcome."""
 

@@ -39,6 +39,7 @@ from midstream.store.ciphers import ALONE, ID_BYTES, SHARED, DataKey, OperatorKe
 from midstream.store.contract import (
     Appendix,
     Attempt,
+    Immediate,
     Kept,
     Letter,
     Mark,
@@ -152,6 +153,7 @@ class EncryptedStore:
     def __init__(self, store: Store, keys: SessionKeys, *, world: World, is_mixed: bool) -> None:
         self.keys = keys
         self._store = store
+        self._immediate = store if isinstance(store, Immediate) else None
         self._world = world
         self._is_mixed = is_mixed
         self._writing: dict[str, _Writing] = {}
@@ -216,6 +218,23 @@ class EncryptedStore:
         )
         writing.is_kept = writing.is_kept or bool(bodies)
         return end
+
+    def append_at_once(
+        self, session: str, work: Callable[[], bytes], *, expected: int, epoch: int
+    ) -> bytes | None:
+        """See `Immediate.append_at_once`: never, where the store behind it cannot."""
+        writing = self._writing.get(session)
+        if self._immediate is None or writing is None or writing.epoch != epoch or not writing.is_kept:
+            return None
+        plain = b""
+
+        def encrypting() -> bytes:
+            nonlocal plain
+            plain = work()
+            return writing.key.encrypt(plain, _place_of_record(session, expected + 1, epoch))
+
+        done = self._immediate.append_at_once(session, encrypting, expected=expected, epoch=epoch)
+        return None if done is None else plain
 
     async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
         """See `Store.read`.

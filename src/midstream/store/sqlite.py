@@ -139,15 +139,25 @@ class SQLiteStore:
         is_first = opened.synced_epochs.get(session) != epoch
         if is_first:
             sync = Sync.FULL
-        if len(bodies) == 1 and len(bodies[0]) <= AT_ONCE_BYTES_MAX and not (mark or blobs or seal):
-            at_once = partial(opened.writer.append_at_once, session, bodies[0], expected, epoch)
-            if (done := opened.commits.at_once(at_once, sync)) is not None:
-                return done
+        if sync is Sync.NORMAL and len(bodies) == 1 and not (mark or blobs or seal):
+            work = partial(bodies.__getitem__, 0)
+            if self.append_at_once(session, work, expected=expected, epoch=epoch) is not None:
+                return expected + 1
         write = partial(opened.writer.append, session, Appendix(bodies, mark, blobs, seal), expected, epoch)
         end = await opened.commits.ask(write, sync)
         if is_first:
             opened.synced_epochs[session] = epoch
         return end
+
+    def append_at_once(
+        self, session: str, work: Callable[[], bytes], *, expected: int, epoch: int
+    ) -> bytes | None:
+        """See `Immediate.append_at_once`."""
+        opened = self._opened
+        if opened is None or opened.synced_epochs.get(session) != epoch:
+            return None
+        at_once = partial(opened.writer.append_at_once, session, work, expected, epoch)
+        return opened.commits.at_once(at_once, Sync.NORMAL)
 
     async def append_within(
         self, session: str, work: Callable[[Attempt], Appendix], *, expected: int, epoch: int
@@ -458,9 +468,14 @@ class _Writer:
         self._ends[session] = (end, epoch)
         return end
 
-    def append_at_once(self, session: str, body: bytes, expected: int, epoch: int) -> int | None:
-        """Append one record; None where `append` has to look closer. See `Commits.at_once`."""
+    def append_at_once(
+        self, session: str, work: Callable[[], bytes], expected: int, epoch: int
+    ) -> bytes | None:
+        """Append one record and return it; None where `append` has to look closer. See `Commits.at_once`."""
         if self._ends.get(session) != (expected, epoch):
+            return None
+        body = work()
+        if len(body) > AT_ONCE_BYTES_MAX:
             return None
         try:
             self._sync_if(is_full=False)
@@ -470,7 +485,7 @@ class _Writer:
         if not self._db.changes():
             return None
         self._ends[session] = (expected + 1, epoch)
-        return expected + 1
+        return body
 
     def append_within(
         self, session: str, work: Callable[[Attempt], Appendix], expected: int, epoch: int
