@@ -1,9 +1,10 @@
-"""Our server as a contestant of a harness that knows others too: `python -m bench.side_by_side PORT FOLDER`.
+"""Our server as a contestant of a harness that knows others too: `python -m bench.side_by_side PORT [FOLDER]`.
 
 Such a harness makes a stream by PUT, appends JSON objects by POST (one, or a list of them) and follows it by GET, with
 `?from=` for how many it has; all at `/s/{name}`, or at `/j/{name}`, where an append is answered when it is in the
 journal. An object is what our model says next. Runtime, journal and endpoint are those of everybody; only what is
-written down differs: an event is the words instead of their record, since the harness looks for what it sent.
+written down differs: an event is the words instead of their record, since the harness looks for what it sent. Without
+a folder the journal is in memory.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from midstream.core.server_stream import Wire
 from midstream.core.sse import BLOCK_BYTES_MAX, event_of_frame
 from midstream.server import http
 from midstream.server.serve import serve
+from midstream.store.contract import Store
+from midstream.store.memory import MemoryStore
 
 HOST = "x"
 """The name under which the harness asks."""
@@ -56,8 +59,8 @@ def words_of_records(records: Iterable[tuple[EventId, bytes]]) -> Iterator[bytes
 class SideBySide(Midstream):
     """Our app, in a vocabulary that others have too."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+    def __init__(self, store: Path | Store) -> None:
+        super().__init__(store)
         http.SSE = Wire(event_of_frame, words_of_records)
         self._said: defaultdict[str, tuple[list[int], list[str]]] = defaultdict(lambda: ([0], ["0-0"]))
         """Of each stream, how many objects it had when, and the event that was newest then."""
@@ -117,5 +120,6 @@ async def _body_of(receive: Receive) -> str:
 
 
 if __name__ == "__main__":
-    app = SideBySide(Path(sys.argv[2]) / "bench.db")
-    run_server(app.serve_at(int(sys.argv[1])))
+    port, *folder = sys.argv[1:]
+    app = SideBySide(Path(folder[0]) / "bench.db" if folder else MemoryStore())
+    run_server(app.serve_at(int(port)))

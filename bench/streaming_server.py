@@ -48,6 +48,7 @@ from midstream.runtime.agent import Agent
 from midstream.server.app import App, asgi
 from midstream.server.limits import Limits
 from midstream.server.serve import listen, serve
+from midstream.store.contract import Store
 from midstream.store.sqlite import SQLiteStore
 
 TOKEN_CHARS = 48
@@ -190,9 +191,9 @@ class Fed:
 class Midstream:
     """Our app beside the two requests that feed its model."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, store: Path | Store) -> None:
         self._model = Fed()
-        self._app: App = asgi(Agent(self._model), store=path, limits=NO_LIMITS)
+        self._app: App = asgi(Agent(self._model), store=store, limits=NO_LIMITS)
         place = "/s/{name}"
         self._feeding = Starlette(
             routes=[Route(place, self.start_turn, methods=["PUT"]), Route(place, self.say, methods=["POST"])]

@@ -25,12 +25,17 @@ def server(tmp_path: Path) -> Iterator[Serving]:
 def say(server: Serving, session: str, words: str, *, until: str, key: str = "k1") -> None:
     """Say something and read the events until a record of this kind comes."""
     headers = {"x-idempotency-key": key, "x-idempotent-encryption-key": "s" * 43}
-    headers |= shown_to(server.url)
-    with httpx2.Client(base_url=server.url, headers=headers, timeout=20) as client:
-        sent = client.post(f"/v1/sessions/{session}/chunks", json=chunk(words=words))
-        assert sent.status_code == 200
-        with client.stream("GET", f"/v1/sessions/{session}/events") as events:
-            assert any(f'"type":"{until}"' in line for line in events.iter_lines())
+    url = f"{server.url}/v1/sessions/{session}/chunks"
+    sent = httpx2.post(url, json=chunk(words=words), headers=headers | shown_to(server.url), timeout=20)
+    assert sent.status_code == 200
+    follow(server, session, until=until)
+
+
+def follow(server: Serving, session: str, *, until: str) -> None:
+    """Read the events of a session until a record of this kind comes."""
+    url, headers = f"{server.url}/v1/sessions/{session}/events", shown_to(server.url)
+    with httpx2.stream("GET", url, headers=headers, timeout=20) as events:
+        assert any(f'"type":"{until}"' in line for line in events.iter_lines())
 
 
 def lines(output: str) -> list[Json]:
@@ -75,6 +80,7 @@ def test_an_answer_is_taken_once(run: Run, server: Serving) -> None:
     )
     again = run("sessions", "answer", "a", "deny", "--url", server.url)
     assert (again.exit_code, "[question_closed]" in again.stderr) == (4, True)
+    follow(server, "a", until="call_ended")
     assert (server.store.parent / "ledger").read_text() == "1\n"
 
 

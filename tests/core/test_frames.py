@@ -136,6 +136,13 @@ def test_what_is_no_event_id_is_refused(text: str) -> None:
         EventId.parse(text)
 
 
+@pytest.mark.parametrize("text", [f"{1:020}-1", f"1-{1:020}", "\uff11-1", "1-\u0663", "1-1 ", "1_0-1"])
+def test_an_event_id_has_plain_digits_and_nineteen_of_them_at_most(text: str) -> None:
+    with pytest.raises(MalformedFrameError):
+        EventId.parse(text)
+    assert EventId.parse(f"{1:019}-{2:019}") == EventId(1, 2)
+
+
 def test_a_secret_and_a_chunk_never_share_a_digest() -> None:
     assert frames.secret_digest_of("x") != frames.secret_digest_of("y")
     assert not frames.secret_digest_of("x").startswith(frames.digest_of(b"x"))

@@ -417,6 +417,15 @@ def test_what_a_session_does_and_waits_for() -> None:
     assert waiting_on(ended) == "nothing"
 
 
+@spec("STREAM-31")
+def test_a_sub_agent_is_a_tool_unless_it_rests_on_a_person() -> None:
+    parent = _with_call(Site.CHILD)
+    children = [(), ["model"], ["tool"], ["person"], ["person", "person"], ["person", "model"]]
+    waits = ["tool", "tool", "tool", "person", "person", "tool"]
+    assert [waiting_on(parent, each) for each in children] == waits
+    assert waiting_on(_with_call(Site.SERVER), ["person"]) == "tool"
+
+
 PAYLOADS: list[frames.Payload] = [HI, SayPayload(()), AbortPayload(2), ResultPayload(1, 1, Result("c", ""))]
 
 _client_frames = st.one_of(

@@ -255,10 +255,12 @@ async def test_a_person_answers_in_the_child_and_the_parent_goes_on() -> None:
     runner = await host.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("pay them")))
     asked = await _question(runner)
+    assert host.children_wait_for("s") == ["person"]
     answer = Answer(asked.turn, asked.reply, asked.call_id, asked.digest, Choice.ALLOW)
     await (await host.session(CHILD)).submit(answer)
     records = await records_until_end(runner, after=0)
     assert _outcomes(records) == [Result("c1", "it is paid")]
+    assert host.children_wait_for("s") == host.children_wait_for("nobody") == []
     await host.stop()
 
 

@@ -32,6 +32,28 @@ def _said(text: str, attempt: int = 1) -> Envelope:
     return Envelope(ModelSaid(1, 1, attempt, (Delta(1, 1, attempt, 0, "text", text),)))
 
 
+class Said:
+    """What takes words at once, where it may, and knows which."""
+
+    def __init__(self, *, may: bool = True) -> None:
+        self.words: list[str] = []
+        self._may = may
+
+    def __call__(self, words: list[Envelope]) -> bool:
+        if self._may:
+            said = [each.command for each in words]
+            self.words.append("".join(each.deltas[0].text for each in said if isinstance(each, ModelSaid)))
+        return self._may
+
+
+NEVER = Said(may=False)
+
+
+async def _moments(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 def _effect() -> Envelope:
     def run(_attempt: Attempt) -> CallFinished:
         return FINISHED
@@ -45,7 +67,7 @@ def _asked(command: SendMessage | Cancel) -> tuple[Envelope, asyncio.Future[int]
 
 
 async def test_it_is_at_rest_again_when_all_that_was_taken_is_done_with() -> None:
-    mailbox = Mailbox(World())
+    mailbox = Mailbox(World(), NEVER)
     seen = [mailbox.is_at_rest]
     mailbox.put(_said("a"))
     seen.append(mailbox.is_at_rest)
@@ -61,7 +83,7 @@ async def test_it_is_at_rest_again_when_all_that_was_taken_is_done_with() -> Non
 
 
 async def test_who_takes_waits_until_something_is_there() -> None:
-    mailbox = Mailbox(World())
+    mailbox = Mailbox(World(), NEVER)
     waiting = asyncio.create_task(mailbox.arrival())
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -84,7 +106,7 @@ async def _is_due(mailbox: Mailbox) -> bool:
 
 async def test_words_after_a_pause_go_at_once_and_those_that_follow_closely_wait_for_one_another() -> None:
     world = FakeWorld()
-    mailbox = Mailbox(world)
+    mailbox = Mailbox(world, NEVER)
     mailbox.put(_said("a"))
     assert await _is_due(mailbox)
     mailbox.take()
@@ -105,7 +127,7 @@ async def test_words_after_a_pause_go_at_once_and_those_that_follow_closely_wait
 
 async def test_words_that_come_during_an_append_of_words_wait_for_its_readers_and_no_earlier_ones() -> None:
     world = FakeWorld()
-    mailbox = Mailbox(world)
+    mailbox = Mailbox(world, NEVER)
     mailbox.put(_said("a"))
     mailbox.take()
     mailbox.settle()
@@ -123,29 +145,51 @@ async def test_words_that_come_during_an_append_of_words_wait_for_its_readers_an
     assert await _is_due(mailbox)
 
 
-async def test_words_pass_it_while_nothing_is_on_its_way_and_no_pause_lasts() -> None:
-    world = FakeWorld()
-    mailbox = Mailbox(world)
-    assert mailbox.lets_words_pass
-    mailbox.put(Envelope(FINISHED))
-    seen = [mailbox.lets_words_pass]
-    mailbox.take()
-    seen.append(mailbox.lets_words_pass)
-    mailbox.settle()
-    assert [*seen, mailbox.lets_words_pass] == [False, False, True]
-    mailbox.hold_words()
-    seen = [mailbox.lets_words_pass]
-    for _ in range(3):
-        await asyncio.sleep(0)
-    await world.advance(WORDS_EVERY_S / 2)
-    seen.append(mailbox.lets_words_pass)
+async def test_words_of_one_moment_go_at_once_together_and_those_that_come_closely_behind_them_too() -> None:
+    world, said = FakeWorld(), Said()
+    mailbox = Mailbox(world, said)
+    mailbox.put(_said("a"))
+    mailbox.put(_said("b"))
+    assert (said.words, mailbox.is_at_rest) == ([], False), "there may be more in this moment"
+    await _moments(1)
+    assert (said.words, mailbox.is_at_rest) == (["ab"], True)
+    for word in "cd":
+        mailbox.put(_said(word))
+        await _moments(5)
+        await world.advance(WORDS_EVERY_S / 3)
+    assert (said.words, mailbox.is_at_rest) == (["ab"], False), "what was said is being read"
     await world.advance(WORDS_EVERY_S)
-    assert [*seen, mailbox.lets_words_pass] == [False, False, True]
+    assert (said.words, mailbox.is_at_rest) == (["ab", "cd"], True)
+    assert not await _is_due(mailbox)
+
+
+async def test_words_that_cannot_go_at_once_are_taken() -> None:
+    mailbox = Mailbox(FakeWorld(), Said(may=False))
+    mailbox.put(_said("a"))
+    mailbox.put(_said("b"))
+    assert await _is_due(mailbox)
+    assert len(mailbox.take()) == 2
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+async def test_words_overtake_nothing_that_waits_or_was_taken(
+    is_taken: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    said = Said()
+    mailbox = Mailbox(FakeWorld(), said)
+    mailbox.put(_said("a"))
+    mailbox.put(Envelope(FINISHED))
+    if is_taken:
+        mailbox.take()
+        mailbox.put(_said("b"))
+    assert await _is_due(mailbox)
+    assert said.words == []
+    assert len(mailbox.take()) == (1 if is_taken else 2)
 
 
 @pytest.mark.parametrize("hurry", ["command", "full", "rest"])
 async def test_words_are_not_held_back_where_something_else_waits_for_its_append(hurry: str) -> None:
-    mailbox = Mailbox(FakeWorld())
+    mailbox = Mailbox(FakeWorld(), NEVER)
     mailbox.put(_said("a"))
     mailbox.take()
     mailbox.settle()
@@ -169,8 +213,9 @@ async def test_words_are_not_held_back_where_something_else_waits_for_its_append
 
 async def test_the_pause_between_appends_of_words_begins_at_the_end_of_one() -> None:
     world = FakeWorld()
-    mailbox = Mailbox(world)
+    mailbox = Mailbox(world, NEVER)
     mailbox.put(_said("a"))
+    assert await _is_due(mailbox)
     mailbox.take()
     await world.advance(2 * WORDS_EVERY_S)  # a slow disk, or many readers
     mailbox.settle()
@@ -182,7 +227,7 @@ async def test_the_pause_between_appends_of_words_begins_at_the_end_of_one() -> 
 
 async def test_the_pause_between_appends_of_words_begins_when_their_readers_were_sent_them() -> None:
     world = FakeWorld()
-    mailbox = Mailbox(world)
+    mailbox = Mailbox(world, NEVER)
     mailbox.put(_said("a"))
     mailbox.take()
     sent: list[asyncio.Task[None]] = []
@@ -203,7 +248,7 @@ async def test_the_pause_between_appends_of_words_begins_when_their_readers_were
 
 
 async def test_words_that_stay_when_clients_are_refused_are_taken_next() -> None:
-    mailbox = Mailbox(FakeWorld())
+    mailbox = Mailbox(FakeWorld(), NEVER)
     mailbox.put(_said("a"))
     mailbox.take()
     asked, done = _asked(Cancel())
@@ -216,7 +261,7 @@ async def test_words_that_stay_when_clients_are_refused_are_taken_next() -> None
 
 
 async def test_a_call_that_runs_in_its_append_is_taken_alone() -> None:
-    mailbox = Mailbox(World())
+    mailbox = Mailbox(World(), NEVER)
     put = [_said("a"), _effect(), _effect(), _said("b")]
     for envelope in put:
         mailbox.put(envelope)
@@ -224,7 +269,7 @@ async def test_a_call_that_runs_in_its_append_is_taken_alone() -> None:
 
 
 async def test_a_full_one_has_room_when_something_was_taken() -> None:
-    mailbox = Mailbox(World())
+    mailbox = Mailbox(World(), NEVER)
     for _ in range(MAILBOX_MAX):
         assert not mailbox.is_full
         mailbox.put(_said("a"))
@@ -238,7 +283,7 @@ async def test_a_full_one_has_room_when_something_was_taken() -> None:
 
 
 async def test_a_task_has_reported_while_its_command_waits() -> None:
-    mailbox = Mailbox(World())
+    mailbox = Mailbox(World(), NEVER)
     ours, other = asyncio.create_task(asyncio.sleep(0)), asyncio.create_task(asyncio.sleep(0))
     mailbox.put(Envelope(FINISHED, reporter=ours))
     mailbox.put(_said("a"))
@@ -249,7 +294,7 @@ async def test_a_task_has_reported_while_its_command_waits() -> None:
 
 
 async def test_clients_come_again_but_what_a_tool_did_stays() -> None:
-    mailbox = Mailbox(World())
+    mailbox = Mailbox(World(), NEVER)
     asked, done = _asked(SendMessage(UserMessage.of("hi")))
     finished = Envelope(FINISHED)
     mailbox.put(asked)
@@ -261,7 +306,7 @@ async def test_clients_come_again_but_what_a_tool_did_stays() -> None:
 
 
 async def test_nobody_waits_for_a_session_that_has_ended() -> None:
-    mailbox = Mailbox(World())
+    mailbox = Mailbox(World(), NEVER)
     asked, done = _asked(Cancel())
     mailbox.put(asked)
     mailbox.put(Envelope(FINISHED))

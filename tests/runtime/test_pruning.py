@@ -10,6 +10,7 @@ import pytest
 
 from midstream.core import retention as retention_module
 from midstream.core.calls import Choice
+from midstream.core.frames import START, EventId
 from midstream.core.messages import UserMessage
 from midstream.core.records import JournalPruned, TurnEnded, decode
 from midstream.core.replies import Finished, ModelRequest, TextDelta
@@ -135,6 +136,20 @@ async def test_what_is_too_old_or_too_much_goes_and_the_conversation_stays(
         state = await on.fold()
         assert (state.turns, len(state.history.entries)) == (7, 14)
         assert state.history == on.host.awake("s").state.history  # type: ignore[union-attr] # it is awake
+
+
+@spec("STREAM-62")
+async def test_readers_of_a_session_that_is_awake_are_told_where_its_events_begin_now() -> None:
+    async with keeping(AGE, [text("one two three four", tokens=9)]) as on:
+        await on.turns(2)
+        runner = await on.host.session("s")
+        assert runner.events.pruned_to == START
+        await on.world.advance(7200.0)
+        await on.sweep()
+        last = on.memory.sessions["s"].records[0]
+        assert runner.events.pruned_to == EventId(last.epoch, last.position)
+        await on.sweep()  # there is nothing more to prune
+        assert runner.events.pruned_to == EventId(last.epoch, last.position)
 
 
 @spec("STREAM-61", "STREAM-62")

@@ -166,6 +166,7 @@ async def test_a_slow_reader_costs_one_write_and_its_position() -> None:
         assert slow.writes < writes + 40, "it caught up in batches, not word by word"
 
 
+@spec("STREAM-114")
 async def test_a_client_that_stops_reading_is_given_up_in_the_end() -> None:
     async with bench([Stall()]) as on:
         wire = Wire()

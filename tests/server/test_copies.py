@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.core.records import ExchangeCommitted, Sync, encode
+from midstream.core.records import Delta, ExchangeCommitted, Sync, encode
 from midstream.core.server_stream import NATIVE
 from midstream.core.session import Session, pruned
 from midstream.errors import EventGoneError, JournalMovedError
@@ -20,6 +20,7 @@ from midstream.store.contract import Appendix, Stored
 from midstream.store.memory import MemoryStore
 from midstream.testing.models import ScriptedModel, text
 from midstream.world import World
+from tests.spec import spec
 
 PAGE = 4
 
@@ -96,6 +97,19 @@ async def test_what_is_encoded_at_once_and_kept_is_bounded_in_bytes(monkeypatch:
             assert (page.after, page.end) == (position, position + 1), "one record at least, and no more"
             position = page.end
     assert store.read_after == [0, 3, 6]
+
+
+@spec("STREAM-114")
+async def test_a_reader_that_does_not_read_holds_no_more_than_one_write() -> None:
+    runner = await _runner(MemoryStore())
+    words = encode(Delta(1, 1, 1, 0, "text", "x" * 2**15))
+    await runner.events.append(Appendix([words] * PAGE), sync=Sync.NORMAL)
+    copies, position = Copies(runner, NATIVE), 20
+    while page := copies.at_hand(position):
+        assert 0 < page.end - position < PAGE
+        assert sum(map(len, page.pieces)) < 2**17
+        position = page.end
+    assert position == 20 + PAGE
 
 
 async def test_where_it_was_pruned_nothing_is_at_hand() -> None:

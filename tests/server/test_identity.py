@@ -8,7 +8,7 @@ import pytest
 from starlette.requests import HTTPConnection
 
 from midstream.core.frames import Open, SnapshotWhen
-from midstream.errors import MalformedFrameError
+from midstream.errors import MalformedFrameError, UsageError
 from midstream.server.identity import connection_name_of, open_of
 from tests.spec import spec
 
@@ -40,6 +40,14 @@ def test_the_common_names_are_as_good() -> None:
     assert open_of(asked("after=1-2", last_event_id="1-3")) == opened(event_id="1-3")
     with pytest.raises(MalformedFrameError):  # one that does not count is looked at all the same
         open_of(asked("after=seven", last_event_id="1-3"))
+
+
+@spec("STREAM-37")
+@pytest.mark.parametrize("said", ["", "-1", "101", "1e1", "²", "1" * 5000])
+def test_what_is_no_time_to_hold_events_back_is_refused(said: str) -> None:
+    with pytest.raises(UsageError, match="from 0 to 100"):
+        open_of(asked(f"coalesce_ms={said}"))
+    assert open_of(asked("coalesce_ms=20")).coalesce_s == 0.02
 
 
 @spec("STREAM-51")
@@ -93,6 +101,13 @@ def test_a_header_that_is_empty_says_nothing() -> None:
     empty = {f"x_idempotency_{name}": "" for name in names}
     assert open_of(asked("after=", last_event_id="", x_idempotent_encryption_key="", **empty)) == opened()
     assert open_of(asked(x_idempotency_key="", idempotency_key="k")) == opened("k")
+
+
+@spec("STREAM-110")
+def test_the_space_behind_a_header_is_no_part_of_it() -> None:
+    spaced = asked(x_idempotency_key="k ", x_idempotent_encryption_key="s\t", last_event_id="1-2 \t ")
+    assert open_of(spaced) == opened("k", "s", "1-2")
+    assert open_of(asked(last_event_id=" ")) == opened()
 
 
 @spec("STREAM-110")

@@ -72,6 +72,11 @@ BACKGROUND = """async () => {
   const tick = () => setTimeout(() => (ticks += 1, tick()), 20);
   tick();
 }"""
+ROWS = """(async () => {
+  const { IndexedStorage } = await import("/static/client/storage.js");
+  const { streams, secrets, chunks } = await (await IndexedStorage.open()).load();
+  return [streams, secrets, chunks].map((rows) => rows.length);
+})()"""
 TAKE_UP = """async () => {
   globalThis.words = "";
   [globalThis.stream] = await client.resumeInterrupted();
@@ -246,6 +251,29 @@ async def test_what_a_frozen_tab_left_is_taken_up_by_another_and_the_first_one_y
         gate.set()
         assert await other.evaluate("listening") == "whole"
         assert "".join(WORDS[HALF:]) in str(await other.evaluate("words"))
+        await leave([tab, other])
+
+
+@spec("STREAM-30")
+async def test_what_a_living_tab_holds_is_not_cleared_by_another_one_however_old_it_is(
+    chromium: DevTools,
+) -> None:
+    gate = asyncio.Event()
+    app = make_app(two_halves(gate))
+    async with served(app) as server:
+        tab, other = await tab_at(chromium, server.url), await tab_at(chromium, server.url)
+        await tab.call(SAY, "s1", "go on")
+        await tab.until(SEES_HALF)
+        kept = await other.evaluate(ROWS)
+        assert kept[:2] == [1, 1]
+        clear = "client.resumeInterrupted({ lookBackS: 0 }).then((streams) => streams.length)"
+        assert await other.evaluate(clear) == 0
+        assert await other.evaluate(ROWS) == kept
+        async with tab.frozen():
+            await until(lambda: app.open_streams == 0)
+            assert await other.evaluate(clear) == 0
+            assert await other.evaluate(ROWS) == [0, 0, 0]
+        gate.set()
         await leave([tab, other])
 
 

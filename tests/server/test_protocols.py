@@ -77,22 +77,25 @@ async def test_what_is_no_request_is_refused_as_all_else_and_harms_nobody(
 
 
 OLD = (
-    "GET /v1/sessions/s1/{} HTTP/1.0\r\nhost: localhost\r\n"
+    "GET /v1/sessions/s1/{} HTTP/1.0\r\nhost: localhost\r\nconnection: {}\r\n"
     "x-idempotency-key: k1\r\nx-idempotent-encryption-key: s\r\n\r\n"
 )
 
 
 @contextlib.asynccontextmanager
-async def asked_by_old_http(url: str, what: str) -> AsyncIterator[asyncio.StreamReader]:
+async def asked_by_old_http(
+    url: str, what: str, connection: str = "close"
+) -> AsyncIterator[asyncio.StreamReader]:
     """Begin a turn and ask about it in HTTP/1.0, where the end of a body is the end of the connection."""
     headers = {"x-idempotency-key": "k1", "x-idempotent-encryption-key": "s"}
     async with httpx2.AsyncClient(base_url=url, timeout=WAIT_S) as client:
         await client.post("/v1/sessions/s1/chunks", json=chunk(), headers=headers)
     reader, writer = await asyncio.open_connection(*url.removeprefix("http://").split(":"))
     try:
-        writer.write(OLD.format(what).encode())
+        writer.write(OLD.format(what, connection).encode())
         async with asyncio.timeout(WAIT_S):
-            await reader.readuntil(b"\r\n\r\n")
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert b"chunked" not in head
             yield reader
     finally:
         writer.close()
@@ -112,6 +115,24 @@ async def test_a_body_that_ends_with_its_connection_ends_well_where_it_is_whole(
         for what in ("events", "records", "poll?n=0"):
             async with asked_by_old_http(server.url, what) as reader:
                 assert await reader.read()
+
+
+@pytest.mark.parametrize("connection", ["close", "keep-alive"])
+async def test_a_body_of_unknown_length_has_no_chunks_where_nobody_knows_them(connection: str) -> None:
+    async with served(make_app([text("hello")])) as server:
+        async with asked_by_old_http(server.url, "events", connection) as reader:
+            events = (await reader.read()).decode()
+        assert events.startswith("retry: 1000\n\nid: ")
+        assert {line.partition(":")[0] for line in events.splitlines()} == {
+            "retry",
+            "id",
+            "event",
+            "data",
+            "",
+        }
+        exported = (await server.http.get("/v1/sessions/s1/records")).content
+        async with asked_by_old_http(server.url, "records", connection) as reader:
+            assert await reader.read() == exported
 
 
 OLD_SERVER = """

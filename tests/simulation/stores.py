@@ -52,6 +52,7 @@ class WeatheredStore(StoreInFront):
         self, store: MemoryStore, weather: Weather, chance: random.Random, note: Callable[..., None]
     ) -> None:
         super().__init__(store)
+        self._memory = store
         self._weather = weather
         self._chance = chance
         self._note = note
@@ -117,17 +118,10 @@ class WeatheredStore(StoreInFront):
     ) -> bytes | None:
         if self._weather.is_down or self._chance.random() < self._weather.failing + BUSY_SHARE:
             return None
-        body = work()
-        append = self.store.append(session, [body], expected=expected, epoch=epoch, sync=Sync.NORMAL)
-        try:
-            append.send(None)
-        except StopIteration as done:
-            self._note("append", session, epoch, done.value, (body,))
-            return body
-        except MidstreamError as error:
-            self._note("append", session, error.code)
-            return None
-        raise AssertionError("the memory waits for somebody")
+        body = self._memory.append_at_once(session, work, expected=expected, epoch=epoch)
+        if body is not None:
+            self._note("append", session, epoch, expected + 1, (body,))
+        return body
 
     async def hand_over(self, session: str, body: bytes) -> bytes:
         answer = await super().hand_over(session, body)

@@ -4,6 +4,7 @@ import pytest
 
 from midstream.store.contract import Store
 from midstream.store.memory import Memory, MemoryStore
+from midstream.testing.immediate_contract import ImmediateContract
 from midstream.testing.shelf_contract import ShelfContract
 from midstream.testing.store_contract import Place, StoreContract
 
@@ -21,6 +22,12 @@ class MemoryPlace:
 
 
 class TestMemoryStore(StoreContract):
+    @pytest.fixture
+    def place(self) -> Place:
+        return MemoryPlace()
+
+
+class TestMemoryAtOnce(ImmediateContract):
     @pytest.fixture
     def place(self) -> Place:
         return MemoryPlace()

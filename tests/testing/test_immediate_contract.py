@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from midstream.core.records import Sync
 from midstream.store.contract import Store
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.immediate_contract import ImmediateContract
@@ -15,23 +14,7 @@ from midstream.testing.store_contract import Place
 SUITE = ImmediateContract()
 
 
-class AtOnce(MemoryStore):
-    """A right one."""
-
-    def append_at_once(
-        self, session: str, work: Callable[[], bytes], *, expected: int, epoch: int
-    ) -> bytes | None:
-        append = self.append(session, [body := work()], expected=expected, epoch=epoch, sync=Sync.NORMAL)
-        try:
-            append.send(None)
-        except StopIteration:
-            return body
-        except Exception:  # noqa: BLE001 - whatever forbids it
-            return None
-        raise AssertionError("the memory waits")
-
-
-class SaysSo(AtOnce):
+class SaysSo(MemoryStore):
     """Says that it was done."""
 
     def append_at_once(
@@ -45,7 +28,7 @@ class SaysSo(AtOnce):
         return work()
 
 
-class Anywhere(AtOnce):
+class Anywhere(MemoryStore):
     """Appends wherever the end is."""
 
     def append_at_once(
@@ -59,7 +42,7 @@ class Anywhere(AtOnce):
         return super().append_at_once(session, work, expected=1, epoch=epoch)
 
 
-class AnyEpoch(AtOnce):
+class AnyEpoch(MemoryStore):
     """Appends for whoever asks."""
 
     def append_at_once(
@@ -99,7 +82,7 @@ TESTS: list[Test] = [
 
 @pytest.mark.parametrize("test", TESTS)
 async def test_a_right_store_passes(test: Test) -> None:
-    await test(PlaceOf(AtOnce))
+    await test(PlaceOf(MemoryStore))
 
 
 @pytest.mark.parametrize(("kind", "test"), [(SaysSo, TESTS[0]), (Anywhere, TESTS[1]), (AnyEpoch, TESTS[2])])

@@ -499,12 +499,13 @@ class ClientStream:
         self._failures += 1
         is_stopped = self._abort_seqno is not None and self._abort_seqno < self._acked
         patience_s = min(self._patience_s, STOPPED_PATIENCE_S) if is_stopped else self._patience_s
-        if now - self._lost_at > patience_s:
+        if self._failures > 1 and now - self._lost_at >= patience_s:
             message = f"no connection could be kept for {patience_s:g} s"
             self._end_with(ConnectionLostError(message))
             return
-        # The first try comes at once: most cuts are short.
+        # The first try comes at once: most cuts are short. The last one comes when patience ends, and not after that.
         wait_s = self._backoff.wait_s(self._failures - 1, chance=chance)
+        wait_s = min(wait_s, self._lost_at + patience_s - now)
         asked_s = max(self._retry_after_s, (error.retry_after_s or 0.0) if error else 0.0)
         self._retry_after_s = 0.0
         self._is_reconnecting = True
@@ -731,7 +732,7 @@ class ClientStream:
         self._retry_after_s = frame.retry_after_s or 0.0
         is_lost_order = isinstance(error, SeqnoGapError) and error.expected in self._unacked
         is_final = frame.retry in ("never", "ask") or isinstance(error, SessionBusyError)
-        if is_final and not (is_lost_order or self._has_doubts(error)):
+        if self._is_degraded or (is_final and not (is_lost_order or self._has_doubts(error))):
             self._end_with(error)
         else:
             self._trouble = error

@@ -29,8 +29,10 @@ COALESCE_S_MAX = 0.1
 """Seconds for which events may be held back; from there on a person sees it."""
 IN_FLIGHT_MAX = 64
 """Chunks a client may have sent and not seen acknowledged."""
-EVENT_ID_CHARS_MAX = 40
-"""Two numbers of up to 19 digits and the dash."""
+EVENT_DIGITS_MAX = 19
+"""Of each number of an event id, zeros in front of it included."""
+EVENT_ID_CHARS_MAX = 2 * EVENT_DIGITS_MAX + 1
+"""Two numbers and the dash."""
 REASON_CHARS_MAX = 200
 """Of what is said about a frame that cannot be read: a part of it may be in there."""
 EVENT_NUMBER_MAX = 2**63 - 1
@@ -58,8 +60,8 @@ class EventId(Struct, frozen=True, gc=False, order=True):
             MalformedFrameError: It is not of that form.
         """
         epoch, dash, position = text.partition("-")
-        is_short = len(text) <= EVENT_ID_CHARS_MAX and text.isascii()
-        if is_short and dash and epoch.isdecimal() and position.isdecimal():
+        is_short = len(epoch) <= EVENT_DIGITS_MAX >= len(position)
+        if is_short and dash and text.isascii() and epoch.isdecimal() and position.isdecimal():
             event_id = cls(int(epoch), int(position))
             if max(event_id.epoch, event_id.position) <= EVENT_NUMBER_MAX:
                 return event_id

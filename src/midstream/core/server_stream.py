@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hmac
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Self, assert_never
 
@@ -723,8 +723,13 @@ def stalls_told(stalls: StallBudgets | None) -> dict[str, float | None]:
     return {name: seconds if math.isfinite(seconds) else None for name, seconds in told.items()}
 
 
-def waiting_on(session: Session) -> str:
-    """Return what the turn waits for: model, tool, client, person, nothing."""
+def waiting_on(session: Session, children: Collection[str] = ()) -> str:
+    """Return what the turn waits for: model, tool, client, person, nothing.
+
+    Args:
+        children: The same of each sub-agent that works for it, as far as is known. A sub-agent is a tool, unless it
+            rests on a person itself.
+    """
     match session.turn:
         case Idle():
             return "nothing"
@@ -738,6 +743,8 @@ def waiting_on(session: Session) -> str:
                 return "tool"
             if Site.CLIENT in running:
                 return "client"
+            if Site.CHILD in running:
+                return "person" if {*children} == {"person"} else "tool"
             return "person" if session.turn.is_waiting_for_person else "tool"
         case _:
             assert_never(session.turn)

@@ -13,6 +13,7 @@ from collections.abc import Coroutine, Iterable, Mapping
 from itertools import groupby
 from typing import Protocol
 
+from midstream.core.frames import EventId
 from midstream.core.retention import Retention
 from midstream.core.session import Session
 from midstream.core.timing import RECONNECT_BACKOFF
@@ -66,6 +67,9 @@ class Sessions(Protocol):
 
     async def delete(self, session_id: str) -> None:
         """Remove an idle session and all its records for good."""
+
+    def note_pruned(self, session_id: str, last: EventId) -> None:
+        """Know that the events of a session up to this one were pruned."""
 
 
 class Caretaker:

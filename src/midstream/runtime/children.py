@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
-from midstream.core.calls import CallState
+from midstream.core.calls import CallState, Site
 from midstream.core.messages import Exchange, Outcome, Result, UserMessage
 from midstream.core.parts import PART_MARK
 from midstream.core.records import (
@@ -25,7 +25,7 @@ from midstream.core.records import (
     decode,
 )
 from midstream.core.session import Session
-from midstream.core.turn import Cancel, ChildSpoke, RunChild, SendMessage
+from midstream.core.turn import Cancel, ChildSpoke, RunChild, RunningCalls, SendMessage
 from midstream.errors import LeaseHeldError, LeaseLostError, MidstreamError, UnavailableError
 from midstream.runtime.agent import SubAgent
 from midstream.store.contract import Stored
@@ -118,6 +118,16 @@ async def run_child(
             return Result(owed.call_id, f"The sub-agent could not go on: {error.message}", Outcome.ERROR)
 
 
+def children_at_work(session_id: str, parent: Session) -> list[str]:
+    """Return the ids of the sessions of the sub-agents that work for a session's turn."""
+    turn = parent.turn
+    if not isinstance(turn, RunningCalls):
+        return []
+    numbered = enumerate(turn.calls)
+    at_work = [number for number, call in numbered if call.is_running and call.plan.site is Site.CHILD]
+    return [_id_at(session_id, turn.turn, turn.reply_no, number) for number in at_work]
+
+
 async def stop_child(
     nursery: Nursery,
     world: World,
@@ -200,4 +210,8 @@ def _child_id(place: Parent, state: CallState, parent: Session) -> str:
     """Return the one id of the child of a call: ids of calls may hold anything, their places are numbers."""
     calls = getattr(parent.turn, "calls", ())
     index = next(number for number, call in enumerate(calls) if call.call.id == state.call.id)
-    return f"{place.session}{PART_MARK}{place.turn}.{place.reply}.{index}"
+    return _id_at(place.session, place.turn, place.reply, index)
+
+
+def _id_at(session_id: str, turn: int, reply: int, index: int) -> str:
+    return f"{session_id}{PART_MARK}{turn}.{reply}.{index}"

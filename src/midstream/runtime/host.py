@@ -11,9 +11,11 @@ from functools import partial
 from msgspec import Struct
 
 from midstream.core.calls import OnDoubt
+from midstream.core.frames import EventId
 from midstream.core.parts import PART_MARK, root_of
 from midstream.core.records import Parent, TurnStatus
 from midstream.core.retention import Retention
+from midstream.core.server_stream import waiting_on
 from midstream.core.session import Session, fold
 from midstream.core.settings import TAIL_BYTES
 from midstream.core.timing import RECONNECT_BACKOFF
@@ -29,6 +31,7 @@ from midstream.errors import (
 )
 from midstream.runtime.agent import Agent, SubAgent
 from midstream.runtime.caretaker import Caretaker
+from midstream.runtime.children import children_at_work
 from midstream.runtime.journal import Journal, require_session_id
 from midstream.runtime.locking import Locks
 from midstream.runtime.observing import Observers
@@ -274,9 +277,25 @@ class Host:
         left.update(each.session_id for each in self._awake_with_children(session_id) if each.is_following)
         self._caretaker.take_up(left)
 
+    def note_pruned(self, session_id: str, last: EventId) -> None:
+        """Let the readers of a session that is awake be told where its events begin now (STREAM-62)."""
+        runner = self._awake.get(session_id)
+        if runner is not None and runner.events.pruned_to.position < last.position:
+            runner.events.pruned_to = last
+
     def awake(self, session_id: str) -> Runner | None:
         """Return a session if it is awake."""
         return self._awake.get(session_id)
+
+    def children_wait_for(self, session_id: str) -> list[str]:
+        """Return what each sub-agent that works for a session's turn waits for, see `waiting_on`: `tool` if unknown."""
+        parent = self._awake.get(session_id)
+        names = [] if parent is None else children_at_work(session_id, parent.state)
+        return [self._waits_for(name) for name in names]
+
+    def _waits_for(self, session_id: str) -> str:
+        runner = self._awake.get(session_id)
+        return "tool" if runner is None else waiting_on(runner.state, self.children_wait_for(session_id))
 
     @property
     def has_peers(self) -> bool:

@@ -78,18 +78,27 @@ class Envelope:
 
 
 class Mailbox:
-    """Many put into it, one takes: a batch at a time, and calls `settle` when all it caused is durable."""
+    """Many put into it, one takes: a batch at a time, and calls `settle` when all it caused is durable.
 
-    def __init__(self, world: World) -> None:
+    Args:
+        world: The clock.
+        say_at_once: Journals words here and now, where it can, and returns whether it did: asked while nothing that was
+            taken is on its way. Words that it does not take are taken like all else.
+    """
+
+    def __init__(self, world: World, say_at_once: Callable[[list[Envelope]], bool]) -> None:
         self._world = world
+        self._say_at_once = say_at_once
         self._waiting: deque[Envelope] = deque()
         self._is_due = False
         """Whether what waits should be taken now: more than words that follow others closely."""
+        self._is_taken = False
+        """Whether something was taken and is not done with."""
         self._has_words = False
-        """Whether words are among what was taken and is not done with."""
+        """Whether words are among that."""
         self._next_words_at = -math.inf
         self._held: Cancellable | None = None
-        """What words are held back for: the writes to readers, or the time after them."""
+        """What words are held back for: others of the same moment, the writes to readers, or the time after them."""
         self._arrival: asyncio.Future[None] | None = None
         """What the one who takes waits for, where nothing is there."""
         self._room = asyncio.Event()
@@ -106,11 +115,6 @@ class Mailbox:
         """Whether nothing is on its way to the journal."""
         return self._rested.is_set()
 
-    @property
-    def lets_words_pass(self) -> bool:
-        """Whether words may go to the journal without this: nothing is on its way there, and no pause lasts."""
-        return self._held is None and self.is_at_rest and self._world.monotonic() >= self._next_words_at
-
     def put(self, envelope: Envelope) -> None:
         """Put a command behind all others. Words wait for those that come in the next moment."""
         self._waiting.append(envelope)
@@ -121,10 +125,7 @@ class Mailbox:
             self._hurry()
         elif self._held is None:
             early_s = self._next_words_at - self._world.monotonic()
-            if early_s > 0:
-                self._held = self._world.later(early_s, self._hurry)
-            else:
-                self._hurry()
+            self._held = self._world.later(early_s, self._say) if early_s > 0 else _soon(self._say)
 
     def has_report_of(self, task: asyncio.Task[Any] | None) -> bool:
         """Whether a command waits here that ends the obligation of a task."""
@@ -146,26 +147,19 @@ class Mailbox:
             if is_effect:
                 break
         self._is_due = bool(self._waiting)
+        self._is_taken = True
         self._has_words = bool(batch) and isinstance(batch[-1].command, ModelSaid)
         self._room.set()
         return batch
 
     def settle(self) -> None:
         """Say that what was taken is done with."""
+        self._is_taken = False
         if self._has_words:
             self._has_words = False
-            self.hold_words()
+            self._hold_words()
         if not self._waiting:
             self._rested.set()
-
-    def hold_words(self) -> None:
-        """Let words wait from now on, until those that were just appended were written to their readers, and longer.
-
-        The readers are woken before this is called, and uvloop writes to sockets after all that was woken.
-        """
-        if self._held is not None:  # for words that came meanwhile: they wait for these ones' readers too
-            self._held.cancel()
-        self._held = _soon(self._wait_for_writes)
 
     async def room(self) -> None:
         """Wait until something was taken."""
@@ -199,6 +193,26 @@ class Mailbox:
         self._room.set()
         self._rested.set()
 
+    def _say(self) -> None:
+        """Let words that came in one moment, or while others were held back, go at once, or be taken."""
+        self._held = None
+        if self._is_taken or not self._say_at_once([*self._waiting]):
+            self._hurry()
+            return
+        self._waiting.clear()
+        self._room.set()
+        self._rested.set()
+        self._hold_words()
+
+    def _hold_words(self) -> None:
+        """Let words wait until those that were just appended were written to their readers, and longer.
+
+        The readers are woken before this is called, and uvloop writes to sockets after all that was woken.
+        """
+        if self._held is not None:  # for words that came meanwhile: they wait for these ones' readers too
+            self._held.cancel()
+        self._held = _soon(self._wait_for_writes)
+
     def _wait_for_writes(self) -> None:
         self._held = _soon(self._pause)
 
@@ -207,7 +221,7 @@ class Mailbox:
         self._held = None
         self._next_words_at = self._world.monotonic() + WORDS_EVERY_S
         if self._waiting:
-            self._held = self._world.later(WORDS_EVERY_S, self._hurry)
+            self._held = self._world.later(WORDS_EVERY_S, self._say)
 
     def _hurry(self) -> None:
         self._is_due = True

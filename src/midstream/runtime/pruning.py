@@ -15,6 +15,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from midstream.core.frames import EventId
 from midstream.core.parts import PART_MARK
 from midstream.core.records import JournalReader, OutcomeDamaged, encode
 from midstream.core.retention import Retention, Survey
@@ -58,6 +59,9 @@ class Sessions(Protocol):
 
     def is_locked(self, info: SessionInfo) -> bool:
         """Whether the open turn of a session waits for its client."""
+
+    def note_pruned(self, session_id: str, last: EventId) -> None:
+        """Know that the events of a session up to this one were pruned."""
 
 
 class _Seen(Struct, frozen=True):
@@ -191,6 +195,8 @@ class Pruner:
         self._world.reach(Fault.BEFORE_PRUNE)
         is_done = await self._store.prune(session, encode(record), position=position, epoch=epoch)
         self._world.reach(Fault.AFTER_PRUNE)
+        if is_done:
+            self._sessions.note_pruned(session, EventId(epoch, position))
         return is_done
 
     def _rest(self, session: str, end: int, count: int, *, until: float = 0.0) -> None:

@@ -111,7 +111,7 @@ class Runner:
         self._look_back_s = look_back_s
         self._on_failed = on_failed
         self._on_followed = on_followed
-        self._mailbox = Mailbox(world)
+        self._mailbox = Mailbox(world, self._say_at_once)
         self._doing: dict[Work, asyncio.Task[None]] = {}
         self._waits = Waits(world, self.note)
         self._stopping: set[asyncio.Task[None]] = set()
@@ -339,8 +339,6 @@ class Runner:
         """Journal a model's words, or its tools, soon; wait only while too many of them are on their way."""
         if self._failed is not None:
             return  # a model that does not mind being stopped talks to nobody
-        if isinstance(command, ModelSaid) and self._mailbox.lets_words_pass and self._said_at_once(command):
-            return
         self._mailbox.put(Envelope(command))
         while self._mailbox.is_full and self._failed is None:
             await self._mailbox.room()
@@ -523,16 +521,24 @@ class Runner:
         self.state = state
         return taken, len(records)
 
-    def _said_at_once(self, said: ModelSaid) -> bool:
-        """Journal words without the way through the mailbox and a thread; return whether that could be done.
-
-        Nothing waits for its append: see `Mailbox.lets_words_pass`. A word that comes alone costs a third less so.
-        """
-        decided = sessions.decide(self.state, said, epoch=self._journal.epoch, at=self._world.now())
-        if len(decided) != 1 or not self._journal.append_at_once(decided[0]):
+    def _say_at_once(self, words: list[Envelope]) -> bool:
+        """Journal words without a task's wake-up and a thread; return whether that could be done."""
+        [first, *others] = merged(words)
+        if others or self._failed is not None:
             return False
-        self.state = self._folded(self.state, decided)
-        self._mailbox.hold_words()
+        assert isinstance(first.command, ModelSaid)  # see `Mailbox`
+        try:
+            decided = sessions.decide(
+                self.state, first.command, epoch=self._journal.epoch, at=self._world.now()
+            )
+            state = self._folded(self.state, decided)
+            if len(decided) != 1 or not self._journal.append_at_once(decided[0]):
+                return False
+        except Exception as error:  # noqa: BLE001 - as in `_run`: perhaps it was appended, and must not be again
+            _log.exception("a session ended on a bug", extra={"session": self.session_id})
+            self._fail(_stopped_on(error, self.session_id))
+            return False
+        self.state = state
         return True
 
     async def _append_effect(self, effect: Effect, batch: list[Envelope]) -> int:

@@ -533,9 +533,11 @@ class Connection:
             return
         if self._stream.snapshot_due is SnapshotDue.BEGINNING:
             event_id, state = await self._runner.events.beginning()
+            children = []
         else:
             event_id, state = self._runner.newest, self._runner.state
-        snapshot = snapshot_of(self._visitor.shown(self._session_id), state, str(event_id))
+            children = self._host.children_wait_for(self._session_id)
+        snapshot = snapshot_of(self._visitor.shown(self._session_id), state, str(event_id), children)
         self._stream.show(state, event_id, body_within(snapshot, SNAPSHOT_BYTES_MAX), now=self._now())
 
     def _look_at_clock(self) -> None:
@@ -676,7 +678,8 @@ class Connection:
             return
         newest, waits_on = START, "nothing"
         if self._runner is not None:
-            newest, waits_on = self._runner.newest, waiting_on(self._runner.state)
+            children = self._host.children_wait_for(self._session_id)
+            newest, waits_on = self._runner.newest, waiting_on(self._runner.state, children)
         self._stream.handle_deadline(newest=newest, waiting_on=waits_on, now=now)
 
     async def _flush(self) -> None:

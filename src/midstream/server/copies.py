@@ -13,8 +13,10 @@ from midstream.store.contract import Stored
 AHEAD_RECORDS_MAX = 2048
 """Records read from the store at once, for a reader far behind and for those that follow it closely."""
 
-PAGE_BYTES_MAX = 2**20
-"""Bytes of records that are encoded at once, one record at least: four frames."""
+PAGE_BYTES_MAX = 2**17
+"""Bytes of records that are encoded at once, one record at least. A reader that has stopped reading holds what was
+written to it last, some times over (as events, as the body of an answer, in the socket's buffer), for as long as it is
+waited for."""
 AHEAD_BYTES_MAX = 2**22
 """Bytes of what was read from the store that are kept for whoever comes next, one record at least."""
 

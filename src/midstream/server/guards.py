@@ -126,8 +126,8 @@ class HostGuard:
     def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
         self._app = app
         self._names = names
-        self._usual: str | None = None
-        """The header of the last request that was let pass: most have the same."""
+        self._usual: list[bytes] = []
+        """What the last request that was let pass had as its `Host`: most have the same."""
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Pass a request on, or refuse it."""
@@ -137,13 +137,13 @@ class HostGuard:
         return refuse(problem_of(error), scope, receive, send)
 
     def _is_ours(self, scope: Scope) -> bool:
-        host = _header(scope, b"host")
-        if host == self._usual:
+        hosts = [value for key, value in scope["headers"] if key == b"host"]
+        if hosts and hosts == self._usual:
             return True
-        found = _HOST.fullmatch(host.lower())
+        found = _HOST.fullmatch(_header(scope, b"host").lower())
         if found is None or (found["address"] or found["name"]) not in self._names:
             return False
-        self._usual = host
+        self._usual = hosts
         return True
 
 

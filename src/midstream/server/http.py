@@ -220,7 +220,8 @@ class HttpEndpoints:
         session_id = request.path_params["session_id"]
         runner = await self._host.session(session_id)
         name = visitor_of(request.scope).shown(session_id)
-        return _json(snapshot_of(name, runner.state, str(runner.newest)))
+        children = self._host.children_wait_for(session_id)
+        return _json(snapshot_of(name, runner.state, str(runner.newest), children))
 
     async def records(self, request: Request) -> Response:
         """Export a session's records, a line each."""
@@ -332,7 +333,8 @@ class HttpEndpoints:
                     await visitor_of(request.scope).require(Action.SPEAK)
                 with await unlock(self._host, session_id, shown_in(request), Action.READ):
                     runner = await self._host.session(session_id, create=bool(by.stream))
-                    return _raw_json(encode(Heartbeat(str(runner.newest), waiting_on(runner.state))))
+                    waits_on = waiting_on(runner.state, self._host.children_wait_for(session_id))
+                    return _raw_json(encode(Heartbeat(str(runner.newest), waits_on)))
             case Close():
                 if by.stream:
                     await visitor_of(request.scope).require(Action.SPEAK)

@@ -87,9 +87,6 @@ def open_of(request: HTTPConnection) -> Open:
     snapshots = request.query_params.get("snapshots", SnapshotWhen.GONE)
     if snapshots not in [*SnapshotWhen]:
         raise UsageError(f"`snapshots` is one of {', '.join(SnapshotWhen)}")
-    held_back = request.query_params.get("coalesce_ms", "0")
-    if not (held_back.isascii() and held_back.isdecimal() and int(held_back) <= 1000 * COALESCE_S_MAX):
-        raise UsageError(f"`coalesce_ms` is a number from 0 to {1000 * COALESCE_S_MAX:g}")
     return Open(
         key,
         secret,
@@ -98,7 +95,7 @@ def open_of(request: HTTPConnection) -> Open:
         _number(request, "x-idempotency-connection"),
         cancel_after_of(request),
         snapshots=SnapshotWhen(snapshots),
-        coalesce_s=int(held_back) / 1000,
+        coalesce_s=_coalesce_s_of(request),
         old_secret=secrets_of(request)[1],
     )
 
@@ -160,6 +157,14 @@ def _standard_key_of(request: HTTPConnection) -> str:
     return re.sub(r"\\(.)", r"\1", text[1:-1])
 
 
+def _coalesce_s_of(request: HTTPConnection) -> float:
+    text, most_ms = request.query_params.get("coalesce_ms", "0"), round(1000 * COALESCE_S_MAX)
+    is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(most_ms))
+    if not is_number or int(text) > most_ms:
+        raise UsageError(f"`coalesce_ms` is a number from 0 to {most_ms}")
+    return int(text) / 1000
+
+
 def _number(request: HTTPConnection, name: str) -> int:
     text = _header(request, name) or "0"
     if (
@@ -176,7 +181,8 @@ def _header(request: HTTPConnection, name: str) -> str:
     Raises:
         MalformedFrameError: It is there twice and says two things: who is in between may pass on either.
     """
-    said = {*request.headers.getlist(name)} - {""}
+    # Not every parser takes off the space behind a value, which is no part of it (RFC 9110, section 5.5).
+    said = {value.strip(" \t") for value in request.headers.getlist(name)} - {""}
     if len(said) > 1:
         raise MalformedFrameError(f"the header `{name}` is there twice and says two things")
     return said.pop() if said else ""

@@ -1,7 +1,7 @@
 """What uvicorn's protocols do below ASGI, where no app is asked, and what they lack there.
 
 - What is no HTTP, or no handshake, or has no end, is refused by a problem, not in plain text or never.
-- An answer that is cut looks cut, in HTTP/1.0 too (STREAM-27).
+- An answer that is cut looks cut, in HTTP/1.0 too (STREAM-27), where a body has no chunks.
 - Of a handshake nothing is kept while its WebSocket lasts, and what belongs together goes in one write.
 
 It stands in methods that uvicorn calls, and in attributes that it has: `tests/server/test_protocols.py` asks for each.
@@ -40,6 +40,8 @@ HELD_BYTES_MAX = 64 * 1024
 """Bytes of a request line and its headers, or of trailers, that wait for their end: what is sent without one would
 fill the memory. h11 has the same limit by itself; what an app may be asked is less (`Limits.header_bytes_max`)."""
 _LENGTH = b"\r\ncontent-length: "
+_CHUNKED = b"\r\ntransfer-encoding: chunked"
+_CLOSE = b"\r\nconnection: close"
 _LINGER = "ii" if os.name == "posix" else "hh"
 _RESET = struct.pack(_LINGER, 1, 0)
 _END = struct.pack(_LINGER, 0, 0)
@@ -84,6 +86,8 @@ class PlainHttp(HttpProtocol):
             is_address = len(self.url) > HELD_BYTES_MAX // 2
             self._refuse(HTTPStatus(414 if is_address else 431))
         if begun is not None and begun.transport is self.transport and not begun.response_started:
+            if begun.scope["http_version"] == "1.0":
+                begun.transport = _Unframed(begun)
             begun.transport = _HeadFirst(begun)
         self._watch()
         if not self._is_reset_at_end and not self._is_answered and self.cycle.scope["http_version"] == "1.0":
@@ -167,6 +171,45 @@ class _HeadFirst:
 
     def _leave(self) -> None:
         self._cycle.transport = self._transport
+
+
+class _Unframed:
+    """What an answer in HTTP/1.0 is written to: its body has no chunks, and ends with the connection (RFC 9112, 6.1).
+
+    uvicorn cuts a body of unknown length into chunks whoever asks (h11 does not).
+    """
+
+    def __init__(self, cycle: Any) -> None:  # noqa: ANN401 - of one of uvicorn's two kinds
+        self._cycle = cycle
+        self._transport: asyncio.Transport = cycle.transport
+        self._has_chunks: bool | None = None
+        self.is_closing = self._transport.is_closing
+        self.close = self._transport.close
+
+    def write(self, data: bytes) -> None:
+        """Write the head, or what is in the chunks of a body."""
+        if self._has_chunks is None:
+            head, end, body = data.partition(b"\r\n\r\n")
+            self._has_chunks = _CHUNKED in head
+            if self._has_chunks:
+                head = head.replace(_CHUNKED, b"" if _CLOSE in head else _CLOSE)
+                self._cycle.keep_alive = False
+            self._transport.write(head + end + body)
+        elif self._has_chunks:
+            self._transport.write(_within_chunks(data))
+        else:
+            self._transport.write(data)
+
+
+def _within_chunks(data: bytes) -> bytes:
+    """Return what whole chunks carry."""
+    pieces: list[bytes] = []
+    while data:
+        size, _, data = data.partition(b"\r\n")
+        length = int(size, 16)
+        pieces.append(data[:length])
+        data = data[length + 2 :]
+    return b"".join(pieces)
 
 
 class WebSockets(WebSocketsSansIOProtocol):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
@@ -121,13 +123,13 @@ def body_within(snapshot: Snapshot, bytes_max: int) -> bytes:
     return body
 
 
-def snapshot_of(session_id: str, state: Session, event_id: str) -> Snapshot:
-    """Return the snapshot of a folded session."""
+def snapshot_of(session_id: str, state: Session, event_id: str, children: Collection[str] = ()) -> Snapshot:
+    """Return the snapshot of a folded session; `children` as in `waiting_on`."""
     return Snapshot(
         session=session_id,
         event_id=event_id,
         status=status_of(state),
-        waiting_on=waiting_on(state),
+        waiting_on=waiting_on(state, children),
         turns=state.turns,
         last=state.last_turn.status.value if state.last_turn else "",
         history=state.history.entries,

@@ -123,7 +123,8 @@ class Commits:
         done = commit()
         ended_at = self._world.monotonic()
         self._at_once_from = ended_at + (ended_at - began_at) * (1 / AT_ONCE_SHARE - 1)
-        self._go_on()
+        if self._writer.log_pages > IDLE_CHECKPOINT_PAGES:
+            self._go_on()
         return done
 
     async def clear_log(self) -> None:

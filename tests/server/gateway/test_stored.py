@@ -106,6 +106,7 @@ async def test_an_entry_that_cannot_be_read_counts_as_none() -> None:
     await responses.delete("r1")
 
 
+@spec("REUSE-75")
 async def test_a_full_store_fails_a_background_answer_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
     from midstream.testing.models import ScriptedModel, text
     from tests.server.gateway.serving import called, make_gateway
@@ -117,6 +118,7 @@ async def test_a_full_store_fails_a_background_answer_and_no_other(caplog: pytes
     async with called(make_gateway(ScriptedModel([text("done")]), store=Full())) as client:
         whole = await client.post("/v1/responses", json={"input": "hi", "model": "m"})
         assert (whole.status_code, whole.json()["status"]) == (200, "completed")
+        assert "an answer is not stored: store_full" in caplog.text
         later = await client.post("/v1/responses", json={"input": "hi", "background": True})
         assert (later.status_code, later.json()["error"]["code"]) == (503, "store_full")
 

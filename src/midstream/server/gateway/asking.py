@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping
 
 from msgspec.structs import replace
@@ -32,6 +33,7 @@ _WRITERS: Mapping[Dialect, Callable[[Asked, Named], Writer]] = {
     Dialect.RESPONSES: ResponsesWriter,
     Dialect.MESSAGES: MessagesWriter,
 }
+_log = logging.getLogger(__name__)
 _PREFIXES = {Dialect.CHAT: "chatcmpl-", Dialect.RESPONSES: "resp_", Dialect.MESSAGES: "msg_"}
 
 
@@ -161,9 +163,10 @@ class _Care:
         try:
             events = b"".join([*run.pieces, *run.ending])
             await self._responses.end(run.named.id, self._entry(run), events)
-        except (StoreBusyError, StoreDamagedError, StoreFullError):
+        except (StoreBusyError, StoreDamagedError, StoreFullError) as error:
             if run.asked.is_background:
                 raise  # who asks later would be told something else
+            _log.warning("an answer is not stored: %s", error.code, extra={"run": run.named.id})
 
     def _entry(self, run: Run) -> Entry:
         writer = run.writer

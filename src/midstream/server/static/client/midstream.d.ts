@@ -395,8 +395,8 @@ export class Client {
   cancel(session: string, turn?: number): Promise<void>;
   /**
    * Take up what a reload or a crash interrupted, and clear what is older than the look-back (of the settings, or `lookBackS`)
-   * or a part of nothing; events begin at the stored cursor, or `after`. One whose words cannot be read any more begins with a
-   * `LostEvent`. Where recovery is off there are none. Throws "storage" with `retry` "later", and has done nothing, where
+   * or a part of nothing, unless another tab holds it; events begin at the stored cursor, or `after`. One whose words cannot
+   * be read any more begins with a `LostEvent`. Where recovery is off there are none. Throws "storage" with `retry` "later", and has done nothing, where
    * another tab hangs with its hand on the database for 5 s.
    */
   resumeInterrupted(options?: {

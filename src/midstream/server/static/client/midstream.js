@@ -161,8 +161,8 @@ export class Client {
   }
 
   /**
-   * Take up the streams that a reload or a crash interrupted, and forget those past the look-back. Where recovery is
-   * switched off (`settings`) there are none, and nothing is forgotten.
+   * Take up the streams that a reload or a crash interrupted, and forget those past the look-back that no tab holds.
+   * Where recovery is switched off (`settings`) there are none, and nothing is forgotten.
    *
    * `session` takes only that session's; `after` is where its events begin: the stored cursor if absent.
    * Streams that another tab holds are left to it. Throws "storage" (with `retry` "later") where another tab hangs and does
@@ -172,8 +172,7 @@ export class Client {
     if (!this.#settings.isRecoveryOn) return [];
     const { interrupted, orphans } = await this.#kept(1000 * lookBackS);
     const held = new Set([...this.#live.keys()].map((live) => live.key));
-    const forgotten = orphans.filter((key) => !held.has(key)).map((key) => ({ op: "forget", key }));
-    if (forgotten.length > 0) await this.#storage.apply(forgotten);
+    await this.#clear(orphans.filter((key) => !held.has(key)));
     const isWanted = (kept) => kept.url === this.#url && (session === undefined || kept.session === session);
     const wanted = interrupted.filter((kept) => isWanted(kept) && !held.has(kept.key));
     const releases = await Promise.all(wanted.map((kept) => lockOf(kept.key)));
@@ -318,6 +317,14 @@ export class Client {
       if (secret) secrets.push({ key, secret });
     }
     return sortInterrupted({ streams, secrets, chunks }, this.#means.wall(), lookBackMs);
+  }
+
+  /** Forget what nobody needs any more: a tab that still holds a stream may have waited for a person all that time. */
+  async #clear(keys) {
+    const releases = await Promise.all(keys.map((key) => lockOf(key, { ifAvailable: true })));
+    const free = keys.filter((_, index) => releases[index] !== null);
+    if (free.length > 0) await this.#storage.apply(free.map((key) => ({ op: "forget", key })));
+    for (const release of releases) release?.();
   }
 
   /** Let the streams of a session that live here connect with these from now on. */

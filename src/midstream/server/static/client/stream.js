@@ -354,15 +354,15 @@ export class Stream {
     this.#failures += 1;
     const isStopped = this.#abortSeqno !== null && this.#abortSeqno < this.acked;
     const patienceMs = isStopped ? Math.min(STOPPED_PATIENCE_MS, this.#patienceMs) : this.#patienceMs;
-    if (now - this.#lostAt > patienceMs) {
+    if (this.#failures > 1 && now - this.#lostAt >= patienceMs) {
       const message = `no connection could be kept for ${patienceMs / 1000} s`;
       return this.#end(new MidstreamError("connection_lost", message, "later"), now);
     }
     this.phase = "waiting";
     this.isReconnecting = true;
     this.#askedToWait(error, now);
-    // The first try comes at once: most cuts are short.
-    this.deadlineAt = now + backoffMs(this.#failures - 1, chance);
+    // The first try comes at once: most cuts are short. The last one comes when patience ends, and not after that.
+    this.deadlineAt = Math.min(now + backoffMs(this.#failures - 1, chance), this.#lostAt + patienceMs);
     return this.#keepAway(notBefore);
   }
 
