@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import uvicorn.server
 from hypothesis import settings
 
+from midstream.world import World
 from tests.ports import held_port
 from tests.search import EXAMPLES, PROFILE
 
@@ -91,6 +95,23 @@ def _apart_from_its_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MIDSTREAM_HOME", str(tmp_path_factory.mktemp("home")))
         patch.setenv("PYTHON_KEYRING_BACKEND", "keyring.backends.fail.Keyring")
+        yield
+
+
+LOOKS = 20
+"""How many times as often as elsewhere uvicorn looks whether it is to end, and which of its connections are left.
+
+Elsewhere it looks ten times a second, and a tenth of a second or two is waited in each of a thousand tests.
+"""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _servers_end_soon() -> Iterator[None]:
+    """Let the servers of this process look more often."""
+    often = ModuleType("asyncio")
+    vars(often).update(vars(asyncio), sleep=lambda delay: World().sleep(delay / LOOKS))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uvicorn.server, "asyncio", often)
         yield
 
 

@@ -13,6 +13,9 @@ from enum import StrEnum
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from openai._models import construct_type
+from openai.types.responses import ResponseStreamEvent
+
 from midstream.core.messages import Exchange, History, Reply, Text, UserMessage
 from midstream.core.replies import ModelRequest, TextDelta
 from midstream.errors import ModelError
@@ -21,6 +24,9 @@ from midstream.runtime.pool import Pooled
 from midstream.runtime.pool_entries import POOL_SHELF
 from midstream.store.contract import Kept, Shelf
 from midstream.store.sqlite import SQLiteStore
+
+# At its first event the package works out, for most of a second, which kinds there are: once for all of them, too.
+construct_type(type_=ResponseStreamEvent, value={"type": "response.created"})
 
 Turns = list[list[str]]
 """What a host has said: the messages of each turn. All but the last turn have been answered."""

@@ -17,7 +17,6 @@ from midstream.core.calls import OnDoubt
 from midstream.core.messages import Finish, Outcome
 from midstream.core.replies import CallRequested, Finished, ModelRequest
 from midstream.errors import ModelRejectedError
-from midstream.integrations.mcp import McpServer
 from midstream.runtime.agent import Agent, sub_agent
 from midstream.testing.models import Script, ScriptedModel, Step, calls, exchanges_since_user, text
 from midstream.tools import Answer, DidNotHappen, Happened, Probed, Tool, question, tool
@@ -136,6 +135,9 @@ class Stage:
 
     def _with_mcp(self, how: str) -> Agent:
         """Make an agent whose tools are in another process, which may be killed, or kill this one, in a call."""
+        # Slow to import: longer than all else in each of the processes, hundreds, that tell another story.
+        from midstream.integrations.mcp import McpServer
+
         arguments = ["-m", "tests.fault.mcp_process", str(self._folder), how]
         path = os.environ.get("PYTHONPATH", "")
         tools = McpServer.stdio(

@@ -9,7 +9,9 @@ import struct
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from socketserver import BaseServer
 
+import pytest
 from starlette.types import Receive, Scope, Send
 
 from midstream.integrations.cursor import Cursor
@@ -207,5 +209,8 @@ async def _refuse(send: Send, status: int, code: str, words: str, retry_after: s
 async def cursor_bridge(folder: Path) -> AsyncIterator[CursorBridge]:
     """Serve the bridge on a free port until the end of the block."""
     bridge = CursorBridge(folder)
-    async with served(bridge) as bridge.url:
-        yield bridge
+    with pytest.MonkeyPatch.context() as patch:
+        # The package joins the thread of a server of its own, which looks twice a second whether it is to end.
+        patch.setattr(BaseServer.serve_forever, "__defaults__", (0.005,))
+        async with served(bridge) as bridge.url:
+            yield bridge

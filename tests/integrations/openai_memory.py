@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from midstream.integrations.openai_conversation import Memory, OpenAIChain, OpenAIConversation
 from midstream.testing.upstream_contract import SEPARATOR, USAGE, Told, Trait
-from tests.integrations.chat_server import Json, served
+from tests.integrations.chat_server import Hasty, Json, served
 from tests.integrations.remembering_server import RememberingServer, answer_json, body_of, until_gone
 from tests.integrations.responses_server import call_item, completed, event, said
 
@@ -54,7 +54,9 @@ class OpenAIMemory(RememberingServer):
 
     def upstream(self) -> OpenAIChain | OpenAIConversation:
         kind = OpenAIChain if self.memory == "responses" else OpenAIConversation
-        return kind("gpt-5", api_key="key-1", base_url=self.url, is_background=self.is_background)
+        return kind(
+            "gpt-5", api_key="key-1", base_url=self.url, is_background=self.is_background, world=Hasty()
+        )
 
     def runs(self) -> int:
         return len(self._running)

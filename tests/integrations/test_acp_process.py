@@ -43,7 +43,8 @@ async def lives(pid: int) -> bool:
     return True
 
 
-async def test_what_a_program_started_ends_with_it(tmp_path: Path) -> None:
+async def test_what_a_program_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acp_process, "EXIT_S", 0.3)
     script = "trap '' TERM; sleep 1000 & echo $! > child; cat > /dev/null"
     started = process("sh", "-c", script, cwd=tmp_path)
     starting = WORLD.spawn(started.start(), name="start")

@@ -28,6 +28,7 @@ from midstream.errors import (
     UpstreamFailedError,
     UsageError,
 )
+from midstream.integrations import codex
 from midstream.integrations.codex import Codex, Reading
 from midstream.runtime.permissions import CAUTIOUS, Asking, Permission, Rules, Verdict
 from midstream.runtime.upstreams import Opened, Said, Setup
@@ -211,15 +212,25 @@ def test_two_cannot_decide(tmp_path: Path) -> None:
         Codex(cwd=tmp_path, is_reviewing=True, permissions=CAUTIOUS)
 
 
+class _SoonGivenUp(CodexPeer):
+    """A turn whose start is never confirmed cannot be interrupted: how long that is tried for matters nowhere here."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        super().__init__(folder)
+        self._patch = patch
+
+    def hang_unopened(self) -> None:
+        super().hang_unopened()
+        self._patch.setattr(codex, "STOP_S", 0.1)
+
+
 @pytest.mark.slow
 class TestCodexPooled(PoolContract):
     """Every situation with every fault."""
 
-    idle_s = 0.5
-
     @pytest.fixture
-    def peer(self, tmp_path: Path) -> CodexPeer:
-        return CodexPeer(tmp_path)
+    def peer(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CodexPeer:
+        return _SoonGivenUp(tmp_path, monkeypatch)
 
 
 def _read(*notifications: tuple[str, dict[str, object]]) -> tuple[list[ModelEvent], ModelError | None]:

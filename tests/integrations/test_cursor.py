@@ -45,8 +45,6 @@ class TestCursorAgents(UpstreamContract):
 class TestCursorPooled(PoolContract):
     """Every situation with every fault."""
 
-    idle_s = 0.5
-
 
 async def _said(agent: UpstreamAgent, text: str) -> list[UpstreamEvent]:
     return [event async for event in agent.send(Said(UserMessage.of(text)), key="k")]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import mcp_types as wire
 import pytest
+from mcp.client import stdio as mcp_stdio
 
 from midstream.core.calls import OnDoubt
 from midstream.core.messages import Call, Outcome, Result, UserMessage
@@ -129,6 +130,13 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp, "LIST_S", WAIT_S)
     monkeypatch.setattr(toolset, "READ_S", WAIT_S)
     monkeypatch.setattr(turns, "TURN_S", WAIT_S)
+
+
+@pytest.fixture
+def _soon_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SDK gives a program two seconds to end by itself, and two more to end when asked to."""
+    monkeypatch.setattr(mcp_stdio, "PROCESS_TERMINATION_TIMEOUT", 0.2)
+    monkeypatch.setattr(mcp_stdio, "FORCE_KILL_TIMEOUT", 0.2)
 
 
 @pytest.fixture
@@ -396,6 +404,7 @@ async def test_a_program_that_never_greets_is_given_up_also_while_nobody_waits_f
     await _bounded(server.close())
 
 
+@pytest.mark.usefixtures("_soon_killed")
 async def test_a_server_that_is_busy_with_a_call_keeps_the_tools_it_had(
     old: McpServer, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -491,6 +500,7 @@ async def test_a_stopped_host_leaves_no_process_and_a_closed_server_begins_anew(
     assert len(ledger.pids) == 2
 
 
+@pytest.mark.usefixtures("_soon_killed")
 async def test_a_server_that_ignores_its_end_is_killed(tmp_path: Path) -> None:
     """It starts a child that ignores SIGTERM and keeps its pipes; both are gone after `close`."""
     stubborn = (

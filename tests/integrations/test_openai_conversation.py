@@ -50,8 +50,6 @@ class TestBackground(UpstreamContract):
 class TestChainedResponsesPooled(PoolContract):
     """Every situation with every fault."""
 
-    idle_s = 0.5
-
     @pytest.fixture
     async def peer(self) -> AsyncIterator[OpenAIMemory]:
         async with openai_memory("responses") as server:
@@ -62,8 +60,6 @@ class TestChainedResponsesPooled(PoolContract):
 class TestConversationsPooled(PoolContract):
     """Every situation with every fault."""
 
-    idle_s = 0.5
-
     @pytest.fixture
     async def peer(self) -> AsyncIterator[OpenAIMemory]:
         async with openai_memory("conversation") as server:
@@ -73,8 +69,6 @@ class TestConversationsPooled(PoolContract):
 @pytest.mark.slow
 class TestBackgroundPooled(PoolContract):
     """Every situation with every fault."""
-
-    idle_s = 0.5
 
     @pytest.fixture
     async def peer(self) -> AsyncIterator[OpenAIMemory]:

@@ -51,8 +51,7 @@ from midstream.runtime.host import Host
 from midstream.runtime.models import Model, ResumableModel
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import run_turn
-from midstream.world import World
-from tests.integrations.chat_server import WAIT_S, Json
+from tests.integrations.chat_server import WAIT_S, Hasty, Json
 from tests.integrations.responses_server import (
     HELLO,
     HELLO_TEXT,
@@ -71,13 +70,6 @@ from tests.spec import spec
 READ = ToolSpec("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}})
 ASKED = ModelRequest("Be brief.", History((UserMessage.of("hi"),)), (READ,), key="s1/1/1")
 END = Finished(Finish.STOP, "m-1", Usage(7, 2, 5))
-
-
-class Hasty(World):
-    """A world that does not wait."""
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(0)
 
 
 def model_at(server: ResponsesServer, *, is_background: bool = True) -> OpenAIResponses:

@@ -78,7 +78,7 @@ async def test_an_agent_waits_for_a_slow_reader() -> None:
             said.append(number)
             yield TextDelta(str(number))
 
-    async with AgentRun(talk(), LIMITS, world, name="scripted"):
+    async with AgentRun(talk(), SilenceLimits(close_s=0.1), world, name="scripted"):
         await world.settle()
         await world.settle()
         assert len(said) == EVENTS_MAX + 1

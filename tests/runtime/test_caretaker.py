@@ -72,7 +72,7 @@ class Places:
 
     async def stop(self) -> None:
         for host in self._hosts:
-            await host.stop(grace_s=1)
+            await host.stop(grace_s=0.1)
 
     def records(self, session: str = "s") -> list[Record]:
         return [decode(each.body) for each in self.memory.sessions[session].records]

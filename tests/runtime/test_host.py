@@ -280,7 +280,7 @@ async def test_a_turn_whose_process_dies_while_others_live_is_taken_up_by_one_of
     world = FakeWorld()
     there = await _started(Host(Agent(ScriptedModel([text("done")])), MemoryStore(memory), world=world))
     assert (there.recovery.done, there.recovery.failed) == (1, 0)
-    await here.stop()
+    await here.stop(grace_s=0.0)
     await world.advance(60.0)
     assert not (await there.session("s")).state.is_live
     await there.stop()

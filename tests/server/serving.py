@@ -59,7 +59,7 @@ async def called(app: App) -> AsyncIterator[httpx2.AsyncClient]:
     transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx2.AsyncClient(transport=transport, base_url="http://testserver") as client:
         yield client
-    await app.stop(grace_s=1)
+    await app.stop(grace_s=0.1)
 
 
 class Served(Struct):

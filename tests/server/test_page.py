@@ -611,14 +611,26 @@ async def test_what_is_said_while_the_session_is_loading_stays_in_sight(browser:
         await expect(chat.page.locator(".turn .said")).to_have_text(["one", "two"])
 
 
+async def told_of(which: str, trial: Awaitable[None]) -> None:
+    """Wait for one of several trials at once; its failure says which of them it was."""
+    try:
+        await trial
+    except Exception as error:
+        error.add_note(which)
+        raise
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_whatever_breaks_whenever_each_turn_is_whole_and_each_tool_ran_once(
-    browser: Browser, seed: int
-) -> None:
+async def test_whatever_breaks_whenever_each_turn_is_whole_and_each_tool_ran_once(browser: Browser) -> None:
+    """Readers at once, since each of them mostly waits."""
+    async with asyncio.TaskGroup() as readers:
+        for seed in (1, 2, 3):
+            readers.create_task(told_of(f"seed {seed}", _eight_turns(browser, Random(seed))))
+
+
+async def _eight_turns(browser: Browser, random: Random) -> None:
     """Eight turns over sockets that die at random, reloads and cuts at random words."""
-    random = Random(seed)
     runs: list[int] = []
 
     @tool(has_effects=True)

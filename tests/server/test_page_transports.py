@@ -14,7 +14,17 @@ from midstream.testing.models import text
 from midstream.world import World
 from tests.client.proxies import Proxy, Upgrades
 from tests.server.serving import make_app, served, words_of
-from tests.server.test_page import CHROMIUM, HALF, WAIT_MS, WAIT_S, WHOLE, WORDS, records_of, two_halves
+from tests.server.test_page import (
+    CHROMIUM,
+    HALF,
+    WAIT_MS,
+    WAIT_S,
+    WHOLE,
+    WORDS,
+    records_of,
+    told_of,
+    two_halves,
+)
 from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name
 from tests.server.test_page_tabs import until
 from tests.spec import spec
@@ -107,19 +117,21 @@ def ways(proxy: Proxy) -> list[str]:
     return [kinds[word] for each in asked if (word := each.rpartition("/")[2]) in kinds]
 
 
-@pytest.mark.parametrize(
-    ("harm", "transport"),
-    [
+@spec("STREAM-42", "STREAM-43", "STREAM-80", "STREAM-109")
+async def test_the_way_that_gets_through_is_found_and_remembered(browser: Browser) -> None:
+    """Behind proxies of each kind at once: what takes long is their silence."""
+    kinds: list[tuple[dict[str, Any], str]] = [
         ({"upgrades": Upgrades.REFUSED}, "sse"),
         ({"upgrades": Upgrades.SILENT}, "sse"),
         ({"upgrades": Upgrades.SWALLOWED}, "sse"),
         ({"upgrades": Upgrades.DROPPED, "is_buffering": True}, "poll"),
-    ],
-)
-@spec("STREAM-42", "STREAM-43", "STREAM-80", "STREAM-109")
-async def test_the_way_that_gets_through_is_found_and_remembered(
-    browser: Browser, harm: dict[str, Any], transport: str
-) -> None:
+    ]
+    async with asyncio.TaskGroup() as proxies:
+        for harm, transport in kinds:
+            proxies.create_task(told_of(str(harm), _finds_and_remembers(browser, harm, transport)))
+
+
+async def _finds_and_remembers(browser: Browser, harm: dict[str, Any], transport: str) -> None:
     app = make_app([text("Hello.")])
     async with served(app) as server:
         proxy = Proxy(server.url, **harm)

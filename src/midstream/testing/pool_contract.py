@@ -15,10 +15,11 @@ Whatever happens, at the end each message of the host stands exactly once, in or
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import pytest
 from msgspec import Struct
@@ -31,11 +32,18 @@ from midstream.runtime.pool import Pooled, PoolLimits
 from midstream.runtime.upstreams import Upstream
 from midstream.store.contract import Shelf
 from midstream.store.memory import Memory, MemoryStore
+from midstream.world import World
 
 LIMIT_S = 60.0
 """Seconds after which an answer that should be there is missing."""
 PATIENCE_S = 30.0
-"""Seconds of silence that an agent may have where it is not silence that goes wrong."""
+"""Seconds of silence that an agent may have. Nobody waits for them where it is silence that goes wrong."""
+NAMING_S = 0.1
+"""Seconds for what an agent says before it falls silent; one that takes longer was mute, which is right as well."""
+PAUSE_S = 1.0
+"""Seconds that are no silence: a pool waits as long before it tries something again."""
+LOOK_S = 0.005
+"""Seconds between two looks at what arrived."""
 TOKEN = re.compile(r"\bword-\d+\b")
 
 
@@ -180,12 +188,39 @@ class Peer(Protocol):
         """Accept it again."""
 
 
+class _Hurried(World):
+    """The real world, in which a test can let time pass at once; a pause before something is tried again takes none."""
+
+    def __init__(self) -> None:
+        self._passed_s = 0.0
+        self._passing = asyncio.Event()
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self._passed_s
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds <= PAUSE_S:
+            self.let_pass(seconds)
+            await super().sleep(0)
+            return
+        until = self.monotonic() + seconds
+        while (left_s := until - self.monotonic()) > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._passing.wait()
+
+    def let_pass(self, seconds: float) -> None:
+        self._passed_s += seconds
+        self._passing.set()
+        self._passing = asyncio.Event()
+
+
 class _Host:
     """A host of one conversation in front of a pool, and a second process of it."""
 
-    def __init__(self, peer: Peer, shelf: Shelf, *, idle_s: float) -> None:
+    def __init__(self, peer: Peer, shelf: Shelf) -> None:
         self.peer = peer
-        self._silence = SilenceLimits(idle_s=idle_s, tool_s=idle_s)
+        self.world = _Hurried()
         self.shelf = shelf
         self.history = History()
         self.system = ""
@@ -196,8 +231,8 @@ class _Host:
         self._words = 0
 
     def started(self) -> Pooled:
-        limits = PoolLimits(silence=self._silence)
-        self.pools.append(Pooled(self.peer.upstream(), self.shelf, limits=limits))
+        limits = PoolLimits(silence=SilenceLimits(idle_s=PATIENCE_S, tool_s=PATIENCE_S))
+        self.pools.append(Pooled(self.peer.upstream(), self.shelf, limits=limits, world=self.world))
         return self.pools[-1]
 
     def word(self) -> UserMessage:
@@ -230,8 +265,6 @@ class _Host:
 class PoolContract:
     """The tests. Each one gets a fresh `peer`."""
 
-    idle_s: ClassVar[float] = 1.5
-    """Seconds after which silence is a fault; more than an agent of this kind takes to start and to answer."""
     pytestmark = pytest.mark.asyncio
 
     @pytest.mark.parametrize("case", MATRIX, ids=lambda case: f"{case.situation}-{case.fault}")
@@ -239,8 +272,7 @@ class PoolContract:
         _needs(peer, case.fault)
         store = MemoryStore(Memory())
         await store.open()
-        is_silence = case.fault in (Fault.SILENT, Fault.MUTE)
-        host = _Host(peer, store, idle_s=self.idle_s if is_silence else PATIENCE_S)
+        host = _Host(peer, store)
         try:
             await _arrive(host, case.situation)
             _break(host, case)
@@ -252,7 +284,12 @@ class PoolContract:
 async def _answered_after(host: _Host, case: Case) -> None:
     """Ask until there is an answer, and look at what was told; the next turn must be cheap again."""
     before = len(host.peer.told())
-    is_answered = await _is_answered(host)
+    if case.fault in (Fault.SILENT, Fault.MUTE):
+        async with asyncio.TaskGroup() as silence:
+            silence.create_task(_silence(host, before))
+            is_answered = await _is_answered(host)
+    else:
+        is_answered = await _is_answered(host)
     # A peer that names its conversation with the first word has spoken before it falls silent: then it is an error.
     assert is_answered == case.is_answered or case.fault in (Fault.SILENT, Fault.LOST)
     if case.fault is Fault.KEY_REFUSED:
@@ -265,6 +302,16 @@ async def _answered_after(host: _Host, case: Case) -> None:
     await host.ask()
     assert len(host.peer.told()) == again + 1
     _check_told(host)
+
+
+async def _silence(host: _Host, before: int) -> None:
+    """Let more time pass than an agent may say nothing, once the message is with one that will not answer."""
+    real = World()
+    async with asyncio.timeout(LIMIT_S):
+        while len(host.peer.told()) == before:
+            await real.sleep(LOOK_S)
+    await real.sleep(NAMING_S)
+    host.world.let_pass(PATIENCE_S)
 
 
 async def _is_answered(host: _Host) -> bool:

@@ -169,13 +169,16 @@ async def test_two_clients_at_once_in_one_conversation_get_answers_to_their_own(
             assert await host.ask("more") == f"{words} | more"
 
 
-@pytest.mark.parametrize("way", [signal.SIGINT, signal.SIGKILL])
-@pytest.mark.parametrize("headers", [{}, NAMED], ids=["known by its words", "named"])
+@pytest.mark.parametrize(
+    ("headers", "ways"),
+    [({}, (signal.SIGINT, signal.SIGKILL)), (NAMED, (signal.SIGKILL, signal.SIGINT))],
+    ids=["known by its words", "named"],
+)
 @pytest.mark.slow
 @spec("REUSE-73")
 async def test_a_restart_of_the_gateway_between_two_turns_replays_nothing(
     headers: dict[str, str],
-    way: signal.Signals,
+    ways: tuple[signal.Signals, signal.Signals],
     peer: OpenAIMemory,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -183,7 +186,7 @@ async def test_a_restart_of_the_gateway_between_two_turns_replays_nothing(
     monkeypatch.setenv("OPENAI_BASE_URL", f"{peer.url}")
     monkeypatch.setenv("OPENAI_API_KEY", "key-1")
     messages: list[Any] = []
-    for number, words in enumerate(("one", "two", "three")):
+    for number, (words, way) in enumerate(zip(("one", "two", "three"), (*ways, signal.SIGKILL), strict=True)):
         options = ("--upstream", "openai:gpt-5", "--token", TOKEN)
         process, told = await asyncio.to_thread(started, tmp_path, *options)
         try:
