@@ -22,19 +22,22 @@ def server(tmp_path: Path) -> Iterator[Serving]:
         yield serving
 
 
+def keys(server: Serving, key: str) -> dict[str, str]:
+    return {"x-idempotency-key": key, "x-idempotent-encryption-key": "s" * 43, **shown_to(server.url)}
+
+
 def say(server: Serving, session: str, words: str, *, until: str, key: str = "k1") -> None:
     """Say something and read the events until a record of this kind comes."""
-    headers = {"x-idempotency-key": key, "x-idempotent-encryption-key": "s" * 43}
     url = f"{server.url}/v1/sessions/{session}/chunks"
-    sent = httpx2.post(url, json=chunk(words=words), headers=headers | shown_to(server.url), timeout=20)
+    sent = httpx2.post(url, json=chunk(words=words), headers=keys(server, key), timeout=20)
     assert sent.status_code == 200
-    follow(server, session, until=until)
+    follow(server, session, until=until, key=key)
 
 
-def follow(server: Serving, session: str, *, until: str) -> None:
-    """Read the events of a session until a record of this kind comes."""
-    url, headers = f"{server.url}/v1/sessions/{session}/events", shown_to(server.url)
-    with httpx2.stream("GET", url, headers=headers, timeout=20) as events:
+def follow(server: Serving, session: str, *, until: str, key: str = "k1") -> None:
+    """Read the events of a stream from its beginning until a record of this kind comes."""
+    url = f"{server.url}/v1/sessions/{session}/events"
+    with httpx2.stream("GET", url, headers=keys(server, key), timeout=20) as events:
         assert any(f'"type":"{until}"' in line for line in events.iter_lines())
 
 
