@@ -479,7 +479,7 @@ class _Writer:
             return None
         try:
             self._sync_if(is_full=False)
-            self._db.execute(APPEND_AT_ONCE, (expected + 1, body, session, epoch))
+            self._execute(APPEND_AT_ONCE, (expected + 1, body, session, epoch))
         except apsw.Error:
             return None  # the thread meets it again, and tells it
         if not self._db.changes():
