@@ -46,6 +46,7 @@ from midstream.store.contract import Mark
 from midstream.store.memory import MemoryStore
 from midstream.testing import Gate, ScriptedModel, Stall, calls, records_until_end, run_turn, text
 from midstream.testing.models import Step
+from midstream.testing.stores import StoreInFront
 from midstream.testing.worlds import FakeWorld
 from midstream.tools import tool
 from midstream.world import World
@@ -503,11 +504,12 @@ async def test_a_refused_request_writes_nothing_and_claims_nothing() -> None:
 # --- words that come alone
 
 
-class AtOnce(MemoryStore):
+class AtOnce(StoreInFront):
     """A store that appends at once while it is told to, and whose other appends wait while they are told to."""
 
     def __init__(self, *, may: bool = True) -> None:
-        super().__init__()
+        self._memory = MemoryStore()
+        super().__init__(self._memory)
         self.may = may
         self.bug: Exception | None = None
         """Raised after an append at once."""
@@ -516,32 +518,21 @@ class AtOnce(MemoryStore):
         self.go = asyncio.Event()
         self.go.set()
 
+    async def asked(self, operation: str, session: str) -> None:
+        if operation == "append":
+            await self.go.wait()
+
     def append_at_once(
         self, session: str, work: Callable[[], bytes], *, expected: int, epoch: int
     ) -> bytes | None:
-        body = super().append_at_once(session, work, expected=expected, epoch=epoch) if self.may else None
+        body = None
+        if self.may:
+            body = self._memory.append_at_once(session, work, expected=expected, epoch=epoch)
         if body is not None:
             self.passed.append(body)
         if self.bug is not None:
             raise self.bug
         return body
-
-    async def append(
-        self,
-        session: str,
-        bodies: Sequence[bytes],
-        *,
-        expected: int,
-        epoch: int,
-        sync: Sync,
-        mark: Mark | None = None,
-        blobs: Sequence[Blob] = (),
-        seal: bytes = b"",
-    ) -> int:
-        await self.go.wait()
-        return await super().append(
-            session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark, blobs=blobs, seal=seal
-        )
 
 
 class Speaker:
