@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from bench.streaming_server import Midstream
 from midstream.cli.listening import run_server
-from midstream.core.frames import EventId
+from midstream.core.frames import START, EventId
 from midstream.core.server_stream import Wire
 from midstream.core.sse import BLOCK_BYTES_MAX, event_of_frame
 from midstream.server import http
@@ -62,7 +62,7 @@ class SideBySide(Midstream):
     def __init__(self, store: Path | Store) -> None:
         super().__init__(store)
         http.SSE = Wire(event_of_frame, words_of_records)
-        self._said: defaultdict[str, tuple[list[int], list[str]]] = defaultdict(lambda: ([0], ["0-0"]))
+        self._said: defaultdict[str, tuple[list[int], list[EventId]]] = defaultdict(lambda: ([0], [START]))
         """Of each stream, how many objects it had when, and the event that was newest then."""
 
     async def serve_at(self, port: int) -> None:
@@ -101,13 +101,14 @@ class SideBySide(Midstream):
             objects = [each if each.endswith("}") else each + "}" for each in body[1:-1].split("},")]
         runner = self._app.host.awake(name)
         assert runner is not None
-        position = runner.newest.position
         self._model.feeds[name].put(objects)
+        newest = runner.newest
         if is_acked:
-            await runner.wait(position)
+            await runner.wait(newest.position)
+            newest = runner.newest
         counts, places = self._said[name]
         counts.append(counts[-1] + len(objects))
-        places.append(str(runner.newest))
+        places.append(newest)
 
 
 async def _body_of(receive: Receive) -> str:

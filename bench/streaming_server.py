@@ -42,7 +42,7 @@ from midstream.core.records import (
     TurnEnded,
     TurnStatus,
 )
-from midstream.core.replies import Finished, ModelEvent, ModelRequest, TextDelta
+from midstream.core.replies import ModelEvent, ModelRequest, TextDelta
 from midstream.core.turn import SendMessage
 from midstream.runtime.agent import Agent
 from midstream.server.app import App, asgi
@@ -163,12 +163,12 @@ class Feed:
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 
-    async def tokens(self) -> AsyncIterator[str]:
+    async def events(self) -> AsyncIterator[ModelEvent]:
         """Yield what is put, for ever."""
         self.is_asked.set()
         while True:
             while self._tokens:
-                yield self._tokens.popleft()
+                yield TextDelta(self._tokens.popleft())
             self._arrival = asyncio.get_running_loop().create_future()
             await self._arrival
 
@@ -181,11 +181,9 @@ class Fed:
     def __init__(self) -> None:
         self.feeds: dict[str, Feed] = {}
 
-    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+    def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         """Say what is posted for this session."""
-        async for token in self.feeds[request.session].tokens():
-            yield TextDelta(token)
-        yield Finished()
+        return self.feeds[request.session].events()
 
 
 class Midstream:

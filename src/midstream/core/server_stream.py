@@ -208,12 +208,14 @@ class ServerStream:
         self._event_id: EventId | None = None
         self._secret_digest = ""
         self._is_encrypted = False
-        self._cursor = START.position
+        self.cursor = START.position
+        """Position after which `deliver` goes on."""
         self._was_admitted = False
         self._cancel_after_s: float | None = None
         self._is_left = False
         """The client said `close`: it leaves the turn to itself."""
-        self._snapshot_due: SnapshotDue | None = None
+        self.snapshot_due: SnapshotDue | None = None
+        """Which snapshot `show` must be given before anything is delivered; None where none is owed."""
         self._in_flight: set[int] = set()
         self._requests: list[Request] = []
         self._held: list[Submit] = []
@@ -296,16 +298,6 @@ class ServerStream:
         return self._cancel_after_s if is_lost else None
 
     @property
-    def cursor(self) -> int:
-        """Position after which `deliver` goes on."""
-        return self._cursor
-
-    @property
-    def snapshot_due(self) -> SnapshotDue | None:
-        """Which snapshot `show` must be given before anything is delivered; None where none is owed."""
-        return self._snapshot_due
-
-    @property
     def coalesce_s(self) -> float:
         """Seconds to wait for more when something has come to deliver."""
         return min(max(self._coalesce_s, self._open.coalesce_s), COALESCE_S_MAX)
@@ -323,8 +315,8 @@ class ServerStream:
         known = session.streams.get(self._open.stream)
         if known and known.queued and not known.turn:
             is_waiting = any(each.number == known.queued for each in session.queue)
-            return not is_waiting and self._cursor >= session.position
-        if not known or not known.turn or self._cursor < session.position:
+            return not is_waiting and self.cursor >= session.position
+        if not known or not known.turn or self.cursor < session.position:
             return False
         return session.turns > known.turn or not session.is_live
 
@@ -396,10 +388,10 @@ class ServerStream:
         if is_pruned:
             resume_from = pruned_to
         elif self._open.snapshots is SnapshotWhen.BEGIN and not self._open.stream and self._event_id is None:
-            self._snapshot_due = SnapshotDue.NEWEST
+            self.snapshot_due = SnapshotDue.NEWEST
         of_stream = known.cancel_after_s if known else None
         self._cancel_after_s = of_stream if self._open.cancel_after_s is None else self._open.cancel_after_s
-        self._cursor = resume_from.position
+        self.cursor = resume_from.position
         self._is_encrypted = secret_digest is not None
         self._state = _State.ADMITTED
         self._was_admitted = True
@@ -432,7 +424,7 @@ class ServerStream:
 
     def pass_on(self, page: Page, *, now: float) -> None:
         """Queue the events of a page that was encoded for this `wire`; the first one follows `cursor`."""
-        if self.is_closed:
+        if self._state is _State.CLOSED:
             return
         self._advance_over(page)
         self._frames += page.pieces
@@ -442,9 +434,9 @@ class ServerStream:
         """Say that what should have come next was pruned, up to this event; go on behind it."""
         if self.is_closed:
             return
-        self._cursor = pruned_to.position
+        self.cursor = pruned_to.position
         has_snapshot = self._open.snapshots is not SnapshotWhen.NEVER
-        self._snapshot_due = SnapshotDue.BEGINNING if has_snapshot else None
+        self.snapshot_due = SnapshotDue.BEGINNING if has_snapshot else None
         oldest = pruned_to.position + 1
         reason = f"the events before position {oldest} are not kept any more"
         self._queue(Gone(str(pruned_to), reason, oldest, has_snapshot), now=now)
@@ -458,8 +450,8 @@ class ServerStream:
         """
         if self.is_closed:
             return
-        self._snapshot_due = None
-        self._cursor = event_id.position
+        self.snapshot_due = None
+        self.cursor = event_id.position
         self._queue(Snapshot(str(event_id), msgspec.Raw(body), self.is_turn_over(session)), now=now)
 
     def handle_deadline(self, *, newest: EventId, waiting_on: str, now: float) -> None:
@@ -535,10 +527,10 @@ class ServerStream:
         queue.append(Submit(chunk.seqno, chunk))
 
     def _advance_over(self, page: Page) -> None:
-        assert self.is_admitted, "events before the welcome"
-        assert self._snapshot_due is None, "events before the snapshot"
-        assert page.after == self._cursor, f"events after {page.after} at position {self._cursor}"
-        self._cursor = page.end
+        assert self._state is _State.ADMITTED, "events before the welcome"
+        assert self.snapshot_due is None, "events before the snapshot"
+        assert page.after == self.cursor, f"events after {page.after} at position {self.cursor}"
+        self.cursor = page.end
 
     def _welcome(self, session: Session, resume_from: EventId, *, oldest: int) -> Welcome:
         known = session.streams.get(self._open.stream)

@@ -96,14 +96,16 @@ class Mailbox:
         """Whether something was taken and is not done with."""
         self._has_words = False
         """Whether words are among that."""
+        self._is_in_company = True
+        """Whether the next words are likely to be followed by others of the same moment, as the last ones were."""
         self._next_words_at = -math.inf
         self._held: Cancellable | None = None
         """What words are held back for: others of the same moment, the writes to readers, or the time after them."""
         self._arrival: asyncio.Future[None] | None = None
         """What the one who takes waits for, where nothing is there."""
+        self._resters: list[asyncio.Future[None]] = []
+        """Who waits until nothing is on its way."""
         self._room = asyncio.Event()
-        self._rested = asyncio.Event()
-        self._rested.set()
 
     @property
     def is_full(self) -> bool:
@@ -113,19 +115,24 @@ class Mailbox:
     @property
     def is_at_rest(self) -> bool:
         """Whether nothing is on its way to the journal."""
-        return self._rested.is_set()
+        return not (self._waiting or self._is_taken)
 
-    def put(self, envelope: Envelope) -> None:
-        """Put a command behind all others. Words wait for those that come in the next moment."""
+    def put(self, envelope: Envelope) -> bool:
+        """Put a command behind all others; return whether it was journaled here and now, as lonely words are."""
         self._waiting.append(envelope)
-        self._rested.clear()
         if self._is_due:
-            return
+            return False
         if not isinstance(envelope.command, ModelSaid) or self.is_full:
             self._hurry()
         elif self._held is None:
             early_s = self._next_words_at - self._world.monotonic()
-            self._held = self._world.later(early_s, self._say) if early_s > 0 else _soon(self._say)
+            if early_s > 0:
+                self._held = self._world.later(early_s, self._say)
+            elif self._is_in_company:
+                self._held = _soon(self._say)
+            else:
+                self._say()
+        return not self._waiting
 
     def has_report_of(self, task: asyncio.Task[Any] | None) -> bool:
         """Whether a command waits here that ends the obligation of a task."""
@@ -147,7 +154,7 @@ class Mailbox:
             if is_effect:
                 break
         self._is_due = bool(self._waiting)
-        self._is_taken = True
+        self._is_taken = bool(batch)
         self._has_words = bool(batch) and isinstance(batch[-1].command, ModelSaid)
         self._room.set()
         return batch
@@ -158,8 +165,7 @@ class Mailbox:
         if self._has_words:
             self._has_words = False
             self._hold_words()
-        if not self._waiting:
-            self._rested.set()
+        self._let_rest()
 
     async def room(self) -> None:
         """Wait until something was taken."""
@@ -170,7 +176,9 @@ class Mailbox:
         """Wait until nothing is on its way to the journal; nothing is held back meanwhile."""
         if self._waiting:
             self._hurry()
-        await self._rested.wait()
+        while not self.is_at_rest:
+            self._resters.append(asyncio.get_running_loop().create_future())
+            await self._resters[-1]
 
     def refuse_clients(self, error: MidstreamError) -> None:
         """Let nobody wait who can come again, while what cannot be said again waits for the store."""
@@ -191,17 +199,20 @@ class Mailbox:
         if self._held is not None:
             self._held.cancel()
         self._room.set()
-        self._rested.set()
+        self._is_taken = False
+        self._let_rest()
 
     def _say(self) -> None:
         """Let words that came in one moment, or while others were held back, go at once, or be taken."""
         self._held = None
+        self._is_in_company = len(self._waiting) > 1
         if self._is_taken or not self._say_at_once([*self._waiting]):
             self._hurry()
             return
         self._waiting.clear()
         self._room.set()
-        self._rested.set()
+        if self._resters:
+            self._let_rest()
         self._hold_words()
 
     def _hold_words(self) -> None:
@@ -214,6 +225,7 @@ class Mailbox:
         self._held = _soon(self._wait_for_writes)
 
     def _wait_for_writes(self) -> None:
+        self._is_in_company = self._is_in_company or bool(self._waiting)
         self._held = _soon(self._pause)
 
     def _pause(self) -> None:
@@ -222,6 +234,12 @@ class Mailbox:
         self._next_words_at = self._world.monotonic() + WORDS_EVERY_S
         if self._waiting:
             self._held = self._world.later(WORDS_EVERY_S, self._say)
+
+    def _let_rest(self) -> None:
+        while self._resters and self.is_at_rest:
+            waiting = self._resters.pop()
+            if not waiting.done():
+                waiting.set_result(None)
 
     def _hurry(self) -> None:
         self._is_due = True

@@ -353,7 +353,8 @@ class Runner:
         """Journal a model's words, or its tools, soon; wait only while too many of them are on their way."""
         if self._failed is not None:
             return  # a model that does not mind being stopped talks to nobody
-        self._mailbox.put(Envelope(command))
+        if self._mailbox.put(Envelope(command)):
+            await self._world.sleep(0.0)  # what was said is sent before more is asked for
         while self._mailbox.is_full and self._failed is None:
             await self._mailbox.room()
 

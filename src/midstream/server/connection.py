@@ -296,6 +296,7 @@ class Connection:
         self.is_continued = is_continued
         self._host = host
         self._world = host.world
+        self._now = host.world.monotonic
         self._session_id = session_id
         self._stream = stream
         self._transport = transport
@@ -476,7 +477,7 @@ class Connection:
 
     async def _send_all_of(self, runner: Runner) -> None:
         """Send what there is and what comes; raises what ended the session here."""
-        stream, coalesce_s = self._stream, self._stream.coalesce_s
+        stream, journal, coalesce_s = self._stream, runner.events, self._stream.coalesce_s
         copies = self._among.copies_of(runner, stream.wire)
         is_numbered = self.number > 0  # of readers nothing is asked with each delivery
         while not self._is_over:
@@ -484,7 +485,7 @@ class Connection:
                 raise fenced()
             if stream.snapshot_due is not None:
                 await self.show_due()
-            if runner.newest.position > stream.cursor:
+            if journal.newest.position > stream.cursor:
                 page = copies.at_hand(stream.cursor)
                 if page is not None:
                     stream.pass_on(page, now=self._now())
@@ -496,22 +497,22 @@ class Connection:
                 try:
                     await copies.read(stream.cursor)
                 except EventGoneError:  # it was pruned before this reader came so far
-                    stream.lose(runner.events.pruned_to, now=self._now())
+                    stream.lose(journal.pruned_to, now=self._now())
             elif self._transport.ends_with_turn and self.is_turn_over:
                 await self._flush()
                 self.has_told_turn = True
                 return
             elif stream.has_frames:
                 await self._flush()
-            elif runner.events.ended is not None:
-                raise runner.events.ended
+            elif journal.ended is not None:
+                raise journal.ended
             else:
-                news = runner.events.expect()
+                news = journal.expect()
                 try:
                     await self._until(news)
                 finally:
-                    runner.events.forget(news)
-                if coalesce_s > 0 and runner.newest.position > stream.cursor:
+                    journal.forget(news)
+                if coalesce_s > 0 and journal.newest.position > stream.cursor:
                     await self._world.sleep(coalesce_s)
 
     def _until(self, woken: asyncio.Future[None]) -> asyncio.Future[None]:
@@ -710,6 +711,3 @@ class Connection:
                 await self._flush()
         except TimeoutError:
             _log.debug("a client did not take the last frame", extra={"session": self._session_id})
-
-    def _now(self) -> float:
-        return self._world.monotonic()

@@ -46,7 +46,8 @@ class Copies:
                 records = self._ahead[skip : skip + EVENTS_PER_FRAME_MAX]
             if not records:
                 return None
-            records = _within(records, PAGE_BYTES_MAX)
+            if len(records) > 1:
+                records = _within(records, PAGE_BYTES_MAX)
             events = [(EventId(each.epoch, each.position), each.body) for each in records]
             self._last = self._wire.page(events)
         return self._last

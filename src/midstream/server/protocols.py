@@ -89,8 +89,13 @@ class PlainHttp(HttpProtocol):
             if begun.scope["http_version"] == "1.0":
                 begun.transport = _Unframed(begun)
             begun.transport = _HeadFirst(begun)
-        self._watch()
-        if not self._is_reset_at_end and not self._is_answered and self.cycle.scope["http_version"] == "1.0":
+        if begun is None or begun.response_complete:
+            self._watch()
+            return
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+        if not self._is_reset_at_end and begun.scope["http_version"] == "1.0":
             # The end of its body is the end of the connection: one that is cut must not look like that (STREAM-27).
             self._is_reset_at_end = True
             self._close_with(_RESET)
@@ -115,11 +120,7 @@ class PlainHttp(HttpProtocol):
         return self._is_answered and self.timeout_keep_alive_task is None
 
     def _watch(self) -> None:
-        if not self._awaits_headers:
-            if self._late is not None:
-                self._late.cancel()
-                self._late = None
-        elif self._late is None:
+        if self._late is None and self._awaits_headers:
             self._late = self.loop.call_later(HEADERS_S, self._give_up)
 
     def _give_up(self) -> None:

@@ -344,7 +344,7 @@ APPEND = "insert into record (session_id, position, epoch, body) values (?, ?, ?
 # Four statements in one, a transaction of its own: what a token costs.
 APPEND_AT_ONCE = """
 insert into record (session_id, position, epoch, body)
-select id, ?, epoch, ? from session where name = ? and epoch = ?
+select id, ?, epoch, ? from session where id = ? and epoch = ?
 """
 FOLD_INTO = """
 update record set body = ?1 where session_id = (select id from session where name = ?2) and position = ?3 and epoch = ?4
@@ -369,6 +369,14 @@ SPEND_EPOCHS = "update ledger set epochs_spent = max(epochs_spent, ?)"
 VOID = "update ledger set voided = voided + 1"
 
 
+class _End(NamedTuple):
+    """Where a journal ends, under which epoch that was seen, and the number of its session, which no other ever has."""
+
+    position: int
+    epoch: int
+    number: int
+
+
 class _Writer:
     """The one connection that writes and checkpoints. After `_open` it belongs to `Commits`."""
 
@@ -384,12 +392,12 @@ class _Writer:
         self._execute = db.cursor().execute
         """For what every commit does: a cursor for each statement costs a tenth of a short commit."""
         self._is_full: bool | None = None
-        self._ends: dict[str, tuple[int, int]] = {}
-        """Where a session's journal ends, and under which epoch that was seen."""
+        self._ends: dict[str, _End] = {}
+        """Where a session's journal ends, as was last seen here."""
         self._copied_pages = 0
+        """Pages that were in the log when it was copied back last, as far as readers allowed."""
         self._effects = Effects(db, partial(file.patiently, partial(db.execute, BEGIN)), file.world)
-        # Takes the place of SQLite's own checkpoints, which would come inside somebody's commit.
-        db.set_wal_hook(self._count_log)
+        db.wal_autocheckpoint(0)  # SQLite's own checkpoints would come inside somebody's commit
 
     def close(self) -> None:
         """Give up all leases and close; the last connection of all empties the log."""
@@ -418,6 +426,7 @@ class _Writer:
         except BaseException:
             self._undo()
             raise
+        self._count_log()
         return answers
 
     def _sync_if(self, is_full: bool) -> None:  # noqa: FBT001 - one value of SQLite's
@@ -465,26 +474,29 @@ class _Writer:
             self._db.execute(MARK, (mark.is_live, mark.at, mark.title, mark.turns, mark.status, number))
         if appendix.seal:
             self._db.execute(SEAL, (appendix.seal, number))
-        self._ends[session] = (end, epoch)
+        self._ends[session] = _End(end, epoch, number)
         return end
 
     def append_at_once(
         self, session: str, work: Callable[[], bytes], expected: int, epoch: int
     ) -> bytes | None:
         """Append one record and return it; None where `append` has to look closer. See `Commits.at_once`."""
-        if self._ends.get(session) != (expected, epoch):
+        known = self._ends.get(session)
+        if known is None or known.position != expected or known.epoch != epoch:
             return None
         body = work()
         if len(body) > AT_ONCE_BYTES_MAX:
             return None
         try:
-            self._sync_if(is_full=False)
-            self._execute(APPEND_AT_ONCE, (expected + 1, body, session, epoch))
+            if self._is_full is not False:
+                self._sync_if(is_full=False)
+            self._execute(APPEND_AT_ONCE, (expected + 1, body, known.number, epoch))
         except apsw.Error:
             return None  # the thread meets it again, and tells it
         if not self._db.changes():
             return None
-        self._ends[session] = (expected + 1, epoch)
+        self._ends[session] = _End(expected + 1, epoch, known.number)
+        self._count_log()
         return body
 
     def append_within(
@@ -503,10 +515,12 @@ class _Writer:
             self._ends.pop(session, None)
             raise LeaseLostError(f"session {session!r} has another epoch than {epoch}")
         number = row[0]
-        end, seen_under = self._ends.get(session, (0, None))
+        known = self._ends.get(session)
         # Nobody else appends under our epoch, and none is given twice: what was once seen under it still holds.
-        if seen_under != epoch:
+        if known is None or known.epoch != epoch:
             end = number_of(self._db.execute(FIND_END, (number,)))
+        else:
+            end = known.position
         if end != expected:
             raise JournalMovedError(f"session {session!r} ends at {end}, not at {expected}")
         return int(number)
@@ -568,11 +582,14 @@ class _Writer:
         with contextlib.suppress(apsw.Error):
             self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
-    def _count_log(self, _db: apsw.Connection, _name: str, pages: int) -> int:
+    def _count_log(self) -> None:
+        try:
+            pages, _ = self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)  # copies nothing: it counts
+        except apsw.Error:
+            return  # the next commit tells what is wrong
         if pages < self._copied_pages:  # it was started anew
             self._copied_pages = 0
         self.log_pages = pages - self._copied_pages
-        return apsw.SQLITE_OK
 
 
 FIND_RECORDS = """
