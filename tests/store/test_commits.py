@@ -37,6 +37,7 @@ class Scribe:
 
     def __init__(self) -> None:
         self.log_pages = 0
+        self.is_behind = False
         self.commits: list[tuple[str, int]] = []
         self.bug: BaseException | None = None
 

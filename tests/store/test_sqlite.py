@@ -243,7 +243,7 @@ async def test_an_append_waits_for_another_process_apart_from_the_event_loop(fol
     await _append(store, b"a", expected=0, epoch=epoch)
     neighbour.db = apsw.Connection(str(folder / "x.db"))
     neighbour.db.execute("begin immediate")
-    assert await _append(store, b"b", expected=1, epoch=epoch, sync=Sync.NORMAL) == 2
+    assert await _append(store, b"b", expected=1, epoch=epoch, sync=Sync.FULL) == 2
     assert neighbour.waited_in == ["midstream-sqlite-writer"]
     await store.close()
 

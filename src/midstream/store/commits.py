@@ -9,6 +9,7 @@ asked for, and one thread at a time uses the connection, without a lock.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
@@ -16,8 +17,9 @@ from typing import Any, Literal, Protocol, TypeVar
 from msgspec import Struct
 
 from midstream.core.records import Sync
+from midstream.errors import MidstreamError
 from midstream.store.thread import WorkThread
-from midstream.world import World
+from midstream.world import Cancellable, World
 
 T = TypeVar("T")
 
@@ -31,6 +33,10 @@ IDLE_CHECKPOINT_PAGES = 2000
 """Pages in the write-ahead log from which it is copied back when nobody waits (4 MB)."""
 BUSY_CHECKPOINT_PAGES = 16_000
 """Pages from which it is copied back even if somebody waits (32 MB)."""
+BEHIND_S = 0.1
+"""Seconds for which something may be written ahead of its commit: the words of so long share one."""
+AGAIN_S = 1.0
+"""Seconds after which that commit is tried again, where the database takes nothing, as on a full disk."""
 AT_ONCE_SHARE = 0.1
 """Most of its time that the event loop spends on commits. A disk that takes its time even for a write that is not
 synced soon reaches it, and so do many sessions, which had better share commits: then they are the thread's."""
@@ -48,6 +54,10 @@ class Asked(Struct):
 
 class Writer(Protocol):
     """Who commits, on one thread at a time."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something was written ahead that is in no commit yet. Each commit begins with all of it."""
 
     log_pages: int
     """Pages in the write-ahead log that are not yet copied back."""
@@ -84,6 +94,8 @@ class Commits:
         """Whether the next commit is likely to be of several, as the last one was."""
         self._has_new_log = False
         """Whether the next commit may begin the log anew, and sync that."""
+        self._catching_up: Cancellable | None = None
+        """The commit that will be made for what was written ahead."""
         self._at_once_from = 0.0
         """When the event loop has time for a commit again."""
         self._idle = asyncio.Event()
@@ -127,13 +139,50 @@ class Commits:
             self._go_on()
         return done
 
+    def ahead(self, put: Callable[[], T | None]) -> T | None:
+        """Let `put` write something ahead of its commit, and return its answer; None where it is to be asked for.
+
+        Nothing is under way meanwhile: what is put stands behind all that was asked for.
+
+        Args:
+            put: Where that is not possible it does nothing, and returns None.
+        """
+        if self._sync is Sync.FULL or self._is_busy:
+            return None
+        done = put()
+        if done is not None and self._catching_up is None:
+            self._catching_up = self._world.later(BEHIND_S, self._catch_up)
+        return done
+
+    async def caught_up(self) -> None:
+        """Wait until what was written ahead is in the database.
+
+        Raises:
+            UnavailableError: The database takes nothing now.
+        """
+        if self._writer.is_behind:
+            await self.ask(_nothing, Sync.NORMAL)
+
+    def _catch_up(self) -> None:
+        self._catching_up = None
+        if self._writer.is_behind:
+            self.ask(_nothing, Sync.NORMAL).add_done_callback(self._caught_up)
+
+    def _caught_up(self, done: asyncio.Future[None]) -> None:
+        if not done.cancelled() and done.exception() is not None and self._catching_up is None:
+            self._catching_up = self._world.later(AGAIN_S, self._catch_up)
+
     async def clear_log(self) -> None:
         """Copy the log into the database and empty it, as far as readers allow."""
         self._has_new_log = True
         await self._thread.ask(self._writer.clear_log)
 
     async def finish(self) -> None:
-        """Wait until everything asked for is committed."""
+        """Wait until everything asked for is committed, and what was written ahead, where the database takes it."""
+        if self._catching_up is not None:
+            self._catching_up.cancel()
+        with contextlib.suppress(MidstreamError):
+            await self.caught_up()
         await self._idle.wait()
 
     def _become_busy(self) -> None:
@@ -174,3 +223,7 @@ class Commits:
         else:
             self._is_busy = False
             self._idle.set()
+
+
+def _nothing() -> None:
+    """What is asked for where the commit itself is wanted."""

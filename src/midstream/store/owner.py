@@ -129,6 +129,11 @@ def sweep(folder: Path) -> None:
         is_alive(folder, path.stem)
 
 
+def has_others(folder: Path, owner: str) -> bool:
+    """Return whether anybody else holds a lock here."""
+    return any(path.stem != owner and is_alive(folder, path.stem) for path in folder.glob("*.lock"))
+
+
 class Peers:
     """The other owners of a place, as one of them sees them. One thread looks; others read what it saw.
 

@@ -1,5 +1,7 @@
 """Journals in one SQLite file: group commit on one connection, readers apart, owners by operating-system locks.
 
+Words that nobody syncs are written ahead of their commit while one process has the file for itself (`ahead`).
+
 Every operation checks first and writes after: a refused one leaves nothing to undo, and what it shares a commit with
 is not disturbed. The write-ahead log is copied into the database between commits, never inside one.
 
@@ -32,6 +34,7 @@ from midstream.errors import (
 )
 from midstream.store import inbox, shelves
 from midstream.store import owner as owners
+from midstream.store.ahead import Ahead, AheadFile, take_in
 from midstream.store.commits import Asked, Commits, Durability
 from midstream.store.contract import Appendix, Attempt, Kept, Mark, News, SessionInfo, Stored
 from midstream.store.database import BEGIN, DatabaseFile, number_of
@@ -57,7 +60,7 @@ class SQLiteStore:
 
     Args:
         path: The database; made on first use, readable by this user only. Its folder must exist. Two companions
-            (`-wal`, `-shm`) and a folder (`.owners`) appear beside it.
+            (`-wal`, `-shm`) and a folder (`.owners`) appear beside it; after a crash the last words may stand in there.
         durability: "power" syncs every append, "process" none, "default" does what the records say.
         lease_s: Seconds after which the sessions of a frozen process may be taken; a dead one's may be at once.
         world: Where the owner's id and the jitter come from.
@@ -156,6 +159,8 @@ class SQLiteStore:
         opened = self._opened
         if opened is None or opened.synced_epochs.get(session) != epoch:
             return None
+        if opened.writer.may_write_ahead:
+            return opened.commits.ahead(partial(opened.writer.write_ahead, session, work, expected, epoch))
         at_once = partial(opened.writer.append_at_once, session, work, expected, epoch)
         return opened.commits.at_once(at_once, Sync.NORMAL)
 
@@ -294,6 +299,7 @@ class _Opened:
         return cls(writer, reader, threads, watcher, Commits(writer, threads.writing, durability, file.world))
 
     async def read(self, question: Callable[[], T]) -> T:
+        await self.commits.caught_up()
         return await self._threads.reading.ask(question)
 
     async def close(self) -> None:
@@ -324,10 +330,29 @@ def _open(file: DatabaseFile, owner: str, lease_s: float) -> tuple[_Writer, Read
         lock = owners.OwnerLock(file.owners, owner)
         undo.callback(lock.give_up)
         owners.sweep(file.owners)
+        ahead = take_in(
+            file.owners,
+            owner,
+            lambda found: file.patiently(partial(_bring_in, db, found)),
+            may_write=file.is_plain,
+        )
+        if ahead is not None:
+            undo.callback(ahead.close)
         peers = owners.Peers(file.owners, lock, lease_s=lease_s)
         file.patiently(partial(inbox.clear, db, is_alive=partial(owners.is_alive, file.owners)))
         undo.pop_all()
-    return _Writer(file, db, lock, peers), Reader(file, reading)
+    return _Writer(file, db, lock, peers, ahead), Reader(file, reading)
+
+
+def _bring_in(db: apsw.Connection, entries: Sequence[Ahead]) -> None:
+    db.execute(BEGIN)
+    try:
+        for each in entries:
+            db.execute(APPEND_AHEAD, (each.number, each.position, each.epoch, each.body))
+        db.execute("commit")
+    finally:
+        if db.in_transaction:
+            db.execute("rollback")
 
 
 FIND_OWNED = "select id, epoch, owner from session where name = ?"
@@ -345,6 +370,12 @@ APPEND = "insert into record (session_id, position, epoch, body) values (?, ?, ?
 APPEND_AT_ONCE = """
 insert into record (session_id, position, epoch, body)
 select id, ?, epoch, ? from session where id = ? and epoch = ?
+"""
+# Of a session that has another epoch by now, or of a journal that has it already, nothing.
+APPEND_AHEAD = """
+insert into record (session_id, position, epoch, body)
+select id, ?2, epoch, ?4 from session where id = ?1 and epoch = ?3
+    and ?2 = 1 + (select ifnull(max(position), 0) from record where session_id = id)
 """
 FOLD_INTO = """
 update record set body = ?1 where session_id = (select id from session where name = ?2) and position = ?3 and epoch = ?4
@@ -381,7 +412,12 @@ class _Writer:
     """The one connection that writes and checkpoints. After `_open` it belongs to `Commits`."""
 
     def __init__(
-        self, file: DatabaseFile, db: apsw.Connection, lock: owners.OwnerLock, peers: owners.Peers
+        self,
+        file: DatabaseFile,
+        db: apsw.Connection,
+        lock: owners.OwnerLock,
+        peers: owners.Peers,
+        ahead: AheadFile | None,
     ) -> None:
         self.lock = lock
         self.peers = peers
@@ -389,6 +425,7 @@ class _Writer:
         """See `commits.Writer`."""
         self._file = file
         self._db = db
+        self._ahead = ahead
         self._execute = db.cursor().execute
         """For what every commit does: a cursor for each statement costs a tenth of a short commit."""
         self._is_full: bool | None = None
@@ -401,10 +438,22 @@ class _Writer:
 
     def close(self) -> None:
         """Give up all leases and close; the last connection of all empties the log."""
+        if self._ahead is not None:
+            self._ahead.close()
         self.lock.give_up()
         self._db.close()
 
     # --- commits
+
+    @property
+    def may_write_ahead(self) -> bool:
+        """Whether `write_ahead` is worth trying."""
+        return self._ahead is not None and not self._ahead.is_stopped
+
+    @property
+    def is_behind(self) -> bool:
+        """See `commits.Writer`."""
+        return self._ahead is not None and bool(self._ahead.entries)
 
     def commit(self, batch: Sequence[Asked]) -> list[Any]:
         """See `commits.Writer`."""
@@ -414,6 +463,7 @@ class _Writer:
         except apsw.Error as error:
             return [self._file.refusal(error, self._db) for _ in batch]
         try:
+            count = self._append_ahead()
             answers = [_answer(asked.write) for asked in batch]
             is_refused = batch[0].is_alone and isinstance(answers[0], MidstreamError)
             self._execute("rollback" if is_refused else "commit")
@@ -426,8 +476,18 @@ class _Writer:
         except BaseException:
             self._undo()
             raise
+        if count and not is_refused and self._ahead is not None:
+            self._ahead.forget(count)
         self._count_log()
         return answers
+
+    def _append_ahead(self) -> int:
+        """Append what was written ahead; return how much that was."""
+        if self._ahead is None:
+            return 0
+        for each in self._ahead.entries:
+            self._execute(APPEND_AHEAD, (each.number, each.position, each.epoch, each.body))
+        return len(self._ahead.entries)
 
     def _sync_if(self, is_full: bool) -> None:  # noqa: FBT001 - one value of SQLite's
         if is_full is not self._is_full:
@@ -482,7 +542,7 @@ class _Writer:
     ) -> bytes | None:
         """Append one record and return it; None where `append` has to look closer. See `Commits.at_once`."""
         known = self._ends.get(session)
-        if known is None or known.position != expected or known.epoch != epoch:
+        if known is None or known.position != expected or known.epoch != epoch or self.is_behind:
             return None
         body = work()
         if len(body) > AT_ONCE_BYTES_MAX:
@@ -497,6 +557,19 @@ class _Writer:
             return None
         self._ends[session] = _End(expected + 1, epoch, known.number)
         self._count_log()
+        return body
+
+    def write_ahead(self, session: str, work: Callable[[], bytes], expected: int, epoch: int) -> bytes | None:
+        """As `append_at_once`, ahead of the commit. See `Commits.ahead`."""
+        known = self._ends.get(session)
+        if self._ahead is None or known is None or known.position != expected or known.epoch != epoch:
+            return None
+        body = work()
+        if len(body) > AT_ONCE_BYTES_MAX:
+            return None
+        if not self._ahead.put(Ahead(known.number, expected + 1, epoch, body)):
+            return None
+        self._ends[session] = _End(expected + 1, epoch, known.number)
         return body
 
     def append_within(

@@ -1,0 +1,192 @@
+"""Records that are appended and not yet in the database: written ahead, into a file that outlives its process.
+
+A commit of SQLite costs ten system calls, which is more than all the rest of a token's way. A copy into a file that is
+mapped into memory costs none, and survives whatever a commit without a sync survives: every death of the process, not a
+power cut. So an owner that has the database for itself writes a model's words there first; each commit begins with all
+that was written ahead, and one is made soon for that alone.
+
+Nobody else ever has to look there, but whoever opens the database (`take_in`): it raises a flag in the files of all
+others, brings what they hold into the database, and goes on. An owner looks at its flag after it has written and before
+it tells anybody: what is told was brought in, or is in its own next commit. So whoever could take a session from an
+owner, dead or frozen, has all that it told, and once others have come nothing is written ahead any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from midstream.errors import UsageError
+from midstream.store import owner as owners
+
+AHEAD_BYTES = 256 * 1024
+"""Size of the file: some thousand words, of which hundreds come between two commits. What has no room is committed."""
+
+_SUFFIX = ".ahead"
+_HEAD = 64
+_FLAG = 0
+_ENTRY = struct.Struct("<QQQII")
+"""Of an entry: what `Ahead` has before the body, the body's length, and a checksum of it all. A length of 0 is the end.
+
+It is written after the body, and in one go; what a death or a power cut leaves of one has another checksum.
+"""
+_PLACE = struct.Struct("<QQQ")
+_END = bytes(_ENTRY.size)
+
+
+class Ahead(NamedTuple):
+    """A record, and where it belongs: the number of its session, its position, and the epoch it was appended under."""
+
+    number: int
+    position: int
+    epoch: int
+    body: bytes
+
+
+class AheadFile:
+    """What one owner has written ahead. `put` and `forget` are called by one thread; `entries` may be read by others.
+
+    Args:
+        folder: That of the owners' locks.
+        owner: Whose it is; it holds its lock.
+
+    Raises:
+        UsageError: The file cannot be made, such as on a full disk. Nothing is left behind.
+    """
+
+    def __init__(self, folder: Path, owner: str) -> None:
+        self.entries: list[Ahead] = []
+        """What is not known to be in the database, in the order in which it was put."""
+        self._path = _file_of(folder, owner)
+        try:
+            # Written, not only sized: a page that has no room on the disk would kill whoever touches it.
+            self._path.touch(mode=0o600)
+            self._path.write_bytes(bytes(AHEAD_BYTES))
+            self._map = _mapped(self._path)
+        except OSError as error:
+            self._path.unlink(missing_ok=True)
+            raise UsageError(f"cannot write {str(self._path)!r} ({error.strerror})") from error
+        self._end = _HEAD
+        self.is_stopped = False
+        """Whether nothing can be put any more, as others are here, or were."""
+
+    def put(self, entry: Ahead) -> bool:
+        """Write a record; return False where it may not be told to anybody, and is not there: it is to be committed."""
+        number, position, epoch, body = entry
+        start, length = self._end, len(body)
+        end = start + _ENTRY.size + length
+        if end + _ENTRY.size > AHEAD_BYTES or self.is_stopped or not length:
+            return False
+        self._map[start + _ENTRY.size : end] = body
+        _ENTRY.pack_into(
+            self._map, start, number, position, epoch, length, _checksum(number, position, epoch, body)
+        )
+        if self._map[_FLAG]:
+            self._map[start : start + _ENTRY.size] = _END
+            self.is_stopped = True
+            return False
+        self._end = end
+        self.entries.append(entry)
+        return True
+
+    def forget(self, count: int) -> None:
+        """Let go of the first entries, which are in the database now; once it is all of them, their bytes go too."""
+        del self.entries[:count]
+        if not self.entries and self._end > _HEAD:
+            self._map[_HEAD : self._end] = bytes(self._end - _HEAD)
+            self._end = _HEAD
+
+    def stop(self) -> None:
+        """Let nothing be put any more."""
+        self.is_stopped = True
+
+    def close(self) -> None:
+        """Remove the file, unless it has what is not in the database: that is for whoever opens it next."""
+        self._map.close()
+        if not self.entries:
+            self._path.unlink(missing_ok=True)
+
+
+def take_in(
+    folder: Path, owner: str, bring_in: Callable[[Sequence[Ahead]], None], *, may_write: bool
+) -> AheadFile | None:
+    """Bring into the database what others have written ahead, and return where this owner may do so, if anywhere.
+
+    Its own file is there before it looks for others, and its lock before that: of two that open at once, one at least
+    sees the other.
+
+    Args:
+        bring_in: Appends in one transaction what is not in the database yet.
+        may_write: Whether this owner may write ahead, where it is alone.
+    """
+    ours: AheadFile | None = None
+    if may_write:
+        with contextlib.suppress(UsageError):  # a full disk: everything is committed, if anything is
+            ours = AheadFile(folder, owner)
+    try:
+        for path in folder.glob(f"*{_SUFFIX}"):
+            if path.stem != owner:
+                if found := _taken_from(path):
+                    bring_in(found)
+                if not owners.is_alive(folder, path.stem):
+                    _remove(path)
+        if ours is not None and owners.has_others(folder, owner):
+            ours.stop()
+    except BaseException:
+        if ours is not None:
+            ours.close()
+        raise
+    return ours
+
+
+def _taken_from(path: Path) -> list[Ahead]:
+    """Raise the flag of an owner, dead or alive, and return what it has written ahead, in its order."""
+    try:
+        mapped = _mapped(path)
+    except (OSError, ValueError):  # it has gone, or its owner died when it made it
+        return []
+    with mapped:
+        mapped[_FLAG] = 1
+        return [*_read(mapped)]
+
+
+def _remove(path: Path) -> None:
+    """Remove a dead owner's file; what is deleted later must not be found in its place."""
+    with contextlib.suppress(OSError, ValueError):  # another one that opened the database has
+        with _mapped(path) as mapped:
+            mapped[:] = bytes(AHEAD_BYTES)
+        path.unlink()
+
+
+def _read(mapped: mmap.mmap) -> Iterator[Ahead]:
+    start = _HEAD
+    while start + _ENTRY.size <= len(mapped):
+        number, position, epoch, length, checksum = _ENTRY.unpack_from(mapped, start)
+        start += _ENTRY.size
+        body = mapped[start : start + length]
+        if not length or checksum != _checksum(number, position, epoch, body):
+            return
+        yield Ahead(number, position, epoch, body)
+        start += length
+
+
+def _checksum(number: int, position: int, epoch: int, body: bytes) -> int:
+    return zlib.crc32(body, zlib.crc32(_PLACE.pack(number, position, epoch)))
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        return mmap.mmap(descriptor, AHEAD_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+def _file_of(folder: Path, owner: str) -> Path:
+    return folder / f"{owner}{_SUFFIX}"

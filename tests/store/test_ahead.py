@@ -1,0 +1,389 @@
+"""What is written ahead of its commit: there for whoever opens the database next, in its order, once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from midstream.core.records import Sync
+from midstream.errors import LeaseHeldError, LeaseLostError, UsageError
+from midstream.store.ahead import AHEAD_BYTES, Ahead, AheadFile, take_in
+from midstream.store.commits import BEHIND_S
+from midstream.store.owner import OwnerLock
+from midstream.store.sqlite import SQLiteStore
+from midstream.testing.worlds import FakeWorld
+from tests.fault.workers import until
+
+SAID = [Ahead(7, position, 3, b'{"text":"%d"}' % position) for position in range(1, 6)]
+
+
+class Place:
+    """A folder of owners, and what was brought in from there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.found: list[Ahead] = []
+
+    def take_in(self, owner: str = "next") -> AheadFile | None:
+        return take_in(self.folder, owner, self.found.extend, may_write=True)
+
+    @property
+    def files(self) -> list[str]:
+        return sorted(path.name for path in self.folder.glob("*.ahead"))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def _put(file: AheadFile, entries: list[Ahead] = SAID) -> list[bool]:
+    return [file.put(each) for each in entries]
+
+
+def test_what_a_dead_owner_wrote_is_brought_in_and_its_file_is_gone(place: Place) -> None:
+    file = AheadFile(place.folder, "dead")
+    assert _put(file) == [True] * 5
+    place.take_in()
+    assert (place.found, place.files) == (SAID, ["next.ahead"])
+
+
+def test_what_is_in_the_database_is_not_brought_in_again(place: Place) -> None:
+    file = AheadFile(place.folder, "dead")
+    _put(file)
+    file.forget(5)
+    assert bytes(AHEAD_BYTES) == (place.folder / "dead.ahead").read_bytes()
+    _put(file, SAID[3:])
+    place.take_in()
+    assert place.found == SAID[3:]
+
+
+def test_some_that_are_in_the_database_stay_until_all_are(place: Place) -> None:
+    file = AheadFile(place.folder, "dead")
+    _put(file)
+    file.forget(2)
+    assert file.entries == SAID[2:]
+    place.take_in()
+    assert place.found == SAID
+
+
+def test_a_closed_file_is_gone_unless_it_has_what_the_database_has_not(place: Place) -> None:
+    for owner, entries in (("empty", SAID[:0]), ("full", SAID)):
+        file = AheadFile(place.folder, owner)
+        _put(file, entries)
+        file.close()
+    assert place.files == ["full.ahead"]
+
+
+@pytest.mark.parametrize("cut", range(0, len(SAID[0].body) + 32, 3))
+def test_of_an_entry_that_is_not_whole_nothing_is_brought_in(place: Place, cut: int) -> None:
+    """A power cut may leave any page of it behind, or none."""
+    _put(AheadFile(place.folder, "dead"), SAID[:2])
+    path = place.folder / "dead.ahead"
+    body = bytearray(path.read_bytes())
+    second = 64 + len(SAID[0].body) + 32
+    body[second + cut] ^= 1
+    path.write_bytes(body)
+    place.take_in()
+    assert place.found == SAID[:1]
+
+
+@pytest.mark.parametrize("length", [0, 1, 4096, AHEAD_BYTES - 1])
+def test_a_file_whose_owner_died_when_it_made_it_is_removed(place: Place, length: int) -> None:
+    (place.folder / "dead.ahead").write_bytes(bytes(length))
+    assert place.take_in() is not None
+    assert place.found == []
+
+
+def test_what_has_no_room_is_not_put(place: Place) -> None:
+    file = AheadFile(place.folder, "a")
+    large = Ahead(1, 1, 1, b"x" * (AHEAD_BYTES // 3))
+    assert _put(file, [large] * 3) == [True, True, False]
+    assert _put(file, [Ahead(1, 3, 1, b"")]) == [False]
+    file.forget(2)
+    assert file.put(large)
+    last = AHEAD_BYTES - 64 - 2 * 32 - len(large.body) - 32
+    assert _put(file, [Ahead(1, 2, 1, b"x" * (last + 1)), Ahead(1, 2, 1, b"x" * last)]) == [False, True]
+    place.take_in()
+    assert len(place.found) == 2
+
+
+def test_an_owner_that_somebody_sees_puts_nothing_any_more(place: Place) -> None:
+    lock = OwnerLock(place.folder, "first")
+    first = place.take_in("first")
+    assert first is not None
+    _put(first, SAID[:2])
+    second_lock = OwnerLock(place.folder, "second")
+    second = place.take_in("second")
+    assert second is not None
+    assert place.found == SAID[:2]
+    assert [*_put(first, SAID[2:]), *_put(second)] == [False] * 8
+    assert place.files == ["first.ahead", "second.ahead"]
+    place.found.clear()
+    place.take_in("third")
+    assert place.found == SAID[:2], "what was refused is not there"
+    lock.give_up()
+    second_lock.give_up()
+
+
+def test_a_file_that_cannot_be_made_is_said_and_nothing_is_left(place: Place) -> None:
+    with pytest.raises(UsageError):
+        AheadFile(place.folder / "missing", "a")
+    assert take_in(place.folder / "missing", "a", place.found.extend, may_write=True) is None
+
+
+def test_who_may_not_write_takes_in_what_others_wrote(place: Place) -> None:
+    _put(AheadFile(place.folder, "dead"))
+    assert take_in(place.folder, "next", place.found.extend, may_write=False) is None
+    assert (place.found, place.files) == (SAID, [])
+
+
+def test_what_cannot_be_brought_in_stays(place: Place) -> None:
+    def fail(_found: object) -> None:
+        raise OSError("full")
+
+    _put(AheadFile(place.folder, "dead"))
+    with pytest.raises(OSError, match="full"):
+        take_in(place.folder, "next", fail, may_write=True)
+    assert place.files == ["dead.ahead"]
+    place.take_in()
+    assert place.found == SAID
+
+
+# --- in a store
+
+
+@asynccontextmanager
+async def _claimed(path: Path, world: FakeWorld | None = None) -> AsyncIterator[tuple[SQLiteStore, int]]:
+    store = SQLiteStore(path, world=world or FakeWorld())
+    await store.open()
+    epoch = await store.claim("s", at=1.0)
+    await store.append("s", [b"0"], expected=0, epoch=epoch, sync=Sync.FULL)
+    try:
+        yield store, epoch
+    finally:
+        await store.close()
+
+
+def _in_the_database(path: Path) -> list[bytes]:
+    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as db:
+        return [body for (body,) in db.execute("select body from record order by position")]
+
+
+async def _bodies(store: SQLiteStore) -> list[bytes]:
+    return [each.body for each in await store.read("s", after=0, limit=10_000)]
+
+
+def _say(store: SQLiteStore, body: bytes, *, expected: int, epoch: int) -> bool:
+    return store.append_at_once("s", lambda: body, expected=expected, epoch=epoch) is not None
+
+
+async def test_words_wait_for_their_commit_and_are_there_for_who_reads(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    async with _claimed(path) as (store, epoch):
+        assert all(_say(store, b"%d" % number, expected=number, epoch=epoch) for number in range(1, 4))
+        assert _in_the_database(path) == [b"0"]
+        assert await _bodies(store) == [b"0", b"1", b"2", b"3"] == _in_the_database(path)
+        found = await store.find("s")
+        assert found is not None
+        assert found.end == 4
+
+
+async def test_they_are_committed_soon_though_nobody_asks(tmp_path: Path) -> None:
+    path, world = tmp_path / "x.db", FakeWorld()
+    async with _claimed(path, world) as (store, epoch):
+        assert _say(store, b"1", expected=1, epoch=epoch)
+        await world.advance(BEHIND_S)
+        await until(lambda: _in_the_database(path) == [b"0", b"1"])
+
+
+async def test_a_closed_store_has_committed_them(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    async with _claimed(path) as (store, epoch):
+        assert _say(store, b"1", expected=1, epoch=epoch)
+    assert _in_the_database(path) == [b"0", b"1"]
+    assert [*(tmp_path / "x.db.owners").iterdir()] == []
+
+
+async def test_what_follows_them_is_behind_them(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    async with _claimed(path) as (store, epoch):
+        assert _say(store, b"1", expected=1, epoch=epoch)
+        assert await store.append("s", [b"2"], expected=2, epoch=epoch, sync=Sync.FULL) == 3
+        assert _in_the_database(path) == [b"0", b"1", b"2"]
+
+
+async def test_a_deleted_session_leaves_none_behind(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    async with _claimed(path) as (store, epoch):
+        assert _say(store, b"a secret", expected=1, epoch=epoch)
+        assert await store.delete("s")
+        [ahead] = (tmp_path / "x.db.owners").glob("*.ahead")
+        assert b"secret" not in ahead.read_bytes()
+        assert await _bodies(store) == []
+
+
+async def test_with_power_as_durability_nothing_is_written_ahead(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "x.db", durability="power")
+    await store.open()
+    epoch = await store.claim("s", at=1.0)
+    await store.append("s", [b"0"], expected=0, epoch=epoch, sync=Sync.NORMAL)
+    assert not _say(store, b"1", expected=1, epoch=epoch)
+    await store.close()
+
+
+async def test_whoever_opens_the_database_sees_all_that_was_told_from_then_on(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    async with _claimed(path) as (store, epoch):
+        assert _say(store, b"1", expected=1, epoch=epoch)
+        other = SQLiteStore(path)
+        await other.open()
+        try:
+            said = [b"0", b"1"]
+            assert await _bodies(other) == said
+            for _ in range(3):
+                body = b"%d" % len(said)
+                if not _say(store, body, expected=len(said), epoch=epoch):
+                    await store.append("s", [body], expected=len(said), epoch=epoch, sync=Sync.NORMAL)
+                said.append(body)
+                assert await _bodies(other) == said
+        finally:
+            await other.close()
+
+
+PROGRAM = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from midstream.core.records import Sync
+from midstream.store.sqlite import SQLiteStore
+
+async def main():
+    store = SQLiteStore(Path(sys.argv[1]))
+    await store.open()
+    epoch = await store.claim("s", at=1.0)
+    await store.append("s", [b"0"], expected=0, epoch=epoch, sync=Sync.FULL)
+    for number in range(1, int(sys.argv[2]) + 1):
+        assert store.append_at_once("s", lambda: b"%d" % number, expected=number, epoch=epoch)
+    print("said", flush=True)
+    os.kill(os.getpid(), getattr(signal, sys.argv[3]))
+    store.append_at_once("s", lambda: b"of a zombie", expected=number + 1, epoch=epoch)
+    print("woken", flush=True)
+    try:
+        await store.append("s", [b"of a zombie"], expected=number + 1, epoch=epoch, sync=Sync.NORMAL)
+    except Exception as error:
+        print(type(error).__name__, flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("count", [1, 3, 100])
+def test_what_a_killed_process_had_told_is_not_lost(tmp_path: Path, count: int) -> None:
+    path = tmp_path / "x.db"
+    command = [sys.executable, "-c", PROGRAM, str(path), str(count), "SIGKILL"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.returncode) == ("said\n", -signal.SIGKILL), done.stderr
+    assert _in_the_database(path) == [b"0"]
+    for _ in range(2):  # taken in once
+        assert asyncio.run(_found_at(path)) == [b"%d" % number for number in range(count + 1)]
+    assert [*(tmp_path / "x.db.owners").iterdir()] == []
+
+
+async def _found_at(path: Path) -> list[bytes]:
+    store = SQLiteStore(path)
+    await store.open()
+    bodies = await _bodies(store)
+    await store.close()
+    return bodies
+
+
+@pytest.mark.skipif(os.name != "posix", reason="stops a process")
+def test_a_frozen_process_that_wakes_up_tells_nobody_anything(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    command = [sys.executable, "-c", PROGRAM, str(path), "3", "SIGSTOP"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as frozen:
+        try:
+            assert frozen.stdout is not None
+            assert frozen.stdout.readline() == "said\n"
+            os.waitid(os.P_PID, frozen.pid, os.WSTOPPED | os.WNOWAIT)
+            assert asyncio.run(_take_over(path)) == [b"0", b"1", b"2", b"3", b"ours"]
+            frozen.send_signal(signal.SIGCONT)
+            assert frozen.communicate(timeout=60)[0] == f"woken\n{LeaseLostError.__name__}\n"
+        finally:
+            frozen.kill()
+    assert _in_the_database(path) == [b"0", b"1", b"2", b"3", b"ours"]
+
+
+async def _take_over(path: Path) -> list[bytes]:
+    """Claim the session of a frozen owner, and append to it."""
+    store = SQLiteStore(path, lease_s=0.05)
+    await store.open()
+    watching = asyncio.create_task(_watch(store))
+    async with asyncio.timeout(60):
+        epoch = None
+        while epoch is None:
+            with contextlib.suppress(LeaseHeldError):
+                epoch = await store.claim("s", at=2.0)
+    await store.append("s", [b"ours"], expected=4, epoch=epoch, sync=Sync.FULL)
+    bodies = await _bodies(store)
+    watching.cancel()
+    await store.close()
+    return bodies
+
+
+async def _watch(store: SQLiteStore) -> None:
+    while True:
+        await store.watch({})
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_whatever_happens_in_whatever_order_all_that_was_told_is_there_once(
+    tmp_path: Path, seed: int
+) -> None:
+    chance, path = random.Random(seed), tmp_path / "x.db"
+    said: list[bytes] = []
+    left: list[SQLiteStore] = []
+    store = SQLiteStore(path)
+    await store.open()
+    epoch = await store.claim("s", at=1.0)
+    for step in range(150):
+        body = b"%d" % step
+        match chance.choice(["say", "say", "say", "say", "append", "read", "look", "crash", "claim"]):
+            case "say":
+                if _say(store, body, expected=len(said), epoch=epoch):
+                    said.append(body)
+            case "append":
+                sync = chance.choice([Sync.NORMAL, Sync.FULL])
+                await store.append("s", [body, body], expected=len(said), epoch=epoch, sync=sync)
+                said += [body, body]
+            case "read":
+                assert await _bodies(store) == said
+            case "look" if chance.random() < 0.3:
+                other = SQLiteStore(path)
+                await other.open()
+                assert await _bodies(other) == said
+                await other.close()
+            case "crash" if chance.random() < 0.5:
+                assert store._opened is not None
+                store._opened.lock.drop()  # as the system does it
+                left.append(store)
+                store = SQLiteStore(path)
+                await store.open()
+                assert await _bodies(store) == said
+                epoch = await store.claim("s", at=1.0)
+            case "claim":
+                epoch = await store.claim("s", at=1.0)
+    for each in [*left, store]:
+        await each.close()
+    assert _in_the_database(path) == said
