@@ -42,11 +42,12 @@ class Speaker(Struct, frozen=True):
 
 
 class _Headers:
-    """What the headers of a request say, each by its name: most of those that are asked for are not there."""
+    """What the headers of a request say, each by its name."""
 
     def __init__(self, request: HTTPConnection) -> None:
         self._told = request.scope["headers"]
-        self._names = dict(self._told)
+        self._by_name: dict[bytes, bytes] = dict(self._told)
+        self._is_each_once = len(self._by_name) == len(self._told)
 
     def __getitem__(self, name: bytes) -> str:
         """Return what a header says; "" where it is missing or says nothing.
@@ -54,9 +55,9 @@ class _Headers:
         Raises:
             MalformedFrameError: It is there twice and says two things: who is in between may pass on either.
         """
-        if name not in self._names:
-            return ""
         # Not every parser takes off the space behind a value, which is no part of it (RFC 9110, section 5.5).
+        if self._is_each_once:
+            return self._by_name.get(name, b"").strip(b" \t").decode("latin-1")
         said = {value.strip(b" \t") for each, value in self._told if each == name} - {b""}
         if len(said) > 1:
             raise MalformedFrameError(f"the header `{name.decode()}` is there twice and says two things")
