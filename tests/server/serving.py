@@ -169,6 +169,13 @@ def abort(seqno: int) -> Json:
     return {"type": "chunk", "seqno": seqno, "payload": {"type": "abort"}}
 
 
+async def post(
+    client: httpx2.AsyncClient, frame: Json, *, session: str = "s1", **headers: str
+) -> httpx2.Response:
+    """Send one frame by POST, under the usual keys where `headers` have no others."""
+    return await client.post(f"/v1/sessions/{session}/chunks", json=frame, headers={**KEYS, **headers})
+
+
 def records_of(frames: Sequence[Json]) -> list[Json]:
     """Return all records of frames, with their ids."""
     return [event for frame in frames for event in frame.get("events", ())]

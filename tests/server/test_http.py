@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 
 import httpx2
 import pytest
-from starlette.types import Message
 
-from midstream.core.blobs import Blob
-from midstream.core.frames import FRAME_BYTES_MAX
-from midstream.core.records import Sync
-from midstream.core.settings import StreamSettings
 from midstream.core.sse import ServerSentEvent, SseDecoder
 from midstream.errors import (
     MidstreamError,
@@ -23,8 +17,7 @@ from midstream.errors import (
     StoreDamagedError,
     StoreFullError,
 )
-from midstream.server import http as http_module
-from midstream.store.contract import Mark, Stored
+from midstream.store.contract import Stored
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.models import Gate, Stall, calls, text
 from midstream.testing.stores import FailingStore
@@ -33,12 +26,12 @@ from midstream.tools import tool
 from tests.server.serving import (
     KEYS,
     WAIT_S,
-    Json,
     Served,
     abort,
     called,
     chunk,
     make_app,
+    post,
     said,
     served,
 )
@@ -49,12 +42,6 @@ from tests.spec import spec
 def double(number: int) -> int:
     """Double a number."""
     return 2 * number
-
-
-async def post(
-    client: httpx2.AsyncClient, frame: Json, *, session: str = "s1", **headers: str
-) -> httpx2.Response:
-    return await client.post(f"/v1/sessions/{session}/chunks", json=frame, headers={**KEYS, **headers})
 
 
 async def events_of(response: httpx2.Response) -> AsyncIterator[ServerSentEvent]:
@@ -179,151 +166,6 @@ async def test_a_refused_event_stream_gives_its_place_back() -> None:
     assert (full.status_code, full.json()["code"], full.headers["retry-after"]) == (503, "overloaded", "5")
 
 
-async def test_a_client_that_goes_before_its_chunk_is_whole_changes_nothing() -> None:
-    sent: list[Message] = []
-
-    async def receive() -> Message:
-        return {"type": "http.disconnect"}
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    app = make_app()
-    headers = [(name.encode(), value.encode()) for name, value in KEYS.items()]
-    scope = {"type": "http", "method": "POST", "path": "/v1/sessions/s1/chunks", "headers": headers}
-    await app({**scope, "query_string": b""}, receive, send)
-    await app.stop()
-    assert [sent[0]["status"], json.loads(sent[1]["body"])["code"]] == [503, "connection_lost"]
-
-
-async def test_a_repeated_chunk_is_acknowledged_again_and_marked() -> None:
-    async with called(make_app([[Stall()]])) as client:
-        first = await post(client, chunk())
-        again = await post(client, chunk())
-        turns = (await client.get("/v1/sessions/s1")).json()["turns"]
-    assert first.json() == again.json() == {"type": "ack", "seqno": 0}
-    assert again.headers["x-midstream-replayed"] == "true"
-    assert turns == 1
-
-
-async def test_the_standard_name_of_the_key_is_understood() -> None:
-    async with called(make_app()) as client:
-        answer = await client.post(
-            "/v1/sessions/s1/chunks",
-            json=chunk(),
-            headers={
-                "idempotency-key": "k9",
-                "x-idempotent-encryption-key": KEYS["x-idempotent-encryption-key"],
-            },
-        )
-    assert answer.status_code == 200
-
-
-BAD_CHUNKS: list[tuple[object, dict[str, str], int, str]] = [
-    (abort(0), {}, 404, "session_not_found"),
-    (abort(1), {}, 409, "seqno_gap"),
-    (chunk(), {"x-idempotency-key": ""}, 400, "malformed_frame"),
-    (chunk(), {"x-idempotent-encryption-key": ""}, 400, "malformed_frame"),
-    (chunk(), {"x-idempotency-key": "k" * 257}, 400, "malformed_frame"),
-    (chunk(-1), {}, 400, "malformed_frame"),
-    ({"type": "open"}, {}, 400, "malformed_frame"),
-    ({"type": "ping"}, {"x-idempotency-key": ""}, 404, "session_not_found"),
-    ({"type": "ping"}, {"x-idempotency-cancel-after": "soon"}, 400, "malformed_frame"),
-    ({"type": "close"}, {"x-idempotency-cancel-after": "soon"}, 400, "malformed_frame"),
-    ({"type": "chunk", "seqno": 0, "payload": {"type": "sing"}}, {}, 400, "malformed_frame"),
-    ([], {}, 400, "malformed_frame"),
-]
-
-
-@pytest.mark.parametrize(("frame", "headers", "status", "code"), BAD_CHUNKS)
-async def test_a_chunk_that_cannot_be_taken_leaves_no_session_behind(
-    frame: Json, headers: dict[str, str], status: int, code: str
-) -> None:
-    async with called(make_app()) as client:
-        answer = await post(client, frame, **headers)
-        assert (answer.status_code, answer.json()["code"]) == (status, code)
-        assert answer.headers["content-type"] == "application/problem+json"
-        assert (await client.get("/v1/sessions")).json() == {"sessions": [], "next": None}
-
-
-async def test_a_gap_says_which_number_is_expected() -> None:
-    async with called(make_app([[Stall()]])) as client:
-        await post(client, chunk())
-        answer = await post(client, abort(5))
-        unknown = await post(client, abort(5), **{"x-idempotency-key": "k7"})
-    assert (answer.status_code, answer.json()["code"], answer.json()["expected"]) == (409, "seqno_gap", 1)
-    assert (unknown.status_code, unknown.json()["expected"]) == (409, 0)
-
-
-async def test_another_payload_under_a_used_number_is_a_conflict() -> None:
-    async with called(make_app([[Stall()]])) as client:
-        await post(client, chunk(words="one"))
-        await post(client, abort(1))
-        answer = await post(client, {**abort(1), "payload": {"type": "abort", "turn": 7}})
-    assert (answer.status_code, answer.json()["code"]) == (409, "seqno_reused")
-
-
-@spec("STREAM-52")
-async def test_the_same_key_with_another_first_message_is_unprocessable() -> None:
-    async with called(make_app([[Stall()]])) as client:
-        await post(client, chunk(words="one"))
-        answer = await post(client, chunk(words="two"))
-    assert (answer.status_code, answer.json()["code"]) == (422, "stream_reused")
-
-
-class _Held(MemoryStore):
-    """Its appends wait while they are to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.may_go_on = asyncio.Event()
-        self.may_go_on.set()
-        self.has_begun = asyncio.Event()
-
-    async def append(
-        self,
-        session: str,
-        bodies: Sequence[bytes],
-        *,
-        expected: int,
-        epoch: int,
-        sync: Sync,
-        mark: Mark | None = None,
-        blobs: Sequence[Blob] = (),
-        seal: bytes = b"",
-    ) -> int:
-        if not self.may_go_on.is_set():
-            self.has_begun.set()
-            await self.may_go_on.wait()
-        return await super().append(
-            session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark, blobs=blobs, seal=seal
-        )
-
-
-def withdrawal(seqno: int) -> Json:
-    return {"type": "chunk", "seqno": seqno, "payload": {"type": "withdraw"}}
-
-
-@spec("STREAM-56")
-async def test_a_chunk_more_than_may_be_in_flight_is_refused_and_may_come_later() -> None:
-    store = _Held()
-    app = make_app([text("hello")], store=store)
-    app.settings = StreamSettings(in_flight_max=1)
-    other = {"x-idempotency-key": "k2"}
-    async with called(app) as client, asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
-        assert (await post(client, chunk())).is_success
-        await records_until_end(await app.host.session("s1"), after=0)
-        store.may_go_on.clear()
-        first = group.create_task(post(client, withdrawal(0), **other))
-        await store.has_begun.wait()
-        refused = await post(client, withdrawal(1), **other)
-        assert (refused.status_code, refused.json()["code"]) == (400, "protocol")
-        again = group.create_task(post(client, withdrawal(0), **other))
-        store.may_go_on.set()
-        assert (await first).json() == (await again).json() == {"type": "ack", "seqno": 0}
-        assert (await post(client, withdrawal(1), **other)).json() == {"type": "ack", "seqno": 1}
-
-
 async def test_a_wrong_secret_is_refused_on_the_way_up_and_down() -> None:
     wrong = {**KEYS, "x-idempotent-encryption-key": "t" * 43}
     async with served(make_app([[Stall()]])) as server:
@@ -333,91 +175,6 @@ async def test_a_wrong_secret_is_refused_on_the_way_up_and_down() -> None:
     assert [(answer.status_code, answer.json()["code"]) for answer in (up, down)] == [
         (403, "wrong_secret")
     ] * 2
-
-
-async def test_a_second_message_while_a_turn_runs_is_busy() -> None:
-    async with called(make_app([[Stall()]])) as client:
-        await post(client, chunk())
-        answer = await post(client, chunk(when_busy="refuse"), **{"x-idempotency-key": "k2"})
-    assert (answer.status_code, answer.json()["code"], answer.json()["retry"]) == (
-        409,
-        "session_busy",
-        "later",
-    )
-
-
-async def test_a_body_above_the_limit_is_refused_before_it_is_read_whole() -> None:
-    sent = 0
-
-    async def endless() -> AsyncIterator[bytes]:
-        nonlocal sent
-        while sent < 64 * FRAME_BYTES_MAX:
-            sent += 64 * 1024
-            yield b" " * 64 * 1024
-
-    async with called(make_app()) as client:
-        answer = await client.post("/v1/sessions/s1/chunks", content=endless(), headers=KEYS)
-    assert (answer.status_code, answer.json()["code"]) == (413, "frame_too_large")
-
-
-async def test_a_body_that_says_it_is_above_the_limit_is_not_waited_for() -> None:
-    sent: list[Message] = []
-
-    async def receive() -> Message:
-        raise AssertionError("nothing of it is read")
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    length = str(FRAME_BYTES_MAX + 1).encode()
-    path = "/v1/sessions/s1/chunks"
-    app = make_app()
-    await app(
-        {
-            "type": "http",
-            "method": "POST",
-            "path": path,
-            "headers": [(b"content-length", length)],
-            "query_string": b"",
-        },
-        receive,
-        send,
-    )
-    await app.stop()
-    assert (sent[0]["status"], json.loads(sent[1]["body"])["code"]) == (413, "frame_too_large")
-
-
-@pytest.mark.parametrize("path", ["chunks", "answer", "events", "poll"])
-async def test_a_body_that_is_compressed_is_refused_with_what_is_taken(path: str) -> None:
-    async with called(make_app([text("hi")])) as client:
-        assert (await post(client, chunk())).status_code == 200
-        body = gzip.compress(json.dumps(chunk()).encode())
-        told = await client.post(
-            f"/v1/sessions/s1/{path}", content=body, headers={**KEYS, "content-encoding": "gzip"}
-        )
-        assert (told.status_code, told.json()["code"]) == (415, "unsupported_media_type")
-        assert told.headers["accept-encoding"] == "identity"
-        assert "Content-Encoding" in told.json()["next"]
-        plain = await post(client, chunk(), **{"content-encoding": "identity"})
-        assert (plain.status_code, plain.headers["x-midstream-replayed"]) == (200, "true")
-
-
-async def test_a_body_that_does_not_arrive_is_not_waited_for_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(http_module, "BODY_S", 0.05)
-
-    async def half() -> AsyncIterator[bytes]:
-        yield b'{"type":'
-        await asyncio.Event().wait()
-
-    app = make_app()
-    async with called(app) as client:
-        answer = await asyncio.wait_for(
-            client.post("/v1/sessions/s1/chunks", content=half(), headers=KEYS), WAIT_S
-        )
-        assert (answer.status_code, answer.json()["code"]) == (503, "connection_lost")
-        assert (await client.get("/v1/sessions")).json()["sessions"] == []
 
 
 STORE_ERRORS = [

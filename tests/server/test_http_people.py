@@ -11,13 +11,7 @@ from midstream.errors import (
 from midstream.runtime.runner import Runner
 from midstream.testing.models import Gate, Step, calls, text
 from midstream.tools import tool
-from tests.server.serving import (
-    WAIT_S,
-    called,
-    chunk,
-    make_app,
-)
-from tests.server.test_http import post
+from tests.server.serving import WAIT_S, called, chunk, make_app, post
 
 
 @tool(needs_approval=True)

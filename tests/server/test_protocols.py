@@ -20,7 +20,7 @@ import websockets
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from midstream.server import protocols
+from midstream.server import bodies, protocols
 from midstream.server.protocols import HELD_BYTES_MAX, WEBSOCKETS, PlainHttp, WebSockets
 from midstream.testing.models import Stall, text
 from tests.server.serving import WAIT_S, chunk, make_app, served
@@ -190,6 +190,53 @@ async def test_headers_that_do_not_come_are_not_waited_for_for_ever(
         with contextlib.suppress(ConnectionResetError):  # what came after the end is answered so
             assert await asyncio.wait_for(reader.read(), WAIT_S) == b""
         writer.close()
+
+
+POST = b"POST /v1/sessions/s1/chunks HTTP/1.1\r\nhost: localhost\r\ncontent-length: 15\r\n\r\n"
+"""The head of a chunk."""
+
+
+@pytest.mark.parametrize("pieces", [[POST, b"{}"], [POST + b"{}"]])
+async def test_a_body_that_does_not_come_with_its_head_is_not_waited_for_for_ever(
+    pieces: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "BODY_S", 0.05)
+    async with served(make_app()) as server:
+        reader, writer = await asyncio.open_connection(*server.url.removeprefix("http://").split(":"))
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), WAIT_S)
+        assert head.startswith(b"HTTP/1.1 503 ")
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("pieces", "is_whole"),
+    [([POST + b'{"type":"ping"}'], True), ([POST, b'{"type":"ping"}'], False), ([POST + b"{", b'"'], False)],
+)
+async def test_an_app_knows_of_a_body_that_has_come_with_its_head(
+    pieces: list[bytes],
+    is_whole: bool,  # noqa: FBT001 - a case
+) -> None:
+    known: list[bool] = []
+
+    async def app(scope: Scope, _receive: Receive, send: Send) -> None:
+        known.append(bodies.WHOLE in scope)
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    config = uvicorn.Config(app, lifespan="off", log_config=None)
+    config.load()
+    protocol = PlainHttp(config, ServerState(), {})
+    line = Line()
+    line.set_protocol(protocol)
+    protocol.connection_made(line)
+    for piece in pieces:
+        protocol.data_received(piece)
+    await asyncio.wait_for(asyncio.gather(*protocol.tasks), WAIT_S)
+    assert known == [is_whole]
+    protocol.connection_lost(None)
 
 
 async def test_trailers_without_an_end_are_not_waited_for_either() -> None:

@@ -589,9 +589,10 @@ def _bounds(records: Sequence[tuple[EventId, bytes]]) -> tuple[int, int]:
 def digest_shown(session: Session, shown: Open) -> str:
     """Return the digest of the secret that a client shows: of the old one where its stream was opened with that."""
     known = session.streams.get(shown.stream)
-    before = secret_digest_of(shown.old_secret)
-    if known and shown.old_secret and hmac.compare_digest(known.secret_digest, before):
-        return before
+    if known and shown.old_secret:
+        before = secret_digest_of(shown.old_secret)
+        if hmac.compare_digest(known.secret_digest, before):
+            return before
     return secret_digest_of(shown.secret)
 
 

@@ -255,15 +255,17 @@ class Runner:
             except MidstreamError as error:
                 self._fail(error)
 
-    async def decide(self, command: Command | Received) -> int:
+    def decide(self, command: Command | Received) -> asyncio.Future[int]:
         """Decide a command here: what another process was asked also while new ones from outside are refused.
+
+        The future has the journal's end once all it caused is durable.
 
         Raises:
             MidstreamError: See `submit`; `LeaseHeldError` where another process owns the session by now.
         """
         if self._suspension is not None:
             raise self._suspension
-        return await self._post(sessions.limited(command, self._agent.turn_s))
+        return self._post(sessions.limited(command, self._agent.turn_s))
 
     @contextlib.contextmanager
     def suspended(self, why: str) -> Iterator[None]:
@@ -430,14 +432,15 @@ class Runner:
 
     # --- the loop ---------------------------------------------------------------------------------------------
 
-    async def _post(
+    def _post(
         self, command: Command | Received | Effect | None, reporter: asyncio.Task[None] | None = None
-    ) -> int:
+    ) -> asyncio.Future[int]:
+        """Put a command into the mailbox; the future has the journal's end once all it caused is durable."""
         if self._failed is not None:
             raise self._failed
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._mailbox.put(Envelope(command, done, reporter))
-        return await done
+        return done
 
     async def _hand_over(self, command: Command | Received) -> int:
         """Let the owner decide it; return once what it caused can be read here too."""

@@ -13,9 +13,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from midstream.errors import AccessError, MalformedFrameError, SessionNotFoundError
+from midstream.server.bodies import body_of
 from midstream.server.door import Door
 from midstream.server.guards import page_of
-from midstream.server.http import NO_STORE, body_of
+from midstream.server.http import NO_STORE
 from midstream.server.judge import cookie_name, cookie_of
 from midstream.server.passes import COOKIE_S, LOGIN_LINK_S, TICKET_S, Kind
 from midstream.server.rights import Owner

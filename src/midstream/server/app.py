@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Never
 
 from starlette.exceptions import HTTPException
-from starlette.routing import Match, Route, Router, WebSocketRoute
+from starlette.routing import BaseRoute, Match, Route, Router, WebSocketRoute
 from starlette.types import Message, Receive, Scope, Send
 
 from midstream.core.retention import Retention
@@ -25,9 +25,10 @@ from midstream.runtime.host import Host
 from midstream.runtime.observing import Observer
 from midstream.server.access import Access
 from midstream.server.access_routes import AccessRoutes
+from midstream.server.chunks import ChunksEndpoint
 from midstream.server.connection import Connections
 from midstream.server.cors import Cors
-from midstream.server.door import Door
+from midstream.server.door import SESSION_PATH, Door, path_of
 from midstream.server.guards import origins_of
 from midstream.server.http import EventsEndpoint, HttpEndpoints, StreamCutError
 from midstream.server.lifespan import live
@@ -47,6 +48,8 @@ from midstream.world import World
 
 _NO_HANDLERS: tuple[dict[Never, Never], dict[Never, Never]] = ({}, {})
 """Errors come to the app and not to the handlers of one that mounts it."""
+_ONE = "/v1/sessions/{session_id}"
+"""The address of one session."""
 GRACE_S = 5.0
 """Seconds that running tools have to end when the app is stopped."""
 
@@ -244,29 +247,51 @@ class App:
             await self._cors.allow(send)
             return
         await self.start()
-        scope = await self.door.admit(scope)
+        scope = await self.door.admit(scope)  # and not the former one besides: a stream lasts
         with await unlock_for(self.host, scope) as held:
-            ours: Scope = {"app": self, HELD: held, "starlette.exception_handlers": _NO_HANDLERS}
-            scope = {**scope, **ours}  # and not the former one besides: a stream lasts
+            scope["app"], scope[HELD], scope["starlette.exception_handlers"] = self, held, _NO_HANDLERS
             await self._router(scope, receive, send)
 
 
-def _router_of(host: Host, connections: Connections, door: Door) -> Router:
-    one = "/v1/sessions/{session_id}"
+class _Routes(Router):
+    """Looks up at once what is asked of a session, by what stands behind its name; all else route by route."""
+
+    def __init__(self, routes: Sequence[BaseRoute]) -> None:
+        super().__init__(routes, redirect_slashes=False, default=_not_found)
+        self._of_session = {
+            (method, what): route.app
+            for route in routes
+            if isinstance(route, Route) and route.path.startswith(_ONE)
+            for method in route.methods or ()
+            if "{" not in (what := route.path.removeprefix(_ONE))
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = SESSION_PATH.fullmatch(path_of(scope)) if scope["type"] == "http" else None
+        app = self._of_session.get((scope["method"], found["what"] or "")) if found else None
+        if found is None or app is None:
+            await super().__call__(scope, receive, send)
+            return
+        scope["path_params"] = {"session_id": found["session"]}
+        await app(scope, receive, send)
+
+
+def _router_of(host: Host, connections: Connections, door: Door) -> _Routes:
     events = EventsEndpoint(host, connections)
     stream = WebSocketEndpoint(host, connections)
     routes = [
         *HttpEndpoints(host, connections).routes(),
         *(AccessRoutes(door).routes() if door.access is not None else ()),
         *ViewerRoutes(host, door).routes(),
-        Route(f"{one}/events", events, methods=["GET", "POST"]),
-        Route(f"{one}/poll", PollEndpoint(host, connections), methods=["GET", "POST"]),
-        WebSocketRoute(f"{one}/stream", stream),
+        Route(f"{_ONE}/chunks", ChunksEndpoint(host, connections), methods=["POST"]),
+        Route(f"{_ONE}/events", events, methods=["GET", "POST"]),
+        Route(f"{_ONE}/poll", PollEndpoint(host, connections), methods=["GET", "POST"]),
+        WebSocketRoute(f"{_ONE}/stream", stream),
         *ProbeEndpoints(host.world).routes(),
         openapi_route(),
         *page_routes(),
     ]
-    return Router(routes, redirect_slashes=False, default=_not_found)
+    return _Routes(routes)
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 - ASGI's shape

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from itertools import chain
 from urllib.parse import parse_qsl
 
 from starlette.exceptions import HTTPException
@@ -97,7 +98,7 @@ class Door:
             LimitReachedError: Its address asks too often.
             HTTPException: Its headers are too large, or its path is none.
         """
-        size = sum(len(name) + len(value) for name, value in scope["headers"])
+        size = sum(map(len, chain.from_iterable(scope["headers"])))
         if size > self._limits.header_bytes_max > 0:
             raise HTTPException(
                 431, f"the headers of a request have {self._limits.header_bytes_max} bytes at most"
@@ -109,17 +110,16 @@ class Door:
         self._counters.requests.count(address_of(scope))
 
     async def admit(self, scope: Scope) -> Scope:
-        """Return the scope to serve, with its visit.
+        """Return the scope to serve, a copy, with its visit.
 
         Raises:
             MidstreamError: It is refused.
         """
         address = address_of(scope)
-        path = path_of(scope)
-        if self.access is None or _OPEN.fullmatch(path):
+        if self.access is None or _OPEN.fullmatch(path_of(scope)):
             check_intent(scope)
             return {**scope, VISIT: Stranger(self._counters, address)}
-        return await self._known(scope, path, address)
+        return await self._known(scope, path_of(scope), address)
 
     async def subject_of(self, scope: Scope) -> Subject:
         """Return who makes a request, by anything but a ticket.

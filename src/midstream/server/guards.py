@@ -150,4 +150,4 @@ class HostGuard:
 def _header(scope: Scope, name: bytes) -> str:
     """Return a header's value; "" where it is missing. Two of them are as foreign as any other wrong value."""
     values: list[bytes] = [value for key, value in scope["headers"] if key == name]
-    return b",".join(values).decode("latin-1")
+    return b",".join(values).decode("latin-1") if values else ""

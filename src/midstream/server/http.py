@@ -6,8 +6,7 @@ WebSocket, as a plain ASGI callable.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import suppress
 from itertools import count
 
@@ -15,22 +14,16 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from midstream.core.blobs import is_digest
 from midstream.core.frames import (
-    FRAME_BYTES_MAX,
     REASON_CHARS_MAX,
-    Ack,
     AnswerPayload,
-    Chunk,
-    Close,
-    Heartbeat,
     Open,
-    Ping,
     decode_client,
     encode,
 )
@@ -39,14 +32,12 @@ from midstream.core.parts import PART_MARK
 from midstream.core.questions import Question, questions_of
 from midstream.core.records import encode as encode_record
 from midstream.core.records import is_pruned, salvaged
-from midstream.core.server_stream import Wire, answer_of, digest_shown, read_chunk, waiting_on
+from midstream.core.server_stream import Wire, answer_of
 from midstream.core.sse import event_of_frame, events_of_records
 from midstream.core.turn import Cancel, Resume, Withdraw
 from midstream.errors import (
-    ConnectionLostError,
     DrainingError,
     EventGoneError,
-    FrameTooLargeError,
     MalformedFrameError,
     NotFoundError,
     RecoveringError,
@@ -56,19 +47,17 @@ from midstream.errors import (
 )
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
-from midstream.server.connection import Connection, Connections, is_played_back
-from midstream.server.identity import Speaker, connection_name_of, open_of, speaker_of
+from midstream.server.bodies import body_of
+from midstream.server.connection import Connection, Connections
+from midstream.server.identity import connection_name_of, open_of
 from midstream.server.problems import Progress, problem_of, response_of
 from midstream.server.snapshot import SNAPSHOT_BYTES_MAX, body_within, snapshot_of
 from midstream.server.subjects import Action
-from midstream.server.unlocking import on_the_beat, shown_in, stream_digest_of, unlock, unlock_at_once
+from midstream.server.unlocking import on_the_beat, shown_in, unlock_at_once
 from midstream.server.visits import Visitor, visitor_of
 from midstream.store.contract import LOCKED, RUNNING, WAITING, SessionInfo, Stored
 from midstream.version import __version__
-from midstream.world import Fault
 
-BODY_S = 30.0
-"""Seconds for the body of one chunk: 1 MiB over a bad mobile network."""
 SESSIONS_PER_PAGE = 50
 SESSIONS_PER_PAGE_MAX = 200
 QUESTIONS_MAX = 500
@@ -132,10 +121,9 @@ class HttpEndpoints:
         self._connections = connections
 
     def routes(self) -> list[Route]:
-        """Return the routes, for a router, which looks at one after the other: what is asked most comes first."""
+        """Return the routes."""
         one = "/v1/sessions/{session_id}"
         return [
-            Route(f"{one}/chunks", _Answered(self.chunks), methods=["POST"]),
             Route("/health", self.health, methods=["GET"]),
             Route("/ready", self.ready, methods=["GET"]),
             Route("/v1/questions", self.questions, methods=["GET"]),
@@ -318,77 +306,6 @@ class HttpEndpoints:
         await runner.submit(Withdraw(number))
         return _accepted(runner)
 
-    async def chunks(self, request: Request) -> Response:
-        """Take one frame of a client, which is the way up of a stream over plain HTTP.
-
-        A chunk is answered with its ack, a ping with a heartbeat, a close with nothing (STREAM-39).
-        """
-        session_id = request.path_params["session_id"]
-        frame, by = decode_client(await body_of(request)), speaker_of(request)
-        match frame:
-            case Chunk():
-                return await self._chunk(session_id, frame, by, request)
-            case Ping():
-                if by.stream:  # a stream may be open in a session in which nothing was said yet
-                    await visitor_of(request.scope).require(Action.SPEAK)
-                with await unlock(self._host, session_id, shown_in(request), Action.READ):
-                    runner = await self._host.session(session_id, create=bool(by.stream))
-                    waits_on = waiting_on(runner.state, self._host.children_wait_for(session_id))
-                    return _raw_json(encode(Heartbeat(str(runner.newest), waits_on)))
-            case Close():
-                if by.stream:
-                    await visitor_of(request.scope).require(Action.SPEAK)
-                with await unlock(self._host, session_id, shown_in(request), Action.READ):
-                    self._connections.hang_up((session_id, by.stream), by.connection, by.secret)
-                return Response(status_code=204, headers=NO_STORE)
-            case _:
-                raise MalformedFrameError(
-                    "the body of this request is a `chunk`, a `ping` or a `close`; a GET opens"
-                )
-
-    async def _chunk(self, session_id: str, frame: Chunk, by: Speaker, request: Request) -> Response:
-        if not by.stream or not by.secret:
-            raise MalformedFrameError(
-                "a chunk needs the headers `x-idempotency-key` and `x-idempotent-encryption-key`"
-            )
-        chunk = read_chunk(frame, stream=by.stream, secret_digest="", cancel_after_s=by.cancel_after_s)
-        visitor = visitor_of(request.scope)
-        is_first = chunk.seqno == 0
-        if is_first:
-            await visitor.begin()
-        else:
-            await visitor.require_there(Action.SPEAK)
-        shown = shown_in(request)
-        with await unlock(self._host, session_id, shown, Action.SPEAK, begins=is_first) as held:
-            if by.connection:
-                self._connections.check((session_id, by.stream), by.connection)
-            # A later one may overtake the first, also on its way to another server: it is told which is expected.
-            runner = await self._host.session(session_id, create=True)
-            opening = Open(by.stream, shown.secret, old_secret=shown.old_secret)
-            digest = stream_digest_of(held) or digest_shown(runner.state, opening)
-            chunk = msgspec.structs.replace(chunk, secret_digest=digest, connection=by.number)
-            is_replayed = is_played_back(runner.state, chunk)
-            if not is_replayed:
-                visitor.speak(chunk.command)
-            most = self._connections.told(session_id, by.connection).in_flight_max
-            with self._connections.under_way((session_id, by.stream), chunk.seqno, most=most):
-                await runner.submit(chunk)
-        self._host.world.reach(Fault.BEFORE_ACK)
-        headers = {"x-midstream-replayed": "true"} if is_replayed else {}
-        return _raw_json(encode(Ack(chunk.seqno)), headers=headers)
-
-
-class _Answered:
-    """An endpoint as a plain ASGI callable, for what is asked often: nothing looks for handlers of its errors."""
-
-    def __init__(self, answer: Callable[[Request], Awaitable[Response]]) -> None:
-        self._answer = answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        response = await self._answer(Request(scope, receive))
-        await response(scope, receive, send)
-
 
 class SseTransport:
     """Frames as server-sent events in the body of one answer; the way up is `POST …/chunks`."""
@@ -468,35 +385,6 @@ async def opening_of(request: Request) -> Open:
     if request.method != "GET":
         raise HTTPException(405, headers={"allow": "GET, POST"})
     return open_of(request)
-
-
-async def body_of(request: Request) -> bytes:
-    """Read a body, and not more of it than a frame may have.
-
-    Raises:
-        FrameTooLargeError: The rest of it was not read.
-        ConnectionLostError: It did not come whole in `BODY_S`.
-        HTTPException: It is compressed: so little could become so much.
-    """
-    if request.headers.get("content-encoding", "identity").strip().lower() not in {"", "identity"}:
-        raise HTTPException(415, "bodies are not compressed here", headers={"accept-encoding": "identity"})
-    announced = request.headers.get("content-length", "0")
-    if announced.isdecimal() and int(announced[:20]) > FRAME_BYTES_MAX:
-        raise FrameTooLargeError(f"a frame has {FRAME_BYTES_MAX} bytes at most")
-    pieces: list[bytes] = []
-    size = 0
-    try:
-        async with asyncio.timeout(BODY_S):
-            async for piece in request.stream():
-                size += len(piece)
-                if size > FRAME_BYTES_MAX:
-                    raise FrameTooLargeError(f"a frame has {FRAME_BYTES_MAX} bytes at most")
-                pieces.append(piece)
-    except TimeoutError as error:
-        raise ConnectionLostError(f"the chunk did not arrive within {BODY_S:g} s") from error
-    except ClientDisconnect as error:
-        raise ConnectionLostError("the client went before its chunk was whole") from error
-    return b"".join(pieces)
 
 
 def number_of(request: HTTPConnection, name: str, *, least: int = 0, most: int = 2**53) -> int | None:

@@ -88,8 +88,10 @@ class Rate:
         Raises:
             LimitReachedError: Not now. Nothing was counted.
         """
+        if not self._most or not caller:
+            return
         over = self._level_of(caller) + amount - self._most
-        if not self._most or not caller or over <= 0:
+        if over <= 0:
             return
         period = "hour" if self._within_s == HOUR_S else "minute"
         message = f"more than {self._most} {self._what} in one {period}"

@@ -16,7 +16,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from midstream.core.sse import ServerSentEvent, encode
 from midstream.errors import OverloadedError
-from midstream.server.http import SSE_HEADERS, body_of, number_of
+from midstream.server.bodies import body_of
+from midstream.server.http import SSE_HEADERS, number_of
 from midstream.server.poll import POLL_HEADERS
 from midstream.world import World
 

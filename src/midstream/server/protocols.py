@@ -27,6 +27,7 @@ from websockets.http11 import Response
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
+from midstream.server.bodies import WHOLE
 from midstream.server.problems import MEDIA_TYPE, Problem, internal_problem, problem_of_http
 
 try:
@@ -89,6 +90,8 @@ class PlainHttp(HttpProtocol):
             if begun.scope["http_version"] == "1.0":
                 begun.transport = _Unframed(begun)
             begun.transport = _HeadFirst(begun)
+            if not begun.more_body:
+                begun.scope[WHOLE] = True
         if begun is None or begun.response_complete:
             self._watch()
             return
