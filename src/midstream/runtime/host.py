@@ -216,15 +216,16 @@ class Host:
         )
 
     async def give_up(self, session_id: str) -> None:
-        """Let go of an idle session that another process is to delete.
+        """Let go of an idle session that another process is to delete; its readers are told once it has done so.
 
         Raises:
             SessionBusyError: A turn is running. Nothing was changed.
         """
         runner = await self.session(session_id)
-        await runner.retire()
-        self._awake.pop(session_id, None)
-        await runner.hand_on()
+        await runner.let_go()
+        if runner.is_idle:  # nobody here reads it: nothing of what is deleted stays in memory
+            self._awake.pop(session_id, None)
+            await runner.sleep()
 
     def followed(self) -> Mapping[str, int]:
         """Return the sessions that have readers here and may grow elsewhere, with the ends known here."""

@@ -50,7 +50,6 @@ from midstream.errors import (
     LeaseHeldError,
     MidstreamError,
     SessionBusyError,
-    SessionNotFoundError,
     StoreDamagedError,
     UnavailableError,
 )
@@ -284,17 +283,29 @@ class Runner:
         await self.close(DrainingError("this session went to sleep: reconnect to wake it"))
         await self._journal.release()
 
-    async def retire(self) -> None:
-        """End an idle session for good, so that it can be deleted.
+    async def let_go(self) -> None:
+        """Give an idle session up for another process to delete it. Readers stay, and follow what becomes of it.
+
+        They are told nothing that might not come true: where it is deleted, `refresh` finds that; where it is not, it
+        is nobody's, and whoever is asked for something next claims it.
 
         Raises:
             SessionBusyError: A turn is running. Nothing was changed.
+            LeaseHeldError: Another living process has it by now. Nothing was changed.
+            UnavailableError: The store is busy or full. It is this process's still: it may be used, or let go again.
         """
-        self.refuse_while_running()
-        await self.close(SessionNotFoundError(f"session {self.session_id!r} was deleted"))
+        async with self._unclaimed:  # a command that comes meanwhile waits, and then claims it anew
+            self.refuse_while_running()
+            self._has_begun = False
+            await self._journal.disown(at=self._world.now())
+        self._on_followed()
 
     def refuse_while_running(self) -> None:
-        """Raise what `retire` would raise."""
+        """Refuse to end a session in which a turn is open, or about to be.
+
+        Raises:
+            SessionBusyError: It is.
+        """
         if self._is_busy or self.state.rests_on_people:
             raise SessionBusyError(f"a turn of session {self.session_id!r} is running: cancel it first")
 
