@@ -178,6 +178,28 @@ async def test_a_store_that_refuses_has_deleted_nothing_and_nobody_is_told_other
 
 
 @spec("STREAM-68")
+async def test_of_two_deletions_at_once_one_is_refused_and_lets_nothing_begin_meanwhile() -> None:
+    store = Refusing(MemoryStore())
+    async with served(make_app([text("hello")] * 2, store=store)) as server:
+        assert (
+            await server.http.post("/v1/sessions/s1/chunks", json=chunk(), headers=KEYS)
+        ).status_code == 200
+        await _ended(server)
+        store.is_busy = True
+        deleting = asyncio.create_task(server.http.delete("/v1/sessions/s1"))
+        async with asyncio.timeout(WAIT_S):
+            await store.was_asked.wait()
+        second = await server.http.delete("/v1/sessions/s1")
+        assert (second.status_code, second.json()["code"]) == (503, "unavailable")
+        waiting = await server.http.post("/v1/sessions/s1/chunks", json=chunk(), headers=OTHER_KEYS)
+        assert (waiting.status_code, waiting.json()["code"]) == (503, "unavailable"), "the first one lasts"
+        store.may_answer.set()
+        assert (await deleting).json()["code"] == "store_busy"
+        store.is_busy = False
+        assert (await server.http.delete("/v1/sessions/s1")).status_code == 204
+
+
+@spec("STREAM-68")
 async def test_readers_of_the_owner_are_told_once_another_process_has_deleted(tmp_path: Path) -> None:
     store = RefusingWhatIsFree(SQLiteStore(tmp_path / "m.db"))
     async with (

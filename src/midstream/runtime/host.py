@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 from collections.abc import Iterator, Mapping
@@ -126,6 +125,8 @@ class Host:
         self._caretaker = Caretaker(self, store, self.world, retention)
         self.locks = Locks(self, store.escrow, self.world) if isinstance(store, Escrowed) else None
         """Opens sessions for those who show their secrets; None where no client holds a key."""
+        self._deleting: set[str] = set()
+        """The roots of the families of sessions of which one is being deleted."""
         self._locked: dict[str, int] = {}
         """Epochs of the sessions whose open turns wait for their clients."""
         self._is_started = False
@@ -326,7 +327,8 @@ class Host:
             SessionNotFoundError: No such session.
             SessionBusyError: A turn is running, in it or in a sub-agent. Nothing was changed.
             LeaseHeldError: It is locked here, and another process works on it. Nothing was changed.
-            UnavailableError: The process that owns it does not answer, or another one was faster. Nothing was changed.
+            UnavailableError: It is being deleted here already; or the process that owns it does not answer, or
+                another one was faster. Nothing was changed.
         """
         try:
             await self.session(session_id)
@@ -334,21 +336,34 @@ class Host:
             await self.store.delete(session_id)  # nobody works on it here, and it need not be read for that
             self._locked.pop(session_id, None)
             return
-        family = self._awake_with_children(session_id)
-        for runner in family:
+        self.refuse_while_deleting(session_id)
+        for runner in self._awake_with_children(session_id):
             runner.refuse_while_running()
-        # Deleted first, told then: a store that refuses has changed nothing, and nobody has heard of anything.
-        with contextlib.ExitStack() as suspended:
-            for runner in family:
-                suspended.enter_context(runner.suspended(f"session {session_id!r} is being deleted"))
-            try:
-                await self._delete(session_id)
-            except MidstreamError:
-                raise
-            except BaseException:  # whether it is gone is not known: whoever reads looks again
-                await self._let_go_of(session_id, UnavailableError(f"session {session_id!r} may be deleted"))
-                raise
-            await self._let_go_of(session_id, SessionNotFoundError(f"session {session_id!r} was deleted"))
+        self._deleting.add(root_of(session_id))
+        try:
+            await self._delete_and_tell(session_id)
+        finally:
+            self._deleting.discard(root_of(session_id))
+
+    def refuse_while_deleting(self, session_id: str) -> None:
+        """Let nothing begin in a family of sessions of which one is being deleted here. Readers hear nothing.
+
+        Raises:
+            UnavailableError: One is.
+        """
+        if root_of(session_id) in self._deleting:
+            raise UnavailableError(f"session {session_id!r} is being deleted", retry_after_s=1.0)
+
+    async def _delete_and_tell(self, session_id: str) -> None:
+        # In this order: a store that refuses has changed nothing, and nobody has heard of anything.
+        try:
+            await self._delete(session_id)
+        except MidstreamError:
+            raise
+        except BaseException:  # whether it is gone is not known: whoever reads looks again
+            await self._let_go_of(session_id, UnavailableError(f"session {session_id!r} may be deleted"))
+            raise
+        await self._let_go_of(session_id, SessionNotFoundError(f"session {session_id!r} was deleted"))
 
     async def _let_go_of(self, session_id: str, error: MidstreamError) -> None:
         """End a session and its sub-agents here, those that were asked for in the meantime too."""

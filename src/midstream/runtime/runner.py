@@ -10,10 +10,9 @@ Order law: append, then ack; append, then publish; append the intent, then act.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Protocol
@@ -83,6 +82,13 @@ class Family(Nursery, Protocol):
     async def is_wanted(self, parent: Parent) -> bool:
         """Whether the call is still open whose work a child session does."""
 
+    def refuse_while_deleting(self, session_id: str) -> None:
+        """Take no command of anybody while a session, or one that it is part of, is being deleted.
+
+        Raises:
+            UnavailableError: It is.
+        """
+
 
 class Runner:
     """A session that is awake in this process."""
@@ -118,8 +124,6 @@ class Runner:
         self._task: asyncio.Task[None] | None = None
         self._failed: MidstreamError | None = None
         self._parted: MidstreamError | None = None
-        self._suspension: MidstreamError | None = None
-        """What whoever asks for something is told meanwhile; see `suspended`."""
         self._is_quiescing = False
         self._is_patient = False
         """While quiescing: whether a model call that runs may go on to its end."""
@@ -258,20 +262,11 @@ class Runner:
         """Decide a command here: what another process was asked also while new ones from outside are refused.
 
         Raises:
-            MidstreamError: See `submit`; `LeaseHeldError` where another process owns the session by now.
+            MidstreamError: See `submit`; `LeaseHeldError` where another process owns the session by now,
+                `UnavailableError` while it is being deleted here.
         """
-        if self._suspension is not None:
-            raise self._suspension
+        self._family.refuse_while_deleting(self.session_id)
         return await self._post(sessions.limited(command, self._agent.turn_s))
-
-    @contextlib.contextmanager
-    def suspended(self, why: str) -> Iterator[None]:
-        """Take no command of anybody inside: what becomes of an idle session is being decided. Readers hear nothing."""
-        self._suspension = UnavailableError(why, retry_after_s=1.0)
-        try:
-            yield
-        finally:
-            self._suspension = None
 
     def part(self, error: MidstreamError) -> None:
         """Send the readers away with `error` and refuse new commands from outside; the turn goes on."""
