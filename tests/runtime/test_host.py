@@ -259,7 +259,7 @@ async def test_what_another_process_appended_is_seen_and_gone_on_from() -> None:
 
 async def test_what_wakes_while_it_is_being_deleted_begins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_module, "SESSIONS_AWAKE_MAX", 1)
-    store = SlowToDelete(MemoryStore())
+    store = SlowTo("delete", MemoryStore())
     host = await _started(Host(Agent(ScriptedModel([text("a")])), store))
     await run_turn(host, "s", "one")
     deleting = asyncio.ensure_future(host.delete("s"))
@@ -277,16 +277,35 @@ async def test_what_wakes_while_it_is_being_deleted_begins_nothing(monkeypatch: 
     await host.stop()
 
 
-class SlowToDelete(StoreInFront):
-    def __init__(self, store: Store) -> None:
+class SlowTo(StoreInFront):
+    """A store that lets an operation wait."""
+
+    def __init__(self, operation: str, store: Store) -> None:
         super().__init__(store)
         self.was_asked = asyncio.Event()
         self.may_go_on = asyncio.Event()
+        self._operation = operation
 
     async def asked(self, operation: str, session: str) -> None:
-        if operation == "delete":
+        if operation == self._operation:
             self.was_asked.set()
             await self.may_go_on.wait()
+
+
+async def test_a_host_that_is_stopped_while_it_opens_its_store_leaves_nothing_open() -> None:
+    behind = MemoryStore()
+    store = SlowTo("open", behind)
+    host = Host(Agent(ScriptedModel([])), store)
+    starting = asyncio.ensure_future(host.start())
+    await store.was_asked.wait()
+    await host.stop()
+    store.may_go_on.set()
+    with pytest.raises(DrainingError):
+        await starting
+    assert behind.owner == ""
+    with pytest.raises(DrainingError):
+        await host.start()
+    assert behind.owner == ""
 
 
 async def test_a_session_deleted_by_another_process_begins_anew() -> None:

@@ -138,11 +138,13 @@ class Host:
         Calling it again is harmless.
 
         Raises:
+            DrainingError: It was stopped. Nothing is open, nor left open.
             ToolDefinitionError: A tool is to write in the store's transactions, and this store has none for tools.
             StoreBusyError, StoreFullError, StoreDamagedError: The store cannot be opened. Nothing was changed.
         """
         if self._is_started:
             return
+        self._refuse_when_stopped()
         if not isinstance(self.store, Transactional) and (names := sorted(_within(self.agent))):
             message = (
                 f"tools with on_doubt='in_transaction' need a store such as SQLiteStore: {', '.join(names)}"
@@ -151,6 +153,11 @@ class Host:
         self._is_started = True
         try:
             await self.store.open()
+            self._refuse_when_stopped()
+        except DrainingError:  # stopped meanwhile, when nothing was there to be closed
+            self._is_started = False
+            await self.store.close()
+            raise
         except MidstreamError:
             self._is_started = False  # the next call tries again
             raise
@@ -158,6 +165,10 @@ class Host:
         self._caretaker.start()
         if self.locks is not None:
             self.locks.start()
+
+    def _refuse_when_stopped(self) -> None:
+        if self._is_stopped:
+            raise _draining()
 
     async def recovered(self) -> None:
         """Wait until start-up recovery has ended (its failures are counted in `recovery`)."""
@@ -418,9 +429,11 @@ class Host:
         if self.locks is not None:
             await self.locks.stop()
         self._awake.clear()
-        await self._close_sources()
         if self._is_started:
-            await self.store.close()
+            await (
+                self.store.close()
+            )  # first: tool servers may take longer than whoever ends this process waits
+        await self._close_sources()
 
     async def _close_sources(self) -> None:
         """Let go of the tool servers of the agent and its sub-agents, all at once and within `SOURCES_CLOSE_S`."""
